@@ -1,0 +1,1 @@
+"""Fused and reference operations, one subject a file."""

@@ -1,0 +1,28 @@
+"""Products with a weight [out, in], and its gradient accumulated in a wider type."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def linear(x: Tensor, w: Tensor) -> Tensor:
+    """x [T, in] times the transposed weight: [T, out]."""
+    return F.linear(x, w)
+
+
+def linear_backward_input(dy: Tensor, w: Tensor) -> Tensor:
+    """The gradient [T, in] of the input."""
+    return dy @ w
+
+
+def accumulate_weight_grad(acc: Tensor, dy: Tensor, x: Tensor) -> None:
+    """acc [out, in] += dy.T @ x in place; acc is float32, or float64 for float64 inputs.
+
+    16-bit inputs are never rounded to 16 bits in between: CUDA multiplies them into the float32 sum.
+    """
+    if acc.dtype == x.dtype:
+        acc.addmm_(dy.t(), x)
+    elif x.is_cuda:
+        torch.addmm(acc, dy.t(), x, out_dtype=acc.dtype, out=acc)
+    else:  # the CPU has no product of mixed types
+        acc.addmm_(dy.t().to(acc.dtype), x.to(acc.dtype))

@@ -1,0 +1,1 @@
+"""Native model definitions: specs, layers, weights, presets."""

@@ -1,0 +1,138 @@
+"""Generation with a cache of keys and values, for a batch of prompts of different lengths."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rptrain.errors import UserError
+from rptrain.kernels.attention import attention
+from rptrain.kernels.reference import wide
+from rptrain.models import rope
+from rptrain.models.spec import MicroBatch, ModelSpec
+
+Weights = Callable[[int], Mapping[str, Tensor]]  # a unit's parameters by name
+
+
+def generate(
+    spec: ModelSpec,
+    weights: Weights,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    eos_ids: Collection[int] = (),
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> list[list[int]]:
+    """The tokens that follow each prompt, the end-of-sequence token included where one came.
+
+    Greedy at temperature 0, else sampled; runs on the weights' device in their dtype. A prompt that is empty
+    or holds a token outside the vocabulary is a UserError.
+    """
+    for number, prompt in enumerate(prompts, 1):
+        if not prompt:
+            raise UserError(f"prompt {number} is empty")
+        if min(prompt) < 0 or max(prompt) >= spec.vocab_size:
+            raise UserError(f"prompt {number} holds tokens outside the vocabulary of {spec.vocab_size}")
+    answers: list[list[int]] = [[] for _ in prompts]
+    if not prompts or max_new_tokens < 1:
+        return answers
+    table = weights(0)["embed"]
+    generator = torch.Generator(table.device).manual_seed(seed)
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=table.device)
+    cache = Cache(spec, lengths, max_new_tokens, table.dtype)
+    tokens = torch.tensor([token for prompt in prompts for token in prompt], device=table.device)
+    last = _forward(spec, weights, table[tokens], cache.prefill())[lengths.cumsum(0) - 1]
+    running = set(range(len(prompts)))
+    for step in range(max_new_tokens):
+        if step:
+            last = _forward(spec, weights, table[tokens], cache.advance())
+        tokens = _choose(spec.head.logits(_head_weights(spec, weights), last), temperature, generator)
+        for index, token in enumerate(tokens.tolist()):
+            if index in running:
+                answers[index].append(token)
+                if token in eos_ids:
+                    running.remove(index)
+        if not running:
+            break
+    return answers
+
+
+class Cache:
+    """Keys and values [B, longest, K, C] of every block, and where the current tokens stand in them.
+
+    Prompts are prefilled as documents of one packed row; after that, each sequence adds one token a step.
+    """
+
+    def __init__(self, spec: ModelSpec, lengths: Tensor, new_tokens: int, dtype: torch.dtype):
+        longest = int(lengths.max()) + new_tokens
+        block = spec.layers[0]
+        shape = (len(spec.layers), 2, len(lengths), longest, block.kv_heads, block.head_size)
+        self.buffers = torch.zeros(shape, dtype=dtype, device=lengths.device)
+        self.lengths, self.inv_freq = lengths, spec.inv_freq
+        self.cos_sin_dtype = wide(dtype)
+
+    def prefill(self) -> "Cache":
+        """Makes all tokens of all prompts, flattened, the current ones."""
+        device, count = self.lengths.device, len(self.lengths)
+        self.sequence = torch.arange(count, device=device).repeat_interleave(self.lengths)
+        ends = self.lengths.cumsum(0)
+        starts = ends - self.lengths
+        self.positions = torch.arange(len(self.sequence), device=device) - starts[self.sequence]
+        self.cos, self.sin = rope.tables(self.inv_freq, self.positions, self.cos_sin_dtype)
+        self.packed: MicroBatch | None = MicroBatch(
+            rows=1,
+            length=len(self.sequence),
+            positions=self.positions,
+            labels=torch.full_like(self.positions, -100),
+            cu_seqlens=torch.cat((ends.new_zeros(1), ends)).int(),
+            max_seqlen=int(self.lengths.max()),
+            uniform=count == 1,
+            cos=self.cos,
+            sin=self.sin,
+        )
+        return self
+
+    def advance(self) -> "Cache":
+        """Makes the next token of each sequence the current one."""
+        self.packed = None
+        self.positions = self.lengths.clone()
+        self.sequence = torch.arange(len(self.lengths), device=self.lengths.device)
+        self.cos, self.sin = rope.tables(self.inv_freq, self.positions, self.cos_sin_dtype)
+        self.lengths = self.lengths + 1
+        return self
+
+    def attend(self, layer: int, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor) -> tuple[Tensor, None]:
+        """Stores the current keys and values, and attends to all of each token's sequence so far."""
+        keys, values = self.buffers[layer]
+        keys[self.sequence, self.positions] = k_TKC
+        values[self.sequence, self.positions] = v_TKC
+        if self.packed is not None:
+            return attention(q_THC, k_TKC, v_TKC, self.packed)[0], None
+        longest = int(self.lengths.max())
+        dtype = wide(q_THC.dtype)
+        absent = torch.arange(longest, device=q_THC.device) >= self.lengths.unsqueeze(1)
+        keys, values = (x[:, :longest].transpose(1, 2).to(dtype) for x in (keys, values))
+        grouped = q_THC.unflatten(1, (keys.shape[1], -1)).to(dtype)
+        scores = (grouped @ keys.mT) * q_THC.shape[-1] ** -0.5
+        scores = scores.masked_fill(absent[:, None, None], float("-inf"))
+        return (scores.softmax(-1) @ values).flatten(1, 2).to(q_THC.dtype), None
+
+
+def _forward(spec: ModelSpec, weights: Weights, x_TD: Tensor, cache: Cache) -> Tensor:
+    for index, block in enumerate(spec.layers):
+        (unit,) = block.units
+        x_TD = block.step(weights(unit), x_TD, cache.cos, cache.sin, partial(cache.attend, index))
+    return x_TD
+
+
+def _head_weights(spec: ModelSpec, weights: Weights) -> dict[str, Tensor]:
+    return {name: tensor for unit in spec.head.units for name, tensor in weights(unit).items()}
+
+
+def _choose(logits_BV: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+    logits_BV = logits_BV.to(wide(logits_BV.dtype))
+    if temperature <= 0:
+        return logits_BV.argmax(-1)
+    probs = torch.softmax(logits_BV / temperature, -1)
+    return torch.multinomial(probs, 1, generator=generator).squeeze(1)

@@ -1,0 +1,1 @@
+"""Model shapes that ship with the package, found by name."""

@@ -1,0 +1,98 @@
+"""From what a person calls a model to its files, and from its config.json to a ModelSpec."""
+
+import difflib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rptrain.errors import UserError
+from rptrain.models import llama, qwen3
+from rptrain.models.spec import ModelSpec
+
+BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
+    "LlamaForCausalLM": llama.build,
+    "Qwen3ForCausalLM": qwen3.build,
+}
+MODEL_TYPES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+PRESETS = Path(__file__).parent / "presets"
+
+
+def presets() -> list[str]:
+    """Names of the bundled presets."""
+    return sorted(path.parent.name for path in PRESETS.glob("*/config.json"))
+
+
+def locate(model_path: str) -> Path:
+    """The directory of a model: a local one, a bundled preset, or a hub id that the local cache holds.
+
+    Nothing is downloaded. UserError where nothing is found, with the presets and the nearest name.
+    """
+    directory = Path(model_path).expanduser()
+    if directory.is_dir():
+        if not (directory / "config.json").is_file():
+            raise UserError(f"{directory} holds no config.json: it is not a model directory")
+        return directory
+    if model_path in presets():
+        return PRESETS / model_path
+    cached = _cached(model_path)
+    if cached is not None:
+        return cached
+    nearest = difflib.get_close_matches(model_path.rsplit("/", 1)[-1].lower(), presets(), n=1)
+    raise UserError(
+        f"no model {model_path!r}: it is neither a directory, nor a preset ({', '.join(presets())}), nor in "
+        f"the hub cache {_hub_cache()}, and nothing is downloaded."
+        + (f" Did you mean {nearest[0]!r}?" if nearest else "")
+    )
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """config.json of a model directory, or the file itself; UserError if it cannot be read as one."""
+    path = Path(path)
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{file} must hold a JSON object, not a {type(config).__name__}")
+    return config
+
+
+def build(config: Mapping[str, Any]) -> ModelSpec:
+    """The ModelSpec of a config.json, by `architectures` or, without it, `model_type`."""
+    named = config.get("architectures") or [MODEL_TYPES.get(config.get("model_type", ""))]
+    architecture = named[0] or config.get("model_type")
+    if architecture not in BUILDERS:
+        raise UserError(
+            f"architecture {architecture!r} is not supported; supported are {', '.join(sorted(BUILDERS))}"
+        )
+    return BUILDERS[architecture](config)
+
+
+def _hub_cache() -> Path:
+    if explicit := os.environ.get("HF_HUB_CACHE"):
+        return Path(explicit).expanduser()
+    if home := os.environ.get("HF_HOME"):
+        return Path(home).expanduser() / "hub"
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "huggingface" / "hub"
+
+
+def _cached(hub_id: str) -> Path | None:
+    """The snapshot that `main` points at, else the newest one with a config.json."""
+    if hub_id.count("/") != 1 or ".." in hub_id or hub_id.startswith("/"):
+        return None
+    repository = _hub_cache() / f"models--{hub_id.replace('/', '--')}"
+    snapshots = sorted(
+        (config.parent for config in repository.glob("snapshots/*/config.json")),
+        key=lambda path: path.stat().st_mtime,
+    )
+    main = repository / "refs" / "main"
+    if main.is_file():
+        commit = main.read_text(encoding="utf-8").strip()
+        snapshots += [path for path in snapshots if path.name == commit]
+    return snapshots[-1] if snapshots else None

@@ -1,0 +1,99 @@
+"""The safetensors format: headers read and checked without loading, files written tensor by tensor.
+
+A file is 8 bytes of header length (little endian), a JSON header with each tensor's dtype, shape and byte
+range, and the bytes themselves, without gaps.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rptrain.errors import UserError
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+MAX_HEADER = 100_000_000  # bytes, the format's own limit
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file."""
+
+    file: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def read_header(file: Path) -> dict[str, Stored]:
+    """The tensors of a file by name; UserError if it is cut short or no safetensors file."""
+    try:
+        actual = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if actual < 8 or length > MAX_HEADER:
+                raise UserError(f"{file} is not a safetensors file")
+            if 8 + length > actual:
+                raise UserError(_cut_short(file, 8 + length, actual, "at least "))
+            encoded = stream.read(length)
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from error
+    stored, end = {}, 0
+    for begin, stop, name, kind, shape in _entries(file, encoded):
+        dtype = DTYPES.get(kind)
+        if dtype is None:
+            raise UserError(
+                f"{file}: {name} is stored as {kind}; {', '.join(DTYPES)} can be read, so use the model's "
+                "unquantised weights"
+            )
+        if begin != end or stop - begin != prod(shape) * dtype.itemsize:
+            raise UserError(f"{file}: the byte range of {name} does not fit its shape; the file is damaged")
+        stored[name], end = Stored(file, dtype, shape), stop
+    if 8 + length + end > actual:
+        raise UserError(_cut_short(file, 8 + length + end, actual))
+    if 8 + length + end < actual:
+        raise UserError(f"{file} is damaged: {8 + length + end} bytes expected, {actual} there")
+    return stored
+
+
+def write(
+    file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, tensors: Iterable[Tensor]
+) -> None:
+    """Writes tensors of these names and shapes in this order, each converted to `dtype`, and syncs."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + prod(shape) * dtype.itemsize
+        header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with file.open("wb") as stream:
+        stream.write(len(encoded).to_bytes(8, "little") + encoded)
+        for shape, tensor in zip(shapes.values(), tensors, strict=True):
+            assert tensor.shape == shape
+            flat = tensor.detach().to(device="cpu", dtype=dtype).contiguous().flatten()
+            stream.write(memoryview(flat.view(torch.uint8).numpy()))
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _entries(file: Path, encoded: bytes) -> list[tuple[int, int, str, str, tuple[int, ...]]]:
+    """Where each tensor begins and stops, its name, dtype and shape, in the order of their bytes."""
+    entries = []
+    try:
+        for name, entry in json.loads(encoded).items():
+            if name != "__metadata__":
+                begin, stop = entry["data_offsets"]
+                entries.append((int(begin), int(stop), name, entry["dtype"], tuple(map(int, entry["shape"]))))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{file} is not a safetensors file: its header is malformed") from error
+    return sorted(entries)
+
+
+def _cut_short(file: Path, expected: int, actual: int, about: str = "") -> str:
+    return f"{file} is cut short: {about}{expected} bytes expected, {actual} there; fetch it again"

@@ -1,0 +1,186 @@
+"""What a model is made of: parameter units, layers, their sizes and costs.
+
+Shape suffixes, here and in the layers: T tokens of a micro-batch, D hidden size, H query heads, K key heads,
+C head size, I intermediate size, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Protocol
+
+from torch import Tensor
+
+ALIGNMENT = 128  # elements: 256 bytes in 16-bit types, the widest vector loads and DMA bursts in use
+
+Params = Mapping[str, Tensor]  # a layer's parameters by name, in the model's dtype
+Grads = Mapping[str, Tensor]  # accumulators of the same shapes, float32 (float64 for float64 models)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of the checkpoint: `rows` consecutive rows of a stored parameter."""
+
+    key: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter of a unit; several checkpoint tensors may be stacked in it along dimension 0."""
+
+    name: str
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+    decay: bool = True
+    std: float | None = 0.02  # of the normal initialisation; None: ones
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Where a parameter lies in its unit's flat buffers: an offset in elements."""
+
+    param: Param
+    offset: int
+
+    @property
+    def stop(self) -> int:
+        return self.offset + self.param.numel
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A flat buffer of parameters, with events, generations and optimizer states of its own.
+
+    Layers refer to units; tied embeddings are one unit that the embedding and the head both refer to.
+    """
+
+    name: str
+    params: tuple[Param, ...]
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        segments, offset = [], 0
+        for param in self.params:
+            segments.append(Segment(param, offset))
+            offset += -(-param.numel // ALIGNMENT) * ALIGNMENT
+        return tuple(segments)
+
+    @property
+    def numel(self) -> int:
+        """Elements of the flat buffer, padding included."""
+        return sum(-(-param.numel // ALIGNMENT) * ALIGNMENT for param in self.params)
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The parameters as views of a flat buffer of `numel` elements."""
+        return {s.param.name: flat[s.offset : s.stop].view(s.param.shape) for s in self.segments}
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What a layer needs to know of a micro-batch, on the layer's device. T = rows * length tokens.
+
+    Documents never cross a row; padding at a row's end is a document of its own with ignored labels.
+    """
+
+    rows: int
+    length: int
+    positions: Tensor  # int64 [T], from 0 in each document
+    labels: Tensor  # int64 [T], already shifted: the next token, or -100
+    cu_seqlens: Tensor  # int32 [documents + 1], where documents start in the flattened tokens
+    max_seqlen: int
+    uniform: bool  # every document is a whole row
+    cos: Tensor  # [T, C / 2], float32 (float64 for float64 models)
+    sin: Tensor
+
+
+class Layer(Protocol):
+    """A layer computes without autograd: `backward` takes what `forward_saved` kept.
+
+    It holds sizes only; parameters and gradient accumulators are passed in. Nothing it returns aliases its
+    inputs, and between layers one tensor passes, [T, D] in the model's dtype.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """Indices of the model's units that the layer reads."""
+        ...
+
+    def forward(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor: ...
+
+    def forward_saved(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[Tensor, Any]: ...
+
+    def backward(self, p: Params, g: Grads, saved: Any, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
+        """Adds the parameters' gradients to `g` and returns the gradient of the input."""
+        ...
+
+    def flops(self, tokens: int, length: int) -> tuple[float, float]:
+        """Floating-point operations of forward and of backward (recompute not counted)."""
+        ...
+
+    def saved_bytes(self, tokens: int, itemsize: int) -> int:
+        """Upper bound of the bytes that `forward_saved` keeps and `backward` needs beside them."""
+        ...
+
+
+class HeadLayer(Protocol):
+    """The last layer: final norm, output projection and loss, fused so that logits are never stored whole."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def units(self) -> tuple[int, ...]: ...
+
+    def loss(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor:
+        """Sum of the cross-entropy over supervised tokens: a scalar, float32 (float64 for float64 models)."""
+        ...
+
+    def loss_backward(
+        self, p: Params, g: Grads, x_TD: Tensor, mb: MicroBatch, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """The unscaled loss sum, and the gradient of `scale` times it with respect to the input.
+
+        Adds the parameters' gradients of the scaled loss to `g`.
+        """
+        ...
+
+    def logits(self, p: Params, x_TD: Tensor) -> Tensor: ...
+
+    def flops(self, tokens: int, length: int) -> tuple[float, float]: ...
+
+    def saved_bytes(self, tokens: int, itemsize: int) -> int: ...
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model: units[0] is the embedding table (its parameter is named `embed`), gathered on the host.
+
+    `layers` are the blocks in order; `head` comes after them. `config` is the checkpoint's config.json.
+    """
+
+    architecture: str
+    config: Mapping[str, Any]
+    units: tuple[Unit, ...]
+    layers: tuple[Layer, ...]
+    head: HeadLayer
+    hidden_size: int
+    vocab_size: int
+    inv_freq: tuple[float, ...]  # C / 2 rotary frequencies, scaling applied
+    tied: bool
+
+    @property
+    def stack(self) -> tuple[Layer | HeadLayer, ...]:
+        """Every layer that runs on a device, the head last."""
+        return (*self.layers, self.head)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(param.numel for unit in self.units for param in unit.params)

@@ -1,0 +1,211 @@
+"""A model's weights: what is in a checkpoint, loading it into host views, initialising, saving."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rptrain.errors import UserError
+from rptrain.models.registry import read_config
+from rptrain.models.shards import Stored, read_header, write
+from rptrain.models.spec import ModelSpec, Param
+
+View = Callable[[int, str], Tensor]  # a parameter on the host by unit index and name, to read or to fill
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+TIED_HEAD = "lm_head.weight"
+BUFFER = ".rotary_emb.inv_freq"  # that old checkpoints store; computed from the config
+INITIAL_ELEMENTS = 2**24  # drawn at a time
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """The checked tensors of a checkpoint by name: all that the model has, of its shapes."""
+
+    directory: Path
+    tensors: Mapping[str, Stored]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(prod(stored.shape) * stored.dtype.itemsize for stored in self.tensors.values())
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a checkpoint tensor lies in the model: rows of a unit's parameter."""
+
+    unit: int
+    param: Param
+    start: int
+    rows: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.rows, *self.param.shape[1:])
+
+    def of(self, view: View) -> Tensor:
+        return view(self.unit, self.param.name)[self.start : self.start + self.rows]
+
+
+def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
+    """Compares a checkpoint's safetensors headers with the model, without loading any weight.
+
+    UserError that lists everything missing, unexpected or of another shape; or that names the file which is
+    missing, cut short or not safetensors.
+    """
+    directory = Path(directory)
+    stored = {name: tensor for file in _files(directory) for name, tensor in read_header(file).items()}
+    places = _places(spec)
+    missing = [f"{name} is missing" for name in places if name not in stored]
+    extra = [
+        f"{name} is not part of the model"
+        for name in stored
+        if name not in places and not _ignored(name, spec)
+    ]
+    shapes = [
+        f"{name} has shape {list(stored[name].shape)}, not {list(place.shape)}"
+        for name, place in places.items()
+        if name in stored and stored[name].shape != place.shape
+    ]
+    if problems := missing + extra + shapes:
+        shown = problems[:20] + ([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])
+        raise UserError(f"the weights in {directory} do not fit its config.json:\n- " + "\n- ".join(shown))
+    return WeightFiles(directory, {name: stored[name] for name in places})
+
+
+def load(files: WeightFiles, spec: ModelSpec, view: View) -> None:
+    """Fills the host views, shard by shard, converting to their dtype; holds one mapped tensor at a time."""
+    from safetensors import safe_open
+
+    places = _places(spec)
+    by_file: dict[Path, list[str]] = {}
+    for name, stored in files.tensors.items():
+        by_file.setdefault(stored.file, []).append(name)
+    for file, names in by_file.items():
+        with safe_open(file, framework="pt", device="cpu") as shard:
+            for name in names:
+                places[name].of(view).copy_(shard.get_tensor(name))
+
+
+def initialise(spec: ModelSpec, view: View, seed: int) -> None:
+    """Fresh weights: normal, or ones. Each tensor's numbers depend on the seed and on its name only."""
+    for name, place in _places(spec).items():
+        target = place.of(view)
+        if place.param.std is None:
+            target.fill_(1)
+            continue
+        digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        for piece in target.reshape(-1).split(INITIAL_ELEMENTS):
+            piece.copy_(torch.empty(piece.shape).normal_(0, place.param.std, generator=generator))
+
+
+def save(
+    directory: str | Path,
+    spec: ModelSpec,
+    view: View,
+    dtype: torch.dtype,
+    max_shard_bytes: float = 5e9,
+) -> WeightFiles:
+    """Writes the model as Hugging Face stores it, then reads the headers back and checks them.
+
+    model.safetensors, or model-0000i-of-0000N.safetensors with an index, and config.json; one tensor in
+    memory at a time. UserError if the directory holds weights already.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    if old := sorted(path.name for path in directory.glob("*.safetensors*")):
+        raise UserError(f"{directory} already holds weights ({old[0]}); save to another directory")
+    places = _places(spec)
+    shards = list(_shards(places, dtype.itemsize, max_shard_bytes))
+    names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+    if len(shards) == 1:
+        names = [SINGLE]
+    for name, shard in zip(names, shards, strict=True):
+        shapes = {key: places[key].shape for key in shard}
+        write(directory / name, shapes, dtype, (places[key].of(view) for key in shard))
+    if len(shards) > 1:
+        total = dtype.itemsize * sum(prod(place.shape) for place in places.values())
+        by_tensor = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+        _write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": by_tensor})
+    config = {key: value for key, value in spec.config.items() if key != "torch_dtype"}
+    config |= {"architectures": [spec.architecture], "dtype": str(dtype).removeprefix("torch.")}
+    _write_json(directory / "config.json", config)
+    return _verified(directory, spec, dtype, config)
+
+
+def _verified(directory: Path, spec: ModelSpec, dtype: torch.dtype, config: Mapping[str, Any]) -> WeightFiles:
+    files = check(directory, spec)
+    wrong = [
+        name for name, stored in files.tensors.items() if stored.dtype != dtype or not prod(stored.shape)
+    ]
+    if wrong or sum(prod(stored.shape) for stored in files.tensors.values()) != spec.num_parameters:
+        raise OSError(
+            f"{directory} does not hold what was written to it: {', '.join(wrong) or 'wrong count'}"
+        )
+    if read_config(directory) != config:
+        raise OSError(f"{directory / 'config.json'} does not hold what was written to it")
+    return files
+
+
+def _places(spec: ModelSpec) -> dict[str, _Place]:
+    places = {}
+    for index, unit in enumerate(spec.units):
+        for param in unit.params:
+            start = 0
+            for part in param.parts:
+                places[part.key] = _Place(index, param, start, part.rows)
+                start += part.rows
+    return places
+
+
+def _ignored(name: str, spec: ModelSpec) -> bool:
+    return name.endswith(BUFFER) or (spec.tied and name == TIED_HEAD)
+
+
+def _files(directory: Path) -> list[Path]:
+    """The checkpoint's shards; UserError if there are none, or the index is wrong."""
+    if (directory / SINGLE).is_file():
+        return [directory / SINGLE]
+    if not (directory / INDEX).is_file():
+        pickled = any(directory.glob("*.bin")) or any(directory.glob("*.pt"))
+        hint = "; pickled weights are not read: convert them to safetensors" if pickled else ""
+        raise UserError(f"{directory} holds neither {SINGLE} nor {INDEX}{hint}")
+    weight_map = read_config(directory / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise UserError(f"{directory / INDEX} has no weight_map of tensor names to files")
+    names = sorted(set(weight_map.values()))
+    outside = [name for name in names if Path(name).is_absolute() or ".." in Path(name).parts]
+    if outside:
+        raise UserError(f"{directory / INDEX} points outside its directory: {outside[0]}")
+    if absent := [name for name in names if not (directory / name).is_file()]:
+        raise UserError(f"{directory} lacks {len(absent)} of {len(names)} shards: {', '.join(absent)}")
+    return [directory / name for name in names]
+
+
+def _shards(places: Mapping[str, _Place], itemsize: int, max_bytes: float) -> Iterator[list[str]]:
+    shard: list[str] = []
+    size = 0
+    for name, place in places.items():
+        needed = prod(place.shape) * itemsize
+        if shard and size + needed > max_bytes:
+            yield shard
+            shard, size = [], 0
+        shard.append(name)
+        size += needed
+    yield shard
+
+
+def _write_json(file: Path, value: Any) -> None:
+    with file.open("w", encoding="utf-8") as stream:
+        stream.write(json.dumps(value, indent=2) + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())

@@ -1,0 +1,225 @@
+"""The configuration of a run: a strict, frozen tree; the line under a field is its documentation."""
+
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Any, Literal, get_args
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from rptrain.config_values import Beta, Devices, PathText, RunName, Size, Text
+
+
+def _mistake(key: str, message: str) -> PydanticCustomError:
+    """A mistake in how keys go together, to be reported at `key`."""
+    return PydanticCustomError("relation", "{text}", {"key": key, "text": message})
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Model(Section):
+    """The model to train."""
+
+    path: PathText
+    """a directory with a Hugging Face checkpoint, or the name of a bundled preset"""
+    dtype: Literal["bfloat16", "float32", "float64"] = "bfloat16"
+    """the type of the weights"""
+    init: Literal["auto", "random"] = "auto"
+    """"random" draws new weights; "auto" does so only where the preset has none"""
+
+
+class TrainSet(Section):
+    """A data set to train on."""
+
+    path: PathText
+    """a file or folder, or builtin:tasks"""
+    format: Literal["auto", "messages", "alpaca", "text"] = "auto"
+    """how a row is written; "auto" looks"""
+    split: Text = "train"
+    """the part of the set to take, where it has parts"""
+
+
+class Data(Section):
+    """What is read, and how it becomes tokens."""
+
+    train: tuple[TrainSet, ...] = Field(min_length=1, strict=False)
+    """the sets to train on"""
+    max_length: int = Field(2048, ge=2)
+    """tokens a row"""
+    packing: bool = True
+    """put several samples in a row; they do not see each other"""
+    assistant_only_loss: bool = True
+    """learn the assistant's words only, not the questions"""
+    chat_template: Text | None = None
+    """a Jinja file to use instead of the tokenizer's template"""
+
+
+class Eval(Section):
+    """What is measured before and after training."""
+
+    questions: NonNegativeInt = 0
+    """how many held-out questions of the built-in tasks to ask; 0: none"""
+
+
+class Train(Section):
+    """How long and in what portions to train."""
+
+    method: Literal["full"] = "full"
+    """"full": every weight is trained"""
+    micro_batch_size: PositiveInt = 1
+    """rows that go through the model together"""
+    global_batch_size: PositiveInt = 16
+    """rows a step; a multiple of micro_batch_size"""
+    num_epochs: PositiveFloat = 1.0
+    """passes over the data"""
+    max_steps: PositiveInt | None = None
+    """steps to train, whatever num_epochs says; unset: num_epochs counts"""
+    seed: NonNegativeInt = 0
+    """of the order of the data and of new weights"""
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step."""
+        return self.global_batch_size // self.micro_batch_size
+
+    @model_validator(mode="after")
+    def _divides(self) -> "Train":
+        rows, part = self.global_batch_size, self.micro_batch_size
+        if rows % part:
+            raise _mistake(
+                "train.global_batch_size", f"{rows} is no multiple of train.micro_batch_size, {part}"
+            )
+        return self
+
+
+class Optim(Section):
+    """AdamW and its learning rate."""
+
+    learning_rate: PositiveFloat = 1e-5
+    """at its highest"""
+    lr_scheduler_type: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "cosine"
+    """how the learning rate goes on after the warm-up"""
+    warmup_steps: NonNegativeFloat = 0.0
+    """steps in which the learning rate rises; below 1: a share of all steps"""
+    weight_decay: NonNegativeFloat = 0.0
+    """pull of the matrices towards zero; norms have none"""
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), strict=False)
+    """decay of the averages of the gradient and of its square"""
+    eps: PositiveFloat = 1e-8
+    """added to the divisor"""
+    max_grad_norm: NonNegativeFloat = 1.0
+    """a longer gradient is cut to this norm; 0: never"""
+    update: Literal["async", "sync"] = "async"
+    """"async": weights are one step late and no device waits; "sync": exact"""
+
+    @model_validator(mode="after")
+    def _warmup(self) -> "Optim":
+        if self.warmup_steps > 1 and self.warmup_steps % 1:
+            raise _mistake(
+                "optim.warmup_steps", f"{self.warmup_steps} is no whole number of steps, and no share below 1"
+            )
+        if self.warmup_steps and self.lr_scheduler_type == "constant":
+            raise _mistake(
+                "optim.lr_scheduler_type",
+                '"constant" has no warm-up: write "constant_with_warmup", or optim.warmup_steps = 0',
+            )
+        return self
+
+
+class Engine(Section):
+    """What of the machine may be used, and how."""
+
+    devices: Devices = "auto"
+    """"auto", "cuda" (all GPUs), "cuda:0,1" (these), or "cpu:N" for N workers on the CPU"""
+    vram_limit: Size | None = None
+    """of each GPU, such as "24GiB"; unset: what is free"""
+    host_limit: Size | None = None
+    """of the host's memory, such as "200GiB"; unset: what is free"""
+    round_size: PositiveInt | None = None
+    """micro-batches a round, the same for the whole run; unset: all of a step"""
+    optimizer_threads: PositiveInt | None = None
+    """CPU threads of the optimizer; unset: by the number of cores"""
+    trace: bool = False
+    """record when each stage ran on each device"""
+
+
+class Save(Section):
+    """Where the run is kept, and how often."""
+
+    output_dir: PathText = "runs"
+    """the folder of all runs, with a folder for each"""
+    save_steps: NonNegativeInt = 0
+    """steps between two checkpoints; 0: one at the end"""
+    save_total_limit: PositiveInt | None = None
+    """how many checkpoints to keep; unset: all"""
+    resume: PathText = "auto"
+    """"auto" goes on with the unfinished run of this name, "never" does not; or a run or checkpoint"""
+
+
+class Log(Section):
+    """What is told about the run."""
+
+    logging_steps: PositiveInt = 1
+    """steps between two reports"""
+    run_name: RunName | None = None
+    """the run's folder; unset: named for the config file"""
+
+
+class Config(Section):
+    """Everything a run needs to know."""
+
+    model: Model
+    data: Data
+    eval: Eval = Eval()
+    train: Train = Train()
+    optim: Optim = Optim()
+    engine: Engine = Engine()
+    save: Save = Save()
+    log: Log = Log()
+
+    @model_validator(mode="after")
+    def _rounds(self) -> "Config":
+        size, count = self.engine.round_size, self.train.micro_batches
+        if size and count % size:
+            raise _mistake("engine.round_size", f"{size} does not divide the {count} micro-batches of a step")
+        return self
+
+    @property
+    def digest(self) -> str:
+        """A short hash of all values, to tell configs apart."""
+        return sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+
+def keys() -> dict[str, FieldInfo]:
+    """Every key of the config, dotted, in order; those of a [[data.train]] table as `data.train.path`."""
+
+    def walk(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+        for name, field in section.model_fields.items():
+            inner = _section_of(field.annotation)
+            if inner is None:
+                yield prefix + name, field
+            else:
+                yield from walk(inner, f"{prefix}{name}.")
+
+    return dict(walk(Config, ""))
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None

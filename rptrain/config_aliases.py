@@ -1,0 +1,123 @@
+"""What to answer when somebody writes a key that there is none of: other trainers' words, typing errors."""
+
+from difflib import get_close_matches
+
+from rptrain.config import Config, keys
+
+# The words of Hugging Face's TrainingArguments, TRL, axolotl, LLaMA-Factory and torchtune for keys of ours.
+_ALIASES = {
+    "model.path": "model_name_or_path pretrained_model_name_or_path base_model model_name model_id "
+    "checkpoint_dir",
+    "model.dtype": "torch_dtype precision model_dtype bf16 pure_bf16 bfloat16 fp32 float32",
+    "model.init": "train_from_scratch random_init from_scratch",
+    "data.train": "dataset datasets dataset_name train_dataset",
+    "data.train.path": "train_file data_path data_file data_files dataset_path dataset_dir source",
+    "data.train.format": "formatting ds_type dataset_type dataset_format conversation_style",
+    "data.train.split": "dataset_train_split train_split",
+    "data.max_length": "cutoff_len sequence_len seq_len max_seq_len max_seq_length sequence_length "
+    "model_max_length block_size context_length",
+    "data.packing": "sample_packing packed neat_packing pack",
+    "data.chat_template": "template chat_template_path chat_template_jinja prompt_template "
+    "conversation_template",
+    "train.method": "finetuning_type adapter use_peft peft_config training_type",
+    "train.micro_batch_size": "per_device_train_batch_size per_gpu_train_batch_size batch_size "
+    "train_batch_size train_micro_batch_size_per_gpu",
+    "train.global_batch_size": "total_batch_size total_train_batch_size effective_batch_size",
+    "train.num_epochs": "num_train_epochs epochs n_epochs epoch",
+    "train.max_steps": "max_train_steps total_steps num_steps num_training_steps max_iters "
+    "max_steps_per_epoch",
+    "train.seed": "data_seed random_seed",
+    "optim.learning_rate": "lr peak_lr max_lr",
+    "optim.lr_scheduler_type": "lr_scheduler scheduler lr_schedule scheduler_type lr_decay_style",
+    "optim.warmup_steps": "warmup_ratio num_warmup_steps warmup lr_warmup_steps",
+    "optim.weight_decay": "wd decay",
+    "optim.betas": "adam_beta1 adam_beta2 beta1 beta2 adam_betas",
+    "optim.eps": "adam_epsilon adam_eps epsilon",
+    "optim.max_grad_norm": "gradient_clipping clip_grad_norm gradient_clip_val grad_clip max_norm clip_grad",
+    "engine.devices": "device gpus num_gpus n_gpu n_gpus gpu_ids cuda_visible_devices "
+    "nproc_per_node num_processes",
+    "engine.vram_limit": "gpu_memory_limit max_gpu_memory vram",
+    "engine.host_limit": "cpu_memory_limit max_cpu_memory ram_limit",
+    "engine.optimizer_threads": "num_threads omp_num_threads cpu_threads",
+    "engine.trace": "profile profiler",
+    "save.save_steps": "save_every save_every_n_steps checkpoint_every checkpoint_steps save_interval",
+    "save.save_total_limit": "keep_last_n_checkpoints max_checkpoints",
+    "save.resume": "resume_from_checkpoint auto_resume_from_checkpoints",
+    "log.logging_steps": "log_every_n_steps log_interval log_every log_steps",
+    "log.run_name": "experiment_name wandb_name exp_name",
+}
+_CANONICAL = {alias: key for key, aliases in _ALIASES.items() for alias in aliases.split()}
+
+# Words that have no key of the same meaning; the answer says what to write.
+_ADVICE = {
+    word: advice
+    for words, advice in {
+        "gradient_accumulation_steps gradient_accumulation grad_accum": "rptrain counts it out: "
+        "`train.global_batch_size` / `train.micro_batch_size`",
+        "train_on_inputs train_on_input train_on_prompt": "rptrain has the opposite, "
+        "`data.assistant_only_loss`",
+        "completion_only_loss train_on_responses_only": "rptrain calls this `data.assistant_only_loss`",
+        "gradient_checkpointing activation_checkpointing enable_activation_checkpointing "
+        "gradient_checkpointing_kwargs enable_activation_offloading activation_offloading": "not needed: "
+        "rptrain recomputes and offloads activations by itself",
+        "deepspeed fsdp fsdp_config fsdp_version accelerator_config fsdp_cpu_offload": "not needed: "
+        "rptrain keeps the model in host memory by itself; `engine.devices` names the GPUs",
+        "flash_attention attn_implementation flash_attn sdp_attention use_flash_attention_2": "not needed: "
+        "rptrain chooses its attention kernel by itself",
+    }.items()
+    for word in words.split()
+}
+
+# Known features that are not built yet. A word that ends in "*" stands for all that begin so.
+_UNAVAILABLE = {
+    word: feature
+    for feature, words in {
+        "LoRA": "lora lora_* r use_rslora use_dora target_modules modules_to_save peft_layers_to_transform",
+        "quantization": "qlora load_in_4bit load_in_8bit quantization quantization_* bnb_4bit_* use_bnb "
+        "moments",
+        "training in fp16": "fp16 fp16_* float16 loss_scale",
+        "a choice of optimizer": "optimizer optim_args optimizer_type optimizer_in_bwd",
+        "weighting data sets": "weight weights interleave_probs mix_strategy",
+        "validation loss": "val_size val_set_size val_* eval_* evaluation_strategy test_datasets sets "
+        "per_device_eval_batch_size early_stopping_patience load_best_model_at_end metric_for_best_model",
+        "reporting to trackers": "report_to wandb wandb_* use_wandb mlflow_* tensorboard trackio swanlab_* "
+        "metric_logger logging_dir",
+        "publishing to a hub": "push_to_hub hub_*",
+        "regularisation of the loss": "label_smoothing_factor label_smoothing neftune_noise_alpha dropout",
+        "preference and reinforcement learning": "rl dpo_* kto_* grpo_* pref_* beta reward_* stage",
+    }.items()
+    for word in words.split()
+}
+
+_KEYS = [*keys(), "data.train"]
+_BY_LEAF = {key.rpartition(".")[2]: key for key in keys()}
+
+
+def answer(dotted: str) -> str:
+    """What to say about the unknown key `dotted`, written without array indices."""
+    section, _, leaf = dotted.rpartition(".")
+    leaf = leaf.lower().replace("-", "_")
+    if leaf in _ADVICE:
+        return _ADVICE[leaf]
+    if leaf in _CANONICAL:
+        return f"rptrain calls this `{_CANONICAL[leaf]}`"
+    for word in (part.lower() for part in (leaf, *section.split("."))):
+        if feature := _unavailable(word):
+            return f"{feature} is not available in this version"
+    if leaf in _BY_LEAF:
+        return f"rptrain calls this `{_BY_LEAF[leaf]}`"
+    siblings = {key[len(section) + 1 :]: key for key in _KEYS if key.startswith(f"{section}.")}
+    if near := get_close_matches(leaf, siblings, 1):
+        return f"did you mean `{siblings[near[0]]}`?"
+    if near := get_close_matches(dotted, _KEYS, 1, 0.7) or get_close_matches(leaf, _BY_LEAF, 1, 0.7):
+        return f"did you mean `{_BY_LEAF.get(near[0], near[0])}`?"
+    if siblings:
+        return f"[{section}] has: {', '.join(siblings)}"
+    return f"the tables are: {', '.join(f'[{name}]' for name in Config.model_fields)}"
+
+
+def _unavailable(word: str) -> str | None:
+    for known, feature in _UNAVAILABLE.items():
+        if word == known or (known.endswith("*") and word.startswith(known[:-1])):
+            return feature
+    return None

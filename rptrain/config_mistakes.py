@@ -1,0 +1,106 @@
+"""The mistakes of a config in words: what is wrong, where, and what to write."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic_core import ErrorDetails
+
+from rptrain.config import keys
+from rptrain.config_aliases import answer
+from rptrain.config_lines import KeyPath
+from rptrain.errors import UserError
+
+
+class ConfigError(UserError):
+    """All mistakes of a config: pairs of a place ("file:line" or "command line") and what is wrong there."""
+
+    def __init__(self, mistakes: Sequence[tuple[str, str]]) -> None:
+        self.mistakes = tuple(mistakes)
+        lines = [f"{place}: {message}" for place, message in mistakes]
+        if len(lines) > 1:
+            lines = [f"{len(lines)} mistakes in the config", *(f"  {line}" for line in lines)]
+        super().__init__("\n".join(lines))
+
+
+def dotted(key: KeyPath) -> str:
+    return ".".join(map(str, key))
+
+
+def leaves(value: object, key: KeyPath = ()) -> Iterator[KeyPath]:
+    """The keys of all values in nested tables and arrays of tables; an array of plain values is one value."""
+    if isinstance(value, Mapping) and (value or not key):
+        for name, inner in value.items():
+            yield from leaves(inner, (*key, name))
+    elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+        for index, inner in enumerate(value):
+            yield from leaves(inner, (*key, index))
+    else:
+        yield key
+
+
+def explain(error: ErrorDetails) -> list[tuple[KeyPath, str]]:
+    """What pydantic found, as pairs of a key and a sentence about it; several for a table that is unknown."""
+    key, value, context = error["loc"], error["input"], error.get("ctx", {})
+    match error["type"]:
+        case "extra_forbidden":
+            unknown = leaves(value, key)
+            return [(leaf, f"unknown key `{dotted(leaf)}`: {answer(_plain(leaf))}") for leaf in unknown]
+        case "missing" if isinstance(key[-1], int):
+            return [(key[:-1], f"`{dotted(key[:-1])}` has too few values")]
+        case "missing" if key == ("data", "train"):
+            return [(key, "`data.train` is missing: write a [[data.train]] table with a path")]
+        case "missing":
+            return [(key, f"`{dotted(key)}` is missing: {keys()[_plain(key)].description}")]
+        case "relation":
+            return [(tuple(context["key"].split(".")), f"`{context['key']}`: {context['text']}")]
+        case "literal_error":
+            choices = re.findall(r"'([^']*)'", context["expected"])
+            return [(key, f"`{dotted(key)}`: {_choices(choices, value)}")]
+        case "model_type":
+            sentence = f"must be a table, [{dotted(key)}]"
+        case "tuple_type" if isinstance(value, dict):
+            sentence = f"must be an array of tables: write [[{dotted(key)}]], in two brackets"
+        case "too_short" if len(value) >= context["min_length"]:
+            return []  # there are enough, with mistakes of their own
+        case "too_short" | "too_long":
+            sentence = re.sub(r"^\w+ should (.*) after validation.*", r"must \1", error["msg"])
+        case "value_error":
+            sentence = str(context["error"])
+        case "string_type":
+            sentence = "must be text, in quotes"
+        case "bool_type":
+            sentence = "must be true or false"
+        case "int_type":
+            sentence = "must be a whole number"
+        case _:
+            sentence = re.sub(r"^\w+ should", "must", error["msg"])
+    return [(key, f"`{dotted(key)}` {sentence}, not {_shown(value)}")]
+
+
+def _plain(key: KeyPath) -> str:
+    return dotted(tuple(part for part in key if isinstance(part, str)))
+
+
+def _choices(choices: list[str], value: Any) -> str:
+    if len(choices) == 1:
+        return f'only "{choices[0]}" is available in this version, not {_shown(value)}'
+    near = get_close_matches(str(value), choices, 1, 0.5)
+    hint = f'; did you mean "{near[0]}"?' if near else ""
+    return f"must be one of {', '.join(map(_shown, choices))}, not {_shown(value)}{hint}"
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case str():
+            text = f'"{value}"'
+        case bool():
+            text = str(value).lower()
+        case dict():
+            text = "a table"
+        case [dict(), *_]:
+            text = "tables"
+        case _:
+            text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

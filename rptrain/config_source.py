@@ -1,0 +1,170 @@
+"""From a TOML file and `key=value` overrides to a checked config that knows where each value came from."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from datetime import date, time
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rptrain.config import Config
+from rptrain.config_lines import KeyPath, key_lines
+from rptrain.config_mistakes import ConfigError, dotted, explain, leaves
+from rptrain.errors import UserError
+
+COMMAND_LINE = "command line"
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A config with the origin of each key: "file:line", "command line" or "default"."""
+
+    config: Config
+    origins: Mapping[str, str]  # by dotted key, those of data sets as `data.train.0.path`
+
+
+def resolve(path: Path | str, overrides: Sequence[str] = ()) -> Resolved:
+    """Reads the file, applies the overrides in order and checks the whole.
+
+    Raises ConfigError with every mistake found, in the order of the file and then of the command line.
+    """
+    path = Path(path)
+    document, lines = _read(path)
+    places: dict[KeyPath, int] = dict(lines)  # line numbers; _LAST for the command line
+    mistakes: list[tuple[int, str]] = []
+    for override in overrides:
+        try:
+            key, value = _parse_override(override)
+            document = _assigned(document, key, value)
+        except UserError as error:
+            mistakes.append((_LAST, str(error)))
+            continue
+        places = {old: place for old, place in places.items() if old[: len(key)] != key}
+        for depth in range(1, len(key) + 1):
+            places.setdefault(key[:depth], _LAST)
+
+    def line_of(key: KeyPath) -> int:
+        while key and key not in places:
+            key = key[:-1]
+        return places.get(key, 0)
+
+    def origin(line: int) -> str:
+        return COMMAND_LINE if line == _LAST else f"{path}:{line}" if line else str(path)
+
+    config = None
+    try:
+        config = Config.model_validate({"model": {}, "data": {}} | document)
+    except ValidationError as error:
+        found = [pair for details in error.errors(include_url=False) for pair in explain(details)]
+        mistakes += [(line_of(key), message) for key, message in dict.fromkeys(found)]
+    if config is None or mistakes:
+        mistakes.sort(key=lambda mistake: mistake[0])
+        raise ConfigError([(origin(line), message) for line, message in mistakes])
+    if config.log.run_name is None:
+        name = path.stem.lstrip(".") or "run"
+        config = config.model_copy(update={"log": config.log.model_copy(update={"run_name": name})})
+    written = set(leaves(document))
+    return Resolved(
+        config,
+        {
+            dotted(key): origin(line_of(key)) if key in written else DEFAULT
+            for key in leaves(config.model_dump(mode="json"))
+        },
+    )
+
+
+def render(resolved: Resolved) -> str:
+    """The config as TOML, each key with its origin behind it; keys that are not set are left out.
+
+    The text parses back to the same config.
+    """
+    import tomlkit
+
+    def table(values: Mapping[str, Any], prefix: str) -> Any:
+        result = tomlkit.table()
+        for name, value in values.items():
+            if _is_tables(value):
+                rows = tomlkit.aot()
+                for index, row in enumerate(value):
+                    rows.append(table(row, f"{prefix}.{name}.{index}"))
+                result.add(name, rows)
+            else:
+                result.add(name, tomlkit.item(value).comment(resolved.origins[f"{prefix}.{name}"]))
+        return result
+
+    document = tomlkit.document()
+    for name, section in resolved.config.model_dump(mode="json", exclude_none=True).items():
+        # What follows an array of tables belongs to its last table, so arrays go last.
+        document.add(name, table(dict(sorted(section.items(), key=lambda item: _is_tables(item[1]))), name))
+    return document.as_string()
+
+
+_LAST = 1 << 30  # the command line's place: after every line of the file
+
+
+def _is_tables(value: object) -> bool:
+    return isinstance(value, list) and isinstance(value[0], Mapping)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is no UTF-8 text") from None
+    try:
+        return tomllib.loads(text), key_lines(text)
+    except tomllib.TOMLDecodeError as error:
+        message, _, position = str(error).rpartition(" (at ")
+        line = position.removeprefix("line ").partition(",")[0]
+        if not line.isdigit():  # "end of document"
+            line = str(text.rstrip().count("\n") + 1)
+        raise ConfigError([(f"{path}:{line}", f"no valid TOML: {message}")]) from None
+
+
+def _parse_override(override: str) -> tuple[KeyPath, Any]:
+    """Splits `key=value`; a value that is no TOML, number or other, is a bare word: text without quotes."""
+    name, equals, text = (part.strip() for part in override.partition("="))
+    key = tuple(int(part) if part.isdecimal() else part for part in name.split("."))
+    if not equals or "" in key or isinstance(key[0], int):
+        raise UserError(f"`{override}` is no override: write key=value, such as train.max_steps=20")
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        parsed = {}
+    if parsed.keys() != {"value"}:
+        if text[:1] in ("[", "{", '"', "'"):
+            raise UserError(f"`{override}`: the value is no TOML; put the whole override in single quotes")
+        return key, text
+    value = parsed["value"]
+    return key, text if isinstance(value, date | time) else value
+
+
+def _assigned(document: dict[str, Any], key: KeyPath, value: Any) -> dict[str, Any]:
+    """A copy with one key set, tables made on the way; the index after an array's last element appends."""
+    document = deepcopy(document)
+    node: Any = document
+    for depth, part in enumerate(key):
+        is_last = depth + 1 == len(key)
+        if isinstance(node, list):
+            parent = dotted(key[:depth])
+            if is_last and not isinstance(value, Mapping):
+                raise UserError(f"`{dotted(key)}`: set the whole of it, {parent}=[...]")
+            if not isinstance(part, int) or part > len(node):
+                raise UserError(f"`{dotted(key)}`: the next free index is {parent}.{len(node)}")
+            if part == len(node):
+                node.append({})
+        elif not isinstance(node, dict):
+            raise UserError(f"`{dotted(key)}`: {dotted(key[:depth])} is a value, not a table")
+        elif part not in node and not is_last:
+            node[part] = [] if isinstance(key[depth + 1], int) else {}
+        if is_last:
+            node[part] = value
+        else:
+            node = node[part]
+    return document

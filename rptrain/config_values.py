@@ -1,0 +1,61 @@
+"""Kinds of config values that have a way of writing of their own: sizes, devices, names."""
+
+import re
+from os.path import expanduser
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PositiveInt
+
+UNITS = {"B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for suffix, base in (("iB", 1024), ("B", 1000))
+    for power, prefix in enumerate("KMGT", 1)
+}
+
+
+def parse_size(value: object) -> object:
+    """Bytes from a text such as "24GiB", "24 GB" or "512MiB"; what is no text is left as it is."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b)", value.strip().lower())
+    units = {name.lower(): unit for name, unit in UNITS.items()}
+    if match is None or match[2] not in units:
+        raise ValueError('must be a size such as "24GiB", "24 GB", or a number of bytes')
+    return round(float(match[1]) * units[match[2]])
+
+
+def format_size(size: int) -> str:
+    """The shortest text that `parse_size` reads back as exactly `size` bytes."""
+    number, unit = min((size // unit, name) for name, unit in UNITS.items() if size % unit == 0)
+    return f"{number}{unit}"
+
+
+def parse_devices(value: object) -> object:
+    """One of "auto", "cuda", "cuda:0,1" and "cpu:N", whether it was written as one text or as a list."""
+    names = list(value) if isinstance(value, list | tuple) else [value]
+    if names in (["auto"], ["cuda"]):
+        return names[0]
+    texts = [name for name in names if isinstance(name, str)]
+    if texts and len(texts) == len(names):
+        if all(re.fullmatch(r"cuda:\d+(,\d+)*", text) for text in texts):
+            indices = [int(index) for text in texts for index in text.removeprefix("cuda:").split(",")]
+            if len(set(indices)) < len(indices):
+                raise ValueError("must name each GPU once")
+            return f"cuda:{','.join(map(str, indices))}"
+        if all(re.fullmatch(r"cpu(:[1-9]\d*)?", text) for text in texts):
+            return f"cpu:{sum(int(text[4:] or 1) for text in texts)}"
+    raise ValueError('must be "auto", "cuda", "cuda:0,1" (these GPUs) or "cpu:2" (two workers on the CPU)')
+
+
+def _folder_name(name: str) -> str:
+    if "/" in name or name.startswith("."):
+        raise ValueError('must do as the name of a folder, with no "/" and no "." in front')
+    return name
+
+
+Text = Annotated[str, Field(min_length=1)]
+PathText = Annotated[Text, AfterValidator(expanduser)]
+RunName = Annotated[Text, AfterValidator(_folder_name)]
+Size = Annotated[PositiveInt, BeforeValidator(parse_size), PlainSerializer(format_size, when_used="json")]
+Devices = Annotated[str, BeforeValidator(parse_devices)]
+Beta = Annotated[float, Field(ge=0, lt=1)]

@@ -1,0 +1,1 @@
+"""Runs a plan: devices, host memory, workers, the optimizer."""

@@ -1,0 +1,203 @@
+"""AdamW on the CPU: one fused pass over memory in native code (adam.c), or the same arithmetic with torch."""
+
+import ctypes
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+CHUNK, LANES = 65536, 512  # as in adam.c
+FALLBACK_CHUNK = 1 << 20  # elements: temporaries stay in the caches
+MAX_THREADS = 16  # more gain little, and the bandwidth is shared with the transfers
+
+_NAMES = {torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
+
+
+class _Job(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("next", "count")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("source", "grad", "target", "remainder", "exp_avg", "exp_avg_sq")
+        ),
+        *((name, ctypes.c_double) for name in ("grad_scale", "beta1", "beta2", "rest1", "rest2")),
+        *((name, ctypes.c_double) for name in ("decay", "step_size", "root_scale", "eps")),
+    )
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    """The compiled adam.c; None where the package was installed without a compiler."""
+    spec = find_spec("rptrain.engine._adam")
+    return ctypes.CDLL(spec.origin) if spec and spec.origin else None
+
+
+class CpuAdam:
+    """Updates flat buffers with AdamW (decoupled weight decay, bias correction; torch.optim.AdamW's maths).
+
+    Results depend neither on `threads` (default: the cores at hand, 16 at most) nor on which path runs:
+    `native` tells whether it is the compiled one. A context manager: it owns a thread pool.
+    """
+
+    def __init__(
+        self,
+        betas: tuple[float, float],
+        eps: float,
+        threads: int | None = None,
+        *,
+        force_fallback: bool = False,
+    ) -> None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.betas, self.eps = betas, eps
+        self.threads = threads or min(cores, MAX_THREADS)
+        self._library = None if force_fallback else _library()
+        self._pool = ThreadPoolExecutor(self.threads, "adam")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    @property
+    def native(self) -> bool:
+        return self._library is not None
+
+    def update(
+        self,
+        *,
+        source: Tensor,
+        target: Tensor,
+        remainder: Tensor | None,
+        grad: Tensor,
+        exp_avg: Tensor,
+        exp_avg_sq: Tensor,
+        lr: float,
+        weight_decay: float,
+        step: int,
+        grad_scale: float,
+    ) -> None:
+        """Writes to `target` the parameter read from `source`, updated; they may be one. States in place.
+
+        One-dimensional contiguous CPU tensors of one length. bfloat16 parameters take an int16 or uint16
+        `remainder` (see `UnitState`), a bfloat16 or float32 gradient and float32 moments; float32 and float64
+        ones take everything in their own type and no remainder. `step` counts from 1; the gradient is
+        multiplied by `grad_scale` first.
+        """
+        assert step >= 1
+        assert (remainder is None) == (source.dtype != torch.bfloat16)
+        tensors = {
+            "source": source,
+            "grad": grad,
+            "target": target,
+            "exp_avg": exp_avg,
+            "exp_avg_sq": exp_avg_sq,
+        }
+        if remainder is not None:
+            tensors["remainder"] = remainder
+        beta1, beta2 = self.betas
+        factors = {
+            "grad_scale": grad_scale,
+            "beta1": beta1,
+            "beta2": beta2,
+            "rest1": 1 - beta1,
+            "rest2": 1 - beta2,
+            "decay": 1 - lr * weight_decay,
+            "step_size": lr / (1 - beta1**step),
+            "root_scale": (1 - beta2**step) ** -0.5,
+            "eps": self.eps,
+        }
+        if self._library:
+            self._run(f"adam_{_NAMES[source.dtype]}_{_NAMES[grad.dtype]}", tensors, factors)
+        else:
+            for start in range(0, len(source), FALLBACK_CHUNK):
+                part = {name: tensor[start : start + FALLBACK_CHUNK] for name, tensor in tensors.items()}
+                _update(**part, **factors)
+
+    def square_sum(self, grad: Tensor) -> float:
+        """The sum of squares of a flat buffer, in double and in a fixed order."""
+        sums = torch.empty(-(-len(grad) // CHUNK), dtype=torch.float64)
+        if self._library:
+            self._run(f"square_sum_{_NAMES[grad.dtype]}", {"grad": grad, "target": sums}, {})
+        else:
+            for start in range(0, len(grad), FALLBACK_CHUNK):
+                part = _square_sums(grad[start : start + FALLBACK_CHUNK])
+                sums[start // CHUNK :][: len(part)] = part
+        return math.fsum(sums.tolist())
+
+    def traffic(self, **tensors: Tensor) -> None:
+        """Moves the bytes that `update` moves for bfloat16 tensors; their contents are lost.
+
+        The yardstick for the bandwidth of `update`, in the native path only.
+        """
+        self._run("traffic_bf16_bf16", tensors, {})
+
+    def _run(self, name: str, tensors: dict[str, Tensor], factors: dict[str, float]) -> None:
+        count = len(tensors["grad"])
+        assert all(t.is_cpu and t.dim() == 1 and t.is_contiguous() for t in tensors.values())
+        assert all(len(t) == count for t in tensors.values()) or name.startswith("square_sum")
+        job = _Job(count=count, **{name: t.data_ptr() for name, t in tensors.items()}, **factors)
+        entry = getattr(self._library, name)
+        workers = [
+            self._pool.submit(entry, ctypes.byref(job)) for _ in range(min(self.threads, -(-count // CHUNK)))
+        ]
+        wait(workers)  # all of them, before an error lets go of the buffers
+        for worker in workers:
+            worker.result()
+
+
+def _update(
+    *,
+    source: Tensor,
+    target: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    remainder: Tensor | None = None,
+    **factors: float,
+) -> None:
+    """A chunk of the update, operation by operation as in adam.c: torch's fused ones round differently."""
+    f: Any = factors
+    g = grad.to(exp_avg.dtype) * f["grad_scale"]
+    exp_avg.mul_(f["beta1"]).add_(g * f["rest1"])
+    exp_avg_sq.mul_(f["beta2"]).add_(g.square_().mul_(f["rest2"]))
+    root = torch.from_numpy(np.sqrt(exp_avg_sq.numpy()))  # torch's, from a vector library, is not the nearest
+    change = (exp_avg * f["step_size"]).div_(root.mul_(f["root_scale"]).add_(f["eps"]))
+    if remainder is None:
+        torch.sub(source * f["decay"], change, out=target)
+    else:
+        split(join(source, remainder) * f["decay"] - change, target, remainder)
+
+
+def join(param: Tensor, remainder: Tensor) -> Tensor:
+    """The float32 master weights that a bfloat16 parameter and its remainder hold."""
+    high, low = param.view(torch.int16).int(), remainder.view(torch.int16).int()
+    return ((high << 16) + low).view(torch.float32)
+
+
+def split(master: Tensor, param: Tensor, remainder: Tensor) -> None:
+    """Writes float32 master weights as a bfloat16 parameter, rounded half up, and its remainder."""
+    bits = master.view(torch.int32)
+    param.view(torch.int16).copy_((bits + 0x8000) >> 16)
+    remainder.view(torch.int16).copy_(bits)
+
+
+def _square_sums(grad: Tensor) -> Tensor:
+    """The sums of squares of each chunk, added in the order of adam.c."""
+    padding = -len(grad) % CHUNK
+    squares = torch.nn.functional.pad(grad.double(), (0, padding)).square_().view(-1, CHUNK // LANES, LANES)
+    lanes = squares[:, 0].clone()
+    for row in range(1, CHUNK // LANES):
+        lanes += squares[:, row]
+    while lanes.shape[1] > 1:
+        lanes = lanes[:, : lanes.shape[1] // 2] + lanes[:, lanes.shape[1] // 2 :]
+    return lanes[:, 0]

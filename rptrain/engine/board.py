@@ -1,0 +1,68 @@
+"""Where threads tell each other that something was issued or finished: monotonic counters, one for each key.
+
+Every dependency between threads goes through here, so waiting can be released on failure, and a dump of who waits
+for what is one dictionary. A published payload is a device event that was already recorded (waiting on an event
+that was not recorded is a silent no-op), or a plain value, or None for work that is finished.
+"""
+
+import threading
+from collections.abc import Hashable
+from typing import Any
+
+from rptrain.engine.errors import Aborted
+
+HISTORY = 4  # payloads kept for each key; at most two iterations are under way
+
+
+class Board:
+    """Counters only grow, and by one; `publish` of n makes every wait for a number up to n return."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._counts: dict[Hashable, int] = {}
+        self._payloads: dict[Hashable, dict[int, Any]] = {}
+        self._waiting: dict[str, tuple[Hashable, int]] = {}
+        self._aborted = False
+
+    def publish(self, key: Hashable, number: int, payload: Any = None) -> None:
+        with self._changed:
+            assert number == self._counts.get(key, number - 1) + 1, (key, number, self._counts.get(key))
+            self._counts[key] = number
+            history = self._payloads.setdefault(key, {})
+            history[number] = payload
+            history.pop(number - HISTORY, None)
+            self._changed.notify_all()
+
+    def wait(self, key: Hashable, number: int) -> Any:
+        """Blocks until `number` was published under `key` and returns its payload. Raises Aborted.
+
+        A payload that is no longer kept is None: what is that old has finished.
+        """
+        with self._changed:
+            if self._counts.get(key, number - 1) < number:
+                name = threading.current_thread().name
+                self._waiting[name] = (key, number)
+                self._changed.wait_for(lambda: self._aborted or self._counts.get(key, number - 1) >= number)
+                del self._waiting[name]
+            if self._aborted:
+                raise Aborted
+            return self._payloads[key].get(number)
+
+    def ready(self, key: Hashable, number: int) -> bool:
+        with self._changed:
+            return self._counts.get(key, number - 1) >= number
+
+    def waiting(self) -> dict[str, tuple[Hashable, int]]:
+        """Which thread waits for what, now."""
+        with self._changed:
+            return dict(self._waiting)
+
+    def abort(self) -> None:
+        """Releases every present and future waiter with Aborted."""
+        with self._changed:
+            self._aborted = True
+            self._changed.notify_all()
+
+    @property
+    def aborted(self) -> bool:
+        return self._aborted

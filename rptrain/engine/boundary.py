@@ -1,0 +1,45 @@
+"""Host buffers of what passes between stages: one for each boundary and micro-batch of a round."""
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from rptrain.engine.memory import Arena, aligned
+from rptrain.plan.lower import Access, Boundaries
+
+
+class BoundaryBuffers:
+    """[T, D] tensors in host memory, and the numbers under which their accesses appear on the board.
+
+    A pass is one round of one iteration, counted from 0 over the run. The accesses of a buffer form one chain over
+    all passes; access k waits for access k - 1, whoever makes it. Boundary 0 has two sets, used in turn: the host
+    writes the embedding of the next pass while the gradient of this one still arrives.
+    """
+
+    def __init__(
+        self, bounds: Boundaries, round_size: int, tokens: int, hidden: int, dtype: torch.dtype, *, lock: bool
+    ) -> None:
+        self.chain = bounds.chain
+        self._round_size = round_size
+        self._arena = Arena(self.nbytes(bounds, round_size, tokens, hidden, dtype), lock=lock)
+        self._buffers = {
+            (boundary, parity, m): self._arena.take(tokens * hidden, dtype).view(tokens, hidden)
+            for boundary in bounds.chain
+            for parity in range(2 if boundary == 0 else 1)
+            for m in range(round_size)
+        }
+
+    @staticmethod
+    def nbytes(bounds: Boundaries, round_size: int, tokens: int, hidden: int, dtype: torch.dtype) -> int:
+        return (len(bounds.chain) + 1) * round_size * aligned(tokens * hidden * dtype.itemsize)
+
+    def locate(self, access: Access, pass_index: int, micro_batch: int) -> tuple[Tensor, Hashable, int]:
+        """The buffer, the board's key for it, and the number of this access in its chain."""
+        boundary, place = access.boundary, micro_batch % self._round_size
+        turn, parity = divmod(pass_index, 2) if boundary == 0 else (pass_index, 0)
+        number = turn * self.chain[boundary] + access.order
+        return self._buffers[boundary, parity, place], ("boundary", boundary, parity, place), number
+
+    def close(self) -> None:
+        self._arena.close()

@@ -1,0 +1,67 @@
+"""What the engine's threads share: the plan, the host's memory, the board. Nothing here has a thread of its own."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rptrain.engine.board import Board
+from rptrain.engine.boundary import BoundaryBuffers
+from rptrain.engine.device import Probe
+from rptrain.engine.errors import Aborted, EngineError
+from rptrain.engine.memory import ModelStore
+from rptrain.plan.lower import Boundaries
+from rptrain.plan.schedule import Plan, Slot
+
+
+@dataclass(frozen=True)
+class Span:
+    """A micro-batch's computation in a slot; the times are on `time.perf_counter`'s scale."""
+
+    iteration: int
+    slot: Slot
+    micro_batch: int
+    start: Callable[[], float]
+    end: Callable[[], float]
+
+
+@dataclass
+class Context:
+    """Shared by the engine's threads. Board keys: ("boundary", ...), ("grad", unit), ("version", unit), ("loss", round),
+    ("step",). Version v of a unit holds the weights after v steps, its payload is the index of its generation.
+    """
+
+    plan: Plan
+    bounds: Boundaries
+    store: ModelStore
+    buffers: BoundaryBuffers
+    lag: int  # 1 in async: iteration n reads version n - 1; 0 in sync: version n
+    probe: Probe | None
+    trace: list[Span] | None
+    board: Board = field(default_factory=Board)
+    failure: EngineError | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """Keeps the first failure with where it happened, and releases every thread that waits."""
+        with self._lock:
+            if self.failure is None:
+                thread = threading.current_thread().name
+                self.failure = EngineError(f"{thread}, {where}: {type(error).__name__}: {error}")
+                self.failure.__cause__ = error
+        self.board.abort()
+
+    def aborted(self) -> bool:
+        return self.board.aborted
+
+    def read_version(self, iteration: int) -> int:
+        """The version of the weights that an iteration computes with."""
+        return iteration - self.lag
+
+    def guard(self, where: Callable[[], str], main: Callable[[], None]) -> None:
+        """Runs a thread's main function; what it raises becomes the engine's failure."""
+        try:
+            main()
+        except Aborted:
+            return
+        except BaseException as error:  # noqa: BLE001 - re-raised in the caller's thread
+            self.fail(where(), error)

@@ -1,0 +1,89 @@
+"""A GPU as a device: five CUDA streams, memory from the framework's allocator under a limit, timing events."""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rptrain.engine.device import STREAMS, Event, Probe
+
+
+class CudaStream:
+    """Runs work at once, as the launches that it makes are asynchronous and ordered by the stream."""
+
+    def __init__(self, device: "CudaDevice") -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device.torch_device)
+
+    def run(self, where: str, work: Callable[[], object]) -> None:
+        if self._device.probe is not None:
+            self._device.probe(where)
+        with torch.cuda.stream(self._stream):
+            work()
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, torch.cuda.Event)
+        self._stream.wait_event(event)
+
+    def record(self) -> torch.cuda.Event:
+        return self._stream.record_event()
+
+    def mark(self) -> Callable[[], float]:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return lambda: self._device.seconds(event)
+
+
+class CudaDevice:
+    """One GPU. `limit` caps what the framework's allocator may take, in bytes, the context not included."""
+
+    def __init__(self, index: int, limit: int | None = None, probe: Probe | None = None) -> None:
+        self.name = f"cuda:{index}"
+        self.probe = probe
+        self._device = torch.device("cuda", index)
+        total = torch.cuda.get_device_properties(index).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total) if limit else 1.0, index)
+        with torch.cuda.device(index):
+            streams = {name: CudaStream(self) for name in STREAMS}
+            self._origin = torch.cuda.Event(enable_timing=True)
+            self._origin.record()
+            self._origin.synchronize()
+            self._origin_seconds = time.perf_counter()
+        self.compute = streams["compute"]
+        self.param_upload = streams["param_upload"]
+        self.grad_download = streams["grad_download"]
+        self.activation_upload = streams["activation_upload"]
+        self.activation_download = streams["activation_download"]
+
+    @property
+    def torch_device(self) -> torch.device:
+        return self._device
+
+    def enter(self) -> None:
+        torch.cuda.set_device(self._device)
+
+    def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(numel, dtype=dtype, device=self._device)
+
+    def seconds(self, event: torch.cuda.Event) -> float:
+        """When a timing event passed, on `time.perf_counter`'s scale; waits for it."""
+        event.synchronize()
+        return self._origin_seconds + self._origin.elapsed_time(event) / 1e3
+
+    def close(self) -> None:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.set_per_process_memory_fraction(1.0, self._device)
+        with torch.cuda.device(self._device):
+            torch.cuda.empty_cache()
+
+
+def context_bytes(index: int) -> int:
+    """What the driver counts for this process beside the framework's allocator: context and libraries."""
+    with torch.cuda.device(index):
+        a = torch.ones(256, 256, dtype=torch.bfloat16, device=f"cuda:{index}")
+        torch.mm(a, a)  # loads the matrix library, whose workspace is part of the allocator's count
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        del a
+        return total - free - torch.cuda.memory_reserved(index)

@@ -1,0 +1,161 @@
+"""A device is five ordered streams and memory; the CPU one behaves as a GPU does, with a thread for each stream."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rptrain.engine.errors import Aborted
+
+Probe = Callable[[str], None]  # called with a place's name; tests delay or fail there
+
+
+class Event(Protocol):
+    """A point in a stream."""
+
+    def synchronize(self) -> None:
+        """Blocks the calling thread until the stream has passed the point."""
+        ...
+
+
+class Stream(Protocol):
+    """An ordered queue of work. Nothing that is passed to `run` may be waited for but through an event."""
+
+    def run(self, where: str, work: Callable[[], object]) -> None:
+        """Appends work; `where` names it in errors."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """What is appended after this starts once `event`, of any device, has passed."""
+        ...
+
+    def record(self) -> Event: ...
+
+    def mark(self) -> Callable[[], float]:
+        """Appends a time stamp; once it has passed, the result gives seconds on `time.perf_counter`'s scale."""
+        ...
+
+
+class Device(Protocol):
+    """One worker's device. Used by one thread, but for events."""
+
+    name: str
+    compute: Stream
+    param_upload: Stream
+    grad_download: Stream
+    activation_upload: Stream
+    activation_download: Stream
+
+    @property
+    def torch_device(self) -> torch.device: ...
+
+    def enter(self) -> None:
+        """Makes the device current in the calling thread."""
+        ...
+
+    def empty(self, numel: int, dtype: torch.dtype) -> Tensor: ...
+
+    def close(self) -> None:
+        """Waits for the streams to end and gives their threads back."""
+        ...
+
+
+STREAMS = ("compute", "param_upload", "grad_download", "activation_upload", "activation_download")
+
+
+class CpuEvent:
+    def __init__(self, aborted: Callable[[], bool]) -> None:
+        self._passed = threading.Event()
+        self._aborted = aborted
+
+    def set(self) -> None:
+        self._passed.set()
+
+    def synchronize(self) -> None:
+        while not self._passed.wait(0.1):  # a stream that failed never reaches the event
+            if self._aborted():
+                raise Aborted
+
+
+class CpuStream:
+    """A thread that works through a queue in order."""
+
+    def __init__(
+        self, name: str, aborted: Callable[[], bool], fail: Callable[[str, BaseException], None], probe: Probe | None
+    ) -> None:
+        self._aborted, self._fail, self._probe = aborted, fail, probe
+        self._queue: queue.SimpleQueue[tuple[str, Callable[[], object]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        while (item := self._queue.get()) is not None:
+            where, work = item
+            if self._aborted():
+                continue
+            try:
+                if self._probe is not None and where:
+                    self._probe(where)
+                work()
+            except Aborted:
+                continue
+            except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
+                self._fail(where, error)
+
+    def run(self, where: str, work: Callable[[], object]) -> None:
+        self._queue.put((where, work))
+
+    def wait(self, event: Event) -> None:
+        self._queue.put(("", event.synchronize))
+
+    def record(self) -> CpuEvent:
+        event = CpuEvent(self._aborted)
+        self._queue.put(("", event.set))
+        return event
+
+    def mark(self) -> Callable[[], float]:
+        stamp: list[float] = []
+        self._queue.put(("", lambda: stamp.append(time.perf_counter())))
+        return lambda: stamp[0]
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+
+class CpuDevice:
+    """A worker on the CPU. Each operation uses one thread: sums must not depend on how many workers there are."""
+
+    def __init__(
+        self,
+        name: str,
+        aborted: Callable[[], bool],
+        fail: Callable[[str, BaseException], None],
+        probe: Probe | None = None,
+    ) -> None:
+        self.name = name
+        streams = {s: CpuStream(f"{name} {s}", aborted, fail, probe) for s in STREAMS}
+        self._streams = tuple(streams.values())
+        self.compute = streams["compute"]
+        self.param_upload = streams["param_upload"]
+        self.grad_download = streams["grad_download"]
+        self.activation_upload = streams["activation_upload"]
+        self.activation_download = streams["activation_download"]
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def enter(self) -> None:
+        """The CPU is always current."""
+
+    def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(numel, dtype=dtype)
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()

@@ -1,0 +1,195 @@
+"""The engine: owns devices, threads and memory, and is driven by two calls, `forward_backward` and `step`."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from rptrain.data.batch import Batch
+from rptrain.engine.adam import CpuAdam
+from rptrain.engine.boundary import BoundaryBuffers
+from rptrain.engine.context import Context, Span
+from rptrain.engine.cuda import CudaDevice
+from rptrain.engine.device import CpuDevice, Device, Probe
+from rptrain.engine.embedding import EmbeddingWorker
+from rptrain.engine.errors import Aborted
+from rptrain.engine.footprint import Shapes, footprint
+from rptrain.engine.iteration import Pending, StepRequest, StepResult, make_iteration
+from rptrain.engine.memory import ModelStore, accumulate_dtype
+from rptrain.engine.optimizer import OptimizerWorker
+from rptrain.engine.worker import Worker
+from rptrain.plan.lower import boundaries
+from rptrain.plan.schedule import Plan
+from rptrain.plan.validate import validate
+
+
+AHEAD = 2  # iterations under way at once: one that ends, one that begins
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """AdamW with decoupled weight decay. `asynchronous` is the paper's staleness-1 update."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 0.0  # 0: no clipping
+    asynchronous: bool = True
+    threads: int | None = None
+
+
+class Engine:
+    """Trains the model in `store` on `devices` as `plan` says. Context manager; not to be shared by threads.
+
+    Call n of `forward_backward` reads the weights after step n - 1 in sync, after step n - 2 in async; step n uses
+    the gradients of call n. Both return at once: results are handles, and an error of any thread is raised by the
+    next call or handle as EngineError.
+    """
+
+    def __init__(
+        self,
+        store: ModelStore,
+        plan: Plan,
+        devices: Sequence[str],
+        optimizer: Optimizer,
+        *,
+        tokens: int,
+        length: int,
+        applied: int = 0,
+        device_limit: int | None = None,
+        probe: Probe | None = None,
+        trace: bool = False,
+    ) -> None:
+        validate(plan, len(store.spec.stack))
+        assert len(devices) == plan.devices
+        self._threads_before = torch.get_num_threads()
+        torch.set_num_threads(1)  # one for each worker: what is summed must not depend on how many there are
+        self.plan, self.store = plan, store
+        self._tokens = tokens
+        self._cuda = any(name.startswith("cuda") for name in devices)
+        self._next = 0
+        self._steps = 0
+        self._devices: list[Device] = []
+        self._threads: list[Worker | OptimizerWorker | EmbeddingWorker] = []
+        self.spans: list[Span] = []
+        bounds = boundaries(plan.stages)
+        buffers = BoundaryBuffers(
+            bounds, plan.round_size, tokens, store.spec.hidden_size, store.dtype, lock=self._cuda
+        )
+        self._context = Context(
+            plan, bounds, store, buffers, int(optimizer.asynchronous), probe, self.spans if trace else None
+        )
+        for index, state in enumerate(store.units):
+            for version, generation in ((-1, state.previous), (0, state.current)):
+                self._context.board.publish(("version", index), version, generation)
+        shapes = Shapes(tokens, length, plan.micro_batches, store.dtype, plan.rounds > 1)
+        sizes = footprint(store.spec, plan.stages, shapes)
+        for name in devices:
+            self._devices.append(self._open(name, device_limit, probe))
+        self._adam = CpuAdam(optimizer.betas, optimizer.eps, optimizer.threads)
+        self._optimizer = OptimizerWorker(
+            self._context,
+            self._adam,
+            weight_decay=optimizer.weight_decay,
+            max_grad_norm=optimizer.max_grad_norm,
+            applied=applied,
+        )
+        workers = [Worker(self._context, i, device, sizes, tokens) for i, device in enumerate(self._devices)]
+        self._threads = [self._optimizer, EmbeddingWorker(self._context), *workers]
+
+    def _open(self, name: str, limit: int | None, probe: Probe | None) -> Device:
+        kind, _, index = name.partition(":")
+        if kind == "cuda":
+            return CudaDevice(int(index), limit, probe)
+        return CpuDevice(name, self._context.aborted, self._context.fail, probe)
+
+    @property
+    def applied(self) -> int:
+        """Steps that were not skipped, over the whole training; complete after `synchronize`."""
+        return self._optimizer.applied
+
+    def forward_backward(self, batch: Batch) -> Pending:
+        """Starts an iteration; the handle gives the loss, a float: the mean over the batch's supervised tokens."""
+        self._check()
+        expected = (self.plan.micro_batches, self._tokens)
+        if tuple(batch.input_ids.shape) != expected:
+            raise ValueError(f"the batch is {tuple(batch.input_ids.shape)}, the plan is for {expected}")
+        if self._next != self._steps:
+            raise RuntimeError("forward_backward was called twice without step between")
+        if self._next >= AHEAD:
+            self._wait(("step",), self._next - AHEAD)
+        dtype = accumulate_dtype(self.store.dtype)
+        iteration = make_iteration(self._next, batch, dtype, pin=self._cuda)
+        self._next += 1
+        for thread in self._threads:
+            thread.submit(iteration)
+
+        def loss() -> float:
+            for r in range(self.plan.rounds):
+                event = self._wait(("loss", r), iteration.number)
+                if event is not None:
+                    event.synchronize()
+            self._check()
+            return iteration.losses.double().sum().item() / max(batch.supervised, 1)
+
+        return Pending(loss)
+
+    def step(self, learning_rate: float) -> Pending:
+        """Lets the optimizer apply the gradients of the last `forward_backward`; the handle gives a StepResult."""
+        self._check()
+        if self._steps != self._next - 1:
+            raise RuntimeError("step was called without forward_backward before")
+        number = self._steps
+        self._steps += 1
+        request = StepRequest(learning_rate)
+        self._optimizer.submit(request)
+
+        def result() -> StepResult:
+            self._wait(("step",), number)
+            assert request.result is not None
+            return request.result
+
+        return Pending(result)
+
+    def synchronize(self) -> None:
+        """Waits until every step was applied: `store` then holds W_T (and, in async, W_{T-1})."""
+        if self._steps:
+            self._wait(("step",), self._steps - 1)
+        self._check()
+
+    def waiting(self) -> dict[str, tuple[object, int]]:
+        """Which thread waits for what, now."""
+        return self._context.board.waiting()
+
+    def _wait(self, key: Hashable, number: int) -> Any:
+        try:
+            return self._context.board.wait(key, number)
+        except Aborted:
+            self._check()
+            raise
+
+    def _check(self) -> None:
+        if self._context.failure is not None:
+            raise self._context.failure
+
+    def close(self) -> None:
+        """Ends the threads, after what was submitted if all is well, at once if a thread failed, and frees memory."""
+        for thread in self._threads:
+            thread.submit(None)
+        for thread in self._threads:
+            thread.join()
+        for device in self._devices:
+            device.close()
+        self._adam.close()
+        self._context.buffers.close()
+        torch.set_num_threads(self._threads_before)
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self._context.board.abort()  # nobody waits for what is still under way
+        self.close()

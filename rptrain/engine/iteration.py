@@ -1,0 +1,88 @@
+"""What travels through the engine's queues: an iteration's inputs, and the handles of its results."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import floor, log2
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rptrain.data.batch import Batch
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One call of `forward_backward`; `number` counts from 0 since the engine was opened."""
+
+    number: int
+    input_ids: Tensor  # int64 [M, T]
+    positions: Tensor  # int64 [M, T]
+    labels: Tensor  # int64 [M, T]
+    cu_seqlens: Tensor  # int32 [M, T + 1]; the first len(documents[m]) + 1 entries count
+    documents: tuple[tuple[int, ...], ...]
+    rows: int
+    length: int
+    supervised: int
+    losses: Tensor  # [M], sums over each micro-batch, written by the fused stage's device
+
+    @property
+    def scale(self) -> float:
+        """What losses are multiplied by on the device: a power of two, so that nothing is rounded."""
+        return 2.0 ** -floor(log2(max(self.supervised, 1)))
+
+    @property
+    def rest(self) -> float:
+        """What is left of 1 / supervised; the optimizer applies it together with clipping."""
+        return 1.0 / (self.scale * max(self.supervised, 1))
+
+
+def make_iteration(number: int, batch: Batch, dtype: torch.dtype, *, pin: bool) -> Iteration:
+    """Copies a batch's index tensors to where devices can read them at their leisure."""
+    micro_batches, tokens = batch.input_ids.shape
+    cu_seqlens = torch.zeros(micro_batches, tokens + 1, dtype=torch.int32)
+    for m, lengths in enumerate(batch.documents):
+        cu_seqlens[m, 1 : len(lengths) + 1] = torch.tensor(lengths).cumsum(0)
+    losses = torch.zeros(micro_batches, dtype=dtype)
+
+    def place(tensor: Tensor) -> Tensor:
+        return tensor.pin_memory() if pin else tensor
+
+    return Iteration(
+        number,
+        batch.input_ids,
+        place(batch.positions),
+        place(batch.labels),
+        place(cu_seqlens),
+        batch.documents,
+        batch.rows,
+        batch.length,
+        batch.supervised,
+        place(losses),
+    )
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What an optimizer step did. `grad_norm` is before clipping; a step with non-finite gradients is skipped."""
+
+    grad_norm: float
+    skipped: bool
+
+
+@dataclass
+class StepRequest:
+    """One call of `step`; `result` is there once the step was published."""
+
+    learning_rate: float
+    result: StepResult | None = None
+
+
+class Pending:
+    """A result that is still being computed; `result()` waits for it and raises what went wrong."""
+
+    def __init__(self, wait: Callable[[], Any]) -> None:
+        self._wait = wait
+
+    def result(self) -> Any:
+        return self._wait()

@@ -1,0 +1,191 @@
+"""Host memory: every unit's flat parameter, gradient and optimizer buffers, and the arena they lie in."""
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+import torch
+from torch import Tensor
+
+from rptrain.models.spec import ModelSpec, Unit
+
+ALIGNMENT = 256  # bytes
+CHUNK = 1 << 30  # bytes registered at once: a failure names a place, and no call takes seconds
+PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device
+
+
+def aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class Arena:
+    """Host memory of an exact size, cut into tensors; page-locked for CUDA.
+
+    It is mapped and then registered, as the framework's pinned allocator rounds sizes up to powers of two. If the
+    system refuses to lock it, the memory stays pageable and `locked` says so. Context manager.
+    """
+
+    def __init__(self, nbytes: int, *, lock: bool) -> None:
+        self._size = max(aligned(nbytes), mmap.PAGESIZE)
+        self._map = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._map.madvise(mmap.MADV_HUGEPAGE)  # first touch and registration at memory speed
+        self._map.madvise(mmap.MADV_DONTFORK)
+        self._base = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._used = 0
+        self._registered: list[int] = []
+        self.locked = lock and self._register()
+
+    def take(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """The next `numel` elements, zero-filled, aligned to 256 bytes."""
+        nbytes = numel * dtype.itemsize
+        assert self._used + nbytes <= self._size, (self._used, nbytes, self._size)
+        piece = self._base[self._used : self._used + nbytes].view(dtype)
+        self._used += aligned(nbytes)
+        return piece
+
+    def _register(self) -> bool:
+        cudart = torch.cuda.cudart()
+        address = self._base.data_ptr()
+        for offset in range(0, self._size, CHUNK):
+            size = min(CHUNK, self._size - offset)
+            if int(cudart.cudaHostRegister(address + offset, size, PORTABLE)) != 0:
+                self._unregister()
+                return False
+            self._registered.append(address + offset)
+        return True
+
+    def _unregister(self) -> None:
+        while self._registered:
+            torch.cuda.cudart().cudaHostUnregister(self._registered.pop())
+
+    def close(self) -> None:
+        """Unlocks the memory; it is unmapped when its last tensor is gone (never before it is unlocked)."""
+        self._unregister()
+
+    def __enter__(self) -> "Arena":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+@dataclass
+class UnitState:
+    """One unit's flat buffers, all of `unit.numel` elements.
+
+    `params` holds two generations in async (one is read by the devices while the optimizer writes the other)
+    and one in sync; `current` is the index of the newest, W_T. A bfloat16 parameter and `remainder` hold a
+    float32 master weight exactly: its bits, plus 0x8000, shifted right by 16, are the parameter; its low 16
+    bits are the remainder. For float32 and float64 the parameter is the master and `remainder` is None.
+    """
+
+    unit: Unit
+    params: list[Tensor]
+    grad: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    remainder: Tensor | None
+    current: int = 0
+    views: list[dict[str, Tensor]] = field(default_factory=list)  # params by name, for each generation
+
+    def __post_init__(self) -> None:
+        self.views = [self.unit.views(flat) for flat in self.params]
+
+    @property
+    def previous(self) -> int:
+        """Index of W_{T-1}; the same as `current` where one generation is kept."""
+        return (self.current + 1) % len(self.params)
+
+
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What gradients accumulate in on a device, and what moments are kept in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class ModelStore:
+    """The host's copy of a model and its training state: one UnitState for each unit of the spec, in order.
+
+    Bytes a parameter, bfloat16: sync 2 + 2 + 2 + 8 = 14, async 16; with several rounds the gradient is kept as
+    the float32 partial sum, 2 more.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, dtype: torch.dtype, *, generations: int, wide_grad: bool = False, lock: bool = False
+    ) -> None:
+        self.spec, self.dtype = spec, dtype
+        self._layout = _layout(dtype, generations, wide_grad)
+        self._arena = Arena(self.nbytes(spec, dtype, generations=generations, wide_grad=wide_grad), lock=lock)
+        self.units = [self._unit(unit) for unit in spec.units]
+
+    @staticmethod
+    def nbytes(spec: ModelSpec, dtype: torch.dtype, *, generations: int, wide_grad: bool = False) -> int:
+        layout = _layout(dtype, generations, wide_grad)
+        return sum(aligned(unit.numel * kind.itemsize) for unit in spec.units for _, kind in layout)
+
+    @property
+    def locked(self) -> bool:
+        return self._arena.locked
+
+    def _unit(self, unit: Unit) -> UnitState:
+        buffers: dict[str, list[Tensor]] = {}
+        for name, dtype in self._layout:
+            buffers.setdefault(name, []).append(self._arena.take(unit.numel, dtype))
+        return UnitState(
+            unit,
+            params=buffers["params"],
+            grad=buffers["grad"][0],
+            exp_avg=buffers["exp_avg"][0],
+            exp_avg_sq=buffers["exp_avg_sq"][0],
+            remainder=buffers["remainder"][0] if "remainder" in buffers else None,
+        )
+
+    def view(self, unit: int, name: str) -> Tensor:
+        """A parameter of the newest generation, W_T."""
+        state = self.units[unit]
+        return state.views[state.current][name]
+
+    def weights(self, unit: int) -> dict[str, Tensor]:
+        """Every parameter of a unit, newest generation."""
+        state = self.units[unit]
+        return state.views[state.current]
+
+    def loaded(self) -> None:
+        """To be called once weights were written through `view`: fills the other generation, W_{-1} = W_0."""
+        for state in self.units:
+            for index, flat in enumerate(state.params):
+                if index != state.current:
+                    flat.copy_(state.params[state.current])
+
+    def close(self) -> None:
+        self._arena.close()
+
+    def __enter__(self) -> "ModelStore":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _layout(dtype: torch.dtype, generations: int, wide_grad: bool) -> Sequence[tuple[str, torch.dtype]]:
+    wide = accumulate_dtype(dtype)
+    layout = [("params", dtype)] * generations
+    layout += [("grad", wide if wide_grad else dtype), ("exp_avg", wide), ("exp_avg_sq", wide)]
+    return [*layout, ("remainder", torch.int16)] if dtype == torch.bfloat16 else layout
+
+
+def available_bytes() -> int:
+    """Host memory that this process may still take: the free memory, or what its control group has left."""
+    free = psutil.virtual_memory().available
+    for limit_file, used_file in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        if not Path(limit_file).exists():
+            continue
+        limit, used = Path(limit_file).read_text().strip(), int(Path(used_file).read_text())
+        if limit != "max":
+            free = min(free, int(limit) - used)
+    return free

@@ -1,0 +1,148 @@
+"""The optimizer's thread: gradients in, the next version of each unit out, and the host's side of the embedding.
+
+The paper's five ordering constraints (section 4.3.1) hold without a barrier:
+(1) a unit's weights are written only after the devices uploaded them: its gradient, which is awaited, was computed
+    from the last of those uploads, and the generation that is written is not the one the next iteration reads;
+(2) devices upload version v of a unit only once it was published here;
+(3) a gradient is read only after the event behind its last download;
+(4) devices download into a unit's gradient only once the version made from the last one was published;
+(5) one thread, one step after the other.
+"""
+
+import math
+import queue
+import threading
+from collections.abc import Sequence
+
+from rptrain.engine.adam import CpuAdam
+from rptrain.engine.context import Context
+from rptrain.engine.embedding import RowGradients
+from rptrain.engine.iteration import Iteration, StepRequest, StepResult
+from rptrain.engine.memory import UnitState
+from rptrain.models.spec import Unit
+from rptrain.plan.lower import Access
+
+
+class OptimizerWorker:
+    """Takes an iteration, then its step, in turn; publishes ("version", unit) and ("step",)."""
+
+    def __init__(
+        self, context: Context, adam: CpuAdam, *, weight_decay: float, max_grad_norm: float, applied: int
+    ) -> None:
+        self._context, self._adam = context, adam
+        self._weight_decay, self._max_grad_norm = weight_decay, max_grad_norm
+        self.applied = applied  # steps that were not skipped, over the whole training: bias correction counts them
+        self._rows = RowGradients(context.store.units[0], tied=context.store.spec.tied)
+        self._where = "waiting"
+        self._queue: queue.SimpleQueue[Iteration | StepRequest | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=context.guard, args=(lambda: self._where, self._main), name="optimizer", daemon=True
+        )
+        self._thread.start()
+
+    def submit(self, item: Iteration | StepRequest | None) -> None:
+        """An iteration, the step that follows it, or None to end."""
+        self._queue.put(item)
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _main(self) -> None:
+        while isinstance(iteration := self._queue.get(), Iteration):
+            square_sum = self._collect(iteration)
+            request = self._queue.get()
+            if not isinstance(request, StepRequest):
+                return
+            norm = math.sqrt(square_sum) * iteration.rest
+            request.result = StepResult(norm, skipped=not math.isfinite(norm))
+            self._update(iteration, request.learning_rate, request.result)
+            self._context.board.publish(("step",), iteration.number)
+
+    def _collect(self, iteration: Iteration) -> float:
+        """Waits for each unit's gradient in the order in which backward stages finish; the sum of their squares."""
+        context, rounds = self._context, self._context.plan.rounds
+        for r in range(rounds - 1):
+            self._collect_rows(iteration, r)
+        sums = {}
+        for unit in self._arrival_order():
+            self._where = f"gradient of {context.store.spec.units[unit].name}"
+            context.board.wait(("grad", unit), iteration.number * rounds + rounds - 1).synchronize()
+            if unit != 0:
+                sums[unit] = self._adam.square_sum(context.store.units[unit].grad)
+        self._collect_rows(iteration, rounds - 1)
+        self._rows.apply()
+        sums[0] = self._adam.square_sum(context.store.units[0].grad)
+        return math.fsum(sums[unit] for unit in sorted(sums))
+
+    def _collect_rows(self, iteration: Iteration, r: int) -> None:
+        """The gradients of the embedding's outputs, which are the last to arrive in a round."""
+        context = self._context
+        self._where = "gradient rows of the embedding"
+        last = Access(0, context.bounds.chain[0] - 1)
+        pass_index = iteration.number * context.plan.rounds + r
+        micro_batches = range(r * context.plan.round_size, (r + 1) * context.plan.round_size)
+        located = [context.buffers.locate(last, pass_index, m) for m in micro_batches]
+        for _, key, number in located:
+            context.board.wait(key, number - 1).synchronize()
+        self._rows.add(iteration.input_ids[micro_batches.start : micro_batches.stop], [b for b, _, _ in located])
+        for _, key, number in located:
+            context.board.publish(key, number)
+
+    def _arrival_order(self) -> Sequence[int]:
+        stack = self._context.store.spec.stack
+        return [unit for layer in reversed(stack) for unit in layer.units]
+
+    def _update_order(self) -> Sequence[int]:
+        """Sync: as the next forward reads them. Async: as the running iteration rewrites the gradients."""
+        units = range(len(self._context.store.units))
+        if not self._context.lag:
+            return units
+        arrival = self._arrival_order()
+        return [*arrival, *(unit for unit in units if unit not in arrival)]
+
+    def _update(self, iteration: Iteration, rate: float, result: StepResult) -> None:
+        """Clips as torch.nn.utils.clip_grad_norm_ does and applies AdamW; a skipped step flips no generation."""
+        context = self._context
+        factor = iteration.rest
+        if self._max_grad_norm:
+            factor *= min(1.0, self._max_grad_norm / (result.grad_norm + 1e-6))
+        if not result.skipped:
+            self.applied += 1
+        for index in self._update_order():
+            state = context.store.units[index]
+            self._where = f"update of {state.unit.name}"
+            if context.probe is not None:
+                context.probe(f"optimizer {self._where}")
+            if not result.skipped:
+                self._update_unit(state, rate, factor)
+            context.board.publish(("version", index), iteration.number + 1, state.current)
+
+    def _update_unit(self, state: UnitState, rate: float, factor: float) -> None:
+        source, target = state.params[state.current], state.params[state.previous]
+        for part, weight_decay in _decay_ranges(state.unit, self._weight_decay):
+            self._adam.update(
+                source=source[part],
+                target=target[part],
+                remainder=None if state.remainder is None else state.remainder[part],
+                grad=state.grad[part],
+                exp_avg=state.exp_avg[part],
+                exp_avg_sq=state.exp_avg_sq[part],
+                lr=rate,
+                weight_decay=weight_decay,
+                step=self.applied,
+                grad_scale=factor,
+            )
+        state.current = state.previous
+
+
+def _decay_ranges(unit: Unit, weight_decay: float) -> list[tuple[slice, float]]:
+    """A unit's flat buffer as ranges of equal weight decay; padding goes with the parameter before it."""
+    ranges: list[tuple[slice, float]] = []
+    segments = unit.segments
+    for segment, stop in zip(segments, [*(s.offset for s in segments[1:]), unit.numel], strict=True):
+        decay = weight_decay if segment.param.decay else 0.0
+        if ranges and ranges[-1][1] == decay:
+            ranges[-1] = (slice(ranges[-1][0].start, stop), decay)
+        else:
+            ranges.append((slice(segment.offset, stop), decay))
+    return ranges

@@ -1,0 +1,322 @@
+"""A device's thread: takes the slots that the plan gives its device and issues their transfers and computation."""
+
+import queue
+import threading
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rptrain.engine.context import Context, Span
+from rptrain.engine.device import Device, Event, Stream
+from rptrain.engine.footprint import RING, Footprint
+from rptrain.engine.iteration import Iteration
+from rptrain.engine.memory import accumulate_dtype
+from rptrain.engine.transfer import Download, StageLayout, Upload
+from rptrain.models.spec import MicroBatch, ModelSpec
+from rptrain.plan.lower import Access
+from rptrain.plan.schedule import Slot
+
+
+class Ring:
+    """Buffers used in turn; an entry's next writer waits for its last reader."""
+
+    def __init__(self, buffers: list[Tensor]) -> None:
+        self._buffers = buffers
+        self._free: list[Event | None] = [None] * len(buffers)
+        self._next = 0
+
+    def claim(self, writer: Stream) -> tuple[int, Tensor]:
+        entry = self._next
+        self._next = (entry + 1) % len(self._buffers)
+        free = self._free[entry]
+        if free is not None:
+            writer.wait(free)
+        return entry, self._buffers[entry]
+
+    def release(self, entry: int, read: Event) -> None:
+        self._free[entry] = read
+
+
+class Indices:
+    """The batch's index tensors on the device, for two iterations in turn."""
+
+    def __init__(self, device: Device, micro_batches: int, tokens: int) -> None:
+        def empty(width: int, dtype: torch.dtype) -> list[Tensor]:
+            return [device.empty(micro_batches * width, dtype).view(micro_batches, width) for _ in range(2)]
+
+        self.positions = empty(tokens, torch.int64)
+        self.labels = empty(tokens, torch.int64)
+        self.cu_seqlens = empty(tokens + 1, torch.int32)
+        self.read: list[Event | None] = [None, None]
+
+
+class Worker:
+    """One thread and one device. `submit` hands it iterations in order; `close` ends it."""
+
+    def __init__(self, context: Context, index: int, device: Device, sizes: Footprint, tokens: int) -> None:
+        self._context, self._index, self._device = context, index, device
+        spec: ModelSpec = context.store.spec
+        dtype, wide = context.store.dtype, accumulate_dtype(context.store.dtype)
+        grad_dtype = context.store.units[0].grad.dtype
+        self._spec = spec
+        self._params = [device.empty(sizes.param_numel, dtype) for _ in range(2)]
+        self._param_read: list[Event | None] = [None, None]
+        self._sums = device.empty(sizes.grad_numel, wide)
+        self._grads = device.empty(sizes.grad_numel, grad_dtype)
+        self._grads_read: Event | None = None
+
+        def ring(entries: int) -> Ring:
+            boundary = (tokens, spec.hidden_size)
+            return Ring([device.empty(tokens * spec.hidden_size, dtype).view(boundary) for _ in range(entries)])
+
+        self._x, self._dy, self._out = ring(RING), ring(RING), ring(sizes.outputs)
+        self._indices = Indices(device, context.plan.micro_batches, tokens)
+        self._losses = device.empty(context.plan.micro_batches, wide)
+        self._inv_freq = torch.tensor(spec.inv_freq, dtype=wide).to(device.torch_device)
+        self._layouts = [StageLayout(context, stage) for stage in context.plan.stages]
+        self._download: Download | None = None
+        self._where = "waiting"
+        self._queue: queue.SimpleQueue[Iteration | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=context.guard, args=(lambda: self._where, self._main), name=device.name, daemon=True
+        )
+        self._thread.start()
+
+    def submit(self, iteration: Iteration | None) -> None:
+        """The next iteration; None ends the thread once it has issued what it has."""
+        self._queue.put(iteration)
+
+    def join(self) -> None:
+        self._thread.join()
+
+    # ---- the thread
+
+    def _main(self) -> None:
+        self._device.enter()
+        program = self._program()
+        number, slot = next(program)
+        upload = self._upload(number, slot, 0)
+        turn = 0
+        iteration = self._take()
+        while iteration is not None:
+            while iteration.number < number:  # iterations in which this device has no slot
+                iteration = self._take()
+                if iteration is None:
+                    return
+            following_number, following = next(program)
+            following_upload = self._upload(following_number, following, turn + 1)
+            self._where = str(slot)
+            self._run(iteration, slot, turn % 2, upload, following_upload)
+            turn += 1
+            slot, upload = following, following_upload
+            if following_number != number:
+                number = following_number
+                iteration = self._take()
+
+    def _program(self) -> Iterator[tuple[int, Slot]]:
+        number = 0
+        while True:
+            for slot in self._context.plan.slots(number):
+                if slot.device == self._index:
+                    yield number, slot
+            number += 1
+
+    def _take(self) -> Iteration | None:
+        """The next iteration; gradients that still wait for a window are not kept from the optimizer meanwhile."""
+        if self._queue.empty():
+            self._flush()
+        iteration = self._queue.get()
+        if iteration is None:
+            self._flush()
+            return None
+        indices, parity = self._indices, iteration.number % 2
+        stream, read = self._device.activation_upload, indices.read[parity]
+        if read is not None:
+            stream.wait(read)
+        for target, source in (
+            (indices.positions[parity], iteration.positions),
+            (indices.labels[parity], iteration.labels),
+            (indices.cu_seqlens[parity], iteration.cu_seqlens),
+        ):
+            stream.run("batch upload", lambda t=target, s=source: t.copy_(s, non_blocking=True))
+        return iteration
+
+    def _upload(self, number: int, slot: Slot, turn: int) -> Upload:
+        layout = self._layouts[slot.stage_index]
+        return Upload(self._context, self._device, layout, number, slot, self._params[turn % 2])
+
+    def _flush(self) -> None:
+        if self._download is not None:
+            self._download.flush()
+            self._grads_read = self._device.grad_download.record()
+            self._download = None
+
+    def _wait(self, key: Hashable, number: int) -> Any:
+        """A wait on another thread: never with gradients in hand, as the other may wait for the optimizer."""
+        if not self._context.board.ready(key, number):
+            self._flush()
+        return self._context.board.wait(key, number)
+
+    def _run(self, iteration: Iteration, slot: Slot, parity: int, upload: Upload, following: Upload) -> None:
+        device, stage = self._device, slot.stage
+        layout = self._layouts[slot.stage_index]
+        if upload.blocked_by() is not None:
+            self._flush()
+        device.compute.wait(upload.finish())
+        params = layout.bind(self._context, stage, self._params[parity])
+        sums = layout.bind(self._context, stage, self._sums) if stage.backward else []
+        if stage.backward:
+            self._start_sums(iteration, slot, layout)
+        done: Event | None = None
+        other = self._param_read[1 - parity]
+        if other is not None:
+            device.param_upload.wait(other)
+        for m in slot.micro_batches:
+            self._where = f"{slot} micro-batch {m}"
+            arrived, done, left = self._micro_batch(iteration, slot, m, params, sums)
+            following.issue(arrived)
+            if self._download is not None:
+                self._download.issue(left)
+        assert done is not None
+        self._param_read[parity] = done
+        self._indices.read[iteration.number % 2] = done
+        if stage.backward:
+            self._end_sums(iteration, slot, layout)
+        if stage.kind == "FB":
+            self._send_losses(iteration, slot, done)
+
+    def _micro_batch(
+        self, iteration: Iteration, slot: Slot, m: int, params: list[dict[str, Tensor]], sums: list[dict[str, Tensor]]
+    ) -> tuple[Event, Event, Event]:
+        """Issues one micro-batch; returns the events of its inputs' arrival, its computation, its outputs' leaving."""
+        device, context = self._device, self._context
+        io = context.bounds.stages[slot.stage_index]
+        pass_index = iteration.number * context.plan.rounds + slot.round
+        x_entry, x = self._receive(self._x, io.x_in, pass_index, m)
+        dy_entry, dy = self._receive(self._dy, io.dy_in, pass_index, m) if io.dy_in else (0, None)
+        arrived = device.activation_upload.record()
+        device.compute.wait(arrived)
+        accesses = io.x_out if io.dx_out is None else (io.dx_out,)
+        entries = [self._out.claim(device.compute) for _ in accesses]
+        outputs = {a.boundary: out for a, (_, out) in zip(accesses, entries, strict=True)}
+        start = device.compute.mark() if context.trace is not None else None
+        device.compute.run(
+            f"{slot} micro-batch {m}", lambda: self._compute(iteration, slot, m, params, sums, x, dy, outputs)
+        )
+        if start is not None and context.trace is not None:
+            context.trace.append(Span(iteration.number, slot, m, start, device.compute.mark()))
+        done = device.compute.record()
+        self._x.release(x_entry, done)
+        if dy is not None:
+            self._dy.release(dy_entry, done)
+        device.activation_download.wait(done)
+        left = done
+        for access, (entry, out) in zip(accesses, entries, strict=True):
+            left = self._send(access, pass_index, m, out)
+            self._out.release(entry, left)
+        return arrived, done, left
+
+    def _receive(self, ring: Ring, access: Access, pass_index: int, m: int) -> tuple[int, Tensor]:
+        stream = self._device.activation_upload
+        source, key, number = self._context.buffers.locate(access, pass_index, m)
+        written = self._wait(key, number - 1)
+        if written is not None:
+            stream.wait(written)
+        entry, target = ring.claim(stream)
+        stream.run(f"{self._where} input", lambda: target.copy_(source, non_blocking=True))
+        self._context.board.publish(key, number, stream.record())
+        return entry, target
+
+    def _send(self, access: Access, pass_index: int, m: int, source: Tensor) -> Event:
+        stream = self._device.activation_download
+        target, key, number = self._context.buffers.locate(access, pass_index, m)
+        read = self._wait(key, number - 1) if number else None
+        if read is not None:
+            stream.wait(read)
+        stream.run(f"{self._where} output", lambda: target.copy_(source, non_blocking=True))
+        sent = stream.record()
+        self._context.board.publish(key, number, sent)
+        return sent
+
+    def _compute(
+        self,
+        iteration: Iteration,
+        slot: Slot,
+        m: int,
+        params: list[dict[str, Tensor]],
+        sums: list[dict[str, Tensor]],
+        x: Tensor,
+        dy: Tensor | None,
+        outputs: dict[int, Tensor],
+    ) -> None:
+        """The stage on one micro-batch, inside the compute stream; recompute keeps each layer's saved tensors."""
+        stage = slot.stage
+        layers = self._spec.layers[stage.start : stage.stop]
+        mb = self._describe(iteration, m)
+        h = x
+        if not stage.backward:
+            for index, (layer, p) in enumerate(zip(layers, params, strict=True), stage.start + 1):
+                h = layer.forward(p, h, mb)
+                if index in outputs:
+                    outputs[index].copy_(h)
+            return
+        saved = []
+        for layer, p in zip(layers, params, strict=False):
+            h, kept = layer.forward_saved(p, h, mb)
+            saved.append(kept)
+        if stage.kind == "FB":
+            loss, dy = self._spec.head.loss_backward(params[-1], sums[-1], h, mb, iteration.scale)
+            self._losses[m].copy_(loss)
+        assert dy is not None
+        del h
+        for layer, p, g in zip(reversed(layers), params[: len(layers)][::-1], sums[: len(layers)][::-1], strict=True):
+            dy = layer.backward(p, g, saved.pop(), dy, mb)
+        outputs[stage.start].copy_(dy)
+
+    def _describe(self, iteration: Iteration, m: int) -> MicroBatch:
+        indices, parity, lengths = self._indices, iteration.number % 2, iteration.documents[m]
+        positions = indices.positions[parity][m]
+        angles = positions[:, None].to(self._inv_freq.dtype) * self._inv_freq
+        return MicroBatch(
+            rows=iteration.rows,
+            length=iteration.length,
+            positions=positions,
+            labels=indices.labels[parity][m],
+            cu_seqlens=indices.cu_seqlens[parity][m, : len(lengths) + 1],
+            max_seqlen=max(lengths),
+            uniform=len(lengths) == iteration.rows,
+            cos=angles.cos(),
+            sin=angles.sin(),
+        )
+
+    def _start_sums(self, iteration: Iteration, slot: Slot, layout: StageLayout) -> None:
+        """Gradient sums start at zero, or in a later round at the partial sums that the round before left."""
+        sums, compute = self._sums[: layout.numel], self._device.compute
+        if slot.round == 0:
+            compute.run(f"{slot} sums", lambda: sums.zero_())
+            return
+        previous = iteration.number * self._context.plan.rounds + slot.round - 1
+        for unit in layout.units:
+            compute.wait(self._wait(("grad", unit), previous))
+            source, offset = self._context.store.units[unit].grad, layout.offsets[unit]
+            target = sums[offset : offset + len(source)]
+            compute.run(f"{slot} partial sums", lambda t=target, s=source: t.copy_(s, non_blocking=True))
+
+    def _end_sums(self, iteration: Iteration, slot: Slot, layout: StageLayout) -> None:
+        """Rounds the sums once into the slot that is downloaded, which frees them for the next stage."""
+        self._flush()
+        if self._grads_read is not None:
+            self._device.compute.wait(self._grads_read)
+        sums, grads = self._sums[: layout.numel], self._grads[: layout.numel]
+        self._device.compute.run(f"{slot} rounding", lambda: grads.copy_(sums))
+        self._device.grad_download.wait(self._device.compute.record())
+        self._download = Download(self._context, self._device, layout, iteration.number, slot, grads)
+
+    def _send_losses(self, iteration: Iteration, slot: Slot, done: Event) -> None:
+        stream, part = self._device.activation_download, slice(slot.micro_batches.start, slot.micro_batches.stop)
+        stream.wait(done)
+        target, source = iteration.losses[part], self._losses[part]
+        stream.run(f"{slot} losses", lambda: target.copy_(source, non_blocking=True))
+        self._context.board.publish(("loss", slot.round), iteration.number, stream.record())

@@ -1,0 +1,5 @@
+"""Errors that a person can mend, told apart from our own mistakes."""
+
+
+class UserError(ValueError):
+    """Something in the input is wrong; the message says what and what to do. The command exits with 2."""

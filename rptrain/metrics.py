@@ -1,0 +1,269 @@
+"""What a run tells: event records in `events.jsonl`, the only channel to any view, and a line of progress."""
+
+import fcntl
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from os import SEEK_END
+from pathlib import Path
+from time import time as now
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from rptrain.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SCHEMA = 1  # of every record; a record's fields never change within a schema
+_TAIL = 4096  # bytes, more than the records that end a run need
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """A record: one JSON line with `schema`, `event` (the name) and the fields. NaN and infinities are null."""
+
+    time: float = field(default_factory=now)  # Unix seconds
+
+
+@dataclass(frozen=True)
+class RunStarted(Event):
+    config_hash: str
+    version: str
+    devices: tuple[str, ...]
+    model: str
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Plan(Event):
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Step(Event):
+    """A step that is done; `step` counts from 1. A skipped one left the weights as they were."""
+
+    step: int
+    loss: float | None
+    learning_rate: float
+    grad_norm: float | None  # before clipping
+    tokens: int  # padding included
+    supervised: int
+    tokens_per_second: float
+    skipped: bool = False
+
+
+class SlotTime(NamedTuple):
+    """When a device ran a slot of a round: seconds of a monotonic clock."""
+
+    device: int
+    slot: int
+    kind: str
+    first_layer: int
+    last_layer: int
+    round: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Slots(Event):
+    """With `engine.trace`: every slot of a step."""
+
+    step: int
+    slots: tuple[SlotTime, ...]
+
+
+@dataclass(frozen=True)
+class Evaluation(Event):
+    step: int
+    name: str
+    score: float
+    tasks: Mapping[str, float] = field(default_factory=dict)  # the score of each
+
+
+@dataclass(frozen=True)
+class CheckpointSaved(Event):
+    step: int
+    path: str
+
+
+@dataclass(frozen=True)
+class Resumed(Event):
+    """Training goes on after `step`; records of later steps that stand before this one are void."""
+
+    step: int
+    path: str
+
+
+@dataclass(frozen=True)
+class Finished(Event):
+    step: int
+
+
+@dataclass(frozen=True)
+class Failed(Event):
+    message: str
+
+
+EVENTS: dict[str, type[Event]] = {
+    "run_started": RunStarted,
+    "plan": Plan,
+    "step": Step,
+    "slots": Slots,
+    "evaluation": Evaluation,
+    "checkpoint_saved": CheckpointSaved,
+    "resumed": Resumed,
+    "finished": Finished,
+    "failed": Failed,
+}
+_NAMES = {kind: name for name, kind in EVENTS.items()}
+
+
+def to_line(event: Event) -> str:
+    """The record as JSON, without a line break."""
+    record = {"schema": SCHEMA, "event": _NAMES[type(event)]} | asdict(event)
+    return json.dumps(_finite(record), allow_nan=False, separators=(",", ":"))
+
+
+def from_line(line: str | bytes) -> Event:
+    """The record of a line. Raises UserError for what is no record, or one of a newer schema."""
+    try:
+        record = json.loads(line)
+        schema, kind = record.pop("schema"), EVENTS[record.pop("event")]
+        if schema > SCHEMA:
+            raise UserError(f"an event of schema {schema}, of a newer rptrain: this one reads up to {SCHEMA}")
+        event = kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in record.items()})
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
+        raise UserError("no event record") from None
+    if isinstance(event, Slots):
+        return Slots(event.step, tuple(SlotTime(*slot) for slot in event.slots), time=event.time)
+    return event
+
+
+def read(path: Path | str) -> Iterator[Event]:
+    """The records of a finished or living run; a last line that is not written to its end is left out."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield from_line(line)
+            except UserError as error:
+                raise UserError(f"{path}:{number}: {error}") from None
+
+
+def is_finished(path: Path | str) -> bool:
+    """Whether the run came to its end: its last record, looked at alone, is `finished`."""
+    with open(path, "rb") as file:
+        file.seek(max(0, file.seek(0, SEEK_END) - _TAIL))
+        *lines, _ = file.read().split(b"\n")
+    try:
+        return bool(lines) and isinstance(from_line(lines[-1]), Finished)
+    except UserError:
+        return False
+
+
+class EventLog:
+    """Appends records to a file, each on disk's way before `write` returns. One process may hold it at a time.
+
+    What a killed process left of a last line is cut off on opening.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self._file = open(path, "a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise UserError(f"{path}: another process trains this run") from None
+        self._file.truncate(self._end_of_lines())
+
+    def write(self, event: Event) -> None:
+        self._file.write(to_line(event).encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _end_of_lines(self) -> int:
+        end = self._file.seek(0, SEEK_END)
+        while end > 0:
+            start = max(0, end - _TAIL)
+            self._file.seek(start)
+            newline = self._file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+            end = start
+        return 0
+
+
+class Progress:
+    """Shows steps on a terminal as a bar that moves, elsewhere as lines, and not at all when `quiet`."""
+
+    def __init__(self, total_steps: int, *, quiet: bool = False, console: "Console | None" = None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        self._total = total_steps
+        self._first: Step | None = None  # the pace is counted from here
+        self._console = console or Console(quiet=quiet)
+        columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
+        self._bar = Bar(*columns, console=self._console) if self._console.is_terminal and not quiet else None
+        self._task = self._bar.add_task("", total=total_steps) if self._bar else None
+
+    def update(self, step: Step) -> None:
+        self._first = self._first or step
+        text = describe(step, self._total, self._first)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=step.step, description=text)
+        else:
+            self.note(text)
+
+    def note(self, text: str) -> None:
+        """A line that stays, above the bar where there is one."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def describe(step: Step, total_steps: int, first: Step) -> str:
+    """A step in a line, with the time that the rest takes at the pace since `first`."""
+    parts = [f"step {step.step}/{total_steps}"]
+    if step.skipped:
+        parts.append("skipped: the gradients were not finite")
+    elif step.loss is not None:
+        parts.append(f"loss {step.loss:.4f}")
+    parts.append(f"{step.tokens_per_second:,.0f} tokens/s")
+    if step.step > first.step:
+        pace = (step.time - first.time) / (step.step - first.step)
+        parts.append(f"ETA {timedelta(seconds=round(pace * (total_steps - step.step)))}")
+    return "  ".join(parts)
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case dict():
+            return {key: _finite(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_finite(inner) for inner in value]
+    return value

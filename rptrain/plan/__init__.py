@@ -1,0 +1,1 @@
+"""Schedules as values: partition, lowering, validation."""

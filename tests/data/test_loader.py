@@ -1,0 +1,182 @@
+import json
+
+import pytest
+import torch
+
+from rptrain.data.batch import IGNORED
+from rptrain.data.loader import Batches, Source, load_tokenizer, prepare
+from rptrain.data.packing import Documents
+from rptrain.data.rows import build
+from rptrain.errors import UserError
+
+LENGTH = 12
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """13 rows of two or three documents."""
+    documents = Documents(LENGTH)
+    for token in range(1, 27):
+        length = 3 + token % 3
+        documents.add([token] * length, [True] * length)
+    return build(documents, packing=True, pad_id=0)
+
+
+def same(one, other):
+    return (
+        one.input_ids.equal(other.input_ids)
+        and one.positions.equal(other.positions)
+        and one.labels.equal(other.labels)
+        and one.documents == other.documents
+    )
+
+
+def test_an_epoch_takes_every_row_once(rows):
+    batches = Batches(rows, 2, 4, seed=3)
+    assert batches.steps_per_epoch == -(-len(rows) // 4)
+    for epoch in range(3):
+        steps = range(epoch * batches.steps_per_epoch, (epoch + 1) * batches.steps_per_epoch)
+        taken = torch.cat([batches.batch(step).input_ids.view(-1, LENGTH) for step in steps])
+        taken = taken[taken.any(1)]
+        assert sorted(taken.tolist()) == sorted(rows.input_ids.tolist())
+        total = sum(batches.batch(step).supervised for step in steps)
+        assert total == rows.supervised.sum()
+
+
+def test_the_order_depends_on_seed_and_epoch_alone(rows):
+    batches = Batches(rows, 2, 4, seed=3)
+    orders = {tuple(batches.order(epoch).tolist()) for epoch in range(4)}
+    assert len(orders) == 4
+    assert Batches(rows, 1, 2, seed=3).order(1).tolist() == batches.order(1).tolist()
+    assert Batches(rows, 2, 4, seed=4).order(1).tolist() != batches.order(1).tolist()
+
+
+def test_the_order_is_the_same_for_ever(rows):
+    assert Batches(rows, 1, 1, seed=3).order(2).tolist() == ORDER
+
+
+def test_a_batch_is_known_by_its_step(rows):
+    forwards, backwards = Batches(rows, 2, 4, seed=3), Batches(rows, 2, 4, seed=3)
+    steps = list(range(12))
+    late = {step: backwards.batch(step) for step in reversed(steps)}
+    assert all(same(forwards.batch(step), late[step]) for step in steps)
+    assert same(Batches(rows, 2, 4, seed=3).batch(11), late[11])
+
+
+def test_micro_batches_split_the_same_batch(rows):
+    whole, halves = Batches(rows, 4, 4, seed=3).batch(1), Batches(rows, 2, 4, seed=3).batch(1)
+    assert whole.input_ids.shape == (1, 4 * LENGTH) and halves.input_ids.shape == (2, 2 * LENGTH)
+    assert whole.input_ids.flatten().equal(halves.input_ids.flatten())
+    assert whole.documents[0] == halves.documents[0] + halves.documents[1]
+    assert whole.supervised == halves.supervised and halves.rows == 2 and halves.length == LENGTH
+
+
+def test_documents_positions_and_labels_agree(rows):
+    batches = Batches(rows, 2, 4, seed=3)
+    for step in range(batches.steps_per_epoch):
+        batch = batches.batch(step)
+        assert batch.input_ids.dtype == batch.positions.dtype == batch.labels.dtype == torch.int64
+        assert batch.supervised == (batch.labels != IGNORED).sum()
+        for micro, lengths in enumerate(batch.documents):
+            assert sum(lengths) == 2 * LENGTH
+            place = 0
+            for length in lengths:
+                part = slice(place, place + length)
+                assert batch.positions[micro, part].tolist() == list(range(length))
+                assert len(batch.input_ids[micro, part].unique()) == 1  # a document of the fixture is one token
+                assert batch.labels[micro, place + length - 1] == IGNORED
+                assert place // LENGTH == (place + length - 1) // LENGTH
+                place += length
+
+
+def test_a_short_last_batch_is_padded(rows):
+    batches = Batches(rows, 2, 4, seed=3)
+    missing = batches.steps_per_epoch * 4 - len(rows)
+    assert missing
+    last = batches.batch(batches.steps_per_epoch - 1)
+    tail = slice(-missing * LENGTH, None)
+    assert not last.input_ids.flatten()[tail].any()
+    assert last.labels.flatten()[tail].eq(IGNORED).all()
+    assert last.documents[-1][-1] == LENGTH
+
+
+def test_fewer_rows_than_a_batch(rows):
+    batch = Batches(rows, 8, 64, seed=0).batch(5)
+    assert batch.input_ids.shape == (8, 8 * LENGTH) and batch.supervised == rows.supervised.sum()
+    assert batch.documents[-1] == (LENGTH,) * 8
+
+
+@pytest.mark.parametrize(("micro", "whole"), [(3, 4), (8, 4), (0, 4), (1, 0)])
+def test_batch_sizes_that_do_not_divide(rows, micro, whole):
+    with pytest.raises(UserError, match="must be a multiple of"):
+        Batches(rows, micro, whole, seed=0)
+
+
+def test_prepare_joins_sources(tokenizer, tmp_path):
+    chat, text = tmp_path / "chat.jsonl", tmp_path / "words.txt"
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi there"}]
+    chat.write_text(json.dumps({"messages": messages}))
+    text.write_text("one two three")
+    sources = [Source(str(chat)), Source(str(text), "text", "train")]
+    rows = prepare(sources=sources, tokenizer=tokenizer, max_length=64)
+    assert len(rows) == 1
+    content = tokenizer.decode([token for token in rows.labels[0].tolist() if token != IGNORED])
+    assert sorted(content.replace("<|im_end|>", "<|endoftext|>").split("<|endoftext|>")) == sorted(
+        ["", "hi there", "ne two three"]
+    )
+    everything = prepare(sources=sources, tokenizer=tokenizer, max_length=64, assistant_only_loss=False)
+    assert everything.supervised.sum() > rows.supervised.sum()
+    apart = prepare(sources=sources, tokenizer=tokenizer, max_length=64, packing=False)
+    assert len(apart) == 2 and apart.supervised.sum() == rows.supervised.sum()
+
+
+def test_random_rows_need_no_tokenizer():
+    rows = prepare(sources=[Source("builtin:random")], max_length=32, vocab_size=50)
+    assert rows.input_ids.shape == (256, 32) and rows.input_ids.max() == 49
+    assert rows.supervised.tolist() == [31] * 256 and rows.documents(7) == [32]
+    again = prepare(sources=[Source("builtin:random")], max_length=32, vocab_size=50)
+    assert again.content_hash == rows.content_hash
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (Source("builtin:random"), "needs the vocabulary's size"),
+        (Source("builtin:tasks"), "needs the model's tokenizer"),
+        (Source("rows.jsonl"), "needs the model's tokenizer"),
+    ],
+)
+def test_what_a_source_needs(source, reason):
+    with pytest.raises(UserError, match=reason):
+        prepare(sources=[source], max_length=32)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (Source("builtin:tasks", split="dev"), '"train" and "test", not \'dev\''),
+        (Source("builtin:other"), "the built-in sets are builtin:tasks and builtin:random"),
+        (Source("rows.jsonl", split="test"), "a file has no split"),
+        (Source("missing.jsonl"), "no such data file"),
+    ],
+)
+def test_sources_that_do_not_exist(tokenizer, source, reason):
+    with pytest.raises(UserError, match=reason):
+        prepare(sources=[source], tokenizer=tokenizer, max_length=32)
+
+
+def test_prepare_wants_data_and_room(tokenizer):
+    with pytest.raises(UserError, match="there is no data"):
+        prepare(sources=[], tokenizer=tokenizer, max_length=32)
+    with pytest.raises(UserError, match="a row has at least 2 tokens"):
+        prepare(sources=[Source("builtin:random")], max_length=1, vocab_size=50)
+
+
+def test_tokenizers_that_cannot_be_loaded(tmp_path):
+    with pytest.raises(UserError, match="no such model directory"):
+        load_tokenizer(tmp_path / "missing")
+    with pytest.raises(UserError, match="no tokenizer that transformers can load"):
+        load_tokenizer(tmp_path)
+
+
+ORDER = []

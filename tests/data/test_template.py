@@ -1,0 +1,181 @@
+import logging
+
+import pytest
+
+from rptrain.data.formats import Example
+from rptrain.data.packing import Documents
+from rptrain.data.template import encode
+from rptrain.errors import UserError
+
+# Templates in the manner of well-known ones; the tokenizer's own is ChatML.
+# A header before each turn, the date in the first, contents stripped.
+LLAMA3 = """\
+{{- '<|begin_of_text|>' }}
+{%- for message in messages %}
+{%- if loop.first %}
+{{- '<|start_header_id|>system<|end_header_id|>\\n\\nToday: ' + strftime_now('%d %b %Y') + '<|eot_id|>' }}
+{%- endif %}
+{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""
+
+# Thinking stays in turns after the last question only; a turn without any gets an empty block there.
+QWEN3 = """\
+{%- set ns = namespace(last=0) %}
+{%- for message in messages %}{%- if message.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.role == 'assistant' and '</think>' in message.content and loop.index0 < ns.last %}
+{{- message.content.split('</think>')[-1].lstrip('\\n') }}
+{%- elif message.role == 'assistant' and loop.index0 > ns.last and '</think>' not in message.content %}
+{{- '<think>\\n\\n</think>\\n\\n' + message.content }}
+{%- else %}
+{{- message.content }}
+{%- endif %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+# The last turn ends with another token than the earlier ones.
+HARMONY = """\
+{%- for message in messages %}
+{{- '<|start|>' + message.role }}
+{%- if message.role == 'assistant' %}{{- '<|channel|>final' }}{%- endif %}
+{{- '<|message|>' + message.content }}
+{{- '<|return|>' if loop.last and message.role == 'assistant' else '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+
+# Knows no generation prompt, so a turn's place is known by its content alone.
+PROMPTLESS = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}"""
+
+SHORT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi there"}]
+LONG = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "two and two?"},
+    {"role": "assistant", "content": "four"},
+    {"role": "user", "content": "and four?"},
+    {"role": "assistant", "content": "eight, él"},
+]
+THINKING = [
+    {"role": "user", "content": "two and two?"},
+    {"role": "assistant", "content": "<think>\n1 + 1\n</think>\n\nfour"},
+    {"role": "user", "content": "and four?"},
+    {"role": "assistant", "content": "<think>\n4 + 4\n</think>\n\neight"},
+]
+GREETED = [{"role": "assistant", "content": "welcome"}, *SHORT]
+
+
+def runs(conversations, tokenizer, **options):
+    """The supervised texts, one for each run of supervised tokens, and the whole texts."""
+    documents = Documents(1000)
+    encode([Example("f", 1, messages=messages) for messages in conversations], tokenizer, documents, **options)
+    ids, supervised, found, whole, place = documents.ids.tolist(), documents._supervised, [], [], 0
+    for length in documents.lengths.tolist():
+        whole.append(tokenizer.decode(ids[place : place + length]))
+        for index in range(place, place + length):
+            if supervised[index]:
+                if index == place or not supervised[index - 1]:
+                    found.append([])
+                found[-1].append(ids[index])
+        place += length
+    return [tokenizer.decode(run) for run in found], whole
+
+
+@pytest.mark.parametrize(
+    ("template", "end"), [(None, "<|im_end|>"), (LLAMA3, "<|eot_id|>"), (PROMPTLESS, "<|im_end|>")]
+)
+def test_only_the_assistants_tokens_are_supervised(tokenizer, template, end):
+    supervised, _ = runs([SHORT, LONG, GREETED], tokenizer, chat_template=template)
+    assert supervised == [text + end for text in ("hi there", "four", "eight, él", "welcome", "hi there")]
+
+
+def test_rewritten_turns_of_qwen3(tokenizer):
+    supervised, whole = runs([LONG, THINKING], tokenizer, chat_template=QWEN3)
+    assert supervised == [
+        "four<|im_end|>",
+        "<think>\n\n</think>\n\neight, él<|im_end|>",
+        "four<|im_end|>",
+        "<think>\n4 + 4\n</think>\n\neight<|im_end|>",
+    ]
+    assert whole[1] == tokenizer.apply_chat_template(THINKING, chat_template=QWEN3, tokenize=False)
+
+
+def test_end_tokens_that_differ_by_place(tokenizer):
+    supervised, _ = runs([LONG], tokenizer, chat_template=HARMONY)
+    assert supervised == [
+        "<|channel|>final<|message|>four<|end|>",
+        "<|channel|>final<|message|>eight, él<|return|>",
+    ]
+
+
+def test_without_assistant_only_loss_everything_is_supervised(tokenizer):
+    supervised, whole = runs([LONG], tokenizer, assistant_only_loss=False)
+    assert supervised == whole
+
+
+def test_the_date_is_fixed(tokenizer):
+    _, whole = runs([SHORT], tokenizer, chat_template=LLAMA3)
+    assert "Today: 26 Jul 2024<|eot_id|>" in whole[0]
+
+
+def test_template_from_file_tokenizer_or_nowhere(tokenizer, tmp_path):
+    path = tmp_path / "chat.jinja"
+    path.write_text(HARMONY)
+    assert runs([SHORT], tokenizer, chat_template=str(path)) == runs([SHORT], tokenizer, chat_template=HARMONY)
+    assert runs([SHORT], tokenizer) != runs([SHORT], tokenizer, chat_template=HARMONY)
+    with pytest.raises(UserError, match="neither a file nor a Jinja template"):
+        runs([SHORT], tokenizer, chat_template=str(tmp_path / "missing.jinja"))
+
+
+def test_no_template(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", None)
+    with pytest.raises(UserError, match="set `data.chat_template`"):
+        runs([SHORT], tokenizer)
+
+
+UPPER = "{% for message in messages %}{{ message.content | upper }} {{ loop.length }} {% endfor %}"
+DEAF = "{% for message in messages %}{{ message.role }}<|im_end|>{% endfor %}"
+STRICT = "{{ raise_exception('no') if messages[0].role == 'assistant' }}" + PROMPTLESS
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (UPPER, "does not show where turn 1 ends: give a `data.chat_template`"),
+        (DEAF, "does not write the text of turn 1"),
+        (STRICT, "refuses it: no"),
+        ("{% if %}", "refuses it"),
+    ],
+)
+def test_unsuitable_templates_say_what_to_do(tokenizer, template, reason):
+    with pytest.raises(UserError, match=r"1 of 1 rows are bad(.|\n)*f:1: .*" + reason.replace("(", r"\(")):
+        runs([GREETED], tokenizer, chat_template=template)
+
+
+def test_a_refused_conversation_is_left_out(tokenizer, caplog):
+    with caplog.at_level(logging.WARNING):
+        supervised, whole = runs([SHORT] * 120 + [GREETED], tokenizer, chat_template=STRICT)
+    assert len(supervised) == len(whole) == 120 and "1 of 121 rows are bad" in caplog.text
+
+
+def test_text_ends_with_the_end_token_and_is_supervised(tokenizer):
+    documents = Documents(1000)
+    encode([Example("f", 1, text="hello there")], tokenizer, documents)
+    assert tokenizer.decode(documents.ids) == "hello there<|endoftext|>"
+    assert set(documents._supervised) == {True}
+
+
+def test_long_texts_are_divided_and_long_conversations_cut(tokenizer):
+    text, chat = Example("f", 1, text="hello there " * 20), Example("f", 2, messages=LONG)
+    whole, parts = Documents(1000), Documents(16)
+    for documents in (whole, parts):
+        encode([text, chat], tokenizer, documents)
+    chat_length, text_length = whole.lengths.tolist()
+    assert parts.cut == parts.divided == 1
+    assert parts.lengths.tolist() == [16] * (1 + text_length // 16) + [text_length % 16]
+    assert parts.ids.tolist() == [*whole.ids[:16], *whole.ids[chat_length:]]
+

@@ -1,0 +1,60 @@
+"""Small engine runs that tests compare."""
+
+import torch
+
+from rptrain.engine.engine import Engine, Optimizer
+from rptrain.engine.memory import ModelStore
+from rptrain.models.registry import build
+from rptrain.plan.schedule import Plan
+
+BETAS = (0.9, 0.95)
+
+
+def make_store(cfg, dtype, *, asynchronous, wide_grad=False, seed=0):
+    """A store with random weights that depend on the seed and each parameter's name alone."""
+    spec = build(cfg)
+    store = ModelStore(spec, dtype, generations=1 + asynchronous, wide_grad=wide_grad)
+    for index, unit in enumerate(spec.units):
+        for param in unit.params:
+            generator = torch.Generator().manual_seed(seed + sum(map(ord, unit.name + param.name)))
+            values = torch.randn(param.shape, generator=generator, dtype=torch.float64) * 0.15
+            store.view(index, param.name).copy_(1 + values if param.std is None else values)
+    store.loaded()
+    return store
+
+
+def checkpoint_tensors(store):
+    """The newest weights by checkpoint name, copied."""
+    tensors = {}
+    for index, unit in enumerate(store.spec.units):
+        for param in unit.params:
+            rows = store.view(index, param.name).split([part.rows for part in param.parts])
+            tensors |= {part.key: piece.clone() for part, piece in zip(param.parts, rows, strict=True)}
+    return tensors
+
+
+def run(cfg, batches, plan, *, asynchronous, dtype=torch.float32, rate=1e-3, store=None, lagged=True, **options):
+    """Trains on `batches`; returns (losses, norms, final weights, engine's spans)."""
+    plan = Plan.parse(plan) if isinstance(plan, str) else plan
+    engine_options = {name: options.pop(name) for name in ("probe", "trace") if name in options}
+    store = store or make_store(cfg, dtype, asynchronous=asynchronous, wide_grad=plan.rounds > 1)
+    optimizer = Optimizer(betas=BETAS, asynchronous=asynchronous, **options)
+    first = batches[0]
+    with Engine(
+        store,
+        plan,
+        [f"cpu:{i}" for i in range(plan.devices)],
+        optimizer,
+        tokens=first.rows * first.length,
+        length=first.length,
+        **engine_options,
+    ) as engine:
+        losses, steps = [], []
+        for batch in batches:
+            losses.append(engine.forward_backward(batch))
+            steps.append(engine.step(rate))
+            if not lagged:
+                losses[-1].result()
+        engine.synchronize()
+        values = [loss.result() for loss in losses], [step.result().grad_norm for step in steps]
+    return *values, checkpoint_tensors(store), engine.spans

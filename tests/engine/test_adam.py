@@ -1,0 +1,330 @@
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from rptrain.engine import adam
+from rptrain.engine.adam import CHUNK, CpuAdam, join, split
+
+BETAS, EPS = (0.9, 0.95), 1e-8
+LENGTHS = (1, 7, CHUNK, 3 * CHUNK + 1357)
+PATHS = pytest.mark.parametrize("fallback", [False, True], ids=["native", "fallback"])
+KINDS = pytest.mark.parametrize(
+    ("dtype", "grad_dtype"),
+    [
+        (torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ],
+    ids=["bf16-bf16", "bf16-f32", "f32", "f64"],
+)
+
+
+def make_adam(fallback=False, threads=2):
+    optimizer = CpuAdam(BETAS, EPS, threads, force_fallback=fallback)
+    if not fallback and not optimizer.native:
+        pytest.skip("installed without a compiler")
+    return optimizer
+
+
+def values(count, seed, dtype=torch.float32):
+    """Normal numbers of many sizes, with zeros, denormals and large ones among them."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, generator=generator, dtype=torch.float64)
+    x *= 10 ** torch.randint(-6, 3, (count,), generator=generator).double()
+    for i, special in enumerate((0.0, -0.0, 1e-40, -1e-40, 1e30, -1e30)):
+        x[10 + i :: 1000] = special
+    return x.to(dtype)
+
+
+def make_states(count, dtype, seed=0):
+    master = values(count, seed, torch.float64 if dtype == torch.float64 else torch.float32)
+    states = {
+        "source": torch.full((count,), float("nan"), dtype=dtype),
+        "remainder": torch.empty(count, dtype=torch.int16) if dtype == torch.bfloat16 else None,
+        "exp_avg": torch.zeros_like(master),
+        "exp_avg_sq": torch.zeros_like(master),
+    }
+    if dtype == torch.bfloat16:
+        split(master, states["source"], states["remainder"])
+    else:
+        states["source"].copy_(master)
+    return states, master
+
+
+def run(optimizer, states, grad_dtype, steps=5, in_place=True):
+    states = {name: t if t is None else t.clone() for name, t in states.items()}
+    for step in range(1, steps + 1):
+        grad = values(len(states["source"]), 100 + step, grad_dtype)
+        target = states["source"] if in_place else torch.full_like(states["source"], float("nan"))
+        optimizer.update(
+            **states, target=target, grad=grad, lr=1e-2 / step, weight_decay=0.1, step=step, grad_scale=0.37
+        )
+        states["source"] = target
+    return states
+
+
+def assert_same_bits(left, right):
+    for name, tensor in left.items():
+        if tensor is not None:
+            kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+            assert torch.equal(tensor.view(kind), right[name].view(kind)), name
+
+
+def reference(master, grad_dtype, steps=5):
+    """torch.optim.AdamW in the master's type, on the same gradients."""
+    param = torch.nn.Parameter(master.clone())
+    optimizer = torch.optim.AdamW([param], betas=BETAS, eps=EPS, weight_decay=0.1)
+    for step in range(1, steps + 1):
+        optimizer.param_groups[0]["lr"] = 1e-2 / step
+        param.grad = values(len(master), 100 + step, grad_dtype).to(master.dtype) * 0.37
+        optimizer.step()
+    state = optimizer.state[param]
+    return param.detach(), state["exp_avg"], state["exp_avg_sq"]
+
+
+def assert_follows_torch(result, master, grad_dtype, tolerance):
+    """Within `tolerance` of the largest term of each element's sums: signs differ, so sums cancel."""
+    param, exp_avg, exp_avg_sq = reference(master, grad_dtype)
+    largest = torch.stack(
+        [values(len(master), 100 + step, grad_dtype).to(master.dtype) for step in range(1, 6)]
+    )
+    largest = largest.abs().amax(0) + 1e-36  # among denormal numbers an absolute error remains
+    ours = (
+        join(result["source"], result["remainder"])
+        if result["source"].dtype == torch.bfloat16
+        else result["source"]
+    )
+    for name, mine, theirs, scale in (
+        ("parameter", ours, param, master.abs() + 1e-2),
+        ("exp_avg", result["exp_avg"], exp_avg, largest),
+        ("exp_avg_sq", result["exp_avg_sq"], exp_avg_sq, exp_avg_sq + 1e-36),
+    ):
+        assert bool(((mine == theirs) | ((mine - theirs).abs() <= tolerance * scale)).all()), name
+
+
+@PATHS
+def test_float64_equals_torch(fallback):
+    states, master = make_states(70_001, torch.float64)
+    with make_adam(fallback) as optimizer:
+        result = run(optimizer, states, torch.float64)
+    assert_follows_torch(result, master, torch.float64, 1e-12)
+
+
+@PATHS
+@pytest.mark.parametrize("grad_dtype", [torch.bfloat16, torch.float32])
+def test_master_weights_follow_torch_in_float32(fallback, grad_dtype):
+    states, master = make_states(70_001, torch.bfloat16)
+    with make_adam(fallback) as optimizer:
+        result = run(optimizer, states, grad_dtype)
+    assert_follows_torch(result, master, grad_dtype, 1e-6)
+
+
+@PATHS
+@pytest.mark.parametrize("grad_dtype", [torch.bfloat16, torch.float32])
+def test_bfloat16_with_remainder_is_an_exact_float32_master(fallback, grad_dtype):
+    """The float32 variant on the reconstructed master gives the same bits; the parameter is it rounded."""
+    states, master = make_states(70_001, torch.bfloat16)
+    with make_adam(fallback) as optimizer:
+        result = run(optimizer, states, grad_dtype, steps=30)
+        oracle = {"source": master.clone(), "remainder": None, "exp_avg": None, "exp_avg_sq": None}
+        oracle |= {name: torch.zeros_like(master) for name in ("exp_avg", "exp_avg_sq")}
+        for step in range(1, 31):
+            grad = values(len(master), 100 + step, grad_dtype).float()
+            optimizer.update(
+                **oracle,
+                target=oracle["source"],
+                grad=grad,
+                lr=1e-2 / step,
+                weight_decay=0.1,
+                step=step,
+                grad_scale=0.37,
+            )
+    bits = oracle["source"].view(torch.int32)
+    assert torch.equal(join(result["source"], result["remainder"]).view(torch.int32), bits)
+    assert torch.equal(result["source"].view(torch.int16), ((bits + 0x8000) >> 16).short())
+    assert torch.equal(result["exp_avg"], oracle["exp_avg"])
+    assert torch.equal(result["exp_avg_sq"], oracle["exp_avg_sq"])
+
+
+def test_split_and_join_hold_every_float32():
+    lows = [0, 1, 2, 0x1234, 0x7FFF, 0x8000, 0x8001, 0xABCD, 0xFFFE, 0xFFFF]
+    high = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32) << 16
+    for low in lows:
+        bits = high | low
+        param, remainder = torch.empty(1 << 16, dtype=torch.bfloat16), torch.empty(1 << 16, dtype=torch.int16)
+        split(bits.view(torch.float32), param, remainder)
+        assert torch.equal(join(param, remainder).view(torch.int32), bits)
+        # The documented decoding, for a remainder read as unsigned.
+        unsigned = remainder.int() & 0xFFFF
+        decoded = ((param.view(torch.int16).int() - (unsigned >> 15)) << 16) | unsigned
+        assert torch.equal(decoded, bits)
+
+
+def test_native_encoding_holds_every_float32():
+    """With nothing to learn from and no decay a native update writes back what it read."""
+    high = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32) << 16
+    with make_adam() as optimizer:
+        for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
+            bits = high | low
+            master = bits.view(torch.float32)
+            bits = bits[torch.isfinite(master)]
+            param = torch.empty(len(bits), dtype=torch.bfloat16)
+            remainder = torch.empty(len(bits), dtype=torch.int16)
+            split(bits.view(torch.float32), param, remainder)
+            before = param.clone()
+            zeros = torch.zeros(len(bits))
+            optimizer.update(
+                source=param,
+                target=param,
+                remainder=remainder.view(torch.uint16),
+                grad=zeros,
+                exp_avg=zeros.clone(),
+                exp_avg_sq=zeros.clone(),
+                lr=1.0,
+                weight_decay=0.0,
+                step=1,
+                grad_scale=1.0,
+            )
+            assert torch.equal(join(param, remainder).view(torch.int32), bits)
+            assert torch.equal(param.view(torch.int16), before.view(torch.int16))
+
+
+@KINDS
+@pytest.mark.parametrize("count", LENGTHS)
+def test_thread_counts_generations_and_paths_give_the_same_bits(dtype, grad_dtype, count):
+    states, _ = make_states(count, dtype)
+    with make_adam(threads=1) as optimizer:
+        expected = run(optimizer, states, grad_dtype)
+    for threads in (2, 3):
+        with make_adam(threads=threads) as optimizer:
+            assert_same_bits(run(optimizer, states, grad_dtype), expected)
+            assert_same_bits(run(optimizer, states, grad_dtype, in_place=False), expected)
+    with make_adam(fallback=True) as optimizer:
+        assert_same_bits(run(optimizer, states, grad_dtype), expected)
+        assert_same_bits(run(optimizer, states, grad_dtype, in_place=False), expected)
+
+
+def test_fallback_joins_its_chunks():
+    count = adam.FALLBACK_CHUNK + 3333
+    states, _ = make_states(count, torch.bfloat16)
+    with make_adam() as native, make_adam(fallback=True) as fallback:
+        assert_same_bits(
+            run(fallback, states, torch.bfloat16, steps=2), run(native, states, torch.bfloat16, steps=2)
+        )
+        grad = values(count, 3)
+        assert fallback.square_sum(grad) == native.square_sum(grad)
+
+
+def test_a_view_leaves_its_neighbours_alone():
+    states, _ = make_states(4 * CHUNK, torch.bfloat16)
+    grad = values(4 * CHUNK, 1, torch.bfloat16)
+    part = slice(CHUNK + 128, 3 * CHUNK + 5)
+    before = {name: t.clone() for name, t in states.items()}
+    with make_adam() as optimizer:
+        views = {name: t[part] for name, t in states.items()}
+        optimizer.update(
+            **views,
+            target=views["source"],
+            grad=grad[part],
+            lr=1e-2,
+            weight_decay=0.1,
+            step=1,
+            grad_scale=1.0,
+        )
+    for name, tensor in states.items():
+        assert torch.equal(tensor[: part.start], before[name][: part.start])
+        assert torch.equal(tensor[part.stop :], before[name][part.stop :])
+    assert not torch.equal(states["exp_avg"][part], before["exp_avg"][part])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("count", LENGTHS)
+def test_square_sum_is_exact_to_double_and_does_not_depend_on_threads(dtype, count):
+    grad = values(count, 5).clamp(-1e3, 1e3).to(dtype)
+    sums = set()
+    for threads in (1, 2, 3):
+        with make_adam(threads=threads) as optimizer:
+            sums.add(optimizer.square_sum(grad))
+    with make_adam(fallback=True) as optimizer:
+        sums.add(optimizer.square_sum(grad))
+    assert len(sums) == 1
+    assert sums.pop() == pytest.approx(float(grad.double().square().sum()), rel=1e-12)
+
+
+@PATHS
+def test_square_sum_shows_what_is_not_finite(fallback):
+    with make_adam(fallback) as optimizer:
+        for value in (float("nan"), float("inf")):
+            grad = torch.ones(3 * CHUNK + 10)
+            grad[2 * CHUNK + 5] = value
+            assert not optimizer.square_sum(grad) < float("inf")
+        assert optimizer.square_sum(torch.empty(0)) == 0
+
+
+def test_traffic_touches_what_an_update_writes():
+    states, _ = make_states(CHUNK + 9, torch.bfloat16)
+    grad = values(CHUNK + 9, 1, torch.bfloat16)
+    before = {name: t.clone() for name, t in states.items()}
+    with make_adam() as optimizer:
+        optimizer.traffic(**states, target=states["source"], grad=grad)
+    assert all(
+        bool((t.view(torch.int16) != before[name].view(torch.int16)).any()) for name, t in states.items()
+    )
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
+def test_every_instruction_set_gives_the_same_bits(tmp_path, monkeypatch):
+    """The clones that target_clones makes, compiled one at a time."""
+    source = Path(adam.__file__).with_name("adam.c")
+    flags = [
+        "-O3",
+        "-ffp-contract=off",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-fPIC",
+        "-shared",
+        "-DCLONES=",
+    ]
+    known = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
+    instruction_sets = [("x86-64", "sse2"), ("x86-64-v3", "avx2"), ("x86-64-v4", "avx512bw")]
+    available = [name for name, flag in instruction_sets if flag in known]
+    if len(available) < 2:
+        pytest.skip("one instruction set only")
+    results = []
+    for name in available:
+        library = tmp_path / f"{name}.so"
+        subprocess.run(["gcc", *flags, f"-march={name}", "-o", library, source, "-lm"], check=True)
+        monkeypatch.setattr(adam, "_library", lambda library=library: ctypes.CDLL(str(library)))
+        with make_adam() as optimizer:
+            run_all = {}
+            for dtype in (torch.bfloat16, torch.float32, torch.float64):
+                states, _ = make_states(CHUNK + 1357, dtype)
+                run_all |= {f"{dtype} {k}": t for k, t in run(optimizer, states, dtype).items()}
+                run_all[f"{dtype} sum"] = torch.tensor(
+                    [optimizer.square_sum(values(CHUNK + 1357, 1, dtype))], dtype=torch.float64
+                )
+            results.append(run_all)
+    for other in results[1:]:
+        assert_same_bits(results[0], other)
+
+
+def test_an_error_in_a_pool_thread_surfaces(monkeypatch):
+    class Broken:
+        def square_sum_f32(self, job):
+            raise RuntimeError("broken")
+
+    monkeypatch.setattr(adam, "_library", Broken)
+    with CpuAdam(BETAS, EPS, 2) as optimizer, pytest.raises(RuntimeError, match="broken"):
+        optimizer.square_sum(torch.ones(CHUNK * 3))
+
+
+def test_without_the_compiled_library_torch_runs(monkeypatch):
+    monkeypatch.setattr(adam, "_library", lambda: None)
+    with CpuAdam(BETAS, EPS) as optimizer:
+        assert not optimizer.native
+        assert optimizer.square_sum(torch.full((3,), 2.0)) == 12.0

@@ -1,0 +1,38 @@
+"""Micro-batches from lists of document lengths, and buffers that hold NaN until they are written."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from rptrain.models.spec import MicroBatch
+
+
+@pytest.fixture(autouse=True)
+def nan_filled() -> Iterator[None]:
+    """`torch.empty` fills with NaN, so that an output that is not written whole shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def micro_batch() -> Callable[..., MicroBatch]:
+    def build(documents: list[list[int]], device: str = "cpu") -> MicroBatch:
+        """Each inner list is a row: the lengths of its documents."""
+        flat = [length for row in documents for length in row]
+        positions = torch.cat([torch.arange(length) for length in flat])
+        empty = torch.empty(0)
+        return MicroBatch(
+            rows=len(documents),
+            length=sum(documents[0]),
+            positions=positions.to(device),
+            labels=torch.full_like(positions, -100).to(device),
+            cu_seqlens=torch.tensor([0, *torch.tensor(flat).cumsum(0)], dtype=torch.int32, device=device),
+            max_seqlen=max(flat),
+            uniform=all(len(row) == 1 for row in documents),
+            cos=empty,
+            sin=empty,
+        )
+
+    return build
