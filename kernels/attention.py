@@ -23,7 +23,7 @@ class Saved(NamedTuple):
     """What the backward needs beside q, k, v and out; without dropout, seed and offset are only handed on."""
 
     backend: str
-    lse: Tensor  # reference [T, H]; flash [H, T]; cudnn [R, H, L, 1]; float32 (float64 for float64)
+    lse: Tensor  # float32 (float64 for float64); reference [T, H], flash [H, T], cudnn by row
     seed: Tensor | None = None
     offset: Tensor | None = None
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from rptrain.errors import UserError
 from rptrain.kernels.attention import attention
 from rptrain.kernels.reference import wide
 from rptrain.models import rope
+from rptrain.models.layers import Block
 from rptrain.models.spec import MicroBatch, ModelSpec
 
 Weights = Callable[[int], Mapping[str, Tensor]]  # a unit's parameters by name
@@ -66,7 +68,7 @@ class Cache:
 
     def __init__(self, spec: ModelSpec, lengths: Tensor, new_tokens: int, dtype: torch.dtype):
         longest = int(lengths.max()) + new_tokens
-        block = spec.layers[0]
+        block = _blocks(spec)[0]
         shape = (len(spec.layers), 2, len(lengths), longest, block.kv_heads, block.head_size)
         self.buffers = torch.zeros(shape, dtype=dtype, device=lengths.device)
         self.lengths, self.inv_freq = lengths, spec.inv_freq
@@ -120,10 +122,14 @@ class Cache:
 
 
 def _forward(spec: ModelSpec, weights: Weights, x_TD: Tensor, cache: Cache) -> Tensor:
-    for index, block in enumerate(spec.layers):
+    for index, block in enumerate(_blocks(spec)):
         (unit,) = block.units
         x_TD = block.step(weights(unit), x_TD, cache.cos, cache.sin, partial(cache.attend, index))
     return x_TD
+
+
+def _blocks(spec: ModelSpec) -> tuple[Block, ...]:
+    return cast(tuple[Block, ...], spec.layers)
 
 
 def _head_weights(spec: ModelSpec, weights: Weights) -> dict[str, Tensor]:

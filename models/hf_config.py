@@ -46,9 +46,9 @@ def read_shape(
         found.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     if config.get("head_dim") is None and head_size is None and hidden % heads:
         found.append(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
-    head_size = _number(_get(config, "head_dim", head_size or max(hidden // heads, 1)), "head_dim", found)
-    if head_size % 2:
-        found.append(f"head_dim must be even for rotary positions, not {head_size}")
+    size = _number(_get(config, "head_dim", head_size or max(hidden // heads, 1)), "head_dim", found)
+    if size % 2:
+        found.append(f"head_dim must be even for rotary positions, not {size}")
     eps = _number(_get(config, "rms_norm_eps", 1e-6), "rms_norm_eps", found, float)
     std = _number(_get(config, "initializer_range", 0.02), "initializer_range", found, float)
 
@@ -70,11 +70,11 @@ def read_shape(
         layers=sizes["num_hidden_layers"],
         heads=heads,
         kv_heads=kv_heads,
-        head_size=head_size,
+        head_size=size,
         eps=eps,
         std=std,
         tied=bool(config.get("tie_word_embeddings", False)),
-        inv_freq=rope.inverse_frequencies(settings, head_size),
+        inv_freq=rope.inverse_frequencies(settings, size),
     )
 
 

@@ -6,7 +6,7 @@ operations values are rounded to the model's dtype where Hugging Face's modellin
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from rptrain.kernels.reference import (
 )
 from rptrain.models.spec import Grads, MicroBatch, Params
 
-Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, attn.Saved | None]]
+Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]]  # q, k, v to out, and what backward needs
 
 
 class AttentionSaved(NamedTuple):
@@ -40,7 +40,7 @@ class AttentionSaved(NamedTuple):
     k: Tensor
     v: Tensor
     out: Tensor  # [T, H, C]
-    attention: attn.Saved | None
+    attention: Any  # attn.Saved
 
 
 class MLPSaved(NamedTuple):
@@ -121,7 +121,8 @@ class Block:
         wide = max(itemsize, 4)
         mlp = 2 * self.hidden + 3 * self.intermediate
         attention = 3 * self.hidden + 4 * heads + 5 * kv_heads
-        inside = wide * max(5 * self.intermediate, 4 * self.hidden, 4 * heads)  # SwiGLU, a norm, the rotation
+        # SwiGLU and its products, a norm, attention and the rotation
+        inside = wide * max(3 * self.intermediate + self.hidden, 5 * self.hidden, 4 * (heads + kv_heads))
         return tokens * (itemsize * max(mlp, attention) + inside)
 
     def saved_bytes(self, tokens: int, itemsize: int) -> int:

@@ -30,15 +30,15 @@ def locate(model_path: str) -> Path:
     Nothing is downloaded. UserError where nothing is found, with the presets and the nearest name.
     """
     directory = Path(model_path).expanduser()
-    if directory.is_dir():
-        if not (directory / "config.json").is_file():
-            raise UserError(f"{directory} holds no config.json: it is not a model directory")
+    if model_path and (directory / "config.json").is_file():
         return directory
     if model_path in presets():
         return PRESETS / model_path
     cached = _cached(model_path)
     if cached is not None:
         return cached
+    if model_path and directory.is_dir():
+        raise UserError(f"{directory} holds no config.json: it is not a model directory")
     nearest = difflib.get_close_matches(model_path.rsplit("/", 1)[-1].lower(), presets(), n=1)
     raise UserError(
         f"no model {model_path!r}: it is neither a directory, nor a preset ({', '.join(presets())}), nor in "
@@ -64,12 +64,13 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The ModelSpec of a config.json, by `architectures` or, without it, `model_type`."""
-    named = config.get("architectures") or [MODEL_TYPES.get(config.get("model_type", ""))]
-    architecture = named[0] or config.get("model_type")
+    by_type = MODEL_TYPES.get(config.get("model_type", ""), config.get("model_type"))
+    architecture = (config.get("architectures") or [by_type])[0]
     if architecture not in BUILDERS:
-        raise UserError(
-            f"architecture {architecture!r} is not supported; supported are {', '.join(sorted(BUILDERS))}"
+        problem = (
+            f"architecture {architecture!r} is not supported" if architecture else "no architecture named"
         )
+        raise UserError(f"config.json: {problem}; supported are {', '.join(sorted(BUILDERS))}")
     return BUILDERS[architecture](config)
 
 

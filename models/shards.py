@@ -77,7 +77,7 @@ def write(
         for shape, tensor in zip(shapes.values(), tensors, strict=True):
             assert tensor.shape == shape
             flat = tensor.detach().to(device="cpu", dtype=dtype).contiguous().flatten()
-            stream.write(memoryview(flat.view(torch.uint8).numpy()))
+            stream.write(flat.view(torch.uint8).numpy().data)
         stream.flush()
         os.fsync(stream.fileno())
 

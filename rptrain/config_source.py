@@ -87,7 +87,7 @@ def render(resolved: Resolved) -> str:
     def table(values: Mapping[str, Any], prefix: str) -> Any:
         result = tomlkit.table()
         for name, value in values.items():
-            if _is_tables(value):
+            if isinstance(value, list) and isinstance(value[0], Mapping):
                 rows = tomlkit.aot()
                 for index, row in enumerate(value):
                     rows.append(table(row, f"{prefix}.{name}.{index}"))
@@ -98,16 +98,11 @@ def render(resolved: Resolved) -> str:
 
     document = tomlkit.document()
     for name, section in resolved.config.model_dump(mode="json", exclude_none=True).items():
-        # What follows an array of tables belongs to its last table, so arrays go last.
-        document.add(name, table(dict(sorted(section.items(), key=lambda item: _is_tables(item[1]))), name))
+        document.add(name, table(section, name))
     return document.as_string()
 
 
 _LAST = 1 << 30  # the command line's place: after every line of the file
-
-
-def _is_tables(value: object) -> bool:
-    return isinstance(value, list) and isinstance(value[0], Mapping)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:

@@ -23,7 +23,7 @@ _TAIL = 4096  # bytes, more than the records that end a run need
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A record: one JSON line with `schema`, `event` (the name) and the fields. NaN and infinities are null."""
+    """A record: a JSON line with `schema`, `event` (the name) and the fields; NaN and infinities are null."""
 
     time: float = field(default_factory=now)  # Unix seconds
 
@@ -136,7 +136,8 @@ def from_line(line: str | bytes) -> Event:
         schema, kind = record.pop("schema"), EVENTS[record.pop("event")]
         if schema > SCHEMA:
             raise UserError(f"an event of schema {schema}, of a newer rptrain: this one reads up to {SCHEMA}")
-        event = kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in record.items()})
+        fields = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+        event = kind(**fields)
     except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
         raise UserError("no event record") from None
     if isinstance(event, Slots):
@@ -168,13 +169,14 @@ def is_finished(path: Path | str) -> bool:
 
 
 class EventLog:
-    """Appends records to a file, each on disk's way before `write` returns. One process may hold it at a time.
+    """Appends records to a file, each flushed before `write` returns. Context manager.
 
-    What a killed process left of a last line is cut off on opening.
+    What a killed process left of a last line is cut off on opening. Raises UserError where another process
+    holds the file: a run is trained by one at a time.
     """
 
     def __init__(self, path: Path | str) -> None:
-        self._file = open(path, "a+b")
+        self._file = open(path, "a+b")  # noqa: SIM115 (closed by `close`)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -217,7 +219,8 @@ class Progress:
 
         self._total = total_steps
         self._first: Step | None = None  # the pace is counted from here
-        self._console = console or Console(quiet=quiet)
+        self._quiet = quiet
+        self._console = console or Console()
         columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
         self._bar = Bar(*columns, console=self._console) if self._console.is_terminal and not quiet else None
         self._task = self._bar.add_task("", total=total_steps) if self._bar else None
@@ -232,7 +235,8 @@ class Progress:
 
     def note(self, text: str) -> None:
         """A line that stays, above the bar where there is one."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if not self._quiet:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         if self._bar is not None:

@@ -80,22 +80,22 @@ FORMATS = {
 }
 
 
-def read(path: str | Path, format: str | None = None) -> list[Example]:
+def read(path: str | Path, format: str = "auto") -> list[Example]:
     """The examples of a .jsonl or .json file (lines, or one list), or of a .txt file, which is one document.
 
-    `format` is a key of FORMATS; None looks: the first row that has a format's keys decides for the file.
+    `format` is a key of FORMATS, or "auto": the first row that has a format's keys decides for the file.
     UserError: no such file, no such format, no row in it, or more than 1 % of its rows are bad. Fewer bad
     rows are left out with a warning.
     """
     path = Path(path)
-    if format is not None and format not in FORMATS:
-        raise UserError(f"{path}: there is no data format {format!r}; use one of {', '.join(FORMATS)}")
+    if format != "auto" and format not in FORMATS:
+        raise UserError(f"{path}: there is no data format {format!r}; use auto, {', '.join(FORMATS)}")
     if not path.is_file():
         raise UserError(f"{path}: no such data file" + (" (it is a directory)" if path.is_dir() else ""))
     rows = list(_text_document(path) if path.suffix == ".txt" else _rows(path))
     if not rows:
         raise UserError(f"{path}: the file has no rows")
-    chosen = FORMATS[format or _look(path, rows)]
+    chosen = FORMATS[_look(path, rows) if format == "auto" else format]
     examples: list[Example] = []
     bad: list[tuple[int, str]] = []
     for line, row in rows:

@@ -26,17 +26,17 @@ class SourceLike(Protocol):
     def path(self) -> str: ...
 
     @property
-    def format(self) -> str | None: ...
+    def format(self) -> str: ...
 
     @property
-    def split(self) -> str | None: ...
+    def split(self) -> str: ...
 
 
 @dataclass(frozen=True)
 class Source:
     path: str
-    format: str | None = None
-    split: str | None = None
+    format: str = "auto"
+    split: str = "train"
 
 
 class Batches:
@@ -149,15 +149,16 @@ def load_tokenizer(directory: str | Path) -> Any:
 
 def _examples(source: SourceLike) -> list[formats.Example]:
     if source.path == TASKS:
-        split = source.split or "train"
-        if split not in ("train", "test"):
-            raise UserError(f'{TASKS}: the splits are "train" and "test", not {split!r}')
-        count = tasks.TRAIN_QUESTIONS if split == "train" else tasks.TEST_QUESTIONS
-        asked = tasks.questions(split, count)
+        if source.split == "train":
+            asked = tasks.questions("train", tasks.TRAIN_QUESTIONS)
+        elif source.split == "test":
+            asked = tasks.questions("test", tasks.TEST_QUESTIONS)
+        else:
+            raise UserError(f'{TASKS}: the splits are "train" and "test", not {source.split!r}')
         return [formats.Example(TASKS, line, messages=one.messages) for line, one in enumerate(asked, 1)]
     if source.path.startswith("builtin:"):
         raise UserError(f"{source.path}: the built-in sets are {TASKS} and {RANDOM}")
-    if source.split not in (None, "train"):
+    if source.split != "train":
         raise UserError(f"{source.path}: a file has no split {source.split!r}; it is taken whole")
     return formats.read(source.path, source.format)
 

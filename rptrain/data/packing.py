@@ -46,6 +46,11 @@ class Documents:
         return np.array(self._ids, dtype=np.int32)
 
     @property
+    def supervised(self) -> np.ndarray:
+        """bool [tokens]"""
+        return np.frombuffer(bytes(self._supervised), dtype=bool)
+
+    @property
     def lengths(self) -> np.ndarray:
         """int64 [documents]"""
         return np.array(self._lengths, dtype=np.int64)
@@ -53,7 +58,7 @@ class Documents:
     @property
     def labels(self) -> np.ndarray:
         """int32 [tokens]: the next token of the same document where it is supervised, else IGNORED."""
-        ids, supervised = self.ids, np.frombuffer(bytes(self._supervised), dtype=bool)
+        ids, supervised = self.ids, self.supervised
         labels = np.full_like(ids, IGNORED)
         labels[:-1] = np.where(supervised[1:], ids[1:], IGNORED)
         labels[np.cumsum(self.lengths) - 1] = IGNORED

@@ -83,8 +83,16 @@ def build(documents: Documents, *, packing: bool, pad_id: int, seed: int = 0) ->
     digest = sha256()
     for part in parts:
         digest.update(part.tobytes())
-    supervised = torch.from_numpy((row_labels != IGNORED).sum(axis=1, dtype=np.int64))
-    return Rows(*map(torch.from_numpy, parts), supervised, pad_id, digest.hexdigest())
+    tensors = [torch.from_numpy(part) for part in parts]
+    return Rows(
+        input_ids=tensors[0],
+        labels=tensors[1],
+        lengths=tensors[2],
+        starts=tensors[3],
+        supervised=(tensors[1] != IGNORED).sum(dim=1),
+        pad_id=pad_id,
+        content_hash=digest.hexdigest(),
+    )
 
 
 def shuffled(count: int, *key: int) -> np.ndarray:

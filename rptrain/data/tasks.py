@@ -8,9 +8,8 @@ from random import Random
 from typing import Literal
 
 Split = Literal["train", "test"]
-TRAIN_QUESTIONS = 16384  # of the built-in set, for each split
-TEST_QUESTIONS = 500
-TEST_SHARE = 26  # of 256 payloads
+TRAIN_QUESTIONS, TEST_QUESTIONS = 16384, 500  # how many the built-in set has in each split
+TEST_SHARE = 26  # of 256 payloads are held out
 
 
 @dataclass(frozen=True)

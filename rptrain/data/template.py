@@ -115,7 +115,7 @@ class Renderer:
             return self._tokenizer.apply_chat_template(
                 messages, chat_template=self._template, tokenize=False, add_generation_prompt=prompt
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:
             raise ValueError(f"the chat template refuses it: {error}") from error
 
     def _start(self, messages: list[Message], turn: int, whole: str) -> int:

@@ -3,8 +3,9 @@
 import ctypes
 import math
 import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any, Self
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 CHUNK, LANES = 65536, 512  # as in adam.c
-FALLBACK_CHUNK = 1 << 20  # elements: temporaries stay in the caches
+FALLBACK_CHUNK = 1 << 18  # elements: temporaries stay in the caches
 MAX_THREADS = 16  # more gain little, and the bandwidth is shared with the transfers
 
 _NAMES = {torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
@@ -119,9 +120,9 @@ class CpuAdam:
         if self._library:
             self._run(f"adam_{_NAMES[source.dtype]}_{_NAMES[grad.dtype]}", tensors, factors)
         else:
-            for start in range(0, len(source), FALLBACK_CHUNK):
-                part = {name: tensor[start : start + FALLBACK_CHUNK] for name, tensor in tensors.items()}
-                _update(**part, **factors)
+            parts = zip(*(tensor.split(FALLBACK_CHUNK) for tensor in tensors.values()), strict=True)
+            calls = [partial(_update, **dict(zip(tensors, part, strict=True)), **factors) for part in parts]
+            self._finish(calls)
 
     def square_sum(self, grad: Tensor) -> float:
         """The sum of squares of a flat buffer, in double and in a fixed order."""
@@ -129,9 +130,8 @@ class CpuAdam:
         if self._library:
             self._run(f"square_sum_{_NAMES[grad.dtype]}", {"grad": grad, "target": sums}, {})
         else:
-            for start in range(0, len(grad), FALLBACK_CHUNK):
-                part = _square_sums(grad[start : start + FALLBACK_CHUNK])
-                sums[start // CHUNK :][: len(part)] = part
+            parts = zip(grad.split(FALLBACK_CHUNK), sums.split(FALLBACK_CHUNK // CHUNK), strict=True)
+            self._finish([partial(_square_sums, part, target) for part, target in parts])
         return math.fsum(sums.tolist())
 
     def traffic(self, **tensors: Tensor) -> None:
@@ -146,10 +146,14 @@ class CpuAdam:
         assert all(t.is_cpu and t.dim() == 1 and t.is_contiguous() for t in tensors.values())
         assert all(len(t) == count for t in tensors.values()) or name.startswith("square_sum")
         job = _Job(count=count, **{name: t.data_ptr() for name, t in tensors.items()}, **factors)
-        entry = getattr(self._library, name)
-        workers = [
-            self._pool.submit(entry, ctypes.byref(job)) for _ in range(min(self.threads, -(-count // CHUNK)))
-        ]
+        call = partial(getattr(self._library, name), ctypes.byref(job))
+        self._finish([call] * min(self.threads, -(-count // CHUNK)))
+
+    def _finish(self, calls: Sequence[Callable[[], object]]) -> None:
+        if len(calls) == 1:
+            calls[0]()
+            return
+        workers = [self._pool.submit(call) for call in calls]
         wait(workers)  # all of them, before an error lets go of the buffers
         for worker in workers:
             worker.result()
@@ -191,8 +195,8 @@ def split(master: Tensor, param: Tensor, remainder: Tensor) -> None:
     remainder.view(torch.int16).copy_(bits)
 
 
-def _square_sums(grad: Tensor) -> Tensor:
-    """The sums of squares of each chunk, added in the order of adam.c."""
+def _square_sums(grad: Tensor, sums: Tensor) -> None:
+    """The sums of squares of each chunk of `grad` into `sums`, added in the order of adam.c."""
     padding = -len(grad) % CHUNK
     squares = torch.nn.functional.pad(grad.double(), (0, padding)).square_().view(-1, CHUNK // LANES, LANES)
     lanes = squares[:, 0].clone()
@@ -200,4 +204,4 @@ def _square_sums(grad: Tensor) -> Tensor:
         lanes += squares[:, row]
     while lanes.shape[1] > 1:
         lanes = lanes[:, : lanes.shape[1] // 2] + lanes[:, lanes.shape[1] // 2 :]
-    return lanes[:, 0]
+    sums.copy_(lanes[:, 0])

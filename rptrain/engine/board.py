@@ -15,7 +15,7 @@ HISTORY = 4  # payloads kept for each key; at most two iterations are under way
 
 
 class Board:
-    """Counters only grow, and by one; `publish` of n makes every wait for a number up to n return."""
+    """A wait for n returns once every number up to n was published; two devices may publish out of order."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -26,11 +26,15 @@ class Board:
 
     def publish(self, key: Hashable, number: int, payload: Any = None) -> None:
         with self._changed:
-            assert number == self._counts.get(key, number - 1) + 1, (key, number, self._counts.get(key))
-            self._counts[key] = number
             history = self._payloads.setdefault(key, {})
+            count = self._counts.setdefault(key, min(number, 0) - 1)
+            assert number > count, (key, number, count)
+            assert number not in history, (key, number)
             history[number] = payload
-            history.pop(number - HISTORY, None)
+            while count + 1 in history:
+                count += 1
+                history.pop(count - HISTORY, None)
+            self._counts[key] = count
             self._changed.notify_all()
 
     def wait(self, key: Hashable, number: int) -> Any:
@@ -39,10 +43,10 @@ class Board:
         A payload that is no longer kept is None: what is that old has finished.
         """
         with self._changed:
-            if self._counts.get(key, number - 1) < number:
+            if not self._reached(key, number):
                 name = threading.current_thread().name
                 self._waiting[name] = (key, number)
-                self._changed.wait_for(lambda: self._aborted or self._counts.get(key, number - 1) >= number)
+                self._changed.wait_for(lambda: self._aborted or self._reached(key, number))
                 del self._waiting[name]
             if self._aborted:
                 raise Aborted
@@ -50,7 +54,10 @@ class Board:
 
     def ready(self, key: Hashable, number: int) -> bool:
         with self._changed:
-            return self._counts.get(key, number - 1) >= number
+            return self._reached(key, number)
+
+    def _reached(self, key: Hashable, number: int) -> bool:
+        return key in self._counts and self._counts[key] >= number
 
     def waiting(self) -> dict[str, tuple[Hashable, int]]:
         """Which thread waits for what, now."""

@@ -24,6 +24,25 @@ class Span:
     end: Callable[[], float]
 
 
+class Trace:
+    """Spans of slots that were issued, until somebody takes them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._spans: list[Span] = []
+
+    def add(self, span: Span) -> None:
+        with self._lock:
+            self._spans.append(span)
+
+    def take(self, iteration: int) -> list[Span]:
+        """Removes and returns an iteration's spans, in the order in which they were issued."""
+        with self._lock:
+            taken = [span for span in self._spans if span.iteration == iteration]
+            self._spans = [span for span in self._spans if span.iteration != iteration]
+        return taken
+
+
 @dataclass
 class Context:
     """Shared by the engine's threads. Board keys: ("boundary", ...), ("grad", unit), ("version", unit), ("loss", round),
@@ -36,7 +55,7 @@ class Context:
     buffers: BoundaryBuffers
     lag: int  # 1 in async: iteration n reads version n - 1; 0 in sync: version n
     probe: Probe | None
-    trace: list[Span] | None
+    trace: Trace | None
     board: Board = field(default_factory=Board)
     failure: EngineError | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)

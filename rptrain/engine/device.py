@@ -85,7 +85,11 @@ class CpuStream:
     """A thread that works through a queue in order."""
 
     def __init__(
-        self, name: str, aborted: Callable[[], bool], fail: Callable[[str, BaseException], None], probe: Probe | None
+        self,
+        name: str,
+        aborted: Callable[[], bool],
+        fail: Callable[[str, BaseException], None],
+        probe: Probe | None,
     ) -> None:
         self._aborted, self._fail, self._probe = aborted, fail, probe
         self._queue: queue.SimpleQueue[tuple[str, Callable[[], object]] | None] = queue.SimpleQueue()

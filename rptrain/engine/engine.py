@@ -10,7 +10,7 @@ import torch
 from rptrain.data.batch import Batch
 from rptrain.engine.adam import CpuAdam
 from rptrain.engine.boundary import BoundaryBuffers
-from rptrain.engine.context import Context, Span
+from rptrain.engine.context import Context, Trace
 from rptrain.engine.cuda import CudaDevice
 from rptrain.engine.device import CpuDevice, Device, Probe
 from rptrain.engine.embedding import EmbeddingWorker
@@ -73,14 +73,12 @@ class Engine:
         self._steps = 0
         self._devices: list[Device] = []
         self._threads: list[Worker | OptimizerWorker | EmbeddingWorker] = []
-        self.spans: list[Span] = []
+        self.trace = Trace() if trace else None
         bounds = boundaries(plan.stages)
         buffers = BoundaryBuffers(
             bounds, plan.round_size, tokens, store.spec.hidden_size, store.dtype, lock=self._cuda
         )
-        self._context = Context(
-            plan, bounds, store, buffers, int(optimizer.asynchronous), probe, self.spans if trace else None
-        )
+        self._context = Context(plan, bounds, store, buffers, int(optimizer.asynchronous), probe, self.trace)
         for index, state in enumerate(store.units):
             for version, generation in ((-1, state.previous), (0, state.current)):
                 self._context.board.publish(("version", index), version, generation)

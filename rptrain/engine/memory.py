@@ -113,7 +113,13 @@ class ModelStore:
     """
 
     def __init__(
-        self, spec: ModelSpec, dtype: torch.dtype, *, generations: int, wide_grad: bool = False, lock: bool = False
+        self,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        *,
+        generations: int,
+        wide_grad: bool = False,
+        lock: bool = False,
     ) -> None:
         self.spec, self.dtype = spec, dtype
         self._layout = _layout(dtype, generations, wide_grad)

@@ -53,7 +53,13 @@ class Upload:
     """Fills a parameter slot for one dispatched stage, during the slot before it."""
 
     def __init__(
-        self, context: Context, device: Device, layout: StageLayout, iteration: int, slot: Slot, target: Tensor
+        self,
+        context: Context,
+        device: Device,
+        layout: StageLayout,
+        iteration: int,
+        slot: Slot,
+        target: Tensor,
     ) -> None:
         self._context, self._device, self._layout, self._target = context, device, layout, target
         self._where = f"{slot} upload"
@@ -94,7 +100,13 @@ class Download:
     """Drains a gradient slot to the host, during the slot after it."""
 
     def __init__(
-        self, context: Context, device: Device, layout: StageLayout, iteration: int, slot: Slot, source: Tensor
+        self,
+        context: Context,
+        device: Device,
+        layout: StageLayout,
+        iteration: int,
+        slot: Slot,
+        source: Tensor,
     ) -> None:
         self._context, self._device, self._layout, self._source = context, device, layout, source
         self._where = f"{slot} download"

@@ -69,7 +69,9 @@ class Worker:
 
         def ring(entries: int) -> Ring:
             boundary = (tokens, spec.hidden_size)
-            return Ring([device.empty(tokens * spec.hidden_size, dtype).view(boundary) for _ in range(entries)])
+            return Ring(
+                [device.empty(tokens * spec.hidden_size, dtype).view(boundary) for _ in range(entries)]
+            )
 
         self._x, self._dy, self._out = ring(RING), ring(RING), ring(sizes.outputs)
         self._indices = Indices(device, context.plan.micro_batches, tokens)
@@ -188,7 +190,12 @@ class Worker:
             self._send_losses(iteration, slot, done)
 
     def _micro_batch(
-        self, iteration: Iteration, slot: Slot, m: int, params: list[dict[str, Tensor]], sums: list[dict[str, Tensor]]
+        self,
+        iteration: Iteration,
+        slot: Slot,
+        m: int,
+        params: list[dict[str, Tensor]],
+        sums: list[dict[str, Tensor]],
     ) -> tuple[Event, Event, Event]:
         """Issues one micro-batch; returns the events of its inputs' arrival, its computation, its outputs' leaving."""
         device, context = self._device, self._context
@@ -206,7 +213,7 @@ class Worker:
             f"{slot} micro-batch {m}", lambda: self._compute(iteration, slot, m, params, sums, x, dy, outputs)
         )
         if start is not None and context.trace is not None:
-            context.trace.append(Span(iteration.number, slot, m, start, device.compute.mark()))
+            context.trace.add(Span(iteration.number, slot, m, start, device.compute.mark()))
         done = device.compute.record()
         self._x.release(x_entry, done)
         if dy is not None:
@@ -271,7 +278,9 @@ class Worker:
             self._losses[m].copy_(loss)
         assert dy is not None
         del h
-        for layer, p, g in zip(reversed(layers), params[: len(layers)][::-1], sums[: len(layers)][::-1], strict=True):
+        for layer, p, g in zip(
+            reversed(layers), params[: len(layers)][::-1], sums[: len(layers)][::-1], strict=True
+        ):
             dy = layer.backward(p, g, saved.pop(), dy, mb)
         outputs[stage.start].copy_(dy)
 
@@ -315,7 +324,10 @@ class Worker:
         self._download = Download(self._context, self._device, layout, iteration.number, slot, grads)
 
     def _send_losses(self, iteration: Iteration, slot: Slot, done: Event) -> None:
-        stream, part = self._device.activation_download, slice(slot.micro_batches.start, slot.micro_batches.stop)
+        stream, part = (
+            self._device.activation_download,
+            slice(slot.micro_batches.start, slot.micro_batches.stop),
+        )
         stream.wait(done)
         target, source = iteration.losses[part], self._losses[part]
         stream.run(f"{slot} losses", lambda: target.copy_(source, non_blocking=True))

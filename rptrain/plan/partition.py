@@ -80,7 +80,9 @@ def _pack(
     stages.append(fused)
     while stages[-1].start:
         start = stages[-1].start
-        stage = longest(backward, total - start, total, lambda end, start=start: Stage("B", total - end, start))
+        stage = longest(
+            backward, total - start, total, lambda end, start=start: Stage("B", total - end, start)
+        )
         if stage is None:
             return None
         stages.append(stage)

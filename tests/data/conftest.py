@@ -14,6 +14,7 @@ CHATML = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 
+
 @pytest.fixture(scope="session")
 def tokenizer():
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -27,6 +27,7 @@ def test_formats_are_told_apart(write, name):
     (chat,) = read(write(name, [CHAT]))
     assert chat.messages == CHAT["messages"] and chat.text is None
     (alpaca,) = read(write(name, [ALPACA]))
+    assert alpaca.messages is not None
     assert [message["content"] for message in alpaca.messages] == ["Add.\n\n2 + 2", "4"]
     assert [message["role"] for message in alpaca.messages] == ["user", "assistant"]
     (text,) = read(write(name, [TEXT]))
@@ -36,7 +37,7 @@ def test_formats_are_told_apart(write, name):
 @pytest.mark.parametrize("more", [{}, {"input": ""}, {"input": None}])
 def test_alpaca_without_input(write, more):
     (example,) = read(write("rows.jsonl", [{"instruction": "Count.", "output": "1", **more}]))
-    assert example.messages[0]["content"] == "Count."
+    assert example.messages is not None and example.messages[0]["content"] == "Count."
 
 
 def test_json_list_and_places(write, tmp_path):
@@ -56,15 +57,17 @@ def test_text_file_is_one_document(tmp_path):
 
 def test_byte_order_mark_and_unusual_line_ends(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf" + json.dumps({"text": "a\u2028b"}, ensure_ascii=False).encode() + b"\r\n")
-    assert read(path)[0].text == "a\u2028b"
+    row, mark = json.dumps({"text": "a\u2028b"}, ensure_ascii=False).encode(), b"\xef\xbb\xbf"
+    for content in (mark + row + b"\r\n", mark + b" [" + row + b"]"):
+        path.write_bytes(content)
+        assert read(path)[0].text == "a\u2028b"
 
 
 def test_explicit_format_overrides(write):
     path = write("rows.jsonl", [CHAT | TEXT])
     assert read(path)[0].messages is not None
     assert read(path, "text")[0].text == "two and two"
-    with pytest.raises(UserError, match="no data format 'csv'; use one of messages, alpaca, text"):
+    with pytest.raises(UserError, match="no data format 'csv'; use auto, messages, alpaca, text"):
         read(path, "csv")
 
 

@@ -15,14 +15,17 @@ LLAMA3 = """\
 {%- if loop.first %}
 {{- '<|start_header_id|>system<|end_header_id|>\\n\\nToday: ' + strftime_now('%d %b %Y') + '<|eot_id|>' }}
 {%- endif %}
-{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim + '<|eot_id|>' }}
+{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' }}
+{{- message.content | trim + '<|eot_id|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""
 
 # Thinking stays in turns after the last question only; a turn without any gets an empty block there.
 QWEN3 = """\
 {%- set ns = namespace(last=0) %}
-{%- for message in messages %}{%- if message.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}
+{%- endfor %}
 {%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' }}
 {%- if message.role == 'assistant' and '</think>' in message.content and loop.index0 < ns.last %}
@@ -52,6 +55,13 @@ PROMPTLESS = """\
 {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
 {%- endfor %}"""
 
+# Its generation prompt opens a thought that the turns do not have.
+EAGER = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"""
+
 SHORT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi there"}]
 LONG = [
     {"role": "system", "content": "be brief"},
@@ -72,8 +82,10 @@ GREETED = [{"role": "assistant", "content": "welcome"}, *SHORT]
 def runs(conversations, tokenizer, **options):
     """The supervised texts, one for each run of supervised tokens, and the whole texts."""
     documents = Documents(1000)
-    encode([Example("f", 1, messages=messages) for messages in conversations], tokenizer, documents, **options)
-    ids, supervised, found, whole, place = documents.ids.tolist(), documents._supervised, [], [], 0
+    encode(
+        [Example("f", 1, messages=messages) for messages in conversations], tokenizer, documents, **options
+    )
+    ids, supervised, found, whole, place = documents.ids.tolist(), documents.supervised, [], [], 0
     for length in documents.lengths.tolist():
         whole.append(tokenizer.decode(ids[place : place + length]))
         for index in range(place, place + length):
@@ -86,7 +98,8 @@ def runs(conversations, tokenizer, **options):
 
 
 @pytest.mark.parametrize(
-    ("template", "end"), [(None, "<|im_end|>"), (LLAMA3, "<|eot_id|>"), (PROMPTLESS, "<|im_end|>")]
+    ("template", "end"),
+    [(None, "<|im_end|>"), (LLAMA3, "<|eot_id|>"), (PROMPTLESS, "<|im_end|>"), (EAGER, "<|im_end|>")],
 )
 def test_only_the_assistants_tokens_are_supervised(tokenizer, template, end):
     supervised, _ = runs([SHORT, LONG, GREETED], tokenizer, chat_template=template)
@@ -125,7 +138,9 @@ def test_the_date_is_fixed(tokenizer):
 def test_template_from_file_tokenizer_or_nowhere(tokenizer, tmp_path):
     path = tmp_path / "chat.jinja"
     path.write_text(HARMONY)
-    assert runs([SHORT], tokenizer, chat_template=str(path)) == runs([SHORT], tokenizer, chat_template=HARMONY)
+    assert runs([SHORT], tokenizer, chat_template=str(path)) == runs(
+        [SHORT], tokenizer, chat_template=HARMONY
+    )
     assert runs([SHORT], tokenizer) != runs([SHORT], tokenizer, chat_template=HARMONY)
     with pytest.raises(UserError, match="neither a file nor a Jinja template"):
         runs([SHORT], tokenizer, chat_template=str(tmp_path / "missing.jinja"))
@@ -133,11 +148,14 @@ def test_template_from_file_tokenizer_or_nowhere(tokenizer, tmp_path):
 
 def test_no_template(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", None)
-    with pytest.raises(UserError, match="set `data.chat_template`"):
+    with pytest.raises(UserError, match=r"set `data.chat_template`"):
         runs([SHORT], tokenizer)
 
 
 UPPER = "{% for message in messages %}{{ message.content | upper }} {{ loop.length }} {% endfor %}"
+COUNTED = """\
+{{- messages | length }}
+{%- for message in messages %}{{- message.content + '<|im_end|>' ~ message.content | length }}{%- endfor %}"""
 DEAF = "{% for message in messages %}{{ message.role }}<|im_end|>{% endfor %}"
 STRICT = "{{ raise_exception('no') if messages[0].role == 'assistant' }}" + PROMPTLESS
 
@@ -146,6 +164,7 @@ STRICT = "{{ raise_exception('no') if messages[0].role == 'assistant' }}" + PROM
     ("template", "reason"),
     [
         (UPPER, "does not show where turn 1 ends: give a `data.chat_template`"),
+        (COUNTED, "does not show where turn 1 ends"),
         (DEAF, "does not write the text of turn 1"),
         (STRICT, "refuses it: no"),
         ("{% if %}", "refuses it"),
@@ -166,7 +185,7 @@ def test_text_ends_with_the_end_token_and_is_supervised(tokenizer):
     documents = Documents(1000)
     encode([Example("f", 1, text="hello there")], tokenizer, documents)
     assert tokenizer.decode(documents.ids) == "hello there<|endoftext|>"
-    assert set(documents._supervised) == {True}
+    assert documents.supervised.all()
 
 
 def test_long_texts_are_divided_and_long_conversations_cut(tokenizer):
@@ -178,4 +197,3 @@ def test_long_texts_are_divided_and_long_conversations_cut(tokenizer):
     assert parts.cut == parts.divided == 1
     assert parts.lengths.tolist() == [16] * (1 + text_length // 16) + [text_length % 16]
     assert parts.ids.tolist() == [*whole.ids[:16], *whole.ids[chat_length:]]
-

@@ -62,4 +62,4 @@ def test_the_built_in_tasks_are_supervised_in_the_answers(tiny):
     labels = rows.labels[rows.labels != IGNORED].tolist()
     answers = tiny.decode(labels).removesuffix("<|end|>").split("<|end|>")
     assert sorted(answers) == sorted(question.answer for question in questions("test", 500))
-    assert (rows.input_ids == tiny.pad_token_id).float().mean() < 0.02
+    assert (rows.input_ids == tiny.pad_token_id).float().mean() < 0.04

@@ -82,7 +82,9 @@ def forward(weights, cfg, ids, positions):
     start = index - positions  # of each token's document
     mask = (index[None, None, :] <= index[None, :, None]) & (index[None, None, :] >= start[:, :, None])
     x = weights["model.embed_tokens.weight"][ids]
-    frequencies = 1 / cfg["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float32) / size)  # as published
+    frequencies = 1 / cfg["rope_theta"] ** (
+        torch.arange(0, size, 2, dtype=torch.float32) / size
+    )  # as published
     angles = torch.cat([positions[..., None] * frequencies.to(x.dtype)] * 2, -1)[:, None]
 
     def norm(x, name):
@@ -96,7 +98,11 @@ def forward(weights, cfg, ids, positions):
         at = f"model.layers.{i}."
 
         def project(h, name, count, at=at):
-            return (h @ weights[f"{at}self_attn.{name}_proj.weight"].T).unflatten(-1, (count, size)).transpose(1, 2)
+            return (
+                (h @ weights[f"{at}self_attn.{name}_proj.weight"].T)
+                .unflatten(-1, (count, size))
+                .transpose(1, 2)
+            )
 
         h = norm(x, f"{at}input_layernorm.weight")
         q, k, v = rotate(project(h, "q", heads)), rotate(project(h, "k", keys)), project(h, "v", keys)
@@ -121,7 +127,8 @@ def train(weights, cfg, batches, rates, *, delayed, betas, weight_decay=0.0, max
     decayed = [w for name, w in weights.items() if "norm" not in name]
     plain = [w for name, w in weights.items() if "norm" in name]
     optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}], betas=betas
+        [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}],
+        betas=betas,
     )
     before = {name: w.detach().clone() for name, w in weights.items()}  # w_{t-2}
     losses, norms = [], []

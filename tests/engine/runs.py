@@ -33,8 +33,10 @@ def checkpoint_tensors(store):
     return tensors
 
 
-def run(cfg, batches, plan, *, asynchronous, dtype=torch.float32, rate=1e-3, store=None, lagged=True, **options):
-    """Trains on `batches`; returns (losses, norms, final weights, engine's spans)."""
+def run(
+    cfg, batches, plan, *, asynchronous, dtype=torch.float32, rate=1e-3, store=None, lagged=True, **options
+):
+    """Trains on `batches`; returns (losses, norms, final weights, spans of the trace)."""
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     engine_options = {name: options.pop(name) for name in ("probe", "trace") if name in options}
     store = store or make_store(cfg, dtype, asynchronous=asynchronous, wide_grad=plan.rounds > 1)
@@ -56,5 +58,6 @@ def run(cfg, batches, plan, *, asynchronous, dtype=torch.float32, rate=1e-3, sto
             if not lagged:
                 losses[-1].result()
         engine.synchronize()
+        spans = [s for i in range(len(batches)) for s in (engine.trace.take(i) if engine.trace else [])]
         values = [loss.result() for loss in losses], [step.result().grad_norm for step in steps]
-    return *values, checkpoint_tensors(store), engine.spans
+    return *values, checkpoint_tensors(store), spans

@@ -24,6 +24,15 @@ KINDS = pytest.mark.parametrize(
 )
 
 
+@pytest.fixture(autouse=True)
+def one_torch_thread():
+    """As the engine sets it: the pool's threads are the only ones."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def make_adam(fallback=False, threads=2):
     optimizer = CpuAdam(BETAS, EPS, threads, force_fallback=fallback)
     if not fallback and not optimizer.native:

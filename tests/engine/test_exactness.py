@@ -46,7 +46,9 @@ def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, dtype):
     batches = plain.make_batches(6)
 
     def go(plan):
-        losses, norms, weights, _ = runs.run(cfg, batches, plan, asynchronous=asynchronous, dtype=dtype, max_grad_norm=1.0)
+        losses, norms, weights, _ = runs.run(
+            cfg, batches, plan, asynchronous=asynchronous, dtype=dtype, max_grad_norm=1.0
+        )
         return losses, norms, weights
 
     losses, norms, weights = go(f"{PLANS[0]} | N=1 M=4 MR=4")
@@ -63,7 +65,9 @@ def test_rounds_are_a_constant_of_the_run_that_workers_do_not_change(asynchronou
     cfg = plain.config(tie_word_embeddings=True)
     batches = plain.make_batches(5, micro_batches=6)
     results = [
-        runs.run(cfg, batches, f"{PLANS[0]} | N={n} M=6 MR=2", asynchronous=asynchronous, dtype=torch.bfloat16)
+        runs.run(
+            cfg, batches, f"{PLANS[0]} | N={n} M=6 MR=2", asynchronous=asynchronous, dtype=torch.bfloat16
+        )
         for n in (1, 2, 3)
     ]
     for losses, norms, weights, _ in results[1:]:
@@ -109,6 +113,26 @@ def test_waiting_for_each_loss_changes_nothing():
     cfg = plain.config()
     batches = plain.make_batches(5)
     plan = f"{PLANS[0]} | N=2 M=4 MR=4"
-    ahead, behind = (runs.run(cfg, batches, plan, asynchronous=True, lagged=lagged) for lagged in (True, False))
+    ahead, behind = (
+        runs.run(cfg, batches, plan, asynchronous=True, lagged=lagged) for lagged in (True, False)
+    )
     assert ahead[:2] == behind[:2]
     assert all(torch.equal(ahead[2][name], behind[2][name]) for name in ahead[2])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_optimizer_slower_than_the_devices_changes_nothing(workers):
+    """Gradients of the next iteration must not overwrite those that the optimizer still needs."""
+    cfg = plain.config()
+    batches = plain.make_batches(4)
+    plan = f"{PLANS[0]} | N={workers} M=4 MR=4"
+
+    def slow(where):
+        if where.startswith("optimizer"):
+            time.sleep(0.03)
+
+    reference, slowed = (
+        runs.run(cfg, batches, plan, asynchronous=True, probe=probe) for probe in (None, slow)
+    )
+    assert slowed[:2] == reference[:2]
+    assert all(torch.equal(slowed[2][name], reference[2][name]) for name in slowed[2])

@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rptrain.kernels import reference
 from rptrain.kernels.attention import attention, attention_backward, backend
@@ -49,6 +52,21 @@ def test_the_cpu_takes_the_reference(micro_batch) -> None:
     grads = attention_backward(out, q, k, v, out, saved, mb)
     expected = reference.attention_backward(out, q, k, v, out, lse, mb.positions, 2, 5)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(grads, expected, strict=True))
+
+
+@pytest.mark.parametrize(("force", "documents"), [("flash", [[200, 56], [256]]), ("cudnn", [[256], [256]])])
+def test_calls_fit_the_operations(force, documents, micro_batch) -> None:
+    """Shapes and arguments only, without a GPU."""
+    torch.use_deterministic_algorithms(False)  # fake tensors cannot be filled
+    mb = micro_batch(documents)
+    with FakeTensorMode():
+        mb = replace(mb, cu_seqlens=torch.empty(mb.cu_seqlens.shape, dtype=torch.int32, device="cuda"))
+        qkv = torch.empty(512, 8, 64, device="cuda", dtype=bf16)
+        q, k, v = qkv.split([4, 2, 2], 1)
+        out, saved = attention(q, k, v, mb, force)
+        assert saved.backend == force and out.is_contiguous()
+        grads = attention_backward(torch.empty_like(out), q, k, v, out, saved, mb)
+        assert [grad.shape for grad in grads] == [x.shape for x in (q, k, v)]
 
 
 CASES = [

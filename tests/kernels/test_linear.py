@@ -18,7 +18,7 @@ def test_linear_and_its_gradients(tokens, inner, outer, dtype, device) -> None:
     acc = torch.ones(outer, inner, dtype=wide(dtype), device=device)
     accumulate_weight_grad(acc, dy, x)
 
-    x64, w64 = x.double().requires_grad_(), w.double().requires_grad_()
+    x64, w64 = (tensor.to(torch.float64, copy=True).requires_grad_() for tensor in (x, w))
     y64 = x64 @ w64.T
     y64.backward(dy.double())
     for ours, theirs, tolerance in (

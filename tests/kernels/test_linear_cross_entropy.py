@@ -28,7 +28,7 @@ def test_loss_and_gradients(tokens, hidden, vocab, chunk_bytes, dtype, monkeypat
     assert loss.shape == () and loss.dtype == wide(dtype) and dh.dtype == dtype
     assert torch.equal(loss, lce.linear_cross_entropy(h, w, labels))
 
-    h64, w64 = h.double().requires_grad_(), w.double().requires_grad_()
+    h64, w64 = (tensor.to(torch.float64, copy=True).requires_grad_() for tensor in (h, w))
     expected = F.cross_entropy(h64 @ w64.T, labels, ignore_index=lce.IGNORED, reduction="sum")
     (0.3 * expected).backward()
     tolerance = TOLERANCES[dtype]
@@ -56,6 +56,15 @@ def test_large_logits_do_not_overflow() -> None:
 @pytest.mark.parametrize(("vocab", "tokens"), [(151936, 384), (128256, 512), (2**26, 1), (2**30, 1)])
 def test_chunks_stay_within_their_bytes(vocab: int, tokens: int) -> None:
     assert lce.chunk_tokens(vocab) == tokens
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_no_value_is_read_on_the_host(dtype) -> None:
+    """Meta tensors have none: a branch or a shape that depends on one raises."""
+    h, w, labels = (tensor.to("meta") for tensor in inputs(9, 5, 7, dtype))
+    grad_w = torch.empty(w.shape, dtype=wide(dtype), device="meta")
+    lce.linear_cross_entropy(h, w, labels)
+    lce.linear_cross_entropy_backward(h, w, labels, 1.0, grad_w)
 
 
 @pytest.mark.gpu

@@ -22,7 +22,7 @@ def close(ours: Tensor, theirs: Tensor, dtype: torch.dtype, factor: float = 1) -
 
 
 def oracle(*tensors: Tensor) -> list[Tensor]:
-    return [tensor.double().requires_grad_() for tensor in tensors]
+    return [tensor.to(torch.float64, copy=True).requires_grad_() for tensor in tensors]
 
 
 @dtypes

@@ -45,5 +45,3 @@ def test_windows_cover_every_element_once_and_balance_bytes():
     assert all(all(flags) for flags in seen.values())
     loads = [sum(c.stop - c.start for c in window) for window in dealt]
     assert max(loads) - min(loads) <= 100
-
-

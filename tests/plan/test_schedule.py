@@ -36,12 +36,20 @@ def test_dispatch_goes_on_where_it_left_off(text):
 
 
 def test_grid_is_a_line_a_device():
-    assert Plan.parse("F0-0 FB1-1 B0-0 | N=2 M=2 MR=2").grid(2) == "device 0: F0-0 B0-0 FB1-1\ndevice 1: FB1-1 F0-0 B0-0"
+    assert (
+        Plan.parse("F0-0 FB1-1 B0-0 | N=2 M=2 MR=2").grid(2)
+        == "device 0: F0-0 B0-0 FB1-1\ndevice 1: FB1-1 F0-0 B0-0"
+    )
 
 
 @pytest.mark.parametrize(
     "stages",
-    ["FB0-7", "F0-5 FB6-7 B0-5", "F0-2 F3-5 FB6-7 B4-5 B0-3", "F0-6 FB7-7 B6-6 B5-5 B4-4 B3-3 B2-2 B1-1 B0-0"],
+    [
+        "FB0-7",
+        "F0-5 FB6-7 B0-5",
+        "F0-2 F3-5 FB6-7 B4-5 B0-3",
+        "F0-6 FB7-7 B6-6 B5-5 B4-4 B3-3 B2-2 B1-1 B0-0",
+    ],
 )
 def test_valid_plans(stages):
     validate(Plan.parse(f"{stages} | N=3 M=4 MR=4"), 8)

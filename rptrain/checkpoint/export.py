@@ -1,0 +1,115 @@
+"""Exports: a directory as Hugging Face lays it out, from a run, a checkpoint or a model in memory."""
+
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rptrain.checkpoint.base import BASE, base_files
+from rptrain.checkpoint.files import MANIFEST, read_manifest, written_aside
+from rptrain.checkpoint.state import latest, unit_file, verify_checkpoint
+from rptrain.checkpoint.verify import verify
+from rptrain.engine.adam import join
+from rptrain.errors import UserError
+from rptrain.models import registry, weights
+from rptrain.models.spec import ModelSpec
+from rptrain.models.weights import View
+
+KIND = "export"
+DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
+GENERATION = "generation_config.json"
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def export(source: Path, to: Path, dtype: str | None = None) -> Path:
+    """Writes the newest weights of a run's directory, or of a checkpoint, to `to` and returns it.
+
+    `dtype` None keeps the run's; another is made from the exact master weights. The checkpoint is compared
+    with its hashes first, and the export is read back. UserError: the source holds no checkpoint or a damaged
+    one, or `to` holds something else than an earlier export. DiskFull.
+    """
+    checkpoint = checkpoint_of(Path(source))
+    to = _target(to)
+    kind = _dtype(dtype)
+    verify_checkpoint(checkpoint)
+    spec = registry.build(registry.read_config(checkpoint / BASE))
+    return _write(checkpoint_view(checkpoint, spec, kind), spec, base_files(checkpoint / BASE), to, kind)
+
+
+def export_store(
+    view: View,
+    spec: ModelSpec,
+    base_dir: Path,
+    to: Path,
+    dtype: str | None = None,
+    chat_template: str | None = None,
+) -> Path:
+    """Writes a model in memory as `export` does; `view` gives its parameters, and `base_dir` all other files.
+
+    `chat_template` is Jinja text that takes the place of the base model's own.
+    """
+    return _write(view, spec, base_files(Path(base_dir), chat_template), _target(to), _dtype(dtype))
+
+
+def _write(view: View, spec: ModelSpec, base: dict[str, bytes], to: Path, dtype: torch.dtype | None) -> Path:
+    dtype = dtype or view(0, spec.units[0].params[0].name).dtype
+    needed = spec.num_parameters * dtype.itemsize + sum(map(len, base.values()))
+    with written_aside(to, {"kind": KIND}, needed) as aside:
+        weights.save(aside.path, spec, view, dtype)
+        for name, content in base.items():
+            if name != "config.json":  # written with the weights: it names their dtype
+                aside.write(name, [content])
+        if GENERATION not in base:
+            tokens = {key: spec.config[key] for key in SPECIAL_TOKENS if spec.config.get(key) is not None}
+            aside.write_json(GENERATION, {"_from_model_config": True, **tokens})
+        verify(aside.path, spec)
+    return to
+
+
+def checkpoint_view(checkpoint: Path, spec: ModelSpec, dtype: torch.dtype | None = None) -> View:
+    """A checkpoint's parameters, mapped one unit at a time; master weights for another `dtype`."""
+    from safetensors import safe_open
+
+    @lru_cache(maxsize=1)
+    def parameters(index: int) -> dict[str, Tensor]:
+        unit = spec.units[index]
+        with safe_open(checkpoint / unit_file(index, unit), framework="pt") as stored:
+            flat = stored.get_tensor("param")
+            if dtype not in (None, flat.dtype) and "remainder" in stored.keys():  # noqa: SIM118
+                flat = join(flat, stored.get_tensor("remainder"))
+        return unit.views(flat)
+
+    return lambda index, name: parameters(index)[name]
+
+
+def checkpoint_of(source: Path) -> Path:
+    """The checkpoint that a run's directory (its newest) or a checkpoint's means; UserError if there is none."""
+    if (source / MANIFEST).is_file():
+        return source
+    if not source.is_dir():
+        raise UserError(f"{source} is no directory")
+    newest = latest(source) or latest(source / "checkpoints")
+    if newest is None:
+        raise UserError(f"{source} is no checkpoint, and no run that holds a complete one")
+    return newest
+
+
+def _target(to: Path) -> Path:
+    """The absolute target; UserError if writing there would delete what is not an export of ours."""
+    to = Path(to).expanduser().absolute()
+    if to.exists() and not to.is_dir():
+        raise UserError(f"{to} is a file; name a directory to export to")
+    if to.is_dir() and any(to.iterdir()):
+        manifest = read_manifest(to) if (to / MANIFEST).is_file() else {}
+        known = {MANIFEST, *manifest["files"]} if manifest.get("kind") == KIND else set()
+        present = {path.relative_to(to).as_posix() for path in to.rglob("*") if not path.is_dir()}
+        if foreign := present - known:
+            raise UserError(f"{to} is not empty: it holds {min(foreign)}; choose another directory")
+    return to
+
+
+def _dtype(name: str | None) -> torch.dtype | None:
+    if name is not None and name not in DTYPES:
+        raise UserError(f"no dtype {name!r}: choose one of {', '.join(DTYPES)}")
+    return DTYPES[name] if name else None

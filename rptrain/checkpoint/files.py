@@ -1,0 +1,179 @@
+"""Directories that are whole or absent: written aside, synced, renamed; with a manifest of hashes."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from hashlib import file_digest, sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rptrain.errors import UserError
+
+FORMAT = 1
+MANIFEST = "complete.json"
+PARTIAL, REPLACED = (
+    ".partial",
+    ".replaced",
+)  # suffixes of what is being written, and of what makes room for it
+PIECE = 1 << 24  # bytes hashed, written and read at a time
+THREADS = 4  # files at a time: one core hashes slower than a disk writes
+SLACK = 64 << 20  # bytes for headers, JSON and the file system's own records
+
+T = TypeVar("T")
+
+
+class DiskFull(RuntimeError):
+    """There is no room for what is to be written."""
+
+
+class Aside:
+    """A directory under construction at `path`; knows the size and the hash of what it wrote."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._entries: dict[str, dict[str, Any]] = {}
+
+    def write(self, name: str, buffers: Iterable[bytes | memoryview]) -> None:
+        """Writes a file of these bytes and syncs it; `name` may hold folders. Threads may write at once."""
+        file = self.path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        digest, size = sha256(), 0
+        with file.open("wb") as stream:
+            for buffer in buffers:
+                for start in range(0, len(buffer), PIECE):
+                    piece = buffer[start : start + PIECE]
+                    digest.update(piece)
+                    size += stream.write(piece)
+            stream.flush()
+            os.fsync(stream.fileno())
+        self._entries[name] = {"size": size, "sha256": digest.hexdigest()}
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write(name, [(json.dumps(value, indent=2) + "\n").encode()])
+
+    def seal(self, facts: Mapping[str, Any]) -> None:
+        """Hashes files that others wrote here, writes the manifest and syncs every folder."""
+        names = sorted(str(file.relative_to(self.path)) for file in self.path.rglob("*") if file.is_file())
+
+        def hash_file(name: str) -> None:
+            file = self.path / name
+            self._entries[name] = {"size": file.stat().st_size, "sha256": _hash(file)}
+
+        in_parallel(hash_file, [name for name in names if name not in self._entries])
+        files = {name: self._entries[name] for name in names}
+        self.write_json(MANIFEST, {"format": FORMAT, **facts, "files": files})
+        for folder in (*(entry for entry in self.path.rglob("*") if entry.is_dir()), self.path):
+            sync_folder(folder)
+
+
+@contextmanager
+def written_aside(target: Path, facts: Mapping[str, Any], needed: int) -> Iterator[Aside]:
+    """Gives a directory to write into, which takes `target`'s place when the block ends without an error.
+
+    `facts` go into the manifest; `needed` bytes must be free. DiskFull, or OSError of the disk; after either,
+    `target` is as it was.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + PARTIAL)
+    shutil.rmtree(partial, ignore_errors=True)
+    free = shutil.disk_usage(target.parent).free
+    if free < needed + SLACK:
+        raise DiskFull(
+            f"{target} needs {_gigabytes(needed + SLACK)}, and {_gigabytes(free)} are free on its disk: "
+            "make room, or write elsewhere"
+        )
+    partial.mkdir()
+    try:
+        aside = Aside(partial)
+        yield aside
+        aside.seal(facts)
+        replaced = target.with_name(target.name + REPLACED)
+        if target.exists():  # what a kill between the two renames leaves is `replaced`, whole
+            shutil.rmtree(replaced, ignore_errors=True)
+            target.rename(replaced)
+        partial.rename(target)
+        sync_folder(target.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """What complete.json says, once every file was found to be there in its size; UserError otherwise."""
+    file = directory / MANIFEST
+    if not file.is_file():
+        raise UserError(f"{directory} is not complete: it has no {MANIFEST}")
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        version = manifest["format"]
+        sizes = {name: entry["size"] for name, entry in manifest["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{file} is damaged: {error}") from error
+    if version != FORMAT:
+        raise UserError(f"{file} has format {version}; this version reads format {FORMAT}")
+    for name, size in sizes.items():
+        actual = (directory / name).stat().st_size if (directory / name).is_file() else None
+        if actual is None:
+            raise UserError(f"{directory} is damaged: {name} is missing")
+        if actual != size:
+            raise UserError(f"{directory / name} is damaged: {size} bytes expected, {actual} there")
+    return manifest
+
+
+def read_into(file: Path, entry: Mapping[str, Any], buffers: Iterable[memoryview]) -> None:
+    """Fills the buffers from the whole file, in turn; UserError if its hash is not the manifest's."""
+    digest = sha256()
+    with file.open("rb") as stream:
+        for buffer in buffers:
+            for start in range(0, len(buffer), PIECE):
+                piece = buffer[start : start + PIECE]
+                stream.readinto(piece)
+                digest.update(piece)
+    _compare(file, entry, digest.hexdigest())
+
+
+def check_hash(file: Path, entry: Mapping[str, Any]) -> None:
+    """UserError if the file's hash is not the manifest's."""
+    _compare(file, entry, _hash(file))
+
+
+def in_parallel(function: Callable[[T], object], items: Iterable[T]) -> None:
+    """Calls it on every item from a few threads; raises the first error."""
+    with ThreadPoolExecutor(THREADS, "checkpoint") as pool:
+        for _ in pool.map(function, items):
+            pass
+
+
+def remove(directory: Path) -> None:
+    """Deletes a directory; a deletion cut short does not leave it looking whole."""
+    partial = directory.with_name(directory.name + PARTIAL)
+    shutil.rmtree(partial, ignore_errors=True)
+    directory.rename(partial)
+    sync_folder(directory.parent)
+    shutil.rmtree(partial)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _compare(file: Path, entry: Mapping[str, Any], digest: str) -> None:
+    if digest != entry["sha256"]:
+        raise UserError(f"{file} is damaged: its content is not what was saved (sha256 differs)")
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as stream:
+        return file_digest(stream, "sha256").hexdigest()
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB"

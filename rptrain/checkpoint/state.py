@@ -1,0 +1,204 @@
+"""Resume state: parameters, moments and where training stands, to the bit, in `checkpoint-<step>`.
+
+    checkpoint-120/
+      units/00003-layers.2.safetensors    param, previous (async only), remainder, exp_avg, exp_avg_sq: flat
+      base/                               config, tokenizer and chat template of the model, for the export
+      trainer_state.json                  step and meta
+      complete.json                       sizes and hashes of the rest; written last
+
+Gradients are not kept: a step consumes them.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rptrain.checkpoint.base import BASE, base_files
+from rptrain.checkpoint.files import (
+    FORMAT,
+    MANIFEST,
+    PARTIAL,
+    REPLACED,
+    check_hash,
+    in_parallel,
+    read_into,
+    read_manifest,
+    remove,
+    written_aside,
+)
+from rptrain.engine.memory import UnitState
+from rptrain.errors import UserError
+from rptrain.models.spec import Unit
+
+STATE = "trainer_state.json"
+KIND = "checkpoint"
+NAME = re.compile(r"checkpoint-(\d+)(?:\.replaced)?")
+DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64", torch.int16: "I16"}
+
+Layout = Mapping[str, Mapping[str, Any]]  # dtype, shape and place of a file's tensors: its safetensors header
+
+
+def save_state(
+    checkpoints_dir: Path, units: Sequence[UnitState], *, step: int, meta: Mapping[str, Any]
+) -> Path:
+    """Writes `checkpoint-<step>` and returns it; the units must not change meanwhile.
+
+    `meta` is anything in JSON that `load_state` is to give back. `meta["model_dir"]` is the directory of the
+    base model, whose config, tokenizer and template are copied; `meta["chat_template"]` (Jinja text), where
+    there is one, takes the place of its own. Nothing is copied in memory. DiskFull if there is no room.
+    """
+    target = Path(checkpoints_dir) / f"checkpoint-{step}"
+    base = base_files(Path(meta["model_dir"]), meta.get("chat_template"))
+    names = [unit_file(index, state.unit) for index, state in enumerate(units)]
+    needed = sum(tensor.nbytes for state in units for tensor in _tensors(state).values())
+    with written_aside(target, {"kind": KIND, "step": step}, needed + sum(map(len, base.values()))) as aside:
+
+        def write(index: int) -> None:
+            tensors = _tensors(units[index])
+            aside.write(names[index], [_header(tensors), *map(_bytes, tensors.values())])
+
+        in_parallel(write, range(len(units)))
+        for name, content in base.items():
+            aside.write(f"{BASE}/{name}", [content])
+        layouts = {name: _layout(_tensors(state)) for name, state in zip(names, units, strict=True)}
+        aside.write_json(STATE, {"format": FORMAT, "step": step, "meta": dict(meta), "units": layouts})
+    return target
+
+
+def read_state(directory: Path) -> dict[str, Any]:
+    """`step` and `meta` of a checkpoint, without its tensors; UserError if it is damaged or incomplete."""
+    return _read_state(Path(directory))[0]
+
+
+def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
+    """Fills the units from a checkpoint and returns `step` and `meta`; generation 0 becomes the current one.
+
+    UserError that names the file and the reason if the checkpoint is damaged, incomplete, of another model or
+    dtype, or of the other kind of update. All but the units' hashes is checked before a buffer is touched;
+    after an error the buffers are not to be used.
+    """
+    directory = Path(directory)
+    state, files = _read_state(directory)
+    expected = {unit_file(index, unit.unit): unit for index, unit in enumerate(units)}
+    if odd := set(state["units"]) ^ set(expected):
+        raise UserError(f"{directory} is of another model: {min(odd)} is in one of them only")
+    for name, unit in expected.items():
+        _compare(directory / name, state["units"][name], _layout(_tensors(unit)))
+
+    def read(name: str) -> None:
+        tensors = _tensors(expected[name], newest=0)
+        header = memoryview(bytearray(len(_header(tensors))))
+        read_into(directory / name, files[name], [header, *map(_bytes, tensors.values())])
+
+    in_parallel(read, expected)
+    for unit in units:
+        unit.current = 0
+    return state
+
+
+def verify_checkpoint(directory: Path) -> dict[str, Any]:
+    """Compares every file with its hash and returns `step` and `meta`; UserError naming what is damaged."""
+    directory = Path(directory)
+    state, files = _read_state(directory)
+    in_parallel(lambda name: check_hash(directory / name, files[name]), files)
+    return state
+
+
+def latest(checkpoints_dir: Path) -> Path | None:
+    """The newest complete checkpoint, by its step."""
+    complete = _complete(Path(checkpoints_dir))
+    return complete[-1] if complete else None
+
+
+def prune(checkpoints_dir: Path, keep: int | None) -> None:
+    """Deletes all but the newest `keep` checkpoints (None: all stay), and what a killed save left behind."""
+    assert keep is None or keep >= 1
+    complete = _complete(Path(checkpoints_dir))
+    stays = complete if keep is None else complete[-keep:]
+    for path in list(Path(checkpoints_dir).glob("checkpoint-*")):
+        if path in stays:
+            continue
+        if path.name.endswith((PARTIAL, REPLACED)):
+            shutil.rmtree(path)
+        elif path in complete:
+            remove(path)
+
+
+def _complete(checkpoints_dir: Path) -> list[Path]:
+    """Complete checkpoints by step; a replaced one counts where what was to replace it is missing."""
+    found = {
+        int(match[1]): path
+        for path in sorted(checkpoints_dir.glob("checkpoint-*"), reverse=True)
+        if (match := NAME.fullmatch(path.name)) and (path / MANIFEST).is_file()
+    }
+    return [found[step] for step in sorted(found)]
+
+
+def _read_state(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """trainer_state.json, and the manifest's files."""
+    manifest = read_manifest(directory)
+    files = manifest["files"]
+    if manifest.get("kind") != KIND or STATE not in files:
+        raise UserError(f"{directory} is no checkpoint of a run")
+    check_hash(directory / STATE, files[STATE])
+    return json.loads((directory / STATE).read_text(encoding="utf-8")), files
+
+
+def unit_file(index: int, unit: Unit) -> str:
+    """A unit's file in a checkpoint."""
+    return f"units/{index:05}-{unit.name}.safetensors"
+
+
+def _tensors(state: UnitState, newest: int | None = None) -> dict[str, Tensor]:
+    """What is kept of a unit, in the file's order; generation `newest` (the current one) is W_T."""
+    newest = state.current if newest is None else newest
+    tensors = {"param": state.params[newest]}
+    if len(state.params) == 2:
+        tensors["previous"] = state.params[1 - newest]
+    if state.remainder is not None:
+        tensors["remainder"] = state.remainder
+    return tensors | {"exp_avg": state.exp_avg, "exp_avg_sq": state.exp_avg_sq}
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.view(torch.uint8).numpy())
+
+
+def _layout(tensors: Mapping[str, Tensor]) -> Layout:
+    layout, end = {}, 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        dtype, shape = DTYPES[tensor.dtype], list(tensor.shape)
+        layout[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    return layout
+
+
+def _header(tensors: Mapping[str, Tensor]) -> bytes:
+    encoded = json.dumps(_layout(tensors)).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    return len(encoded).to_bytes(8, "little") + encoded
+
+
+def _compare(file: Path, stored: Layout, expected: Layout) -> None:
+    """UserError saying how the state that was saved differs from the run's, and what to do."""
+    if ("previous" in stored) != ("previous" in expected):
+        update, other = ("async", "sync") if "previous" in stored else ("sync", "async")
+        raise UserError(
+            f'{file} was saved with optim.update = "{update}" and cannot go on with "{other}": set '
+            f'optim.update = "{update}", or export the checkpoint and start a new run from it'
+        )
+    there, here = stored["param"], expected["param"]
+    if there["dtype"] != here["dtype"]:
+        names = {value: str(key).removeprefix("torch.") for key, value in DTYPES.items()}
+        raise UserError(
+            f'{file} was saved with model.dtype = "{names[there["dtype"]]}" and cannot go on with '
+            f'"{names[here["dtype"]]}": set model.dtype, or export the checkpoint and start a new run from it'
+        )
+    if stored != expected:
+        raise UserError(f"{file} is of another model: {there['shape']} elements, not {here['shape']}")

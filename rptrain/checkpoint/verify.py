@@ -1,0 +1,50 @@
+"""Reads an export back: everything is there, of the right shape, and a number."""
+
+from math import prod
+from pathlib import Path
+
+import torch
+
+from rptrain.checkpoint.files import MANIFEST, check_hash, in_parallel, read_manifest
+from rptrain.errors import UserError
+from rptrain.models import registry, weights
+from rptrain.models.spec import ModelSpec
+
+
+def verify(directory: Path, spec: ModelSpec | None = None, *, finite: bool = True) -> None:
+    """UserError unless the directory holds a whole model: count, names, shapes and dtype of its tensors.
+
+    `spec` None takes the model that its config.json describes. With `finite` every weight is read, and one
+    that is infinite or not a number is an error. With a manifest, sizes and hashes are compared too.
+    """
+    directory = Path(directory)
+    if (directory / MANIFEST).is_file():
+        entries = read_manifest(directory)["files"]
+        in_parallel(lambda name: check_hash(directory / name, entries[name]), entries)
+    config = registry.read_config(directory)
+    spec = spec or registry.build(config)
+    tensors = weights.check(directory, spec).tensors
+    if empty := [name for name, stored in tensors.items() if not prod(stored.shape)]:
+        raise UserError(f"{directory}: {empty[0]} has no elements")
+    count = sum(prod(stored.shape) for stored in tensors.values())
+    if count != spec.num_parameters:
+        raise UserError(f"{directory} holds {count} parameters, and the model has {spec.num_parameters}")
+    found = {str(stored.dtype).removeprefix("torch.") for stored in tensors.values()}
+    if found != {config.get("dtype")}:
+        raise UserError(
+            f"{directory}: weights are {', '.join(sorted(found))}, config.json says {config.get('dtype')}"
+        )
+    if finite:
+        by_file: dict[Path, list[str]] = {}
+        for name, stored in tensors.items():
+            by_file.setdefault(stored.file, []).append(name)
+        in_parallel(lambda file: _check_finite(file, by_file[file]), by_file)
+
+
+def _check_finite(file: Path, names: list[str]) -> None:
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as stored:
+        for name in names:
+            if not bool(torch.isfinite(stored.get_tensor(name)).all()):
+                raise UserError(f"{file}: {name} holds values that are infinite or not numbers")

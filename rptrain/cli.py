@@ -1,0 +1,147 @@
+"""The command line. What is heavy is imported once the config has been checked."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rptrain import __version__
+from rptrain.errors import UserError
+
+HINT = "To train: rptrain --config rptrain.toml"
+_GLOBAL_OPTIONS = ("--help", "--version", "--keys")
+
+app = typer.Typer(
+    help="Fine-tunes language models that are larger than the GPUs they train on.\n\n"
+    "rptrain --config FILE [key=value …] trains as the file says; it is short for rptrain train.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def main() -> None:
+    app(arguments(sys.argv[1:]))
+
+
+def arguments(given: list[str]) -> list[str]:
+    """The arguments with the command that is meant where none is named: `train`."""
+    first = given[0] if given else "--help"
+    if (first.startswith("-") and first not in _GLOBAL_OPTIONS) or "=" in first:
+        return ["train", *given]
+    return given
+
+
+@contextmanager
+def exit_codes() -> Iterator[None]:
+    """2 for what the person can mend, 130 for an interrupt; anything else fails with its traceback, and 1."""
+    try:
+        yield
+    except UserError as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"rptrain {__version__}")
+        raise typer.Exit
+
+
+def _show_keys(wanted: bool) -> None:
+    if wanted:
+        from rptrain.config import keys
+
+        for key, field in keys().items():
+            default = "required" if field.is_required() else f"default {json.dumps(field.default)}"
+            print(f"{key}: {field.description} ({default})")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+    show_keys: Annotated[
+        bool, typer.Option("--keys", callback=_show_keys, is_eager=True, help="List the keys of a config.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        print(f"\n{HINT}")
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Option(help="The run's TOML file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Such as train.max_steps=20.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the config, show it, and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and no progress.")] = False,
+) -> None:
+    """Train as a config says. `train` may be left out."""
+    with exit_codes():
+        from rptrain.config_source import render, resolve
+        from rptrain.rundir import find
+
+        resolved = resolve(config, overrides or ())
+        found = find(resolved)
+        if not dry_run:
+            from rptrain.trainer import train as run
+
+            trained = run(resolved, quiet=as_json)
+            if as_json:
+                print(json.dumps({"run": str(trained.path), "model": str(trained.model_path)}))
+        elif as_json:
+            values = resolved.config.model_dump(mode="json")
+            resumes = str(found[1]) if found else None
+            print(json.dumps({"config": values, "origins": resolved.origins, "resumes": resumes}, indent=2))
+        else:
+            print(f"# {f'resumes {found[1]}' if found else 'a new run'}\n\n{render(resolved)}", end="")
+
+
+@app.command()
+def export(
+    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", exists=True)],
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Where to write; made if it is not there.")],
+    dtype: Annotated[
+        str | None, typer.Option(help="Type of the weights written; that of the run if not given.")
+    ] = None,
+) -> None:
+    """Write a Hugging Face model of a run's last checkpoint, or of one checkpoint."""
+    with exit_codes():
+        from rptrain.checkpoint.export import export as write
+
+        print(write(source, to, dtype))
+
+
+@app.command()
+def generate(
+    source: Annotated[Path, typer.Argument(metavar="RUN|DIR", exists=True)],
+    prompt: Annotated[list[str], typer.Option(help="What to say to the model; may be given several times.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    temperature: Annotated[float, typer.Option(min=0, help="0: always the likeliest token.")] = 0.0,
+    seed: int = 0,
+    raw: Annotated[bool, typer.Option("--raw", help="Go on from the prompt itself, without a chat.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
+) -> None:
+    """Print what a trained model answers."""
+    with exit_codes():
+        from rptrain.generate import generate_text
+
+        texts = generate_text(source, prompt, max_new_tokens, temperature, seed, raw)
+        if as_json:
+            answers = [{"prompt": said, "text": text} for said, text in zip(prompt, texts, strict=True)]
+            print(json.dumps(answers, indent=2, ensure_ascii=False))
+        else:
+            print("\n".join(texts))

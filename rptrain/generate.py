@@ -1,0 +1,77 @@
+"""Text from a trained model: a run, a checkpoint, or any model directory that we can read."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rptrain.checkpoint.base import BASE
+from rptrain.checkpoint.export import checkpoint_of, checkpoint_view
+from rptrain.data.loader import load_tokenizer
+from rptrain.evaluate import encode_prompt
+from rptrain.models import registry, weights
+from rptrain.models.generate import generate
+from rptrain.models.spec import ModelSpec
+
+ROOM = 0.8  # of a GPU's free memory may be weights; the rest is for the cache and the work
+
+
+def generate_text(
+    source: Path, prompts: list[str], max_new_tokens: int, temperature: float, seed: int, raw: bool
+) -> list[str]:
+    """One answer for each prompt. `raw` continues the prompt itself instead of putting it into the chat template.
+
+    A run answers from its exported model if it has one, else from its newest checkpoint. UserError for a source
+    that is neither a run, a checkpoint nor a model directory.
+    """
+    source = Path(source)
+    if (source / "model" / "config.json").is_file():
+        source = source / "model"
+    if (source / "config.json").is_file():
+        spec, parameters, base = _from_directory(source)
+    else:
+        checkpoint = checkpoint_of(source)
+        base = checkpoint / BASE
+        spec = registry.build(registry.read_config(base))
+        parameters = _gather(spec, checkpoint_view(checkpoint, spec))
+    tokenizer = load_tokenizer(base)
+    device = _device(spec, parameters)
+    placed = [{name: tensor.to(device) for name, tensor in unit.items()} for unit in parameters]
+    encoded = [
+        tokenizer(prompt)["input_ids"]
+        if raw or not tokenizer.chat_template
+        else encode_prompt(tokenizer, prompt)
+        for prompt in prompts
+    ]
+    ends = _end_tokens(spec, tokenizer)
+    answers = generate(spec, placed.__getitem__, encoded, max_new_tokens, ends, temperature, seed)
+    return tokenizer.batch_decode(answers, skip_special_tokens=True)
+
+
+def _from_directory(source: Path) -> tuple[ModelSpec, list[dict[str, Tensor]], Path]:
+    spec = registry.build(registry.read_config(source))
+    files = weights.check(source, spec)
+    dtype = getattr(torch, str(spec.config.get("dtype") or spec.config.get("torch_dtype") or "bfloat16"))
+    parameters = [unit.views(torch.zeros(unit.numel, dtype=dtype)) for unit in spec.units]
+    weights.load(files, spec, lambda unit, name: parameters[unit][name])
+    return spec, parameters, source
+
+
+def _gather(spec: ModelSpec, view: weights.View) -> list[dict[str, Tensor]]:
+    return [{param.name: view(i, param.name) for param in unit.params} for i, unit in enumerate(spec.units)]
+
+
+def _device(spec: ModelSpec, parameters: list[dict[str, Tensor]]) -> torch.device:
+    if torch.cuda.is_available():
+        needed = sum(tensor.nbytes for unit in parameters for tensor in unit.values())
+        if needed < ROOM * torch.cuda.mem_get_info()[0]:
+            return torch.device("cuda")
+    return torch.device("cpu")
+
+
+def _end_tokens(spec: ModelSpec, tokenizer: Any) -> set[int]:
+    """Where an answer ends: what the tokenizer and the config name, one id or several."""
+    named = spec.config.get("eos_token_id")
+    ends = {*named} if isinstance(named, list) else {named}
+    return {end for end in (*ends, tokenizer.eos_token_id) if end is not None}

@@ -1,0 +1,115 @@
+"""Everything about a run that can be known, and found wrong, before memory is taken and weights are read."""
+
+import warnings
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rptrain import devices as device_choice
+from rptrain.config import Config
+from rptrain.data.loader import Batches, load_tokenizer, prepare
+from rptrain.data.rows import Rows
+from rptrain.data.template import load_template
+from rptrain.models import registry, weights
+from rptrain.models.spec import ModelSpec
+from rptrain.planner import RunPlan, make_plan
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked run: the model's shape and files, the tokenised data, the plan and its memory."""
+
+    config: Config
+    model_dir: Path
+    spec: ModelSpec
+    files: weights.WeightFiles | None  # None: random weights
+    tokenizer: Any  # None where the data needs none
+    rows: Rows
+    batches: Batches
+    devices: tuple[str, ...]
+    device_limit: int | None  # bytes for tensors on each GPU
+    plan: RunPlan
+    total_steps: int
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template's text where the config sets one: it goes with checkpoints and the export."""
+        given = self.config.data.chat_template
+        return None if given is None else load_template(self.tokenizer, given)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.config.model.dtype]
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.config.optim.update == "async"
+
+
+def prepare_job(config: Config) -> Job:
+    """Looks at everything the run needs, cheapest first. UserError for what a person can mend."""
+    model_dir = registry.locate(config.model.path)
+    spec = registry.build(registry.read_config(model_dir))
+    files = None
+    if config.model.init == "auto" and (any(model_dir.glob("*.safetensors")) or not _is_preset(model_dir)):
+        files = weights.check(model_dir, spec)
+    devices = _devices(config)
+    tokens_needed = (
+        any(source.path != "builtin:random" for source in config.data.train) or config.eval.questions
+    )
+    tokenizer = load_tokenizer(model_dir) if tokens_needed else None
+    plan, limit = _plan(config, spec, devices)
+    device_choice.check_host(plan.host_bytes, config.engine.host_limit)
+    data, train = config.data, config.train
+    rows = prepare(
+        sources=data.train,
+        tokenizer=tokenizer,
+        max_length=data.max_length,
+        packing=data.packing,
+        assistant_only_loss=data.assistant_only_loss,
+        chat_template=data.chat_template,
+        vocab_size=spec.vocab_size,
+        seed=train.seed,
+    )
+    batches = Batches(rows, train.micro_batch_size, train.global_batch_size, train.seed)
+    total = train.max_steps or max(1, ceil(train.num_epochs * batches.steps_per_epoch))
+    return Job(config, model_dir, spec, files, tokenizer, rows, batches, devices, limit, plan, total)
+
+
+def _is_preset(model_dir: Path) -> bool:
+    return model_dir.parent == registry.PRESETS
+
+
+def _devices(config: Config) -> tuple[str, ...]:
+    devices = device_choice.resolve(config.engine.devices)
+    size = config.engine.round_size or config.train.micro_batches
+    if size < len(devices):
+        if config.engine.devices != "auto":
+            warnings.warn(
+                f"{size} micro-batches a round keep {size} of {len(devices)} devices busy: only {size} are used",
+                stacklevel=2,
+            )
+        devices = devices[:size]
+    return devices
+
+
+def _plan(config: Config, spec: ModelSpec, devices: tuple[str, ...]) -> tuple[RunPlan, int | None]:
+    limit = device_choice.allocator_limit(devices, config.engine.vram_limit)
+    train = config.train
+    plan = make_plan(
+        spec,
+        devices=len(devices),
+        rows=train.micro_batch_size,
+        length=config.data.max_length,
+        micro_batches=train.micro_batches,
+        round_size=config.engine.round_size or train.micro_batches,
+        dtype=DTYPES[config.model.dtype],
+        asynchronous=config.optim.update == "async",
+        device_limit=limit,
+    )
+    return plan, limit

@@ -1,0 +1,181 @@
+"""A run is a folder: its config, its events, its checkpoints and the model that came of it."""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from rptrain.config import Config
+from rptrain.config_mistakes import dotted, leaves
+from rptrain.config_source import Resolved, render, resolve
+from rptrain.errors import UserError
+from rptrain.metrics import EventLog, is_finished
+
+COMPLETE = "complete.json"  # a checkpoint without this file was not written to its end
+CONFIG = "config.toml"
+
+# A resumed run may change these: they do not reach the numbers, or only say when to stop. All else is fixed.
+_FREE = re.compile(
+    r"(save|log|eval)\..*|train\.max_steps|engine\.(devices|vram_limit|host_limit|optimizer_threads|trace)"
+)
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The layout of a run's folder."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, output_dir: Path | str, run_name: str) -> Self:
+        """A new folder, readable by its owner only: `run_name`, or that with -2, -3, … where there is one."""
+        parent, number = Path(output_dir), 1
+        parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            path = parent / (run_name if number == 1 else f"{run_name}-{number}")
+            try:
+                path.mkdir(mode=0o700)
+            except FileExistsError:
+                number += 1
+                continue
+            run = cls(path)
+            run.checkpoints_path.mkdir(mode=0o700)
+            return run
+
+    @classmethod
+    def open(cls, path: Path | str) -> Self:
+        run = cls(Path(path))
+        if not run.config_path.is_file():
+            raise UserError(f"{path} is no run: there is no {CONFIG} in it")
+        return run
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / CONFIG
+
+    @property
+    def events_path(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def model_path(self) -> Path:
+        return self.path / "model"
+
+    def checkpoint_path(self, step: int) -> Path:
+        return self.checkpoints_path / f"checkpoint-{step}"
+
+    def checkpoints(self) -> list[Path]:
+        """The complete checkpoints, by step."""
+        steps = {}
+        for path in _folders(self.checkpoints_path):
+            if (match := re.fullmatch(r"checkpoint-(\d+)", path.name)) and is_complete(path):
+                steps[int(match[1])] = path
+        return [steps[step] for step in sorted(steps)]
+
+    @property
+    def finished(self) -> bool:
+        return self.events_path.is_file() and is_finished(self.events_path)
+
+    def config(self) -> Config:
+        return resolve(self.config_path).config
+
+    def write_config(self, resolved: Resolved) -> None:
+        """Replaces the config as a whole, so that it is never half there."""
+        aside = self.config_path.with_suffix(".part")
+        aside.write_text(render(resolved), encoding="utf-8")
+        aside.replace(self.config_path)
+
+
+def is_complete(checkpoint: Path) -> bool:
+    return (checkpoint / COMPLETE).is_file()
+
+
+def checkpoint_of(path: Path | str) -> tuple[RunDir, Path]:
+    """The run and checkpoint that a path means: a checkpoint, or a run and so its last complete one."""
+    path = Path(path)
+    if (path / CONFIG).is_file():
+        run = RunDir.open(path)
+        if complete := run.checkpoints():
+            return run, complete[-1]
+        raise UserError(f"{path} has no complete checkpoint")
+    run = RunDir(path.absolute().parent.parent)
+    if run.checkpoint_path(0).parent == path.absolute().parent and run.config_path.is_file():
+        if is_complete(path):
+            return run, path
+        raise UserError(f"{path} is not complete: there is no {COMPLETE} in it")
+    raise UserError(f"{path} is neither a run nor a checkpoint of one")
+
+
+def find(resolved: Resolved) -> tuple[RunDir, Path] | None:
+    """The run and checkpoint that `save.resume` means to go on with, or None where a new run begins.
+
+    Raises UserError where it names something else, or where the config would change the run's numbers.
+    """
+    config = resolved.config
+    if config.save.resume == "never":
+        return None
+    found = _unfinished(config) if config.save.resume == "auto" else checkpoint_of(config.save.resume)
+    if found is not None and (changes := changed(found[0].config(), config)):
+        raise UserError(
+            f"{found[0].path} cannot go on with other numbers than it began with: {'; '.join(changes)}. "
+            "Set them back, or begin a new run with save.resume=never"
+        )
+    return found
+
+
+def begin(resolved: Resolved) -> tuple[RunDir, Path | None]:
+    """Takes up the run that `find` found, or creates one; writes its config. The path is the checkpoint's."""
+    config = resolved.config
+    found = find(resolved)
+    if found is None:
+        run = RunDir.create(config.save.output_dir, config.log.run_name or "run")
+        run.write_config(resolved)
+        return run, None
+    run, checkpoint = found
+    log = config.log.model_copy(update={"run_name": run.config().log.run_name})
+    with EventLog(run.events_path):  # fails where another process trains the run
+        run.write_config(replace(resolved, config=config.model_copy(update={"log": log})))
+    return run, checkpoint
+
+
+def changed(old: Config, new: Config) -> list[str]:
+    """The keys, with their values, in which `new` would train to other numbers than `old`."""
+    before, after = _flat(old), _flat(new)
+    return [
+        f"{key} was {before.get(key)}, is {after.get(key)}"
+        for key in before | after
+        if before.get(key) != after.get(key) and not _FREE.fullmatch(key)
+    ]
+
+
+def _unfinished(config: Config) -> tuple[RunDir, Path] | None:
+    """The newest unfinished run of the config's name that has a complete checkpoint."""
+    name = config.log.run_name or "run"
+    runs: dict[int, RunDir] = {}
+    for path in _folders(Path(config.save.output_dir)):
+        if match := re.fullmatch(re.escape(name) + r"(?:-([2-9]|[1-9]\d+))?", path.name):
+            runs[int(match[1] or 1)] = RunDir(path)
+    for _, run in sorted(runs.items(), reverse=True):
+        complete = run.checkpoints()
+        if complete and run.config_path.is_file() and not run.finished and run.config().log.run_name == name:
+            return run, complete[-1]
+    return None
+
+
+def _folders(path: Path) -> list[Path]:
+    return [inner for inner in path.iterdir() if inner.is_dir()] if path.is_dir() else []
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    dump = config.model_dump(mode="json")
+    flat = {}
+    for key in leaves(dump):
+        value: Any = dump
+        for part in key:
+            value = value[part]
+        flat[dotted(key)] = value
+    return flat

@@ -1,0 +1,271 @@
+"""A training run from the checked config to the exported model: the loop reads top to bottom."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import rptrain
+from rptrain import metrics
+from rptrain.checkpoint.export import export_store
+from rptrain.checkpoint.state import load_state, prune, save_state
+from rptrain.config_source import Resolved
+from rptrain.data.batch import Batch
+from rptrain.engine.context import Span
+from rptrain.engine.engine import Engine, Optimizer
+from rptrain.engine.iteration import Pending
+from rptrain.engine.memory import ModelStore
+from rptrain.engine.schedule import learning_rate
+from rptrain.errors import UserError
+from rptrain.evaluate import ask_questions
+from rptrain.job import Job, prepare_job
+from rptrain.models import weights
+from rptrain.plan.schedule import Slot
+from rptrain.rundir import RunDir, begin, find
+
+
+def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
+    """Trains as the config says, or goes on with the run that `save.resume` means.
+
+    Leaves `model/`, a Hugging Face directory, in the run's folder. Raises UserError before anything heavy is
+    loaded, EngineError for a failure while training (the last checkpoint stays), KeyboardInterrupt after the
+    state was saved.
+    """
+    find(resolved)  # a resume that cannot be is found out before data is read
+    job = prepare_job(resolved.config)
+    run, checkpoint = begin(resolved)
+    with ExitStack() as stack:
+        log = stack.enter_context(metrics.EventLog(run.events_path))
+        progress = stack.enter_context(metrics.Progress(job.total_steps, quiet=quiet))
+        store = stack.enter_context(
+            ModelStore(
+                job.spec,
+                job.dtype,
+                generations=1 + job.asynchronous,
+                wide_grad=job.plan.plan.rounds > 1,
+                lock=job.devices[0].startswith("cuda"),
+            )
+        )
+        trainer = Trainer(job, run, log, progress, store)
+        try:
+            trainer.run(checkpoint)
+        except Exception as error:
+            log.write(metrics.Failed(f"{type(error).__name__}: {error}"))
+            raise
+    return run
+
+
+@dataclass
+class _Started:
+    """A step that was handed to the engine and not yet reported."""
+
+    step: int  # counts from 1
+    batch: Batch
+    learning_rate: float
+    loss: Pending
+    update: Pending
+
+
+class Trainer:
+    """One run in progress."""
+
+    def __init__(
+        self, job: Job, run: RunDir, log: metrics.EventLog, progress: metrics.Progress, store: ModelStore
+    ) -> None:
+        self._job, self._run, self._log, self._progress, self._store = job, run, log, progress, store
+        self._stopping = False
+        self._first = 0  # steps that were done when this process began
+        self._clock = time.perf_counter()
+        self._tokens = 0  # since the last report
+
+    def run(self, checkpoint: Path | None) -> None:
+        job, log = self._job, self._log
+        log.write(
+            metrics.RunStarted(
+                job.config.digest,
+                rptrain.__version__,
+                job.devices,
+                job.config.model.path,
+                job.spec.num_parameters,
+            )
+        )
+        log.write(metrics.Plan((str(job.plan.plan), *job.plan.plan.grid().splitlines())))
+        self._first, applied = self._load(checkpoint)
+        if not self._store.locked and job.devices[0].startswith("cuda"):
+            self._progress.note("host memory could not be page-locked: transfers will be slower")
+        if self._first == 0:
+            self._evaluate(0)
+        with self._signals(), self._engine(applied) as engine:
+            self._loop(engine)
+            applied = engine.applied
+        self._evaluate(job.total_steps)
+        base = self._run.checkpoint_path(job.total_steps) / "base"
+        export_store(self._store.view, job.spec, base, self._run.model_path, job.config.model.dtype)
+        log.write(metrics.Finished(job.total_steps))
+        self._progress.note(f"model: {self._run.model_path}")
+
+    def _engine(self, applied: int) -> Engine:
+        job, optim = self._job, self._job.config.optim
+        return Engine(
+            self._store,
+            job.plan.plan,
+            job.devices,
+            Optimizer(
+                betas=optim.betas,
+                eps=optim.eps,
+                weight_decay=optim.weight_decay,
+                max_grad_norm=optim.max_grad_norm,
+                asynchronous=job.asynchronous,
+                threads=job.config.engine.optimizer_threads,
+            ),
+            tokens=job.config.train.micro_batch_size * job.config.data.max_length,
+            length=job.config.data.max_length,
+            applied=applied,
+            device_limit=job.device_limit,
+            trace=job.config.engine.trace,
+        )
+
+    def _loop(self, engine: Engine) -> None:
+        """One step is reported while the next one runs: the pipeline is not flushed between them."""
+        job, save = self._job, self._job.config.save
+        started: _Started | None = None
+        self._clock = time.perf_counter()
+        for step in range(self._first, job.total_steps):
+            rate = self._learning_rate(step)
+            batch = job.batches.batch(step)
+            loss, update = engine.forward_backward(batch), engine.step(rate)
+            if started is not None:
+                self._report(started, engine)
+            started = _Started(step + 1, batch, rate, loss, update)
+            last = step + 1 == job.total_steps
+            if last or self._stopping or (save.save_steps and (step + 1) % save.save_steps == 0):
+                self._report(started, engine)
+                started = None
+                self._save(engine, step + 1)
+            if self._stopping and not last:
+                raise KeyboardInterrupt
+
+    def _learning_rate(self, step: int) -> float:
+        optim = self._job.config.optim
+        return learning_rate(
+            step,
+            base=optim.learning_rate,
+            kind=optim.lr_scheduler_type,
+            warmup_steps=optim.warmup_steps,
+            total_steps=self._job.total_steps,
+        )
+
+    def _report(self, started: _Started, engine: Engine) -> None:
+        loss, update = started.loss.result(), started.update.result()
+        self._tokens += started.batch.tokens
+        if engine.trace is not None:
+            self._log.write(_slots(started.step, engine.trace.take(started.step - 1 - self._first)))
+        if started.step % self._job.config.log.logging_steps and started.step != self._job.total_steps:
+            return
+        now = time.perf_counter()
+        event = metrics.Step(
+            step=started.step,
+            loss=loss,
+            learning_rate=started.learning_rate,
+            grad_norm=update.grad_norm,
+            tokens=started.batch.tokens,
+            supervised=started.batch.supervised,
+            tokens_per_second=self._tokens / (now - self._clock),
+            skipped=update.skipped,
+        )
+        self._clock, self._tokens = now, 0
+        self._log.write(event)
+        self._progress.update(event)
+
+    # ---- state
+
+    def _load(self, checkpoint: Path | None) -> tuple[int, int]:
+        """Fills the store; returns the steps that are done and those of them that were applied."""
+        job = self._job
+        if checkpoint is None:
+            if job.files is None:
+                weights.initialise(job.spec, self._store.view, job.config.train.seed)
+            else:
+                weights.load(job.files, job.spec, self._store.view)
+            self._store.loaded()
+            return 0, 0
+        state = load_state(checkpoint, self._store.units)
+        if state["meta"]["data"] != job.rows.content_hash:
+            raise UserError(
+                f"the data differs from what {checkpoint} was trained on: bring it back as it was, or begin a new run "
+                "with save.resume=never"
+            )
+        self._log.write(metrics.Resumed(state["step"], str(checkpoint)))
+        self._progress.note(f"resumed from {checkpoint}")
+        return state["step"], state["meta"]["applied"]
+
+    def _save(self, engine: Engine, step: int) -> None:
+        """Between iterations; the pipeline is waited for, and goes on from the same weights as if it had not been."""
+        engine.synchronize()
+        meta: dict[str, Any] = {
+            "applied": engine.applied,
+            "data": self._job.rows.content_hash,
+            "model_dir": str(self._job.model_dir),
+        }
+        if self._job.chat_template is not None:
+            meta["chat_template"] = self._job.chat_template
+        path = save_state(self._run.checkpoints_path, self._store.units, step=step, meta=meta)
+        prune(self._run.checkpoints_path, self._job.config.save.save_total_limit)
+        self._log.write(metrics.CheckpointSaved(step, str(path)))
+        self._clock = time.perf_counter()
+
+    def _evaluate(self, step: int) -> None:
+        count = self._job.config.eval.questions
+        if not count:
+            return
+        scores = ask_questions(self._job.spec, self._store.weights, self._job.tokenizer, count)
+        overall = scores.pop("overall")
+        self._log.write(metrics.Evaluation(step, "exact_match", overall, scores))
+        each = ", ".join(f"{name} {score:.1%}" for name, score in scores.items())
+        when = "before training" if step == 0 else f"after {step} steps"
+        self._progress.note(f"{count} held-out questions, {when}: {overall:.1%} answered exactly ({each})")
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first Ctrl-C or SIGTERM saves after the step under way and ends the run; a second one ends it at once."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if self._stopping:
+                raise KeyboardInterrupt
+            self._stopping = True
+            self._progress.note("saving after this step; once more to stop at once")
+
+        kinds = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(kind, stop) for kind in kinds]
+        try:
+            yield
+        finally:
+            for kind, handler in zip(kinds, before, strict=True):
+                signal.signal(kind, handler)
+
+
+def _slots(step: int, spans: list[Span]) -> metrics.Slots:
+    """One record a slot, from its first micro-batch to its last."""
+    times: dict[Slot, list[Span]] = {}
+    for span in spans:
+        times.setdefault(span.slot, []).append(span)
+    return metrics.Slots(
+        step,
+        tuple(
+            metrics.SlotTime(
+                slot.device,
+                slot.index,
+                slot.stage.kind,
+                slot.stage.start,
+                slot.stage.stop - 1,
+                slot.round,
+                part[0].start(),
+                part[-1].end(),
+            )
+            for slot, part in sorted(times.items(), key=lambda item: item[0].index)
+        ),
+    )

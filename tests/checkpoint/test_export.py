@@ -1,0 +1,165 @@
+import json
+import shutil
+
+import pytest
+import torch
+
+from rptrain.checkpoint.export import export, export_store
+from rptrain.checkpoint.state import save_state
+from rptrain.checkpoint.verify import verify
+from rptrain.engine.adam import join
+from rptrain.errors import UserError
+
+
+@pytest.fixture
+def run(tmp_path, model_dir, spec, states):
+    """A run of two checkpoints, of which step 10 is the newest, and the units of the newest."""
+    units = states.make(spec, generations=2)
+    meta = {"model_dir": str(model_dir)}
+    save_state(tmp_path / "run/checkpoints", states.make(spec, generations=2, seed=9), step=9, meta=meta)
+    save_state(tmp_path / "run/checkpoints", units, step=10, meta=meta)
+    shutil.rmtree(model_dir)  # the checkpoint is enough
+    return tmp_path / "run", units
+
+
+def named(units, flats):
+    """Checkpoint tensors by name, cut from the units' flat buffers."""
+    return {
+        part.key: rows
+        for unit, flat in zip(units, flats, strict=True)
+        for param in unit.unit.params
+        for part, rows in zip(
+            param.parts,
+            unit.unit.views(flat)[param.name].split([part.rows for part in param.parts]),
+            strict=True,
+        )
+    }
+
+
+def test_transformers_loads_the_newest_generation(run, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    directory, units = run
+    to = export(directory, tmp_path / "model")
+    assert to == tmp_path / "model"
+    model, info = AutoModelForCausalLM.from_pretrained(to, dtype="auto", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert model.dtype == torch.bfloat16
+    state = model.state_dict()
+    expected = named(units, [unit.params[1] for unit in units])
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
+    assert (to / "tokenizer.json").is_file()
+    assert (to / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert not (to / "pytorch_model.bin").exists()
+    generation = json.loads((to / "generation_config.json").read_text())
+    assert (generation["bos_token_id"], generation["eos_token_id"]) == (1, 2)
+
+
+def test_another_dtype_is_made_from_the_master_weights(run, tmp_path):
+    from safetensors.torch import load_file
+
+    directory, units = run
+    masters = named(units, [join(unit.params[1], unit.remainder) for unit in units])
+    for name, dtype in (("float32", torch.float32), ("float16", torch.float16)):
+        to = export(directory / "checkpoints/checkpoint-10", tmp_path / name, name)
+        stored = load_file(to / "model.safetensors")
+        assert all(torch.equal(stored[key], tensor.to(dtype)) for key, tensor in masters.items())
+        assert json.loads((to / "config.json").read_text())["dtype"] == name
+
+
+def test_a_model_in_memory_is_exported_with_its_template(spec, states, model_dir, tmp_path):
+    from safetensors.torch import load_file
+
+    units = states.make(spec, torch.float32)
+    (model_dir / "generation_config.json").write_text('{"temperature": 0.5}')
+    to = export_store(
+        lambda unit, name: units[unit].views[0][name], spec, model_dir, tmp_path / "m", None, "{{ own }}"
+    )
+    stored = load_file(to / "model.safetensors")
+    expected = named(units, [unit.params[0] for unit in units])
+    assert all(torch.equal(stored[name], tensor) for name, tensor in expected.items())
+    assert (to / "chat_template.jinja").read_text() == "{{ own }}"
+    assert (to / "generation_config.json").read_text() == '{"temperature": 0.5}'
+
+
+def test_only_an_earlier_export_is_replaced(run, tmp_path):
+    directory, _ = run
+    to = tmp_path / "model"
+    to.mkdir()
+    export(directory, to)
+    export(directory, to)
+    (to / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"not empty: it holds notes.txt"):
+        export(directory, to)
+    assert (to / "notes.txt").read_text() == "mine"
+    with pytest.raises(UserError, match="not empty"):
+        export(directory, directory / "checkpoints/checkpoint-9")
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(UserError, match="is a file"):
+        export(directory, file)
+
+
+def test_sources_and_dtypes_that_cannot_be(run, tmp_path):
+    directory, _ = run
+    with pytest.raises(UserError, match="is no directory"):
+        export(tmp_path / "gone", tmp_path / "model")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no run that holds a complete one"):
+        export(tmp_path / "empty", tmp_path / "model")
+    with pytest.raises(UserError, match="choose one of bfloat16"):
+        export(directory, tmp_path / "model", "int8")
+    exported = export(directory, tmp_path / "model")
+    with pytest.raises(UserError, match="is no checkpoint of a run"):
+        export(exported, tmp_path / "other")
+
+
+def test_a_damaged_checkpoint_is_not_exported(run, damage, tmp_path):
+    directory, _ = run
+    damage(next((directory / "checkpoints/checkpoint-10/units").iterdir()))
+    with pytest.raises(UserError, match="is damaged"):
+        export(directory, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_model_with_nan_is_not_exported(spec, states, model_dir, tmp_path):
+    units = states.make(spec)
+    units[1].views[0]["qkv"][3, 4] = float("nan")
+    with pytest.raises(
+        UserError, match=r"layers.0.self_attn.q_proj.weight holds values that are infinite or not"
+    ):
+        export_store(lambda unit, name: units[unit].views[0][name], spec, model_dir, tmp_path / "m")
+    assert not list(tmp_path.glob("m*"))
+
+
+def test_verify_reads_an_export_back(run, damage, tmp_path):
+    directory, _ = run
+    to = export(directory, tmp_path / "model")
+    verify(to)
+    damage(to / "model.safetensors", 0.9)
+    with pytest.raises(UserError, match=r"model.safetensors is damaged"):
+        verify(to)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("model.norm.weight"), "model.norm.weight is missing"),
+        (lambda t: t.update({"x": torch.ones(1)}), "x is not part of the model"),
+        (lambda t: t.update({"model.norm.weight": torch.ones(0)}), "model.norm.weight has shape"),
+        (lambda t: t.update({"model.norm.weight": torch.ones(16)}), "weights are bfloat16, float32"),
+    ],
+)
+def test_verify_finds_what_is_wrong(run, tmp_path, change, message):
+    from safetensors.torch import load_file, save_file
+
+    directory, _ = run
+    to = export(directory, tmp_path / "model")
+    (to / "complete.json").unlink()
+    tensors = load_file(to / "model.safetensors")
+    change(tensors)
+    save_file(tensors, to / "model.safetensors")
+    with pytest.raises(UserError, match=message):
+        verify(to)

@@ -1,0 +1,151 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rptrain.checkpoint.files import MANIFEST
+from rptrain.checkpoint.state import latest, load_state, prune, read_state, save_state, verify_checkpoint
+from rptrain.errors import UserError
+from rptrain.models import registry
+
+KINDS = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+
+
+@pytest.fixture
+def save(tmp_path, model_dir):
+    def save(units, step=7, **meta):
+        return save_state(
+            tmp_path / "checkpoints", units, step=step, meta={"model_dir": str(model_dir)} | meta
+        )
+
+    return save
+
+
+@KINDS
+@pytest.mark.parametrize("generations", [1, 2], ids=["sync", "async"])
+def test_everything_comes_back_to_the_bit(save, spec, states, dtype, generations):
+    saved = states.make(spec, dtype, generations)
+    directory = save(saved, cursor=[3, 4], applied=6)
+    assert directory.name == "checkpoint-7"
+    fresh = states.make(spec, dtype, generations, seed=1)
+    addresses = [unit.params[0].data_ptr() for unit in fresh]
+    state = load_state(directory, fresh)
+    assert states.same_bits(states.kept(saved), states.kept(fresh))
+    assert [unit.params[0].data_ptr() for unit in fresh] == addresses
+    assert (state["step"], state["meta"]["cursor"], state["meta"]["applied"]) == (7, [3, 4], 6)
+    assert read_state(directory) == verify_checkpoint(directory) == state
+
+
+def test_the_files_are_safetensors_without_gradients(save, spec, states):
+    (unit, *_) = units = states.make(spec, generations=2)
+    directory = save(units)
+    files = sorted((directory / "units").iterdir())
+    assert len(files) == len(spec.units)
+    tensors = load_file(files[0])
+    assert set(tensors) == {"param", "previous", "remainder", "exp_avg", "exp_avg_sq"}
+    assert torch.equal(tensors["param"], unit.params[1])
+    assert torch.equal(tensors["previous"], unit.params[0])
+    assert sorted(path.name for path in (directory / "base").iterdir()) == [
+        "chat_template.jinja",
+        "config.json",
+        "tokenizer.json",
+    ]
+
+
+@pytest.mark.parametrize("at", [0.0, 0.01, 0.5, 1.0])
+def test_a_flipped_bit_anywhere_is_found(save, spec, states, damage, at):
+    directory = save(states.make(spec))
+    names = [name for name in json.loads((directory / MANIFEST).read_text())["files"] if name[:4] != "base"]
+    for name in names:
+        original = (directory / name).read_bytes()
+        damage(directory / name, at)
+        with pytest.raises(UserError, match=f"{name} is damaged"):
+            load_state(directory, states.make(spec, seed=1))
+        (directory / name).write_bytes(original)
+    load_state(directory, states.make(spec, seed=1))
+
+
+def test_what_is_cut_short_or_missing_is_named_before_a_buffer_is_touched(save, spec, states):
+    directory = save(states.make(spec))
+    fresh, untouched = states.make(spec, seed=1), states.make(spec, seed=1)
+    last = sorted((directory / "units").iterdir())[-1]
+    last.write_bytes(last.read_bytes()[:-1])
+    with pytest.raises(UserError, match=rf"{last.name} is damaged: \d+ bytes expected, \d+ there"):
+        load_state(directory, fresh)
+    last.unlink()
+    with pytest.raises(UserError, match=f"{last.name} is missing"):
+        load_state(directory, fresh)
+    (directory / MANIFEST).unlink()
+    with pytest.raises(UserError, match="not complete"):
+        load_state(directory, fresh)
+    assert states.same_bits(states.kept(fresh), states.kept(untouched))
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_the_kind_of_update_cannot_change(save, spec, states, before, after):
+    directory = save(states.make(spec, generations=before))
+    name = {1: "sync", 2: "async"}[before]
+    with pytest.raises(UserError, match=f'set optim.update = "{name}"'):
+        load_state(directory, states.make(spec, generations=after))
+
+
+def test_the_dtype_cannot_change(save, spec, states):
+    directory = save(states.make(spec))
+    with pytest.raises(UserError, match=r'model.dtype = "bfloat16" and cannot go on with "float32"'):
+        load_state(directory, states.make(spec, torch.float32))
+
+
+@pytest.mark.parametrize("change", [{"num_hidden_layers": 3}, {"num_hidden_layers": 1}, {"vocab_size": 99}])
+def test_another_model_is_told(save, spec, states, change):
+    directory = save(states.make(spec))
+    other = registry.build({**spec.config, **change})
+    with pytest.raises(UserError, match="is of another model"):
+        load_state(directory, states.make(other))
+
+
+def test_the_newest_complete_checkpoint_by_number(save, spec, states, tmp_path):
+    checkpoints = tmp_path / "checkpoints"
+    assert latest(checkpoints) is None
+    units = states.make(spec)
+    for step in (9, 10, 100):
+        save(units, step)
+    assert latest(checkpoints) == checkpoints / "checkpoint-100"
+    (checkpoints / "checkpoint-100" / MANIFEST).unlink()
+    assert latest(checkpoints) == checkpoints / "checkpoint-10"
+    (checkpoints / "checkpoint-10").rename(checkpoints / "checkpoint-10.partial")
+    assert latest(checkpoints) == checkpoints / "checkpoint-9"
+    # What a kill in the middle of replacing a checkpoint leaves.
+    (checkpoints / "checkpoint-9").rename(checkpoints / "checkpoint-9.replaced")
+    assert latest(checkpoints) == checkpoints / "checkpoint-9.replaced"
+
+
+def test_prune_keeps_the_newest_and_clears_leftovers(save, spec, states, tmp_path):
+    checkpoints = tmp_path / "checkpoints"
+    units = states.make(spec)
+    for step in (1, 2, 3, 10):
+        save(units, step)
+    (checkpoints / "checkpoint-11.partial").mkdir()
+    (checkpoints / "checkpoint-3.replaced").mkdir()
+    (checkpoints / "notes").mkdir()
+    prune(checkpoints, None)
+    names = ["checkpoint-1", "checkpoint-10", "checkpoint-2", "checkpoint-3", "notes"]
+    assert sorted(path.name for path in checkpoints.iterdir()) == names
+    prune(checkpoints, 2)
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["checkpoint-10", "checkpoint-3", "notes"]
+    load_state(latest(checkpoints), units)
+
+
+def test_saving_a_step_again_replaces_it(save, spec, states):
+    save(states.make(spec))
+    again = states.make(spec, seed=2)
+    directory = save(again)
+    fresh = states.make(spec, seed=3)
+    load_state(directory, fresh)
+    assert states.same_bits(states.kept(again), states.kept(fresh))
+    assert [path.name for path in directory.parent.iterdir()] == ["checkpoint-7"]
+
+
+def test_a_base_model_that_is_gone_is_told(spec, states, tmp_path):
+    with pytest.raises(UserError, match=r"config.json is not in"):
+        save_state(tmp_path / "c", states.make(spec), step=1, meta={"model_dir": str(tmp_path / "gone")})

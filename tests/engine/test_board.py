@@ -1,0 +1,57 @@
+"""The board: waits, payloads, order, release."""
+
+import threading
+
+import pytest
+
+from rptrain.engine.board import HISTORY, Board
+from rptrain.engine.errors import Aborted
+
+
+def test_a_wait_returns_the_payload_of_its_number():
+    board = Board()
+    board.publish("key", 0, "a")
+    board.publish("key", 1, "b")
+    assert board.wait("key", 0) == "a"
+    assert board.wait("key", 1) == "b"
+    assert board.ready("key", 1)
+    assert not board.ready("key", 2)
+    assert not board.ready("other", 0)
+
+
+def test_numbers_may_come_out_of_order_but_count_when_all_before_are_there():
+    board = Board()
+    board.publish("key", 1, "b")
+    assert not board.ready("key", 1)
+    board.publish("key", 0, "a")
+    assert board.wait("key", 1) == "b"
+    with pytest.raises(AssertionError):
+        board.publish("key", 1)
+
+
+def test_old_payloads_are_forgotten():
+    board = Board()
+    for number in range(-1, 10):
+        board.publish("key", number, number)
+    assert board.wait("key", 9 - HISTORY + 1) == 9 - HISTORY + 1
+    assert board.wait("key", 9 - HISTORY) is None
+
+
+def test_abort_releases_waiters_and_who_waits_is_shown():
+    board, seen = Board(), []
+
+    def wait():
+        try:
+            board.wait("never", 3)
+        except Aborted:
+            seen.append("released")
+
+    thread = threading.Thread(target=wait, name="waiter")
+    thread.start()
+    while board.waiting() != {"waiter": ("never", 3)}:
+        pass
+    board.abort()
+    thread.join()
+    assert seen == ["released"]
+    with pytest.raises(Aborted):
+        board.wait("anything", 0)

@@ -1,0 +1,112 @@
+"""It is a pipeline, not a loop: where slots run, what overlaps, what waits for the optimizer; and how it fails."""
+
+import threading
+import time
+
+import pytest
+
+from rptrain.engine.errors import EngineError
+from rptrain.plan.schedule import Plan
+
+from . import plain, runs
+
+PLAN = Plan.parse("F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=4 MR=4")
+CFG = plain.config()
+
+
+def trained(asynchronous, probe=None, steps=3):
+    *_, spans = runs.run(
+        CFG, plain.make_batches(steps), PLAN, asynchronous=asynchronous, probe=probe, trace=True
+    )
+    return spans
+
+
+def on(spans, iteration, index):
+    """Start of the first and end of the last micro-batch of a slot."""
+    own = [s for s in spans if s.iteration == iteration and s.slot.index == index]
+    return min(s.start() for s in own), max(s.end() for s in own)
+
+
+def test_every_slot_runs_where_the_plan_says_and_micro_batches_run_in_order():
+    spans = trained(asynchronous=True)
+    for iteration in range(3):
+        for slot in PLAN.slots(iteration):
+            own = [s for s in spans if s.iteration == iteration and s.slot == slot]
+            assert [s.micro_batch for s in own] == list(slot.micro_batches)
+            assert all(a.end() <= b.start() for a, b in zip(own, own[1:], strict=False))
+    assert len(spans) == 3 * 5 * 4
+
+
+def test_the_compute_of_two_workers_overlaps():
+    def slow(where):
+        if " micro-batch " in where and where[-1].isdigit():
+            time.sleep(0.01)
+
+    spans = trained(asynchronous=True, probe=slow)
+    lanes = [[s for s in spans if s.slot.device == d] for d in (0, 1)]
+    both = sum(
+        max(0.0, min(a.end(), b.end()) - max(a.start(), b.start())) for a in lanes[0] for b in lanes[1]
+    )
+    busy = sum(s.end() - s.start() for s in lanes[0])
+    assert both > 0.3 * busy
+    for iteration in range(
+        3
+    ):  # a stage starts before the one before it has ended: micro-batches stream through
+        assert on(spans, iteration, 1)[0] < on(spans, iteration, 0)[1]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_slow_optimizer_delays_the_next_forward_in_sync_only(asynchronous):
+    updates = {}
+
+    def slow(where):
+        if where.startswith("optimizer"):
+            updates.setdefault(where, []).append(time.perf_counter())
+            time.sleep(0.05)
+
+    spans = trained(asynchronous, slow)
+    last_update = max(times[0] for times in updates.values())
+    first_update = updates["optimizer update of layers.0"][0]
+    next_forward = on(spans, 1, 0)[0]
+    if asynchronous:
+        assert next_forward < min(times[0] for times in updates.values()) + 0.05
+    else:
+        assert next_forward > first_update
+        assert next_forward < last_update, "no barrier: the first layers are used before the last are updated"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "upload",
+        "micro-batch 2",
+        "micro-batch 1 input",
+        "micro-batch 3 output",
+        "rounding",
+        "optimizer",
+        "embedding m3",
+    ],
+)
+def test_a_failure_anywhere_surfaces_with_its_place_and_ends_every_thread(place):
+    before = threading.active_count()
+    seen = []
+
+    def fail(where):
+        if place in where:
+            seen.append(where)
+            if len(seen) == 3:
+                raise OSError("planted")
+
+    with pytest.raises(EngineError, match="planted") as caught:
+        runs.run(CFG, plain.make_batches(6), PLAN, asynchronous=True, probe=fail)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert place.split()[0] in str(caught.value)
+    assert threading.active_count() == before
+
+
+def test_an_error_of_the_caller_ends_the_engine_at_once():
+    before = threading.active_count()
+    batches = plain.make_batches(3)
+    with pytest.raises(ValueError, match="the plan is for"):
+        runs.run(CFG, [batches[0], *plain.make_batches(1, micro_batches=2)], PLAN, asynchronous=True)
+    assert threading.active_count() == before

@@ -1,0 +1,160 @@
+"""Tiny random models, ours and Hugging Face's, and micro-batches for them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rptrain.kernels.reference import wide
+from rptrain.models import registry, rope, weights
+from rptrain.models.spec import MicroBatch, ModelSpec
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+COMMON = {
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "llama-tied": {"model_type": "llama", "tie_word_embeddings": True, "head_dim": 10},
+    "llama3-rope": {"model_type": "llama", "rope_parameters": LLAMA3, "rms_norm_eps": 1e-5},
+    "qwen3": {"model_type": "qwen3", "head_dim": 10, "num_key_value_heads": 6},
+    "qwen3-tied": {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
+}
+
+
+class Native:
+    """Our model in ordinary memory: flat buffers by unit, and a plain loop over its layers."""
+
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype):
+        self.spec, self.dtype = spec, dtype
+        self.params = [unit.views(torch.zeros(unit.numel, dtype=dtype)) for unit in spec.units]
+        self.grads = [unit.views(torch.zeros(unit.numel, dtype=wide(dtype))) for unit in spec.units]
+
+    def view(self, unit: int, name: str) -> Tensor:
+        return self.params[unit][name]
+
+    def of(self, layer: Any, buffers: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        return {name: tensor for unit in layer.units for name, tensor in buffers[unit].items()}
+
+    def hidden(self, ids: Tensor, mb: MicroBatch) -> Tensor:
+        x = self.params[0]["embed"][ids]
+        for layer in self.spec.layers:
+            x = layer.forward(self.of(layer, self.params), x, mb)
+        return x
+
+    def logits(self, ids: Tensor, mb: MicroBatch) -> Tensor:
+        return self.spec.head.logits(self.of(self.spec.head, self.params), self.hidden(ids, mb))
+
+    def backward(self, ids: Tensor, mb: MicroBatch, scale: float = 1.0) -> Tensor:
+        """The loss sum; fills `grads`."""
+        x, saved = self.params[0]["embed"][ids], []
+        for layer in self.spec.layers:
+            x, kept = layer.forward_saved(self.of(layer, self.params), x, mb)
+            saved.append(kept)
+        head = self.spec.head
+        loss, dx = head.loss_backward(self.of(head, self.params), self.of(head, self.grads), x, mb, scale)
+        for layer, kept in zip(reversed(self.spec.layers), reversed(saved), strict=True):
+            dx = layer.backward(self.of(layer, self.params), self.of(layer, self.grads), kept, dx, mb)
+        self.grads[0]["embed"].index_add_(0, ids, dx.to(wide(self.dtype)))
+        return loss
+
+    def gradients(self) -> dict[str, Tensor]:
+        """By the checkpoint's names."""
+        return {
+            part.key: piece
+            for unit, grads in zip(self.spec.units, self.grads, strict=True)
+            for param in unit.params
+            for part, piece in zip(
+                param.parts, grads[param.name].split([part.rows for part in param.parts]), strict=True
+            )
+        }
+
+
+@pytest.fixture
+def native() -> Callable[..., Native]:
+    def build(directory: Path, dtype: torch.dtype = torch.float32) -> Native:
+        """The checkpoint in a directory."""
+        model = Native(registry.build(registry.read_config(directory)), dtype)
+        weights.load(weights.check(directory, model.spec), model.spec, model.view)
+        return model
+
+    return build
+
+
+@pytest.fixture
+def fresh() -> Callable[..., Native]:
+    def build(architecture: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Native:
+        """Random weights, norms included, without a checkpoint."""
+        config = {**COMMON, "num_attention_heads": 4, "head_dim": 6, "architectures": [architecture]}
+        model = Native(registry.build({**config, **settings}), dtype)
+        weights.initialise(model.spec, model.view, seed=1)
+        generator = torch.Generator().manual_seed(2)
+        for unit, params in zip(model.spec.units, model.params, strict=True):
+            for param in unit.params:
+                if param.std is None:
+                    params[param.name].uniform_(0.5, 1.5, generator=generator)
+        return model
+
+    return build
+
+
+@pytest.fixture
+def micro_batch() -> Callable[..., MicroBatch]:
+    def build(
+        spec: ModelSpec, documents: list[list[int]], labels: Tensor | None = None, dtype=torch.float32
+    ) -> MicroBatch:
+        """Each inner list is a row: the lengths of its documents."""
+        flat = [length for row in documents for length in row]
+        positions = torch.cat([torch.arange(length) for length in flat])
+        cos, sin = rope.tables(spec.inv_freq, positions, wide(dtype))
+        return MicroBatch(
+            rows=len(documents),
+            length=sum(documents[0]),
+            positions=positions,
+            labels=torch.full_like(positions, -100) if labels is None else labels,
+            cu_seqlens=torch.tensor([0, *torch.tensor(flat).cumsum(0)], dtype=torch.int32),
+            max_seqlen=max(flat),
+            uniform=all(len(row) == 1 for row in documents),
+            cos=cos,
+            sin=sin,
+        )
+
+    return build
+
+
+@pytest.fixture(scope="session", params=VARIANTS)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """A tiny random Hugging Face model in float32 and the directory where it is saved."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    settings = {**COMMON, **VARIANTS[request.param]}
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+    directory = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(directory)
+    return model.eval(), directory

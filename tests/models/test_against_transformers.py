@@ -1,0 +1,77 @@
+"""Ours against Hugging Face's modelling code on tiny random models, through checkpoints both ways."""
+
+import pytest
+import torch
+
+from rptrain.models import weights
+from rptrain.models.generate import generate
+
+
+def test_logits_and_every_gradient(checkpoint, native, micro_batch) -> None:
+    theirs, directory = checkpoint
+    ours = native(directory)
+    torch.manual_seed(2)
+    ids, labels = torch.randint(61, (2, 23)), torch.randint(61, (2, 23))
+    labels[0, :5] = -100
+    mb = micro_batch(ours.spec, [[23], [23]], labels.flatten())
+
+    logits = theirs(ids).logits.flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum")
+    theirs.zero_grad()
+    expected.backward()
+
+    torch.testing.assert_close(ours.logits(ids.flatten(), mb), logits, rtol=1e-5, atol=1e-5)
+    loss = ours.backward(ids.flatten(), mb)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    gradients = ours.gradients()
+    named = dict(theirs.named_parameters())
+    assert gradients.keys() == named.keys()
+    for name, parameter in named.items():
+        size = parameter.grad.abs().max().item()
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-5, atol=1e-5 * size, msg=name)
+
+
+def test_packed_documents_match_separate_ones(checkpoint, native, micro_batch) -> None:
+    theirs, directory = checkpoint
+    ours = native(directory)
+    torch.manual_seed(3)
+    ids, lengths = torch.randint(61, (22,)), [5, 6, 1, 10]
+    expected = torch.cat([theirs(document[None]).logits[0] for document in ids.split(lengths)])
+    mb = micro_batch(ours.spec, [[5, 6], [1, 10]])
+    torch.testing.assert_close(ours.logits(ids, mb), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("max_shard_bytes", [5e9, 8000])
+def test_what_we_save_transformers_loads(checkpoint, native, tmp_path, max_shard_bytes) -> None:
+    from transformers import AutoModelForCausalLM
+
+    theirs, directory = checkpoint
+    ours = native(directory)
+    weights.save(tmp_path, ours.spec, ours.view, torch.float32, max_shard_bytes)
+    assert (tmp_path / "model.safetensors.index.json").exists() == (max_shard_bytes < 5e9)
+    again, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    ids = torch.arange(20)[None]
+    again.set_attn_implementation("eager")
+    assert torch.equal(again(ids).logits, theirs(ids).logits)
+
+
+def test_greedy_generation(checkpoint, native) -> None:
+    theirs, directory = checkpoint
+    ours = native(directory)
+    torch.manual_seed(4)
+    prompts = [torch.randint(61, (length,)).tolist() for length in (7, 1, 12)]
+
+    def expected(prompt: list[int], eos: int | None) -> list[int]:
+        ids = torch.tensor([prompt])
+        settings = {"max_new_tokens": 11, "do_sample": False, "eos_token_id": eos, "pad_token_id": 0}
+        return theirs.generate(ids, attention_mask=torch.ones_like(ids), **settings)[
+            0, len(prompt) :
+        ].tolist()
+
+    free = [expected(prompt, None) for prompt in prompts]
+    assert generate(ours.spec, ours.params.__getitem__, prompts, 11) == free
+    eos = free[0][4]
+    stopped = generate(ours.spec, ours.params.__getitem__, prompts, 11, {eos})
+    assert stopped == [expected(prompt, eos) for prompt in prompts]
+    assert stopped[0] == free[0][: free[0].index(eos) + 1]

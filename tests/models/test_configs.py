@@ -1,0 +1,189 @@
+import json
+
+import pytest
+import torch
+
+from rptrain.errors import UserError
+from rptrain.models import registry, rope
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+QWEN3 = {**CONFIG, "architectures": ["Qwen3ForCausalLM"]}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.mark.parametrize(
+    ("preset", "parameters", "layers", "tied"),
+    [("qwen3-1.7b", 1_720_574_976, 28, True), ("llama-3.1-8b", 8_030_261_248, 32, False)],
+)
+def test_presets_have_the_published_sizes(preset, parameters, layers, tied) -> None:
+    spec = registry.build(registry.read_config(registry.locate(preset)))
+    assert (spec.num_parameters, len(spec.layers), spec.tied) == (parameters, layers, tied)
+    assert [layer.name for layer in spec.stack] == [*(f"layers.{i}" for i in range(layers)), "head"]
+    assert [unit.name for unit in spec.units] == [
+        "embed", *(f"layers.{i}" for i in range(layers)), "norm", *([] if tied else ["head"])
+    ]  # fmt: skip
+    forward, backward = (
+        sum(flops) for flops in zip(*(layer.flops(4096, 4096) for layer in spec.stack), strict=True)
+    )
+    block = spec.units[1].params
+    matrices = sum(p.numel for p in block if p.decay) * layers + spec.vocab_size * spec.hidden_size
+    attention = 2 * 4096 * 4097 * spec.layers[0].heads * 128 * layers
+    assert (forward, backward) == (2 * 4096 * matrices + attention, 2 * forward)
+
+
+def test_norms_do_not_decay_and_start_at_one() -> None:
+    spec = registry.build({**QWEN3, "initializer_range": 0.1})
+    for unit in spec.units:
+        for param in unit.params:
+            norm = param.name.endswith("norm")
+            assert (param.decay, param.std) == ((False, None) if norm else (True, 0.1)), param.name
+            assert sum(part.rows for part in param.parts) == param.shape[0]
+
+
+def test_defaults() -> None:
+    block = registry.build(CONFIG).layers[0]
+    assert (block.head_size, block.kv_heads, block.eps, block.qk_norm) == (4, 4, 1e-6, False)
+    block = registry.build(QWEN3).layers[0]
+    assert (block.head_size, block.qk_norm) == (128, True)
+    by_type = {key: value for key, value in CONFIG.items() if key != "architectures"} | {
+        "model_type": "llama"
+    }
+    assert registry.build(by_type).architecture == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+        {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **LLAMA3}},
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
+        {
+            "rope_parameters": {"rope_theta": 1.0},
+            "rope_scaling": {"type": "llama3", "rope_theta": 5e5, **LLAMA3},
+        },
+    ],
+)
+def test_every_spelling_of_llama3_rope(spelled) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    spec = registry.build({**CONFIG, "head_dim": 64, **spelled})
+    theirs = LlamaConfig(head_dim=64, rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3})
+    assert torch.equal(torch.tensor(spec.inv_freq), LlamaRotaryEmbedding(theirs).inv_freq)
+
+
+@pytest.mark.parametrize("spelled", [{"rope_theta": 1e6}, {"rope_parameters": {"rope_theta": 1e6}}])
+def test_plain_rope(spelled) -> None:
+    inv_freq = registry.build({**CONFIG, "head_dim": 8, **spelled}).inv_freq
+    assert inv_freq == pytest.approx([1, 1e6**-0.25, 1e6**-0.5, 1e6**-0.75])
+
+
+def test_rope_tables_are_of_the_asked_precision() -> None:
+    positions = torch.tensor([0, 1, 1000])
+    cos, sin = rope.tables((1.0, 0.5), positions, torch.float64)
+    angles = positions.double()[:, None] * torch.tensor([1.0, 0.5], dtype=torch.float64)
+    assert torch.equal(cos, angles.cos()) and torch.equal(sin, angles.sin())
+    assert rope.tables((1.0,), positions)[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({**QWEN3, "layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
+        (
+            {**QWEN3, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+            "sliding-window",
+        ),
+        ({**CONFIG, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type 'yarn'"),
+        ({**CONFIG, "rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "by layer type"),
+        ({**CONFIG, "rope_scaling": {"type": "llama3", "factor": 4.0}}, "low_freq_factor"),
+        ({**CONFIG, "rope_theta": "big"}, "rope_theta"),
+        ({**CONFIG, "partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({**CONFIG, "hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({**CONFIG, "attention_bias": True}, "attention_bias"),
+        ({**CONFIG, "mlp_bias": True}, "mlp_bias"),
+        ({**CONFIG, "attention_dropout": 0.1}, "attention_dropout"),
+        ({**CONFIG, "quantization_config": {"bits": 4}}, "quantised"),
+        ({**CONFIG, "vocab_size": None}, "vocab_size is missing"),
+        ({**CONFIG, "num_hidden_layers": 0}, "num_hidden_layers must be a positive whole number, not 0"),
+        ({**CONFIG, "hidden_size": "16"}, "hidden_size must be"),
+        ({**CONFIG, "hidden_size": 18}, "not a multiple of num_attention_heads"),
+        ({**CONFIG, "num_key_value_heads": 3}, "not a multiple of num_key_value_heads"),
+        ({**CONFIG, "head_dim": 5}, "head_dim must be even"),
+        ({**CONFIG, "architectures": ["MambaForCausalLM"]}, "'MambaForCausalLM'.*LlamaForCausalLM, Qwen3"),
+        ({"model_type": "gemma"}, "'gemma'"),
+        ({}, "no architecture named"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(config, problem) -> None:
+    with pytest.raises(UserError, match=problem):
+        registry.build(config)
+
+
+def test_windows_that_are_not_in_use_are_fine() -> None:
+    registry.build({**QWEN3, "use_sliding_window": False, "sliding_window": 8, "max_window_layers": 0})
+    registry.build({**QWEN3, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2})
+
+
+def test_all_problems_at_once() -> None:
+    with pytest.raises(UserError) as caught:
+        registry.build({**CONFIG, "hidden_act": "gelu", "mlp_bias": True, "vocab_size": -1})
+    assert all(word in str(caught.value) for word in ("gelu", "mlp_bias", "vocab_size"))
+
+
+def test_locate(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    model = tmp_path / "model"
+    model.mkdir()
+    with pytest.raises(UserError, match=r"no config\.json"):
+        registry.locate(str(model))
+    (model / "config.json").write_text("{}")
+    assert registry.locate(str(model)) == model
+    assert registry.locate("qwen3-1.7b") == registry.PRESETS / "qwen3-1.7b"
+    for wrong in ("qwen-1.7b", "Qwen/Qwen3-1.7B", "../../no", "/nowhere/at/all", ""):
+        with pytest.raises(UserError, match=r"qwen3-1\.7b"):
+            registry.locate(wrong)
+    with pytest.raises(UserError, match=r"Did you mean 'qwen3-1\.7b'"):
+        registry.locate("Qwen/Qwen3-1.7B")
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME"])
+def test_locate_in_the_hub_cache(variable, tmp_path, monkeypatch) -> None:
+    for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    below = {"HF_HUB_CACHE": "", "HF_HOME": "hub", "XDG_CACHE_HOME": "huggingface/hub"}
+    hub = tmp_path / below.get(variable, ".cache/huggingface/hub")
+    repository = hub / "models--org--name"
+    for commit in ("aaa", "bbb"):
+        (repository / "snapshots" / commit).mkdir(parents=True)
+        (repository / "snapshots" / commit / "config.json").write_text("{}")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("aaa\n")
+    assert registry.locate("org/name") == repository / "snapshots" / "aaa"
+    (repository / "refs" / "main").write_text("gone")
+    assert registry.locate("org/name").parent == repository / "snapshots"
+
+
+def test_read_config_errors(tmp_path) -> None:
+    with pytest.raises(UserError, match="cannot read"):
+        registry.read_config(tmp_path)
+    file = tmp_path / "config.json"
+    for text, problem in (("{", "not valid JSON"), ("[]", "JSON object, not a list")):
+        file.write_text(text)
+        with pytest.raises(UserError, match=problem):
+            registry.read_config(tmp_path)
+    file.write_text(json.dumps(CONFIG))
+    assert registry.read_config(tmp_path) == registry.read_config(file) == CONFIG

@@ -1,0 +1,208 @@
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+architectures = pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+DOCUMENTS = [[5, 6], [11]]
+
+
+@pytest.fixture
+def batch(micro_batch):
+    def build(model):
+        torch.manual_seed(5)
+        ids, labels = torch.randint(61, (22,)), torch.randint(61, (22,))
+        labels[:3] = -100
+        return ids, micro_batch(model.spec, DOCUMENTS, labels, model.dtype)
+
+    return build
+
+
+@architectures
+def test_gradients_against_autograd_in_float64(architecture, fresh, batch) -> None:
+    model = fresh(architecture, torch.float64)
+    ids, mb = batch(model)
+    loss = model.backward(ids, mb, scale=0.7)
+
+    leaves = [tensor.requires_grad_() for unit in model.params for tensor in unit.values()]
+    expected = torch.nn.functional.cross_entropy(model.logits(ids, mb), mb.labels, reduction="sum")
+    torch.testing.assert_close(loss, expected, rtol=1e-13, atol=0)
+    ours = [tensor for unit in model.grads for tensor in unit.values()]
+    for gradient, theirs in zip(ours, torch.autograd.grad(0.7 * expected, leaves), strict=True):
+        torch.testing.assert_close(gradient, theirs, rtol=1e-10, atol=1e-10)
+
+
+@architectures
+@dtypes
+def test_narrow_types_follow_float64(architecture, dtype, fresh, batch) -> None:
+    narrow, exact = fresh(architecture, dtype), fresh(architecture, torch.float64)
+    for unit, source in zip(exact.params, narrow.params, strict=True):
+        for name, tensor in unit.items():
+            tensor.copy_(source[name])
+    losses = [model.backward(*batch(model)) for model in (narrow, exact)]
+    tolerance = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 0.1}[dtype]
+    torch.testing.assert_close(losses[0].double(), losses[1], rtol=tolerance, atol=0)
+    for name, gradient in narrow.gradients().items():
+        theirs = exact.gradients()[name]
+        assert (gradient.double() - theirs).norm() <= tolerance * theirs.norm(), name
+
+
+@architectures
+@dtypes
+def test_saving_changes_no_bit_and_nothing_aliases(architecture, dtype, fresh, batch) -> None:
+    model = fresh(architecture, dtype)
+    ids, mb = batch(model)
+    x = model.params[0]["embed"][ids]
+    for layer in model.spec.layers:
+        p = model.of(layer, model.params)
+        y, saved = layer.forward_saved(p, x, mb)
+        assert torch.equal(layer.forward(p, x, mb), y) and y.dtype == dtype
+        dx = layer.backward(p, model.of(layer, model.grads), saved, y, mb)
+        assert dx.dtype == dtype
+        inputs = {tensor.untyped_storage().data_ptr() for tensor in (x, *p.values())}
+        assert not inputs & {y.untyped_storage().data_ptr(), dx.untyped_storage().data_ptr()}
+        x = y
+    head = model.spec.head
+    p = model.of(head, model.params)
+    loss, _ = head.loss_backward(p, model.of(head, model.grads), x, mb, 1.0)
+    assert torch.equal(loss, head.loss(p, x, mb))
+
+
+@architectures
+@dtypes
+def test_changing_a_document_changes_the_others_by_nothing(architecture, dtype, fresh, batch) -> None:
+    model = fresh(architecture, dtype)
+    ids, mb = batch(model)
+    changed = ids.clone()
+    changed[:5] = (changed[:5] + 7) % 61
+    before, after = model.logits(ids, mb), model.logits(changed, mb)
+    assert not torch.equal(before[:5], after[:5])
+    assert torch.equal(before[5:], after[5:])
+
+
+def test_gradients_add_up(fresh, batch) -> None:
+    model = fresh("Qwen3ForCausalLM", torch.float64)
+    ids, mb = batch(model)
+    model.backward(ids, mb)
+    once = {name: gradient.clone() for name, gradient in model.gradients().items()}
+    model.backward(ids, mb)
+    for name, gradient in model.gradients().items():
+        torch.testing.assert_close(gradient, 2 * once[name])
+
+
+def test_a_tied_head_adds_to_the_embedding(fresh, batch) -> None:
+    model = fresh("Qwen3ForCausalLM", torch.float64, tie_word_embeddings=True)
+    head = model.spec.head
+    assert head.units == (len(model.spec.units) - 1, 0) and "lm_head.weight" not in model.gradients()
+    ids, mb = batch(model)
+    model.backward(ids, mb)
+    unused = [token for token in range(61) if token not in ids.tolist()]
+    assert model.grads[0]["embed"][unused].abs().sum() > 0
+
+
+@pytest.mark.gpu
+@architectures
+@pytest.mark.parametrize("documents", [DOCUMENTS, [[11], [11]]], ids=str)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_cuda_follows_float64(architecture, documents, deterministic, fresh, micro_batch) -> None:
+    model, exact = (
+        fresh(architecture, torch.bfloat16, head_dim=16),
+        fresh(architecture, torch.float64, head_dim=16),
+    )
+    for unit, source in zip(exact.params, model.params, strict=True):
+        for name, tensor in unit.items():
+            tensor.copy_(source[name])
+    torch.manual_seed(5)
+    ids, labels = torch.randint(61, (22,)), torch.randint(61, (22,))
+    expected = exact.backward(ids, micro_batch(exact.spec, documents, labels, torch.float64))
+
+    for unit in (*model.params, *model.grads):
+        unit.update({name: tensor.cuda() for name, tensor in unit.items()})
+    mb = micro_batch(model.spec, documents, labels)
+    names = ("positions", "labels", "cu_seqlens", "cos", "sin")
+    mb = replace(mb, **{name: getattr(mb, name).cuda() for name in names})
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        loss = model.backward(ids.cuda(), mb)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(loss.double().cpu(), expected, rtol=0.1, atol=0)
+    for name, gradient in model.gradients().items():
+        theirs = exact.gradients()[name]
+        assert (gradient.double().cpu() - theirs).norm() <= 0.1 * theirs.norm(), name
+
+
+class LiveBytes(TorchDispatchMode):
+    """The most bytes that tensors made inside held at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: dict[int, int] = {}  # by storage: how many tensors see it
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        known = {
+            t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)
+        }
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                place, size = storage.data_ptr(), storage.nbytes()
+                if place in self.tensors:
+                    self.tensors[place] += 1
+                elif place in known:
+                    continue
+                else:
+                    self.tensors[place] = 1
+                    self.now += size
+                    self.peak = max(self.peak, self.now)
+                weakref.finalize(tensor, self.drop, place, size)
+        return result
+
+    def drop(self, place: int, size: int) -> None:
+        self.tensors[place] -= 1
+        if not self.tensors[place]:
+            del self.tensors[place]
+            self.now -= size
+
+
+@architectures
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sizes", [(64, 160, 4, 2), (64, 32, 8, 8), (96, 24, 4, 1), (64, 640, 1, 1)], ids=str)
+def test_bounds_of_memory_hold(architecture, dtype, sizes, fresh, micro_batch) -> None:
+    """On documents so short that the scores of the reference's attention weigh nothing."""
+    hidden, intermediate, heads, kv_heads = sizes
+    model = fresh(
+        architecture,
+        dtype,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=64,
+    )
+    rows, tokens = 256, 512
+    mb = micro_batch(model.spec, [[2]] * rows, torch.randint(61, (tokens,)))
+    layer = model.spec.layers[0]
+    p, g = model.of(layer, model.params), model.of(layer, model.grads)
+    x, dy = (torch.randn(tokens, hidden).to(dtype) for _ in range(2))
+    itemsize = dtype.itemsize
+    with LiveBytes() as live:
+        y, saved = layer.forward_saved(p, x, mb)
+        del y
+        kept = live.now + x.nbytes
+    assert 0.95 * layer.kept_bytes(tokens, itemsize) <= kept <= layer.kept_bytes(tokens, itemsize)
+    with LiveBytes() as live:
+        layer.backward(p, g, saved, dy, mb)
+    assert live.peak <= layer.workspace_bytes(tokens, itemsize) <= 2 * live.peak
+
+    head = model.spec.head
+    p, g = model.of(head, model.params), model.of(head, model.grads)
+    with LiveBytes() as live:
+        head.loss_backward(p, g, x, mb, 1.0)
+    assert live.peak <= head.saved_bytes(tokens, itemsize) <= 2 * live.peak

@@ -1,0 +1,203 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from rptrain.errors import UserError
+from rptrain.models import weights
+
+ARCHITECTURE = "Qwen3ForCausalLM"
+
+
+@pytest.fixture
+def saved(fresh, tmp_path):
+    """A model and its checkpoint in several shards."""
+    model = fresh(ARCHITECTURE)
+    weights.save(tmp_path, model.spec, model.view, torch.float32, max_shard_bytes=8000)
+    return model, tmp_path
+
+
+def shards(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.safetensors"))
+
+
+def same(ours, theirs, dtype: torch.dtype = torch.float32) -> bool:
+    return all(
+        torch.equal(tensor.to(dtype), theirs.view(index, name).to(dtype))
+        for index, unit in enumerate(ours.params)
+        for name, tensor in unit.items()
+    )
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("max_shard_bytes", [5e9, 8000, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_round_trip(dtype, max_shard_bytes, tied, fresh, tmp_path) -> None:
+    model = fresh(ARCHITECTURE, dtype, tie_word_embeddings=tied)
+    files = weights.save(tmp_path, model.spec, model.view, dtype, max_shard_bytes)
+    assert files.num_bytes == model.spec.num_parameters * dtype.itemsize
+    assert json.loads((tmp_path / "config.json").read_text()) == {
+        **model.spec.config,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    with safe_open(shards(tmp_path)[0], framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}  # older readers refuse a file without it
+    stored = {name: tensor for file in shards(tmp_path) for name, tensor in load_file(file).items()}
+    assert ("lm_head.weight" in stored) != tied
+    qkv = [stored[f"model.layers.1.self_attn.{x}_proj.weight"] for x in "qkv"]
+    assert torch.equal(torch.cat(qkv), model.params[2]["qkv"])
+
+    again = fresh(ARCHITECTURE, dtype, tie_word_embeddings=tied)
+    for unit in again.params:
+        for tensor in unit.values():
+            tensor.fill_(float("nan"))
+    weights.load(weights.check(tmp_path, again.spec), again.spec, again.view)
+    assert same(model, again, dtype)
+
+
+def test_shards_are_named_and_bounded(saved) -> None:
+    _, directory = saved
+    files = shards(directory)
+    assert files[0].name == f"model-00001-of-{len(files):05}.safetensors" and len(files) > 2
+    index = json.loads((directory / weights.INDEX).read_text())
+    assert index["metadata"]["total_size"] == sum(
+        tensor.nbytes for file in files for tensor in load_file(file).values()
+    )
+    for file in files:
+        tensors = load_file(file)
+        assert sum(tensor.nbytes for tensor in tensors.values()) <= 8000 or len(tensors) == 1
+        assert all(index["weight_map"][name] == file.name for name in tensors)
+
+
+def test_loading_converts_dtypes(saved, fresh) -> None:
+    model, directory = saved
+    narrow = fresh(ARCHITECTURE, torch.bfloat16)
+    weights.load(weights.check(directory, narrow.spec), narrow.spec, narrow.view)
+    assert same(model, narrow, torch.bfloat16)
+
+
+def test_everything_that_does_not_fit_at_once(saved) -> None:
+    model, directory = saved
+    file = next(file for file in shards(directory) if "model.norm.weight" in load_file(file))
+    tensors = load_file(file)
+    tensors["model.norm.weight"] = torch.zeros(3)
+    tensors["extra"] = torch.zeros(1)
+    lost = next(name for name in tensors if "layers" in name)
+    del tensors[lost]
+    save_file(tensors, file)
+    with pytest.raises(UserError) as caught:
+        weights.check(directory, model.spec)
+    message = str(caught.value)
+    assert f"{lost} is missing" in message
+    assert "extra is not part of the model" in message
+    assert "model.norm.weight has shape [3], not [24]" in message
+
+
+def test_what_old_and_tied_checkpoints_also_hold_is_tolerated(fresh, tmp_path) -> None:
+    model = fresh(ARCHITECTURE, tie_word_embeddings=True)
+    weights.save(tmp_path, model.spec, model.view, torch.float32)
+    tensors = load_file(tmp_path / weights.SINGLE)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(3)
+    save_file(tensors, tmp_path / weights.SINGLE)
+    assert "lm_head.weight" not in weights.check(tmp_path, model.spec).tensors
+
+
+@pytest.mark.parametrize("left", [0, 5, 60, -4])
+def test_a_shard_cut_short_is_named(left, saved) -> None:
+    model, directory = saved
+    file = shards(directory)[1]
+    whole = file.read_bytes()
+    file.write_bytes(whole[:left])
+    with pytest.raises(UserError, match=file.name) as caught:
+        weights.check(directory, model.spec)
+    if left == -4:
+        assert f"{len(whole)} bytes expected, {len(whole) - 4} there" in str(caught.value)
+
+
+def entry(**changes) -> bytes:
+    header = {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], **changes}}
+    return json.dumps(header).encode()
+
+
+@pytest.mark.parametrize(
+    ("header", "problem"),
+    [
+        (b"{", "header is malformed"),
+        (b"[]", "header is malformed"),
+        (b'{"a": {}}', "header is malformed"),
+        (entry(data_offsets=[0]), "header is malformed"),
+        (entry(shape=None), "header is malformed"),
+        (entry(shape=[2]), "does not fit its shape"),
+        (entry(data_offsets=[4, 8]), "does not fit its shape"),
+        (entry(dtype="F8_E4M3"), "stored as F8_E4M3"),
+        (entry(dtype="F16", data_offsets=[0, 2]), "is damaged: .* expected, .* there"),
+    ],
+)
+def test_damaged_headers(header, problem, saved) -> None:
+    model, directory = saved
+    shards(directory)[0].write_bytes(len(header).to_bytes(8, "little") + header + b"1234")
+    with pytest.raises(UserError, match=problem):
+        weights.check(directory, model.spec)
+
+
+def test_a_header_of_absurd_size(saved) -> None:
+    model, directory = saved
+    shards(directory)[0].write_bytes(b"\xff" * 100)
+    with pytest.raises(UserError, match="not a safetensors file"):
+        weights.check(directory, model.spec)
+
+
+@pytest.mark.parametrize(
+    ("index", "problem"),
+    [
+        ({"weight_map": {"a": "../../secret.safetensors"}}, "outside its directory"),
+        ({"weight_map": {"a": "/etc/passwd"}}, "outside its directory"),
+        ({"weight_map": {"a": "gone.safetensors"}}, r"lacks 1 of 1 shards: gone\.safetensors"),
+        ({"weight_map": {"a": 3}}, "no weight_map"),
+        ({}, "no weight_map"),
+    ],
+)
+def test_bad_indices(index, problem, saved) -> None:
+    model, directory = saved
+    (directory / weights.INDEX).write_text(json.dumps(index))
+    with pytest.raises(UserError, match=problem):
+        weights.check(directory, model.spec)
+
+
+def test_no_weights(fresh, tmp_path) -> None:
+    spec = fresh(ARCHITECTURE).spec
+    with pytest.raises(UserError, match=r"neither model\.safetensors nor"):
+        weights.check(tmp_path, spec)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(UserError, match="pickled"):
+        weights.check(tmp_path, spec)
+
+
+def test_saving_over_weights_is_refused(saved) -> None:
+    model, directory = saved
+    with pytest.raises(UserError, match="already holds weights"):
+        weights.save(directory, model.spec, model.view, torch.float32)
+
+
+def test_initialisation_depends_on_seed_and_name_only(fresh, monkeypatch) -> None:
+    model, again, other = fresh(ARCHITECTURE), fresh(ARCHITECTURE, num_hidden_layers=3), fresh(ARCHITECTURE)
+    weights.initialise(model.spec, model.view, 7)
+    weights.initialise(again.spec, again.view, 7)
+    weights.initialise(other.spec, other.view, 8)
+    for index in (0, 1, 2):
+        for name, tensor in model.params[index].items():
+            assert torch.equal(tensor, again.params[index][name])
+            norm = name.endswith("norm")
+            assert torch.equal(tensor, other.params[index][name]) == norm
+            assert not norm or (tensor == 1).all()
+    assert torch.equal(model.params[-1]["head"], again.params[-1]["head"])
+    first, second = model.params[1]["gate_up"].split(20)
+    assert not torch.equal(first, second)
+    drawn = torch.cat(
+        [tensor.flatten() for unit in model.params for tensor in unit.values() if tensor.dim() > 1]
+    )
+    assert drawn.mean().abs() < 0.02 and abs(drawn.std() - 0.3) < 0.01

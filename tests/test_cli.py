@@ -1,0 +1,278 @@
+"""The command line: what is asked of which module, exit codes, and what is not imported."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from rptrain import cli
+from rptrain.config_source import Resolved, resolve
+from rptrain.errors import UserError
+from rptrain.rundir import RunDir, begin
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = '[model]\npath = "m"\n[[data.train]]\npath = "builtin:tasks"\n'
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.toml").write_text(CONFIG)
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, cli.arguments(list(arguments)))
+
+
+def replace(monkeypatch: pytest.MonkeyPatch, name: str, **members: object) -> None:
+    module = ModuleType(name)
+    for key, value in members.items():
+        setattr(module, key, value)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.fixture
+def trained(monkeypatch) -> list:
+    calls: list = []
+
+    def train(resolved: Resolved, *, quiet: bool) -> RunDir:
+        calls.append((resolved, quiet))
+        return RunDir(Path("runs/c"))
+
+    replace(monkeypatch, "rptrain.trainer", train=train)
+    return calls
+
+
+# Training
+
+
+def test_training_is_what_is_done_without_a_command(trained):
+    for arguments in (
+        ["--config", "c.toml", "train.seed=3"],
+        ["train.seed=3", "--config", "c.toml"],
+        ["train", "--config", "c.toml", "train.seed=3"],
+    ):
+        assert run(*arguments).exit_code == 0
+        resolved, quiet = trained.pop()
+        assert resolved.config.train.seed == 3 and not quiet
+
+
+def test_training_with_json_is_quiet_and_says_where_the_model_is(trained):
+    result = run("--config", "c.toml", "--json")
+    assert json.loads(result.stdout) == {"run": "runs/c", "model": "runs/c/model"}
+    assert trained.pop()[1] is True
+
+
+def test_mistakes_in_the_config_end_with_2_before_training(trained):
+    result = run("--config", "c.toml", "train.sed=3", "optim.lr=1")
+    assert (result.exit_code, result.stdout, trained) == (2, "", [])
+    assert result.stderr.splitlines() == [
+        "2 mistakes in the config",
+        "  command line: unknown key `train.sed`: did you mean `train.seed`?",
+        "  command line: unknown key `optim.lr`: rptrain calls this `optim.learning_rate`",
+    ]
+    assert run("--config", "none.toml").exit_code == 2
+
+
+def test_a_run_that_cannot_be_resumed_ends_with_2_before_training(trained):
+    result = run("--config", "c.toml", "save.resume=nowhere")
+    assert (result.exit_code, trained) == (2, []) and "neither a run nor a checkpoint" in result.stderr
+
+
+class Broken(RuntimeError):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UserError("no such model"), 2, "no such model\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (Broken("device cuda:0"), 1, ""),
+    ],
+)
+def test_exit_codes(monkeypatch, error, code, said):
+    def train(resolved: object, quiet: bool) -> None:
+        raise error
+
+    replace(monkeypatch, "rptrain.trainer", train=train)
+    result = run("--config", "c.toml")
+    assert (result.exit_code, result.stderr) == (code, said)
+    if code == 1:
+        assert result.exception is error  # Python prints the traceback and exits with 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train.seed=3"],
+        ["--config"],
+        ["--config", "c.toml", "--nonsense"],
+        ["nonsense"],
+        ["export", "nowhere", "--to", "x"],
+        ["export", "."],
+        ["generate", "."],
+        ["generate", ".", "--prompt", "x", "--max-new-tokens", "0"],
+        ["generate", ".", "--prompt", "x", "--temperature", "-1"],
+        ["--config", "c.toml", "export"],
+    ],
+)
+def test_bad_usage_ends_with_2(trained, arguments):
+    result = run(*arguments)
+    assert result.exit_code == 2 and result.stderr and trained == []
+
+
+# --dry-run
+
+
+def test_dry_run_shows_the_config_and_its_origins(trained):
+    result = run("--config", "c.toml", "--dry-run", "train.seed=3")
+    assert result.exit_code == 0 and trained == []
+    assert result.stdout.startswith("# a new run\n")
+    assert tomllib.loads(result.stdout)["train"]["seed"] == 3
+    assert "seed = 3 # command line" in result.stdout and 'path = "m" # c.toml:2' in result.stdout
+    assert not Path("runs").exists()
+
+
+def test_dry_run_as_json():
+    result = run("--config", "c.toml", "--dry-run", "--json", "engine.vram_limit=8GiB")
+    shown = json.loads(result.stdout)
+    assert shown["config"]["engine"]["vram_limit"] == "8GiB"
+    assert shown["origins"]["model.path"] == "c.toml:2" and shown["resumes"] is None
+
+
+def test_dry_run_says_what_would_be_resumed():
+    begun, _ = begin(resolve("c.toml"))
+    begun.checkpoint_path(4).mkdir()
+    (begun.checkpoint_path(4) / "complete.json").touch()
+    assert run("--config", "c.toml", "--dry-run").stdout.startswith(
+        "# resumes runs/c/checkpoints/checkpoint-4\n"
+    )
+
+
+# The other commands
+
+
+def test_help_without_arguments():
+    result = run()
+    assert result.exit_code == 0
+    assert "export" in result.stdout and "generate" in result.stdout
+    assert result.stdout.endswith("rptrain --config rptrain.toml\n")
+
+
+def test_version_and_keys():
+    assert run("--version").stdout.startswith("rptrain 0.")
+    keys = run("--keys").stdout.splitlines()
+    assert keys[0].startswith("model.path: ") and keys[0].endswith("(required)")
+    assert (
+        "optim.betas: decay of the averages of the gradient and of its square (default [0.9, 0.999])" in keys
+    )
+
+
+def test_export(monkeypatch, folder):
+    calls: list = []
+
+    def export(*arguments: object) -> Path:
+        calls.append(arguments)
+        return Path("out")
+
+    replace(monkeypatch, "rptrain.checkpoint.export", export=export)
+    result = run("export", ".", "--to", "out", "--dtype", "float32")
+    assert (result.exit_code, result.stdout) == (0, "out\n")
+    run("export", ".", "--to", "out")
+    assert calls == [(Path("."), Path("out"), "float32"), (Path("."), Path("out"), None)]
+
+
+def test_generate(monkeypatch):
+    calls: list = []
+
+    def generate_text(*arguments: object) -> list[str]:
+        calls.append(arguments)
+        return ["größer", "b"]
+
+    replace(monkeypatch, "rptrain.generate", generate_text=generate_text)
+    arguments = ["generate", ".", "--prompt", "a=1", "--prompt", "y"]
+    assert run(*arguments).stdout == "größer\nb\n"
+    shown = run(*arguments, "--json", "--max-new-tokens", "5", "--temperature", "0.5", "--seed", "7", "--raw")
+    assert json.loads(shown.stdout) == [{"prompt": "a=1", "text": "größer"}, {"prompt": "y", "text": "b"}]
+    assert calls == [
+        (Path("."), ["a=1", "y"], 128, 0.0, 0, False),
+        (Path("."), ["a=1", "y"], 5, 0.5, 7, True),
+    ]
+
+
+def test_a_mistake_in_generate_ends_with_2(monkeypatch):
+    def generate_text(*arguments: object) -> list[str]:
+        raise UserError("no tokenizer")
+
+    replace(monkeypatch, "rptrain.generate", generate_text=generate_text)
+    result = run("generate", ".", "--prompt", "x")
+    assert (result.exit_code, result.stderr) == (2, "no tokenizer\n")
+
+
+# Processes of their own
+
+
+def python(*arguments: str, cwd: Path) -> SimpleNamespace:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60
+    )
+    return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
+
+
+DRY = """
+import sys
+from rptrain import cli
+before = [name for name in ("torch", "transformers", "numpy", "tomlkit") if name in sys.modules]
+sys.argv = ["rptrain", "--config", "c.toml", "--dry-run"]
+try:
+    cli.main()
+except SystemExit as exit:
+    assert not exit.code, exit.code
+after = [name for name in ("torch", "transformers", "numpy") if name in sys.modules]
+print(before, after)
+"""
+
+
+def test_a_dry_run_imports_nothing_heavy(folder):
+    result = python("-c", DRY, cwd=folder)
+    assert result.code == 0, result.err
+    assert result.out.splitlines()[-1] == "[] []"
+
+
+def test_python_m_in_the_repository_root():
+    result = python("-m", "rptrain", "--config", "rptrain.toml", "--dry-run", "save.resume=never", cwd=ROOT)
+    assert result.code == 0, result.err
+    assert 'path = "tiny-tasks"' in result.out
+
+
+GUARD = """
+import importlib.util, runpy, sys
+import rptrain.__main__
+print([name for name in ("kernels", "models") if importlib.util.find_spec(name)])
+import rptrain.kernels, rptrain.models
+"""
+
+
+def test_the_folders_beside_the_package_are_not_importable_by_bare_names():
+    result = python("-c", GUARD, cwd=ROOT)
+    assert (result.code, result.out) == (0, "[]\n"), result.err
+
+
+def test_interrupt_and_failure_as_a_shell_sees_them(folder):
+    script = "import sys, types; from rptrain import cli; m = types.ModuleType('t')\n"
+    script += (
+        "def train(resolved, quiet): raise {error}\nm.train = train; sys.modules['rptrain.trainer'] = m\n"
+    )
+    script += "sys.argv = ['rptrain', '--config', 'c.toml']; cli.main()"
+    failed = python("-c", script.replace("{error}", "RuntimeError('device cuda:0')"), cwd=folder)
+    assert failed.code == 1 and failed.err.rstrip().endswith("RuntimeError: device cuda:0")
+    assert python("-c", script.replace("{error}", "KeyboardInterrupt"), cwd=folder).code == 130

@@ -1,0 +1,172 @@
+"""Event records on disk, and the line of progress."""
+
+import io
+import json
+import math
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rptrain import metrics
+from rptrain.errors import UserError
+from rptrain.metrics import EventLog, Progress, SlotTime, is_finished, read
+
+EVENTS = [
+    metrics.RunStarted("abc", "0.1.0", ("cpu:0", "cpu:1"), "tiny-tasks", 430_000, time=1.0),
+    metrics.Plan(("F1 0-1", "FB 2"), time=2.0),
+    metrics.Step(1, 4.5, 1e-3, 0.75, 1024, 300, 12_345.6, time=3.0),
+    metrics.Step(2, None, 1e-3, None, 1024, 300, 12_345.6, skipped=True, time=4.0),
+    metrics.Slots(2, (SlotTime(0, 1, "FB", 0, 2, 0, 0.5, 0.75),), time=5.0),
+    metrics.Evaluation(2, "tasks", 0.5, {"reverse": 0.25, "sort": 0.75}, time=6.0),
+    metrics.CheckpointSaved(2, "checkpoints/checkpoint-2", time=7.0),
+    metrics.Resumed(2, "checkpoints/checkpoint-2", time=8.0),
+    metrics.Failed("device cuda:0, stage 2: out of memory", time=9.0),
+    metrics.Finished(2, time=10.0),
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "events.jsonl"
+
+
+def write(path: Path, *events: metrics.Event) -> None:
+    with EventLog(path) as log:
+        for event in events:
+            log.write(event)
+
+
+def test_events_come_back_as_they_were(path):
+    assert {type(event) for event in EVENTS} == set(metrics.EVENTS.values())
+    write(path, *EVENTS)
+    assert list(read(path)) == EVENTS
+    for line in path.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        assert record["schema"] == 1 and record["event"] in metrics.EVENTS and record["time"] > 0
+
+
+def test_the_fields_of_schema_1():
+    """They are frozen: a change of this table is a new schema."""
+    assert {name: [field.name for field in fields(kind)[1:]] for name, kind in metrics.EVENTS.items()} == {
+        "run_started": ["config_hash", "version", "devices", "model", "parameters"],
+        "plan": ["lines"],
+        "step": [
+            "step",
+            "loss",
+            "learning_rate",
+            "grad_norm",
+            "tokens",
+            "supervised",
+            "tokens_per_second",
+            "skipped",
+        ],
+        "slots": ["step", "slots"],
+        "evaluation": ["step", "name", "score", "tasks"],
+        "checkpoint_saved": ["step", "path"],
+        "resumed": ["step", "path"],
+        "finished": ["step"],
+        "failed": ["message"],
+    }
+    assert metrics.SCHEMA == 1
+    with pytest.raises(FrozenInstanceError):
+        EVENTS[-1].step = 3
+
+
+def test_numbers_that_json_has_not_are_null(path):
+    write(path, metrics.Step(1, math.nan, 1e-3, math.inf, 8, 8, 1.0))
+    (step,) = read(path)
+    assert step.loss is None and step.grad_norm is None
+    assert "NaN" not in path.read_text() and "Infinity" not in path.read_text()
+
+
+def test_each_record_is_flushed(path):
+    log = EventLog(path)
+    log.write(EVENTS[0])
+    assert list(read(path)) == EVENTS[:1]
+    log.close()
+
+
+@pytest.mark.parametrize("torn", [b'{"schema":1,"event":"st', b"\0" * 10_000, b"{}"])
+def test_a_torn_last_line_is_left_out_and_cut(path, torn):
+    write(path, *EVENTS[:2])
+    whole = path.read_bytes()
+    path.write_bytes(whole + torn)
+    assert list(read(path)) == EVENTS[:2]
+    write(path, EVENTS[2])
+    assert path.read_bytes().startswith(whole)
+    assert list(read(path)) == EVENTS[:3]
+
+
+def test_a_file_that_is_one_torn_line(path):
+    path.write_bytes(b"x" * 9000)
+    write(path, EVENTS[0])
+    assert list(read(path)) == EVENTS[:1]
+
+
+@pytest.mark.parametrize(
+    "line", ["{}", "[1]", "no json", '{"schema":1,"event":"finished"}', '{"schema":1,"event":"x"}']
+)
+def test_a_line_that_is_no_record_is_named(path, line):
+    write(path, EVENTS[0])
+    with open(path, "a") as file:
+        file.write(line + "\n")
+    with pytest.raises(UserError, match=r"events\.jsonl:2: no event record"):
+        list(read(path))
+
+
+def test_a_newer_schema_is_said_to_be_newer(path):
+    path.write_text('{"schema":2,"event":"finished","step":1,"time":1.0}\n')
+    with pytest.raises(UserError, match="newer rptrain"):
+        list(read(path))
+
+
+def test_one_process_at_a_time(path):
+    with EventLog(path), pytest.raises(UserError, match="another process"):
+        EventLog(path)
+    EventLog(path).close()
+
+
+def test_is_finished(path):
+    write(path, *EVENTS)
+    assert is_finished(path)
+    write(path, metrics.Resumed(2, "x"))
+    assert not is_finished(path)
+    write(path, metrics.Slots(2, (SlotTime(0, 1, "FB", 0, 2, 0, 0.5, 0.75),) * 500))
+    assert not is_finished(path)
+    write(path, metrics.Finished(3))
+    assert is_finished(path)
+    path.write_bytes(b"")
+    assert not is_finished(path)
+
+
+STEPS = [metrics.Step(n, 4.0 / n, 1e-3, 1.0, 8, 8, 1234.5, skipped=n == 3, time=10.0 * n) for n in (1, 2, 3)]
+
+
+def progress(total: int, *, terminal: bool = False, quiet: bool = False) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=40, _environ={})
+    with Progress(total, quiet=quiet, console=console) as shown:
+        shown.note("[[data.train]] a note that is longer than the console is wide")
+        for step in STEPS:
+            shown.update(step)
+    return out.getvalue()
+
+
+def test_plain_lines_where_there_is_no_terminal():
+    assert progress(363).splitlines() == [
+        "[[data.train]] a note that is longer than the console is wide",
+        "step 1/363  loss 4.0000  1,234 tokens/s",
+        "step 2/363  loss 2.0000  1,234 tokens/s  ETA 1:00:10",
+        "step 3/363  skipped: the gradients were not finite  1,234 tokens/s  ETA 1:00:00",
+    ]
+
+
+def test_a_bar_on_a_terminal():
+    text = progress(3, terminal=True)
+    assert "\x1b[" in text and "step 3/3" in text and "━" in text
+
+
+def test_nothing_when_quiet():
+    assert progress(3, quiet=True) == "" == progress(3, quiet=True, terminal=True)

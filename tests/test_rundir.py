@@ -1,0 +1,229 @@
+"""Run folders: what is made, what is resumed, and what may change between."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from rptrain import metrics
+from rptrain.config_source import Resolved, resolve
+from rptrain.errors import UserError
+from rptrain.metrics import EventLog
+from rptrain.rundir import RunDir, begin, changed, checkpoint_of, find
+
+CONFIG = """\
+[model]
+path = "tiny-tasks"
+[[data.train]]
+path = "builtin:tasks"
+[log]
+run_name = "r"
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def config(*overrides: str) -> Resolved:
+    Path("c.toml").write_text(CONFIG, encoding="utf-8")
+    return resolve("c.toml", overrides)
+
+
+def save(run: RunDir, step: int, complete: bool = True) -> Path:
+    path = run.checkpoint_path(step)
+    path.mkdir()
+    if complete:
+        (path / "complete.json").write_text("{}")
+    return path
+
+
+def record(run: RunDir, event: metrics.Event) -> None:
+    with EventLog(run.events_path) as log:
+        log.write(event)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_layout():
+    resolved = config("train.seed=3")
+    run, checkpoint = begin(resolved)
+    assert checkpoint is None and run.path == Path("runs/r")
+    assert mode(run.path) == mode(run.checkpoints_path) == 0o700
+    assert run.config() == resolved.config
+    assert "seed = 3 # command line" in run.config_path.read_text()
+    assert run.events_path.name == "events.jsonl" and run.model_path.name == "model"
+    assert RunDir.open("runs/r") == run and not run.finished
+
+
+def test_names_that_are_taken():
+    assert [RunDir.create("runs", "r").path.name for _ in range(3)] == ["r", "r-2", "r-3"]
+
+
+def test_complete_checkpoints_by_step():
+    run, _ = begin(config())
+    for step, complete in ((100, True), (20, True), (300, False)):
+        save(run, step, complete)
+    (run.checkpoints_path / "checkpoint-9.part").mkdir()
+    assert [path.name for path in run.checkpoints()] == ["checkpoint-20", "checkpoint-100"]
+
+
+def test_a_folder_that_is_no_run():
+    with pytest.raises(UserError, match=r"no config\.toml"):
+        RunDir.open("nowhere")
+
+
+# save.resume = "auto"
+
+
+def test_auto_resumes_the_unfinished_run():
+    run, _ = begin(config())
+    save(run, 10)
+    save(run, 20)
+    save(run, 30, complete=False)
+    assert begin(config()) == (run, run.checkpoint_path(20))
+
+
+def test_auto_begins_anew_without_a_complete_checkpoint():
+    run, _ = begin(config())
+    save(run, 10, complete=False)
+    again, checkpoint = begin(config())
+    assert (again.path.name, checkpoint) == ("r-2", None)
+
+
+def test_auto_begins_anew_after_a_finished_run():
+    run, _ = begin(config())
+    save(run, 10)
+    record(run, metrics.Finished(10))
+    second, checkpoint = begin(config())
+    assert (second.path.name, checkpoint) == ("r-2", None)
+    save(second, 5)
+    record(second, metrics.Failed("x"))
+    assert begin(config()) == (second, second.checkpoint_path(5))
+
+
+def test_auto_takes_the_newest_run_of_the_very_name():
+    for name in ("r", "r-2", "r-1", "rr", "r-x"):
+        run, _ = begin(config(f"log.run_name={name}", "save.resume=never"))
+        save(run, 10)
+    ours, _ = begin(config("save.resume=never"))
+    assert ours.path.name == "r-3"
+    assert begin(config()) == (RunDir(Path("runs/r")), Path("runs/r/checkpoints/checkpoint-10"))
+    save(ours, 7)
+    assert begin(config()) == (ours, ours.checkpoint_path(7))
+
+
+def test_never_begins_anew():
+    run, _ = begin(config())
+    save(run, 10)
+    assert find(config("save.resume=never")) is None
+    assert begin(config("save.resume=never"))[0].path.name == "r-2"
+
+
+# save.resume = PATH
+
+
+def test_a_path_to_a_run_or_a_checkpoint():
+    run, _ = begin(config())
+    save(run, 10)
+    save(run, 20)
+    record(run, metrics.Finished(20))
+    assert begin(config("save.resume=runs/r")) == (run, run.checkpoint_path(20))
+    by_checkpoint, checkpoint = begin(config("save.resume=runs/r/checkpoints/checkpoint-10"))
+    assert by_checkpoint.path.resolve() == run.path.resolve() and checkpoint.name == "checkpoint-10"
+    assert checkpoint_of("runs/r/") == (run, run.checkpoint_path(20))
+
+
+def test_a_path_from_inside_the_run(monkeypatch):
+    run, _ = begin(config())
+    save(run, 10)
+    monkeypatch.chdir(run.checkpoints_path)
+    assert checkpoint_of("checkpoint-10")[0].config_path.is_file()
+
+
+def test_paths_that_lead_nowhere():
+    run, _ = begin(config())
+    save(run, 10, complete=False)
+    for path, message in (
+        ("runs/r", "has no complete checkpoint"),
+        ("runs/r/checkpoints/checkpoint-10", "is not complete"),
+        ("runs", "neither a run nor a checkpoint"),
+        ("nowhere", "neither a run nor a checkpoint"),
+    ):
+        with pytest.raises(UserError, match=message):
+            find(config(f"save.resume={path}"))
+
+
+# What a resumed run may change
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "train.max_steps=40",
+        "engine.devices=cpu:2",
+        "engine.vram_limit=8GiB",
+        "engine.trace=true",
+        "save.save_steps=5",
+        "log.logging_steps=5",
+        "eval.questions=9",
+    ],
+)
+def test_changes_that_do_not_reach_the_numbers(override):
+    run, _ = begin(config())
+    save(run, 10)
+    resolved = config(override)
+    assert begin(resolved)[0] == run
+    assert run.config() == resolved.config
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("model.path=other", "model.path was tiny-tasks, is other"),
+        ("model.dtype=float32", "model.dtype"),
+        ("data.train.1.path=x", "data.train.1.path was None, is x"),
+        ("data.train.0.format=text", "data.train.0.format"),
+        ("data.max_length=512", "data.max_length was 2048, is 512"),
+        ("train.seed=1", "train.seed was 0, is 1"),
+        ("train.micro_batch_size=2", "train.micro_batch_size"),
+        ("train.global_batch_size=32", "train.global_batch_size"),
+        ("engine.round_size=4", "engine.round_size was None, is 4"),
+        ("optim.update=sync", "optim.update"),
+        ("optim.betas=[0.8, 0.9]", r"optim.betas was \[0.9, 0.999\], is \[0.8, 0.9\]"),
+        ("optim.learning_rate=1", "optim.learning_rate"),
+    ],
+)
+def test_changes_that_would_change_the_numbers(override, key):
+    run, _ = begin(config())
+    save(run, 10)
+    before = run.config_path.read_text()
+    with pytest.raises(UserError, match=key) as error:
+        begin(config(override))
+    assert "save.resume=never" in str(error.value)
+    assert run.config_path.read_text() == before
+
+
+def test_all_changes_are_named():
+    first, second = config().config, config("train.seed=1", "optim.eps=1", "save.save_steps=2").config
+    assert changed(first, second) == ["train.seed was 0, is 1", "optim.eps was 1e-08, is 1.0"]
+
+
+def test_a_resumed_run_keeps_its_name():
+    run, _ = begin(config())
+    save(run, 10)
+    begin(config("save.resume=runs/r", "log.run_name=other"))
+    assert run.config().log.run_name == "r"
+
+
+def test_a_run_that_is_being_trained_is_left_alone():
+    run, _ = begin(config())
+    save(run, 10)
+    before = run.config_path.read_text()
+    with EventLog(run.events_path), pytest.raises(UserError, match="another process"):
+        begin(config("train.max_steps=3"))
+    assert run.config_path.read_text() == before
