@@ -67,9 +67,7 @@ def attention(
         force=force,
     )
     if chosen == "flash":
-        out, lse, seed, offset, _ = aten._flash_attention_forward(
-            q_THC, k_TKC, v_TKC, *_limits(mb), 0.0, True, False
-        )
+        out, lse, seed, offset, _ = aten._flash_attention_forward(q_THC, k_TKC, v_TKC, *_limits(mb), 0.0, True, False)
         return out, Saved(chosen, lse, seed, offset)
     if chosen == "cudnn":
         q, k, v = (_by_row(x, mb) for x in (q_THC, k_TKC, v_TKC))
@@ -110,9 +108,7 @@ def attention_backward(
         )
         dq, dk, dv = (_by_token(grad) for grad in grads)
         return dq, dk, dv
-    return reference.attention_backward(
-        dout, q_THC, k_TKC, v_TKC, out, saved.lse, mb.positions, mb.rows, mb.length
-    )
+    return reference.attention_backward(dout, q_THC, k_TKC, v_TKC, out, saved.lse, mb.positions, mb.rows, mb.length)
 
 
 def _limits(mb: MicroBatch) -> tuple[Tensor, Tensor, int, int]:

@@ -24,8 +24,7 @@ def linear_cross_entropy(h_TD: Tensor, w_VD: Tensor, labels_T: Tensor) -> Tensor
     """The sum over labels other than -100 of the cross-entropy: a scalar in the wide type."""
     chunk = chunk_tokens(w_VD.shape[0])
     losses = [
-        _softmax(linear(h, w_VD), labels)[0]
-        for h, labels in zip(h_TD.split(chunk), labels_T.split(chunk), strict=True)
+        _softmax(linear(h, w_VD), labels)[0] for h, labels in zip(h_TD.split(chunk), labels_T.split(chunk), strict=True)
     ]
     return torch.cat(losses).sum()
 

@@ -71,8 +71,8 @@ class Cache:
         block = _blocks(spec)[0]
         shape = (len(spec.layers), 2, len(lengths), longest, block.kv_heads, block.head_size)
         self.buffers = torch.zeros(shape, dtype=dtype, device=lengths.device)
-        self.lengths, self.inv_freq = lengths, spec.inv_freq
-        self.cos_sin_dtype = wide(dtype)
+        self.lengths = lengths
+        self.inv_freq = torch.tensor(spec.inv_freq, dtype=wide(dtype), device=lengths.device)
 
     def prefill(self) -> "Cache":
         """Makes all tokens of all prompts, flattened, the current ones."""
@@ -81,7 +81,7 @@ class Cache:
         ends = self.lengths.cumsum(0)
         starts = ends - self.lengths
         self.positions = torch.arange(len(self.sequence), device=device) - starts[self.sequence]
-        self.cos, self.sin = rope.tables(self.inv_freq, self.positions, self.cos_sin_dtype)
+        self.cos, self.sin = rope.tables(self.inv_freq, self.positions)
         self.packed: MicroBatch | None = MicroBatch(
             rows=1,
             length=len(self.sequence),
@@ -100,7 +100,7 @@ class Cache:
         self.packed = None
         self.positions = self.lengths.clone()
         self.sequence = torch.arange(len(self.lengths), device=self.lengths.device)
-        self.cos, self.sin = rope.tables(self.inv_freq, self.positions, self.cos_sin_dtype)
+        self.cos, self.sin = rope.tables(self.inv_freq, self.positions)
         self.lengths = self.lengths + 1
         return self
 

@@ -25,9 +25,7 @@ class Shape:
     inv_freq: tuple[float, ...]
 
 
-def read_shape(
-    config: Mapping[str, Any], head_size: int | None = None, unsupported: list[str] | None = None
-) -> Shape:
+def read_shape(config: Mapping[str, Any], head_size: int | None = None, unsupported: list[str] | None = None) -> Shape:
     """The shape, or a UserError that lists every problem.
 
     `head_size` is the architecture's own default where head_dim is missing (else hidden / heads);

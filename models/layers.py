@@ -81,9 +81,7 @@ class Block:
         h_TD = self._attention(p, x_TD, cos, sin, attend)[0]
         return self._mlp(p, h_TD)[0]
 
-    def forward_saved(
-        self, p: Params, x_TD: Tensor, mb: MicroBatch
-    ) -> tuple[Tensor, tuple[AttentionSaved, MLPSaved]]:
+    def forward_saved(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[Tensor, tuple[AttentionSaved, MLPSaved]]:
         h_TD, attention = self._attention(p, x_TD, mb.cos, mb.sin, self._attend(mb))
         y_TD, mlp = self._mlp(p, h_TD)
         return y_TD, (attention, mlp)
@@ -125,9 +123,6 @@ class Block:
         inside = wide * max(3 * self.intermediate + self.hidden, 5 * self.hidden, 4 * (heads + kv_heads))
         return tokens * (itemsize * max(mlp, attention) + inside)
 
-    def saved_bytes(self, tokens: int, itemsize: int) -> int:
-        return self.kept_bytes(tokens, itemsize) + self.workspace_bytes(tokens, itemsize)
-
     def _attend(self, mb: MicroBatch) -> Attend:
         return lambda q, k, v: attn.attention(q, k, v, mb, self.attention_backend)
 
@@ -151,9 +146,7 @@ class Block:
         h_TD = x_TD + linear(out.flatten(1), p["o"])
         return h_TD, AttentionSaved(x_TD, rstd, normed, raw, q, k, v, out, attention)
 
-    def _attention_backward(
-        self, p: Params, g: Grads, saved: AttentionSaved, dh_TD: Tensor, mb: MicroBatch
-    ) -> Tensor:
+    def _attention_backward(self, p: Params, g: Grads, saved: AttentionSaved, dh_TD: Tensor, mb: MicroBatch) -> Tensor:
         accumulate_weight_grad(g["o"], dh_TD, saved.out.flatten(1))
         dout = linear_backward_input(dh_TD, p["o"]).view_as(saved.out)
         dq, dk, dv = attn.attention_backward(dout, saved.q, saved.k, saved.v, saved.out, saved.attention, mb)
@@ -204,13 +197,9 @@ class Head:
         normed, _ = rms_norm(x_TD, p["norm"], self.eps)
         return linear_cross_entropy(normed, p[self.projection], mb.labels)
 
-    def loss_backward(
-        self, p: Params, g: Grads, x_TD: Tensor, mb: MicroBatch, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def loss_backward(self, p: Params, g: Grads, x_TD: Tensor, mb: MicroBatch, scale: float) -> tuple[Tensor, Tensor]:
         normed, rstd = rms_norm(x_TD, p["norm"], self.eps)
-        loss, dnormed = linear_cross_entropy_backward(
-            normed, p[self.projection], mb.labels, scale, g[self.projection]
-        )
+        loss, dnormed = linear_cross_entropy_backward(normed, p[self.projection], mb.labels, scale, g[self.projection])
         return loss, rms_norm_backward(dnormed, x_TD, p["norm"], rstd, g["norm"])
 
     def logits(self, p: Params, x_TD: Tensor) -> Tensor:
@@ -221,8 +210,11 @@ class Head:
         forward = 2.0 * tokens * self.hidden * self.vocab
         return forward, 2 * forward
 
-    def saved_bytes(self, tokens: int, itemsize: int) -> int:
-        """Nothing is kept: the norm's output, gradients of both, one chunk of logits and its gradient."""
+    def kept_bytes(self, tokens: int, itemsize: int) -> int:
+        return 0
+
+    def workspace_bytes(self, tokens: int, itemsize: int) -> int:
+        """The norm's output, gradients of both, one chunk of logits and its gradient."""
         wide = max(itemsize, 4)
         chunk = min(chunk_tokens(self.vocab), tokens)
         return tokens * self.hidden * (3 * itemsize + 4 * wide) + chunk * self.vocab * (2 * itemsize + wide)

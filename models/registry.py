@@ -67,9 +67,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     by_type = MODEL_TYPES.get(config.get("model_type", ""), config.get("model_type"))
     architecture = (config.get("architectures") or [by_type])[0]
     if architecture not in BUILDERS:
-        problem = (
-            f"architecture {architecture!r} is not supported" if architecture else "no architecture named"
-        )
+        problem = f"architecture {architecture!r} is not supported" if architecture else "no architecture named"
         raise UserError(f"config.json: {problem}; supported are {', '.join(sorted(BUILDERS))}")
     return BUILDERS[architecture](config)
 

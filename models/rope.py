@@ -1,7 +1,7 @@
 """Rotary position embeddings: frequencies from a config, and their tables."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,12 +10,9 @@ from torch import Tensor
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
-def tables(
-    inv_freq: Sequence[float], positions: Tensor, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, C/2] of positions [T], on their device; in float32, or float64 for float64 models."""
-    frequencies = torch.tensor(inv_freq, dtype=dtype, device=positions.device)
-    angles = positions.to(dtype).unsqueeze(1) * frequencies
+def tables(inv_freq_C: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin [T, C/2] of positions [T], in the frequencies' type: float32, or float64 for float64 models."""
+    angles = positions.to(inv_freq_C.dtype).unsqueeze(1) * inv_freq_C
     return angles.cos(), angles.sin()
 
 

@@ -61,9 +61,7 @@ def read_header(file: Path) -> dict[str, Stored]:
     return stored
 
 
-def write(
-    file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, tensors: Iterable[Tensor]
-) -> None:
+def write(file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, tensors: Iterable[Tensor]) -> None:
     """Writes tensors of these names and shapes in this order, each converted to `dtype`, and syncs."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -125,8 +125,12 @@ class Layer(Protocol):
         """Floating-point operations of forward and of backward (recompute not counted)."""
         ...
 
-    def saved_bytes(self, tokens: int, itemsize: int) -> int:
-        """Upper bound of the bytes that `forward_saved` keeps and `backward` needs beside them."""
+    def kept_bytes(self, tokens: int, itemsize: int) -> int:
+        """Bytes that `forward_saved` keeps until `backward`."""
+        ...
+
+    def workspace_bytes(self, tokens: int, itemsize: int) -> int:
+        """Upper bound of the bytes that `backward` needs at once beside what is kept."""
         ...
 
 
@@ -143,9 +147,7 @@ class HeadLayer(Protocol):
         """Sum of the cross-entropy over supervised tokens: a scalar, float32 (float64 for float64 models)."""
         ...
 
-    def loss_backward(
-        self, p: Params, g: Grads, x_TD: Tensor, mb: MicroBatch, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def loss_backward(self, p: Params, g: Grads, x_TD: Tensor, mb: MicroBatch, scale: float) -> tuple[Tensor, Tensor]:
         """The unscaled loss sum, and the gradient of `scale` times it with respect to the input.
 
         Adds the parameters' gradients of the scaled loss to `g`.
@@ -156,7 +158,9 @@ class HeadLayer(Protocol):
 
     def flops(self, tokens: int, length: int) -> tuple[float, float]: ...
 
-    def saved_bytes(self, tokens: int, itemsize: int) -> int: ...
+    def kept_bytes(self, tokens: int, itemsize: int) -> int: ...
+
+    def workspace_bytes(self, tokens: int, itemsize: int) -> int: ...
 
 
 @dataclass(frozen=True)

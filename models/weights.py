@@ -65,11 +65,7 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     stored = {name: tensor for file in _files(directory) for name, tensor in read_header(file).items()}
     places = _places(spec)
     missing = [f"{name} is missing" for name in places if name not in stored]
-    extra = [
-        f"{name} is not part of the model"
-        for name in stored
-        if name not in places and not _ignored(name, spec)
-    ]
+    extra = [f"{name} is not part of the model" for name in stored if name not in places and not _ignored(name, spec)]
     shapes = [
         f"{name} has shape {list(stored[name].shape)}, not {list(place.shape)}"
         for name, place in places.items()
@@ -144,13 +140,9 @@ def save(
 
 def _verified(directory: Path, spec: ModelSpec, dtype: torch.dtype, config: Mapping[str, Any]) -> WeightFiles:
     files = check(directory, spec)
-    wrong = [
-        name for name, stored in files.tensors.items() if stored.dtype != dtype or not prod(stored.shape)
-    ]
+    wrong = [name for name, stored in files.tensors.items() if stored.dtype != dtype or not prod(stored.shape)]
     if wrong or sum(prod(stored.shape) for stored in files.tensors.values()) != spec.num_parameters:
-        raise OSError(
-            f"{directory} does not hold what was written to it: {', '.join(wrong) or 'wrong count'}"
-        )
+        raise OSError(f"{directory} does not hold what was written to it: {', '.join(wrong) or 'wrong count'}")
     if read_config(directory) != config:
         raise OSError(f"{directory / 'config.json'} does not hold what was written to it")
     return files

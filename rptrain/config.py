@@ -100,9 +100,7 @@ class Train(Section):
     def _divides(self) -> "Train":
         rows, part = self.global_batch_size, self.micro_batch_size
         if rows % part:
-            raise _mistake(
-                "train.global_batch_size", f"{rows} is no multiple of train.micro_batch_size, {part}"
-            )
+            raise _mistake("train.global_batch_size", f"{rows} is no multiple of train.micro_batch_size, {part}")
         return self
 
 

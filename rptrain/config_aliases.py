@@ -6,8 +6,7 @@ from rptrain.config import Config, keys
 
 # The words of Hugging Face's TrainingArguments, TRL, axolotl, LLaMA-Factory and torchtune for keys of ours.
 _ALIASES = {
-    "model.path": "model_name_or_path pretrained_model_name_or_path base_model model_name model_id "
-    "checkpoint_dir",
+    "model.path": "model_name_or_path pretrained_model_name_or_path base_model model_name model_id checkpoint_dir",
     "model.dtype": "torch_dtype precision model_dtype bf16 pure_bf16 bfloat16 fp32 float32",
     "model.init": "train_from_scratch random_init from_scratch",
     "data.train": "dataset datasets dataset_name train_dataset",
@@ -17,15 +16,13 @@ _ALIASES = {
     "data.max_length": "cutoff_len sequence_len seq_len max_seq_len max_seq_length sequence_length "
     "model_max_length block_size context_length",
     "data.packing": "sample_packing packed neat_packing pack",
-    "data.chat_template": "template chat_template_path chat_template_jinja prompt_template "
-    "conversation_template",
+    "data.chat_template": "template chat_template_path chat_template_jinja prompt_template conversation_template",
     "train.method": "finetuning_type adapter use_peft peft_config training_type",
     "train.micro_batch_size": "per_device_train_batch_size per_gpu_train_batch_size batch_size "
     "train_batch_size train_micro_batch_size_per_gpu",
     "train.global_batch_size": "total_batch_size total_train_batch_size effective_batch_size",
     "train.num_epochs": "num_train_epochs epochs n_epochs epoch",
-    "train.max_steps": "max_train_steps total_steps num_steps num_training_steps max_iters "
-    "max_steps_per_epoch",
+    "train.max_steps": "max_train_steps total_steps num_steps num_training_steps max_iters max_steps_per_epoch",
     "train.seed": "data_seed random_seed",
     "optim.learning_rate": "lr peak_lr max_lr",
     "optim.lr_scheduler_type": "lr_scheduler scheduler lr_schedule scheduler_type lr_decay_style",
@@ -34,8 +31,7 @@ _ALIASES = {
     "optim.betas": "adam_beta1 adam_beta2 beta1 beta2 adam_betas",
     "optim.eps": "adam_epsilon adam_eps epsilon",
     "optim.max_grad_norm": "gradient_clipping clip_grad_norm gradient_clip_val grad_clip max_norm clip_grad",
-    "engine.devices": "device gpus num_gpus n_gpu n_gpus gpu_ids cuda_visible_devices "
-    "nproc_per_node num_processes",
+    "engine.devices": "device gpus num_gpus n_gpu n_gpus gpu_ids cuda_visible_devices nproc_per_node num_processes",
     "engine.vram_limit": "gpu_memory_limit max_gpu_memory vram",
     "engine.host_limit": "cpu_memory_limit max_cpu_memory ram_limit",
     "engine.optimizer_threads": "num_threads omp_num_threads cpu_threads",
@@ -54,8 +50,7 @@ _ADVICE = {
     for words, advice in {
         "gradient_accumulation_steps gradient_accumulation grad_accum": "rptrain counts it out: "
         "`train.global_batch_size` / `train.micro_batch_size`",
-        "train_on_inputs train_on_input train_on_prompt": "rptrain has the opposite, "
-        "`data.assistant_only_loss`",
+        "train_on_inputs train_on_input train_on_prompt": "rptrain has the opposite, `data.assistant_only_loss`",
         "completion_only_loss train_on_responses_only": "rptrain calls this `data.assistant_only_loss`",
         "gradient_checkpointing activation_checkpointing enable_activation_checkpointing "
         "gradient_checkpointing_kwargs enable_activation_offloading activation_offloading": "not needed: "
@@ -73,8 +68,7 @@ _UNAVAILABLE = {
     word: feature
     for feature, words in {
         "LoRA": "lora lora_* r use_rslora use_dora target_modules modules_to_save peft_layers_to_transform",
-        "quantization": "qlora load_in_4bit load_in_8bit quantization quantization_* bnb_4bit_* use_bnb "
-        "moments",
+        "quantization": "qlora load_in_4bit load_in_8bit quantization quantization_* bnb_4bit_* use_bnb moments",
         "training in fp16": "fp16 fp16_* float16 loss_scale",
         "a choice of optimizer": "optimizer optim_args optimizer_type optimizer_in_bwd",
         "weighting data sets": "weight weights interleave_probs mix_strategy",

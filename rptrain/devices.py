@@ -25,9 +25,7 @@ def resolve(text: str) -> tuple[str, ...]:
     missing = [index for index in wanted if index >= count]
     if missing or not count:
         there = f"{count} GPUs, cuda:0 to cuda:{count - 1}" if count else "no CUDA GPU"
-        raise UserError(
-            f'engine.devices = "{text}", but this machine has {there}; "cpu:2" is two workers on the CPU'
-        )
+        raise UserError(f'engine.devices = "{text}", but this machine has {there}; "cpu:2" is two workers on the CPU')
     return tuple(f"cuda:{index}" for index in wanted)
 
 

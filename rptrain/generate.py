@@ -39,9 +39,7 @@ def generate_text(
     device = _device(spec, parameters)
     placed = [{name: tensor.to(device) for name, tensor in unit.items()} for unit in parameters]
     encoded = [
-        tokenizer(prompt)["input_ids"]
-        if raw or not tokenizer.chat_template
-        else encode_prompt(tokenizer, prompt)
+        tokenizer(prompt)["input_ids"] if raw or not tokenizer.chat_template else encode_prompt(tokenizer, prompt)
         for prompt in prompts
     ]
     ends = _end_tokens(spec, tokenizer)

@@ -59,9 +59,7 @@ def prepare_job(config: Config) -> Job:
     if config.model.init == "auto" and (any(model_dir.glob("*.safetensors")) or not _is_preset(model_dir)):
         files = weights.check(model_dir, spec)
     devices = _devices(config)
-    tokens_needed = (
-        any(source.path != "builtin:random" for source in config.data.train) or config.eval.questions
-    )
+    tokens_needed = any(source.path != "builtin:random" for source in config.data.train) or config.eval.questions
     tokenizer = load_tokenizer(model_dir) if tokens_needed else None
     plan, limit = _plan(config, spec, devices)
     device_choice.check_host(plan.host_bytes, config.engine.host_limit)

@@ -77,9 +77,7 @@ def _fitting(
     def need(stage: Stage) -> int:
         alone = Stage("FB", stage.start, stage.stop) if stage.backward else stage
         head = len(spec.layers)
-        return footprint(
-            spec, (alone,) if alone.backward else (alone, Stage("FB", head, head + 1)), shapes
-        ).total
+        return footprint(spec, (alone,) if alone.backward else (alone, Stage("FB", head, head + 1)), shapes).total
 
     for part in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3):
         least = max(need(Stage("FB", i, i + 1)) for i in range(len(spec.stack)))

@@ -152,9 +152,7 @@ def test_dry_run_says_what_would_be_resumed():
     begun, _ = begin(resolve("c.toml"))
     begun.checkpoint_path(4).mkdir()
     (begun.checkpoint_path(4) / "complete.json").touch()
-    assert run("--config", "c.toml", "--dry-run").stdout.startswith(
-        "# resumes runs/c/checkpoints/checkpoint-4\n"
-    )
+    assert run("--config", "c.toml", "--dry-run").stdout.startswith("# resumes runs/c/checkpoints/checkpoint-4\n")
 
 
 # The other commands
@@ -171,9 +169,7 @@ def test_version_and_keys():
     assert run("--version").stdout.startswith("rptrain 0.")
     keys = run("--keys").stdout.splitlines()
     assert keys[0].startswith("model.path: ") and keys[0].endswith("(required)")
-    assert (
-        "optim.betas: decay of the averages of the gradient and of its square (default [0.9, 0.999])" in keys
-    )
+    assert "optim.betas: decay of the averages of the gradient and of its square (default [0.9, 0.999])" in keys
 
 
 def test_export(monkeypatch, folder):
@@ -269,9 +265,7 @@ def test_the_folders_beside_the_package_are_not_importable_by_bare_names():
 
 def test_interrupt_and_failure_as_a_shell_sees_them(folder):
     script = "import sys, types; from rptrain import cli; m = types.ModuleType('t')\n"
-    script += (
-        "def train(resolved, quiet): raise {error}\nm.train = train; sys.modules['rptrain.trainer'] = m\n"
-    )
+    script += "def train(resolved, quiet): raise {error}\nm.train = train; sys.modules['rptrain.trainer'] = m\n"
     script += "sys.argv = ['rptrain', '--config', 'c.toml']; cli.main()"
     failed = python("-c", script.replace("{error}", "RuntimeError('device cuda:0')"), cwd=folder)
     assert failed.code == 1 and failed.err.rstrip().endswith("RuntimeError: device cuda:0")

@@ -234,8 +234,7 @@ def test_a_single_data_table_is_told_from_an_array(folder):
 
 def test_what_is_missing(folder):
     assert mistakes("") == [
-        "c.toml: `model.path` is missing: "
-        "a directory with a Hugging Face checkpoint, or the name of a bundled preset",
+        "c.toml: `model.path` is missing: a directory with a Hugging Face checkpoint, or the name of a bundled preset",
         "c.toml: `data.train` is missing: write a [[data.train]] table with a path",
     ]
     assert mistakes("[data]\ntrain = []\n[model]\npath = 'm'") == [
@@ -330,9 +329,7 @@ def test_aliases_lead_to_keys_and_are_no_keys():
     known = {*keys(), "data.train"}
     assert set(_ALIASES) <= known
     assert not {key.rpartition(".")[2] for key in keys()} & set(_CANONICAL)
-    assert sum(len(words.split()) for words in _ALIASES.values()) == len(_CANONICAL), (
-        "a word stands for two keys"
-    )
+    assert sum(len(words.split()) for words in _ALIASES.values()) == len(_CANONICAL), "a word stands for two keys"
 
 
 # Provenance and rendering
@@ -383,12 +380,7 @@ def test_rendering_parses_back_to_the_same_config(folder, text):
     Path("again.toml").write_text(rendered, encoding="utf-8")
     assert resolve("again.toml").config == resolved.config
     for line in rendered.splitlines():
-        assert (
-            not line
-            or line.startswith("[")
-            or line.endswith(("default", "command line"))
-            or "# c.toml:" in line
-        )
+        assert not line or line.startswith("[") or line.endswith(("default", "command line")) or "# c.toml:" in line
 
 
 # Line numbers

@@ -44,9 +44,7 @@ DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64", to
 Layout = Mapping[str, Mapping[str, Any]]  # dtype, shape and place of a file's tensors: its safetensors header
 
 
-def save_state(
-    checkpoints_dir: Path, units: Sequence[UnitState], *, step: int, meta: Mapping[str, Any]
-) -> Path:
+def save_state(checkpoints_dir: Path, units: Sequence[UnitState], *, step: int, meta: Mapping[str, Any]) -> Path:
     """Writes `checkpoint-<step>` and returns it; the units must not change meanwhile.
 
     `meta` is anything in JSON that `load_state` is to give back. `meta["model_dir"]` is the directory of the

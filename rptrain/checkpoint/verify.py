@@ -31,9 +31,7 @@ def verify(directory: Path, spec: ModelSpec | None = None, *, finite: bool = Tru
         raise UserError(f"{directory} holds {count} parameters, and the model has {spec.num_parameters}")
     found = {str(stored.dtype).removeprefix("torch.") for stored in tensors.values()}
     if found != {config.get("dtype")}:
-        raise UserError(
-            f"{directory}: weights are {', '.join(sorted(found))}, config.json says {config.get('dtype')}"
-        )
+        raise UserError(f"{directory}: weights are {', '.join(sorted(found))}, config.json says {config.get('dtype')}")
     if finite:
         by_file: dict[Path, list[str]] = {}
         for name, stored in tensors.items():

@@ -75,9 +75,7 @@ def build(documents: Documents, *, packing: bool, pad_id: int, seed: int = 0) ->
         if place < length:
             row_lengths.append(int(length - place))
         starts.append(len(row_lengths))
-    log.info(
-        "%d documents, %d tokens in %d rows of %d", len(useful), lengths[useful].sum(), len(rows), length
-    )
+    log.info("%d documents, %d tokens in %d rows of %d", len(useful), lengths[useful].sum(), len(rows), length)
 
     parts = (row_ids, row_labels, np.array(row_lengths, dtype=np.int32), np.array(starts, dtype=np.int64))
     digest = sha256()

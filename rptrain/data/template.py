@@ -14,8 +14,7 @@ CHUNK = 1024  # examples that are tokenised in one call
 MARK = "\ue000"  # of Unicode's private use: stands for a turn's content while its place is looked for
 # Stock templates write today's date; with it the tokens of a run would differ from those of its resumption.
 FIXED_DATE = (
-    '{%- macro strftime_now(format) -%}{{- "2024-07-26" if format == "%Y-%m-%d" else "26 Jul 2024" -}}'
-    "{%- endmacro -%}"
+    '{%- macro strftime_now(format) -%}{{- "2024-07-26" if format == "%Y-%m-%d" else "26 Jul 2024" -}}{%- endmacro -%}'
 )
 HELP = "give a `data.chat_template` that does, or set `data.assistant_only_loss = false`"
 
@@ -104,9 +103,7 @@ class Renderer:
         if not assistant_only:
             return whole, [(0, len(whole))]
         turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-        return whole, [
-            (self._start(messages, turn, whole), self._end(messages, turn, whole)) for turn in turns
-        ]
+        return whole, [(self._start(messages, turn, whole), self._end(messages, turn, whole)) for turn in turns]
 
     def _apply(self, messages: list[Message], prompt: bool = False) -> str:
         from jinja2 import TemplateError

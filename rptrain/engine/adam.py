@@ -23,10 +23,7 @@ _NAMES = {torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
 class _Job(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("next", "count")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("source", "grad", "target", "remainder", "exp_avg", "exp_avg_sq")
-        ),
+        *((name, ctypes.c_void_p) for name in ("source", "grad", "target", "remainder", "exp_avg", "exp_avg_sq")),
         *((name, ctypes.c_double) for name in ("grad_scale", "beta1", "beta2", "rest1", "rest2")),
         *((name, ctypes.c_double) for name in ("decay", "step_size", "root_scale", "eps")),
     )

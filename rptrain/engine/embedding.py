@@ -77,9 +77,7 @@ class EmbeddingWorker:
                 pass_index = iteration.number * context.plan.rounds + m // context.plan.round_size
                 out, key, number = context.buffers.locate(Access(0, 0), pass_index, m)
                 if number:
-                    context.board.wait(
-                        key, number - 1
-                    )  # its gradient was read: host work, finished when published
+                    context.board.wait(key, number - 1)  # its gradient was read: host work, finished when published
                 if context.probe is not None:
                     context.probe(f"embedding m{m}")
                 torch.index_select(table, 0, ids, out=out)

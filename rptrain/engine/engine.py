@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-import torch
-
 from rptrain.data.batch import Batch
 from rptrain.engine.adam import CpuAdam
 from rptrain.engine.boundary import BoundaryBuffers
@@ -19,11 +17,11 @@ from rptrain.engine.footprint import Shapes, footprint
 from rptrain.engine.iteration import Pending, StepRequest, StepResult, make_iteration
 from rptrain.engine.memory import ModelStore, accumulate_dtype
 from rptrain.engine.optimizer import OptimizerWorker
+from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.worker import Worker
 from rptrain.plan.lower import boundaries
 from rptrain.plan.schedule import Plan
 from rptrain.plan.validate import validate
-
 
 AHEAD = 2  # iterations under way at once: one that ends, one that begins
 
@@ -64,20 +62,17 @@ class Engine:
     ) -> None:
         validate(plan, len(store.spec.stack))
         assert len(devices) == plan.devices
-        self._threads_before = torch.get_num_threads()
-        torch.set_num_threads(1)  # one for each worker: what is summed must not depend on how many there are
         self.plan, self.store = plan, store
         self._tokens = tokens
         self._cuda = any(name.startswith("cuda") for name in devices)
+        self._settings = Reproducible(cuda=self._cuda)
         self._next = 0
         self._steps = 0
         self._devices: list[Device] = []
         self._threads: list[Worker | OptimizerWorker | EmbeddingWorker] = []
         self.trace = Trace() if trace else None
         bounds = boundaries(plan.stages)
-        buffers = BoundaryBuffers(
-            bounds, plan.round_size, tokens, store.spec.hidden_size, store.dtype, lock=self._cuda
-        )
+        buffers = BoundaryBuffers(bounds, plan.round_size, tokens, store.spec.hidden_size, store.dtype, lock=self._cuda)
         self._context = Context(plan, bounds, store, buffers, int(optimizer.asynchronous), probe, self.trace)
         for index, state in enumerate(store.units):
             for version, generation in ((-1, state.previous), (0, state.current)):
@@ -182,7 +177,7 @@ class Engine:
             device.close()
         self._adam.close()
         self._context.buffers.close()
-        torch.set_num_threads(self._threads_before)
+        self._settings.restore()
 
     def __enter__(self) -> "Engine":
         return self

@@ -66,5 +66,6 @@ def footprint(spec: ModelSpec, stages: Sequence[Stage], shapes: Shapes) -> Footp
 
 def _work(spec: ModelSpec, stage: Stage, shapes: Shapes) -> int:
     layers = spec.stack[stage.start : stage.stop]
-    needs = [layer.saved_bytes(shapes.tokens, shapes.dtype.itemsize) for layer in layers]
-    return sum(needs) if stage.backward else max(needs)
+    kept = [layer.kept_bytes(shapes.tokens, shapes.dtype.itemsize) for layer in layers]
+    workspace = max(layer.workspace_bytes(shapes.tokens, shapes.dtype.itemsize) for layer in layers)
+    return (sum(kept) if stage.backward else max(kept)) + workspace

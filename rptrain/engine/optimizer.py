@@ -31,9 +31,7 @@ class OptimizerWorker:
     ) -> None:
         self._context, self._adam = context, adam
         self._weight_decay, self._max_grad_norm = weight_decay, max_grad_norm
-        self.applied = (
-            applied  # steps that were not skipped, over the whole training: bias correction counts them
-        )
+        self.applied = applied  # steps that were not skipped, over the whole training: bias correction counts them
         self._rows = RowGradients(context.store.units[0], tied=context.store.spec.tied)
         self._where = "waiting"
         self._queue: queue.SimpleQueue[Iteration | StepRequest | None] = queue.SimpleQueue()
@@ -86,9 +84,7 @@ class OptimizerWorker:
         located = [context.buffers.locate(last, pass_index, m) for m in micro_batches]
         for _, key, number in located:
             context.board.wait(key, number - 1).synchronize()
-        self._rows.add(
-            iteration.input_ids[micro_batches.start : micro_batches.stop], [b for b, _, _ in located]
-        )
+        self._rows.add(iteration.input_ids[micro_batches.start : micro_batches.stop], [b for b, _, _ in located])
         for _, key, number in located:
             context.board.publish(key, number)
 

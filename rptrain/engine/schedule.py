@@ -11,9 +11,7 @@ def warmup_length(warmup_steps: float, total_steps: int) -> int:
     return ceil(warmup_steps * total_steps) if warmup_steps < 1 else int(warmup_steps)
 
 
-def learning_rate(
-    step: int, *, base: float, kind: ScheduleKind, warmup_steps: float, total_steps: int
-) -> float:
+def learning_rate(step: int, *, base: float, kind: ScheduleKind, warmup_steps: float, total_steps: int) -> float:
     """The rate of an update; the first one is step 0, and a warm-up starts there from 0.
 
     `constant` takes no warm-up. After `total_steps` cosine and linear stay at 0.

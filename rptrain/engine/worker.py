@@ -14,6 +14,7 @@ from rptrain.engine.footprint import RING, Footprint
 from rptrain.engine.iteration import Iteration
 from rptrain.engine.memory import accumulate_dtype
 from rptrain.engine.transfer import Download, StageLayout, Upload
+from rptrain.models import rope
 from rptrain.models.spec import MicroBatch, ModelSpec
 from rptrain.plan.lower import Access
 from rptrain.plan.schedule import Slot
@@ -69,9 +70,7 @@ class Worker:
 
         def ring(entries: int) -> Ring:
             boundary = (tokens, spec.hidden_size)
-            return Ring(
-                [device.empty(tokens * spec.hidden_size, dtype).view(boundary) for _ in range(entries)]
-            )
+            return Ring([device.empty(tokens * spec.hidden_size, dtype).view(boundary) for _ in range(entries)])
 
         self._x, self._dy, self._out = ring(RING), ring(RING), ring(sizes.outputs)
         self._indices = Indices(device, context.plan.micro_batches, tokens)
@@ -278,16 +277,14 @@ class Worker:
             self._losses[m].copy_(loss)
         assert dy is not None
         del h
-        for layer, p, g in zip(
-            reversed(layers), params[: len(layers)][::-1], sums[: len(layers)][::-1], strict=True
-        ):
+        for layer, p, g in zip(reversed(layers), params[: len(layers)][::-1], sums[: len(layers)][::-1], strict=True):
             dy = layer.backward(p, g, saved.pop(), dy, mb)
         outputs[stage.start].copy_(dy)
 
     def _describe(self, iteration: Iteration, m: int) -> MicroBatch:
         indices, parity, lengths = self._indices, iteration.number % 2, iteration.documents[m]
         positions = indices.positions[parity][m]
-        angles = positions[:, None].to(self._inv_freq.dtype) * self._inv_freq
+        cos, sin = rope.tables(self._inv_freq, positions)
         return MicroBatch(
             rows=iteration.rows,
             length=iteration.length,
@@ -296,8 +293,8 @@ class Worker:
             cu_seqlens=indices.cu_seqlens[parity][m, : len(lengths) + 1],
             max_seqlen=max(lengths),
             uniform=len(lengths) == iteration.rows,
-            cos=angles.cos(),
-            sin=angles.sin(),
+            cos=cos,
+            sin=sin,
         )
 
     def _start_sums(self, iteration: Iteration, slot: Slot, layout: StageLayout) -> None:

@@ -78,9 +78,7 @@ def windows(sizes: Sequence[tuple[int, int]], count: int, chunk: int) -> tuple[t
     about the same bytes and an activation never waits behind more than one chunk.
     """
     pieces = [
-        Chunk(unit, start, min(start + chunk, numel))
-        for unit, numel in sizes
-        for start in range(0, numel, chunk)
+        Chunk(unit, start, min(start + chunk, numel)) for unit, numel in sizes for start in range(0, numel, chunk)
     ]
     pieces.sort(key=lambda piece: piece.start - piece.stop)
     dealt: list[list[Chunk]] = [[] for _ in range(count)]

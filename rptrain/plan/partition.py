@@ -54,9 +54,7 @@ def _candidates(costs: Sequence[LayerCost]) -> list[float]:
     return sorted(total for total in sums if total >= least * (1 - 1e-8))
 
 
-def _pack(
-    costs: Sequence[LayerCost], t_max: float, fits: Callable[[Stage], bool]
-) -> tuple[Stage, ...] | None:
+def _pack(costs: Sequence[LayerCost], t_max: float, fits: Callable[[Stage], bool]) -> tuple[Stage, ...] | None:
     limit, total = t_max * (1 + 1e-8), len(costs)
 
     def longest(prefix: list[float], start: int, stop: int, stage: Callable[[int], Stage]) -> Stage | None:
@@ -80,9 +78,7 @@ def _pack(
     stages.append(fused)
     while stages[-1].start:
         start = stages[-1].start
-        stage = longest(
-            backward, total - start, total, lambda end, start=start: Stage("B", total - end, start)
-        )
+        stage = longest(backward, total - start, total, lambda end, start=start: Stage("B", total - end, start))
         if stage is None:
             return None
         stages.append(stage)

@@ -32,9 +32,7 @@ def validate(plan: Plan, num_layers: int) -> None:
         expected = _expected_edge(plan, index, fused[0], num_layers)
         edge = stage.stop if stage.backward else stage.start
         if edge != expected:
-            raise fail(
-                index, f"{stage} should {'end before' if stage.backward else 'start at'} layer {expected}"
-            )
+            raise fail(index, f"{stage} should {'end before' if stage.backward else 'start at'} layer {expected}")
     if plan.stages[fused[0]].start != (plan.stages[fused[0] - 1].stop if fused[0] else 0):
         raise fail(fused[0], "the fused stage does not start where the forward stages end")
     if plan.stages[-1].start != 0 and plan.stages[-1].backward:

@@ -72,9 +72,7 @@ def kept(units):
 
 
 def same_bits(left, right):
-    pairs = [
-        pair for ours, theirs in zip(left, right, strict=True) for pair in zip(ours, theirs, strict=True)
-    ]
+    pairs = [pair for ours, theirs in zip(left, right, strict=True) for pair in zip(ours, theirs, strict=True)]
     return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
 
 

@@ -74,9 +74,7 @@ def test_a_model_in_memory_is_exported_with_its_template(spec, states, model_dir
 
     units = states.make(spec, torch.float32)
     (model_dir / "generation_config.json").write_text('{"temperature": 0.5}')
-    to = export_store(
-        lambda unit, name: units[unit].views[0][name], spec, model_dir, tmp_path / "m", None, "{{ own }}"
-    )
+    to = export_store(lambda unit, name: units[unit].views[0][name], spec, model_dir, tmp_path / "m", None, "{{ own }}")
     stored = load_file(to / "model.safetensors")
     expected = named(units, [unit.params[0] for unit in units])
     assert all(torch.equal(stored[name], tensor) for name, tensor in expected.items())
@@ -127,9 +125,7 @@ def test_a_damaged_checkpoint_is_not_exported(run, damage, tmp_path):
 def test_a_model_with_nan_is_not_exported(spec, states, model_dir, tmp_path):
     units = states.make(spec)
     units[1].views[0]["qkv"][3, 4] = float("nan")
-    with pytest.raises(
-        UserError, match=r"layers.0.self_attn.q_proj.weight holds values that are infinite or not"
-    ):
+    with pytest.raises(UserError, match=r"layers.0.self_attn.q_proj.weight holds values that are infinite or not"):
         export_store(lambda unit, name: units[unit].views[0][name], spec, model_dir, tmp_path / "m")
     assert not list(tmp_path.glob("m*"))
 

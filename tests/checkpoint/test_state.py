@@ -15,9 +15,7 @@ KINDS = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.f
 @pytest.fixture
 def save(tmp_path, model_dir):
     def save(units, step=7, **meta):
-        return save_state(
-            tmp_path / "checkpoints", units, step=step, meta={"model_dir": str(model_dir)} | meta
-        )
+        return save_state(tmp_path / "checkpoints", units, step=step, meta={"model_dir": str(model_dir)} | meta)
 
     return save
 

@@ -83,9 +83,7 @@ def test_documents_positions_and_labels_agree(rows):
             for length in lengths:
                 part = slice(place, place + length)
                 assert batch.positions[micro, part].tolist() == list(range(length))
-                assert (
-                    len(batch.input_ids[micro, part].unique()) == 1
-                )  # a document of the fixture is one token
+                assert len(batch.input_ids[micro, part].unique()) == 1  # a document of the fixture is one token
                 assert batch.labels[micro, place + length - 1] == IGNORED
                 assert place // LENGTH == (place + length - 1) // LENGTH
                 place += length

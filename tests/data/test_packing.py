@@ -22,9 +22,7 @@ def some_documents(seed, count, longest, max_length):
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(
-    ("count", "longest", "max_length"), [(1, 4, 8), (300, 64, 64), (500, 20, 64), (200, 7, 100)]
-)
+@pytest.mark.parametrize(("count", "longest", "max_length"), [(1, 4, 8), (300, 64, 64), (500, 20, 64), (200, 7, 100)])
 @pytest.mark.parametrize("packing", [True, False])
 def test_every_token_once_and_labels_within_documents(seed, count, longest, max_length, packing):
     documents = some_documents(seed, count, longest, max_length)

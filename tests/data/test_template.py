@@ -82,9 +82,7 @@ GREETED = [{"role": "assistant", "content": "welcome"}, *SHORT]
 def runs(conversations, tokenizer, **options):
     """The supervised texts, one for each run of supervised tokens, and the whole texts."""
     documents = Documents(1000)
-    encode(
-        [Example("f", 1, messages=messages) for messages in conversations], tokenizer, documents, **options
-    )
+    encode([Example("f", 1, messages=messages) for messages in conversations], tokenizer, documents, **options)
     ids, supervised, found, whole, place = documents.ids.tolist(), documents.supervised, [], [], 0
     for length in documents.lengths.tolist():
         whole.append(tokenizer.decode(ids[place : place + length]))
@@ -138,9 +136,7 @@ def test_the_date_is_fixed(tokenizer):
 def test_template_from_file_tokenizer_or_nowhere(tokenizer, tmp_path):
     path = tmp_path / "chat.jinja"
     path.write_text(HARMONY)
-    assert runs([SHORT], tokenizer, chat_template=str(path)) == runs(
-        [SHORT], tokenizer, chat_template=HARMONY
-    )
+    assert runs([SHORT], tokenizer, chat_template=str(path)) == runs([SHORT], tokenizer, chat_template=HARMONY)
     assert runs([SHORT], tokenizer) != runs([SHORT], tokenizer, chat_template=HARMONY)
     with pytest.raises(UserError, match="neither a file nor a Jinja template"):
         runs([SHORT], tokenizer, chat_template=str(tmp_path / "missing.jinja"))

@@ -3,6 +3,7 @@
 Its model is a Llama written for reading: batch of rows, one mask, whole logits.
 """
 
+import dataclasses
 import math
 
 import torch
@@ -66,6 +67,13 @@ def make_batches(count, micro_batches=4, rows=2, length=16, vocab=61, seed=0):
     return batches
 
 
+def uniform(batch):
+    """The same tokens with every row one document."""
+    count = len(batch.input_ids)
+    positions = torch.arange(batch.length).repeat(count, batch.rows)
+    return dataclasses.replace(batch, positions=positions, documents=((batch.length,) * batch.rows,) * count)
+
+
 def loss(weights, cfg, batch):
     """Mean cross-entropy over the supervised tokens of a whole batch; `weights` by checkpoint name."""
     total = 0.0
@@ -82,9 +90,7 @@ def forward(weights, cfg, ids, positions):
     start = index - positions  # of each token's document
     mask = (index[None, None, :] <= index[None, :, None]) & (index[None, None, :] >= start[:, :, None])
     x = weights["model.embed_tokens.weight"][ids]
-    frequencies = 1 / cfg["rope_theta"] ** (
-        torch.arange(0, size, 2, dtype=torch.float32) / size
-    )  # as published
+    frequencies = 1 / cfg["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float32) / size)  # as published
     angles = torch.cat([positions[..., None] * frequencies.to(x.dtype)] * 2, -1)[:, None]
 
     def norm(x, name):
@@ -98,11 +104,7 @@ def forward(weights, cfg, ids, positions):
         at = f"model.layers.{i}."
 
         def project(h, name, count, at=at):
-            return (
-                (h @ weights[f"{at}self_attn.{name}_proj.weight"].T)
-                .unflatten(-1, (count, size))
-                .transpose(1, 2)
-            )
+            return (h @ weights[f"{at}self_attn.{name}_proj.weight"].T).unflatten(-1, (count, size)).transpose(1, 2)
 
         h = norm(x, f"{at}input_layernorm.weight")
         q, k, v = rotate(project(h, "q", heads)), rotate(project(h, "k", keys)), project(h, "v", keys)

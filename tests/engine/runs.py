@@ -10,10 +10,10 @@ from rptrain.plan.schedule import Plan
 BETAS = (0.9, 0.95)
 
 
-def make_store(cfg, dtype, *, asynchronous, wide_grad=False, seed=0):
+def make_store(cfg, dtype, *, asynchronous, wide_grad=False, lock=False, seed=0):
     """A store with random weights that depend on the seed and each parameter's name alone."""
     spec = build(cfg)
-    store = ModelStore(spec, dtype, generations=1 + asynchronous, wide_grad=wide_grad)
+    store = ModelStore(spec, dtype, generations=1 + asynchronous, wide_grad=wide_grad, lock=lock)
     for index, unit in enumerate(spec.units):
         for param in unit.params:
             generator = torch.Generator().manual_seed(seed + sum(map(ord, unit.name + param.name)))
@@ -34,18 +34,28 @@ def checkpoint_tensors(store):
 
 
 def run(
-    cfg, batches, plan, *, asynchronous, dtype=torch.float32, rate=1e-3, store=None, lagged=True, **options
+    cfg,
+    batches,
+    plan,
+    *,
+    asynchronous,
+    dtype=torch.float32,
+    rate=1e-3,
+    store=None,
+    lagged=True,
+    device="cpu",
+    **options,
 ):
     """Trains on `batches`; returns (losses, norms, final weights, spans of the trace)."""
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     engine_options = {name: options.pop(name) for name in ("probe", "trace") if name in options}
-    store = store or make_store(cfg, dtype, asynchronous=asynchronous, wide_grad=plan.rounds > 1)
+    store = store or make_store(cfg, dtype, asynchronous=asynchronous, wide_grad=plan.rounds > 1, lock=device == "cuda")
     optimizer = Optimizer(betas=BETAS, asynchronous=asynchronous, **options)
     first = batches[0]
     with Engine(
         store,
         plan,
-        [f"cpu:{i}" for i in range(plan.devices)],
+        [f"{device}:{i}" for i in range(plan.devices)],
         optimizer,
         tokens=first.rows * first.length,
         length=first.length,

@@ -99,15 +99,9 @@ def reference(master, grad_dtype, steps=5):
 def assert_follows_torch(result, master, grad_dtype, tolerance):
     """Within `tolerance` of the largest term of each element's sums: signs differ, so sums cancel."""
     param, exp_avg, exp_avg_sq = reference(master, grad_dtype)
-    largest = torch.stack(
-        [values(len(master), 100 + step, grad_dtype).to(master.dtype) for step in range(1, 6)]
-    )
+    largest = torch.stack([values(len(master), 100 + step, grad_dtype).to(master.dtype) for step in range(1, 6)])
     largest = largest.abs().amax(0) + 1e-36  # among denormal numbers an absolute error remains
-    ours = (
-        join(result["source"], result["remainder"])
-        if result["source"].dtype == torch.bfloat16
-        else result["source"]
-    )
+    ours = join(result["source"], result["remainder"]) if result["source"].dtype == torch.bfloat16 else result["source"]
     for name, mine, theirs, scale in (
         ("parameter", ours, param, master.abs() + 1e-2),
         ("exp_avg", result["exp_avg"], exp_avg, largest),
@@ -222,9 +216,7 @@ def test_fallback_joins_its_chunks():
     count = adam.FALLBACK_CHUNK + 3333
     states, _ = make_states(count, torch.bfloat16)
     with make_adam() as native, make_adam(fallback=True) as fallback:
-        assert_same_bits(
-            run(fallback, states, torch.bfloat16, steps=2), run(native, states, torch.bfloat16, steps=2)
-        )
+        assert_same_bits(run(fallback, states, torch.bfloat16, steps=2), run(native, states, torch.bfloat16, steps=2))
         grad = values(count, 3)
         assert fallback.square_sum(grad) == native.square_sum(grad)
 
@@ -281,9 +273,7 @@ def test_traffic_touches_what_an_update_writes():
     before = {name: t.clone() for name, t in states.items()}
     with make_adam() as optimizer:
         optimizer.traffic(**states, target=states["source"], grad=grad)
-    assert all(
-        bool((t.view(torch.int16) != before[name].view(torch.int16)).any()) for name, t in states.items()
-    )
+    assert all(bool((t.view(torch.int16) != before[name].view(torch.int16)).any()) for name, t in states.items())
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")

@@ -25,9 +25,7 @@ def test_equals_the_plain_loop(asynchronous, tied):
     expected = runs.checkpoint_tensors(store)
     before = {name: tensor.clone() for name, tensor in expected.items()}
     options = {"weight_decay": 0.1, "max_grad_norm": 1.0}
-    losses, norms = plain.train(
-        expected, cfg, batches, [1e-3] * 20, delayed=asynchronous, betas=runs.BETAS, **options
-    )
+    losses, norms = plain.train(expected, cfg, batches, [1e-3] * 20, delayed=asynchronous, betas=runs.BETAS, **options)
     assert max(norms) > 1.0, "clipping must take part"
     got_losses, got_norms, got, _ = runs.run(
         cfg, batches, f"{PLANS[0]} | N=2 M=4 MR=4", asynchronous=asynchronous, store=store, **options
@@ -65,9 +63,7 @@ def test_rounds_are_a_constant_of_the_run_that_workers_do_not_change(asynchronou
     cfg = plain.config(tie_word_embeddings=True)
     batches = plain.make_batches(5, micro_batches=6)
     results = [
-        runs.run(
-            cfg, batches, f"{PLANS[0]} | N={n} M=6 MR=2", asynchronous=asynchronous, dtype=torch.bfloat16
-        )
+        runs.run(cfg, batches, f"{PLANS[0]} | N={n} M=6 MR=2", asynchronous=asynchronous, dtype=torch.bfloat16)
         for n in (1, 2, 3)
     ]
     for losses, norms, weights, _ in results[1:]:
@@ -113,9 +109,7 @@ def test_waiting_for_each_loss_changes_nothing():
     cfg = plain.config()
     batches = plain.make_batches(5)
     plan = f"{PLANS[0]} | N=2 M=4 MR=4"
-    ahead, behind = (
-        runs.run(cfg, batches, plan, asynchronous=True, lagged=lagged) for lagged in (True, False)
-    )
+    ahead, behind = (runs.run(cfg, batches, plan, asynchronous=True, lagged=lagged) for lagged in (True, False))
     assert ahead[:2] == behind[:2]
     assert all(torch.equal(ahead[2][name], behind[2][name]) for name in ahead[2])
 
@@ -131,8 +125,6 @@ def test_an_optimizer_slower_than_the_devices_changes_nothing(workers):
         if where.startswith("optimizer"):
             time.sleep(0.03)
 
-    reference, slowed = (
-        runs.run(cfg, batches, plan, asynchronous=True, probe=probe) for probe in (None, slow)
-    )
+    reference, slowed = (runs.run(cfg, batches, plan, asynchronous=True, probe=probe) for probe in (None, slow))
     assert slowed[:2] == reference[:2]
     assert all(torch.equal(slowed[2][name], reference[2][name]) for name in slowed[2])

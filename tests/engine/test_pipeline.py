@@ -2,6 +2,7 @@
 
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -15,9 +16,7 @@ CFG = plain.config()
 
 
 def trained(asynchronous, probe=None, steps=3):
-    *_, spans = runs.run(
-        CFG, plain.make_batches(steps), PLAN, asynchronous=asynchronous, probe=probe, trace=True
-    )
+    *_, spans = runs.run(CFG, plain.make_batches(steps), PLAN, asynchronous=asynchronous, probe=probe, trace=True)
     return spans
 
 
@@ -33,7 +32,7 @@ def test_every_slot_runs_where_the_plan_says_and_micro_batches_run_in_order():
         for slot in PLAN.slots(iteration):
             own = [s for s in spans if s.iteration == iteration and s.slot == slot]
             assert [s.micro_batch for s in own] == list(slot.micro_batches)
-            assert all(a.end() <= b.start() for a, b in zip(own, own[1:], strict=False))
+            assert all(a.end() <= b.start() for a, b in pairwise(own))
     assert len(spans) == 3 * 5 * 4
 
 
@@ -44,14 +43,10 @@ def test_the_compute_of_two_workers_overlaps():
 
     spans = trained(asynchronous=True, probe=slow)
     lanes = [[s for s in spans if s.slot.device == d] for d in (0, 1)]
-    both = sum(
-        max(0.0, min(a.end(), b.end()) - max(a.start(), b.start())) for a in lanes[0] for b in lanes[1]
-    )
+    both = sum(max(0.0, min(a.end(), b.end()) - max(a.start(), b.start())) for a in lanes[0] for b in lanes[1])
     busy = sum(s.end() - s.start() for s in lanes[0])
     assert both > 0.3 * busy
-    for iteration in range(
-        3
-    ):  # a stage starts before the one before it has ended: micro-batches stream through
+    for iteration in range(3):  # a stage starts before the one before it has ended: micro-batches stream through
         assert on(spans, iteration, 1)[0] < on(spans, iteration, 0)[1]
 
 

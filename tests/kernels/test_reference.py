@@ -102,9 +102,7 @@ def test_attention(documents, heads, kv_heads, size, dtype, micro_batch, monkeyp
     out, lse = ops.attention(q, k, v, *layout)
     grads = ops.attention_backward(do, q, k, v, out, lse, *layout)
     assert (out.dtype, lse.dtype, lse.shape) == (dtype, ops.wide(dtype), (tokens, heads))
-    assert all(
-        grad.dtype == dtype and grad.shape == x.shape for grad, x in zip(grads, (q, k, v), strict=True)
-    )
+    assert all(grad.dtype == dtype and grad.shape == x.shape for grad, x in zip(grads, (q, k, v), strict=True))
 
     oracles = oracle(q, k, v)
     lengths = [length for row in documents for length in row]

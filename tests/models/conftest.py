@@ -126,7 +126,7 @@ def micro_batch() -> Callable[..., MicroBatch]:
         """Each inner list is a row: the lengths of its documents."""
         flat = [length for row in documents for length in row]
         positions = torch.cat([torch.arange(length) for length in flat])
-        cos, sin = rope.tables(spec.inv_freq, positions, wide(dtype))
+        cos, sin = rope.tables(torch.tensor(spec.inv_freq, dtype=wide(dtype)), positions)
         return MicroBatch(
             rows=len(documents),
             length=sum(documents[0]),

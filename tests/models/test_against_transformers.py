@@ -65,9 +65,7 @@ def test_greedy_generation(checkpoint, native) -> None:
     def expected(prompt: list[int], eos: int | None) -> list[int]:
         ids = torch.tensor([prompt])
         settings = {"max_new_tokens": 11, "do_sample": False, "eos_token_id": eos, "pad_token_id": 0}
-        return theirs.generate(ids, attention_mask=torch.ones_like(ids), **settings)[
-            0, len(prompt) :
-        ].tolist()
+        return theirs.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, len(prompt) :].tolist()
 
     free = [expected(prompt, None) for prompt in prompts]
     assert generate(ours.spec, ours.params.__getitem__, prompts, 11) == free

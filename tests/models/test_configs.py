@@ -34,9 +34,7 @@ def test_presets_have_the_published_sizes(preset, parameters, layers, tied) -> N
     assert [unit.name for unit in spec.units] == [
         "embed", *(f"layers.{i}" for i in range(layers)), "norm", *([] if tied else ["head"])
     ]  # fmt: skip
-    forward, backward = (
-        sum(flops) for flops in zip(*(layer.flops(4096, 4096) for layer in spec.stack), strict=True)
-    )
+    forward, backward = (sum(flops) for flops in zip(*(layer.flops(4096, 4096) for layer in spec.stack), strict=True))
     block = spec.units[1].params
     matrices = sum(p.numel for p in block if p.decay) * layers + spec.vocab_size * spec.hidden_size
     attention = 2 * 4096 * 4097 * spec.layers[0].heads * 128 * layers
@@ -57,9 +55,7 @@ def test_defaults() -> None:
     assert (block.head_size, block.kv_heads, block.eps, block.qk_norm) == (4, 4, 1e-6, False)
     block = registry.build(QWEN3).layers[0]
     assert (block.head_size, block.qk_norm) == (128, True)
-    by_type = {key: value for key, value in CONFIG.items() if key != "architectures"} | {
-        "model_type": "llama"
-    }
+    by_type = {key: value for key, value in CONFIG.items() if key != "architectures"} | {"model_type": "llama"}
     assert registry.build(by_type).architecture == "LlamaForCausalLM"
 
 
@@ -92,10 +88,10 @@ def test_plain_rope(spelled) -> None:
 
 def test_rope_tables_are_of_the_asked_precision() -> None:
     positions = torch.tensor([0, 1, 1000])
-    cos, sin = rope.tables((1.0, 0.5), positions, torch.float64)
+    cos, sin = rope.tables(torch.tensor([1.0, 0.5], dtype=torch.float64), positions)
     angles = positions.double()[:, None] * torch.tensor([1.0, 0.5], dtype=torch.float64)
     assert torch.equal(cos, angles.cos()) and torch.equal(sin, angles.sin())
-    assert rope.tables((1.0,), positions)[0].dtype == torch.float32
+    assert rope.tables(torch.ones(1), positions)[0].dtype == torch.float32
 
 
 @pytest.mark.parametrize(

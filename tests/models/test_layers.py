@@ -145,9 +145,7 @@ class LiveBytes(TorchDispatchMode):
         self.now = self.peak = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        known = {
-            t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)
-        }
+        known = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
@@ -205,4 +203,4 @@ def test_bounds_of_memory_hold(architecture, dtype, sizes, fresh, micro_batch) -
     p, g = model.of(head, model.params), model.of(head, model.grads)
     with LiveBytes() as live:
         head.loss_backward(p, g, x, mb, 1.0)
-    assert live.peak <= head.saved_bytes(tokens, itemsize) <= 2 * live.peak
+    assert live.peak <= head.workspace_bytes(tokens, itemsize) <= 2 * live.peak

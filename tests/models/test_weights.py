@@ -197,7 +197,5 @@ def test_initialisation_depends_on_seed_and_name_only(fresh, monkeypatch) -> Non
     assert torch.equal(model.params[-1]["head"], again.params[-1]["head"])
     first, second = model.params[1]["gate_up"].split(20)
     assert not torch.equal(first, second)
-    drawn = torch.cat(
-        [tensor.flatten() for unit in model.params for tensor in unit.values() if tensor.dim() > 1]
-    )
+    drawn = torch.cat([tensor.flatten() for unit in model.params for tensor in unit.values() if tensor.dim() > 1])
     assert drawn.mean().abs() < 0.02 and abs(drawn.std() - 0.3) < 0.01

@@ -59,9 +59,7 @@ def test_as_good_as_brute_force(seed):
     stages = partition(costs, devices, micro_batches)
     assert stages is not None
     validate(Plan(stages, devices, micro_batches, micro_batches), layers)
-    assert objective(stages, costs, devices, micro_batches) == pytest.approx(
-        brute_force(costs, devices, micro_batches)
-    )
+    assert objective(stages, costs, devices, micro_batches) == pytest.approx(brute_force(costs, devices, micro_batches))
 
 
 def test_forward_stages_hold_more_layers_than_backward_stages():

@@ -37,8 +37,7 @@ def test_dispatch_goes_on_where_it_left_off(text):
 
 def test_grid_is_a_line_a_device():
     assert (
-        Plan.parse("F0-0 FB1-1 B0-0 | N=2 M=2 MR=2").grid(2)
-        == "device 0: F0-0 B0-0 FB1-1\ndevice 1: FB1-1 F0-0 B0-0"
+        Plan.parse("F0-0 FB1-1 B0-0 | N=2 M=2 MR=2").grid(2) == "device 0: F0-0 B0-0 FB1-1\ndevice 1: FB1-1 F0-0 B0-0"
     )
 
 

@@ -1,0 +1,71 @@
+"""The engine on GPUs: the CPU engine's results, the same bits every time, no allocation in steady state."""
+
+import pytest
+import torch
+
+from ..engine import plain, runs
+
+pytestmark = pytest.mark.gpu
+
+CFG = plain.config(hidden_size=128, head_dim=32, intermediate_size=256, tie_word_embeddings=True)
+PLANS = ["F0-1 F2-3 FB4-4 B2-3 B0-1", "F0-2 FB3-4 B2-2 B1-1 B0-0", "FB0-4"]
+
+
+def same(a, b):
+    return a[:2] == b[:2] and all(torch.equal(a[2][name], b[2][name]) for name in a[2])
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_equals_the_cpu_engine(asynchronous):
+    batches = plain.make_batches(6)
+    plan = f"{PLANS[0]} | N=1 M=4 MR=4"
+    cpu, gpu = (
+        runs.run(CFG, batches, plan, asynchronous=asynchronous, device=device, max_grad_norm=1.0)
+        for device in ("cpu", "cuda")
+    )
+    assert gpu[0] == pytest.approx(cpu[0], rel=1e-5)
+    assert gpu[1] == pytest.approx(cpu[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "uniform"])
+def test_the_same_bits_every_time_and_with_any_plan(asynchronous, packed):
+    batches = plain.make_batches(5, length=64)
+    if not packed:
+        batches = [plain.uniform(batch) for batch in batches]
+
+    def go(plan):
+        return runs.run(CFG, batches, plan, asynchronous=asynchronous, dtype=torch.bfloat16, device="cuda")
+
+    first = go(f"{PLANS[0]} | N=1 M=4 MR=4")
+    assert first[0][-1] < first[0][0]
+    for plan in (*PLANS, *PLANS):
+        assert same(first, go(f"{plan} | N=1 M=4 MR=4")), plan
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_two_gpus_give_the_bits_of_one(asynchronous):
+    batches = plain.make_batches(6, length=64)
+    results = [
+        runs.run(
+            CFG, batches, f"{plan} | N={n} M=4 MR=4", asynchronous=asynchronous, dtype=torch.bfloat16, device="cuda"
+        )
+        for plan in PLANS
+        for n in (1, 2)
+    ]
+    assert all(same(results[0], other) for other in results[1:])
+
+
+def test_rounds_and_delays_change_nothing():
+    batches = plain.make_batches(4, micro_batches=4, length=64)
+
+    def go(probe=None):
+        plan = f"{PLANS[0]} | N=1 M=4 MR=2"
+        return runs.run(CFG, batches, plan, asynchronous=True, dtype=torch.bfloat16, device="cuda", probe=probe)
+
+    def spin(where):
+        if "input" in where or "download" in where:
+            torch.cuda._sleep(2_000_000)
+
+    assert same(go(), go(spin))
