@@ -55,7 +55,7 @@ class CpuAdam:
         self.betas, self.eps = betas, eps
         self.threads = threads or min(cores, MAX_THREADS)
         self._library = None if force_fallback else _library()
-        self._pool = ThreadPoolExecutor(self.threads, "adam")
+        self.pool = ThreadPoolExecutor(self.threads, "adam")
 
     def __enter__(self) -> Self:
         return self
@@ -64,7 +64,7 @@ class CpuAdam:
         self.close()
 
     def close(self) -> None:
-        self._pool.shutdown()
+        self.pool.shutdown()
 
     @property
     def native(self) -> bool:
@@ -150,7 +150,7 @@ class CpuAdam:
         if len(calls) == 1:
             calls[0]()
             return
-        workers = [self._pool.submit(call) for call in calls]
+        workers = [self.pool.submit(call) for call in calls]
         wait(workers)  # all of them, before an error lets go of the buffers
         for worker in workers:
             worker.result()

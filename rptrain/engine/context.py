@@ -47,7 +47,8 @@ class Trace:
 class Context:
     """Shared by the engine's threads.
 
-    Board keys: ("boundary", ...), ("grad", unit), ("version", unit), ("loss", round), ("step",). Version v of a unit holds the weights after v steps, its payload is the index of its generation.
+    Board keys: ("boundary", ...), ("grad", unit), ("version", unit), ("loss", round), ("step",).
+    Version v of a unit holds the weights after v steps, its payload is the index of its generation.
     """
 
     plan: Plan

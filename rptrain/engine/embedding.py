@@ -6,6 +6,8 @@ summed micro-batch by micro-batch in token order, so sums do not depend on the n
 
 import queue
 import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
 
 import torch
 from torch import Tensor
@@ -17,36 +19,57 @@ from rptrain.plan.lower import Access
 
 
 class RowGradients:
-    """Gradient rows of the embedding table, summed over micro-batches and applied once an iteration."""
+    """Gradient rows of the embedding table, summed over an iteration's micro-batches and applied once.
 
-    def __init__(self, state: UnitState, *, tied: bool) -> None:
-        self._state, self._tied = state, tied
+    Each thread of `pool` takes some columns, so sums do not depend on how many there are.
+    """
+
+    def __init__(self, state: UnitState, *, tied: bool, pool: Executor, threads: int) -> None:
+        self._state, self._tied, self._pool = state, tied, pool
+        self._table = state.unit.views(state.grad)["embed"]
+        width = -(-self._table.shape[1] // threads)
+        self._columns = [slice(start, start + width) for start in range(0, self._table.shape[1], width)]
         self._touched: Tensor | None = None  # rows that the last iteration wrote (untied only)
-        self._parts: list[tuple[Tensor, Tensor]] = []
+        self._parts: list[tuple[Tensor, Tensor]] = []  # rows and sums of each round
 
-    def add(self, input_ids: Tensor, gradients: list[Tensor]) -> None:
-        """A round's micro-batches: ids [M_R, T] and the gradients [T, D] of their embedding outputs."""
-        wide = accumulate_dtype(gradients[0].dtype)
+    def begin_round(self, input_ids: Tensor) -> None:
+        """A round with tokens [M_R, T] begins to arrive."""
         rows = torch.unique(input_ids)
-        sums = torch.zeros(len(rows), gradients[0].shape[1], dtype=wide)
-        for ids, gradient in zip(input_ids, gradients, strict=True):
-            order = torch.argsort(ids, stable=True)
-            present, counts = torch.unique_consecutive(ids[order], return_counts=True)
-            partial = torch.segment_reduce(gradient[order].to(wide), "sum", lengths=counts)
-            place = torch.searchsorted(rows, present)
-            sums[place] = sums[place] + partial
-        self._parts.append((rows, sums))
+        wide = accumulate_dtype(self._state.params[0].dtype)
+        self._parts.append((rows, torch.zeros(len(rows), self._table.shape[1], dtype=wide)))
+
+    def add(self, input_ids: Tensor, gradient: Tensor) -> None:
+        """The next micro-batch of the round: ids [T] and the gradient [T, D] of their embeddings."""
+        rows, sums = self._parts[-1]
+        order = torch.argsort(input_ids, stable=True)
+        present, counts = torch.unique_consecutive(input_ids[order], return_counts=True)
+        place = torch.searchsorted(rows, present)
+
+        def part(columns: slice) -> None:
+            block = sums[:, columns]
+            sorted_rows = gradient[:, columns][order].to(sums.dtype)
+            block[place] += torch.segment_reduce(sorted_rows, "sum", lengths=counts)
+
+        self._run(part)
 
     def apply(self) -> None:
         """Writes the sums into the unit's gradient: on top of the head's if tied, else rows of a zero table."""
-        table = self._state.unit.views(self._state.grad)["embed"]
+        before = None if self._tied else self._touched
+
+        def part(columns: slice) -> None:
+            block = self._table[:, columns]
+            if before is not None:
+                block[before] = 0
+            for rows, sums in self._parts:
+                block[rows] = (block[rows].to(sums.dtype) + sums[:, columns]).to(block.dtype)
+
+        self._run(part)
         if not self._tied:
-            if self._touched is not None:
-                table[self._touched] = 0
             self._touched = torch.unique(torch.cat([rows for rows, _ in self._parts]))
-        for rows, sums in self._parts:
-            table[rows] = (table[rows].to(sums.dtype) + sums).to(table.dtype)
         self._parts.clear()
+
+    def _run(self, part: Callable[[slice], None]) -> None:
+        list(self._pool.map(part, self._columns))  # raises what a part raised
 
 
 class EmbeddingWorker:

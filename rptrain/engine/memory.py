@@ -1,6 +1,7 @@
 """Host memory: every unit's flat parameter, gradient and optimizer buffers, and the arena they lie in."""
 
 import mmap
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +13,7 @@ from torch import Tensor
 
 from rptrain.models.spec import ModelSpec, Unit
 
-ALIGNMENT = 256  # bytes
-CHUNK = 1 << 30  # bytes registered at once: a failure names a place, and no call takes seconds
+ALIGNMENT = mmap.PAGESIZE  # bytes: every tensor of an arena is page-locked by itself
 PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device
 
 
@@ -24,42 +24,39 @@ def aligned(nbytes: int) -> int:
 class Arena:
     """Host memory of an exact size, cut into tensors; page-locked for CUDA.
 
-    It is mapped and then registered, as the framework's pinned allocator rounds sizes up to powers of two. If the
-    system refuses to lock it, the memory stays pageable and `locked` says so. Context manager.
+    It is mapped and then registered, as the framework's pinned allocator rounds sizes up to powers of two. Each
+    tensor is registered by itself: a copy must not cross from one registration into another. If the system refuses
+    to lock one, all memory stays pageable and `locked` says so. Context manager.
     """
 
     def __init__(self, nbytes: int, *, lock: bool) -> None:
-        self._size = max(aligned(nbytes), mmap.PAGESIZE)
+        self._size = max(aligned(nbytes), ALIGNMENT)
         self._map = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._map.madvise(mmap.MADV_HUGEPAGE)  # first touch and registration at memory speed
         self._map.madvise(mmap.MADV_DONTFORK)
         self._base = torch.frombuffer(self._map, dtype=torch.uint8)
         self._used = 0
         self._registered: list[int] = []
-        self.locked = lock and self._register()
+        # Memory that is unmapped while registered poisons later registrations of its addresses.
+        self._unregister = weakref.finalize(self, _unregister, self._registered)
+        self.locked = lock
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """The next `numel` elements, zero-filled, aligned to 256 bytes."""
+        """The next `numel` elements, zero-filled, on pages of their own."""
         nbytes = numel * dtype.itemsize
         assert self._used + nbytes <= self._size, (self._used, nbytes, self._size)
         piece = self._base[self._used : self._used + nbytes].view(dtype)
         self._used += aligned(nbytes)
+        if self.locked:
+            self._register(piece.data_ptr(), aligned(nbytes))
         return piece
 
-    def _register(self) -> bool:
-        cudart = torch.cuda.cudart()
-        address = self._base.data_ptr()
-        for offset in range(0, self._size, CHUNK):
-            size = min(CHUNK, self._size - offset)
-            if int(cudart.cudaHostRegister(address + offset, size, PORTABLE)) != 0:
-                self._unregister()
-                return False
-            self._registered.append(address + offset)
-        return True
-
-    def _unregister(self) -> None:
-        while self._registered:
-            torch.cuda.cudart().cudaHostUnregister(self._registered.pop())
+    def _register(self, address: int, nbytes: int) -> None:
+        if int(torch.cuda.cudart().cudaHostRegister(address, nbytes, PORTABLE)) == 0:
+            self._registered.append(address)
+        else:
+            _unregister(self._registered)
+            self.locked = False
 
     def close(self) -> None:
         """Unlocks the memory; it is unmapped when its last tensor is gone (never before it is unlocked)."""
@@ -70,6 +67,11 @@ class Arena:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _unregister(registered: list[int]) -> None:
+    while registered:
+        torch.cuda.cudart().cudaHostUnregister(registered.pop())
 
 
 @dataclass

@@ -32,7 +32,9 @@ class OptimizerWorker:
         self._context, self._adam = context, adam
         self._weight_decay, self._max_grad_norm = weight_decay, max_grad_norm
         self.applied = applied  # steps that were not skipped, over the whole training: bias correction counts them
-        self._rows = RowGradients(context.store.units[0], tied=context.store.spec.tied)
+        self._rows = RowGradients(
+            context.store.units[0], tied=context.store.spec.tied, pool=adam.pool, threads=adam.threads
+        )
         self._where = "waiting"
         self._queue: queue.SimpleQueue[Iteration | StepRequest | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
@@ -64,28 +66,32 @@ class OptimizerWorker:
         for r in range(rounds - 1):
             self._collect_rows(iteration, r)
         sums = {}
+        last_stage = {u for layer in context.plan.stages[-1].layers for u in context.store.spec.stack[layer].units}
+        rows_collected = False
         for unit in self._arrival_order():
+            if unit in last_stage and not rows_collected:  # they arrive while the last stage still computes
+                self._collect_rows(iteration, rounds - 1)
+                rows_collected = True
             self._where = f"gradient of {context.store.spec.units[unit].name}"
             context.board.wait(("grad", unit), iteration.number * rounds + rounds - 1).synchronize()
             if unit != 0:
                 sums[unit] = self._adam.square_sum(context.store.units[unit].grad)
-        self._collect_rows(iteration, rounds - 1)
         self._rows.apply()
         sums[0] = self._adam.square_sum(context.store.units[0].grad)
         return math.fsum(sums[unit] for unit in sorted(sums))
 
     def _collect_rows(self, iteration: Iteration, r: int) -> None:
-        """The gradients of the embedding's outputs, which are the last to arrive in a round."""
+        """Sums the gradients of the embedding's outputs, the last to arrive in a round, as they arrive."""
         context = self._context
         self._where = "gradient rows of the embedding"
         last = Access(0, context.bounds.chain[0] - 1)
         pass_index = iteration.number * context.plan.rounds + r
         micro_batches = range(r * context.plan.round_size, (r + 1) * context.plan.round_size)
-        located = [context.buffers.locate(last, pass_index, m) for m in micro_batches]
-        for _, key, number in located:
+        self._rows.begin_round(iteration.input_ids[micro_batches.start : micro_batches.stop])
+        for m in micro_batches:
+            gradient, key, number = context.buffers.locate(last, pass_index, m)
             context.board.wait(key, number - 1).synchronize()
-        self._rows.add(iteration.input_ids[micro_batches.start : micro_batches.stop], [b for b, _, _ in located])
-        for _, key, number in located:
+            self._rows.add(iteration.input_ids[m], gradient)
             context.board.publish(key, number)
 
     def _arrival_order(self) -> Sequence[int]:

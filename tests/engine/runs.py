@@ -33,33 +33,27 @@ def checkpoint_tensors(store):
     return tensors
 
 
-def run(
-    cfg,
-    batches,
-    plan,
-    *,
-    asynchronous,
-    dtype=torch.float32,
-    rate=1e-3,
-    store=None,
-    lagged=True,
-    device="cpu",
-    **options,
-):
+def run(cfg, batches, plan, *, dtype=torch.float32, asynchronous, store=None, device="cpu", **options):
     """Trains on `batches`; returns (losses, norms, final weights, spans of the trace)."""
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
-    engine_options = {name: options.pop(name) for name in ("probe", "trace") if name in options}
-    store = store or make_store(cfg, dtype, asynchronous=asynchronous, wide_grad=plan.rounds > 1, lock=device == "cuda")
-    optimizer = Optimizer(betas=BETAS, asynchronous=asynchronous, **options)
+    if store is not None:
+        return train(store, batches, plan, asynchronous=asynchronous, device=device, **options)
+    made = make_store(cfg, dtype, asynchronous=asynchronous, wide_grad=plan.rounds > 1, lock=device == "cuda")
+    with made as store:
+        return train(store, batches, plan, asynchronous=asynchronous, device=device, **options)
+
+
+def train(store, batches, plan, *, asynchronous, device, rate=1e-3, lagged=True, probe=None, trace=False, **options):
     first = batches[0]
     with Engine(
         store,
         plan,
         [f"{device}:{i}" for i in range(plan.devices)],
-        optimizer,
+        Optimizer(betas=BETAS, asynchronous=asynchronous, **options),
         tokens=first.rows * first.length,
         length=first.length,
-        **engine_options,
+        probe=probe,
+        trace=trace,
     ) as engine:
         losses, steps = [], []
         for batch in batches:

@@ -98,7 +98,7 @@ def test_cuda_against_the_reference(force, documents, heads, kv_heads, size, dty
     expected, lse = reference.attention(*wide, mb.positions, mb.rows, mb.length)
     theirs = reference.attention_backward(dout.double(), *wide, expected, lse, mb.positions, mb.rows, mb.length)
     for ours, exact in zip((out, *grads), (expected, *theirs), strict=True):
-        assert (ours.double() - exact).abs().max() <= 2e-2 * exact.abs().max()
+        assert (ours.double() - exact).abs().max() <= 2e-2 * exact.abs().max() + 1e-5
 
 
 @pytest.mark.gpu

