@@ -1,6 +1,7 @@
 """The command line. What is heavy is imported once the config has been checked."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,6 +98,8 @@ def train(
         resolved = resolve(config, overrides or ())
         found = find(resolved)
         if not dry_run:
+            # Slots are large and live long; this keeps the allocator from losing room between them.
+            os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
             from rptrain.trainer import train as run
 
             trained = run(resolved, quiet=as_json)

@@ -15,6 +15,9 @@ from rptrain.plan.partition import LayerCost, partition
 from rptrain.plan.schedule import Plan, Stage
 
 
+LIBRARIES = 512 << 20  # bytes of a GPU's limit left to matrix and attention libraries, and to fragments
+
+
 @dataclass(frozen=True)
 class RunPlan:
     """A plan with the memory it takes: bytes on each device (allocator only) and on the host."""
@@ -50,14 +53,14 @@ def make_plan(
     asynchronous: bool,
     device_limit: int | None,
 ) -> RunPlan:
-    """The partition that minimises the paper's objective within `device_limit` bytes for the allocator.
+    """The partition that minimises the paper's objective within `device_limit` bytes of GPU memory.
 
     Raises UserError where not even single layers fit, with the layer and what it needs.
     """
     tokens = rows * length
     shapes = Shapes(tokens, length, micro_batches, dtype, micro_batches > round_size)
     costs = layer_costs(spec, tokens, length)
-    stages = _fitting(spec, shapes, costs, devices, device_limit)
+    stages = _fitting(spec, shapes, costs, devices, None if device_limit is None else device_limit - LIBRARIES)
     plan = Plan(stages, devices, micro_batches, round_size)
     return RunPlan(
         plan,

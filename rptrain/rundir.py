@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from rptrain.checkpoint.files import MANIFEST, complete_checkpoints
 from rptrain.config import Config
 from rptrain.config_mistakes import dotted, leaves
 from rptrain.config_source import Resolved, render, resolve
 from rptrain.errors import UserError
 from rptrain.metrics import EventLog, is_finished
 
-COMPLETE = "complete.json"  # a checkpoint without this file was not written to its end
 CONFIG = "config.toml"
 
 # A resumed run may change these: they do not reach the numbers, or only say when to stop. All else is fixed.
@@ -70,11 +70,7 @@ class RunDir:
 
     def checkpoints(self) -> list[Path]:
         """The complete checkpoints, by step."""
-        steps = {}
-        for path in _folders(self.checkpoints_path):
-            if (match := re.fullmatch(r"checkpoint-(\d+)", path.name)) and is_complete(path):
-                steps[int(match[1])] = path
-        return [steps[step] for step in sorted(steps)]
+        return complete_checkpoints(self.checkpoints_path)
 
     @property
     def finished(self) -> bool:
@@ -90,10 +86,6 @@ class RunDir:
         aside.replace(self.config_path)
 
 
-def is_complete(checkpoint: Path) -> bool:
-    return (checkpoint / COMPLETE).is_file()
-
-
 def checkpoint_of(path: Path | str) -> tuple[RunDir, Path]:
     """The run and checkpoint that a path means: a checkpoint, or a run and so its last complete one."""
     path = Path(path)
@@ -104,9 +96,9 @@ def checkpoint_of(path: Path | str) -> tuple[RunDir, Path]:
         raise UserError(f"{path} has no complete checkpoint")
     run = RunDir(path.absolute().parent.parent)
     if run.checkpoint_path(0).parent == path.absolute().parent and run.config_path.is_file():
-        if is_complete(path):
+        if (path / MANIFEST).is_file():
             return run, path
-        raise UserError(f"{path} is not complete: there is no {COMPLETE} in it")
+        raise UserError(f"{path} is not complete: there is no {MANIFEST} in it")
     raise UserError(f"{path} is neither a run nor a checkpoint of one")
 
 

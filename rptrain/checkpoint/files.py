@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ PARTIAL, REPLACED = (
     ".partial",
     ".replaced",
 )  # suffixes of what is being written, and of what makes room for it
+CHECKPOINT = re.compile(r"checkpoint-(\d+)(?:\.replaced)?")
 PIECE = 1 << 24  # bytes hashed, written and read at a time
 THREADS = 4  # files at a time: one core hashes slower than a disk writes
 SLACK = 64 << 20  # bytes for headers, JSON and the file system's own records
@@ -177,3 +179,13 @@ def _hash(file: Path) -> str:
 
 def _gigabytes(count: int) -> str:
     return f"{count / 1e9:.2f} GB"
+
+
+def complete_checkpoints(checkpoints_dir: Path) -> list[Path]:
+    """Complete checkpoints by step; a replaced one counts where what was to replace it is missing."""
+    found = {
+        int(match[1]): path
+        for path in sorted(checkpoints_dir.glob("checkpoint-*"), reverse=True)
+        if (match := CHECKPOINT.fullmatch(path.name)) and (path / MANIFEST).is_file()
+    }
+    return [found[step] for step in sorted(found)]

@@ -10,7 +10,6 @@ Gradients are not kept: a step consumes them.
 """
 
 import json
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,10 +21,10 @@ from torch import Tensor
 from rptrain.checkpoint.base import BASE, base_files
 from rptrain.checkpoint.files import (
     FORMAT,
-    MANIFEST,
     PARTIAL,
     REPLACED,
     check_hash,
+    complete_checkpoints,
     in_parallel,
     read_into,
     read_manifest,
@@ -38,7 +37,6 @@ from rptrain.models.spec import Unit
 
 STATE = "trainer_state.json"
 KIND = "checkpoint"
-NAME = re.compile(r"checkpoint-(\d+)(?:\.replaced)?")
 DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64", torch.int16: "I16"}
 
 Layout = Mapping[str, Mapping[str, Any]]  # dtype, shape and place of a file's tensors: its safetensors header
@@ -110,14 +108,14 @@ def verify_checkpoint(directory: Path) -> dict[str, Any]:
 
 def latest(checkpoints_dir: Path) -> Path | None:
     """The newest complete checkpoint, by its step."""
-    complete = _complete(Path(checkpoints_dir))
+    complete = complete_checkpoints(Path(checkpoints_dir))
     return complete[-1] if complete else None
 
 
 def prune(checkpoints_dir: Path, keep: int | None) -> None:
     """Deletes all but the newest `keep` checkpoints (None: all stay), and what a killed save left behind."""
     assert keep is None or keep >= 1
-    complete = _complete(Path(checkpoints_dir))
+    complete = complete_checkpoints(Path(checkpoints_dir))
     stays = complete if keep is None else complete[-keep:]
     for path in list(Path(checkpoints_dir).glob("checkpoint-*")):
         if path in stays:
@@ -126,16 +124,6 @@ def prune(checkpoints_dir: Path, keep: int | None) -> None:
             shutil.rmtree(path)
         elif path in complete:
             remove(path)
-
-
-def _complete(checkpoints_dir: Path) -> list[Path]:
-    """Complete checkpoints by step; a replaced one counts where what was to replace it is missing."""
-    found = {
-        int(match[1]): path
-        for path in sorted(checkpoints_dir.glob("checkpoint-*"), reverse=True)
-        if (match := NAME.fullmatch(path.name)) and (path / MANIFEST).is_file()
-    }
-    return [found[step] for step in sorted(found)]
 
 
 def _read_state(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:

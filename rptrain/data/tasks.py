@@ -8,7 +8,7 @@ from random import Random
 from typing import Literal
 
 Split = Literal["train", "test"]
-TRAIN_QUESTIONS, TEST_QUESTIONS = 16384, 500  # how many the built-in set has in each split
+TRAIN_QUESTIONS, TEST_QUESTIONS = 8192, 500  # how many the built-in set has in each split
 TEST_SHARE = 26  # of 256 payloads are held out
 
 
