@@ -44,12 +44,12 @@ def allocator_limit(devices: Sequence[str], vram_limit: int | None) -> int | Non
         context = context_bytes(index)
         free, total = torch.cuda.mem_get_info(index)
         if vram_limit is not None and vram_limit > total:
-            raise UserError(f"engine.vram_limit is {gib(vram_limit)}, but {name} has {gib(total)}")
+            raise UserError(f"engine.vram_limit is {readable(vram_limit)}, but {name} has {readable(total)}")
         limit = min(vram_limit - context, free) if vram_limit is not None else free - MARGIN
         if limit <= 0:
             raise UserError(
-                f"engine.vram_limit leaves nothing for tensors: {name} has {gib(free)} free, and the CUDA context "
-                f"takes {gib(context)}"
+                f"engine.vram_limit leaves nothing for tensors: {name} has {readable(free)} free, and the CUDA context "
+                f"takes {readable(context)}"
             )
         limits.append(limit)
     return min(limits, default=None)
@@ -61,11 +61,14 @@ def check_host(needed: int, host_limit: int | None) -> None:
     if needed > allowed:
         source = "is free on this machine" if host_limit is None else "engine.host_limit allows"
         raise UserError(
-            f"the run needs {gib(needed)} of host memory for weights, gradients, optimizer states and activations, "
-            f"but {gib(allowed)} {source}: lower train.global_batch_size or data.max_length, set engine.round_size, "
+            f"the run needs {readable(needed)} of host memory for weights, gradients, optimizer states and activations, "
+            f"but {readable(allowed)} {source}: lower train.global_batch_size or data.max_length, set engine.round_size, "
             'or use optim.update = "sync"'
         )
 
 
-def gib(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.2f} GiB"
+def readable(nbytes: int) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if abs(nbytes) >= unit:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes} bytes"

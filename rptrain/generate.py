@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rptrain.checkpoint.base import BASE
 from rptrain.checkpoint.export import checkpoint_of, checkpoint_view
+from rptrain.checkpoint.state import read_state
 from rptrain.data.loader import load_tokenizer
 from rptrain.evaluate import encode_prompt
 from rptrain.models import registry, weights
@@ -32,6 +33,7 @@ def generate_text(
         spec, parameters, base = _from_directory(source)
     else:
         checkpoint = checkpoint_of(source)
+        read_state(checkpoint)  # a UserError where a file is missing or cut short
         base = checkpoint / BASE
         spec = registry.build(registry.read_config(base))
         parameters = _gather(spec, checkpoint_view(checkpoint, spec))

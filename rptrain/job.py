@@ -1,6 +1,6 @@
 """Everything about a run that can be known, and found wrong, before memory is taken and weights are read."""
 
-import warnings
+import logging
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -13,9 +13,12 @@ from rptrain.config import Config
 from rptrain.data.loader import Batches, load_tokenizer, prepare
 from rptrain.data.rows import Rows
 from rptrain.data.template import load_template
+from rptrain.errors import UserError
 from rptrain.models import registry, weights
 from rptrain.models.spec import ModelSpec
 from rptrain.planner import RunPlan, make_plan
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
@@ -74,6 +77,11 @@ def prepare_job(config: Config) -> Job:
         vocab_size=spec.vocab_size,
         seed=train.seed,
     )
+    if (token := int(rows.input_ids.max())) >= spec.vocab_size:
+        raise UserError(
+            f"the tokenizer in {model_dir} gives token {token}, but config.json says vocab_size {spec.vocab_size}: "
+            "they are of different models"
+        )
     batches = Batches(rows, train.micro_batch_size, train.global_batch_size, train.seed)
     total = train.max_steps or max(1, ceil(train.num_epochs * batches.steps_per_epoch))
     return Job(config, model_dir, spec, files, tokenizer, rows, batches, devices, limit, plan, total)
@@ -88,9 +96,8 @@ def _devices(config: Config) -> tuple[str, ...]:
     size = config.engine.round_size or config.train.micro_batches
     if size < len(devices):
         if config.engine.devices != "auto":
-            warnings.warn(
-                f"{size} micro-batches a round keep {size} of {len(devices)} devices busy: only {size} are used",
-                stacklevel=2,
+            log.warning(
+                "%d micro-batches a round keep %d of %d devices busy: only %d are used", size, size, len(devices), size
             )
         devices = devices[:size]
     return devices

@@ -234,9 +234,12 @@ class Progress:
             self.note(text)
 
     def note(self, text: str) -> None:
-        """A line that stays, above the bar where there is one."""
+        """A line that stays, above the bar where there is one. Training goes on where it cannot be shown."""
         if not self._quiet:
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            try:
+                self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
+            except (OSError, UnicodeError, SystemExit):  # rich ends the program where nobody reads on
+                self._quiet = True
 
     def __enter__(self) -> Self:
         if self._bar is not None:

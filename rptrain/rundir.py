@@ -1,5 +1,6 @@
 """A run is a folder: its config, its events, its checkpoints and the model that came of it."""
 
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,19 +29,27 @@ class RunDir:
 
     @classmethod
     def create(cls, output_dir: Path | str, run_name: str) -> Self:
-        """A new folder, readable by its owner only: `run_name`, or that with -2, -3, … where there is one."""
+        """A new folder, readable by its owner only: `run_name`, or that with -2, -3, … where there is one.
+
+        UserError where it cannot be made.
+        """
         parent, number = Path(output_dir), 1
-        parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            path = parent / (run_name if number == 1 else f"{run_name}-{number}")
-            try:
-                path.mkdir(mode=0o700)
-            except FileExistsError:
-                number += 1
-                continue
-            run = cls(path)
-            run.checkpoints_path.mkdir(mode=0o700)
-            return run
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            while True:
+                run = cls(parent / (run_name if number == 1 else f"{run_name}-{number}"))
+                try:
+                    run.path.mkdir(mode=0o700)
+                except FileExistsError:
+                    number += 1
+                    continue
+                run.checkpoints_path.mkdir(mode=0o700)
+                return run
+        except (OSError, ValueError) as error:  # a name with a null character is a ValueError
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(
+                f"no run can be made in {parent}: {reason}; set save.output_dir or log.run_name to what can be written"
+            ) from error
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
@@ -159,7 +168,7 @@ def _unfinished(config: Config) -> tuple[RunDir, Path] | None:
 
 
 def _folders(path: Path) -> list[Path]:
-    return [inner for inner in path.iterdir() if inner.is_dir()] if path.is_dir() else []
+    return [inner for inner in path.iterdir() if inner.is_dir()] if os.path.isdir(path) else []
 
 
 def _flat(config: Config) -> dict[str, Any]:

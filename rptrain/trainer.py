@@ -1,9 +1,10 @@
 """A training run from the checked config to the exported model: the loop reads top to bottom."""
 
+import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -11,8 +12,9 @@ from typing import Any
 
 import rptrain
 from rptrain import metrics
+from rptrain.checkpoint.base import BASE
 from rptrain.checkpoint.export import export_store
-from rptrain.checkpoint.state import load_state, prune, save_state
+from rptrain.checkpoint.state import load_state, prune, read_state, save_state
 from rptrain.config_source import Resolved
 from rptrain.data.batch import Batch
 from rptrain.engine.context import Span
@@ -23,7 +25,7 @@ from rptrain.engine.schedule import learning_rate
 from rptrain.errors import UserError
 from rptrain.evaluate import ask_questions
 from rptrain.job import Job, prepare_job
-from rptrain.models import weights
+from rptrain.models import registry, weights
 from rptrain.plan.schedule import Slot
 from rptrain.rundir import RunDir, begin, find
 
@@ -35,8 +37,10 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
     loaded, EngineError for a failure while training (the last checkpoint stays), KeyboardInterrupt after the
     state was saved.
     """
-    find(resolved)  # a resume that cannot be is found out before data is read
+    found = find(resolved)  # a resume that cannot be is found out before data is read
     job = prepare_job(resolved.config)
+    if found is not None:
+        _check_resume(found[1], job)
     run, checkpoint = begin(resolved)
     with ExitStack() as stack:
         log = stack.enter_context(metrics.EventLog(run.events_path))
@@ -103,7 +107,7 @@ class Trainer:
             self._loop(engine)
             applied = engine.applied
         self._evaluate(job.total_steps)
-        base = self._run.checkpoint_path(job.total_steps) / "base"
+        base = self._run.checkpoints()[-1] / BASE
         export_store(self._store.view, job.spec, base, self._run.model_path, job.config.model.dtype)
         log.write(metrics.Finished(job.total_steps))
         self._progress.note(f"model: {self._run.model_path}")
@@ -194,11 +198,6 @@ class Trainer:
             self._store.loaded()
             return 0, 0
         state = load_state(checkpoint, self._store.units)
-        if state["meta"]["data"] != job.rows.content_hash:
-            raise UserError(
-                f"the data differs from what {checkpoint} was trained on: bring it back as it was, or begin a new run "
-                "with save.resume=never"
-            )
         self._log.write(metrics.Resumed(state["step"], str(checkpoint)))
         self._progress.note(f"resumed from {checkpoint}")
         return state["step"], state["meta"]["applied"]
@@ -237,7 +236,8 @@ class Trainer:
             if self._stopping:
                 raise KeyboardInterrupt
             self._stopping = True
-            self._progress.note("saving after this step; once more to stop at once")
+            with suppress(OSError):  # not through the progress display, in whose midst this may be called
+                os.write(2, b"\nsaving after this step; once more to stop at once\n")
 
         kinds = (signal.SIGINT, signal.SIGTERM)
         before = [signal.signal(kind, stop) for kind in kinds]
@@ -246,6 +246,24 @@ class Trainer:
         finally:
             for kind, handler in zip(kinds, before, strict=True):
                 signal.signal(kind, handler)
+
+
+def _check_resume(checkpoint: Path, job: Job) -> None:
+    """UserError where the run could not go on from a checkpoint to the same numbers, or not at all."""
+    state = read_state(checkpoint)
+    anew = "or begin a new run with save.resume=never"
+    if state["meta"]["data"] != job.rows.content_hash:
+        raise UserError(f"the data differs from what {checkpoint} was trained on: bring it back as it was, {anew}")
+    if registry.read_config(checkpoint / BASE) != job.spec.config:
+        raise UserError(
+            f"{job.model_dir / 'config.json'} differs from the one that {checkpoint} was trained with: "
+            f"bring it back as it was, {anew}"
+        )
+    if state["step"] > job.total_steps:
+        raise UserError(
+            f"{checkpoint} has {state['step']} steps behind it, and the config ends at {job.total_steps}: raise "
+            f"train.max_steps, name an earlier checkpoint in save.resume, {anew}"
+        )
 
 
 def _slots(step: int, spans: list[Span]) -> metrics.Slots:

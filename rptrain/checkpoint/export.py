@@ -97,7 +97,7 @@ def checkpoint_of(source: Path) -> Path:
 
 def _target(to: Path) -> Path:
     """The absolute target; UserError if writing there would delete what is not an export of ours."""
-    to = Path(to).expanduser().absolute()
+    to = Path(to).absolute()
     if to.exists() and not to.is_dir():
         raise UserError(f"{to} is a file; name a directory to export to")
     if to.is_dir() and any(to.iterdir()):

@@ -44,6 +44,7 @@ def test_the_same_bits_every_time_and_with_any_plan(asynchronous, packed):
 
 
 @pytest.mark.multigpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_two_gpus_give_the_bits_of_one(asynchronous):
     batches = plain.make_batches(6, length=64)
