@@ -65,7 +65,8 @@ def prepare_job(config: Config) -> Job:
     tokens_needed = any(source.path != "builtin:random" for source in config.data.train) or config.eval.questions
     tokenizer = load_tokenizer(model_dir) if tokens_needed else None
     plan, limit = _plan(config, spec, devices)
-    device_choice.check_host(plan.host_bytes, config.engine.host_limit)
+    workers = sum(name.startswith("cpu") for name in devices)  # their device memory is the host's
+    device_choice.check_host(plan.host_bytes + workers * plan.device.total, config.engine.host_limit)
     data, train = config.data, config.train
     rows = prepare(
         sources=data.train,

@@ -71,9 +71,7 @@ def every_core():
 def test_training_is_that_of_a_plain_loop_and_the_loss_falls(update, tmp_path, monkeypatch) -> None:
     model = Path(MODEL).absolute()
     monkeypatch.chdir(tmp_path)
-    Path("topics.jsonl").write_text(
-        "".join(json.dumps({"text": topics[name]}) + "\n" for name in sorted(topics))
-    )
+    Path("topics.jsonl").write_text("".join(json.dumps({"text": topics[name]}) + "\n" for name in sorted(topics)))
     Path("real.toml").write_text(CONFIG.format(model=model, steps=STEPS, rate=RATE, update=update))
     subprocess.run([sys.executable, "-m", "rptrain", "--config", "real.toml"], check=True)
     events = [event for event in metrics.read("runs/real/events.jsonl") if isinstance(event, metrics.Step)]
@@ -124,9 +122,7 @@ def document_losses(model, batch):
     for ids, labels, lengths in zip(batch.input_ids, batch.labels, batch.documents, strict=True):
         for document, label in zip(ids.split(lengths), labels.split(lengths), strict=True):
             if (label != -100).any():
-                yield cross_entropy(
-                    model(document[None]).logits[0], label, ignore_index=-100, reduction="sum"
-                )
+                yield cross_entropy(model(document[None]).logits[0], label, ignore_index=-100, reduction="sum")
 
 
 def load():

@@ -62,6 +62,7 @@ class Sampler(threading.Thread):
 
 def fill(store):
     """Weights of the usual size; equal units share their numbers, which makes it quick."""
+    torch.manual_seed(0)
     seen = {}
     for state in store.units:
         for param in state.unit.params:
@@ -102,7 +103,7 @@ def measure(overrides, steps, warmup):
         with engine:
             losses, times, allocations = [], [], []
             previous = None
-            for step in range(warmup + steps):
+            for step in range(warmup + steps + 1):  # the last has no successor beside it: not timed
                 batch = job.batches.batch(step)
                 loss, update = engine.forward_backward(batch), engine.step(1e-5)
                 if previous is not None:
@@ -117,7 +118,7 @@ def measure(overrides, steps, warmup):
             if engine.trace is not None:
                 report_trace(engine.trace.take(warmup), times[warmup - 1])
         memory = psutil.Process().memory_full_info()
-        seconds = (times[-1] - times[warmup - 1]) / steps
+        seconds = (times[-2] - times[warmup - 1]) / steps
         result = {
             "overrides": overrides,
             "plan": str(job.plan.plan),

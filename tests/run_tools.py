@@ -1,0 +1,207 @@
+"""Whole runs of tiny models: their files and configs, runs that are killed, and what a run's folder holds afterwards.
+
+As a program it trains, in a fork for each line of its input, and so imports torch once: see `Trainers`.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+import rptrain.trainer
+from rptrain import metrics
+from rptrain.config_source import Resolved, resolve
+from rptrain.models import registry, weights
+from rptrain.rundir import RunDir
+from rptrain.trainer import train
+
+PRESET = registry.PRESETS / "tiny-tasks"
+SMALL = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "initializer_range": 0.2,
+}
+CONFIG = """\
+[model]
+path = "{folder}/model"
+dtype = "float32"
+[[data.train]]
+path = "builtin:random"
+[data]
+max_length = 16
+[train]
+micro_batch_size = 16
+global_batch_size = 64
+max_steps = 6
+[optim]
+learning_rate = 1e-2
+warmup_steps = 2
+weight_decay = 0.1
+[engine]
+devices = "cpu:2"
+[save]
+output_dir = "{folder}/runs"
+[log]
+run_name = "run"
+"""
+
+
+def write_model(folder: Path, **changes: Any) -> Path:
+    """A model with random weights, and with the tokenizer and the chat template of the bundled preset."""
+    config = json.loads((PRESET / "config.json").read_text()) | SMALL | changes
+    spec = registry.build(config)
+    shutil.copytree(PRESET, folder)
+    params = [unit.views(torch.zeros(unit.numel)) for unit in spec.units]
+    weights.initialise(spec, lambda unit, name: params[unit][name], seed=0)
+    weights.save(folder, spec, lambda unit, name: params[unit][name], torch.float32)
+    return folder
+
+
+def write_config(folder: Path, *overrides: str) -> Resolved:
+    """The config above for a folder with a `model` in it."""
+    file = folder / "run.toml"
+    file.write_text(CONFIG.format(folder=folder), encoding="utf-8")
+    return resolve(file, overrides)
+
+
+def train_here(folder: Path, *overrides: str) -> RunDir:
+    return train(write_config(folder, *overrides), quiet=True)
+
+
+def command(*arguments: str | Path) -> subprocess.Popen[str]:
+    """The command line as a process of its own, with text pipes."""
+    line = [sys.executable, "-P", "-m", "rptrain", *map(str, arguments)]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.005)
+
+
+# What a run left
+
+
+def state(run: RunDir) -> dict[str, bytes]:
+    """The files with the last checkpoint's tensors and the exported weights: every bit of the outcome."""
+    files = [*run.checkpoints()[-1].glob("units/*"), *run.model_path.glob("*.safetensors")]
+    return {file.name: file.read_bytes() for file in files}
+
+
+def steps(run: RunDir) -> dict[int, tuple[float | None, float | None, float]]:
+    """Loss, gradient norm and learning rate of each step; what a resumed run did again counts once."""
+    found: dict[int, tuple[float | None, float | None, float]] = {}
+    for event in metrics.read(run.events_path):
+        if isinstance(event, metrics.Resumed):
+            found = {step: values for step, values in found.items() if step <= event.step}
+        elif isinstance(event, metrics.Step):
+            found[event.step] = (event.loss, event.grad_norm, event.learning_rate)
+    return found
+
+
+def events(run: RunDir, kind: type[metrics.Event]) -> list[Any]:
+    return [event for event in metrics.read(run.events_path) if isinstance(event, kind)]
+
+
+# Runs that kill themselves
+
+
+class Trainers:
+    """Trains in child processes of a process that has done nothing but import. Context manager."""
+
+    def __enter__(self) -> "Trainers":
+        self._server = subprocess.Popen(
+            [sys.executable, "-P", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._server.communicate()
+
+    def train(
+        self, folder: Path, *overrides: str, event: int | None = None, save: tuple[int, int] | None = None
+    ) -> int:
+        """The exit code, negative for a signal. The child kills itself in the middle of the record of step `event`,
+        or before call `save[1]` that syncs, renames or deletes a file once the save of step `save[0]` has begun.
+        """
+        assert self._server.stdin is not None and self._server.stdout is not None
+        write_config(folder)
+        order = {"file": str(folder / "run.toml"), "overrides": overrides, "event": event, "save": save}
+        self._server.stdin.write(json.dumps(order) + "\n")
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline())
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_in_record(step: int) -> None:
+    write = metrics.EventLog.write
+
+    def cut_short(log: metrics.EventLog, event: metrics.Event) -> None:
+        if isinstance(event, metrics.Step) and event.step == step:
+            log._file.write(metrics.to_line(event).encode()[:40])
+            log._file.flush()
+            _die()
+        write(log, event)
+
+    metrics.EventLog.write = cut_short
+
+
+def _die_in_save(step: int, call: int) -> None:
+    save, left = rptrain.trainer.save_state, [call]
+
+    def armed(*arguments: Any, **named: Any) -> Path:
+        if named["step"] == step:
+            for name in ("fsync", "rename", "unlink", "rmdir"):
+                setattr(os, name, counted(getattr(os, name)))
+        return save(*arguments, **named)
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                _die()
+            return function(*arguments, **named)
+
+        return call
+
+    rptrain.trainer.save_state = armed
+
+
+def _train(file: str, overrides: Sequence[str], event: int | None, save: Sequence[int] | None) -> None:
+    if event is not None:
+        _die_in_record(event)
+    if save is not None:
+        _die_in_save(*save)
+    train(resolve(file, overrides), quiet=True)
+
+
+def _serve() -> None:
+    torch.set_num_threads(1)  # no thread pool before a fork
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            _train(**json.loads(line))
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    _serve()
