@@ -61,9 +61,9 @@ def check_host(needed: int, host_limit: int | None) -> None:
     if needed > allowed:
         source = "is free on this machine" if host_limit is None else "engine.host_limit allows"
         raise UserError(
-            f"the run needs {readable(needed)} of host memory for weights, gradients, optimizer states and activations, "
-            f"but {readable(allowed)} {source}: lower train.global_batch_size or data.max_length, set engine.round_size, "
-            'or use optim.update = "sync"'
+            f"the run needs {readable(needed)} of host memory for weights, gradients, optimizer states and "
+            f"activations, but {readable(allowed)} {source}: lower train.global_batch_size or data.max_length, set "
+            'engine.round_size, or use optim.update = "sync"'
         )
 
 

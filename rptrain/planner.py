@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rptrain.devices import readable
 from rptrain.engine.boundary import BoundaryBuffers
 from rptrain.engine.footprint import Footprint, Shapes, footprint
 from rptrain.engine.memory import ModelStore
@@ -13,7 +14,6 @@ from rptrain.models.spec import ModelSpec
 from rptrain.plan.lower import boundaries
 from rptrain.plan.partition import LayerCost, partition
 from rptrain.plan.schedule import Plan, Stage
-
 
 LIBRARIES = 512 << 20  # bytes of a GPU's limit left to matrix and attention libraries, and to fragments
 
@@ -94,7 +94,7 @@ def _fitting(
     worst = max(range(len(spec.stack)), key=lambda i: need(Stage("FB", i, i + 1)))
     needed = need(Stage("FB", worst, worst + 1))
     raise UserError(
-        f"engine.vram_limit leaves {limit / 2**30:.2f} GiB for tensors, but layer {spec.stack[worst].name!r} alone "
-        f"needs {needed / 2**30:.2f} GiB with {shapes.tokens} tokens a micro-batch: raise the limit, or lower "
+        f"engine.vram_limit leaves {readable(max(limit, 0))} for tensors, but layer {spec.stack[worst].name!r} alone "
+        f"needs {readable(needed)} with {shapes.tokens} tokens a micro-batch: raise the limit, or lower "
         "train.micro_batch_size or data.max_length"
     )

@@ -16,9 +16,10 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from typer.testing import CliRunner, Result
 
 import rptrain.trainer
-from rptrain import metrics
+from rptrain import cli, metrics
 from rptrain.config_source import Resolved, resolve
 from rptrain.models import registry, weights
 from rptrain.rundir import RunDir
@@ -85,6 +86,11 @@ def command(*arguments: str | Path) -> subprocess.Popen[str]:
     """The command line as a process of its own, with text pipes."""
     line = [sys.executable, "-P", "-m", "rptrain", *map(str, arguments)]
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def invoke(*arguments: str | Path) -> Result:
+    """The command line in this process."""
+    return CliRunner().invoke(cli.app, cli.arguments([str(argument) for argument in arguments]))
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:

@@ -164,7 +164,7 @@ if __name__ == "__main__":
     given = [a for a in sys.argv[2:] if not a.startswith(("steps=", "warmup="))]
     counts = dict(a.split("=") for a in sys.argv[2:] if a.startswith(("steps=", "warmup=")))
     outcome = measure(given, int(counts.get("steps", 5)), int(counts.get("warmup", 3)))
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    outcome["commit"] = commit.stdout.strip() or os.environ.get("RPTRAIN_COMMIT", "unknown")
+    commit = subprocess.run(["git", "rev-parse", "--verify", "HEAD"], capture_output=True, text=True, check=False)
+    outcome["commit"] = commit.stdout.strip() or "unknown"
     Path(sys.argv[1]).write_text(json.dumps(outcome, indent=1))
     print(json.dumps({k: v for k, v in outcome.items() if k not in ("losses", "driver_allocations")}, indent=1))

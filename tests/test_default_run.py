@@ -1,0 +1,76 @@
+"""The run that `rptrain.toml` describes, as it is shipped: from random weights to right answers."""
+
+import re
+from itertools import groupby
+from pathlib import Path
+
+from rptrain import metrics
+from rptrain.config_source import resolve
+from rptrain.data import tasks
+from rptrain.generate import generate_text
+from rptrain.job import prepare_job
+from rptrain.rundir import RunDir
+from rptrain.trainer import train
+
+from . import run_tools as tools
+
+CONFIG = Path(__file__).resolve().parent.parent / "rptrain.toml"
+
+
+def test_the_default_run_learns_its_tasks(tmp_path):
+    resolved = resolve(CONFIG, [f"save.output_dir={tmp_path}"])
+    questions = tasks.questions("test", resolved.config.eval.questions)
+    assert len(questions) == 500
+    check_held_out(prepare_job(resolved.config), questions)
+
+    run = train(resolved, quiet=True)
+    before, after = tools.events(run, metrics.Evaluation)
+    assert (before.step, after.step) == (0, resolved.config.train.max_steps)
+    assert before.score <= 0.05
+    assert after.score >= 0.90
+    assert after.tasks.keys() == tasks.TASKS.keys() and min(after.tasks.values()) >= 0.80
+    losses = [loss for loss, _, _ in tools.steps(run).values()]
+    assert losses[-1] < 0.1 * losses[0]
+
+    theirs = answers_of_transformers(run, [question.prompt for question in questions])
+    assert theirs == generate_text(run.path, [question.prompt for question in questions], 12, 0.0, 0, False)
+    scores = tasks.score(questions, theirs)
+    assert scores.pop("overall") == after.score and scores == after.tasks
+
+
+def check_held_out(job, questions) -> None:
+    """No question that is asked, and no payload of one, is in what the model sees."""
+    text = "".join(job.tokenizer.batch_decode(job.rows.input_ids))
+    seen = set(re.findall(r"<\|user\|>(.*?)<\|end\|>", text))
+    assert len(seen) > 5000 and all(prompt.startswith(tuple(phrases())) for prompt in seen)
+    asked = {question.prompt for question in questions}
+    assert len(asked) > 450 and not seen & asked
+    assert not {payload(prompt) for prompt in seen} & {payload(prompt) for prompt in asked}
+
+
+def phrases() -> list[str]:
+    return [task.phrase for task in tasks.TASKS.values()]
+
+
+def payload(prompt: str) -> str:
+    return prompt.rpartition(" ")[2]
+
+
+def answers_of_transformers(run: RunDir, prompts: list[str]) -> list[str]:
+    """Greedy answers by the stock library from what is in the run's `model`, prompts of a length together."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, info = AutoModelForCausalLM.from_pretrained(run.model_path, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    tokenizer = AutoTokenizer.from_pretrained(run.model_path)
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    encoded = tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=True)["input_ids"]
+    answers: dict[int, str] = {}
+    by_length = sorted(range(len(prompts)), key=lambda index: len(encoded[index]))
+    for length, group in groupby(by_length, key=lambda index: len(encoded[index])):
+        indices = list(group)
+        batch = tokenizer.pad({"input_ids": [encoded[index] for index in indices]}, return_tensors="pt")
+        output = model.generate(**batch, max_new_tokens=12, do_sample=False)
+        texts = tokenizer.batch_decode(output[:, length:], skip_special_tokens=True)
+        answers |= dict(zip(indices, texts, strict=True))
+    return [answers[index] for index in range(len(prompts))]
