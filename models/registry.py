@@ -30,14 +30,14 @@ def locate(model_path: str) -> Path:
     Nothing is downloaded. UserError where nothing is found, with the presets and the nearest name.
     """
     directory = Path(model_path).expanduser()
-    if model_path and (directory / "config.json").is_file():
+    if model_path and os.path.isfile(directory / "config.json"):
         return directory
     if model_path in presets():
         return PRESETS / model_path
     cached = _cached(model_path)
     if cached is not None:
         return cached
-    if model_path and directory.is_dir():
+    if model_path and os.path.isdir(directory):
         raise UserError(f"{directory} holds no config.json: it is not a model directory")
     nearest = difflib.get_close_matches(model_path.rsplit("/", 1)[-1].lower(), presets(), n=1)
     raise UserError(
@@ -64,9 +64,10 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The ModelSpec of a config.json, by `architectures` or, without it, `model_type`."""
-    by_type = MODEL_TYPES.get(config.get("model_type", ""), config.get("model_type"))
-    architecture = (config.get("architectures") or [by_type])[0]
-    if architecture not in BUILDERS:
+    by_type = MODEL_TYPES.get(str(config.get("model_type")), config.get("model_type"))
+    named = config.get("architectures") or [by_type]
+    architecture = named[0] if isinstance(named, list) else named
+    if not isinstance(architecture, str) or architecture not in BUILDERS:
         problem = f"architecture {architecture!r} is not supported" if architecture else "no architecture named"
         raise UserError(f"config.json: {problem}; supported are {', '.join(sorted(BUILDERS))}")
     return BUILDERS[architecture](config)

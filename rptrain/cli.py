@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,9 @@ app = typer.Typer(
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal that cannot show a letter does not end a run
+            stream.reconfigure(errors="backslashreplace")
     app(arguments(sys.argv[1:]))
 
 
@@ -39,12 +43,17 @@ def arguments(given: list[str]) -> list[str]:
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
-    """2 for what the person can mend, 130 for an interrupt; anything else fails with its traceback, and 1."""
+    """2 for what the person can mend, 130 for an interrupt, 1 for a disk that fails; and for anything else, which shows
+    its traceback.
+    """
     try:
         yield
     except UserError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(2) from None
+    except OSError as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -134,7 +143,7 @@ def generate(
     prompt: Annotated[list[str], typer.Option(help="What to say to the model; may be given several times.")],
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     temperature: Annotated[float, typer.Option(min=0, help="0: always the likeliest token.")] = 0.0,
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     raw: Annotated[bool, typer.Option("--raw", help="Go on from the prompt itself, without a chat.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
 ) -> None:

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from rptrain.checkpoint.base import BASE
-from rptrain.checkpoint.export import checkpoint_of, checkpoint_view
+from rptrain.checkpoint.export import DTYPES, checkpoint_of, checkpoint_view
 from rptrain.checkpoint.state import read_state
 from rptrain.data.loader import load_tokenizer
+from rptrain.errors import UserError
 from rptrain.evaluate import encode_prompt
 from rptrain.models import registry, weights
 from rptrain.models.generate import generate
@@ -52,7 +53,10 @@ def generate_text(
 def _from_directory(source: Path) -> tuple[ModelSpec, list[dict[str, Tensor]], Path]:
     spec = registry.build(registry.read_config(source))
     files = weights.check(source, spec)
-    dtype = getattr(torch, str(spec.config.get("dtype") or spec.config.get("torch_dtype") or "bfloat16"))
+    name = str(spec.config.get("dtype") or spec.config.get("torch_dtype") or "bfloat16")
+    if name not in DTYPES:
+        raise UserError(f"{source / 'config.json'}: no dtype {name!r}; it is one of {', '.join(DTYPES)}")
+    dtype = DTYPES[name]
     parameters = [unit.views(torch.zeros(unit.numel, dtype=dtype)) for unit in spec.units]
     weights.load(files, spec, lambda unit, name: parameters[unit][name])
     return spec, parameters, source

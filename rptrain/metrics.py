@@ -238,7 +238,7 @@ class Progress:
         if not self._quiet:
             try:
                 self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
-            except (OSError, UnicodeError, SystemExit):  # rich ends the program where nobody reads on
+            except (OSError, SystemExit):  # rich ends the program where nobody reads on
                 self._quiet = True
 
     def __enter__(self) -> Self:

@@ -27,7 +27,7 @@ SLACK = 64 << 20  # bytes for headers, JSON and the file system's own records
 T = TypeVar("T")
 
 
-class DiskFull(RuntimeError):
+class DiskFull(OSError):
     """There is no room for what is to be written."""
 
 

@@ -87,14 +87,15 @@ def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
     for name, unit in expected.items():
         _compare(directory / name, state["units"][name], _layout(_tensors(unit)))
 
+    for unit in units:
+        unit.current, unit.before = 0, len(unit.params) - 1
+
     def read(name: str) -> None:
-        tensors = _tensors(expected[name], newest=0)
+        tensors = _tensors(expected[name])
         header = memoryview(bytearray(len(_header(tensors))))
         read_into(directory / name, files[name], [header, *map(_bytes, tensors.values())])
 
     in_parallel(read, expected)
-    for unit in units:
-        unit.current = 0
     return state
 
 
@@ -141,12 +142,11 @@ def unit_file(index: int, unit: Unit) -> str:
     return f"units/{index:05}-{unit.name}.safetensors"
 
 
-def _tensors(state: UnitState, newest: int | None = None) -> dict[str, Tensor]:
-    """What is kept of a unit, in the file's order; generation `newest` (the current one) is W_T."""
-    newest = state.current if newest is None else newest
-    tensors = {"param": state.params[newest]}
+def _tensors(state: UnitState) -> dict[str, Tensor]:
+    """What is kept of a unit, in the file's order: W_T, W_{T-1} (the same after a skipped step), the states."""
+    tensors = {"param": state.params[state.current]}
     if len(state.params) == 2:
-        tensors["previous"] = state.params[1 - newest]
+        tensors["previous"] = state.params[state.before]
     if state.remainder is not None:
         tensors["remainder"] = state.remainder
     return tensors | {"exp_avg": state.exp_avg, "exp_avg_sq": state.exp_avg_sq}

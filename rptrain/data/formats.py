@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,10 @@ def text_of(row: dict[str, Any], key: str) -> str:
         raise ValueError(f"`{key}` is missing")
     if not isinstance(row[key], str):
         raise ValueError(f"`{key}` is not text")
+    try:
+        row[key].encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"`{key}` has half a character: a lone surrogate") from None
     return row[key]
 
 
@@ -90,8 +95,8 @@ def read(path: str | Path, format: str = "auto") -> list[Example]:
     path = Path(path)
     if format != "auto" and format not in FORMATS:
         raise UserError(f"{path}: there is no data format {format!r}; use auto, {', '.join(FORMATS)}")
-    if not path.is_file():
-        raise UserError(f"{path}: no such data file" + (" (it is a directory)" if path.is_dir() else ""))
+    if not isfile(path):
+        raise UserError(f"{path}: no such data file" + (" (it is a directory)" if isdir(path) else ""))
     rows = list(_text_document(path) if path.suffix == ".txt" else _rows(path))
     if not rows:
         raise UserError(f"{path}: the file has no rows")
@@ -136,7 +141,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
         if start.startswith(b"["):
             try:
                 yield from enumerate(json.load(file), 1)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"{path}: not a JSON list: {error}") from error
             return
         for line, data in enumerate(file, 1):
@@ -146,6 +151,8 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
                 yield line, json.loads(data)
             except ValueError as error:
                 yield line, error
+            except RecursionError:
+                yield line, ValueError("nested too deeply")
 
 
 def _look(path: Path, rows: list[tuple[int, Any]]) -> str:

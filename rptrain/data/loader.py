@@ -16,6 +16,7 @@ from rptrain.data.template import encode
 from rptrain.errors import UserError
 
 TASKS, RANDOM = "builtin:tasks", "builtin:random"
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 RANDOM_ROWS = 256  # of the built-in set of random tokens
 
 
@@ -133,14 +134,18 @@ def prepare(
 
 def load_tokenizer(directory: str | Path) -> Any:
     """The tokenizer of a model directory, from its files alone. UserError: none, or not a fast one."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoTokenizer
 
     directory = Path(directory)
     if not directory.is_dir():
         raise UserError(f"{directory}: no such model directory")
+    if not any((directory / name).is_file() for name in VOCABULARIES):  # transformers would make up an empty one
+        raise UserError(f"{directory}: there is no tokenizer; bring the model's tokenizer.json there")
+    damaged = (OSError, ValueError, TypeError, LookupError, AttributeError, StrictDataclassError)
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except damaged as error:
         raise UserError(f"{directory}: no tokenizer that transformers can load: {error}") from error
     if not tokenizer.is_fast:
         raise UserError(f"{directory}: the tokenizer has no tokenizer.json, which gives the tokens' places")

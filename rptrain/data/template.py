@@ -1,6 +1,7 @@
 """Examples to documents of token ids, with the mask of the tokens that the loss counts."""
 
 from collections.abc import Iterator, Sequence
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,12 @@ def load_template(tokenizer: Any, chat_template: str | None) -> str:
     if "{" in chat_template:
         return chat_template
     path = Path(chat_template)
-    if not path.is_file():
+    if not isfile(path):
         raise UserError(f"data.chat_template: {path} is neither a file nor a Jinja template")
-    return path.read_text(encoding="utf-8")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"data.chat_template: {path} is not UTF-8 text: {error}") from error
 
 
 class Renderer:
@@ -112,7 +116,7 @@ class Renderer:
             return self._tokenizer.apply_chat_template(
                 messages, chat_template=self._template, tokenize=False, add_generation_prompt=prompt
             )
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
             raise ValueError(f"the chat template refuses it: {error}") from error
 
     def _start(self, messages: list[Message], turn: int, whole: str) -> int:

@@ -75,7 +75,7 @@ class Engine:
         buffers = BoundaryBuffers(bounds, plan.round_size, tokens, store.spec.hidden_size, store.dtype, lock=self._cuda)
         self._context = Context(plan, bounds, store, buffers, int(optimizer.asynchronous), probe, self.trace)
         for index, state in enumerate(store.units):
-            for version, generation in ((-1, state.previous), (0, state.current)):
+            for version, generation in ((-1, state.before), (0, state.current)):
                 self._context.board.publish(("version", index), version, generation)
         shapes = Shapes(tokens, length, plan.micro_batches, store.dtype, plan.rounds > 1)
         sizes = footprint(store.spec, plan.stages, shapes)

@@ -79,7 +79,8 @@ class UnitState:
     """One unit's flat buffers, all of `unit.numel` elements.
 
     `params` holds two generations in async (one is read by the devices while the optimizer writes the other)
-    and one in sync; `current` is the index of the newest, W_T. A bfloat16 parameter and `remainder` hold a
+    and one in sync. `current` is the index of W_T, `before` that of W_{T-1}: the same after a step that was
+    skipped. A bfloat16 parameter and `remainder` hold a
     float32 master weight exactly: its bits, plus 0x8000, shifted right by 16, are the parameter; its low 16
     bits are the remainder. For float32 and float64 the parameter is the master and `remainder` is None.
     """
@@ -91,15 +92,21 @@ class UnitState:
     exp_avg_sq: Tensor
     remainder: Tensor | None
     current: int = 0
+    before: int = field(init=False)
     views: list[dict[str, Tensor]] = field(default_factory=list)  # params by name, for each generation
 
     def __post_init__(self) -> None:
         self.views = [self.unit.views(flat) for flat in self.params]
+        self.before = self.spare  # W_{-1}, which holds what W_0 does
 
     @property
-    def previous(self) -> int:
-        """Index of W_{T-1}; the same as `current` where one generation is kept."""
+    def spare(self) -> int:
+        """The generation that the next step writes: nobody reads it by then."""
         return (self.current + 1) % len(self.params)
+
+    def flip(self) -> None:
+        """The spare generation was written: it is W_T now."""
+        self.before, self.current = self.current, self.spare
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:

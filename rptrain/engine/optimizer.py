@@ -119,12 +119,14 @@ class OptimizerWorker:
             self._where = f"update of {state.unit.name}"
             if context.probe is not None:
                 context.probe(f"optimizer {self._where}")
-            if not result.skipped:
+            if result.skipped:
+                state.before = state.current
+            else:
                 self._update_unit(state, rate, factor)
             context.board.publish(("version", index), iteration.number + 1, state.current)
 
     def _update_unit(self, state: UnitState, rate: float, factor: float) -> None:
-        source, target = state.params[state.current], state.params[state.previous]
+        source, target = state.params[state.current], state.params[state.spare]
         for part, weight_decay in _decay_ranges(state.unit, self._weight_decay):
             self._adam.update(
                 source=source[part],
@@ -138,7 +140,7 @@ class OptimizerWorker:
                 step=self.applied,
                 grad_scale=factor,
             )
-        state.current = state.previous
+        state.flip()
 
 
 def _decay_ranges(unit: Unit, weight_decay: float) -> list[tuple[slice, float]]:

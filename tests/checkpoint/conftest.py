@@ -65,7 +65,7 @@ def make_units(spec, dtype=torch.bfloat16, generations=1, seed=0):
 def kept(units):
     """What a checkpoint is to bring back of each unit."""
     return [
-        [unit.params[unit.current], unit.params[unit.previous], unit.exp_avg, unit.exp_avg_sq]
+        [unit.params[unit.current], unit.params[unit.before], unit.exp_avg, unit.exp_avg_sq]
         + ([] if unit.remainder is None else [unit.remainder])
         for unit in units
     ]

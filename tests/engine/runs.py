@@ -43,7 +43,9 @@ def run(cfg, batches, plan, *, dtype=torch.float32, asynchronous, store=None, de
         return train(store, batches, plan, asynchronous=asynchronous, device=device, **options)
 
 
-def train(store, batches, plan, *, asynchronous, device, rate=1e-3, lagged=True, probe=None, trace=False, **options):
+def train(
+    store, batches, plan, *, asynchronous, device, rate=1e-3, lagged=True, probe=None, trace=False, applied=0, **options
+):
     first = batches[0]
     with Engine(
         store,
@@ -52,6 +54,7 @@ def train(store, batches, plan, *, asynchronous, device, rate=1e-3, lagged=True,
         Optimizer(betas=BETAS, asynchronous=asynchronous, **options),
         tokens=first.rows * first.length,
         length=first.length,
+        applied=applied,
         probe=probe,
         trace=trace,
     ) as engine:
