@@ -141,5 +141,5 @@ def _choose(logits_BV: Tensor, temperature: float, generator: torch.Generator) -
     if temperature <= 0:
         return logits_BV.argmax(-1)
     highest = logits_BV.amax(-1, keepdim=True)  # zero is not carried past the largest number by a tiny temperature
-    probs = torch.softmax((logits_BV - highest) / temperature, -1)
+    probs = torch.softmax((logits_BV - highest) / max(temperature, 1e-30), -1)
     return torch.multinomial(probs, 1, generator=generator).squeeze(1)

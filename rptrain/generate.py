@@ -28,6 +28,9 @@ def generate_text(
     that is neither a run, a checkpoint nor a model directory.
     """
     source = Path(source)
+    for number, prompt in enumerate(prompts, 1):
+        if prompt != prompt.encode(errors="replace").decode():
+            raise UserError(f"prompt {number} is no UTF-8 text")
     if (source / "model" / "config.json").is_file():
         source = source / "model"
     if (source / "config.json").is_file():

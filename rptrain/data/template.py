@@ -116,7 +116,7 @@ class Renderer:
             return self._tokenizer.apply_chat_template(
                 messages, chat_template=self._template, tokenize=False, add_generation_prompt=prompt
             )
-        except (TemplateError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+        except (TemplateError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
             raise ValueError(f"the chat template refuses it: {error}") from error
 
     def _start(self, messages: list[Message], turn: int, whole: str) -> int:
