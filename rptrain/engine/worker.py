@@ -75,6 +75,7 @@ class Worker:
         self._x, self._dy, self._out = ring(RING), ring(RING), ring(sizes.outputs)
         self._indices = Indices(device, context.plan.micro_batches, tokens)
         self._losses = device.empty(context.plan.micro_batches, wide)
+        self._losses_read: Event | None = None
         self._inv_freq = torch.tensor(spec.inv_freq, dtype=wide).to(device.torch_device)
         self._layouts = [StageLayout(context, stage) for stage in context.plan.stages]
         self._download: Download | None = None
@@ -170,6 +171,8 @@ class Worker:
         sums = layout.bind(self._context, stage, self._sums) if stage.backward else []
         if stage.backward:
             self._start_sums(iteration, slot, layout)
+        if stage.kind == "FB" and self._losses_read is not None:
+            device.compute.wait(self._losses_read)
         done: Event | None = None
         other = self._param_read[1 - parity]
         if other is not None:
@@ -186,7 +189,7 @@ class Worker:
         if stage.backward:
             self._end_sums(iteration, slot, layout)
         if stage.kind == "FB":
-            self._send_losses(iteration, slot, done)
+            self._send_losses(iteration, slot)
 
     def _micro_batch(
         self,
@@ -320,12 +323,13 @@ class Worker:
         self._device.grad_download.wait(self._device.compute.record())
         self._download = Download(self._context, self._device, layout, iteration.number, slot, grads)
 
-    def _send_losses(self, iteration: Iteration, slot: Slot, done: Event) -> None:
+    def _send_losses(self, iteration: Iteration, slot: Slot) -> None:
+        """Behind the gradient of the last micro-batch, for which the stream has waited."""
         stream, part = (
             self._device.activation_download,
             slice(slot.micro_batches.start, slot.micro_batches.stop),
         )
-        stream.wait(done)
         target, source = iteration.losses[part], self._losses[part]
         stream.run(f"{slot} losses", lambda: target.copy_(source, non_blocking=True))
-        self._context.board.publish(("loss", slot.round), iteration.number, stream.record())
+        self._losses_read = stream.record()
+        self._context.board.publish(("loss", slot.round), iteration.number, self._losses_read)

@@ -1,5 +1,7 @@
 """Small engine runs that tests compare."""
 
+from functools import partial
+
 import torch
 
 from rptrain.engine.engine import Engine, Optimizer
@@ -60,11 +62,10 @@ def train(
     ) as engine:
         losses, steps = [], []
         for batch in batches:
-            losses.append(engine.forward_backward(batch))
+            loss = engine.forward_backward(batch)
             steps.append(engine.step(rate))
-            if not lagged:
-                losses[-1].result()
+            losses.append(loss.result if lagged else partial(float, loss.result()))
         engine.synchronize()
         spans = [s for i in range(len(batches)) for s in (engine.trace.take(i) if engine.trace else [])]
-        values = [loss.result() for loss in losses], [step.result().grad_norm for step in steps]
+        values = [loss() for loss in losses], [step.result().grad_norm for step in steps]
     return *values, checkpoint_tensors(store), spans

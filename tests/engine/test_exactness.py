@@ -109,7 +109,13 @@ def test_waiting_for_each_loss_changes_nothing():
     cfg = plain.config()
     batches = plain.make_batches(5)
     plan = f"{PLANS[0]} | N=2 M=4 MR=4"
-    ahead, behind = (runs.run(cfg, batches, plan, asynchronous=True, lagged=lagged) for lagged in (True, False))
+
+    def slow(where):
+        if where.endswith("losses"):
+            time.sleep(0.02)
+
+    ahead = runs.run(cfg, batches, plan, asynchronous=True)
+    behind = runs.run(cfg, batches, plan, asynchronous=True, lagged=False, probe=slow)
     assert ahead[:2] == behind[:2]
     assert all(torch.equal(ahead[2][name], behind[2][name]) for name in ahead[2])
 
@@ -128,3 +134,17 @@ def test_an_optimizer_slower_than_the_devices_changes_nothing(workers):
     reference, slowed = (runs.run(cfg, batches, plan, asynchronous=True, probe=probe) for probe in (None, slow))
     assert slowed[:2] == reference[:2]
     assert all(torch.equal(slowed[2][name], reference[2][name]) for name in slowed[2])
+
+
+def test_losses_are_sent_before_the_next_iteration_overwrites_them():
+    cfg = plain.config()
+    batches = plain.make_batches(4)
+
+    def slow(where):
+        if where.endswith("losses"):
+            time.sleep(0.2)
+
+    quick, slowed = (
+        runs.run(cfg, batches, f"{PLANS[2]} | N=1 M=4 MR=4", asynchronous=True, probe=probe) for probe in (None, slow)
+    )
+    assert slowed[0] == quick[0]

@@ -132,9 +132,7 @@ def measure(overrides, steps, warmup):
             "loading_seconds": loaded - began,
             "vram_peak_gib": [round(peak / 2**30, 3) for peak in sampler.peaks()],
             "vram_planned_gib": round(job.plan.device.total / 2**30, 3),
-            "allocator_peak_gib": [
-                round(torch.cuda.max_memory_reserved(name) / 2**30, 3) for name in job.devices
-            ],
+            "allocator_peak_gib": [round(torch.cuda.max_memory_reserved(name) / 2**30, 3) for name in job.devices],
             "driver_allocations": allocations,
             "state_bytes_per_parameter": round(job.plan.store_bytes / job.spec.num_parameters, 3),
             "activations_gib": round(job.plan.boundary_bytes / 2**30, 3),

@@ -1,0 +1,410 @@
+"""What a person gets wrong ends with 2 and a message that says what to do, before weights are loaded."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from rptrain import metrics
+from rptrain.errors import UserError
+from rptrain.metrics import EventLog
+from rptrain.models import registry
+from rptrain.planner import LIBRARIES, make_plan
+from rptrain.rundir import RunDir
+
+from . import run_tools as tools
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tools.write_model(tmp_path_factory.mktemp("base") / "model")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(model, tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(*arguments: object, **named: object) -> None:
+        raise AssertionError("memory was taken for a run that cannot be")
+
+    monkeypatch.setattr("rptrain.trainer.ModelStore", taken)
+
+
+@pytest.fixture
+def refused(folder: Path, nothing_loads: None) -> Callable[..., str]:
+    """Runs the command with overrides and gives what it says."""
+
+    def message(*overrides: str) -> str:
+        tools.write_config(folder)
+        result = tools.invoke("--config", "run.toml", *overrides)
+        assert (result.exit_code, result.stdout) == (2, ""), result.output
+        assert "Traceback" not in result.stderr and "Error(" not in result.stderr
+        return result.stderr
+
+    return message
+
+
+# The command line, as a shell sees it
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train.sed=1",), "command line: unknown key `train.sed`: did you mean `train.seed`?\n"),
+        (("data.train.0.path=none.jsonl",), "none.jsonl: no such data file\n"),
+    ],
+)
+def test_the_command(folder, arguments, message):
+    tools.write_config(folder)
+    command = tools.command("--config", folder / "run.toml", *arguments)
+    assert command.communicate(timeout=60) == ("", message)
+    assert command.returncode == 2
+    assert not (folder / "runs").exists()
+
+
+def test_a_config_that_is_not_there(folder):
+    result = tools.invoke("--config", "none.toml")
+    assert (result.exit_code, result.stderr) == (2, "none.toml: cannot be read: No such file or directory\n")
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.micro_batch_size=24", "64 is no multiple of train.micro_batch_size, 24"),
+        ("engine.round_size=3", "3 does not divide the 4 micro-batches of a step"),
+        ("engine.devices=mps", 'must be "auto", "cuda", "cuda:0,1" (these GPUs) or "cpu:2"'),
+        ("engine.devices=cuda:0,0", "must name each GPU once"),
+        ("data.max_length=1", "must be greater than or equal to 2"),
+        ("optim.learning_rate=nan", "must be a finite number"),
+        ("optim.learning_rate=0", "must be greater than 0"),
+        ("optim.betas=[0.9]", "has too few values"),
+        ("train.num_epochs=inf", "must be a finite number"),
+        ("train.max_steps=1e3", "must be a whole number"),
+        ("log.run_name=a/b", "must do as the name of a folder"),
+        ("save.resume=nowhere", "nowhere is neither a run nor a checkpoint of one"),
+        ("engine.host_limit=1KiB", "1.00 KiB engine.host_limit allows: lower train.global_batch_size"),
+        ("data.max_length=1000000000", "is free on this machine: lower train.global_batch_size or data.max_length"),
+        ("train.0=1", "unknown key `train.0`"),
+        ("nonsense", "write key=value, such as train.max_steps=20"),
+        ("data.train.0.path=builtin:task", "the built-in sets are builtin:tasks and builtin:random"),
+    ],
+)
+def test_values(refused, override, message):
+    assert message in refused(override)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("devices", ["cuda", "cuda:7"])
+def test_a_gpu_that_is_not_there(refused, devices):
+    said = refused(f"engine.devices={devices}")
+    assert f'engine.devices = "{devices}", but this machine has no CUDA GPU; "cpu:2" is two workers' in said
+
+
+def test_a_limit_too_small_for_the_largest_layer(model):
+    spec = registry.build(registry.read_config(model))
+    for limit in (LIBRARIES // 2, LIBRARIES + 1000):
+        with pytest.raises(UserError) as caught:
+            make_plan(
+                spec,
+                devices=1,
+                rows=16,
+                length=16,
+                micro_batches=4,
+                round_size=4,
+                dtype=torch.float32,
+                asynchronous=True,
+                device_limit=limit,
+            )
+        said = str(caught.value)
+        assert f"leaves {max(limit - LIBRARIES, 0)} bytes for tensors, but layer 'head' alone needs" in said
+        assert "KiB with 256 tokens a micro-batch: raise the limit, or lower train.micro_batch_size" in said
+
+
+def test_more_devices_than_micro_batches_is_a_warning(folder, caplog):
+    run = tools.train_here(folder, "engine.devices=cpu:6")
+    assert "4 micro-batches a round keep 4 of 6 devices busy: only 4 are used" in caplog.text
+    assert len(tools.events(run, metrics.RunStarted)[0].devices) == 4
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "save.output_dir=run.toml",
+        "save.output_dir=run.toml/inside",
+        "save.output_dir=/proc/inside",
+        f"save.output_dir={'x' * 300}",
+        f"log.run_name={'x' * 300}",
+        'log.run_name="a\\u0000b"',
+    ],
+)
+def test_a_folder_that_cannot_be_made(refused, override):
+    said = refused(override)
+    assert said.startswith("no run can be made in ") and "set save.output_dir or log.run_name" in said
+
+
+# The model
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    file = folder / "model/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def cut(file: Path, size: int) -> None:
+    file.write_bytes(file.read_bytes()[:size])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda f: shutil.rmtree(f / "model"), "no model '"),
+        (lambda f: (f / "model/config.json").unlink(), "holds no config.json"),
+        (lambda f: (f / "model/config.json").write_text("{"), "config.json is not valid JSON"),
+        (lambda f: (f / "model/config.json").write_text("[]"), "must hold a JSON object"),
+        (
+            lambda f: change_config(f, architectures=["GPT2LMHeadModel"]),
+            "'GPT2LMHeadModel' is not supported; supported",
+        ),
+        (lambda f: change_config(f, architectures=[[]]), "is not supported; supported"),
+        (lambda f: change_config(f, hidden_size=0), "hidden_size must be a positive whole number, not 0"),
+        (lambda f: change_config(f, num_hidden_layers=4), "model.layers.3.input_layernorm.weight is missing"),
+        (lambda f: change_config(f, hidden_size=32), "has shape [105, 16], not [105, 32]"),
+        (lambda f: (f / "model/model.safetensors").unlink(), "holds neither model.safetensors nor"),
+        (lambda f: cut(f / "model/model.safetensors", -10), "is cut short:"),
+        (lambda f: cut(f / "model/model.safetensors", 0), "is not a safetensors file"),
+    ],
+)
+def test_models(folder, refused, spoil, message):
+    spoil(folder)
+    assert message in refused()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda f: (f / "tokenizer.json").unlink(), "there is no tokenizer; bring the model's tokenizer.json there"),
+        (lambda f: (f / "tokenizer.json").write_text("{"), "no tokenizer that transformers can load"),
+        (lambda f: (f / "tokenizer.json").write_text("{}"), "no tokenizer that transformers can load"),
+        (lambda f: (f / "tokenizer_config.json").write_text("{"), "no tokenizer that transformers can load"),
+        (lambda f: change_config(f.parent, eos_token_id="x"), "no tokenizer that transformers can load"),
+        (lambda f: (f / "chat_template.jinja").unlink(), "set `data.chat_template` to a Jinja file"),
+        (lambda f: (f / "chat_template.jinja").write_text("{{ 1 / 0 }}"), "the chat template refuses it: division by"),
+        (lambda f: (f / "chat_template.jinja").write_text("hello"), "does not write the text of turn 2"),
+    ],
+)
+def test_tokenizers(folder, refused, spoil, message):
+    (folder / "chats.jsonl").write_text(CHAT * 10)
+    spoil(folder / "model")
+    assert message in refused("data.train.0.path=chats.jsonl", "data.max_length=64")
+
+
+def test_a_tokenizer_of_another_model(folder, refused):
+    shutil.rmtree(folder / "model")
+    tools.write_model(folder / "model", vocab_size=40)
+    (folder / "chats.jsonl").write_text(CHAT * 10)
+    said = refused("data.train.0.path=chats.jsonl", "data.max_length=64")
+    assert "gives token" in said and "vocab_size 40: they are of different models" in said
+
+
+def test_files_that_do_not_belong_to_the_model_do_no_harm(folder):
+    """Code is not run, pickles and other weights are not read, and neither goes into the export."""
+    for name in ("modeling_x.py", "pytorch_model.bin", "other.safetensors", "optimizer.pt"):
+        (folder / "model" / name).write_text("raise SystemExit")
+    (folder / "model/original").mkdir()
+    (folder / "model/LICENSE").write_text("free")
+    change_config(folder, auto_map={"AutoModelForCausalLM": "modeling_x.X", "AutoTokenizer": ["modeling_x.X", None]})
+    (folder / "chats.jsonl").write_text(CHAT * 10)
+    run = tools.train_here(folder, "data.train.0.path=chats.jsonl", "data.max_length=64")
+    written = {path.name for path in run.model_path.iterdir()}
+    assert "LICENSE" in written and not written & {"modeling_x.py", "pytorch_model.bin", "original"}
+
+
+# The data
+
+
+def chat(question: str = "Spell backwards: ab", answer: str = "ba") -> str:
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return json.dumps({"messages": messages}, ensure_ascii=False) + "\n"
+
+
+CHAT = chat()
+ONLY_A_QUESTION = '{"messages": [{"role": "user", "content": "ab"}]}\n'
+LONE_SURROGATE = '{"messages": [{"role": "user", "content": "\\ud83d"}]}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.jsonl", "", "the file has no rows"),
+        ("blank.jsonl", "\n\n", "the file has no rows"),
+        ("empty.json", "[]", "the file has no rows"),
+        ("bad.jsonl", CHAT * 98 + "{\n" * 2, "2 of 100 rows are bad:\n  bad.jsonl:99: "),
+        ("bad.jsonl", CHAT * 98 + "{\n" * 2, "More than 1 % stops the run: mend or remove them"),
+        ("deep.jsonl", CHAT * 10 + '{"a":' * 100_000 + "\n", "deep.jsonl:11: nested too deeply"),
+        ("deep.json", "[" * 100_000, "not a JSON list"),
+        ("half.jsonl", CHAT * 10 + LONE_SURROGATE, "half.jsonl:11: `content` has half a character"),
+        ("questions.jsonl", ONLY_A_QUESTION * 10, "no token of the data is supervised"),
+        ("long.jsonl", chat("Spell backwards: " + "ab" * 40) * 10, "raise data.max_length"),
+        ("latin.jsonl", chat("é").encode("latin-1") * 10, "'utf-8' codec can't decode"),
+        ("latin.txt", "é".encode("latin-1"), "not UTF-8 text"),
+        ("noise.jsonl", bytes(range(256)) * 4, "no known data format"),
+        ("table.csv", "instruction,output\na,b\n", "Known formats and their keys: messages: messages; alpaca"),
+        ("other.jsonl", '{"question": "a"}\n' * 10, "its first row has question"),
+        ("roles.jsonl", CHAT.replace("user", "tool") * 10, "the roles are system, user and assistant, not tool"),
+        ("spaces.txt", " \n", "`text` is empty"),
+    ],
+)
+def test_data_files(folder, refused, name, content, message):
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert message in refused(f"data.train.0.path={name}", "data.max_length=64")
+
+
+def test_few_bad_rows_are_left_out_with_a_warning(folder, caplog):
+    (folder / "few.jsonl").write_text(CHAT * 50 + "{\n" + CHAT * 148 + LONE_SURROGATE)
+    run = tools.train_here(folder, "data.train.0.path=few.jsonl", "data.max_length=64")
+    assert run.finished
+    assert "2 of 200 rows are bad:\n  few.jsonl:51: " in caplog.text and "They are left out." in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.train.0.path=model", "model: no such data file (it is a directory)"),
+        (f"data.train.0.path={'x' * 5000}", "no such data file"),
+        (f"model.path={'x' * 5000}", "no model '"),
+        ("data.chat_template=none.jinja", "none.jinja is neither a file nor a Jinja template"),
+        ("data.chat_template=latin.jinja", "latin.jinja is not UTF-8 text"),
+    ],
+)
+def test_paths(folder, refused, override, message):
+    (folder / "chats.jsonl").write_text(CHAT * 10)
+    (folder / "latin.jinja").write_bytes(b"\xe9")
+    assert message in refused("data.train.0.path=chats.jsonl", "data.max_length=64", override)
+
+
+# Runs that cannot be resumed
+
+
+@pytest.fixture
+def unfinished(folder: Path) -> RunDir:
+    """A run with checkpoints of steps 3 and 6, and without the record of its end."""
+    run = tools.train_here(folder, "save.save_steps=3")
+    lines = run.events_path.read_text().splitlines(keepends=True)
+    run.events_path.write_text("".join(lines[:-1]))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.seed=1", "train.seed was 0, is 1"),
+        ("optim.update=sync", "optim.update was async, is sync"),
+        ("model.dtype=bfloat16", "model.dtype was float32, is bfloat16"),
+        ("train.micro_batch_size=8", "train.micro_batch_size was 16, is 8"),
+        ("train.max_steps=5", "has 6 steps behind it, and the config ends at 5: raise train.max_steps"),
+    ],
+)
+def test_changed_numbers(unfinished, refused, override, message):
+    before = unfinished.config_path.read_bytes()
+    said = refused(override)
+    assert message in said and "save.resume=never" in said
+    assert unfinished.config_path.read_bytes() == before
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda c: cut(c / "units/00000-embed.safetensors", -1), "00000-embed.safetensors is damaged: "),
+        (lambda c: (c / "units/00000-embed.safetensors").unlink(), "00000-embed.safetensors is missing"),
+        (lambda c: flip(c / "trainer_state.json"), "trainer_state.json is damaged"),
+        (lambda c: (c / "complete.json").write_text("{"), "complete.json is damaged"),
+        (lambda c: flip(c / "base/config.json"), "config.json"),
+        (lambda c: shutil.rmtree(c / "base"), "is missing"),
+    ],
+)
+def test_damaged_checkpoints(unfinished, refused, spoil, message):
+    spoil(unfinished.checkpoint_path(6))
+    assert message in refused()
+
+
+def test_a_flipped_bit_is_found_while_weights_are_read(unfinished, folder):
+    """Hashing takes as long as reading, so this alone comes once memory was taken."""
+    flip(unfinished.checkpoint_path(6) / "units/00001-layers.0.safetensors")
+    result = tools.invoke("--config", "run.toml")
+    assert result.exit_code == 2 and "its content is not what was saved (sha256 differs)" in result.stderr
+    assert isinstance(list(metrics.read(unfinished.events_path))[-1], metrics.Failed)
+    older = f"save.resume={unfinished.checkpoint_path(3)}"
+    assert tools.invoke("--config", "run.toml", older, "--json").exit_code == 0
+    assert unfinished.finished
+
+
+def test_a_model_or_data_that_changed(unfinished, folder, refused):
+    change_config(folder, rms_norm_eps=0.5)
+    assert "model/config.json differs from the one that" in refused()
+    change_config(folder, rms_norm_eps=1e-6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rptrain.data.loader.RANDOM_ROWS", 100)
+        assert "the data differs from what" in refused()
+
+
+def test_a_run_that_another_process_trains(unfinished, refused):
+    with EventLog(unfinished.events_path):
+        assert "another process trains this run" in refused("save.save_steps=2")
+
+
+# Models that are asked
+
+
+@pytest.mark.parametrize(
+    ("spoil", "arguments", "message"),
+    [
+        (lambda r: None, ("--raw", "--prompt", ""), "prompt 1 is empty"),
+        (lambda r: None, ("--prompt", "a", "--prompt", "\udcff"), "prompt 2 is no UTF-8 text"),
+        (lambda r: shutil.rmtree(r.model_path / ".."), ("--prompt", "a"), "does not exist"),
+        (lambda r: (r.model_path / "tokenizer.json").unlink(), ("--prompt", "a"), "there is no tokenizer"),
+        (lambda r: change_config(r.path, dtype="int3"), ("--prompt", "a"), "no dtype 'int3'; it is one of bfloat16"),
+        (lambda r: damage_checkpoint(r), ("--prompt", "a"), "00000-embed.safetensors is damaged: "),
+    ],
+)
+def test_generate(folder, spoil, arguments, message):
+    run = tools.train_here(folder, "train.max_steps=1")
+    spoil(run)
+    result = tools.invoke("generate", run.path, *arguments)
+    assert result.exit_code == 2 and message in result.stderr, result.output
+
+
+def damage_checkpoint(run: RunDir) -> None:
+    shutil.rmtree(run.model_path)
+    cut(run.checkpoints()[-1] / "units/00000-embed.safetensors", -1)
+
+
+@pytest.mark.parametrize("temperature", ["1e-300", "1e-40", "1e30"])
+def test_any_temperature_will_do(folder, temperature):
+    result = tools.invoke("generate", "model", "--prompt", "a", "--max-new-tokens", 4, "--temperature", temperature)
+    assert result.exit_code == 0, result.output
+
+
+def test_exports_that_cannot_be_written(folder):
+    run = tools.train_here(folder, "train.max_steps=1")
+    for target, message in (("model", "is not empty"), ("run.toml", "is a file"), (str(run.path), "is not empty")):
+        result = tools.invoke("export", run.path, "--to", target)
+        assert result.exit_code == 2 and message in result.stderr
+    result = tools.invoke("export", run.path, "--to", "run.toml/inside")
+    assert result.exit_code == 1 and "run.toml" in result.stderr and "Traceback" not in result.stderr
