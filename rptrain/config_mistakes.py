@@ -47,6 +47,9 @@ def explain(error: ErrorDetails) -> list[tuple[KeyPath, str]]:
         case "extra_forbidden":
             unknown = leaves(value, key)
             return [(leaf, f"unknown key `{dotted(leaf)}`: {answer(_plain(leaf))}") for leaf in unknown]
+        case "invalid_key":
+            hint = answer(f"{_plain(key[:-1])}.{key[-1]}")
+            return [(key, f"unknown key `{dotted(key)}`: {hint}")]
         case "missing" if isinstance(key[-1], int):
             return [(key[:-1], f"`{dotted(key[:-1])}` has too few values")]
         case "missing" if key == ("data", "train"):

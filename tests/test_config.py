@@ -241,7 +241,7 @@ def test_what_is_missing(folder):
         "c.toml:2: `data.train` must have at least 1 item, not []"
     ]
     assert mistakes("[model]\npath = 'm'\n[[data.train]]\nformat = 'text'") == [
-        "c.toml:3: `data.train.0.path` is missing: a file or folder, or builtin:tasks"
+        "c.toml:3: `data.train.0.path` is missing: a file, or builtin:tasks, or builtin:random"
     ]
 
 

@@ -3,9 +3,11 @@
 import json
 import signal
 import stat
+import time
 from collections.abc import Callable, Iterator
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, product
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 
 from rptrain import metrics
 from rptrain.checkpoint.files import complete_checkpoints
+from rptrain.engine import device
 from rptrain.models import registry, rope, weights
 from rptrain.models.spec import MicroBatch
 from rptrain.plan.schedule import Plan
@@ -109,25 +112,25 @@ def test_killed_after_the_last_save(folder, trainers, undisturbed):
     check_same(run, undisturbed())
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
-def test_the_command_killed_and_interrupted(folder, undisturbed, number, code):
+@pytest.mark.parametrize(("number", "code", "every"), [(signal.SIGKILL, -signal.SIGKILL, 10), (signal.SIGINT, 130, 0)])
+def test_the_command_killed_and_interrupted(folder, undisturbed, number, code, every):
     """What a shell starts, and then the same again. An interrupt is obeyed with a checkpoint, wherever it comes."""
-    overrides = ("save.save_steps=10", "train.max_steps=60", "optim.lr_scheduler_type=linear")
+    overrides = ("train.max_steps=60", "optim.lr_scheduler_type=linear", f"save.save_steps={every}")
     tools.write_config(folder)
     command = tools.command("--config", folder / "run.toml", *overrides)
     run = RunDir(folder / "runs/run")
-    tools.wait_for(lambda: len(run.checkpoints()) == 2)
+    tools.wait_for(lambda: run.events_path.exists() and len(tools.steps(run)) >= 13)
     command.send_signal(number)
     _, err = command.communicate(timeout=60)
     assert command.returncode == code, err
     if number == signal.SIGINT:
-        saved = tools.events(run, metrics.CheckpointSaved)[-1].step
-        assert saved == max(tools.steps(run)) < 60
+        (saved,) = tools.events(run, metrics.CheckpointSaved)
+        assert 13 <= saved.step == max(tools.steps(run)) < 60
         assert "saving after this step" in err and err.endswith("interrupted\n")
     assert not run.finished and not tools.events(run, metrics.Failed)
     resumed = tools.train_here(folder, *overrides)
-    assert resumed.path == run.path
-    check_same(resumed, undisturbed("train.max_steps=60", "optim.lr_scheduler_type=linear"))
+    assert resumed.path == run.path and tools.events(run, metrics.Resumed)
+    check_same(resumed, undisturbed(*overrides[:2]))
 
 
 # What must not matter
@@ -148,6 +151,20 @@ def test_the_number_of_devices_and_of_checkpoints(folder, trainers, undisturbed,
         ("cpu:0", "cpu:1", "cpu:2"),
     ]
     check_same(run, expected)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("slow", device.STREAMS)
+def test_a_slow_stream(folder, undisturbed, monkeypatch, slow, devices):
+    """Whatever is late, nothing is overwritten before it was read, nor read before it is there."""
+    begin, random = device.CpuStream.__init__, Random(0)
+
+    def hindered(stream, name, aborted, fail, probe):
+        late = (lambda where: time.sleep(0.01 * random.random())) if name.endswith(slow) else probe
+        begin(stream, name, aborted, fail, late)
+
+    monkeypatch.setattr(device.CpuStream, "__init__", hindered)
+    check_same(tools.train_here(folder, f"engine.devices=cpu:{devices}"), undisturbed())
 
 
 def test_rounds_on_any_number_of_devices(folder):
@@ -179,26 +196,27 @@ def write_chats(file: Path) -> str:
     return f"data.train.0.path={file}"
 
 
-def test_packing_and_micro_batches_do_not_change_the_loss(folder):
+@pytest.mark.parametrize("assistant_only", ["true", "false"])
+def test_packing_and_micro_batches_do_not_change_the_loss(folder, assistant_only):
     """One step takes all documents; where they fill fewer rows, the rest of the batch is padding."""
     data = write_chats(folder / "chats.jsonl")
     found = {}
-    for packing in ("true", "false"):
-        for size in (1, 2, 4, 16):
-            run = tools.train_here(
-                folder,
-                data,
-                "data.max_length=64",
-                f"data.packing={packing}",
-                f"train.micro_batch_size={size}",
-                "train.global_batch_size=16",
-                "train.max_steps=2",
-            )
-            found[packing, size] = [value for step in (1, 2) for value in tools.steps(run)[step][:2]]
-            assert {event.supervised for event in tools.events(run, metrics.Step)} == {110}
-    reference = found["false", 1]
+    for packing, size in product(("true", "false"), (1, 2, 4, 16)):
+        run = tools.train_here(
+            folder,
+            data,
+            "data.max_length=64",
+            f"data.packing={packing}",
+            f"data.assistant_only_loss={assistant_only}",
+            f"train.micro_batch_size={size}",
+            "train.global_batch_size=16",
+            "train.max_steps=2",
+        )
+        found[packing, size] = [value for step in (1, 2) for value in tools.steps(run)[step][:2]]
+        supervised = {event.supervised for event in tools.events(run, metrics.Step)}
+        assert supervised == {110 if assistant_only == "true" else 316}
     for portions, values in found.items():
-        assert values == pytest.approx(reference, rel=1e-5), portions
+        assert values == pytest.approx(found["false", 1], rel=1e-5), portions
 
 
 # What is in a run's folder
