@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from rptrain.errors import UserError
 from rptrain.models import rope
+
+MOST = {"num_hidden_layers": 10_000, "head_dim": 65_536}  # more is a slip, and would take all memory before it shows
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,13 @@ def _get(config: Mapping[str, Any], key: str, default: Any) -> Any:
 
 
 def _number(value: Any, key: str, found: list[str], kind: type = int) -> Any:
-    """`value`, or 1 with a problem noted, so that reading goes on."""
+    """`value`, or one that will do with a problem noted, so that reading goes on."""
     accepted = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-    if accepted and value > 0:
+    if accepted and 0 < value <= MOST.get(key, inf):
         return kind(value)
+    if accepted and value > 0:
+        found.append(f"{key} is at most {MOST[key]}, not {value}")
+        return MOST[key]
     what = "a positive whole number" if kind is int else "a positive number"
     found.append(f"{key} is missing" if value is None else f"{key} must be {what}, not {value!r}")
     return 1

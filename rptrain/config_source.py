@@ -107,7 +107,7 @@ _LAST = 1 << 30  # the command line's place: after every line of the file
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

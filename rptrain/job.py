@@ -30,7 +30,7 @@ class Job:
     config: Config
     model_dir: Path
     spec: ModelSpec
-    files: weights.WeightFiles | None  # None: random weights
+    files: weights.WeightFiles | None  # None: random weights, or those of a checkpoint
     tokenizer: Any  # None where the data needs none
     rows: Rows
     batches: Batches
@@ -54,16 +54,24 @@ class Job:
         return self.config.optim.update == "async"
 
 
-def prepare_job(config: Config) -> Job:
-    """Looks at everything the run needs, cheapest first. UserError for what a person can mend."""
+def prepare_job(config: Config, *, weights_needed: bool = True) -> Job:
+    """Looks at everything the run needs, cheapest first. UserError for what a person can mend.
+
+    A resumed run has its weights in a checkpoint: the model directory's are not looked at.
+    """
     model_dir = registry.locate(config.model.path)
     spec = registry.build(registry.read_config(model_dir))
     files = None
-    if config.model.init == "auto" and (any(model_dir.glob("*.safetensors")) or not _is_preset(model_dir)):
+    stored = any(model_dir.glob("*.safetensors")) or not _is_preset(model_dir)
+    if weights_needed and config.model.init == "auto" and stored:
         files = weights.check(model_dir, spec)
     devices = _devices(config)
     tokens_needed = any(source.path != "builtin:random" for source in config.data.train) or config.eval.questions
     tokenizer = load_tokenizer(model_dir) if tokens_needed else None
+    if tokenizer is not None and config.data.chat_template is not None:
+        tokenizer.chat_template = load_template(tokenizer, config.data.chat_template)
+    if config.eval.questions:
+        load_template(tokenizer, None)  # a UserError where there is none
     plan, limit = _plan(config, spec, devices)
     workers = sum(name.startswith("cpu") for name in devices)  # their device memory is the host's
     device_choice.check_host(plan.host_bytes + workers * plan.device.total, config.engine.host_limit)

@@ -2,19 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
 from rptrain.devices import readable
 from rptrain.engine.boundary import BoundaryBuffers
-from rptrain.engine.footprint import Footprint, Shapes, footprint
+from rptrain.engine.embedding import RowGradients
+from rptrain.engine.footprint import Footprint, Shapes, footprint, stage_parts
 from rptrain.engine.memory import ModelStore
 from rptrain.errors import UserError
 from rptrain.models.spec import ModelSpec
 from rptrain.plan.lower import boundaries
-from rptrain.plan.partition import LayerCost, partition
+from rptrain.plan.partition import LayerCost, objective, partition
 from rptrain.plan.schedule import Plan, Stage
 
+SEARCH = 24  # bounds that are tried between one layer a stage and no bound
 LIBRARIES = 512 << 20  # bytes of a GPU's limit left to matrix and attention libraries, and to fragments
 
 
@@ -26,10 +29,11 @@ class RunPlan:
     device: Footprint
     store_bytes: int
     boundary_bytes: int
+    row_bytes: int  # sums of the embedding's gradient rows
 
     @property
     def host_bytes(self) -> int:
-        return self.store_bytes + self.boundary_bytes
+        return self.store_bytes + self.boundary_bytes + self.row_bytes
 
 
 def layer_costs(spec: ModelSpec, tokens: int, length: int) -> list[LayerCost]:
@@ -58,7 +62,7 @@ def make_plan(
     Raises UserError where not even single layers fit, with the layer and what it needs.
     """
     tokens = rows * length
-    shapes = Shapes(tokens, length, micro_batches, dtype, micro_batches > round_size)
+    shapes = Shapes(tokens, micro_batches, dtype, micro_batches > round_size)
     costs = layer_costs(spec, tokens, length)
     stages = _fitting(spec, shapes, costs, devices, None if device_limit is None else device_limit - LIBRARIES)
     plan = Plan(stages, devices, micro_batches, round_size)
@@ -67,34 +71,45 @@ def make_plan(
         footprint(spec, stages, shapes),
         ModelStore.nbytes(spec, dtype, generations=1 + asynchronous, wide_grad=shapes.wide_grad),
         BoundaryBuffers.nbytes(boundaries(stages), round_size, tokens, spec.hidden_size, dtype),
+        RowGradients.nbytes(spec, dtype, tokens, round_size, micro_batches // round_size),
     )
 
 
 def _fitting(
     spec: ModelSpec, shapes: Shapes, costs: Sequence[LayerCost], devices: int, limit: int | None
 ) -> tuple[Stage, ...]:
-    """Slots are as large as the largest stage of each kind together, so stages that fit alone may not fit together:
-    then smaller ones are tried.
+    """The best partition whose parts fit `limit` together.
+
+    Slots are as large as the largest stage of each kind, so stages that fit alone may not fit together. Each part of
+    the memory is bounded at once, from what single layers need (the least there is) to what the whole model does.
     """
-
-    def need(stage: Stage) -> int:
-        alone = Stage("FB", stage.start, stage.stop) if stage.backward else stage
-        head = len(spec.layers)
-        return footprint(spec, (alone,) if alone.backward else (alone, Stage("FB", head, head + 1)), shapes).total
-
-    for part in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3):
-        least = max(need(Stage("FB", i, i + 1)) for i in range(len(spec.stack)))
-        bound = None if limit is None else max(limit * part, min(least, limit))
-        stages = partition(
-            costs, devices, shapes.micro_batches, lambda s, bound=bound: bound is None or need(s) <= bound
+    whole = partition(costs, devices, shapes.micro_batches)
+    assert whole is not None
+    if limit is None or footprint(spec, whole, shapes).total <= limit:
+        return whole
+    head = len(spec.layers)
+    singles = [Stage("F", i, i + 1) for i in range(head)]
+    singles += [Stage("FB", head, head + 1), *(Stage("B", i, i + 1) for i in reversed(range(head)))]
+    least = footprint(spec, singles, shapes)
+    if least.total > limit:
+        largest = max(spec.stack, key=lambda layer: sum(spec.units[unit].numel for unit in layer.units))
+        raise UserError(
+            f"engine.vram_limit leaves {readable(max(limit, 0))} for tensors, but layer {largest.name!r}, the largest, "
+            f"needs {readable(least.total)} even as a stage of its own, with {shapes.tokens} tokens a micro-batch: "
+            "raise the limit, or lower train.micro_batch_size or data.max_length"
         )
-        if stages is not None and (limit is None or footprint(spec, stages, shapes).total <= limit):
-            return stages
-    assert limit is not None
-    worst = max(range(len(spec.stack)), key=lambda i: need(Stage("FB", i, i + 1)))
-    needed = need(Stage("FB", worst, worst + 1))
-    raise UserError(
-        f"engine.vram_limit leaves {readable(max(limit, 0))} for tensors, but layer {spec.stack[worst].name!r} alone "
-        f"needs {readable(needed)} with {shapes.tokens} tokens a micro-batch: raise the limit, or lower "
-        "train.micro_batch_size or data.max_length"
-    )
+    parts = cache(lambda stage: stage_parts(spec, stage, shapes))
+    most = parts(Stage("FB", 0, head + 1))
+    fitting = []
+    for step in range(SEARCH + 1):
+        share = step / SEARCH
+        bound = [low + share * (high - low) for low, high in zip(least.slots, most, strict=True)]
+
+        def fits(stage: Stage, bound: list[float] = bound) -> bool:
+            return all(need <= most for need, most in zip(parts(stage), bound, strict=True))
+
+        stages = partition(costs, devices, shapes.micro_batches, fits)
+        assert stages is not None
+        if footprint(spec, stages, shapes).total <= limit:
+            fitting.append((objective(costs, stages, devices, shapes.micro_batches), len(stages), stages))
+    return min(fitting, key=lambda found: found[:2])[2] if fitting else tuple(singles)

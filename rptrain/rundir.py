@@ -128,14 +128,16 @@ def find(resolved: Resolved) -> tuple[RunDir, Path] | None:
     return found
 
 
-def begin(resolved: Resolved) -> tuple[RunDir, Path | None]:
-    """Takes up the run that `find` found, or creates one; writes its config. The path is the checkpoint's."""
+def begin(resolved: Resolved, found: tuple[RunDir, Path] | None) -> tuple[RunDir, Path | None]:
+    """Takes up the run that `find` found, or creates one; writes its config. The path is the checkpoint's.
+
+    From a checkpoint that is not the run's newest a new run begins: what came after it stays as it is.
+    """
     config = resolved.config
-    found = find(resolved)
-    if found is None:
+    if found is None or found[1].name != found[0].checkpoints()[-1].name:
         run = RunDir.create(config.save.output_dir, config.log.run_name or "run")
         run.write_config(resolved)
-        return run, None
+        return run, found[1] if found else None
     run, checkpoint = found
     log = config.log.model_copy(update={"run_name": run.config().log.run_name})
     with EventLog(run.events_path):  # fails where another process trains the run

@@ -38,10 +38,10 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
     state was saved.
     """
     found = find(resolved)  # a resume that cannot be is found out before data is read
-    job = prepare_job(resolved.config)
+    job = prepare_job(resolved.config, weights_needed=found is None)
     if found is not None:
-        _check_resume(found[1], job)
-    run, checkpoint = begin(resolved)
+        _check_resume(*found, job)
+    run, checkpoint = begin(resolved, found)
     with ExitStack() as stack:
         log = stack.enter_context(metrics.EventLog(run.events_path))
         progress = stack.enter_context(metrics.Progress(job.total_steps, quiet=quiet))
@@ -99,13 +99,12 @@ class Trainer:
         )
         log.write(metrics.Plan((str(job.plan.plan), *job.plan.plan.grid().splitlines())))
         self._first, applied = self._load(checkpoint)
-        if not self._store.locked and job.devices[0].startswith("cuda"):
-            self._progress.note("host memory could not be page-locked: transfers will be slower")
         if self._first == 0:
             self._evaluate(0)
         with self._signals(), self._engine(applied) as engine:
+            if not engine.locked and job.devices[0].startswith("cuda"):
+                self._progress.note("host memory could not be page-locked: transfers will be slower")
             self._loop(engine)
-            applied = engine.applied
         self._evaluate(job.total_steps)
         base = self._run.checkpoints()[-1] / BASE
         export_store(self._store.view, job.spec, base, self._run.model_path, job.config.model.dtype)
@@ -127,7 +126,6 @@ class Trainer:
                 threads=job.config.engine.optimizer_threads,
             ),
             tokens=job.config.train.micro_batch_size * job.config.data.max_length,
-            length=job.config.data.max_length,
             applied=applied,
             device_limit=job.device_limit,
             trace=job.config.engine.trace,
@@ -145,12 +143,12 @@ class Trainer:
             if started is not None:
                 self._report(started, engine)
             started = _Started(step + 1, batch, rate, loss, update)
-            last = step + 1 == job.total_steps
-            if last or self._stopping or (save.save_steps and (step + 1) % save.save_steps == 0):
+            last, stopping = step + 1 == job.total_steps, self._stopping
+            if last or stopping or (save.save_steps and (step + 1) % save.save_steps == 0):
                 self._report(started, engine)
                 started = None
                 self._save(engine, step + 1)
-            if self._stopping and not last:
+            if stopping and not last:
                 raise KeyboardInterrupt
 
     def _learning_rate(self, step: int) -> float:
@@ -204,6 +202,7 @@ class Trainer:
 
     def _save(self, engine: Engine, step: int) -> None:
         """Between iterations; the pipeline is waited for, and goes on from the same weights as if it had not been."""
+        began = time.perf_counter()
         engine.synchronize()
         meta: dict[str, Any] = {
             "applied": engine.applied,
@@ -215,7 +214,7 @@ class Trainer:
         path = save_state(self._run.checkpoints_path, self._store.units, step=step, meta=meta)
         prune(self._run.checkpoints_path, self._job.config.save.save_total_limit)
         self._log.write(metrics.CheckpointSaved(step, str(path)))
-        self._clock = time.perf_counter()
+        self._clock += time.perf_counter() - began  # no part of the speed that is reported
 
     def _evaluate(self, step: int) -> None:
         count = self._job.config.eval.questions
@@ -248,8 +247,9 @@ class Trainer:
                 signal.signal(kind, handler)
 
 
-def _check_resume(checkpoint: Path, job: Job) -> None:
+def _check_resume(run: RunDir, checkpoint: Path, job: Job) -> None:
     """UserError where the run could not go on from a checkpoint to the same numbers, or not at all."""
+    forks = checkpoint.name != run.checkpoints()[-1].name  # and is to have steps of its own
     state = read_state(checkpoint)
     anew = "or begin a new run with save.resume=never"
     if state["meta"]["data"] != job.rows.content_hash:
@@ -259,7 +259,7 @@ def _check_resume(checkpoint: Path, job: Job) -> None:
             f"{job.model_dir / 'config.json'} differs from the one that {checkpoint} was trained with: "
             f"bring it back as it was, {anew}"
         )
-    if state["step"] > job.total_steps:
+    if state["step"] > job.total_steps or (forks and state["step"] == job.total_steps):
         raise UserError(
             f"{checkpoint} has {state['step']} steps behind it, and the config ends at {job.total_steps}: raise "
             f"train.max_steps, name an earlier checkpoint in save.resume, {anew}"

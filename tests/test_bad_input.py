@@ -127,8 +127,8 @@ def test_a_limit_too_small_for_the_largest_layer(model):
                 device_limit=limit,
             )
         said = str(caught.value)
-        assert f"leaves {max(limit - LIBRARIES, 0)} bytes for tensors, but layer 'layers.0' alone needs" in said
-        assert "KiB with 256 tokens a micro-batch: raise the limit, or lower train.micro_batch_size" in said
+        assert f"leaves {max(limit - LIBRARIES, 0)} bytes for tensors, but layer 'layers.0', the largest, needs" in said
+        assert "KiB even as a stage of its own, with 256 tokens a micro-batch: raise the limit, or lower train.micro_batch_size" in said
 
 
 def test_more_devices_than_micro_batches_is_a_warning(folder, caplog):
@@ -177,6 +177,7 @@ def cut(file: Path, size: int) -> None:
             "'GPT2LMHeadModel' is not supported; supported",
         ),
         (lambda f: change_config(f, architectures=[[1]]), "is not supported; supported"),
+        (lambda f: change_config(f, num_hidden_layers=10**9), "num_hidden_layers is at most 10000, not 1000000000"),
         (lambda f: change_config(f, hidden_size=0), "hidden_size must be a positive whole number, not 0"),
         (lambda f: change_config(f, num_hidden_layers=4), "model.layers.3.input_layernorm.weight is missing"),
         (lambda f: change_config(f, hidden_size=32), "has shape [105, 16], not [105, 32]"),
@@ -207,6 +208,11 @@ def test_tokenizers(folder, refused, spoil, message):
     (folder / "chats.jsonl").write_text(CHAT * 10)
     spoil(folder / "model")
     assert message in refused("data.train.0.path=chats.jsonl", "data.max_length=64")
+
+
+def test_questions_without_a_chat_template(folder, refused):
+    (folder / "model/chat_template.jinja").unlink()
+    assert "set `data.chat_template` to a Jinja file" in refused("eval.questions=3")
 
 
 def test_a_tokenizer_of_another_model(folder, refused):
@@ -350,9 +356,9 @@ def test_a_flipped_bit_is_found_while_weights_are_read(unfinished, folder):
     result = tools.invoke("--config", "run.toml")
     assert result.exit_code == 2 and "its content is not what was saved (sha256 differs)" in result.stderr
     assert isinstance(list(metrics.read(unfinished.events_path))[-1], metrics.Failed)
-    older = f"save.resume={unfinished.checkpoint_path(3)}"
-    assert tools.invoke("--config", "run.toml", older, "--json").exit_code == 0
-    assert unfinished.finished
+    older = tools.invoke("--config", "run.toml", f"save.resume={unfinished.checkpoint_path(3)}", "--json")
+    assert older.exit_code == 0
+    assert RunDir(Path(json.loads(older.stdout)["run"])).finished
 
 
 def test_a_model_or_data_that_changed(unfinished, folder, refused):

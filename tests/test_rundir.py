@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from rptrain import metrics
+from rptrain import metrics, rundir
 from rptrain.config_source import Resolved, resolve
 from rptrain.errors import UserError
 from rptrain.metrics import EventLog
-from rptrain.rundir import RunDir, begin, changed, checkpoint_of, find
+from rptrain.rundir import RunDir, changed, checkpoint_of, find
 
 CONFIG = """\
 [model]
@@ -25,6 +25,10 @@ run_name = "r"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def begin(resolved: Resolved) -> tuple[RunDir, Path | None]:
+    return rundir.begin(resolved, find(resolved))
 
 
 def config(*overrides: str) -> Resolved:
@@ -133,9 +137,19 @@ def test_a_path_to_a_run_or_a_checkpoint():
     save(run, 20)
     record(run, metrics.Finished(20))
     assert begin(config("save.resume=runs/r")) == (run, run.checkpoint_path(20))
-    by_checkpoint, checkpoint = begin(config("save.resume=runs/r/checkpoints/checkpoint-10"))
-    assert by_checkpoint.path.resolve() == run.path.resolve() and checkpoint.name == "checkpoint-10"
+    by_checkpoint, checkpoint = begin(config("save.resume=runs/r/checkpoints/checkpoint-20"))
+    assert by_checkpoint.path.resolve() == run.path.resolve() and checkpoint.name == "checkpoint-20"
     assert checkpoint_of("runs/r/") == (run, run.checkpoint_path(20))
+
+
+def test_an_earlier_checkpoint_begins_a_run_of_its_own():
+    run, _ = begin(config())
+    save(run, 10)
+    save(run, 20)
+    other, checkpoint = begin(config("save.resume=runs/r/checkpoints/checkpoint-10"))
+    assert checkpoint is not None
+    assert (other.path.name, checkpoint.name) == ("r-2", "checkpoint-10")
+    assert [path.name for path in run.checkpoints()] == ["checkpoint-10", "checkpoint-20"]
 
 
 def test_a_path_from_inside_the_run(monkeypatch):

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from rptrain import metrics
-from rptrain.checkpoint.files import complete_checkpoints
 from rptrain.engine import device
 from rptrain.models import registry, rope, weights
 from rptrain.models.spec import MicroBatch
@@ -88,13 +87,17 @@ def test_killed_while_saving(folder, trainers, undisturbed, call):
     assert [path.name for path in run.checkpoints_path.iterdir()] == ["checkpoint-6"]
 
 
-def test_killed_while_a_checkpoint_is_replaced(folder, trainers, undisturbed):
+def test_taken_back_to_an_older_checkpoint(folder, trainers, undisturbed):
+    """A run of its own goes on from there; the one that it came from stays as it is."""
     assert trainers.train(folder, "save.save_steps=2", event=6) == -signal.SIGKILL
-    back = f"save.resume={folder}/runs/run/checkpoints/checkpoint-2"
-    assert trainers.train(folder, "save.save_steps=2", back, save=(4, 17)) == -signal.SIGKILL
-    names = [path.name for path in complete_checkpoints(folder / "runs/run/checkpoints")]
-    assert names == ["checkpoint-2", "checkpoint-4.replaced"]
-    check_same(tools.train_here(folder, *EVERY_TWO), undisturbed())
+    first = RunDir(folder / "runs/run")
+    before = {path: path.read_bytes() for path in first.path.rglob("*") if path.is_file()}
+    run = tools.train_here(folder, *EVERY_TWO, f"save.resume={first.checkpoint_path(2)}")
+    assert run.path.name == "run-2"
+    assert [event.step for event in tools.events(run, metrics.Resumed)] == [2]
+    assert tools.state(run) == undisturbed().state
+    assert tools.steps(run) == {step: values for step, values in undisturbed().steps.items() if step > 2}
+    assert before == {path: path.read_bytes() for path in first.path.rglob("*") if path.is_file()}
 
 
 def test_killed_before_anything_was_saved(folder, trainers, undisturbed):
@@ -220,6 +223,21 @@ def test_packing_and_micro_batches_do_not_change_the_loss(folder, assistant_only
 
 
 # What is in a run's folder
+
+
+def test_a_template_of_ones_own_goes_along(folder):
+    """Into the data, the questions that are asked, the checkpoints and the model."""
+    template = "{% for m in messages %}<|{{ m.role }}|>[{{ m.content }}]<|end|>{% endfor %}"
+    template += "{% if add_generation_prompt %}<|assistant|>[{% endif %}"
+    (folder / "own.jinja").write_text(template)
+    (folder / "model/chat_template.jinja").unlink()
+    sizes = ("data.max_length=64", "train.max_steps=1", "eval.questions=3")
+    run = tools.train_here(
+        folder, write_chats(folder / "chats.jsonl"), f"data.chat_template={folder}/own.jinja", *sizes
+    )
+    for directory in (run.model_path, run.checkpoints()[-1] / "base"):
+        assert (directory / "chat_template.jinja").read_text() == template
+    assert our_answers(run.path, QUESTIONS) == our_answers(run.checkpoints()[-1], QUESTIONS)
 
 
 def test_the_folder(folder):

@@ -40,7 +40,7 @@ class Board:
     def wait(self, key: Hashable, number: int) -> Any:
         """Blocks until `number` was published under `key` and returns its payload. Raises Aborted.
 
-        A payload that is no longer kept is None: what is that old has finished.
+        The payload is None where it is no longer kept.
         """
         with self._changed:
             if not self._reached(key, number):

@@ -41,5 +41,9 @@ class BoundaryBuffers:
         number = turn * self.chain[boundary] + access.order
         return self._buffers[boundary, parity, place], ("boundary", boundary, parity, place), number
 
+    @property
+    def locked(self) -> bool:
+        return self._arena.locked
+
     def close(self) -> None:
         self._arena.close()

@@ -15,6 +15,7 @@ from torch import Tensor
 from rptrain.engine.context import Context
 from rptrain.engine.iteration import Iteration
 from rptrain.engine.memory import UnitState, accumulate_dtype
+from rptrain.models.spec import ModelSpec
 from rptrain.plan.lower import Access
 
 
@@ -29,8 +30,17 @@ class RowGradients:
         self._table = state.unit.views(state.grad)["embed"]
         width = -(-self._table.shape[1] // threads)
         self._columns = [slice(start, start + width) for start in range(0, self._table.shape[1], width)]
+        if not tied:
+            self._table.zero_()
         self._touched: Tensor | None = None  # rows that the last iteration wrote (untied only)
         self._parts: list[tuple[Tensor, Tensor]] = []  # rows and sums of each round
+
+    @staticmethod
+    def nbytes(spec: ModelSpec, dtype: torch.dtype, tokens: int, round_size: int, rounds: int) -> int:
+        """The most that the sums take: a row for each token that differs, each round; and temporaries of a write."""
+        rows = min(tokens * round_size, spec.vocab_size)
+        wide = accumulate_dtype(dtype).itemsize
+        return rows * spec.hidden_size * (rounds * wide + 2 * wide)
 
     def begin_round(self, input_ids: Tensor) -> None:
         """A round with tokens [M_R, T] begins to arrive."""

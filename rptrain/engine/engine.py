@@ -1,6 +1,7 @@
 """The engine: owns devices, threads and memory, and is driven by two calls, `forward_backward` and `step`."""
 
 from collections.abc import Hashable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -54,7 +55,6 @@ class Engine:
         optimizer: Optimizer,
         *,
         tokens: int,
-        length: int,
         applied: int = 0,
         device_limit: int | None = None,
         probe: Probe | None = None,
@@ -62,41 +62,53 @@ class Engine:
     ) -> None:
         validate(plan, len(store.spec.stack))
         assert len(devices) == plan.devices
+        assert all(len(state.params) == 1 + optimizer.asynchronous for state in store.units)
+        assert store.wide_grad == (plan.rounds > 1)
         self.plan, self.store = plan, store
+        self.trace = Trace() if trace else None
         self._tokens = tokens
         self._cuda = any(name.startswith("cuda") for name in devices)
-        self._settings = Reproducible(cuda=self._cuda)
         self._next = 0
         self._steps = 0
-        self._devices: list[Device] = []
         self._threads: list[Worker | OptimizerWorker | EmbeddingWorker] = []
-        self.trace = Trace() if trace else None
-        bounds = boundaries(plan.stages)
-        buffers = BoundaryBuffers(bounds, plan.round_size, tokens, store.spec.hidden_size, store.dtype, lock=self._cuda)
-        self._context = Context(plan, bounds, store, buffers, int(optimizer.asynchronous), probe, self.trace)
-        for index, state in enumerate(store.units):
-            for version, generation in ((-1, state.before), (0, state.current)):
-                self._context.board.publish(("version", index), version, generation)
-        shapes = Shapes(tokens, length, plan.micro_batches, store.dtype, plan.rounds > 1)
-        sizes = footprint(store.spec, plan.stages, shapes)
-        for name in devices:
-            self._devices.append(self._open(name, device_limit, probe))
-        self._adam = CpuAdam(optimizer.betas, optimizer.eps, optimizer.threads)
-        self._optimizer = OptimizerWorker(
-            self._context,
-            self._adam,
-            weight_decay=optimizer.weight_decay,
-            max_grad_norm=optimizer.max_grad_norm,
-            applied=applied,
-        )
-        workers = [Worker(self._context, i, device, sizes, tokens) for i, device in enumerate(self._devices)]
-        self._threads = [self._optimizer, EmbeddingWorker(self._context), *workers]
+        with ExitStack() as stack:
+            stack.callback(Reproducible(cuda=self._cuda).restore)
+            bounds = boundaries(plan.stages)
+            buffers = BoundaryBuffers(
+                bounds, plan.round_size, tokens, store.spec.hidden_size, store.dtype, lock=self._cuda
+            )
+            stack.callback(buffers.close)
+            self.locked = store.locked and buffers.locked
+            self._context = Context(plan, bounds, store, buffers, int(optimizer.asynchronous), probe, self.trace)
+            for index, state in enumerate(store.units):
+                for version, generation in ((-1, state.before), (0, state.current)):
+                    self._context.board.publish(("version", index), version, generation)
+            adam = CpuAdam(optimizer.betas, optimizer.eps, optimizer.threads)
+            stack.callback(adam.close)
+            opened = [self._open(name, device_limit, probe, stack) for name in devices]
+            stack.callback(self._end_threads)
+            self._optimizer = OptimizerWorker(
+                self._context,
+                adam,
+                weight_decay=optimizer.weight_decay,
+                max_grad_norm=optimizer.max_grad_norm,
+                applied=applied,
+            )
+            self._threads += [self._optimizer, EmbeddingWorker(self._context)]
+            shapes = Shapes(tokens, plan.micro_batches, store.dtype, store.wide_grad)
+            sizes = footprint(store.spec, plan.stages, shapes)
+            for index, device in enumerate(opened):
+                self._threads.append(Worker(self._context, index, device, sizes, tokens))
+            self._resources = stack.pop_all()
 
-    def _open(self, name: str, limit: int | None, probe: Probe | None) -> Device:
+    def _open(self, name: str, limit: int | None, probe: Probe | None, stack: ExitStack) -> Device:
         kind, _, index = name.partition(":")
         if kind == "cuda":
-            return CudaDevice(int(index), limit, probe)
-        return CpuDevice(name, self._context.aborted, self._context.fail, probe)
+            device: Device = CudaDevice(int(index), limit, probe)
+        else:
+            device = CpuDevice(name, self._context.aborted, self._context.fail, probe)
+        stack.callback(device.close)
+        return device
 
     @property
     def applied(self) -> int:
@@ -121,9 +133,9 @@ class Engine:
 
         def loss() -> float:
             for r in range(self.plan.rounds):
-                event = self._wait(("loss", r), iteration.number)
-                if event is not None:
-                    event.synchronize()
+                self._wait(("loss", r), iteration.number)
+            for event in iteration.losses_sent:
+                event.synchronize()
             self._check()
             return iteration.losses.double().sum().item() / max(batch.supervised, 1)
 
@@ -152,10 +164,6 @@ class Engine:
             self._wait(("step",), self._steps - 1)
         self._check()
 
-    def waiting(self) -> dict[str, tuple[object, int]]:
-        """Which thread waits for what, now."""
-        return self._context.board.waiting()
-
     def _wait(self, key: Hashable, number: int) -> Any:
         try:
             return self._context.board.wait(key, number)
@@ -167,17 +175,15 @@ class Engine:
         if self._context.failure is not None:
             raise self._context.failure
 
-    def close(self) -> None:
-        """Ends the threads, after what was submitted if all is well, at once if a thread failed, and frees memory."""
+    def _end_threads(self) -> None:
         for thread in self._threads:
             thread.submit(None)
         for thread in self._threads:
             thread.join()
-        for device in self._devices:
-            device.close()
-        self._adam.close()
-        self._context.buffers.close()
-        self._settings.restore()
+
+    def close(self) -> None:
+        """Ends the threads, after what was submitted if all is well, at once if a thread failed, and frees memory."""
+        self._resources.close()
 
     def __enter__(self) -> "Engine":
         return self
@@ -185,4 +191,10 @@ class Engine:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
             self._context.board.abort()  # nobody waits for what is still under way
-        self.close()
+        try:
+            self.close()
+        except RuntimeError:  # a GPU that failed cannot be waited for either: what it failed of matters more
+            self._check()
+            raise
+        if error is None:
+            self._check()

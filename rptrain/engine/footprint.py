@@ -15,10 +15,9 @@ RING = 2  # entries of each input ring: one is computed on, one arrives
 
 @dataclass(frozen=True)
 class Shapes:
-    """Sizes a device's memory is planned for: T tokens a micro-batch, in rows of `length`."""
+    """Sizes a device's memory is planned for: T tokens a micro-batch."""
 
     tokens: int
-    length: int
     micro_batches: int
     dtype: torch.dtype
     wide_grad: bool  # gradients leave the device as float32 partial sums
@@ -37,6 +36,11 @@ class Footprint:
     work: int  # saved tensors and temporaries of the stage that needs most
 
     @property
+    def slots(self) -> tuple[int, int, int]:
+        """Bytes of the parts that the largest stage sets: see `stage_parts`."""
+        return self.params, self.grads, self.work
+
+    @property
     def total(self) -> int:
         return self.params + self.grads + self.rings + self.work
 
@@ -46,21 +50,31 @@ def stage_numel(spec: ModelSpec, stage: Stage) -> int:
     return sum(spec.units[u].numel for layer in spec.stack[stage.start : stage.stop] for u in layer.units)
 
 
-def footprint(spec: ModelSpec, stages: Sequence[Stage], shapes: Shapes) -> Footprint:
+def stage_parts(spec: ModelSpec, stage: Stage, shapes: Shapes) -> tuple[int, int, int]:
+    """Bytes of parameter slots, gradient slots and work that one stage asks for; a plan has the largest of each."""
     itemsize, wide = shapes.dtype.itemsize, accumulate_dtype(shapes.dtype).itemsize
-    param_numel = max(stage_numel(spec, stage) for stage in stages)
-    grad_numel = max(stage_numel(spec, stage) for stage in stages if stage.backward)
+    numel = stage_numel(spec, stage)
+    return (
+        2 * numel * itemsize,
+        numel * (wide + (wide if shapes.wide_grad else itemsize)) if stage.backward else 0,
+        _work(spec, stage, shapes) + shapes.tokens * 1024,
+    )
+
+
+def footprint(spec: ModelSpec, stages: Sequence[Stage], shapes: Shapes) -> Footprint:
+    """What the stages need together."""
+    params, grads, work = (max(part) for part in zip(*(stage_parts(spec, s, shapes) for s in stages), strict=True))
     outputs = RING * max(max(len(io.x_out), 1) for io in boundaries(stages).stages)
-    boundary = shapes.tokens * spec.hidden_size * itemsize
+    boundary = shapes.tokens * spec.hidden_size * shapes.dtype.itemsize
     indices = 2 * shapes.micro_batches * shapes.tokens * (8 + 8 + 4)
     return Footprint(
-        param_numel,
-        grad_numel,
+        max(stage_numel(spec, stage) for stage in stages),
+        max(stage_numel(spec, stage) for stage in stages if stage.backward),
         outputs,
-        params=2 * param_numel * itemsize,
-        grads=grad_numel * (wide + (wide if shapes.wide_grad else itemsize)),
+        params,
+        grads,
         rings=(2 * RING + outputs) * boundary + indices,
-        work=max(_work(spec, stage, shapes) for stage in stages) + shapes.tokens * 1024,
+        work=work,
     )
 
 

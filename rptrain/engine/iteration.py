@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rptrain.data.batch import Batch
+from rptrain.engine.device import Event
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Iteration:
     length: int
     supervised: int
     losses: Tensor  # [M], sums over each micro-batch, written by the fused stage's device
+    losses_sent: list[Event]  # one for each round that was issued
 
     @property
     def scale(self) -> float:
@@ -38,7 +40,7 @@ class Iteration:
 
 
 def make_iteration(number: int, batch: Batch, dtype: torch.dtype, *, pin: bool) -> Iteration:
-    """Copies a batch's index tensors to where devices can read them at their leisure."""
+    """A batch with its index tensors where devices can read them: page-locked for CUDA."""
     micro_batches, tokens = batch.input_ids.shape
     cu_seqlens = torch.zeros(micro_batches, tokens + 1, dtype=torch.int32)
     for m, lengths in enumerate(batch.documents):
@@ -59,6 +61,7 @@ def make_iteration(number: int, batch: Batch, dtype: torch.dtype, *, pin: bool) 
         batch.length,
         batch.supervised,
         place(losses),
+        [],
     )
 
 

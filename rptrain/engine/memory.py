@@ -130,7 +130,7 @@ class ModelStore:
         wide_grad: bool = False,
         lock: bool = False,
     ) -> None:
-        self.spec, self.dtype = spec, dtype
+        self.spec, self.dtype, self.wide_grad = spec, dtype, wide_grad
         self._layout = _layout(dtype, generations, wide_grad)
         self._arena = Arena(self.nbytes(spec, dtype, generations=generations, wide_grad=wide_grad), lock=lock)
         self.units = [self._unit(unit) for unit in spec.units]

@@ -4,13 +4,15 @@ Neither ever blocks its device while there is something else to issue: a chunk w
 optimizer has not written the version, or has not read the last gradient) stays for a later window.
 """
 
-from collections import Counter
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from rptrain.engine.context import Context
-from rptrain.engine.device import Device, Event
+from rptrain.engine.device import Device, Event, Stream
 from rptrain.engine.footprint import stage_numel
 from rptrain.plan.lower import Chunk, windows
 from rptrain.plan.schedule import Slot, Stage
@@ -25,12 +27,11 @@ class StageLayout:
         spec = context.store.spec
         self.units = tuple(u for layer in spec.stack[stage.start : stage.stop] for u in layer.units)
         self.numel = stage_numel(spec, stage)
-        self.sizes = tuple((u, spec.units[u].numel) for u in self.units)
         self.offsets: dict[int, int] = {}
         offset = 0
-        for unit, numel in self.sizes:
+        for unit in self.units:
             self.offsets[unit] = offset
-            offset += numel
+            offset += spec.units[unit].numel
 
     def bind(self, context: Context, stage: Stage, flat: Tensor) -> list[dict[str, Tensor]]:
         """For each layer of the stage, its parameters (or gradients) as views of a slot."""
@@ -45,99 +46,109 @@ class StageLayout:
         ]
 
 
-def _deal(layout: StageLayout, slot: Slot, dtype: torch.dtype) -> tuple[tuple[Chunk, ...], ...]:
-    return windows(layout.sizes, len(slot.micro_batches), CHUNK_BYTES // dtype.itemsize)
-
-
-class Upload:
-    """Fills a parameter slot for one dispatched stage, during the slot before it."""
+class _Transfer(ABC):
+    """Chunks that are issued window by window on one stream, as far as their units are ready."""
 
     def __init__(
         self,
         context: Context,
-        device: Device,
+        stream: Stream,
         layout: StageLayout,
-        iteration: int,
+        units: Sequence[int],
         slot: Slot,
-        target: Tensor,
+        dtype: torch.dtype,
     ) -> None:
-        self._context, self._device, self._layout, self._target = context, device, layout, target
-        self._where = f"{slot} upload"
-        self._version = context.read_version(iteration)
-        self._rest = [c for window in _deal(layout, slot, target.dtype) for c in window]
-        self._window = -(-len(self._rest) // len(slot.micro_batches))
+        self._context, self._stream, self._layout = context, stream, layout
+        sizes = [(unit, context.store.spec.units[unit].numel) for unit in units]
+        self._windows = deque(windows(sizes, len(slot.micro_batches), CHUNK_BYTES // dtype.itemsize))
+        self._late: deque[Chunk] = deque()  # of windows that have passed
 
     def issue(self, after: Event) -> None:
-        """One window: the next chunks that are ready, behind `after`."""
-        self._device.param_upload.wait(after)
-        for _ in range(min(self._window, len(self._rest))):
-            if not self._context.board.ready(("version", self._rest[0].unit), self._version):
-                return
-            self._copy(self._rest.pop(0))
+        """The next window, behind `after`, and what is late; a chunk that is not ready ends it."""
+        self._stream.wait(after)
+        if self._windows:
+            self._late.extend(self._windows.popleft())
+        while self._late and self._context.board.ready(("version", self._late[0].unit), self._awaited):
+            self._copy(self._late.popleft())
 
-    def blocked_by(self) -> int | None:
-        """The unit whose version the next chunk waits for, if it is not there yet."""
-        for chunk in self._rest:
-            if not self._context.board.ready(("version", chunk.unit), self._version):
-                return chunk.unit
-        return None
+    def _issue_all(self) -> None:
+        """Every remaining chunk; blocks for those that are not ready."""
+        for chunk in (*self._late, *(chunk for window in self._windows for chunk in window)):
+            self._context.board.wait(("version", chunk.unit), self._awaited)
+            self._copy(chunk)
+        self._late.clear()
+        self._windows.clear()
+
+    @property
+    @abstractmethod
+    def _awaited(self) -> int:
+        """The version that must have been published before a chunk of a unit can be issued."""
+
+    @abstractmethod
+    def _copy(self, chunk: Chunk) -> None: ...
+
+
+class Upload(_Transfer):
+    """Fills a parameter slot for one dispatched stage, during the slot before it."""
+
+    def __init__(
+        self, context: Context, device: Device, layout: StageLayout, iteration: int, slot: Slot, target: Tensor
+    ) -> None:
+        super().__init__(context, device.param_upload, layout, layout.units, slot, target.dtype)
+        self._where, self._target = f"{slot} upload", target
+        self._version = context.read_version(iteration)
+
+    @property
+    def _awaited(self) -> int:
+        return self._version
+
+    def is_blocked(self) -> bool:
+        """Whether a unit's version is not there yet: `finish` would wait for the optimizer."""
+        board = self._context.board
+        return not all(board.ready(("version", unit), self._version) for unit in self._layout.units)
 
     def finish(self) -> Event:
         """Every remaining chunk; blocks until the optimizer has written them. Passes when the slot is filled."""
-        while self._rest:
-            self._copy(self._rest.pop(0))
-        return self._device.param_upload.record()
+        self._issue_all()
+        return self._stream.record()
 
     def _copy(self, chunk: Chunk) -> None:
         generation = self._context.board.wait(("version", chunk.unit), self._version)
         source = self._context.store.units[chunk.unit].params[generation][chunk.start : chunk.stop]
         offset = self._layout.offsets[chunk.unit]
         target = self._target[offset + chunk.start : offset + chunk.stop]
-        self._device.param_upload.run(self._where, lambda: _copy(target, source))
+        self._stream.run(self._where, lambda: _copy(target, source))
 
 
-class Download:
-    """Drains a gradient slot to the host, during the slot after it."""
+class Download(_Transfer):
+    """Drains a gradient slot to the host, during the slot after it, the last layers first: async updates them first."""
 
     def __init__(
-        self,
-        context: Context,
-        device: Device,
-        layout: StageLayout,
-        iteration: int,
-        slot: Slot,
-        source: Tensor,
+        self, context: Context, device: Device, layout: StageLayout, iteration: int, slot: Slot, source: Tensor
     ) -> None:
-        self._context, self._device, self._layout, self._source = context, device, layout, source
-        self._where = f"{slot} download"
+        super().__init__(context, device.grad_download, layout, layout.units[::-1], slot, source.dtype)
+        self._where, self._source = f"{slot} download", source
         self._iteration = iteration
         self._pass = iteration * context.plan.rounds + slot.round
-        self._rest = [c for window in _deal(layout, slot, source.dtype) for c in window]
-        self._window = -(-len(self._rest) // len(slot.micro_batches))
-        self._left = Counter(chunk.unit for chunk in self._rest)
+        self._left = Counter(chunk.unit for window in self._windows for chunk in window)
 
-    def issue(self, after: Event) -> None:
-        """One window: the next chunks whose host buffers the optimizer has read, behind `after`."""
-        self._device.grad_download.wait(after)
-        for _ in range(min(self._window, len(self._rest))):
-            if not self._context.board.ready(("version", self._rest[0].unit), self._iteration):
-                return
-            self._copy(self._rest.pop(0))
+    @property
+    def _awaited(self) -> int:
+        """The version made from the last gradients, which they were read for."""
+        return self._iteration
 
     def flush(self) -> None:
         """Every remaining chunk; blocks until the optimizer has read the last iteration's gradients."""
-        while self._rest:
-            self._context.board.wait(("version", self._rest[0].unit), self._iteration)
-            self._copy(self._rest.pop(0))
+        self._issue_all()
 
     def _copy(self, chunk: Chunk) -> None:
         offset = self._layout.offsets[chunk.unit]
         source = self._source[offset + chunk.start : offset + chunk.stop]
         target = self._context.store.units[chunk.unit].grad[chunk.start : chunk.stop]
-        self._device.grad_download.run(self._where, lambda: _copy(target, source))
+        self._stream.run(self._where, lambda: _copy(target, source))
         self._left[chunk.unit] -= 1
         if not self._left[chunk.unit]:
-            self._context.board.publish(("grad", chunk.unit), self._pass, self._device.grad_download.record())
+            self._context.board.publish(("grad", chunk.unit), self._pass, self._stream.record())
 
 
 def _copy(target: Tensor, source: Tensor) -> None:

@@ -41,7 +41,7 @@ class Ring:
 
 
 class Indices:
-    """The batch's index tensors on the device, for two iterations in turn."""
+    """The batch's index tensors on the device, for two iterations in turn: more are never under way (AHEAD)."""
 
     def __init__(self, device: Device, micro_batches: int, tokens: int) -> None:
         def empty(width: int, dtype: torch.dtype) -> list[Tensor]:
@@ -50,7 +50,6 @@ class Indices:
         self.positions = empty(tokens, torch.int64)
         self.labels = empty(tokens, torch.int64)
         self.cu_seqlens = empty(tokens + 1, torch.int32)
-        self.read: list[Event | None] = [None, None]
 
 
 class Worker:
@@ -133,10 +132,7 @@ class Worker:
         if iteration is None:
             self._flush()
             return None
-        indices, parity = self._indices, iteration.number % 2
-        stream, read = self._device.activation_upload, indices.read[parity]
-        if read is not None:
-            stream.wait(read)
+        indices, parity, stream = self._indices, iteration.number % 2, self._device.activation_upload
         for target, source in (
             (indices.positions[parity], iteration.positions),
             (indices.labels[parity], iteration.labels),
@@ -164,7 +160,7 @@ class Worker:
     def _run(self, iteration: Iteration, slot: Slot, parity: int, upload: Upload, following: Upload) -> None:
         device, stage = self._device, slot.stage
         layout = self._layouts[slot.stage_index]
-        if upload.blocked_by() is not None:
+        if upload.is_blocked():
             self._flush()
         device.compute.wait(upload.finish())
         params = layout.bind(self._context, stage, self._params[parity])
@@ -185,7 +181,6 @@ class Worker:
                 self._download.issue(left)
         assert done is not None
         self._param_read[parity] = done
-        self._indices.read[iteration.number % 2] = done
         if stage.backward:
             self._end_sums(iteration, slot, layout)
         if stage.kind == "FB":
@@ -332,4 +327,5 @@ class Worker:
         target, source = iteration.losses[part], self._losses[part]
         stream.run(f"{slot} losses", lambda: target.copy_(source, non_blocking=True))
         self._losses_read = stream.record()
-        self._context.board.publish(("loss", slot.round), iteration.number, self._losses_read)
+        iteration.losses_sent.append(self._losses_read)
+        self._context.board.publish(("loss", slot.round), iteration.number)

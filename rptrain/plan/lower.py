@@ -73,18 +73,19 @@ class Chunk:
 
 
 def windows(sizes: Sequence[tuple[int, int]], count: int, chunk: int) -> tuple[tuple[Chunk, ...], ...]:
-    """Splits units, given as (unit, elements), into chunks of at most `chunk` elements and deals them to `count`
-    windows, longest first to the least loaded (paper section 4.2.2), so that each micro-batch's window carries
-    about the same bytes and an activation never waits behind more than one chunk.
+    """Splits units, given as (unit, elements), into chunks of at most `chunk` elements, and the chunks, in order,
+    into `count` windows of about equal bytes (paper section 4.2.2).
+
+    So each micro-batch's window carries its share, an activation never waits behind more than one chunk, and units
+    are complete in the given order (the paper deals tensors out longest first, which completes all of them late).
     """
-    pieces = [
-        Chunk(unit, start, min(start + chunk, numel)) for unit, numel in sizes for start in range(0, numel, chunk)
-    ]
-    pieces.sort(key=lambda piece: piece.start - piece.stop)
+    total = sum(numel for _, numel in sizes)
     dealt: list[list[Chunk]] = [[] for _ in range(count)]
-    load = [0] * count
-    for piece in pieces:
-        target = load.index(min(load))
-        dealt[target].append(piece)
-        load[target] += piece.stop - piece.start
+    done = 0
+    for unit, numel in sizes:
+        for start in range(0, numel, chunk):
+            piece = Chunk(unit, start, min(start + chunk, numel))
+            middle = done + (piece.stop - piece.start) / 2
+            dealt[min(int(middle * count / total), count - 1)].append(piece)
+            done += piece.stop - piece.start
     return tuple(tuple(window) for window in dealt)

@@ -36,10 +36,19 @@ def partition(
         stages = _pack(costs, t_max, fits)
         if stages is None:
             return None
-        key = ((micro_batches * len(stages) + devices * (devices - 1)) * t_max, len(stages))
+        key = objective(costs, stages, devices, micro_batches), len(stages)
         if best is None or key < best:
             best, chosen = key, stages
     return chosen
+
+
+def objective(costs: Sequence[LayerCost], stages: Sequence[Stage], devices: int, micro_batches: int) -> float:
+    """The paper's estimate of the devices' time together: (M S + N (N - 1)) t_max, t_max the longest stage's."""
+
+    def time(stage: Stage) -> float:
+        return sum(costs[i].backward if stage.backward else costs[i].forward for i in stage.layers)
+
+    return (micro_batches * len(stages) + devices * (devices - 1)) * max(map(time, stages))
 
 
 def _candidates(costs: Sequence[LayerCost]) -> list[float]:

@@ -73,10 +73,6 @@ class Plan:
     def rounds(self) -> int:
         return self.micro_batches // self.round_size
 
-    @property
-    def num_layers(self) -> int:
-        return max(stage.stop for stage in self.stages)
-
     def slots(self, iteration: int) -> tuple[Slot, ...]:
         """The slots of an iteration (counted from 0) in dispatch order."""
         per_round = len(self.stages)

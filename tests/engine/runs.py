@@ -45,21 +45,22 @@ def run(cfg, batches, plan, *, dtype=torch.float32, asynchronous, store=None, de
         return train(store, batches, plan, asynchronous=asynchronous, device=device, **options)
 
 
-def train(
-    store, batches, plan, *, asynchronous, device, rate=1e-3, lagged=True, probe=None, trace=False, applied=0, **options
-):
-    first = batches[0]
-    with Engine(
+def engine_of(store, plan, *, tokens, asynchronous=True, device="cpu", probe=None, trace=False, applied=0, **options):
+    plan = Plan.parse(plan) if isinstance(plan, str) else plan
+    return Engine(
         store,
         plan,
         [f"{device}:{i}" for i in range(plan.devices)],
         Optimizer(betas=BETAS, asynchronous=asynchronous, **options),
-        tokens=first.rows * first.length,
-        length=first.length,
+        tokens=tokens,
         applied=applied,
         probe=probe,
         trace=trace,
-    ) as engine:
+    )
+
+
+def train(store, batches, plan, *, rate=1e-3, lagged=True, **options):
+    with engine_of(store, plan, tokens=batches[0].rows * batches[0].length, **options) as engine:
         losses, steps = [], []
         for batch in batches:
             loss = engine.forward_backward(batch)

@@ -95,7 +95,6 @@ def measure(overrides, steps, warmup):
             job.devices,
             optimizer,
             tokens=config.train.micro_batch_size * config.data.max_length,
-            length=config.data.max_length,
             device_limit=job.device_limit,
             trace=config.engine.trace,
         )
