@@ -58,6 +58,23 @@ def test_two_gpus_give_the_bits_of_one(asynchronous):
     assert all(same(results[0], other) for other in results[1:])
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_the_driver_allocates_nothing_in_steady_state(asynchronous):
+    batches = [plain.uniform(batch) for batch in plain.make_batches(10, length=64)]
+    plan = f"{PLANS[0]} | N=1 M=4 MR=4"
+    counts = []
+    with (
+        runs.make_store(CFG, torch.bfloat16, asynchronous=asynchronous, lock=True) as store,
+        runs.engine_of(store, plan, tokens=128, asynchronous=asynchronous, device="cuda") as engine,
+    ):
+        assert engine.locked
+        for batch in batches:
+            engine.forward_backward(batch).result()
+            engine.step(1e-3).result()
+            counts.append(torch.cuda.memory_stats()["num_device_alloc"])
+    assert counts[3] == counts[-1]
+
+
 def test_rounds_and_delays_change_nothing():
     batches = plain.make_batches(4, micro_batches=4, length=64)
 
