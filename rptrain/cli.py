@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from rptrain import __version__
-from rptrain.errors import UserError
+from rptrain.errors import TrainingError, UserError
 
 HINT = "To train: rptrain --config rptrain.toml"
 _GLOBAL_OPTIONS = ("--help", "--version", "--keys")
@@ -43,15 +43,15 @@ def arguments(given: list[str]) -> list[str]:
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
-    """2 for what the person can mend, 130 for an interrupt, 1 for a disk that fails; and for anything else, which shows
-    its traceback.
+    """2 for what the person can mend, 130 for an interrupt, 1 for a run that diverged and a disk that fails; and for
+    anything else, which shows its traceback.
     """
     try:
         yield
     except UserError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(2) from None
-    except OSError as error:
+    except (TrainingError, OSError) as error:
         print(error, file=sys.stderr)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:

@@ -115,7 +115,7 @@ class Optim(Section):
     """steps in which the learning rate rises; below 1: a share of all steps"""
     weight_decay: NonNegativeFloat = 0.0
     """pull of the matrices towards zero; norms have none"""
-    betas: tuple[Beta, Beta] = Field((0.9, 0.999), strict=False)
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), strict=False)
     """decay of the averages of the gradient and of its square"""
     eps: PositiveFloat = 1e-8
     """added to the divisor"""

@@ -158,8 +158,9 @@ def _assigned(document: dict[str, Any], key: KeyPath, value: Any) -> dict[str, A
             raise UserError(f"`{dotted(key)}`: {dotted(key[:depth])} is a value, not a table")
         elif part not in node and not is_last:
             node[part] = [] if isinstance(key[depth + 1], int) else {}
+        inner: Any = node  # a table or an array by now, and `part` a key of it
         if is_last:
-            node[part] = value
+            inner[part] = value
         else:
-            node = node[part]
+            node = inner[part]
     return document

@@ -3,3 +3,7 @@
 
 class UserError(ValueError):
     """Something in the input is wrong; the message says what and what to do. The command exits with 2."""
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on, though nothing broke; the message says why and what to do. The command exits with 1."""

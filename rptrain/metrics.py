@@ -136,7 +136,9 @@ def from_line(line: str | bytes) -> Event:
         schema, kind = record.pop("schema"), EVENTS[record.pop("event")]
         if schema > SCHEMA:
             raise UserError(f"an event of schema {schema}, of a newer rptrain: this one reads up to {SCHEMA}")
-        fields = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+        fields: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in record.items()
+        }
         event = kind(**fields)
     except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
         raise UserError("no event record") from None

@@ -22,12 +22,14 @@ from rptrain.engine.engine import Engine, Optimizer
 from rptrain.engine.iteration import Pending
 from rptrain.engine.memory import ModelStore
 from rptrain.engine.schedule import learning_rate
-from rptrain.errors import UserError
+from rptrain.errors import TrainingError, UserError
 from rptrain.evaluate import ask_questions
 from rptrain.job import Job, prepare_job
 from rptrain.models import registry, weights
 from rptrain.plan.schedule import Slot
 from rptrain.rundir import RunDir, begin, find
+
+MAX_SKIPPED = 20  # steps in a row without finite gradients: more would not mend themselves
 
 
 def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
@@ -85,6 +87,7 @@ class Trainer:
         self._first = 0  # steps that were done when this process began
         self._clock = time.perf_counter()
         self._tokens = 0  # since the last report
+        self._skipped = 0  # steps in a row
 
     def run(self, checkpoint: Path | None) -> None:
         job, log = self._job, self._log
@@ -164,6 +167,12 @@ class Trainer:
     def _report(self, started: _Started, engine: Engine) -> None:
         loss, update = started.loss.result(), started.update.result()
         self._tokens += started.batch.tokens
+        self._skipped = self._skipped + 1 if update.skipped else 0
+        if self._skipped == MAX_SKIPPED:
+            raise TrainingError(
+                f"the gradients of the last {MAX_SKIPPED} steps, up to step {started.step}, were not finite: the model "
+                "has diverged. Lower optim.learning_rate, or go on from an earlier checkpoint with save.resume=PATH"
+            )
         if engine.trace is not None:
             self._log.write(_slots(started.step, engine.trace.take(started.step - 1 - self._first)))
         if started.step % self._job.config.log.logging_steps and started.step != self._job.total_steps:

@@ -153,7 +153,8 @@ def _tensors(state: UnitState) -> dict[str, Tensor]:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.view(torch.uint8).numpy())
+    array: Any = tensor.view(torch.uint8).numpy()
+    return memoryview(array)
 
 
 def _layout(tensors: Mapping[str, Tensor]) -> Layout:

@@ -26,7 +26,7 @@ class CudaStream:
         assert isinstance(event, torch.cuda.Event)
         self._stream.wait_event(event)
 
-    def record(self) -> torch.cuda.Event:
+    def record(self) -> Event:
         return self._stream.record_event()
 
     def mark(self) -> Callable[[], float]:

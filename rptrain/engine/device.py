@@ -44,11 +44,21 @@ class Device(Protocol):
     """One worker's device. Used by one thread, but for events."""
 
     name: str
-    compute: Stream
-    param_upload: Stream
-    grad_download: Stream
-    activation_upload: Stream
-    activation_download: Stream
+
+    @property
+    def compute(self) -> Stream: ...
+
+    @property
+    def param_upload(self) -> Stream: ...
+
+    @property
+    def grad_download(self) -> Stream: ...
+
+    @property
+    def activation_upload(self) -> Stream: ...
+
+    @property
+    def activation_download(self) -> Stream: ...
 
     @property
     def torch_device(self) -> torch.device: ...

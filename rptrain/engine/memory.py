@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
 import torch
@@ -52,7 +53,7 @@ class Arena:
         return piece
 
     def _register(self, address: int, nbytes: int) -> None:
-        if int(torch.cuda.cudart().cudaHostRegister(address, nbytes, PORTABLE)) == 0:
+        if int(_cudart().cudaHostRegister(address, nbytes, PORTABLE)) == 0:
             self._registered.append(address)
         else:
             _unregister(self._registered)
@@ -69,9 +70,13 @@ class Arena:
         self.close()
 
 
+def _cudart() -> Any:
+    return torch.cuda.cudart()
+
+
 def _unregister(registered: list[int]) -> None:
     while registered:
-        torch.cuda.cudart().cudaHostUnregister(registered.pop())
+        _cudart().cudaHostUnregister(registered.pop())
 
 
 @dataclass

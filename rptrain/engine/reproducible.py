@@ -1,8 +1,12 @@
 """Process-wide settings under which the same inputs give the same bits, whatever the number of workers."""
 
 import os
+from typing import Any
 
 import torch
+import torch.utils.deterministic
+
+deterministic: Any = torch.utils.deterministic
 
 
 class Reproducible:
@@ -16,14 +20,14 @@ class Reproducible:
     def __init__(self, *, cuda: bool) -> None:
         self._threads = torch.get_num_threads()
         self._deterministic = torch.are_deterministic_algorithms_enabled()
-        self._fill = torch.utils.deterministic.fill_uninitialized_memory
+        self._fill = deterministic.fill_uninitialized_memory
         torch.set_num_threads(1)
         if cuda:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
-            torch.utils.deterministic.fill_uninitialized_memory = False
+            deterministic.fill_uninitialized_memory = False
 
     def restore(self) -> None:
         torch.set_num_threads(self._threads)
         torch.use_deterministic_algorithms(self._deterministic)
-        torch.utils.deterministic.fill_uninitialized_memory = self._fill
+        deterministic.fill_uninitialized_memory = self._fill
