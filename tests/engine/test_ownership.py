@@ -26,6 +26,17 @@ def nothing_left():
     torch.set_num_threads(count)
 
 
+@pytest.fixture
+def close_fails(monkeypatch):
+    close = CpuDevice.close
+
+    def fails(device):
+        close(device)
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(CpuDevice, "close", fails)
+
+
 def test_a_worker_that_cannot_be_made(monkeypatch, nothing_left):
     made, worker = [], module.Worker
 
@@ -40,30 +51,16 @@ def test_a_worker_that_cannot_be_made(monkeypatch, nothing_left):
         runs.run(CFG, plain.make_batches(1), PLAN, asynchronous=True)
 
 
-def test_a_device_that_cannot_be_closed(monkeypatch, nothing_left):
-    close = CpuDevice.close
-
-    def fails(device):
-        close(device)
-        raise RuntimeError("the device is gone")
-
-    monkeypatch.setattr(CpuDevice, "close", fails)
+def test_a_device_that_cannot_be_closed(close_fails, nothing_left):
     with pytest.raises(RuntimeError, match="the device is gone"):
         runs.run(CFG, plain.make_batches(1), PLAN, asynchronous=True)
 
 
-def test_what_failed_first_is_told_where_closing_fails_too(monkeypatch, nothing_left):
-    close = CpuDevice.close
-
-    def fails(device):
-        close(device)
-        raise RuntimeError("the device is gone")
-
+def test_what_failed_first_is_told_where_closing_fails_too(close_fails, nothing_left):
     def probe(where):
         if "FB4-4" in where and where.endswith("micro-batch 2"):
             raise OSError("planted")
 
-    monkeypatch.setattr(CpuDevice, "close", fails)
     with pytest.raises(EngineError, match="planted"):
         runs.run(CFG, plain.make_batches(3), PLAN, asynchronous=True, probe=probe)
 
