@@ -17,7 +17,7 @@ from rptrain.plan.lower import boundaries
 from rptrain.plan.partition import LayerCost, objective, partition
 from rptrain.plan.schedule import Plan, Stage
 
-SEARCH = 24  # bounds that are tried between one layer a stage and no bound
+SEARCH = 16  # bounds that are tried between one layer a stage and no bound
 LIBRARIES = 512 << 20  # bytes of a GPU's limit left to matrix and attention libraries, and to fragments
 
 
@@ -102,7 +102,7 @@ def _fitting(
     most = parts(Stage("FB", 0, head + 1))
     fitting = []
     for step in range(SEARCH + 1):
-        share = step / SEARCH
+        share = (step / SEARCH) ** 3  # fine where a layer more or less decides
         bound = [low + share * (high - low) for low, high in zip(least.slots, most, strict=True)]
 
         def fits(stage: Stage, bound: list[float] = bound) -> bool:

@@ -103,11 +103,12 @@ def checkpoint_of(path: Path | str) -> tuple[RunDir, Path]:
         if complete := run.checkpoints():
             return run, complete[-1]
         raise UserError(f"{path} has no complete checkpoint")
-    run = RunDir(path.absolute().parent.parent)
-    if run.checkpoint_path(0).parent == path.absolute().parent and run.config_path.is_file():
-        if (path / MANIFEST).is_file():
+    path = path.resolve()
+    run = RunDir(path.parent.parent)
+    if path.parent == run.checkpoints_path and run.config_path.is_file():
+        if path in run.checkpoints():
             return run, path
-        raise UserError(f"{path} is not complete: there is no {MANIFEST} in it")
+        raise UserError(f"{path} is not complete: there is no {MANIFEST} in it, or the folder was renamed")
     raise UserError(f"{path} is neither a run nor a checkpoint of one")
 
 

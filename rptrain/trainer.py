@@ -171,7 +171,7 @@ class Trainer:
         if self._skipped == MAX_SKIPPED:
             raise TrainingError(
                 f"the gradients of the last {MAX_SKIPPED} steps, up to step {started.step}, were not finite: the model "
-                "has diverged. Lower optim.learning_rate, or go on from an earlier checkpoint with save.resume=PATH"
+                "has diverged. Begin a new run (save.resume=never) with a lower optim.learning_rate"
             )
         if engine.trace is not None:
             self._log.write(_slots(started.step, engine.trace.take(started.step - 1 - self._first)))

@@ -48,6 +48,23 @@ def test_every_limit_from_the_least_on_has_a_plan(preset):
     assert stages == sorted(stages, reverse=True)
 
 
+def test_a_deep_model_does_not_fall_to_a_layer_a_stage():
+    config = registry.read_config(registry.locate("llama-3.1-8b")) | {"num_hidden_layers": 64, "hidden_size": 8192}
+    spec = registry.build(config)
+    plan = make_plan(
+        spec,
+        devices=8,
+        rows=1,
+        length=2048,
+        micro_batches=16,
+        round_size=16,
+        dtype=torch.bfloat16,
+        asynchronous=True,
+        device_limit=21 * GIB,
+    )
+    assert len(plan.plan.stages) < len(spec.stack) * 1.6
+
+
 def test_host_states_are_14_bytes_a_parameter_in_sync_and_16_in_async():
     parameters = spec_of("qwen3-1.7b").num_parameters
     sync, asynchronous = (plan_of("qwen3-1.7b", None, asynchronous=a).store_bytes for a in (False, True))

@@ -414,6 +414,6 @@ def test_an_export_in_another_type_comes_from_the_exact_weights(folder):
 
 def test_a_run_that_diverges_ends(folder):
     with pytest.raises(
-        TrainingError, match=r"last 20 steps, up to step 2\d, were not finite.*Lower optim.learning_rate"
+        TrainingError, match=r"last 20 steps, up to step 2\d, were not finite.*lower optim.learning_rate"
     ):
         tools.train_here(folder, "optim.learning_rate=1e38", "train.max_steps=40")

@@ -94,7 +94,8 @@ class Engine:
                 max_grad_norm=optimizer.max_grad_norm,
                 applied=applied,
             )
-            self._threads += [self._optimizer, EmbeddingWorker(self._context)]
+            self._threads.append(self._optimizer)
+            self._threads.append(EmbeddingWorker(self._context))
             shapes = Shapes(tokens, plan.micro_batches, store.dtype, store.wide_grad)
             sizes = footprint(store.spec, plan.stages, shapes)
             for index, device in enumerate(opened):
@@ -134,8 +135,12 @@ class Engine:
         def loss() -> float:
             for r in range(self.plan.rounds):
                 self._wait(("loss", r), iteration.number)
-            for event in iteration.losses_sent:
-                event.synchronize()
+            try:
+                for event in iteration.losses_sent:
+                    event.synchronize()
+            except Aborted:
+                self._check()
+                raise
             self._check()
             return iteration.losses.double().sum().item() / max(batch.supervised, 1)
 

@@ -105,3 +105,13 @@ def test_an_error_of_the_caller_ends_the_engine_at_once():
     with pytest.raises(ValueError, match="the plan is for"):
         runs.run(CFG, [batches[0], *plain.make_batches(1, micro_batches=2)], PLAN, asynchronous=True)
     assert threading.active_count() == before
+
+
+def test_a_failure_while_the_caller_waits_for_a_loss_is_told_in_full():
+    def fail(where):
+        if "FB4-4" in where and where.endswith("micro-batch 2"):
+            time.sleep(0.1)
+            raise OSError("planted")
+
+    with pytest.raises(EngineError, match="planted"):
+        runs.run(CFG, plain.make_batches(2), PLAN, asynchronous=True, lagged=False, probe=fail)
