@@ -205,7 +205,7 @@ def _serve() -> None:
         child = os.fork()
         if child == 0:
             _train(**json.loads(line))
-            os._exit(0)
+            return
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
