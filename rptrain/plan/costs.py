@@ -1,0 +1,44 @@
+"""What a layer costs: its work in operations and bytes, and its times and sizes as plans need them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Work:
+    """One pass of a layer over a micro-batch, by what limits it: operations by kind, and bytes.
+
+    A multiplication and an addition are two operations.
+    """
+
+    matmul: float = 0.0  # operations of dense products with weights
+    grouped: float = 0.0  # of products with the weights of experts
+    attention: float = 0.0  # of scores and of their product with the values
+    traffic: float = 0.0  # bytes that elementwise operations read and write on the device, once each
+
+    @property
+    def flops(self) -> float:
+        return self.matmul + self.grouped + self.attention
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            self.matmul + other.matmul,
+            self.grouped + other.grouped,
+            self.attention + other.attention,
+            self.traffic + other.traffic,
+        )
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """Times of a layer for one micro-batch, in seconds (or any one unit), and its sizes in bytes.
+
+    `backward` includes the recomputed forward; for the head, which is computed forward and backward at once, it is
+    both together, and `forward` a part of it that no forward stage has.
+    """
+
+    forward: float
+    backward: float
+    params: int = 0  # uploaded for each stage that holds the layer
+    grads: int = 0  # downloaded after each backward stage
+    kept: int = 0  # on the device from the recomputed forward to backward
+    update: float = 0.0  # seconds of the CPU optimizer, once a step
