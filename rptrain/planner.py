@@ -11,10 +11,12 @@ from rptrain.engine.boundary import BoundaryBuffers
 from rptrain.engine.embedding import RowGradients
 from rptrain.engine.footprint import Footprint, Shapes, footprint, stage_parts
 from rptrain.engine.memory import ModelStore
+from rptrain.engine.meter import Measured
 from rptrain.errors import UserError
 from rptrain.models.spec import ModelSpec
 from rptrain.plan.lower import boundaries
-from rptrain.plan.partition import LayerCost, objective, partition
+from rptrain.plan.costs import LayerCost
+from rptrain.plan.partition import objective, partition
 from rptrain.plan.schedule import Plan, Stage
 
 SEARCH = 16  # bounds that are tried between one layer a stage and no bound
@@ -40,7 +42,7 @@ def layer_costs(spec: ModelSpec, tokens: int, length: int) -> list[LayerCost]:
     """Estimates from floating-point operations; backward recomputes forward first. The head has no forward stage."""
     costs = []
     for layer in spec.stack:
-        forward, backward = layer.flops(tokens, length)
+        forward, backward = (work.flops for work in layer.work(tokens, length, itemsize=2))
         costs.append(LayerCost(0.0 if layer is spec.head else forward, forward + backward))
     return costs
 
@@ -56,14 +58,20 @@ def make_plan(
     dtype: torch.dtype,
     asynchronous: bool,
     device_limit: int | None,
+    measured: Measured | None = None,
 ) -> RunPlan:
     """The partition that minimises the paper's objective within `device_limit` bytes of GPU memory.
 
+    The layers' times are those that were `measured`, or else estimates.
     Raises UserError where not even single layers fit, with the layer and what it needs.
     """
     tokens = rows * length
     shapes = Shapes(tokens, micro_batches, dtype, micro_batches > round_size)
-    costs = layer_costs(spec, tokens, length)
+    if measured is None:
+        costs = layer_costs(spec, tokens, length)
+    else:
+        times = zip(measured.forward, measured.backward, strict=True)
+        costs = [LayerCost(forward, forward + backward) for forward, backward in times]
     stages = _fitting(spec, shapes, costs, devices, None if device_limit is None else device_limit - LIBRARIES)
     plan = Plan(stages, devices, micro_batches, round_size)
     return RunPlan(

@@ -1,20 +1,14 @@
-"""Automatic partitioning: layer times and memory to forward and backward stages (paper section 4.4)."""
+"""The paper's automatic partitioning: layer times and memory to forward and backward stages (paper section 4.4)."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
 
+from rptrain.plan.costs import LayerCost
 from rptrain.plan.schedule import Stage
 
-
-@dataclass(frozen=True)
-class LayerCost:
-    """Time of a layer for one micro-batch, in any one unit; `backward` includes the recomputed forward."""
-
-    forward: float
-    backward: float
+SLACK = 1 + 1e-9  # sums of the same times in another order are the same limit
 
 
 def partition(
@@ -26,69 +20,146 @@ def partition(
     """Stages that minimise (M S + N (N - 1)) t_max, each of which `fits`; None where a single layer does not.
 
     The last layer is the head. t_max is one of the sums over consecutive layers; for each, stages are packed
-    greedily, the fused stage first and as full as possible. Ties go to fewer stages, which move parameters less
-    often. `fits` must hold for every part of a stage for which it holds.
+    greedily, the fused stage first and as full as possible. Fewer stages need a longer t_max, so the least t_max for
+    each number of stages is found by bisection, the most promising numbers first, until none can be better. Ties go
+    to fewer stages, which move parameters less often. `fits` must hold for every part of a stage for which it holds.
     """
+    packer = Packer(costs, fits)
+    if not packer.possible:
+        return None
+    limits = _limits(costs)
+    fewest, most = packer.count(limits[-1]), packer.count(limits[0])
+    saved = sorted((cost.forward for cost in costs[:-1]), reverse=True)[: packer.widest_fused]
+    work = sum(cost.backward for cost in costs) + sum(cost.forward for cost in costs[:-1]) - sum(saved)
+    ramp = devices * (devices - 1)
+
+    def least(count: int) -> float:
+        """No partition of `count` stages is better: its times sum to the work, less what fusing can save."""
+        return (micro_batches * count + ramp) * max(limits[0], work / count)
+
     best: tuple[float, int] | None = None
-    chosen: tuple[Stage, ...] | None = None
-    fits = cache(fits)
-    for t_max in _candidates(costs):
-        stages = _pack(costs, t_max, fits)
-        if stages is None:
-            return None
-        key = objective(costs, stages, devices, micro_batches), len(stages)
-        if best is None or key < best:
-            best, chosen = key, stages
-    return chosen
+    chosen = limits[-1]
+    for count in sorted(range(fewest, most + 1), key=lambda count: (least(count), count)):
+        if best is not None and least(count) >= best[0] * SLACK:
+            break
+        limit = limits[bisect_left(limits, -count, key=lambda limit: -packer.count(limit))]
+        found = packer.count(limit)
+        key = (micro_batches * found + ramp) * limit, found
+        if best is None or (key[0] < best[0] / SLACK or (key[0] <= best[0] * SLACK and found < best[1])):
+            best, chosen = key, limit
+    return packer.stages(chosen)
+
+
+def stage_time(costs: Sequence[LayerCost], stage: Stage) -> float:
+    """Time of a stage for one micro-batch."""
+    return sum(costs[i].backward if stage.backward else costs[i].forward for i in stage.layers)
 
 
 def objective(costs: Sequence[LayerCost], stages: Sequence[Stage], devices: int, micro_batches: int) -> float:
     """The paper's estimate of the devices' time together: (M S + N (N - 1)) t_max, t_max the longest stage's."""
-
-    def time(stage: Stage) -> float:
-        return sum(costs[i].backward if stage.backward else costs[i].forward for i in stage.layers)
-
-    return (micro_batches * len(stages) + devices * (devices - 1)) * max(map(time, stages))
+    longest = max(stage_time(costs, stage) for stage in stages)
+    return (micro_batches * len(stages) + devices * (devices - 1)) * longest
 
 
-def _candidates(costs: Sequence[LayerCost]) -> list[float]:
+def split(times: Sequence[float], parts: int) -> tuple[int, ...]:
+    """Where `parts` groups of consecutive layers end whose longest is as short as can be; at least a layer each."""
+    prefix = [0.0, *accumulate(times)]
+
+    def cuts(limit: float) -> list[int]:
+        """The latest end of each group such that every group that follows still gets a layer."""
+        ends: list[int] = []
+        for left in range(parts, 0, -1):
+            start = ends[-1] if ends else 0
+            reach = bisect_right(prefix, prefix[start] + limit * SLACK) - 1
+            ends.append(max(start + 1, min(reach, len(times) - left + 1)))
+        return ends
+
+    sums = sorted({prefix[stop] - prefix[start] for stop in range(1, len(prefix)) for start in range(stop)})
+    low, high = 0, len(sums) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if sums[middle] >= max(times) / SLACK and cuts(sums[middle])[-1] == len(times):
+            high = middle
+        else:
+            low = middle + 1
+    return tuple(cuts(sums[low]))
+
+
+def _limits(costs: Sequence[LayerCost]) -> list[float]:
     """Every possible t_max that lets the longest layer run, in increasing order."""
     least = max(max(cost.backward for cost in costs), max((cost.forward for cost in costs[:-1]), default=0.0))
-    sums = set()
+    sums = {least}
     for times in ([cost.forward for cost in costs[:-1]], [cost.backward for cost in costs]):
         prefix = [0.0, *accumulate(times)]
         for stop in range(1, len(prefix)):
-            for start in range(stop):
-                sums.add(float(f"{prefix[stop] - prefix[start]:.9g}"))  # equal layers give equal sums
-    return sorted(total for total in sums if total >= least * (1 - 1e-8))
+            end = prefix[stop]
+            sums.update(total for start in prefix[:stop] if (total := end - start) > least)
+    return sorted(sums)
 
 
-def _pack(costs: Sequence[LayerCost], t_max: float, fits: Callable[[Stage], bool]) -> tuple[Stage, ...] | None:
-    limit, total = t_max * (1 + 1e-8), len(costs)
+@dataclass(frozen=True)
+class _Reach:
+    """How far a stage can go from each layer: `time` are running sums, `memory` the last stop that fits."""
 
-    def longest(prefix: list[float], start: int, stop: int, stage: Callable[[int], Stage]) -> Stage | None:
-        """The longest stage from `start` on, within the time and the memory."""
-        end = min(max(bisect_right(prefix, prefix[start] + limit) - 1, start + 1), stop)
-        return next((stage(e) for e in range(end, start, -1) if fits(stage(e))), None)
+    time: list[float]
+    memory: list[int]
 
-    forward = [0.0, *accumulate(cost.forward for cost in costs)]
-    backward = [0.0, *accumulate(cost.backward for cost in reversed(costs))]
-    fused = longest(backward, 0, total, lambda end: Stage("FB", total - end, total))
-    if fused is None:
-        return None
-    stages: list[Stage] = []
-    start = 0
-    while start < fused.start:
-        stage = longest(forward, start, fused.start, lambda end, start=start: Stage("F", start, end))
-        if stage is None:
-            return None
-        stages.append(stage)
-        start = stage.stop
-    stages.append(fused)
-    while stages[-1].start:
-        start = stages[-1].start
-        stage = longest(backward, total - start, total, lambda end, start=start: Stage("B", total - end, start))
-        if stage is None:
-            return None
-        stages.append(stage)
-    return tuple(stages)
+    def stop(self, start: int, limit: float) -> int:
+        return min(bisect_right(self.time, self.time[start] + limit) - 1, self.memory[start])
+
+
+class Packer:
+    """Packs stages greedily under a limit of time. Backward positions count from the head: 0 is before it."""
+
+    def __init__(self, costs: Sequence[LayerCost], fits: Callable[[Stage], bool]) -> None:
+        total = self._total = len(costs)
+
+        def memory(stage: Callable[[int, int], Stage], length: int) -> list[int]:
+            """For each start the last stop that fits, which never lies before that of an earlier start."""
+            stops, stop = [], 0
+            for start in range(length):
+                stop = max(stop, start)
+                while stop < length and fits(stage(start, stop + 1)):
+                    stop += 1
+                stops.append(stop)
+            return stops
+
+        self._forward = _Reach(
+            [0.0, *accumulate(cost.forward for cost in costs[:-1])],
+            memory(lambda start, stop: Stage("F", start, stop), total - 1),
+        )
+        self._backward = _Reach(
+            [0.0, *accumulate(cost.backward for cost in reversed(costs))],
+            memory(lambda start, stop: Stage("B" if start else "FB", total - stop, total - start), total),
+        )
+        self.widest_fused = self._backward.memory[0] - 1  # blocks beside the head
+
+    @property
+    def possible(self) -> bool:
+        """Whether every layer fits by itself."""
+        reaches = (self._forward, self._backward)
+        return all(stop > start for reach in reaches for start, stop in enumerate(reach.memory))
+
+    def count(self, limit: float) -> int:
+        """How many stages a limit of time asks for."""
+        return sum(map(len, self._cuts(limit)))
+
+    def stages(self, limit: float) -> tuple[Stage, ...]:
+        forward, backward = self._cuts(limit)
+        stages = [Stage("F", start, stop) for start, stop in zip((0, *forward), forward, strict=False)]
+        ends = [self._total - cut for cut in (0, *backward)]
+        stages += [Stage("B" if i else "FB", ends[i + 1], ends[i]) for i in range(len(backward))]
+        return tuple(stages)
+
+    def _cuts(self, limit: float) -> tuple[list[int], list[int]]:
+        """Stops of the forward stages, and of the fused and the backward stages counted from the head."""
+        limit *= SLACK
+        backward = [self._backward.stop(0, limit)]
+        while backward[-1] < self._total:
+            backward.append(self._backward.stop(backward[-1], limit))
+        forward: list[int] = []
+        start, body = 0, self._total - backward[0]
+        while start < body:
+            start = min(self._forward.stop(start, limit), body)
+            forward.append(start)
+        return forward, backward

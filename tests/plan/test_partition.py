@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from rptrain.plan.partition import LayerCost, partition
+from rptrain.plan.costs import LayerCost
+from rptrain.plan.partition import partition
 from rptrain.plan.schedule import Plan, Stage
 from rptrain.plan.validate import validate
 

@@ -1,0 +1,221 @@
+"""A RoundPipe plan as a program to simulate: computation, transfers by priority, and the optimizer's updates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rptrain.plan.costs import LayerCost
+from rptrain.plan.lower import boundaries
+from rptrain.plan.partition import stage_time
+from rptrain.plan.schedule import Plan, Slot
+from rptrain.plan.simulate import HOST, Hold, Program, Task
+
+ACTIVATIONS, PARAMETERS = 0, 1  # priorities on a link (paper section 4.2)
+RING = 2  # inputs and outputs of a device: one in use, one under way
+
+
+@dataclass(frozen=True)
+class Links:
+    """How a device's copies move, each way, with all devices busy."""
+
+    up: float  # bytes a second to the device
+    down: float
+    boundary: int  # bytes of an activation between layers
+    chunk: int = 64 << 20  # bytes that are copied without an interruption
+    latency: float = 20e-6  # seconds a micro-batch's copies take beside their bytes
+
+
+@dataclass
+class _Run:
+    """A slot whose tasks were made: their positions in the list."""
+
+    slot: Slot
+    compute: list[int]
+    params: list[int]
+    grads: list[int]
+
+
+class _Builder:
+    def __init__(self, plan: Plan, costs: Sequence[LayerCost], links: Links | None, lag: int) -> None:
+        self.plan, self.costs, self.links, self.lag = plan, costs, links, lag
+        self.bounds = boundaries(plan.stages)
+        self.tasks: list[Task] = []
+        self.holds: list[Hold] = []
+        self.lanes: list[list[_Run]] = [[] for _ in range(plan.devices)]  # each device's slots so far
+        self.outputs: dict[int, int] = {}  # of the slot before: micro-batch to the task after which it can be read
+        self.leaving: dict[int, list[int]] = {}  # device to the downloads of its last gradients
+        self.updates: dict[tuple[int, int], int] = {}  # (iteration, layer) to the task that makes the version
+
+    def add(self, task: Task) -> int:
+        self.tasks.append(task)
+        return len(self.tasks) - 1
+
+    def version(self, iteration: int, layers: range) -> tuple[int, ...]:
+        """The updates that the weights of an iteration come from."""
+        read = iteration - 1 - self.lag
+        return tuple(self.updates[read, layer] for layer in layers if (read, layer) in self.updates)
+
+    def slot(self, iteration: int, slot: Slot) -> None:
+        lane = self.lanes[slot.device]
+        run = _Run(slot, [], [], [])
+        run.params = self._params(iteration, slot, lane)
+        sent: list[int] = []
+        outputs: dict[int, int] = {}
+        for m in slot.micro_batches:
+            before = [run.compute[-1]] if run.compute else [*run.params, *([lane[-1].compute[-1]] if lane else [])]
+            source = () if slot.stage_index == 0 else (self.outputs[m],)
+            arrived = None
+            if self.links is None:
+                before += [*source, *self.version(iteration, slot.stage.layers)]
+            else:
+                embedded = self.version(iteration, range(1)) if slot.stage_index == 0 else ()
+                arrived = self._copy_in(iteration, slot, m, (*source, *embedded), run.compute)
+                before += [arrived, *sent[len(sent) - RING :][:1]] if len(sent) >= RING else [arrived]
+            if m == slot.micro_batches[-1] and slot.stage.backward:
+                before += self.leaving.get(slot.device, [])  # one slot for rounded gradients: the last ones have left
+            index = self.add(
+                Task(
+                    "compute",
+                    slot.device,
+                    stage_time(self.costs, slot.stage),
+                    tuple(before),
+                    slot.stage.kind,
+                    slot.stage.layers,
+                    iteration,
+                    slot.round,
+                    m,
+                )
+            )
+            run.compute.append(index)
+            if arrived is not None:
+                self.holds.append(Hold(slot.device, self._input_bytes(slot), arrived, index))
+            if slot.stage.backward:
+                self.holds.append(Hold(slot.device, self._sum(slot, "kept"), index, index))
+            outputs[m] = index if self.links is None else self._copy_out(iteration, slot, m, index)
+            sent.append(outputs[m])
+        self.outputs = outputs
+        self._own(iteration, run)
+        lane.append(run)
+
+    def _params(self, iteration: int, slot: Slot, lane: list[_Run]) -> list[int]:
+        """Uploads, in pieces: into the slot of parameters that the device's last but one stage has left."""
+        if self.links is None:
+            return []
+        free = (lane[-2].compute[-1],) if len(lane) > 1 else ()
+        pieces = []
+        for layer in slot.stage.layers:
+            for nbytes in _pieces(self.costs[layer].params, self.links.chunk):
+                version = self.version(iteration, range(layer, layer + 1))
+                seconds = nbytes / self.links.up
+                pieces.append(
+                    self.add(
+                        Task(
+                            "up", slot.device, seconds, free + version, "params", range(layer, layer + 1),
+                            iteration, slot.round, len(pieces), PARAMETERS,
+                        )
+                    )
+                )  # fmt: skip
+        return pieces
+
+    def _copy_in(self, iteration: int, slot: Slot, m: int, source: Sequence[int], computed: list[int]) -> int:
+        assert self.links is not None
+        ring = (computed[-RING],) if len(computed) >= RING else ()
+        seconds = self._input_bytes(slot) / self.links.up + self.links.latency
+        return self.add(
+            Task("up", slot.device, seconds, (*source, *ring), "x", slot.stage.layers, iteration, slot.round, m)
+        )
+
+    def _input_bytes(self, slot: Slot) -> int:
+        assert self.links is not None
+        return self.links.boundary * (2 if slot.stage.kind == "B" else 1)
+
+    def _copy_out(self, iteration: int, slot: Slot, m: int, computed: int) -> int:
+        assert self.links is not None
+        nbytes = self.links.boundary * max(len(self.bounds.stages[slot.stage_index].x_out), 1)
+        seconds = nbytes / self.links.down + self.links.latency
+        left = self.add(
+            Task("down", slot.device, seconds, (computed,), "y", slot.stage.layers, iteration, slot.round, m)
+        )
+        self.holds.append(Hold(slot.device, nbytes, computed, left))
+        return left
+
+    def _own(self, iteration: int, run: _Run) -> None:
+        """What a slot holds as a whole, and the way down of its gradients."""
+        slot, last = run.slot, run.compute[-1]
+        self.holds.append(Hold(slot.device, self._sum(slot, "params"), (run.params or run.compute)[0], last))
+        if not slot.stage.backward:
+            return
+        self.holds.append(Hold(slot.device, 2 * self._sum(slot, "grads"), run.compute[0], last))  # float32 sums
+        if self.links is None:
+            run.grads = [last]
+            return
+        for layer in reversed(slot.stage.layers):
+            for nbytes in _pieces(self.costs[layer].grads, self.links.chunk):
+                seconds = nbytes / self.links.down
+                run.grads.append(
+                    self.add(
+                        Task(
+                            "down", slot.device, seconds, (last,), "grads", range(layer, layer + 1),
+                            iteration, slot.round, len(run.grads), PARAMETERS,
+                        )
+                    )
+                )  # fmt: skip
+        run.grads = run.grads or [last]
+        self.leaving[slot.device] = run.grads
+        self.holds.append(Hold(slot.device, self._sum(slot, "grads"), last, run.grads[-1]))
+
+    def _sum(self, slot: Slot, part: str) -> int:
+        return sum(getattr(self.costs[layer], part) for layer in slot.stage.layers)
+
+    def update(self, iteration: int, runs: Sequence[_Run]) -> None:
+        """The optimizer's pass over the layers, once all gradients are there (their norm is needed first)."""
+        after = tuple(task for run in runs for task in run.grads)
+        layers = range(len(self.costs))
+        for layer in layers if self.lag == 0 else reversed(layers):
+            index = self.add(
+                Task("optimizer", 0, self.costs[layer].update, after, "update", range(layer, layer + 1), iteration)
+            )
+            self.updates[iteration, layer] = index
+            after = (index,)
+
+    def host(self, iteration: int, runs: Sequence[_Run]) -> None:
+        """Boundary buffers: from their first writing to their last reading, for each micro-batch of a round."""
+        if self.links is None:
+            return
+        starts = {stage.start for stage in self.plan.stages} | {stage.stop for stage in self.plan.stages[:-1]}
+        for boundary in sorted(starts - {len(self.costs)}):
+            users = [
+                run for run in runs
+                if boundary in (run.slot.stage.start, run.slot.stage.stop)
+                or (run.slot.stage.kind == "F" and boundary in run.slot.stage.layers)
+            ]  # fmt: skip
+            for r in range(self.plan.rounds):
+                of_round = [run for run in users if run.slot.round == r]
+                for position in range(self.plan.round_size):
+                    first, last = of_round[0].compute[position], of_round[-1].compute[position]
+                    self.holds.append(Hold(HOST, self.links.boundary, first, last))
+
+
+def dispatch(
+    plan: Plan, costs: Sequence[LayerCost], *, links: Links | None = None, lag: int = 0, iterations: int = 1
+) -> Program:
+    """The tasks of `iterations` steps. Without `links`, transfers take no time. `lag` is 1 in async, 0 in sync.
+
+    As in the engine: a stage starts once its parameters are all there, a device holds those of two stages, gradients
+    go down during the stage after, activations go first, and a version is read once its layer was updated.
+    """
+    builder = _Builder(plan, costs, links, lag)
+    for iteration in range(iterations):
+        done = [len(lane) for lane in builder.lanes]
+        builder.outputs = {}
+        for slot in plan.slots(iteration):
+            builder.slot(iteration, slot)
+        runs = [run for lane, count in zip(builder.lanes, done, strict=True) for run in lane[count:]]
+        runs.sort(key=lambda run: run.slot.index)
+        builder.update(iteration, runs)
+        builder.host(iteration, runs)
+    return Program(plan.devices, tuple(builder.tasks), tuple(builder.holds))
+
+
+def _pieces(nbytes: int, chunk: int) -> list[float]:
+    count = -(-nbytes // chunk)
+    return [nbytes / count] * count

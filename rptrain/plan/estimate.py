@@ -1,0 +1,95 @@
+"""The time of a step under a plan, from one pass over its slots: quick enough to search plans with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from rptrain.plan.costs import LayerCost
+from rptrain.plan.dispatch import Links
+from rptrain.plan.lower import boundaries
+from rptrain.plan.partition import stage_time
+from rptrain.plan.schedule import Stage
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a plan is judged for: N devices, M micro-batches in rounds of M_R; `lag` is 1 in async, 0 in sync."""
+
+    devices: int
+    micro_batches: int
+    round_size: int
+    lag: int
+    links: Links | None = None  # None: transfers take no time
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds a step and the share of it in which devices do not compute, in the long run.
+
+    `tail` tells plans of the same period apart: when the devices are done on average, after the last step's end.
+    """
+
+    period: float
+    bubble: float
+    tail: float
+
+
+def estimate(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setting) -> Estimate:
+    """The long-run period of a step.
+
+    All micro-batches of a stage take the same time, so the times at which they end are convex in their number, and
+    the first and the last end say all: a slot's last micro-batch ends one micro-batch after that of the slot before,
+    or a whole slot after its own first. Without links this is exact. With links a micro-batch takes as long as the
+    slowest of computation, link up and link down, which carry the parameters of the device's next stage and the
+    gradients of the one before; what a link does in the idle time between two slots is not counted.
+    """
+    n, rounds, last = setting.devices, setting.micro_batches // setting.round_size, setting.round_size - 1
+    times = [stage_time(costs, stage) for stage in stages]
+    paces, hops = _paces(costs, stages, times, setting)
+    updates = [0.0, *accumulate(cost.update for cost in costs)]
+    ready = [updates[stage.stop] if setting.lag == 0 else updates[-1] for stage in stages]
+    per_round = list(zip(times, paces, hops, ready, strict=True))
+    # In sync every step starts where the one before has ended, so one is like all; in async the first slot of a step
+    # falls on another device each time, and after N steps on the first again.
+    warm_up, measured = (0, 1) if setting.lag == 0 else (n, n)
+    free = [0.0] * n
+    device, end = 0, 0.0
+    ends: list[float] = []
+    optimizer = [0.0, 0.0]  # when the update before a step began (sync), or that before the last one ended (async)
+    for iteration in range(warm_up + measured):
+        version = optimizer[iteration]
+        gated = setting.lag == 0 or iteration > 1
+        for _ in range(rounds):
+            first = end = 0.0
+            for time, pace, hop, update in per_round:
+                first = max(free[device], first + hop, version + update if gated else 0.0) + time
+                end = max(first + last * pace, end + hop + time)
+                free[device] = end
+                device = device + 1 if device + 1 < n else 0
+        ends.append(max(free) if setting.lag == 0 else end)
+        optimizer.append(max(ends[-1], optimizer[-1] + updates[-1]))
+    period = max((ends[-1] - (ends[warm_up - 1] if warm_up else 0.0)) / measured, updates[-1])
+    return Estimate(period, 1 - setting.micro_batches * sum(times) / (n * period), sum(free) / n - ends[-1])
+
+
+def _paces(
+    costs: Sequence[LayerCost], stages: Sequence[Stage], times: Sequence[float], setting: Setting
+) -> tuple[Sequence[float], Sequence[float]]:
+    """Seconds between micro-batches of each stage, and from the stage before to it."""
+    links, count = setting.links, len(stages)
+    if links is None:
+        return times, [0.0] * count
+    params = [sum(costs[i].params for i in stage.layers) / setting.round_size for stage in stages]
+    grads = [
+        sum(costs[i].grads for i in stage.layers) / setting.round_size if stage.backward else 0.0 for stage in stages
+    ]
+    paces, hops = [], []
+    sent = 0
+    for s, (stage, io) in enumerate(zip(stages, boundaries(stages).stages, strict=True)):
+        up = links.boundary * (2 if stage.kind == "B" else 1) / links.up + links.latency
+        hops.append(sent / links.down + (up + links.latency if s else up))
+        sent = links.boundary * max(len(io.x_out), 1)
+        down = sent / links.down + links.latency
+        following, before = params[(s + setting.devices) % count], grads[(s - setting.devices) % count]
+        paces.append(max(times[s], up + following / links.up, down + before / links.down))
+    return paces, hops

@@ -1,0 +1,76 @@
+"""Machines as values: cards with their rates, and links, so that plans can be made for one that is not there."""
+
+from dataclasses import dataclass, replace
+
+from rptrain.plan.costs import LayerCost, Work
+
+GB, GIB = 10**9, 2**30
+
+# What kernels reach of a card's peak: measured on an H200 with torch 2.11 (matrix products 0.80, grouped 0.61,
+# attention forward and backward together 0.4 to 0.5, copies 0.85), and taken for the other cards too.
+MATMUL, GROUPED, ATTENTION, TRAFFIC = 0.80, 0.61, 0.45, 0.85
+LAUNCH = 0.2e-3  # seconds that a pass over a layer takes at least: its launches
+ADAM_BYTES = 28  # of memory traffic for a parameter: gradient 2, moments 16, remainder 4, weight 2 read and 4 written
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU by the figures of its data sheet; `pcie` is what copies reach one way."""
+
+    name: str
+    vram: int  # bytes
+    tflops: float  # 1e12 operations a second, dense bfloat16 products summed in float32
+    bandwidth: float  # bytes a second of its own memory
+    pcie: float  # bytes a second
+
+    def seconds(self, work: Work) -> float:
+        """The time of one pass over a layer."""
+        rate = self.tflops * 1e12
+        products = work.matmul / MATMUL + work.grouped / GROUPED + work.attention / ATTENTION
+        return max(products / rate + work.traffic / (TRAFFIC * self.bandwidth), LAUNCH)
+
+    def cost(self, forward: Work, backward: Work, *, params: int, grads: int, kept: int, update: float) -> LayerCost:
+        """A block's cost; backward runs forward again."""
+        ahead = self.seconds(forward)
+        return LayerCost(ahead, ahead + self.seconds(backward), params, grads, kept, update)
+
+
+CARDS = {
+    "rtx3090": Card("RTX 3090", 24 * GIB, 71, 936 * GB, 25 * GB),
+    "rtx4090": Card("RTX 4090", 24 * GIB, 165, 1008 * GB, 25 * GB),
+    "rtx5090": Card("RTX 5090", 32 * GIB, 209, 1792 * GB, 50 * GB),
+    "a800": Card("A800", 80 * GIB, 312, 2039 * GB, 25 * GB),
+    "h200": Card("H200", 140 * GIB, 989, 4800 * GB, 51 * GB),
+}
+CPU = Card("CPU", 0, 0.05, 10 * GB, 10 * GB)  # a worker on the CPU, for the shares of layers rather than for times
+
+
+@dataclass(frozen=True)
+class Machine:
+    """N devices of a kind, and the host memory's rate, which the optimizer on the CPU is limited by."""
+
+    card: Card
+    devices: int
+    host_bandwidth: float = 100 * GB  # bytes a second
+    pcie_total: float | None = None  # bytes a second of all devices together, where they share a link
+
+    @property
+    def link(self) -> float:
+        """Bytes a second each way for a device while all copy."""
+        return min(self.card.pcie, (self.pcie_total or float("inf")) / self.devices)
+
+    def update_seconds(self, parameters: int) -> float:
+        """Of one optimizer step over so many parameters."""
+        return parameters * ADAM_BYTES / self.host_bandwidth
+
+
+def card_named(device: str) -> Card | None:
+    """The profile whose name a driver's device name contains ("NVIDIA GeForce RTX 4090"); None where there is none."""
+    return next((card for card in CARDS.values() if card.name.lower() in device.lower()), None)
+
+
+def with_rates(card: Card, *, vram: int | None, tflops: float | None, pcie: float | None) -> Card:
+    """The card with the figures that were given instead of its own."""
+    return replace(
+        card, vram=vram or card.vram, tflops=tflops or card.tflops, pcie=pcie or card.pcie
+    )  # fmt: skip

@@ -1,0 +1,156 @@
+"""The partition with the shortest simulated step: many even and uneven cuts are estimated, the best are refined."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rptrain.plan.costs import LayerCost
+from rptrain.plan.estimate import Estimate, Setting, estimate
+from rptrain.plan.partition import partition, split
+from rptrain.plan.schedule import Stage
+
+Fits = Callable[[Sequence[Stage]], bool]
+
+STARTS = 4  # partitions of each kind of ends that are refined
+REFINEMENTS = 500  # neighbours that are looked at for each of them
+TIE = 1e-6  # relative: plans that are as fast; the one with fewer stages is taken
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """A partition by where its stages end: inside the body (the layers before the fused stage), in layer order."""
+
+    body: int
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+
+    def stages(self, layers: int) -> tuple[Stage, ...]:
+        def spans(cuts: tuple[int, ...]) -> list[tuple[int, int]]:
+            return list(pairwise((0, *cuts, self.body))) if self.body else []
+
+        forward = [Stage("F", *span) for span in spans(self.forward)]
+        backward = [Stage("B", *span) for span in reversed(spans(self.backward))]
+        return (*forward, Stage("FB", self.body, layers), *backward)
+
+    @classmethod
+    def of(cls, stages: Sequence[Stage]) -> "Cuts":
+        forward = tuple(stage.stop for stage in stages if stage.kind == "F")[:-1]
+        backward = tuple(sorted(stage.start for stage in stages if stage.kind == "B"))[1:]
+        return cls(next(stage.start for stage in stages if stage.kind == "FB"), forward, backward)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best partition, what it takes, and how many were estimated."""
+
+    stages: tuple[Stage, ...]
+    estimate: Estimate
+    tried: int
+
+
+def search(costs: Sequence[LayerCost], setting: Setting, fits: Fits = lambda stages: True) -> Found | None:
+    """The stages with the shortest estimated step of those that `fits`; None where not even single layers fit.
+
+    The paper's partition (section 4.4) is the first candidate, so the result is never slower than it. The others are
+    even cuts for every size of the fused stage and many numbers of stages; for sync also with stages of one layer at
+    both ends, which fill and drain the pipeline quickly. The best few are then refined by moving, joining and
+    dividing stages for as long as that helps. `fits` must hold for finer partitions of one that it holds for.
+    """
+    layers = len(costs)
+    seen: dict[Cuts, tuple[float, float]] = {}
+    never = (float("inf"), 0.0)
+
+    def value(cuts: Cuts) -> tuple[float, float]:
+        """What is minimised: the period, and then when the devices are done, so that plateaus have a way down."""
+        if cuts not in seen:
+            stages = cuts.stages(layers)
+            seen[cuts] = never
+            if fits(stages):
+                found = estimate(costs, stages, setting)
+                seen[cuts] = float(f"{found.period:.9g}"), found.tail
+        return seen[cuts]
+
+    kinds: dict[int, set[Cuts]] = defaultdict(set)
+    for ramp, cuts in _candidates(costs, setting):
+        if value(cuts) is not never:
+            kinds[ramp].add(cuts)
+    if not kinds:
+        return None
+    best = [cuts for kind in kinds.values() for cuts in sorted(kind, key=lambda cuts: seen[cuts])[:STARTS]]
+    fastest = min(seen[_refined(cuts, layers, value)][0] for cuts in best)
+    chosen = min(
+        (cuts for cuts in seen if seen[cuts][0] <= fastest * (1 + TIE)),
+        key=lambda cuts: (len(cuts.forward) + len(cuts.backward), seen[cuts]),
+    )
+    stages = chosen.stages(layers)
+    return Found(stages, estimate(costs, stages, setting), len(seen))
+
+
+def _candidates(costs: Sequence[LayerCost], setting: Setting) -> Iterator[tuple[int, Cuts]]:
+    """Partitions, each with how many stages of one layer it has at either end."""
+    layers = len(costs)
+    papers = partition(costs, setting.devices, setting.micro_batches)
+    assert papers is not None
+    yield 0, Cuts.of(papers)
+    forward, backward = [cost.forward for cost in costs], [cost.backward for cost in costs]
+    ramps = [0, setting.devices // 2, setting.devices - 1] if setting.lag == 0 and setting.devices > 1 else [0]
+    for fused in _steps(layers):
+        body = layers - fused
+        if not body:
+            yield 0, Cuts(0, (), ())
+            continue
+        for count in (-(-body // size) for size in _steps(body)):
+            for ramp in (r for r in ramps if r + count <= body):
+                ends = tuple(range(1, ramp + 1))
+                down = ends + tuple(ramp + cut for cut in split(backward[ramp:body], count)[:-1])
+                target = max(sum(backward[ramp:body]) / count, 1e-30)
+                even = max(1, min(round(sum(forward[ramp:body]) / target), body - ramp))
+                for stages in {even, min(even + 1, body - ramp), count}:
+                    up = ends + tuple(ramp + cut for cut in split(forward[ramp:body], stages)[:-1])
+                    yield ramp, Cuts(body, up, down)
+
+
+def _steps(most: int) -> list[int]:
+    """1, 2, 3, … and from 8 on in steps of a quarter, up to `most`."""
+    steps, step = [], 1
+    while step < most:
+        steps.append(step)
+        step = max(step + 1, step * 5 // 4)
+    return [*steps, most]
+
+
+def _refined(cuts: Cuts, layers: int, value: Callable[[Cuts], tuple[float, float]]) -> Cuts:
+    """The local optimum near a partition, or what was reached after REFINEMENTS looks."""
+    looks = 0
+    improved = True
+    while improved and looks < REFINEMENTS:
+        improved = False
+        for neighbour in _neighbours(cuts, layers):
+            looks += 1
+            if value(neighbour) < value(cuts):
+                cuts, improved = neighbour, True
+                break
+    return cuts
+
+
+def _neighbours(cuts: Cuts, layers: int) -> Iterator[Cuts]:
+    """The fused stage a layer longer or shorter; an end moved by a layer or two; two stages joined, or one divided."""
+    for body in (cuts.body - 1, cuts.body + 1):
+        if 0 <= body < layers:
+            yield Cuts(body, *(tuple(c for c in part if c < body) for part in (cuts.forward, cuts.backward)))
+    for backward, part in ((False, cuts.forward), (True, cuts.backward)):
+        for changed in _changes(part, cuts.body):
+            yield Cuts(cuts.body, cuts.forward, changed) if backward else Cuts(cuts.body, changed, cuts.backward)
+
+
+def _changes(part: tuple[int, ...], body: int) -> Iterator[tuple[int, ...]]:
+    edges = (0, *part, body)
+    for i, cut in enumerate(part):
+        for moved in (cut - 1, cut + 1, cut - 2, cut + 2):
+            if edges[i] < moved < edges[i + 2]:
+                yield (*part[:i], moved, *part[i + 1 :])
+        yield part[:i] + part[i + 1 :]
+    for i, (start, stop) in enumerate(pairwise(edges)):
+        if stop - start > 1:
+            yield (*part[:i], (start + stop) // 2, *part[i:])
