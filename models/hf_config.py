@@ -1,19 +1,20 @@
 """A decoder's shape out of a Hugging Face config.json; what we would compute wrongly is an error."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
 
 from rptrain.errors import UserError
 from rptrain.models import rope
 
-MOST = {"num_hidden_layers": 10_000, "head_dim": 65_536}  # more is a slip, and would take all memory before it shows
+# more is a slip, and would take all memory before it shows
+MOST = {"num_hidden_layers": 10_000, "head_dim": 65_536, "num_experts": 4096, "num_local_experts": 4096}
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The sizes of a Llama-like decoder."""
+class Sizes:
+    """The sizes of a decoder."""
 
     vocab: int
     hidden: int
@@ -25,34 +26,22 @@ class Shape:
     eps: float
     std: float
     tied: bool
+
+
+@dataclass(frozen=True)
+class Shape(Sizes):
+    """The sizes of a Llama-like decoder, and its rotary frequencies."""
+
     inv_freq: tuple[float, ...]
 
 
 def read_shape(config: Mapping[str, Any], head_size: int | None = None, unsupported: list[str] | None = None) -> Shape:
-    """The shape, or a UserError that lists every problem.
+    """The shape of a decoder that is to be trained, or a UserError that lists every problem.
 
-    `head_size` is the architecture's own default where head_dim is missing (else hidden / heads);
-    `unsupported` are problems that the caller found.
+    `head_size` is that of `read_sizes`; `unsupported` are problems that the caller found.
     """
     found = list(unsupported or [])
-    sizes = {
-        key: _number(config.get(key), key, found)
-        for key in (
-            "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"
-        )
-    }  # fmt: skip
-    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
-    kv_heads = _number(_get(config, "num_key_value_heads", heads), "num_key_value_heads", found)
-    if heads % kv_heads:
-        found.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
-    if config.get("head_dim") is None and head_size is None and hidden % heads:
-        found.append(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
-    size = _number(_get(config, "head_dim", head_size or max(hidden // heads, 1)), "head_dim", found)
-    if size % 2:
-        found.append(f"head_dim must be even for rotary positions, not {size}")
-    eps = _number(_get(config, "rms_norm_eps", 1e-6), "rms_norm_eps", found, float)
-    std = _number(_get(config, "initializer_range", 0.02), "initializer_range", found, float)
-
+    sizes = read_sizes(config, found, head_size)
     if (activation := _get(config, "hidden_act", "silu")) not in ("silu", "swish"):
         found.append(f"hidden_act {activation!r} is not supported; silu is")
     for key in ("attention_bias", "mlp_bias", "attention_dropout"):
@@ -62,29 +51,52 @@ def read_shape(config: Mapping[str, Any], head_size: int | None = None, unsuppor
         found.append("quantization_config: the weights are quantised; use the 16-bit or 32-bit original")
     settings = rope.parameters(config)
     found += rope.problems(settings)
-    if found:
-        raise UserError("config.json describes a model that cannot be trained here:\n- " + "\n- ".join(found))
-    return Shape(
-        vocab=sizes["vocab_size"],
+    refuse(found, "trained")
+    return Shape(**asdict(sizes), inv_freq=rope.inverse_frequencies(settings, sizes.head_size))
+
+
+def read_sizes(config: Mapping[str, Any], found: list[str], head_size: int | None = None) -> Sizes:
+    """The sizes; problems are added to `found`, and what was read in their place is of no use.
+
+    `head_size` is the architecture's own default where head_dim is missing (else hidden / heads).
+    """
+    hidden = read_number(config, "hidden_size", found)
+    heads = read_number(config, "num_attention_heads", found)
+    kv_heads = read_number(config, "num_key_value_heads", found, heads)
+    if heads % kv_heads:
+        found.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+    if config.get("head_dim") is None and head_size is None and hidden % heads:
+        found.append(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+    size = read_number(config, "head_dim", found, head_size or max(hidden // heads, 1))
+    if size % 2:
+        found.append(f"head_dim must be even for rotary positions, not {size}")
+    return Sizes(
+        vocab=read_number(config, "vocab_size", found),
         hidden=hidden,
-        intermediate=sizes["intermediate_size"],
-        layers=sizes["num_hidden_layers"],
+        intermediate=read_number(config, "intermediate_size", found),
+        layers=read_number(config, "num_hidden_layers", found),
         heads=heads,
         kv_heads=kv_heads,
         head_size=size,
-        eps=eps,
-        std=std,
+        eps=read_number(config, "rms_norm_eps", found, 1e-6, float),
+        std=read_number(config, "initializer_range", found, 0.02, float),
         tied=bool(config.get("tie_word_embeddings", False)),
-        inv_freq=rope.inverse_frequencies(settings, size),
     )
 
 
-def _get(config: Mapping[str, Any], key: str, default: Any) -> Any:
-    return default if config.get(key) is None else config[key]
+def read_experts(config: Mapping[str, Any], key: str, found: list[str]) -> tuple[int, int]:
+    """The number of experts under `key`, and of those that a token is sent to; problems are added to `found`."""
+    before = len(found)
+    experts = read_number(config, key, found)
+    active = read_number(config, "num_experts_per_tok", found)
+    if len(found) == before and active > experts:
+        found.append(f"num_experts_per_tok {active} is more than {key} {experts}")
+    return experts, active
 
 
-def _number(value: Any, key: str, found: list[str], kind: type = int) -> Any:
-    """`value`, or one that will do with a problem noted, so that reading goes on."""
+def read_number(config: Mapping[str, Any], key: str, found: list[str], default: Any = None, kind: type = int) -> Any:
+    """A positive number, or one that will do with a problem added to `found`, so that reading goes on."""
+    value = _get(config, key, default)
     accepted = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
     if accepted and 0 < value <= MOST.get(key, inf):
         return kind(value)
@@ -94,3 +106,13 @@ def _number(value: Any, key: str, found: list[str], kind: type = int) -> Any:
     what = "a positive whole number" if kind is int else "a positive number"
     found.append(f"{key} is missing" if value is None else f"{key} must be {what}, not {value!r}")
     return 1
+
+
+def refuse(found: list[str], purpose: str) -> None:
+    """UserError that lists the problems, where there are any; `purpose` is what cannot be done: trained, planned."""
+    if found:
+        raise UserError(f"config.json describes a model that cannot be {purpose} here:\n- " + "\n- ".join(found))
+
+
+def _get(config: Mapping[str, Any], key: str, default: Any) -> Any:
+    return default if config.get(key) is None else config[key]

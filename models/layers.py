@@ -26,7 +26,9 @@ from rptrain.kernels.reference import (
     swiglu,
     swiglu_backward,
 )
+from rptrain.models.block import BlockShape
 from rptrain.models.spec import Grads, MicroBatch, Params
+from rptrain.plan.costs import Work
 
 Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]]  # q, k, v to out, and what backward needs
 
@@ -50,28 +52,16 @@ class MLPSaved(NamedTuple):
     gate_up: Tensor  # [T, 2I]; its SwiGLU is computed again
 
 
-@dataclass(frozen=True)
-class Block:
+@dataclass(frozen=True, kw_only=True)
+class Block(BlockShape):
     """A pre-norm decoder block: grouped-query attention with rotary positions, then SwiGLU.
 
     Parameters: input_norm [D], qkv [(H + 2K) C, D], q_norm and k_norm [C] where `qk_norm`, o [D, H C],
     post_norm [D], gate_up [2I, D], down [D, I].
     """
 
-    name: str
-    unit: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    intermediate: int
     eps: float
-    qk_norm: bool = False
     attention_backend: str | None = None  # None: kernels/attention.py chooses
-
-    @property
-    def units(self) -> tuple[int, ...]:
-        return (self.unit,)
 
     def forward(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor:
         return self.step(p, x_TD, mb.cos, mb.sin, self._attend(mb))
@@ -92,36 +82,21 @@ class Block:
         attention, mlp = saved
         return self._attention_backward(p, g, attention, self._mlp_backward(p, g, mlp, dy_TD), mb)
 
-    def flops(self, tokens: int, length: int) -> tuple[float, float]:
-        """Products with weights, and the causal half of the scores and of their product with the values."""
-        heads = self.heads * self.head_size
-        kv_heads = self.kv_heads * self.head_size
-        weights = self.hidden * (2 * heads + 2 * kv_heads + 3 * self.intermediate)
-        forward = 2.0 * tokens * weights + 2.0 * tokens * (length + 1) * heads
-        return forward, 2 * forward
+    def mlp_work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
+        matmul = 6.0 * tokens * self.hidden * self.intermediate
+        size = tokens * itemsize
+        # the activation and the addition; the activation again and backward, the norm's backward with the residual
+        return (
+            Work(matmul=matmul, traffic=size * (3 * self.intermediate + 3 * self.hidden)),
+            Work(matmul=2 * matmul, traffic=size * (8 * self.intermediate + 4 * self.hidden)),
+        )
 
-    def kept_bytes(self, tokens: int, itemsize: int) -> int:
-        """Bytes that `forward_saved` keeps until `backward`."""
-        heads, kv_heads = self.heads * self.head_size, self.kv_heads * self.head_size
-        elements = 4 * self.hidden + 2 * heads + 2 * kv_heads + 2 * self.intermediate
-        statistics = 2 + self.heads  # 1 / rms of both norms, log-sum-exp
-        if self.qk_norm:  # q and k before their norms; the values lie in the same buffer
-            elements += heads + kv_heads
-            statistics += self.heads + self.kv_heads
-        return tokens * (elements * itemsize + statistics * max(itemsize, 4))
+    def mlp_kept(self, itemsize: int) -> int:
+        return itemsize * (2 * self.hidden + 2 * self.intermediate) + max(itemsize, 4)
 
-    def workspace_bytes(self, tokens: int, itemsize: int) -> int:
-        """Upper bound of the bytes that `backward` needs at once beside what is kept, once a device.
-
-        Fused attention's own workspace is not in it (kernels/attention.py).
-        """
-        heads, kv_heads = self.heads * self.head_size, self.kv_heads * self.head_size
-        wide = max(itemsize, 4)
-        mlp = 2 * self.hidden + 3 * self.intermediate
-        attention = 3 * self.hidden + 4 * heads + 5 * kv_heads
-        # SwiGLU and its products, a norm, attention and the rotation
-        inside = wide * max(3 * self.intermediate + self.hidden, 5 * self.hidden, 4 * (heads + kv_heads))
-        return tokens * (itemsize * max(mlp, attention) + inside)
+    def mlp_workspace(self, itemsize: int) -> tuple[int, int]:
+        inside = max(3 * self.intermediate + self.hidden, 5 * self.hidden)  # SwiGLU and its products, a norm
+        return itemsize * (2 * self.hidden + 3 * self.intermediate), max(itemsize, 4) * inside
 
     def _attend(self, mb: MicroBatch) -> Attend:
         return lambda q, k, v: attn.attention(q, k, v, mb, self.attention_backend)
@@ -206,9 +181,14 @@ class Head:
         """[T, V] in the model's dtype."""
         return linear(rms_norm(x_TD, p["norm"], self.eps)[0], p[self.projection])
 
-    def flops(self, tokens: int, length: int) -> tuple[float, float]:
-        forward = 2.0 * tokens * self.hidden * self.vocab
-        return forward, 2 * forward
+    def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
+        """The logits are written and read by the softmax; of their gradient, only its writing is counted."""
+        matmul = 2.0 * tokens * self.hidden * self.vocab
+        size = tokens * itemsize
+        return (
+            Work(matmul=matmul, traffic=size * (2 * self.hidden + 2 * self.vocab)),
+            Work(matmul=2 * matmul, traffic=size * (3 * self.hidden + self.vocab)),
+        )
 
     def kept_bytes(self, tokens: int, itemsize: int) -> int:
         return 0

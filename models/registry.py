@@ -1,21 +1,30 @@
-"""From what a person calls a model to its files, and from its config.json to a ModelSpec."""
+"""From what a person calls a model to its files, and from its config.json to a ModelShape or a ModelSpec."""
 
 import difflib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from rptrain.errors import UserError
-from rptrain.models import llama, qwen3
-from rptrain.models.spec import ModelSpec
+from rptrain.models import gpt_oss, llama, qwen3, qwen3_moe
+from rptrain.models.spec import ModelShape, ModelSpec
 
 BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
     "LlamaForCausalLM": llama.build,
     "Qwen3ForCausalLM": qwen3.build,
 }
-MODEL_TYPES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+SHAPES: Mapping[str, Callable[[Mapping[str, Any]], ModelShape]] = {  # of what can be planned but not trained
+    qwen3_moe.ARCHITECTURE: qwen3_moe.shape,
+    gpt_oss.ARCHITECTURE: gpt_oss.shape,
+}
+MODEL_TYPES = {
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": qwen3_moe.ARCHITECTURE,
+    "gpt_oss": gpt_oss.ARCHITECTURE,
+}
 PRESETS = Path(__file__).parent / "presets"
 
 
@@ -63,14 +72,30 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
-    """The ModelSpec of a config.json, by `architectures` or, without it, `model_type`."""
+    """The model of a config.json; UserError where it cannot be trained."""
+    return BUILDERS[_architecture(config, BUILDERS)](config)
+
+
+def shape(config: Mapping[str, Any]) -> ModelShape:
+    """What a plan for the model of a config.json needs, also of models that cannot be trained."""
+    known = {**BUILDERS, **SHAPES}
+    return known[_architecture(config, known)](config)
+
+
+def _architecture(config: Mapping[str, Any], known: Collection[str]) -> str:
+    """By `architectures` or, without it, `model_type`; UserError where it is not one of `known`."""
     by_type = MODEL_TYPES.get(str(config.get("model_type")), config.get("model_type"))
     named = config.get("architectures") or [by_type]
     architecture = named[0] if isinstance(named, list) else named
-    if not isinstance(architecture, str) or architecture not in BUILDERS:
-        problem = f"architecture {architecture!r} is not supported" if architecture else "no architecture named"
-        raise UserError(f"config.json: {problem}; supported are {', '.join(sorted(BUILDERS))}")
-    return BUILDERS[architecture](config)
+    if isinstance(architecture, str) and architecture in known:
+        return architecture
+    if isinstance(architecture, str) and architecture in SHAPES:
+        raise UserError(
+            f"config.json: {architecture} cannot be trained, but `rptrain plan` can plan it; "
+            f"those that can be trained are {', '.join(sorted(BUILDERS))}"
+        )
+    problem = f"architecture {architecture!r} is not supported" if architecture else "no architecture named"
+    raise UserError(f"config.json: {problem}; supported are {', '.join(sorted(known))}")
 
 
 def _hub_cache() -> Path:

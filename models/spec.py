@@ -1,15 +1,18 @@
 """What a model is made of: parameter units, layers, their sizes and costs.
 
 Shape suffixes, here and in the layers: T tokens of a micro-batch, D hidden size, H query heads, K key heads,
-C head size, I intermediate size, V vocabulary.
+C head size, I intermediate size, E experts, V vocabulary.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any, Protocol
 
 from torch import Tensor
+
+from rptrain.plan.costs import Work
 
 ALIGNMENT = 128  # elements: 256 bytes in 16-bit types, the widest vector loads and DMA bursts in use
 
@@ -33,7 +36,7 @@ class Param:
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
     decay: bool = True
-    std: float | None = 0.02  # of the normal initialisation; None: ones
+    std: float | None = 0.02  # of the normal initialisation; 0: zeros, None: ones
 
     @property
     def numel(self) -> int:
@@ -70,7 +73,7 @@ class Unit:
             offset += -(-param.numel // ALIGNMENT) * ALIGNMENT
         return tuple(segments)
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Elements of the flat buffer, padding included."""
         return sum(-(-param.numel // ALIGNMENT) * ALIGNMENT for param in self.params)
@@ -98,12 +101,8 @@ class MicroBatch:
     sin: Tensor
 
 
-class Layer(Protocol):
-    """A layer computes without autograd: `backward` takes what `forward_saved` kept.
-
-    It holds sizes only; parameters and gradient accumulators are passed in. Nothing it returns aliases its
-    inputs, and between layers one tensor passes, [T, D] in the model's dtype.
-    """
+class LayerShape(Protocol):
+    """What planning needs to know of a layer. A layer that cannot be trained has no more than this."""
 
     @property
     def name(self) -> str: ...
@@ -113,6 +112,33 @@ class Layer(Protocol):
         """Indices of the model's units that the layer reads."""
         ...
 
+    def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
+        """The work of forward and of backward (the recomputed forward not counted), in rows of `length` tokens.
+
+        Traffic is the bytes of the operations that are not products, each as one fused kernel that reads and
+        writes every operand once: norms (with the residual addition before or after them), rotations (with the
+        norms of queries and keys), activations, residual additions, copies, the softmax of the loss. Operands of
+        products, attention's included, are not in it, but for the weights of experts: they are read once a pass
+        however few tokens there are. Statistics and tables of a few numbers a token are left out.
+        """
+        ...
+
+    def kept_bytes(self, tokens: int, itemsize: int) -> int:
+        """Bytes that are kept from the recomputed forward until backward."""
+        ...
+
+    def workspace_bytes(self, tokens: int, itemsize: int) -> int:
+        """Upper bound of the bytes that backward needs at once beside what is kept."""
+        ...
+
+
+class Layer(LayerShape, Protocol):
+    """A layer computes without autograd: `backward` takes what `forward_saved` kept.
+
+    It holds sizes only; parameters and gradient accumulators are passed in. Nothing it returns aliases its
+    inputs, and between layers one tensor passes, [T, D] in the model's dtype.
+    """
+
     def forward(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor: ...
 
     def forward_saved(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[Tensor, Any]: ...
@@ -121,27 +147,9 @@ class Layer(Protocol):
         """Adds the parameters' gradients to `g` and returns the gradient of the input."""
         ...
 
-    def flops(self, tokens: int, length: int) -> tuple[float, float]:
-        """Floating-point operations of forward and of backward (recompute not counted)."""
-        ...
 
-    def kept_bytes(self, tokens: int, itemsize: int) -> int:
-        """Bytes that `forward_saved` keeps until `backward`."""
-        ...
-
-    def workspace_bytes(self, tokens: int, itemsize: int) -> int:
-        """Upper bound of the bytes that `backward` needs at once beside what is kept."""
-        ...
-
-
-class HeadLayer(Protocol):
+class HeadLayer(LayerShape, Protocol):
     """The last layer: final norm, output projection and loss, fused so that logits are never stored whole."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def units(self) -> tuple[int, ...]: ...
 
     def loss(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor:
         """Sum of the cross-entropy over supervised tokens: a scalar, float32 (float64 for float64 models)."""
@@ -156,16 +164,10 @@ class HeadLayer(Protocol):
 
     def logits(self, p: Params, x_TD: Tensor) -> Tensor: ...
 
-    def flops(self, tokens: int, length: int) -> tuple[float, float]: ...
-
-    def kept_bytes(self, tokens: int, itemsize: int) -> int: ...
-
-    def workspace_bytes(self, tokens: int, itemsize: int) -> int: ...
-
 
 @dataclass(frozen=True)
-class ModelSpec:
-    """A model: units[0] is the embedding table (its parameter is named `embed`), gathered on the host.
+class ModelShape:
+    """What a plan is made from: units[0] is the embedding table (its parameter is named `embed`), on the host.
 
     `layers` are the blocks in order; `head` comes after them. `config` is the checkpoint's config.json.
     """
@@ -173,18 +175,30 @@ class ModelSpec:
     architecture: str
     config: Mapping[str, Any]
     units: tuple[Unit, ...]
-    layers: tuple[Layer, ...]
-    head: HeadLayer
+    layers: tuple[LayerShape, ...]
+    head: LayerShape
     hidden_size: int
     vocab_size: int
-    inv_freq: tuple[float, ...]  # C / 2 rotary frequencies, scaling applied
     tied: bool
 
     @property
-    def stack(self) -> tuple[Layer | HeadLayer, ...]:
+    def stack(self) -> tuple[LayerShape, ...]:
         """Every layer that runs on a device, the head last."""
         return (*self.layers, self.head)
 
     @property
     def num_parameters(self) -> int:
         return sum(param.numel for unit in self.units for param in unit.params)
+
+
+@dataclass(frozen=True)
+class ModelSpec(ModelShape):
+    """A model that can be trained: its layers compute."""
+
+    layers: tuple[Layer, ...]
+    head: HeadLayer
+    inv_freq: tuple[float, ...]  # C / 2 rotary frequencies, scaling applied
+
+    @property
+    def stack(self) -> tuple[Layer | HeadLayer, ...]:
+        return (*self.layers, self.head)

@@ -19,6 +19,8 @@ from pydantic_core import PydanticCustomError
 
 from rptrain.config_values import Beta, Devices, PathText, RunName, Size, Text
 
+AUTOMATIC = ("train.micro_batch_size", "engine.round_size")  # keys that can be "auto" until a run begins
+
 
 def _mistake(key: str, message: str) -> PydanticCustomError:
     """A mistake in how keys go together, to be reported at `key`."""
@@ -80,8 +82,8 @@ class Train(Section):
 
     method: Literal["full"] = "full"
     """"full": every weight is trained"""
-    micro_batch_size: PositiveInt = 1
-    """rows that go through the model together"""
+    micro_batch_size: PositiveInt | Literal["auto"] = 1
+    """rows that go through the model together; "auto": what is planned to be fastest"""
     global_batch_size: PositiveInt = 16
     """rows a step; a multiple of micro_batch_size"""
     num_epochs: PositiveFloat = 1.0
@@ -92,14 +94,20 @@ class Train(Section):
     """of the order of the data and of new weights"""
 
     @property
+    def rows(self) -> int:
+        """Rows of a micro-batch, once "auto" was settled."""
+        assert self.micro_batch_size != "auto"
+        return self.micro_batch_size
+
+    @property
     def micro_batches(self) -> int:
-        """Micro-batches of a step."""
-        return self.global_batch_size // self.micro_batch_size
+        """Micro-batches of a step, once "auto" was settled."""
+        return self.global_batch_size // self.rows
 
     @model_validator(mode="after")
     def _divides(self) -> "Train":
         rows, part = self.global_batch_size, self.micro_batch_size
-        if rows % part:
+        if part != "auto" and rows % part:
             raise _mistake("train.global_batch_size", f"{rows} is no multiple of train.micro_batch_size, {part}")
         return self
 
@@ -147,10 +155,12 @@ class Engine(Section):
     """of each GPU, such as "24GiB"; unset: what is free"""
     host_limit: Size | None = None
     """of the host's memory, such as "200GiB"; unset: what is free"""
-    round_size: PositiveInt | None = None
-    """micro-batches a round, the same for the whole run; unset: all of a step"""
+    round_size: PositiveInt | Literal["auto"] | None = None
+    """micro-batches a round, the same for the whole run; unset: all of a step; "auto": what is planned to be fastest"""
     optimizer_threads: PositiveInt | None = None
     """CPU threads of the optimizer; unset: by the number of cores"""
+    replan: bool = True
+    """measure the layers in the first steps and plan again with the times"""
     trace: bool = False
     """record when each stage ran on each device"""
 
@@ -191,10 +201,19 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _rounds(self) -> "Config":
-        size, count = self.engine.round_size, self.train.micro_batches
-        if size and count % size:
-            raise _mistake("engine.round_size", f"{size} does not divide the {count} micro-batches of a step")
+        size = self.engine.round_size
+        if size in (None, "auto") or self.train.micro_batch_size == "auto":
+            return self
+        if self.train.micro_batches % size:
+            message = f"{size} does not divide the {self.train.micro_batches} micro-batches of a step"
+            raise _mistake("engine.round_size", message)
         return self
+
+    @property
+    def round_size(self) -> int:
+        """Micro-batches of a round, once "auto" was settled."""
+        assert self.engine.round_size != "auto"
+        return self.engine.round_size or self.train.micro_batches
 
     @property
     def digest(self) -> str:

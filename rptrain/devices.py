@@ -1,14 +1,102 @@
-"""From what the config says of devices to devices that are there, and what memory each may use."""
+"""From what the config says of devices to devices, here or planned, and what memory there is for each and the host."""
 
 import os
+import platform
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+import psutil
 import torch
 
+from rptrain.config import Engine
 from rptrain.engine.memory import available_bytes
 from rptrain.errors import UserError
+from rptrain.plan.machine import CPU, GB, Card, Machine, card_named
 
 MARGIN = 256 << 20  # bytes of a GPU left alone where no limit is set: displays, other processes' growth
+CONTEXT = 512 << 20  # bytes of a CUDA context on a GPU that is not here to be asked
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU's memory, in bytes."""
+
+    name: str
+    context: int  # what the CUDA context takes
+    room: int  # for tensors, what is left to libraries included
+    source: str  # what the limit comes from
+    most: int  # the largest engine.vram_limit that is of use
+
+    @property
+    def limit(self) -> int:
+        return self.context + self.room
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a run is planned for: devices with their rates, their memory and the host's."""
+
+    machine: Machine
+    gpus: tuple[Gpu, ...]  # none: workers on the CPU
+    host: int | None  # bytes that the process may have in all; None: not known
+    host_source: str
+    host_most: int | None  # the largest engine.host_limit that is of use; None: not known
+    program: int  # bytes of the process before it trains
+    here: bool
+
+    @property
+    def devices(self) -> int:
+        return self.machine.devices
+
+    @property
+    def room(self) -> int | None:
+        """Bytes for tensors on each GPU; None for workers on the CPU."""
+        return min((gpu.room for gpu in self.gpus), default=None)
+
+    def first(self, count: int) -> "Hardware":
+        """With `count` of the devices at most."""
+        count = min(count, self.devices)
+        return replace(self, machine=replace(self.machine, devices=count), gpus=self.gpus[:count])
+
+    def limited(self, engine: Engine) -> "Hardware":
+        """With the limits of another config, as far as there is so much."""
+        gpus, host = self.gpus, self.host
+        if limit := engine.vram_limit:
+            gpus = tuple(replace(gpu, room=min(limit, gpu.most) - gpu.context) for gpu in gpus)
+        if engine.host_limit:
+            host = min(engine.host_limit, self.host_most or engine.host_limit)
+        return replace(self, gpus=gpus, host=host)
+
+
+def program_bytes() -> int:
+    """What this process takes now: its proportional set size, as pages of libraries may be shared."""
+    return psutil.Process().memory_full_info().pss
+
+
+def here(engine: Engine) -> Hardware:
+    """This machine's devices that the config names. UserError where they are not there."""
+    program = program_bytes()  # before the first context is made, which is counted by itself
+    free = available_bytes() + program
+    names = resolve(engine.devices)
+    gpus = gpu_memory(names, engine.vram_limit)
+    limit, source = (engine.host_limit, "engine.host_limit") if engine.host_limit else (free, "free")
+    return Hardware(machine(names), gpus, limit, source, free, program, here=True)
+
+
+def planned(card: Card, count: int | None, host: int | None, engine: Engine) -> Hardware:
+    """`count` cards of a machine that is not here, by default as many as the config names, or one.
+
+    `host` bytes of host memory, None where it is not known. The config's limits hold there too. UserError where
+    engine.vram_limit is more than the card has.
+    """
+    if count is None:
+        count = len(engine.devices.split(",")) if engine.devices.startswith("cuda:") else 1
+    source = "engine.vram_limit" if engine.vram_limit else card.name
+    room = _room(card.name, engine.vram_limit, CONTEXT, free=card.vram - CONTEXT, total=card.vram)
+    gpus = tuple(Gpu(f"cuda:{index}", CONTEXT, room, source, card.vram) for index in range(count))
+    limits = [(size, name) for size, name in ((host, "--host"), (engine.host_limit, "engine.host_limit")) if size]
+    limit, named = min(limits, default=(None, "not known"))
+    return Hardware(Machine(card, count), gpus, limit, named, host, program_bytes(), here=False)
 
 
 def resolve(text: str) -> tuple[str, ...]:
@@ -29,30 +117,61 @@ def resolve(text: str) -> tuple[str, ...]:
     return tuple(f"cuda:{index}" for index in wanted)
 
 
+def device_kind(device: str) -> str:
+    """The name of a GPU's model, or of the processor's."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    return platform.processor() or platform.machine()
+
+
+def machine(devices: Sequence[str]) -> Machine:
+    """The rates of devices that are there: a profile's where the card is known, else by the driver's figures."""
+    host = min(8 * GB * len(os.sched_getaffinity(0)), 150 * GB)
+    if not devices[0].startswith("cuda"):
+        return Machine(CPU, len(devices), host)
+    properties = torch.cuda.get_device_properties(devices[0])
+    card = card_named(properties.name)
+    if card is None:  # a multiprocessor of recent cards does about 1 TFLOP/s
+        card = Card(properties.name, properties.total_memory, properties.multi_processor_count, 1000 * GB, 25 * GB)
+    return Machine(card, len(devices), host)
+
+
 def allocator_limit(devices: Sequence[str], vram_limit: int | None) -> int | None:
-    """Bytes that tensors may take on each GPU: the limit, or what is free, less the CUDA context. None on the CPU.
+    """Bytes that tensors may take on each GPU: see `gpu_memory`. None on the CPU."""
+    return min((gpu.room for gpu in gpu_memory(devices, vram_limit)), default=None)
+
+
+def gpu_memory(devices: Sequence[str], vram_limit: int | None) -> tuple[Gpu, ...]:
+    """Each GPU's memory: the limit, or what is free, less the CUDA context. None for workers on the CPU.
 
     UserError where the limit is more than a GPU has, or less than the context takes.
     """
     from rptrain.engine.cuda import context_bytes
 
-    limits = []
+    gpus = []
     for name in devices:
         if not name.startswith("cuda"):
             continue
         index = int(name.partition(":")[2])
         context = context_bytes(index)
         free, total = torch.cuda.mem_get_info(index)
-        if vram_limit is not None and vram_limit > total:
-            raise UserError(f"engine.vram_limit is {readable(vram_limit)}, but {name} has {readable(total)}")
-        limit = min(vram_limit - context, free) if vram_limit is not None else free - MARGIN
-        if limit <= 0:
-            raise UserError(
-                f"engine.vram_limit leaves nothing for tensors: {name} has {readable(free)} free, and the CUDA context "
-                f"takes {readable(context)}"
-            )
-        limits.append(limit)
-    return min(limits, default=None)
+        source = "engine.vram_limit" if vram_limit is not None and vram_limit - context <= free else "free"
+        room = _room(name, vram_limit, context, free=free, total=total)
+        gpus.append(Gpu(name, context, room, source, min(free + context, total)))
+    return tuple(gpus)
+
+
+def _room(name: str, vram_limit: int | None, context: int, *, free: int, total: int) -> int:
+    """Bytes for tensors on a GPU."""
+    if vram_limit is not None and vram_limit > total:
+        raise UserError(f"engine.vram_limit is {readable(vram_limit)}, but {name} has {readable(total)}")
+    room = min(vram_limit - context, free) if vram_limit is not None else free - MARGIN
+    if room <= 0:
+        raise UserError(
+            f"engine.vram_limit leaves nothing for tensors: {name} has {readable(free)} free, and the CUDA context "
+            f"takes {readable(context)}"
+        )
+    return room
 
 
 def check_host(needed: int, host_limit: int | None) -> None:

@@ -8,18 +8,25 @@ from typing import Any
 
 import torch
 
+from rptrain import automatic
 from rptrain import devices as device_choice
 from rptrain.config import Config
+from rptrain.config_source import Resolved
 from rptrain.data.loader import Batches, load_tokenizer, prepare
 from rptrain.data.rows import Rows
 from rptrain.data.template import load_template
+from rptrain.engine.memory import available_bytes
+from rptrain.engine.meter import Measured
 from rptrain.errors import UserError
 from rptrain.models import registry, weights
 from rptrain.models.spec import ModelSpec
-from rptrain.planner import RunPlan, make_plan
+from rptrain.plan.estimate import estimate
+from rptrain.planner import RunPlan, Workload, make_plan
+from rptrain.rundir import RunDir
 
 log = logging.getLogger(__name__)
 
+WORTH = 0.01  # of a step's time: a plan that gains less is not worth the change
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
 
@@ -72,9 +79,9 @@ def prepare_job(config: Config, *, weights_needed: bool = True) -> Job:
         tokenizer.chat_template = load_template(tokenizer, config.data.chat_template)
     if config.eval.questions:
         load_template(tokenizer, None)  # a UserError where there is none
-    plan, limit = _plan(config, spec, devices)
-    workers = sum(name.startswith("cpu") for name in devices)  # their device memory is the host's
-    device_choice.check_host(plan.host_bytes + workers * plan.device.total, config.engine.host_limit)
+    limit = device_choice.allocator_limit(devices, config.engine.vram_limit)
+    plan = _plan(config, spec, devices, limit, config.engine.host_limit or available_bytes())
+    device_choice.check_host(_host_bytes(plan, devices), config.engine.host_limit)
     data, train = config.data, config.train
     rows = prepare(
         sources=data.train,
@@ -91,9 +98,50 @@ def prepare_job(config: Config, *, weights_needed: bool = True) -> Job:
             f"the tokenizer in {model_dir} gives token {token}, but config.json says vocab_size {spec.vocab_size}: "
             "they are of different models"
         )
-    batches = Batches(rows, train.micro_batch_size, train.global_batch_size, train.seed)
+    batches = Batches(rows, train.rows, train.global_batch_size, train.seed)
     total = train.max_steps or max(1, ceil(train.num_epochs * batches.steps_per_epoch))
     return Job(config, model_dir, spec, files, tokenizer, rows, batches, devices, limit, plan, total)
+
+
+def replan(job: Job, measured: Measured, *, running: bool = False) -> RunPlan:
+    """The plan with measured times, where its steps are shorter by more than WORTH; otherwise the job's own.
+
+    A plan that the host's memory has no room for is not taken either, with a warning.
+    `running`: the job's plan has its memory already, and gives it back to the other.
+    """
+    held = _host_bytes(job.plan, job.devices) if running else 0
+    room = job.config.engine.host_limit or available_bytes() + held
+    plan = _plan(job.config, job.spec, job.devices, job.device_limit, room, measured)
+    present = estimate(plan.costs, job.plan.plan.stages, plan.setting)
+    if plan.estimate.period > present.period * (1 - WORTH):
+        return job.plan
+    needed = _host_bytes(plan, job.devices)
+    if needed > room:
+        texts = device_choice.readable(needed), device_choice.readable(room)
+        log.warning(
+            "a plan with measured times would need %s of host memory, and there are %s: it is not taken", *texts
+        )
+        return job.plan
+    return plan
+
+
+def settle(resolved: Resolved, found: tuple[RunDir, Path] | None) -> Resolved:
+    """The config with numbers in place of "auto": those of the run that goes on, or the quickest by the planner."""
+    config = resolved.config
+    if not automatic.is_automatic(config):
+        return resolved
+    if found is not None:
+        run = found[0]
+        return automatic.settled(resolved, automatic.recorded(config, run.config()), str(run.config_path))
+    spec = registry.build(registry.read_config(registry.locate(config.model.path)))
+    devices = device_choice.resolve(config.engine.devices)
+    limit = device_choice.allocator_limit(devices, config.engine.vram_limit)
+    host_limit = config.engine.host_limit or available_bytes()
+
+    def plan(choice: Config) -> RunPlan:
+        return _plan(choice, spec, devices[: choice.round_size], limit, host_limit)
+
+    return automatic.settled(resolved, automatic.settle(config, len(devices), plan), "planned")
 
 
 def _is_preset(model_dir: Path) -> bool:
@@ -102,7 +150,7 @@ def _is_preset(model_dir: Path) -> bool:
 
 def _devices(config: Config) -> tuple[str, ...]:
     devices = device_choice.resolve(config.engine.devices)
-    size = config.engine.round_size or config.train.micro_batches
+    size = config.round_size
     if size < len(devices):
         if config.engine.devices != "auto":
             log.warning(
@@ -112,18 +160,37 @@ def _devices(config: Config) -> tuple[str, ...]:
     return devices
 
 
-def _plan(config: Config, spec: ModelSpec, devices: tuple[str, ...]) -> tuple[RunPlan, int | None]:
-    limit = device_choice.allocator_limit(devices, config.engine.vram_limit)
-    train = config.train
-    plan = make_plan(
+def _plan(
+    config: Config,
+    spec: ModelSpec,
+    devices: tuple[str, ...],
+    device_limit: int | None,
+    host_limit: int,
+    measured: Measured | None = None,
+) -> RunPlan:
+    return make_plan(
         spec,
-        devices=len(devices),
-        rows=train.micro_batch_size,
+        device_choice.machine(devices),
+        workload_of(config),
+        device_limit=device_limit,
+        host_limit=host_limit,
+        measured=measured,
+    )
+
+
+def workload_of(config: Config) -> Workload:
+    """What a plan is made for, by a config without "auto"."""
+    train = config.train
+    return Workload(
+        rows=train.rows,
         length=config.data.max_length,
         micro_batches=train.micro_batches,
-        round_size=config.engine.round_size or train.micro_batches,
+        round_size=config.round_size,
         dtype=DTYPES[config.model.dtype],
         asynchronous=config.optim.update == "async",
-        device_limit=limit,
     )
-    return plan, limit
+
+
+def _host_bytes(plan: RunPlan, devices: tuple[str, ...]) -> int:
+    workers = sum(name.startswith("cpu") for name in devices)  # their device memory is the host's
+    return plan.host_bytes + workers * plan.device.total

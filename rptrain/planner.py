@@ -1,4 +1,4 @@
-"""Chooses a run's plan: devices, sizes and limits in, stages out, or an error that says what does not fit."""
+"""Chooses a run's plan: shapes, machine and limits in, stages with their time and memory out, or what does not fit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,115 +9,173 @@ import torch
 from rptrain.devices import readable
 from rptrain.engine.boundary import BoundaryBuffers
 from rptrain.engine.embedding import RowGradients
-from rptrain.engine.footprint import Footprint, Shapes, footprint, stage_parts
-from rptrain.engine.memory import ModelStore
+from rptrain.engine.footprint import Footprint, Shapes, footprint, ring_parts, stage_parts
+from rptrain.engine.memory import ModelStore, accumulate_dtype
 from rptrain.engine.meter import Measured
 from rptrain.errors import UserError
-from rptrain.models.spec import ModelSpec
-from rptrain.plan.lower import boundaries
-from rptrain.plan.costs import LayerCost
-from rptrain.plan.partition import objective, partition
+from rptrain.models.spec import ModelShape
+from rptrain.plan.costs import LayerCost, Work
+from rptrain.plan.dispatch import Links
+from rptrain.plan.estimate import Estimate, Setting
+from rptrain.plan.lower import outputs
+from rptrain.plan.machine import Machine
 from rptrain.plan.schedule import Plan, Stage
+from rptrain.plan.search import search
 
-SEARCH = 16  # bounds that are tried between one layer a stage and no bound
 LIBRARIES = 512 << 20  # bytes of a GPU's limit left to matrix and attention libraries, and to fragments
 
 
 @dataclass(frozen=True)
+class Workload:
+    """What a plan is made for: M micro-batches of `rows` x `length` tokens a step, in rounds of `round_size`."""
+
+    rows: int
+    length: int
+    micro_batches: int
+    round_size: int
+    dtype: torch.dtype
+    asynchronous: bool
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch."""
+        return self.rows * self.length
+
+    @property
+    def shapes(self) -> Shapes:
+        return Shapes(self.tokens, self.micro_batches, self.dtype, self.micro_batches > self.round_size)
+
+
+@dataclass(frozen=True)
 class RunPlan:
-    """A plan with the memory it takes: bytes on each device (allocator only) and on the host."""
+    """A plan with the memory it takes (bytes on each device, allocator only, and on the host) and its time."""
 
     plan: Plan
     device: Footprint
     store_bytes: int
     boundary_bytes: int
     row_bytes: int  # sums of the embedding's gradient rows
+    estimate: Estimate
+    costs: tuple[LayerCost, ...]
+    setting: Setting
 
     @property
     def host_bytes(self) -> int:
         return self.store_bytes + self.boundary_bytes + self.row_bytes
 
 
-def layer_costs(spec: ModelSpec, tokens: int, length: int) -> list[LayerCost]:
-    """Estimates from floating-point operations; backward recomputes forward first. The head has no forward stage."""
+def layer_costs(
+    spec: ModelShape, workload: Workload, machine: Machine, measured: Measured | None
+) -> tuple[LayerCost, ...]:
+    """Measured times where there are some, else estimates from operations and bytes. The embedding's update counts to
+    the first layer, which waits for it.
+    """
+    itemsize = workload.dtype.itemsize
+    grad = accumulate_dtype(workload.dtype).itemsize if workload.shapes.wide_grad else itemsize
+    pace = machine.update_seconds(1)
+    if measured is not None and measured.update:
+        pace = measured.update / spec.num_parameters
     costs = []
-    for layer in spec.stack:
-        forward, backward = (work.flops for work in layer.work(tokens, length, itemsize=2))
-        costs.append(LayerCost(0.0 if layer is spec.head else forward, forward + backward))
-    return costs
+    updated: set[int] = set()
+    for index, layer in enumerate(spec.stack):
+        numel = sum(spec.units[unit].numel for unit in layer.units)
+        ahead, back = layer.work(workload.tokens, workload.length, itemsize)
+        sums = Work(traffic=2 * numel * accumulate_dtype(workload.dtype).itemsize)  # of gradients, read and written
+        forward, backward = machine.card.seconds(ahead), machine.card.seconds(back + sums)
+        if measured is not None:
+            forward, backward = measured.forward[index] or forward, measured.backward[index]
+        new = {*layer.units, 0} - updated if index == 0 else {*layer.units} - updated
+        updated |= new
+        costs.append(
+            LayerCost(
+                forward,
+                backward if measured is not None and layer is spec.head else forward + backward,
+                numel * itemsize,
+                numel * grad,
+                layer.kept_bytes(workload.tokens, itemsize),
+                pace * sum(spec.units[unit].numel for unit in new),
+            )
+        )
+    return tuple(costs)
 
 
 def make_plan(
-    spec: ModelSpec,
+    spec: ModelShape,
+    machine: Machine,
+    workload: Workload,
     *,
-    devices: int,
-    rows: int,
-    length: int,
-    micro_batches: int,
-    round_size: int,
-    dtype: torch.dtype,
-    asynchronous: bool,
     device_limit: int | None,
+    host_limit: int | None = None,
     measured: Measured | None = None,
 ) -> RunPlan:
-    """The partition that minimises the paper's objective within `device_limit` bytes of GPU memory.
+    """The partition with the shortest simulated step within `device_limit` bytes of GPU memory.
 
-    The layers' times are those that were `measured`, or else estimates.
-    Raises UserError where not even single layers fit, with the layer and what it needs.
+    Of those, one whose buffers keep the host within `host_limit` bytes is taken where there is one. Raises UserError
+    where not even single layers fit a GPU, with the layer and what it needs.
     """
-    tokens = rows * length
-    shapes = Shapes(tokens, micro_batches, dtype, micro_batches > round_size)
-    if measured is None:
-        costs = layer_costs(spec, tokens, length)
-    else:
-        times = zip(measured.forward, measured.backward, strict=True)
-        costs = [LayerCost(forward, forward + backward) for forward, backward in times]
-    stages = _fitting(spec, shapes, costs, devices, None if device_limit is None else device_limit - LIBRARIES)
-    plan = Plan(stages, devices, micro_batches, round_size)
+    costs = layer_costs(spec, workload, machine, measured)
+    boundary = workload.tokens * spec.hidden_size * workload.dtype.itemsize
+    up, down = machine.link, machine.link
+    if measured is not None:
+        up, down = measured.upload or up, measured.download or down
+    setting = Setting(
+        machine.devices,
+        workload.micro_batches,
+        workload.round_size,
+        int(workload.asynchronous),
+        Links(up, down, boundary),
+    )
+    store = ModelStore.nbytes(
+        spec, workload.dtype, generations=1 + workload.asynchronous, wide_grad=workload.shapes.wide_grad
+    )
+    rounds = workload.micro_batches // workload.round_size
+    rows = RowGradients.nbytes(spec, workload.dtype, workload.tokens, workload.round_size, rounds)
+    room = None if device_limit is None else device_limit - LIBRARIES
+    _check_single_layers(spec, workload.shapes, room)
+    parts = cache(lambda stage: stage_parts(spec, stage, workload.shapes))
+
+    def fits_device(stages: Sequence[Stage]) -> bool:
+        if room is None:
+            return True
+        largest = sum(max(part) for part in zip(*map(parts, stages), strict=True))
+        return largest + ring_parts(spec, stages, workload.shapes)[1] <= room
+
+    def buffers(stages: Sequence[Stage]) -> int:
+        count = outputs(stages)[1]
+        return BoundaryBuffers.nbytes(count, workload.round_size, workload.tokens, spec.hidden_size, workload.dtype)
+
+    def fits_both(stages: Sequence[Stage]) -> bool:
+        return fits_device(stages) and (host_limit is None or store + rows + buffers(stages) <= host_limit)
+
+    found = search(costs, setting, fits_both) or search(costs, setting, fits_device)
+    assert found is not None  # single layers fit
     return RunPlan(
-        plan,
-        footprint(spec, stages, shapes),
-        ModelStore.nbytes(spec, dtype, generations=1 + asynchronous, wide_grad=shapes.wide_grad),
-        BoundaryBuffers.nbytes(boundaries(stages), round_size, tokens, spec.hidden_size, dtype),
-        RowGradients.nbytes(spec, dtype, tokens, round_size, micro_batches // round_size),
+        Plan(found.stages, machine.devices, workload.micro_batches, workload.round_size),
+        footprint(spec, found.stages, workload.shapes),
+        store,
+        buffers(found.stages),
+        rows,
+        found.estimate,
+        costs,
+        setting,
     )
 
 
-def _fitting(
-    spec: ModelSpec, shapes: Shapes, costs: Sequence[LayerCost], devices: int, limit: int | None
-) -> tuple[Stage, ...]:
-    """The best partition whose parts fit `limit` together.
-
-    Slots are as large as the largest stage of each kind, so stages that fit alone may not fit together. Each part of
-    the memory is bounded at once, from what single layers need (the least there is) to what the whole model does.
-    """
-    whole = partition(costs, devices, shapes.micro_batches)
-    assert whole is not None
-    if limit is None or footprint(spec, whole, shapes).total <= limit:
-        return whole
+def least_footprint(spec: ModelShape, shapes: Shapes) -> Footprint:
+    """What a device needs with a layer a stage, the least there is."""
     head = len(spec.layers)
     singles = [Stage("F", i, i + 1) for i in range(head)]
     singles += [Stage("FB", head, head + 1), *(Stage("B", i, i + 1) for i in reversed(range(head)))]
-    least = footprint(spec, singles, shapes)
-    if least.total > limit:
+    return footprint(spec, singles, shapes)
+
+
+def _check_single_layers(spec: ModelShape, shapes: Shapes, limit: int | None) -> None:
+    """UserError where a device cannot hold a layer a stage."""
+    least = least_footprint(spec, shapes)
+    if limit is not None and least.total > limit:
         largest = max(spec.stack, key=lambda layer: sum(spec.units[unit].numel for unit in layer.units))
         raise UserError(
             f"engine.vram_limit leaves {readable(max(limit, 0))} for tensors, but layer {largest.name!r}, the largest, "
             f"needs {readable(least.total)} even as a stage of its own, with {shapes.tokens} tokens a micro-batch: "
             "raise the limit, or lower train.micro_batch_size or data.max_length"
         )
-    parts = cache(lambda stage: stage_parts(spec, stage, shapes))
-    most = parts(Stage("FB", 0, head + 1))
-    fitting = []
-    for step in range(SEARCH + 1):
-        share = (step / SEARCH) ** 3  # fine where a layer more or less decides
-        bound = [low + share * (high - low) for low, high in zip(least.slots, most, strict=True)]
-
-        def fits(stage: Stage, bound: list[float] = bound) -> bool:
-            return all(need <= most for need, most in zip(parts(stage), bound, strict=True))
-
-        stages = partition(costs, devices, shapes.micro_batches, fits)
-        assert stages is not None
-        if footprint(spec, stages, shapes).total <= limit:
-            fitting.append((objective(costs, stages, devices, shapes.micro_batches), len(stages), stages))
-    return min(fitting, key=lambda found: found[:2])[2] if fitting else tuple(singles)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rptrain.checkpoint.files import MANIFEST, complete_checkpoints
-from rptrain.config import Config
+from rptrain.config import AUTOMATIC, Config
 from rptrain.config_mistakes import dotted, leaves
 from rptrain.config_source import Resolved, render, resolve
 from rptrain.errors import UserError
@@ -17,7 +17,7 @@ CONFIG = "config.toml"
 
 # A resumed run may change these: they do not reach the numbers, or only say when to stop. All else is fixed.
 _FREE = re.compile(
-    r"(save|log|eval)\..*|train\.max_steps|engine\.(devices|vram_limit|host_limit|optimizer_threads|trace)"
+    r"(save|log|eval)\..*|train\.max_steps|engine\.(devices|vram_limit|host_limit|optimizer_threads|replan|trace)"
 )
 
 
@@ -147,12 +147,17 @@ def begin(resolved: Resolved, found: tuple[RunDir, Path] | None) -> tuple[RunDir
 
 
 def changed(old: Config, new: Config) -> list[str]:
-    """The keys, with their values, in which `new` would train to other numbers than `old`."""
+    """The keys, with their values, in which `new` would train to other numbers than `old`.
+
+    What is "auto" in `new` takes the number that the run began with.
+    """
     before, after = _flat(old), _flat(new)
     return [
         f"{key} was {before.get(key)}, is {after.get(key)}"
         for key in before | after
-        if before.get(key) != after.get(key) and not _FREE.fullmatch(key)
+        if before.get(key) != after.get(key)
+        and not _FREE.fullmatch(key)
+        and not (key in AUTOMATIC and after.get(key) == "auto")
     ]
 
 

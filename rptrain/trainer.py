@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,11 +24,13 @@ from rptrain.engine.memory import ModelStore
 from rptrain.engine.schedule import learning_rate
 from rptrain.errors import TrainingError, UserError
 from rptrain.evaluate import ask_questions
-from rptrain.job import Job, prepare_job
+from rptrain.job import Job, prepare_job, replan, settle
 from rptrain.models import registry, weights
 from rptrain.plan.schedule import Slot
 from rptrain.rundir import RunDir, begin, find
+from rptrain.timings import Conditions, Timings, load
 
+MEASURE = 3  # steps whose times the rest of a run is planned with; the first of them is left out
 MAX_SKIPPED = 20  # steps in a row without finite gradients: more would not mend themselves
 
 
@@ -40,10 +42,15 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
     state was saved.
     """
     found = find(resolved)  # a resume that cannot be is found out before data is read
+    resolved = settle(resolved, found)
     job = prepare_job(resolved.config, weights_needed=found is None)
     if found is not None:
         _check_resume(*found, job)
     run, checkpoint = begin(resolved, found)
+    replans = job.config.engine.replan
+    known = load(run.path, Conditions.of(job)) if replans else None
+    if known is not None:
+        job = replace(job, plan=replan(job, known))
     with ExitStack() as stack:
         log = stack.enter_context(metrics.EventLog(run.events_path))
         progress = stack.enter_context(metrics.Progress(job.total_steps, quiet=quiet))
@@ -56,7 +63,7 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
                 lock=job.devices[0].startswith("cuda"),
             )
         )
-        trainer = Trainer(job, run, log, progress, store)
+        trainer = Trainer(job, run, log, progress, store, measure=replans and known is None)
         try:
             trainer.run(checkpoint)
         except Exception as error:
@@ -80,12 +87,21 @@ class Trainer:
     """One run in progress."""
 
     def __init__(
-        self, job: Job, run: RunDir, log: metrics.EventLog, progress: metrics.Progress, store: ModelStore
+        self,
+        job: Job,
+        run: RunDir,
+        log: metrics.EventLog,
+        progress: metrics.Progress,
+        store: ModelStore,
+        *,
+        measure: bool,
     ) -> None:
         self._job, self._run, self._log, self._progress, self._store = job, run, log, progress, store
+        self._measure = measure
         self._stopping = False
-        self._first = 0  # steps that were done when this process began
-        self._clock = time.perf_counter()
+        self._opened = 0  # steps that were done when the engine was opened
+        self._clock = 0.0
+        self._seconds = 0.0  # of steps since the last report, while none is under way
         self._tokens = 0  # since the last report
         self._skipped = 0  # steps in a row
 
@@ -100,23 +116,36 @@ class Trainer:
                 job.spec.num_parameters,
             )
         )
-        log.write(metrics.Plan((str(job.plan.plan), *job.plan.plan.grid().splitlines())))
-        self._first, applied = self._load(checkpoint)
-        if self._first == 0:
+        self._tell_plan()
+        done, applied = self._load(checkpoint)
+        if done == 0:
             self._evaluate(0)
-        with self._signals(), self._engine(applied) as engine:
-            if not engine.locked and job.devices[0].startswith("cuda"):
-                self._progress.note("host memory could not be page-locked: transfers will be slower")
-            self._loop(engine)
+        with self._signals():
+            self._train(done, applied)
         self._evaluate(job.total_steps)
         base = self._run.checkpoints()[-1] / BASE
         export_store(self._store.view, job.spec, base, self._run.model_path, job.config.model.dtype)
         log.write(metrics.Finished(job.total_steps))
         self._progress.note(f"model: {self._run.model_path}")
 
-    def _engine(self, applied: int) -> Engine:
+    def _train(self, done: int, applied: int) -> None:
+        """The steps that are left. The first ones are measured; if their times give another plan, it takes the rest."""
+        total = self._job.total_steps
+        if self._measure and total - done >= MEASURE + 2:  # with fewer steps there is nothing to gain
+            rest = done + MEASURE
+            with self._engine(done, applied, meter=True) as engine:
+                self._loop(engine, range(done, rest))
+                if not self._replan(engine):
+                    self._loop(engine, range(rest, total))
+                    return
+            done, applied = rest, engine.applied
+        with self._engine(done, applied) as engine:
+            self._loop(engine, range(done, total))
+
+    def _engine(self, done: int, applied: int, *, meter: bool = False) -> Engine:
         job, optim = self._job, self._job.config.optim
-        return Engine(
+        self._opened = done
+        engine = Engine(
             self._store,
             job.plan.plan,
             job.devices,
@@ -128,18 +157,22 @@ class Trainer:
                 asynchronous=job.asynchronous,
                 threads=job.config.engine.optimizer_threads,
             ),
-            tokens=job.config.train.micro_batch_size * job.config.data.max_length,
+            tokens=job.config.train.rows * job.config.data.max_length,
             applied=applied,
             device_limit=job.device_limit,
             trace=job.config.engine.trace,
+            meter=meter,
         )
+        if not engine.locked and job.devices[0].startswith("cuda"):
+            self._progress.note("host memory could not be page-locked: transfers will be slower")
+        return engine
 
-    def _loop(self, engine: Engine) -> None:
+    def _loop(self, engine: Engine, steps: range) -> None:
         """One step is reported while the next one runs: the pipeline is not flushed between them."""
         job, save = self._job, self._job.config.save
         started: _Started | None = None
-        self._clock = time.perf_counter()
-        for step in range(self._first, job.total_steps):
+        self._clock = time.perf_counter() - self._seconds
+        for step in steps:
             rate = self._learning_rate(step)
             batch = job.batches.batch(step)
             loss, update = engine.forward_backward(batch), engine.step(rate)
@@ -153,6 +186,28 @@ class Trainer:
                 self._save(engine, step + 1)
             if stopping and not last:
                 raise KeyboardInterrupt
+        if started is not None:
+            self._report(started, engine)
+        self._seconds = time.perf_counter() - self._clock
+
+    def _replan(self, engine: Engine) -> bool:
+        """Plans again with what the engine measured, and keeps that for a resumed run; whether the plan is another."""
+        engine.synchronize()
+        measured = engine.measured()
+        if measured is None:  # every step was skipped
+            return False
+        Timings(Conditions.of(self._job), measured).save(self._run.path)
+        plan = replan(self._job, measured, running=True)
+        if plan.plan == self._job.plan.plan:
+            return False
+        self._job = replace(self._job, plan=plan)
+        self._tell_plan()
+        self._progress.note(f"planned again, with measured times: {plan.plan}")
+        return True
+
+    def _tell_plan(self) -> None:
+        plan = self._job.plan.plan
+        self._log.write(metrics.Plan((str(plan), *plan.grid().splitlines())))
 
     def _learning_rate(self, step: int) -> float:
         optim = self._job.config.optim
@@ -174,7 +229,7 @@ class Trainer:
                 "has diverged. Begin a new run (save.resume=never) with a lower optim.learning_rate"
             )
         if engine.trace is not None:
-            self._log.write(_slots(started.step, engine.trace.take(started.step - 1 - self._first)))
+            self._log.write(_slots(started.step, engine.trace.take(started.step - 1 - self._opened)))
         if started.step % self._job.config.log.logging_steps and started.step != self._job.total_steps:
             return
         now = time.perf_counter()

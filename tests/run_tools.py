@@ -11,17 +11,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+import rptrain.job
 import rptrain.trainer
 from rptrain import cli, metrics
 from rptrain.config_source import Resolved, resolve
 from rptrain.models import registry, weights
+from rptrain.plan.schedule import Plan
+from rptrain.planner import RunPlan
 from rptrain.rundir import RunDir
 from rptrain.trainer import train
 
@@ -58,6 +63,8 @@ output_dir = "{folder}/runs"
 [log]
 run_name = "run"
 """
+
+STAGES = "F0-0 F1-2 FB3-3 B1-2 B0-0"  # of the models written here
 
 
 def write_model(folder: Path, **changes: Any) -> Path:
@@ -98,6 +105,20 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not come to pass"
         time.sleep(0.005)
+
+
+# Plans that are given
+
+
+def with_stages(made: RunPlan, text: str) -> RunPlan:
+    """The plan with other stages; its sizes stay as they were."""
+    return replace(made, plan=replace(made.plan, stages=Plan.parse(f"{text} | N=1 M=1 MR=1").stages))
+
+
+def plan_with(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Whatever is planned from now on has these stages."""
+    make = rptrain.job.make_plan
+    monkeypatch.setattr(rptrain.job, "make_plan", lambda *sizes, **limits: with_stages(make(*sizes, **limits), text))
 
 
 # What a run left

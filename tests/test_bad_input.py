@@ -12,7 +12,8 @@ from rptrain import metrics
 from rptrain.errors import UserError
 from rptrain.metrics import EventLog
 from rptrain.models import registry
-from rptrain.planner import LIBRARIES, make_plan
+from rptrain.plan.machine import CPU, Machine
+from rptrain.planner import LIBRARIES, Workload, make_plan
 from rptrain.rundir import RunDir
 
 from . import run_tools as tools
@@ -115,17 +116,7 @@ def test_a_limit_too_small_for_the_largest_layer(model):
     spec = registry.build(registry.read_config(model))
     for limit in (LIBRARIES // 2, LIBRARIES + 1000):
         with pytest.raises(UserError) as caught:
-            make_plan(
-                spec,
-                devices=1,
-                rows=16,
-                length=16,
-                micro_batches=4,
-                round_size=4,
-                dtype=torch.float32,
-                asynchronous=True,
-                device_limit=limit,
-            )
+            make_plan(spec, Machine(CPU, 1), Workload(16, 16, 4, 4, torch.float32, True), device_limit=limit)
         said = str(caught.value)
         assert f"leaves {max(limit - LIBRARIES, 0)} bytes for tensors, but layer 'layers.0', the largest, needs" in said
         assert "KiB even as a stage of its own, with 256 tokens a micro-batch: raise the limit, or lower" in said

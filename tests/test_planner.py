@@ -8,7 +8,8 @@ import torch
 from rptrain.errors import UserError
 from rptrain.models import registry
 from rptrain.plan.validate import validate
-from rptrain.planner import LIBRARIES, make_plan
+from rptrain.plan.machine import CARDS, Machine
+from rptrain.planner import LIBRARIES, Workload, make_plan
 
 GIB = 2**30
 
@@ -18,17 +19,8 @@ def spec_of(preset):
 
 
 def plan_of(preset, limit, *, rows=4, asynchronous=True, round_size=16, devices=1):
-    return make_plan(
-        spec_of(preset),
-        devices=devices,
-        rows=rows,
-        length=2048,
-        micro_batches=16,
-        round_size=round_size,
-        dtype=torch.bfloat16,
-        asynchronous=asynchronous,
-        device_limit=limit,
-    )
+    workload = Workload(rows, 2048, 16, round_size, torch.bfloat16, asynchronous)
+    return make_plan(spec_of(preset), Machine(CARDS["rtx4090"], devices), workload, device_limit=limit)
 
 
 @pytest.mark.parametrize("preset", ["qwen3-1.7b", "llama-3.1-8b"])
@@ -51,17 +43,8 @@ def test_every_limit_from_the_least_on_has_a_plan(preset):
 def test_a_deep_model_does_not_fall_to_a_layer_a_stage():
     config = registry.read_config(registry.locate("llama-3.1-8b")) | {"num_hidden_layers": 64, "hidden_size": 8192}
     spec = registry.build(config)
-    plan = make_plan(
-        spec,
-        devices=8,
-        rows=1,
-        length=2048,
-        micro_batches=16,
-        round_size=16,
-        dtype=torch.bfloat16,
-        asynchronous=True,
-        device_limit=21 * GIB,
-    )
+    workload = Workload(1, 2048, 16, 16, torch.bfloat16, True)
+    plan = make_plan(spec, Machine(CARDS["rtx4090"], 8), workload, device_limit=21 * GIB)
     assert len(plan.plan.stages) < len(spec.stack) * 1.6
 
 

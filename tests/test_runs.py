@@ -55,6 +55,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     return outcome
 
 
+@pytest.fixture
+def staged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of several stages: one is what is planned for models as small as these."""
+    tools.plan_with(monkeypatch, tools.STAGES)
+
+
 def check_same(run: RunDir, expected: SimpleNamespace) -> None:
     assert run.finished
     assert tools.steps(run) == expected.steps
@@ -141,7 +147,7 @@ def test_the_command_killed_and_interrupted(folder, undisturbed, number, code, e
 
 
 @pytest.mark.parametrize("update", ["async", "sync"])
-def test_the_number_of_devices_and_of_checkpoints(folder, trainers, undisturbed, update):
+def test_the_number_of_devices_and_of_checkpoints(folder, trainers, undisturbed, staged, update):
     kind = f"optim.update={update}"
     expected = undisturbed(kind)
     for devices, every in ((1, 1), (3, 0), (4, 3)):
@@ -159,7 +165,7 @@ def test_the_number_of_devices_and_of_checkpoints(folder, trainers, undisturbed,
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("slow", device.STREAMS)
-def test_a_slow_stream(folder, undisturbed, monkeypatch, slow, devices):
+def test_a_slow_stream(folder, undisturbed, staged, monkeypatch, slow, devices):
     """Whatever is late, nothing is overwritten before it was read, nor read before it is there."""
     begin, random = device.CpuStream.__init__, Random(0)
 
@@ -171,7 +177,7 @@ def test_a_slow_stream(folder, undisturbed, monkeypatch, slow, devices):
     check_same(tools.train_here(folder, f"engine.devices=cpu:{devices}"), undisturbed())
 
 
-def test_rounds_on_any_number_of_devices(folder):
+def test_rounds_on_any_number_of_devices(folder, staged):
     runs = [tools.train_here(folder, "engine.round_size=2", f"engine.devices=cpu:{count}") for count in (1, 2)]
     assert tools.state(runs[0]) == tools.state(runs[1])
     assert tools.steps(runs[0]) == tools.steps(runs[1])
@@ -242,7 +248,8 @@ def test_a_template_of_ones_own_goes_along(folder):
 
 
 def test_the_folder(folder):
-    run = tools.train_here(folder, "save.save_steps=3", "log.run_name=größer 漢字", "log.logging_steps=4")
+    sizes = ("engine.replan=false", "save.save_steps=3", "log.run_name=größer 漢字", "log.logging_steps=4")
+    run = tools.train_here(folder, *sizes)
     assert run.path == folder / "runs/größer 漢字"
     assert {path.name for path in run.path.iterdir()} == {
         "checkpoints",
@@ -263,7 +270,7 @@ def test_the_folder(folder):
     }
     assert not [path for path in run.path.rglob("*") if path.suffix in (".bin", ".pt", ".pkl", ".partial")]
 
-    resolved = tools.write_config(folder, "save.save_steps=3", "log.run_name=größer 漢字", "log.logging_steps=4")
+    resolved = tools.write_config(folder, *sizes)
     assert run.config() == resolved.config
 
     records = [json.loads(line) for line in run.events_path.read_bytes().splitlines()]
@@ -279,9 +286,9 @@ def test_the_folder(folder):
 
 
 @pytest.mark.parametrize(("devices", "round_size"), [(1, 4), (2, 2), (3, 4)])
-def test_the_trace_shows_what_the_plan_says(folder, devices, round_size):
+def test_the_trace_shows_what_the_plan_says(folder, staged, devices, round_size):
     sizes = (f"engine.devices=cpu:{devices}", f"engine.round_size={round_size}")
-    run = tools.train_here(folder, "engine.trace=true", "save.save_steps=2", *sizes)
+    run = tools.train_here(folder, "engine.trace=true", "engine.replan=false", "save.save_steps=2", *sizes)
     plan = Plan.parse(tools.events(run, metrics.Plan)[0].lines[0])
     recorded = tools.events(run, metrics.Slots)
     assert (plan.devices, plan.rounds) == (devices, 4 // round_size)

@@ -22,7 +22,7 @@ class BoundaryBuffers:
     ) -> None:
         self.chain = bounds.chain
         self._round_size = round_size
-        self._arena = Arena(self.nbytes(bounds, round_size, tokens, hidden, dtype), lock=lock)
+        self._arena = Arena(self.nbytes(len(bounds.chain), round_size, tokens, hidden, dtype), lock=lock)
         self._buffers = {
             (boundary, parity, m): self._arena.take(tokens * hidden, dtype).view(tokens, hidden)
             for boundary in bounds.chain
@@ -31,8 +31,8 @@ class BoundaryBuffers:
         }
 
     @staticmethod
-    def nbytes(bounds: Boundaries, round_size: int, tokens: int, hidden: int, dtype: torch.dtype) -> int:
-        return (len(bounds.chain) + 1) * round_size * aligned(tokens * hidden * dtype.itemsize)
+    def nbytes(boundaries: int, round_size: int, tokens: int, hidden: int, dtype: torch.dtype) -> int:
+        return (boundaries + 1) * round_size * aligned(tokens * hidden * dtype.itemsize)
 
     def locate(self, access: Access, pass_index: int, micro_batch: int) -> tuple[Tensor, Hashable, int]:
         """The buffer, the board's key for it, and the number of this access in its chain."""

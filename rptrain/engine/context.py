@@ -9,6 +9,7 @@ from rptrain.engine.boundary import BoundaryBuffers
 from rptrain.engine.device import Probe
 from rptrain.engine.errors import Aborted, EngineError
 from rptrain.engine.memory import ModelStore
+from rptrain.engine.meter import Meter
 from rptrain.plan.lower import Boundaries
 from rptrain.plan.schedule import Plan, Slot
 
@@ -58,6 +59,7 @@ class Context:
     lag: int  # 1 in async: iteration n reads version n - 1; 0 in sync: version n
     probe: Probe | None
     trace: Trace | None
+    meter: Meter | None
     board: Board = field(default_factory=Board)
     failure: EngineError | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)

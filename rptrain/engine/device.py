@@ -39,6 +39,10 @@ class Stream(Protocol):
         """Appends a time stamp; once it has passed, the result gives seconds on `time.perf_counter`'s scale."""
         ...
 
+    def stamp(self) -> Callable[[], float]:
+        """The time stamp of a place inside work that `run` was given, between two of its operations."""
+        ...
+
 
 class Device(Protocol):
     """One worker's device. Used by one thread, but for events."""
@@ -75,6 +79,12 @@ class Device(Protocol):
 
 
 STREAMS = ("compute", "param_upload", "grad_download", "activation_upload", "activation_download")
+
+
+def stamp() -> Callable[[], float]:
+    """The time of the calling thread, as a Stream's `stamp` gives it."""
+    now = time.perf_counter()
+    return lambda: now
 
 
 class CpuEvent:
@@ -132,9 +142,12 @@ class CpuStream:
         return event
 
     def mark(self) -> Callable[[], float]:
-        stamp: list[float] = []
-        self._queue.put(("", lambda: stamp.append(time.perf_counter())))
-        return lambda: stamp[0]
+        passed: list[float] = []
+        self._queue.put(("", lambda: passed.append(time.perf_counter())))
+        return lambda: passed[0]
+
+    def stamp(self) -> Callable[[], float]:
+        return stamp()
 
     def close(self) -> None:
         self._queue.put(None)

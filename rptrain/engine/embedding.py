@@ -15,7 +15,7 @@ from torch import Tensor
 from rptrain.engine.context import Context
 from rptrain.engine.iteration import Iteration
 from rptrain.engine.memory import UnitState, accumulate_dtype
-from rptrain.models.spec import ModelSpec
+from rptrain.models.spec import ModelShape
 from rptrain.plan.lower import Access
 
 
@@ -36,7 +36,7 @@ class RowGradients:
         self._parts: list[tuple[Tensor, Tensor]] = []  # rows and sums of each round
 
     @staticmethod
-    def nbytes(spec: ModelSpec, dtype: torch.dtype, tokens: int, round_size: int, rounds: int) -> int:
+    def nbytes(spec: ModelShape, dtype: torch.dtype, tokens: int, round_size: int, rounds: int) -> int:
         """The most that the sums take: a row for each token that differs, each round; and temporaries of a write."""
         rows = min(tokens * round_size, spec.vocab_size)
         wide = accumulate_dtype(dtype).itemsize

@@ -17,6 +17,7 @@ from rptrain.engine.errors import Aborted
 from rptrain.engine.footprint import Shapes, footprint
 from rptrain.engine.iteration import Pending, StepRequest, StepResult, make_iteration
 from rptrain.engine.memory import ModelStore, accumulate_dtype
+from rptrain.engine.meter import Measured, Meter
 from rptrain.engine.optimizer import OptimizerWorker
 from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.worker import Worker
@@ -59,6 +60,7 @@ class Engine:
         device_limit: int | None = None,
         probe: Probe | None = None,
         trace: bool = False,
+        meter: bool = False,
     ) -> None:
         validate(plan, len(store.spec.stack))
         assert len(devices) == plan.devices
@@ -66,6 +68,7 @@ class Engine:
         assert store.wide_grad == (plan.rounds > 1)
         self.plan, self.store = plan, store
         self.trace = Trace() if trace else None
+        self._meter = Meter() if meter else None
         self._tokens = tokens
         self._cuda = any(name.startswith("cuda") for name in devices)
         self._next = 0
@@ -79,7 +82,8 @@ class Engine:
             )
             stack.callback(buffers.close)
             self.locked = store.locked and buffers.locked
-            self._context = Context(plan, bounds, store, buffers, int(optimizer.asynchronous), probe, self.trace)
+            lag = int(optimizer.asynchronous)
+            self._context = Context(plan, bounds, store, buffers, lag, probe, self.trace, self._meter)
             for index, state in enumerate(store.units):
                 for version, generation in ((-1, state.before), (0, state.current)):
                     self._context.board.publish(("version", index), version, generation)
@@ -168,6 +172,14 @@ class Engine:
         if self._steps:
             self._wait(("step",), self._steps - 1)
         self._check()
+
+    def measured(self) -> Measured | None:
+        """With `meter`, what the steps took; nothing is measured from now on. After `synchronize` no step is missing.
+
+        None without `meter`, or before a step after the first one was applied.
+        """
+        self._context.meter = None
+        return None if self._meter is None else self._meter.measured(self.store.spec)
 
     def _wait(self, key: Hashable, number: int) -> Any:
         try:

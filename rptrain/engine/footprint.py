@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from rptrain.engine.memory import accumulate_dtype
-from rptrain.models.spec import ModelSpec
-from rptrain.plan.lower import boundaries
+from rptrain.models.spec import ModelShape
+from rptrain.plan.lower import outputs
 from rptrain.plan.schedule import Stage
 
 RING = 2  # entries of each input ring: one is computed on, one arrives
@@ -45,12 +45,12 @@ class Footprint:
         return self.params + self.grads + self.rings + self.work
 
 
-def stage_numel(spec: ModelSpec, stage: Stage) -> int:
+def stage_numel(spec: ModelShape, stage: Stage) -> int:
     """Elements of the stage's parameter units."""
     return sum(spec.units[u].numel for layer in spec.stack[stage.start : stage.stop] for u in layer.units)
 
 
-def stage_parts(spec: ModelSpec, stage: Stage, shapes: Shapes) -> tuple[int, int, int]:
+def stage_parts(spec: ModelShape, stage: Stage, shapes: Shapes) -> tuple[int, int, int]:
     """Bytes of parameter slots, gradient slots and work that one stage asks for; a plan has the largest of each."""
     itemsize, wide = shapes.dtype.itemsize, accumulate_dtype(shapes.dtype).itemsize
     numel = stage_numel(spec, stage)
@@ -61,24 +61,30 @@ def stage_parts(spec: ModelSpec, stage: Stage, shapes: Shapes) -> tuple[int, int
     )
 
 
-def footprint(spec: ModelSpec, stages: Sequence[Stage], shapes: Shapes) -> Footprint:
-    """What the stages need together."""
-    params, grads, work = (max(part) for part in zip(*(stage_parts(spec, s, shapes) for s in stages), strict=True))
-    outputs = RING * max(max(len(io.x_out), 1) for io in boundaries(stages).stages)
+def ring_parts(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> tuple[int, int]:
+    """Entries of the output ring, and bytes of all rings and of the index tensors."""
+    entries = RING * max(outputs(stages)[0])
     boundary = shapes.tokens * spec.hidden_size * shapes.dtype.itemsize
     indices = 2 * shapes.micro_batches * shapes.tokens * (8 + 8 + 4)
+    return entries, (2 * RING + entries) * boundary + indices
+
+
+def footprint(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> Footprint:
+    """What the stages need together."""
+    params, grads, work = (max(part) for part in zip(*(stage_parts(spec, s, shapes) for s in stages), strict=True))
+    entries, rings = ring_parts(spec, stages, shapes)
     return Footprint(
         max(stage_numel(spec, stage) for stage in stages),
         max(stage_numel(spec, stage) for stage in stages if stage.backward),
-        outputs,
+        entries,
         params,
         grads,
-        rings=(2 * RING + outputs) * boundary + indices,
-        work=work,
+        rings,
+        work,
     )
 
 
-def _work(spec: ModelSpec, stage: Stage, shapes: Shapes) -> int:
+def _work(spec: ModelShape, stage: Stage, shapes: Shapes) -> int:
     layers = spec.stack[stage.start : stage.stop]
     kept = [layer.kept_bytes(shapes.tokens, shapes.dtype.itemsize) for layer in layers]
     workspace = max(layer.workspace_bytes(shapes.tokens, shapes.dtype.itemsize) for layer in layers)

@@ -2,7 +2,7 @@
 
 import mmap
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +12,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from rptrain.models.spec import ModelSpec, Unit
+from rptrain.models.spec import ModelShape, ModelSpec, Unit
 
 ALIGNMENT = mmap.PAGESIZE  # bytes: every tensor of an arena is page-locked by itself
 PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device
@@ -141,7 +141,7 @@ class ModelStore:
         self.units = [self._unit(unit) for unit in spec.units]
 
     @staticmethod
-    def nbytes(spec: ModelSpec, dtype: torch.dtype, *, generations: int, wide_grad: bool = False) -> int:
+    def nbytes(spec: ModelShape, dtype: torch.dtype, *, generations: int, wide_grad: bool = False) -> int:
         layout = _layout(dtype, generations, wide_grad)
         return sum(aligned(unit.numel * kind.itemsize) for unit in spec.units for _, kind in layout)
 
@@ -197,15 +197,27 @@ def _layout(dtype: torch.dtype, generations: int, wide_grad: bool) -> Sequence[t
 
 
 def available_bytes() -> int:
-    """Host memory that this process may still take: the free memory, or what its control group has left."""
-    free = psutil.virtual_memory().available
-    for limit_file, used_file in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        if not Path(limit_file).exists():
+    """Host memory that this process may still take: the free memory, or the least that a control group has left."""
+    return min([psutil.virtual_memory().available, *_left_in_groups(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
+
+
+def _left_in_groups(memberships: Path, root: Path) -> Iterator[int]:
+    """What the process's control groups have left, each from its own up to the root, of version 2 and of version 1.
+
+    Where a container shows its own group as the root, the groups between are not there, and the root is what counts.
+    """
+    lines = memberships.read_text().splitlines() if memberships.exists() else []
+    for line in [*lines, "0::/", "0:memory:/"]:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, limit_name, used_name = root, "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            top, limit_name, used_name = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
             continue
-        limit, used = Path(limit_file).read_text().strip(), int(Path(used_file).read_text())
-        if limit != "max":
-            free = min(free, int(limit) - used)
-    return free
+        own = top / path.lstrip("/")
+        for group in (own, *own.parents):
+            if group.is_relative_to(top) and (group / limit_name).exists():
+                limit = (group / limit_name).read_text().strip()
+                if limit != "max":
+                    yield max(int(limit) - int((group / used_name).read_text()), 0)

@@ -16,9 +16,11 @@ from collections.abc import Sequence
 
 from rptrain.engine.adam import CpuAdam
 from rptrain.engine.context import Context
+from rptrain.engine.device import stamp
 from rptrain.engine.embedding import RowGradients
 from rptrain.engine.iteration import Iteration, StepRequest, StepResult
 from rptrain.engine.memory import UnitState
+from rptrain.engine.meter import timed
 from rptrain.models.spec import Unit
 from rptrain.plan.lower import Access
 
@@ -57,7 +59,9 @@ class OptimizerWorker:
                 return
             norm = math.sqrt(square_sum) * iteration.rest
             request.result = StepResult(norm, skipped=not math.isfinite(norm))
-            self._update(iteration, request.learning_rate, request.result)
+            meter = None if request.result.skipped else self._context.meter
+            with timed(meter, stamp, iteration.number, "update"):
+                self._update(iteration, request.learning_rate, request.result)
             self._context.board.publish(("step",), iteration.number)
 
     def _collect(self, iteration: Iteration) -> float:

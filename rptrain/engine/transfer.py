@@ -14,6 +14,7 @@ from torch import Tensor
 from rptrain.engine.context import Context
 from rptrain.engine.device import Device, Event, Stream
 from rptrain.engine.footprint import stage_numel
+from rptrain.engine.meter import Kind, timed
 from rptrain.plan.lower import Chunk, windows
 from rptrain.plan.schedule import Slot, Stage
 
@@ -55,10 +56,12 @@ class _Transfer(ABC):
         stream: Stream,
         layout: StageLayout,
         units: Sequence[int],
+        iteration: int,
         slot: Slot,
         dtype: torch.dtype,
     ) -> None:
         self._context, self._stream, self._layout = context, stream, layout
+        self._iteration = iteration
         sizes = [(unit, context.store.spec.units[unit].numel) for unit in units]
         self._windows = deque(windows(sizes, len(slot.micro_batches), CHUNK_BYTES // dtype.itemsize))
         self._late: deque[Chunk] = deque()  # of windows that have passed
@@ -87,6 +90,11 @@ class _Transfer(ABC):
     @abstractmethod
     def _copy(self, chunk: Chunk) -> None: ...
 
+    def _move(self, kind: Kind, target: Tensor, source: Tensor) -> None:
+        """Inside the stream."""
+        with timed(self._context.meter, self._stream.stamp, self._iteration, kind, source.nbytes):
+            target.copy_(source, non_blocking=True)
+
 
 class Upload(_Transfer):
     """Fills a parameter slot for one dispatched stage, during the slot before it."""
@@ -94,7 +102,7 @@ class Upload(_Transfer):
     def __init__(
         self, context: Context, device: Device, layout: StageLayout, iteration: int, slot: Slot, target: Tensor
     ) -> None:
-        super().__init__(context, device.param_upload, layout, layout.units, slot, target.dtype)
+        super().__init__(context, device.param_upload, layout, layout.units, iteration, slot, target.dtype)
         self._where, self._target = f"{slot} upload", target
         self._version = context.read_version(iteration)
 
@@ -117,7 +125,7 @@ class Upload(_Transfer):
         source = self._context.store.units[chunk.unit].params[generation][chunk.start : chunk.stop]
         offset = self._layout.offsets[chunk.unit]
         target = self._target[offset + chunk.start : offset + chunk.stop]
-        self._stream.run(self._where, lambda: _copy(target, source))
+        self._stream.run(self._where, lambda: self._move("upload", target, source))
 
 
 class Download(_Transfer):
@@ -126,9 +134,8 @@ class Download(_Transfer):
     def __init__(
         self, context: Context, device: Device, layout: StageLayout, iteration: int, slot: Slot, source: Tensor
     ) -> None:
-        super().__init__(context, device.grad_download, layout, layout.units[::-1], slot, source.dtype)
+        super().__init__(context, device.grad_download, layout, layout.units[::-1], iteration, slot, source.dtype)
         self._where, self._source = f"{slot} download", source
-        self._iteration = iteration
         self._pass = iteration * context.plan.rounds + slot.round
         self._left = Counter(chunk.unit for window in self._windows for chunk in window)
 
@@ -145,11 +152,7 @@ class Download(_Transfer):
         offset = self._layout.offsets[chunk.unit]
         source = self._source[offset + chunk.start : offset + chunk.stop]
         target = self._context.store.units[chunk.unit].grad[chunk.start : chunk.stop]
-        self._stream.run(self._where, lambda: _copy(target, source))
+        self._stream.run(self._where, lambda: self._move("download", target, source))
         self._left[chunk.unit] -= 1
         if not self._left[chunk.unit]:
             self._context.board.publish(("grad", chunk.unit), self._pass, self._stream.record())
-
-
-def _copy(target: Tensor, source: Tensor) -> None:
-    target.copy_(source, non_blocking=True)

@@ -3,11 +3,13 @@
 import queue
 import threading
 from collections.abc import Hashable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rptrain.engine import meter
 from rptrain.engine.context import Context, Span
 from rptrain.engine.device import Device, Event, Stream
 from rptrain.engine.footprint import RING, Footprint
@@ -259,24 +261,29 @@ class Worker:
         stage = slot.stage
         layers = self._spec.layers[stage.start : stage.stop]
         mb = self._describe(iteration, m)
+        timed = partial(meter.timed, self._context.meter, self._device.compute.stamp, iteration.number)
         h = x
         if not stage.backward:
-            for index, (layer, p) in enumerate(zip(layers, params, strict=True), stage.start + 1):
-                h = layer.forward(p, h, mb)
-                if index in outputs:
-                    outputs[index].copy_(h)
+            for index, layer, p in zip(stage.layers, layers, params, strict=True):
+                with timed("forward", index):
+                    h = layer.forward(p, h, mb)
+                if index + 1 in outputs:
+                    outputs[index + 1].copy_(h)
             return
         saved = []
-        for layer, p in zip(layers, params, strict=False):
-            h, kept = layer.forward_saved(p, h, mb)
+        for index, layer, p in zip(stage.layers, layers, params, strict=False):
+            with timed("forward", index):
+                h, kept = layer.forward_saved(p, h, mb)
             saved.append(kept)
         if stage.kind == "FB":
-            loss, dy = self._spec.head.loss_backward(params[-1], sums[-1], h, mb, iteration.scale)
+            with timed("backward", stage.stop - 1):
+                loss, dy = self._spec.head.loss_backward(params[-1], sums[-1], h, mb, iteration.scale)
             self._losses[m].copy_(loss)
         assert dy is not None
         del h
-        for layer, p, g in zip(reversed(layers), params[: len(layers)][::-1], sums[: len(layers)][::-1], strict=True):
-            dy = layer.backward(p, g, saved.pop(), dy, mb)
+        for index, layer, p, g in reversed(list(zip(stage.layers, layers, params, sums, strict=False))):
+            with timed("backward", index):
+                dy = layer.backward(p, g, saved.pop(), dy, mb)
         outputs[stage.start].copy_(dy)
 
     def _describe(self, iteration: Iteration, m: int) -> MicroBatch:

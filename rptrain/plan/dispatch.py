@@ -42,6 +42,7 @@ class _Builder:
         self.holds: list[Hold] = []
         self.lanes: list[list[_Run]] = [[] for _ in range(plan.devices)]  # each device's slots so far
         self.outputs: dict[int, int] = {}  # of the slot before: micro-batch to the task after which it can be read
+        self.rings: list[list[tuple[int, int]]] = [[] for _ in range(plan.devices)]  # computed, output copied: so far
         self.leaving: dict[int, list[int]] = {}  # device to the downloads of its last gradients
         self.updates: dict[tuple[int, int], int] = {}  # (iteration, layer) to the task that makes the version
 
@@ -58,7 +59,7 @@ class _Builder:
         lane = self.lanes[slot.device]
         run = _Run(slot, [], [], [])
         run.params = self._params(iteration, slot, lane)
-        sent: list[int] = []
+        ring = self.rings[slot.device]
         outputs: dict[int, int] = {}
         for m in slot.micro_batches:
             before = [run.compute[-1]] if run.compute else [*run.params, *([lane[-1].compute[-1]] if lane else [])]
@@ -68,8 +69,9 @@ class _Builder:
                 before += [*source, *self.version(iteration, slot.stage.layers)]
             else:
                 embedded = self.version(iteration, range(1)) if slot.stage_index == 0 else ()
-                arrived = self._copy_in(iteration, slot, m, (*source, *embedded), run.compute)
-                before += [arrived, *sent[len(sent) - RING :][:1]] if len(sent) >= RING else [arrived]
+                entry = ring[-RING] if len(ring) >= RING else ()  # whose places are taken: both are free again
+                arrived = self._copy_in(iteration, slot, m, (*source, *embedded, *entry[:1]))
+                before += [arrived, *entry[1:]]
             if m == slot.micro_batches[-1] and slot.stage.backward:
                 before += self.leaving.get(slot.device, [])  # one slot for rounded gradients: the last ones have left
             index = self.add(
@@ -91,7 +93,7 @@ class _Builder:
             if slot.stage.backward:
                 self.holds.append(Hold(slot.device, self._sum(slot, "kept"), index, index))
             outputs[m] = index if self.links is None else self._copy_out(iteration, slot, m, index)
-            sent.append(outputs[m])
+            ring.append((index, outputs[m]))
         self.outputs = outputs
         self._own(iteration, run)
         lane.append(run)
@@ -116,12 +118,11 @@ class _Builder:
                 )  # fmt: skip
         return pieces
 
-    def _copy_in(self, iteration: int, slot: Slot, m: int, source: Sequence[int], computed: list[int]) -> int:
+    def _copy_in(self, iteration: int, slot: Slot, m: int, after: tuple[int, ...]) -> int:
         assert self.links is not None
-        ring = (computed[-RING],) if len(computed) >= RING else ()
         seconds = self._input_bytes(slot) / self.links.up + self.links.latency
         return self.add(
-            Task("up", slot.device, seconds, (*source, *ring), "x", slot.stage.layers, iteration, slot.round, m)
+            Task("up", slot.device, seconds, after, "x", slot.stage.layers, iteration, slot.round, m)
         )
 
     def _input_bytes(self, slot: Slot) -> int:
@@ -159,7 +160,6 @@ class _Builder:
                         )
                     )
                 )  # fmt: skip
-        run.grads = run.grads or [last]
         self.leaving[slot.device] = run.grads
         self.holds.append(Hold(slot.device, self._sum(slot, "grads"), last, run.grads[-1]))
 
@@ -217,5 +217,6 @@ def dispatch(
 
 
 def _pieces(nbytes: int, chunk: int) -> list[float]:
-    count = -(-nbytes // chunk)
+    """Equal parts of at most `chunk` bytes; one of none where there is nothing to copy but a version to wait for."""
+    count = max(-(-nbytes // chunk), 1)
     return [nbytes / count] * count

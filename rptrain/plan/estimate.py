@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from rptrain.plan.costs import LayerCost
 from rptrain.plan.dispatch import Links
-from rptrain.plan.lower import boundaries
+from rptrain.plan.lower import outputs
 from rptrain.plan.partition import stage_time
 from rptrain.plan.schedule import Stage
 
@@ -50,8 +50,9 @@ def estimate(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setti
     ready = [updates[stage.stop] if setting.lag == 0 else updates[-1] for stage in stages]
     per_round = list(zip(times, paces, hops, ready, strict=True))
     # In sync every step starts where the one before has ended, so one is like all; in async the first slot of a step
-    # falls on another device each time, and after N steps on the first again.
-    warm_up, measured = (0, 1) if setting.lag == 0 else (n, n)
+    # falls on another device each time, and after N steps on the first again. Of the two steps under way the later one
+    # may end with the earlier, so an even number is measured; the first N are at times not yet as those that follow.
+    warm_up, measured = (0, 1) if setting.lag == 0 else (2 * n, 2 * n)
     free = [0.0] * n
     device, end = 0, 0.0
     ends: list[float] = []
@@ -85,10 +86,10 @@ def _paces(
     ]
     paces, hops = [], []
     sent = 0
-    for s, (stage, io) in enumerate(zip(stages, boundaries(stages).stages, strict=True)):
+    for s, (stage, written) in enumerate(zip(stages, outputs(stages)[0], strict=True)):
         up = links.boundary * (2 if stage.kind == "B" else 1) / links.up + links.latency
         hops.append(sent / links.down + (up + links.latency if s else up))
-        sent = links.boundary * max(len(io.x_out), 1)
+        sent = links.boundary * written
         down = sent / links.down + links.latency
         following, before = params[(s + setting.devices) % count], grads[(s - setting.devices) % count]
         paces.append(max(times[s], up + following / links.up, down + before / links.down))

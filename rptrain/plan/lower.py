@@ -5,6 +5,7 @@ way back. Boundary 0 is the embedding's output. Each boundary and micro-batch ha
 activation is replaced by its gradient; the accesses to it form a fixed chain, and each waits for the one before.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,6 +62,15 @@ def boundaries(stages: Sequence[Stage]) -> Boundaries:
         ios.append(StageIO(x_in, dy_in, x_out, dx_out))
     access(0)
     return Boundaries(tuple(ios), chain)
+
+
+def outputs(stages: Sequence[Stage]) -> tuple[list[int], int]:
+    """How many tensors each stage writes for a micro-batch, and how many boundaries there are, as in `boundaries`."""
+    cuts = sorted({stage.start if stage.backward else stage.stop for stage in stages})
+    written = [
+        1 if stage.backward else bisect_right(cuts, stage.stop) - bisect_right(cuts, stage.start) for stage in stages
+    ]
+    return written, len({0, *cuts})
 
 
 @dataclass(frozen=True)

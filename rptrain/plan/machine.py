@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from rptrain.plan.costs import LayerCost, Work
+from rptrain.plan.costs import Work
 
 GB, GIB = 10**9, 2**30
 
@@ -28,11 +28,6 @@ class Card:
         rate = self.tflops * 1e12
         products = work.matmul / MATMUL + work.grouped / GROUPED + work.attention / ATTENTION
         return max(products / rate + work.traffic / (TRAFFIC * self.bandwidth), LAUNCH)
-
-    def cost(self, forward: Work, backward: Work, *, params: int, grads: int, kept: int, update: float) -> LayerCost:
-        """A block's cost; backward runs forward again."""
-        ahead = self.seconds(forward)
-        return LayerCost(ahead, ahead + self.seconds(backward), params, grads, kept, update)
 
 
 CARDS = {

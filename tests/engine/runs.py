@@ -45,7 +45,19 @@ def run(cfg, batches, plan, *, dtype=torch.float32, asynchronous, store=None, de
         return train(store, batches, plan, asynchronous=asynchronous, device=device, **options)
 
 
-def engine_of(store, plan, *, tokens, asynchronous=True, device="cpu", probe=None, trace=False, applied=0, **options):
+def engine_of(
+    store,
+    plan,
+    *,
+    tokens,
+    asynchronous=True,
+    device="cpu",
+    probe=None,
+    trace=False,
+    meter=False,
+    applied=0,
+    **options,
+):
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     return Engine(
         store,
@@ -56,6 +68,7 @@ def engine_of(store, plan, *, tokens, asynchronous=True, device="cpu", probe=Non
         applied=applied,
         probe=probe,
         trace=trace,
+        meter=meter,
     )
 
 

@@ -1,11 +1,26 @@
 """Micro-batches from lists of document lengths, and buffers that hold NaN until they are written."""
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
+from rptrain.kernels.launch import HAS_TRITON
 from rptrain.models.spec import MicroBatch
+
+if HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1":
+    from tests.kernels.interpreter import mend
+
+    mend()
+
+
+@pytest.fixture
+def device() -> str:
+    """Where Triton kernels run in this process: compiled on a GPU, or interpreted on the CPU."""
+    if not HAS_TRITON:
+        pytest.skip("Triton is not installed")
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.fixture(autouse=True)

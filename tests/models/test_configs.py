@@ -25,7 +25,11 @@ LLAMA3 = {
 
 @pytest.mark.parametrize(
     ("preset", "parameters", "layers", "tied"),
-    [("qwen3-1.7b", 1_720_574_976, 28, True), ("llama-3.1-8b", 8_030_261_248, 32, False)],
+    [
+        ("qwen3-1.7b", 1_720_574_976, 28, True),
+        ("llama-3.1-8b", 8_030_261_248, 32, False),
+        ("qwen3-32b", 32_762_123_264, 64, False),
+    ],
 )
 def test_presets_have_the_published_sizes(preset, parameters, layers, tied) -> None:
     spec = registry.build(registry.read_config(registry.locate(preset)))
@@ -34,7 +38,8 @@ def test_presets_have_the_published_sizes(preset, parameters, layers, tied) -> N
     assert [unit.name for unit in spec.units] == [
         "embed", *(f"layers.{i}" for i in range(layers)), "norm", *([] if tied else ["head"])
     ]  # fmt: skip
-    forward, backward = (sum(flops) for flops in zip(*(layer.flops(4096, 4096) for layer in spec.stack), strict=True))
+    works = [layer.work(4096, 4096, 2) for layer in spec.stack]
+    forward, backward = (sum(work.flops for work in pass_) for pass_ in zip(*works, strict=True))
     block = spec.units[1].params
     matrices = sum(p.numel for p in block if p.decay) * layers + spec.vocab_size * spec.hidden_size
     attention = 2 * 4096 * 4097 * spec.layers[0].heads * 128 * layers

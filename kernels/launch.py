@@ -1,0 +1,57 @@
+"""Whether Triton kernels run, and the sizes that they are launched with."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import triton
+    import triton.language as tl
+else:
+    try:
+        import triton
+        import triton.language as tl
+    except ModuleNotFoundError:  # everything runs on the oracle; kernels are plain functions that nobody calls
+
+        class _Absent:
+            constexpr = object
+
+            @staticmethod
+            def jit(function: Any) -> Any:
+                return function
+
+        triton = tl = _Absent()
+
+HAS_TRITON = hasattr(triton, "cdiv")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+__all__ = ["DTYPES", "HAS_TRITON", "fused", "power_of_2", "programs", "tl", "triton", "warps"]
+
+
+def fused(*tensors: Tensor) -> bool:
+    """Whether operations on such tensors run as Triton kernels: on CUDA, in a type that the kernels take.
+
+    Otherwise the oracle runs, kernels/reference.py. Nothing here looks at values, so nothing waits for the device.
+    """
+    return HAS_TRITON and all(x.is_cuda and x.dtype in DTYPES for x in tensors)
+
+
+def power_of_2(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def warps(elements: int) -> int:
+    """Warps of a program that works on so many elements at once: 8 to 16 a thread."""
+    return max(1, min(16, power_of_2(elements) // 512))
+
+
+def programs(device: torch.device, each: int) -> int:
+    """Programs that are resident together, `each` on a multiprocessor; a fixed number off CUDA.
+
+    Where partial sums follow from it, their bits hold for one model of GPU.
+    """
+    if device.type != "cuda":
+        return 4
+    return torch.cuda.get_device_properties(device).multi_processor_count * each

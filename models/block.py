@@ -1,0 +1,90 @@
+"""The sizes of a decoder block, and what it costs: its attention here, its MLP by those who build on it."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from rptrain.plan.costs import Work
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockShape(ABC):
+    """A pre-norm decoder block with grouped-query attention: a LayerShape (models/spec.py).
+
+    Memory is that of an explicit backward. It keeps the input of both norms, their outputs and 1 / rms, q, k, v (also
+    before the norms of q and k, where these are), attention's output and log-sum-exp, and the MLP's part.
+    """
+
+    name: str
+    unit: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    intermediate: int
+    qk_norm: bool = False
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        return (self.unit,)
+
+    def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
+        forward, backward = self._attention_work(tokens, length, itemsize)
+        mlp_forward, mlp_backward = self.mlp_work(tokens, itemsize)
+        return forward + mlp_forward, backward + mlp_backward
+
+    def kept_bytes(self, tokens: int, itemsize: int) -> int:
+        """Bytes that are kept from the recomputed forward until backward."""
+        heads, kv_heads = self._widths
+        elements = 2 * self.hidden + 2 * heads + 2 * kv_heads
+        statistics = 1 + self.heads  # 1 / rms, log-sum-exp
+        if self.qk_norm:  # q and k before their norms; the values lie in the same buffer
+            elements += heads + kv_heads
+            statistics += self.heads + self.kv_heads
+        return tokens * (elements * itemsize + statistics * max(itemsize, 4) + self.mlp_kept(itemsize))
+
+    def workspace_bytes(self, tokens: int, itemsize: int) -> int:
+        """Upper bound of the bytes that backward needs at once beside what is kept, once a device.
+
+        Fused attention's own workspace is not in it (kernels/attention.py).
+        """
+        heads, kv_heads = self._widths
+        attention = itemsize * (3 * self.hidden + 4 * heads + 5 * kv_heads)
+        inside = max(itemsize, 4) * max(5 * self.hidden, 4 * (heads + kv_heads))  # a norm, attention and the rotation
+        mlp, mlp_inside = self.mlp_workspace(itemsize)
+        return tokens * (max(attention, mlp) + max(inside, mlp_inside))
+
+    def attended(self, length: int) -> float:
+        """The mean number of keys that a query of a row of `length` tokens sees: the causal half."""
+        return (length + 1) / 2
+
+    @abstractmethod
+    def mlp_work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
+        """Forward and backward of the MLP, from the output of its norm to the residual sum."""
+
+    @abstractmethod
+    def mlp_kept(self, itemsize: int) -> int:
+        """Bytes a token that the MLP keeps, its norm included."""
+
+    @abstractmethod
+    def mlp_workspace(self, itemsize: int) -> tuple[int, int]:
+        """Bytes a token in the MLP's backward: at most between operations, and at most inside one."""
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        return self.heads * self.head_size, self.kv_heads * self.head_size
+
+    def _attention_work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
+        heads, kv_heads = self._widths
+        matmul = 4.0 * tokens * self.hidden * (heads + kv_heads)
+        attention = 4.0 * tokens * self.attended(length) * heads
+        forward = 6 * self.hidden + 2 * (heads + kv_heads)  # both norms, the second with the addition; the rotation
+        backward = 4 * self.hidden + 2 * (heads + kv_heads) + 2 * kv_heads  # and the values' gradient, copied
+        if self.qk_norm:
+            backward += heads + kv_heads  # q and k before their norms
+        else:
+            forward += 2 * kv_heads  # the values, copied out of the product
+        size = tokens * itemsize
+        return (
+            Work(matmul=matmul, attention=attention, traffic=size * forward),
+            Work(matmul=2 * matmul, attention=2 * attention, traffic=size * backward),
+        )

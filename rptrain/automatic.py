@@ -1,0 +1,84 @@
+"""What "auto" stands for: the micro-batch and the round with the shortest planned step, before step 1 only."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from rptrain.config import AUTOMATIC, Config
+from rptrain.config_source import Resolved
+from rptrain.errors import UserError
+from rptrain.planner import RunPlan
+
+MICRO_BATCHES = 256  # of a step at most: more and smaller ones are not tried
+ROUNDS = (1, 2, 4)
+WORTH = 0.005  # a larger step's time must fall by this share to be taken over what was found before
+
+
+def is_automatic(config: Config) -> bool:
+    """Whether something is left to be chosen."""
+    return "auto" in _values(config)
+
+
+def settle(config: Config, devices: int, plan: Callable[[Config], RunPlan]) -> Config:
+    """The config with numbers in place of "auto": those whose plan has the shortest step.
+
+    `plan` makes the plan of a config with numbers and raises UserError where it does not fit. Of about equally quick
+    ones the first wins: few rounds, and large micro-batches that leave one more than devices, so that hand-over
+    between them costs nothing. Raises the UserError of the smallest choice where none fits.
+    """
+    best: tuple[float, Config] | None = None
+    refusals: dict[int, UserError] = {}
+    for choice in _choices(config, devices):
+        try:
+            period = plan(choice).estimate.period
+        except UserError as error:
+            refusals[choice.train.rows] = error
+            continue
+        if best is None or period < best[0] * (1 - WORTH):
+            best = period, choice
+    if best is None:
+        raise refusals[min(refusals)]
+    return best[1]
+
+
+def settled(resolved: Resolved, config: Config, origin: str) -> Resolved:
+    """`resolved` with the numbers of `config`, which come from `origin`."""
+    pairs = zip(AUTOMATIC, _values(resolved.config), _values(config), strict=True)
+    origins = {key: origin for key, old, new in pairs if old != new}
+    return replace(resolved, config=config, origins={**resolved.origins, **origins})
+
+
+def recorded(config: Config, run: Config) -> Config:
+    """The config with the numbers of a run that goes on in place of "auto": they are constants of a run."""
+    pairs = zip(_values(config), _values(run), strict=True)
+    return _with(config, *(old if new == "auto" else new for new, old in pairs))
+
+
+def _values(config: Config) -> tuple[Any, Any]:
+    return config.train.micro_batch_size, config.engine.round_size
+
+
+def _with(config: Config, rows: int, round_size: int | None) -> Config:
+    train = config.train.model_copy(update={"micro_batch_size": rows})
+    engine = config.engine.model_copy(update={"round_size": round_size})
+    return config.model_copy(update={"train": train, "engine": engine})
+
+
+def _choices(config: Config, devices: int) -> list[Config]:
+    """Every choice: few rounds first, then large micro-batches, those with too few of them for the devices last."""
+    rows, size = _values(config)
+    total = config.train.global_batch_size
+    possible = [n for n in range(total, 0, -1) if total % n == 0] if rows == "auto" else [rows]
+    possible = [n for n in possible if total // n <= MICRO_BATCHES] or possible[:1]
+    choices: list[tuple[int, int | None]] = []
+    for rounds in ROUNDS if size == "auto" else (1,):
+        for n in possible:
+            count = total // n
+            if size == "auto" and count % rounds == 0:
+                choices.append((n, None if rounds == 1 else count // rounds))
+            elif size is None or (size != "auto" and count % size == 0):
+                choices.append((n, size))
+    if not choices:
+        raise UserError(f"engine.round_size = {size} divides no number of micro-batches of {total} rows: change it")
+    choices.sort(key=lambda choice: max(0, devices + 1 - (choice[1] or total // choice[0])))
+    return [_with(config, *choice) for choice in choices]

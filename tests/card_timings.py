@@ -1,0 +1,55 @@
+"""Per-layer times of the paper's five models on a card by its profile, for `tests/bubble.py`.
+
+python -m tests.card_timings rtx4090 OUT.json
+
+They are estimates, not measurements: the operations and bytes of each layer over the rates that kernels of such cards
+reach (`rptrain/plan/machine.py`). Micro-batches of 4 x 2,048 tokens, bfloat16. The last of a model's layers is the head.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from rptrain.models import registry
+from rptrain.plan.costs import Work
+from rptrain.plan.machine import CARDS, Machine
+from rptrain.planner import Workload, layer_costs
+
+MODELS = {
+    "qwen3-1.7b": "full",
+    "llama-3.1-8b": "full",
+    "gpt-oss-20b": "full",
+    "qwen3-32b": "full",
+    "qwen3-235b-a22b": "lora",
+}
+WORKLOAD = Workload(rows=4, length=2048, micro_batches=16, round_size=16, dtype=torch.bfloat16, asynchronous=True)
+
+
+def frozen_times(spec, card):
+    """Forward, and backward with recompute, of layers whose own weights get no gradients; adapters not counted."""
+    times = []
+    for layer in spec.stack:
+        forward, backward = layer.work(WORKLOAD.tokens, WORKLOAD.length, WORKLOAD.dtype.itemsize)
+        inputs = Work(backward.matmul / 2, backward.grouped / 2, backward.attention, backward.traffic)
+        ahead = card.seconds(forward)
+        times.append((ahead, ahead + card.seconds(inputs)))
+    return times
+
+
+def timings(name):
+    card, models = CARDS[name], {}
+    for model, method in MODELS.items():
+        spec = registry.shape(registry.read_config(registry.locate(model)))
+        if method == "full":
+            costs = layer_costs(spec, WORKLOAD, Machine(card, 8), None)
+            times = [(cost.forward, cost.backward) for cost in costs]
+        else:
+            times = frozen_times(spec, card)
+        models[model] = {"method": method, "layers": [[float(f"{t:.6g}") for t in pair] for pair in times]}
+    return {"note": __doc__.split("\n\n")[2], "card": card.name, "models": models}
+
+
+if __name__ == "__main__":
+    Path(sys.argv[2]).write_text(json.dumps(timings(sys.argv[1]), indent=1) + "\n")

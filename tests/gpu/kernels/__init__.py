@@ -1,0 +1,1 @@
+"""What each kernel is measured on, beside other implementations."""

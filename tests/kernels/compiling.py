@@ -1,0 +1,74 @@
+"""Compiles the kernels for GPUs that are not there, and reads what they use: a program of its own.
+
+python -m tests.kernels.compiling OP ...: for each operation named, every variant of tests/kernels/variants_OP.py on
+every architecture; a JSON line for each. It must not share a process with Triton's interpreter.
+"""
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SHARED = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}  # bytes of a block
+ARCHITECTURES = (80, 86, 89, 90, 120)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel with its argument types ("*bf16", "i32", "fp32"), constants and launch options.
+
+    `architectures` are those it is meant for; types of bf16 become fp16 on 75, which has no bf16 matrix units.
+    """
+
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    options: dict[str, int] = field(default_factory=dict)  # num_warps, num_stages
+    architectures: tuple[int, ...] = ARCHITECTURES
+
+
+def compiled(variant: Variant, architecture: int) -> dict[str, Any]:
+    """Registers, stack and shared bytes of a variant."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = variant.kernel
+    types = {name: variant.signature.get(name, "constexpr") for name in kernel.arg_names}
+    if architecture == 75:
+        types = {name: kind.replace("bf16", "fp16") for name, kind in types.items()}
+    pointers = [i for i, name in enumerate(kernel.arg_names) if types[name].startswith("*")]
+    aligned = {(i,): [["tt.divisibility", 16]] for i in pointers}
+    source = ASTSource(fn=kernel, signature=types, constexprs=variant.constants, attrs=aligned)
+    result = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=variant.options)
+    binaries = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(result.asm["cubin"])
+        file.flush()
+        report = subprocess.run([binaries / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True)
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", report.stdout)
+    assert usage is not None, report.stdout + report.stderr
+    return {
+        "kernel": kernel.__name__,
+        "architecture": architecture,
+        "registers": int(usage[1]),
+        "stack": int(usage[2]),
+        "shared": result.metadata.shared,
+        "allowed": SHARED[architecture],
+    }
+
+
+def main(operations: list[str]) -> None:
+    for operation in operations:
+        for variant in importlib.import_module(f"tests.kernels.variants_{operation}").VARIANTS:
+            for architecture in variant.architectures:
+                print(json.dumps({"operation": operation} | compiled(variant, architecture)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

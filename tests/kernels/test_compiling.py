@@ -1,0 +1,28 @@
+"""Every kernel compiles for every supported GPU, without spilling and inside the card's shared memory."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+OPERATIONS = sorted(path.stem.removeprefix("variants_") for path in Path(__file__).parent.glob("variants_*.py"))
+pytest.importorskip("triton")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_compiles_without_spilling_and_inside_shared_memory(operation):
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    child = subprocess.run(
+        [sys.executable, "-P", "-c", f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); "
+         f"from tests.kernels.compiling import main; main([{operation!r}])"],
+        env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr
+    found = [json.loads(line) for line in child.stdout.splitlines()]
+    assert found
+    for usage in found:
+        assert usage["stack"] == 0, usage
+        assert usage["shared"] <= usage["allowed"], usage

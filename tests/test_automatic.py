@@ -1,0 +1,93 @@
+""" "auto" becomes numbers before step 1, and stays those numbers."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from rptrain.automatic import is_automatic, settle
+from rptrain.config_source import resolve
+from rptrain.errors import UserError
+from rptrain.rundir import RunDir
+from rptrain.trainer import train
+from tests.run_tools import write_config, write_model
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_model(tmp_path / "model")
+    return tmp_path
+
+
+def config_of(folder, *overrides):
+    return write_config(folder, *overrides).config
+
+
+def planner(periods, asked=None):
+    """Plans whose period follows from rows and micro-batches a round; a pair that is not listed does not fit."""
+
+    def plan(config):
+        pair = config.train.rows, config.round_size
+        if asked is not None:
+            asked.append(pair)
+        if pair not in periods:
+            raise UserError(f"{pair} does not fit")
+        return SimpleNamespace(estimate=SimpleNamespace(period=periods[pair]))
+
+    return plan
+
+
+def chosen(config):
+    return config.train.micro_batch_size, config.engine.round_size
+
+
+def test_the_quickest_micro_batch_that_fits_is_taken(folder):
+    config = config_of(folder, "train.micro_batch_size=auto")
+    assert is_automatic(config)
+    asked = []
+    best = settle(config, 2, planner({(16, 4): 3.0, (8, 8): 2.0, (4, 16): 2.5}, asked))
+    assert chosen(best) == (8, None)
+    assert not is_automatic(best)
+    assert {rows for rows, _ in asked} == {64, 32, 16, 8, 4, 2, 1}  # every divisor of the 64 rows of a step
+
+
+def test_about_as_quick_is_not_worth_more_rounds_or_too_few_micro_batches(folder):
+    config = config_of(folder, "train.micro_batch_size=auto", "engine.round_size=auto")
+    everything = {(rows, 64 // rows // rounds): 1.0 for rows in (1, 2, 4, 8, 16, 32, 64) for rounds in (1, 2, 4)}
+    assert chosen(settle(config, 4, planner(everything))) == (8, None)  # eight micro-batches, the fewest above four
+    assert chosen(settle(config, 4, planner(everything | {(8, 4): 0.9}))) == (8, 4)
+    assert chosen(settle(config, 4, planner(everything | {(64, 1): 0.9}))) == (64, None)
+
+
+def test_a_round_size_that_is_given_is_kept(folder):
+    config = config_of(folder, "train.micro_batch_size=auto", "engine.round_size=8")
+    assert chosen(settle(config, 2, planner({(4, 8): 1.0, (2, 8): 2.0}))) == (4, 8)
+    with pytest.raises(UserError, match=r"engine\.round_size = 5 divides no number of micro-batches of 64 rows"):
+        settle(config_of(folder, "train.micro_batch_size=auto", "engine.round_size=5"), 2, planner({}))
+
+
+def test_where_nothing_fits_the_smallest_says_why(folder):
+    with pytest.raises(UserError, match=r"\(1, 64\) does not fit"):
+        settle(config_of(folder, "train.micro_batch_size=auto"), 2, planner({}))
+
+
+def test_a_run_records_the_numbers_and_goes_on_with_them(folder, monkeypatch):
+    resolved = write_config(folder, "train.micro_batch_size=auto", "engine.round_size=auto", "train.max_steps=2")
+    run = train(resolved, quiet=True)
+    recorded = run.config()
+    assert not is_automatic(recorded)
+    rows = recorded.train.rows
+    text = run.config_path.read_text()
+    assert f"micro_batch_size = {rows} # planned" in text
+
+    def other(config, devices, plan):
+        raise AssertionError("a run that goes on plans its constants anew")
+
+    monkeypatch.setattr("rptrain.automatic.settle", other)
+    longer = write_config(
+        folder, "train.micro_batch_size=auto", "engine.round_size=auto", "train.max_steps=3",
+        f"save.resume={run.path / 'checkpoints' / 'checkpoint-2'}",
+    )  # fmt: skip
+    again = train(longer, quiet=True)
+    assert isinstance(again, RunDir)
+    assert again.config().train.rows == rows
+    assert resolve(again.config_path).config.train.max_steps == 3
