@@ -3,7 +3,8 @@
 python -m tests.card_timings rtx4090 OUT.json
 
 They are estimates, not measurements: the operations and bytes of each layer over the rates that kernels of such cards
-reach (`rptrain/plan/machine.py`). Micro-batches of 4 x 2,048 tokens, bfloat16. The last of a model's layers is the head.
+reach (`rptrain/plan/machine.py`). Micro-batches of 4 x 2,048 tokens, bfloat16. A model's last layer is the head. Sizes
+are in bytes; a GiB of the card's memory is left to the CUDA context and to libraries.
 """
 
 import json
@@ -14,7 +15,7 @@ import torch
 
 from rptrain.models import registry
 from rptrain.plan.costs import Work
-from rptrain.plan.machine import CARDS, Machine
+from rptrain.plan.machine import CARDS, GIB, Machine
 from rptrain.planner import Workload, layer_costs
 
 MODELS = {
@@ -47,8 +48,16 @@ def timings(name):
             times = [(cost.forward, cost.backward) for cost in costs]
         else:
             times = frozen_times(spec, card)
-        models[model] = {"method": method, "layers": [[float(f"{t:.6g}") for t in pair] for pair in times]}
-    return {"note": __doc__.split("\n\n")[2], "card": card.name, "models": models}
+        itemsize = WORKLOAD.dtype.itemsize
+        models[model] = {
+            "method": method,
+            "layers": [[float(f"{t:.6g}") for t in pair] for pair in times],
+            "weights": [itemsize * sum(spec.units[unit].numel for unit in layer.units) for layer in spec.stack],
+            "kept": [layer.kept_bytes(WORKLOAD.tokens, itemsize) for layer in spec.stack],
+            "workspace": max(layer.workspace_bytes(WORKLOAD.tokens, itemsize) for layer in spec.stack),
+            "boundary": itemsize * WORKLOAD.tokens * spec.hidden_size,
+        }
+    return {"note": __doc__.split("\n\n")[2], "card": card.name, "memory": card.vram - GIB, "models": models}
 
 
 if __name__ == "__main__":

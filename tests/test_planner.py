@@ -7,8 +7,8 @@ import torch
 
 from rptrain.errors import UserError
 from rptrain.models import registry
-from rptrain.plan.validate import validate
 from rptrain.plan.machine import CARDS, Machine
+from rptrain.plan.validate import validate
 from rptrain.planner import LIBRARIES, Workload, make_plan
 
 GIB = 2**30

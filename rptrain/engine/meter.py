@@ -21,7 +21,7 @@ Kind = Literal["forward", "backward", "upload", "download", "update"]
 
 @dataclass(frozen=True)
 class Measured:
-    """Times of a run; those of layers are medians over micro-batches and iterations, in seconds a micro-batch.
+    """Times of a run; those of layers are lower quartiles over micro-batches and iterations, in seconds a micro-batch.
 
     `forward` and `backward` are by layer of the stack, the head last; layers that differ in name and place only share
     theirs. `backward` has no recomputed forward in it, which takes what `forward` says. The head is computed forward
@@ -64,7 +64,7 @@ class Meter:
             self._readings.append(reading)
 
     def measured(self, spec: ModelSpec) -> Measured | None:
-        """Medians over the steps that are complete; None where there are none yet.
+        """What is typical of the steps that are complete; None where there are none yet.
 
         A step is complete once its update is, which follows all else. One that was skipped had no update, and does
         not count. A rate is that of all copies of an iteration together; the median is over iterations.
@@ -91,13 +91,18 @@ class Meter:
             return median(rates) if rates else None
 
         return Measured(
-            forward=(*(median(layers["forward", likeness(layer)]) for layer in spec.layers), 0.0),
-            backward=tuple(median(layers["backward", likeness(layer)]) for layer in spec.stack),
+            forward=(*(_typical(layers["forward", likeness(layer)]) for layer in spec.layers), 0.0),
+            backward=tuple(_typical(layers["backward", likeness(layer)]) for layer in spec.stack),
             upload=rate("upload"),
             download=rate("download"),
             update=median(totals["update", iteration][1] for iteration in complete),
             steps=len(complete),
         )
+
+
+def _typical(seconds: list[float]) -> float:
+    """The lower quartile: a thread that was late to launch, or a busy core, only adds to a layer's time."""
+    return sorted(seconds)[(len(seconds) - 1) // 4]
 
 
 def timed(

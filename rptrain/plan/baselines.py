@@ -1,26 +1,68 @@
 """The schedules that RoundPipe is compared with, as programs: GPipe, 1F1B, interleaved 1F1B, looped BFS.
 
 Each binds a stage's weights to a device (paper section 2.3): of S = v N stages of consecutive layers, stage s lies on
-device s mod N. Layers are recomputed in backward; the head is not, which favours these schedules. Transfers take no
-time.
+device s mod N. Layers are recomputed in backward. The head need not be, as its backward follows at once, which favours
+these schedules; with `recompute_head` it is, as the paper assumes ("full activation recomputation", section 5.1).
+Transfers take no time. `cut` says where the stages end: `split`, or `evenly`, which is at times better.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import chain
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+from math import inf
 
 from rptrain.plan.costs import LayerCost
 from rptrain.plan.partition import split
 from rptrain.plan.simulate import Hold, Program, Task
 
 Op = tuple[str, int, int]  # kind F or B, stage, micro-batch
+Cut = Callable[[Sequence[float], int], tuple[int, ...]]  # times of layers, stages to stops
 
 
-def gpipe(costs: Sequence[LayerCost], devices: int, micro_batches: int, boundary: int = 0) -> Program:
+def evenly(times: Sequence[float], parts: int) -> tuple[int, ...]:
+    """Where `parts` groups of consecutive layers end that differ least in time: the least sum of their squares.
+
+    Of equal ways it takes that whose last groups are short. `split` makes the longest group as short as can be,
+    and the first groups as long as that allows.
+    """
+    prefix, total = [0.0, *accumulate(times)], len(times)
+    least = [0.0] + [inf] * total  # for the first layers, in as many groups as were made so far
+    starts: list[list[int]] = []
+    for part in range(1, parts + 1):
+        before, least, start_of = least, [inf] * (total + 1), [0] * (total + 1)
+        for stop in range(part, total + 1):
+            candidates = ((before[i] + (prefix[stop] - prefix[i]) ** 2, -i) for i in range(part - 1, stop))
+            least[stop], start = min(candidates)
+            start_of[stop] = -start
+        starts.append(start_of)
+    stops = [total]
+    for start_of in reversed(starts[1:]):
+        stops.append(start_of[stops[-1]])
+    return tuple(reversed(stops))
+
+
+def gpipe(
+    costs: Sequence[LayerCost],
+    devices: int,
+    micro_batches: int,
+    boundary: int = 0,
+    *,
+    recompute_head: bool = False,
+    cut: Cut = split,
+) -> Program:
     """One stage a device, all forward, then all backward (Huang et al., 2019)."""
-    return looped_bfs(costs, devices, micro_batches, 1, boundary)
+    return looped_bfs(costs, devices, micro_batches, 1, boundary, recompute_head=recompute_head, cut=cut)
 
 
-def one_f_one_b(costs: Sequence[LayerCost], devices: int, micro_batches: int, boundary: int = 0) -> Program:
+def one_f_one_b(
+    costs: Sequence[LayerCost],
+    devices: int,
+    micro_batches: int,
+    boundary: int = 0,
+    *,
+    recompute_head: bool = False,
+    cut: Cut = split,
+) -> Program:
     """One stage a device; after the warm-up, forward and backward in turn (Harlap et al., 2018)."""
 
     def order(device: int) -> list[Op]:
@@ -28,11 +70,18 @@ def one_f_one_b(costs: Sequence[LayerCost], devices: int, micro_batches: int, bo
         backward = [("B", device, m) for m in range(micro_batches)]
         return _in_turn(forward, backward, devices - device - 1)
 
-    return _bound(costs, devices, micro_batches, 1, order, boundary)
+    return _bound(_Layers.of(costs, devices, recompute_head, cut), devices, order, boundary)
 
 
 def interleaved_1f1b(
-    costs: Sequence[LayerCost], devices: int, micro_batches: int, loops: int, boundary: int = 0
+    costs: Sequence[LayerCost],
+    devices: int,
+    micro_batches: int,
+    loops: int,
+    boundary: int = 0,
+    *,
+    recompute_head: bool = False,
+    cut: Cut = split,
 ) -> Program:
     """`loops` stages a device, forward and backward in turn (Narayanan et al., 2021); M is a multiple of N."""
 
@@ -46,10 +95,19 @@ def interleaved_1f1b(
                 backward += [("B", (loops - 1 - loop) * devices + device, m) for m in group]
         return _in_turn(forward, backward, 2 * (devices - device - 1) + (loops - 1) * devices)
 
-    return _bound(costs, devices, micro_batches, loops, order, boundary)
+    return _bound(_Layers.of(costs, loops * devices, recompute_head, cut), devices, order, boundary)
 
 
-def looped_bfs(costs: Sequence[LayerCost], devices: int, micro_batches: int, loops: int, boundary: int = 0) -> Program:
+def looped_bfs(
+    costs: Sequence[LayerCost],
+    devices: int,
+    micro_batches: int,
+    loops: int,
+    boundary: int = 0,
+    *,
+    recompute_head: bool = False,
+    cut: Cut = split,
+) -> Program:
     """`loops` stages a device, each with all micro-batches before the next (Lamy-Poirier, 2023)."""
 
     def order(device: int) -> list[Op]:
@@ -57,7 +115,7 @@ def looped_bfs(costs: Sequence[LayerCost], devices: int, micro_batches: int, loo
         forward = [("F", stage, m) for stage in stages for m in range(micro_batches)]
         return forward + [("B", stage, m) for stage in reversed(stages) for m in range(micro_batches)]
 
-    return _bound(costs, devices, micro_batches, loops, order, boundary)
+    return _bound(_Layers.of(costs, loops * devices, recompute_head, cut), devices, order, boundary)
 
 
 def _in_turn(forward: list[Op], backward: list[Op], warmup: int) -> list[Op]:
@@ -66,19 +124,28 @@ def _in_turn(forward: list[Op], backward: list[Op], warmup: int) -> list[Op]:
     return [*forward[:warmup], *chain.from_iterable(steady), *backward[len(forward) - warmup :]]
 
 
-def _bound(
-    costs: Sequence[LayerCost],
-    devices: int,
-    micro_batches: int,
-    loops: int,
-    order: Callable[[int], list[Op]],
-    boundary: int,
-) -> Program:
+@dataclass(frozen=True)
+class _Layers:
+    """The layers with the times of these schedules, in stages."""
+
+    costs: Sequence[LayerCost]
+    backward: Sequence[float]
+    stages: Sequence[range]
+
+    @classmethod
+    def of(cls, costs: Sequence[LayerCost], stages: int, recompute_head: bool, cut: Cut) -> "_Layers":
+        *blocks, head = costs
+        backward = [*(cost.backward for cost in blocks), head.backward - (0.0 if recompute_head else head.forward)]
+        stops = cut([cost.forward + b for cost, b in zip(costs, backward, strict=True)], stages)
+        return cls(costs, backward, [range(*span) for span in pairwise((0, *stops))])
+
+    def time(self, kind: str, stage: int) -> float:
+        return sum(self.costs[layer].forward if kind == "F" else self.backward[layer] for layer in self.stages[stage])
+
+
+def _bound(layers: _Layers, devices: int, order: Callable[[int], list[Op]], boundary: int) -> Program:
     """Each device does its operations in order. A stage's input is kept from its forward to its backward."""
-    *blocks, head = costs
-    backward_times = [*(cost.backward for cost in blocks), head.backward - head.forward]
-    stops = split([c.forward + b for c, b in zip(costs, backward_times, strict=True)], loops * devices)
-    stages = [range(start, stop) for start, stop in zip((0, *stops), stops, strict=False)]
+    stages, costs = layers.stages, layers.costs
     orders = [order(device) for device in range(devices)]
     position = {op: i for i, op in enumerate(chain.from_iterable(orders))}
     tasks: list[Task] = []
@@ -86,8 +153,6 @@ def _bound(
     for device, ops in enumerate(orders):
         first, last = position[ops[0]], position[ops[-1]]
         for i, (kind, stage, m) in enumerate(ops):
-            layers = stages[stage]
-            times = [costs[layer].forward if kind == "F" else backward_times[layer] for layer in layers]
             after = [position[ops[i - 1]]] if i else []
             here = position[kind, stage, m]
             if kind == "F":
@@ -97,8 +162,9 @@ def _bound(
             else:
                 last_stage = stage == len(stages) - 1
                 after.append(position["F", stage, m] if last_stage else position["B", stage + 1, m])
-                holds.append(Hold(device, sum(costs[layer].kept for layer in layers), here, here))
-            tasks.append(Task("compute", device, sum(times), tuple(after), kind, layers, micro_batch=m))
+                holds.append(Hold(device, sum(costs[layer].kept for layer in stages[stage]), here, here))
+            seconds = layers.time(kind, stage)
+            tasks.append(Task("compute", device, seconds, tuple(after), kind, stages[stage], micro_batch=m))
         own = [costs[layer] for stage in range(device, len(stages), devices) for layer in stages[stage]]
         holds.append(Hold(device, sum(cost.params + 2 * cost.grads for cost in own), first, last))
     return Program(devices, tuple(tasks), tuple(holds))

@@ -121,9 +121,7 @@ class _Builder:
     def _copy_in(self, iteration: int, slot: Slot, m: int, after: tuple[int, ...]) -> int:
         assert self.links is not None
         seconds = self._input_bytes(slot) / self.links.up + self.links.latency
-        return self.add(
-            Task("up", slot.device, seconds, after, "x", slot.stage.layers, iteration, slot.round, m)
-        )
+        return self.add(Task("up", slot.device, seconds, after, "x", slot.stage.layers, iteration, slot.round, m))
 
     def _input_bytes(self, slot: Slot) -> int:
         assert self.links is not None

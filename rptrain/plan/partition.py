@@ -115,10 +115,11 @@ class Packer:
         total = self._total = len(costs)
 
         def memory(stage: Callable[[int, int], Stage], length: int) -> list[int]:
-            """For each start the last stop that fits, which never lies before that of an earlier start."""
+            """For each start the last stop that fits: not before that of an earlier start of the same kind."""
             stops, stop = [], 0
             for start in range(length):
-                stop = max(stop, start)
+                same = start and stage(start, length).kind == stage(start - 1, length).kind
+                stop = max(stop, start) if same else start
                 while stop < length and fits(stage(start, stop + 1)):
                     stop += 1
                 stops.append(stop)

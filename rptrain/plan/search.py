@@ -49,50 +49,58 @@ class Found:
     tried: int
 
 
-def search(costs: Sequence[LayerCost], setting: Setting, fits: Fits = lambda stages: True) -> Found | None:
-    """The stages with the shortest estimated step of those that `fits`; None where not even single layers fit.
+def search(
+    costs: Sequence[LayerCost],
+    setting: Setting,
+    fits: Fits = lambda stages: True,
+    *,
+    by: Callable[[Estimate], float] = lambda found: found.period,
+) -> Found | None:
+    """The stages with the shortest estimated step, or the least of `by`, of those that `fits`; None where not even
+    single layers fit.
 
-    The paper's partition (section 4.4) is the first candidate, so the result is never slower than it. The others are
+    The paper's partition (section 4.4) is the first candidate, where its stages fit together. The others are
     even cuts for every size of the fused stage and many numbers of stages; for sync also with stages of one layer at
     both ends, which fill and drain the pipeline quickly. The best few are then refined by moving, joining and
-    dividing stages for as long as that helps. `fits` must hold for finer partitions of one that it holds for.
+    dividing stages for as long as that helps. `fits` must hold for finer partitions of one that it holds for; it
+    is asked of single stages too.
     """
     layers = len(costs)
     seen: dict[Cuts, tuple[float, float]] = {}
     never = (float("inf"), 0.0)
 
     def value(cuts: Cuts) -> tuple[float, float]:
-        """What is minimised: the period, and then when the devices are done, so that plateaus have a way down."""
+        """What is minimised: `by`, and then when the devices are done, so that plateaus have a way down."""
         if cuts not in seen:
             stages = cuts.stages(layers)
             seen[cuts] = never
             if fits(stages):
                 found = estimate(costs, stages, setting)
-                seen[cuts] = float(f"{found.period:.9g}"), found.tail
+                seen[cuts] = float(f"{by(found):.9g}"), found.tail
         return seen[cuts]
 
     kinds: dict[int, set[Cuts]] = defaultdict(set)
-    for ramp, cuts in _candidates(costs, setting):
+    for ramp, cuts in _candidates(costs, setting, fits):
         if value(cuts) is not never:
             kinds[ramp].add(cuts)
     if not kinds:
         return None
     best = [cuts for kind in kinds.values() for cuts in sorted(kind, key=lambda cuts: seen[cuts])[:STARTS]]
-    fastest = min(seen[_refined(cuts, layers, value)][0] for cuts in best)
+    least = min(seen[_refined(cuts, layers, value)][0] for cuts in best)
     chosen = min(
-        (cuts for cuts in seen if seen[cuts][0] <= fastest * (1 + TIE)),
+        (cuts for cuts in seen if seen[cuts][0] <= least + TIE * abs(least)),
         key=lambda cuts: (len(cuts.forward) + len(cuts.backward), seen[cuts]),
     )
     stages = chosen.stages(layers)
     return Found(stages, estimate(costs, stages, setting), len(seen))
 
 
-def _candidates(costs: Sequence[LayerCost], setting: Setting) -> Iterator[tuple[int, Cuts]]:
+def _candidates(costs: Sequence[LayerCost], setting: Setting, fits: Fits) -> Iterator[tuple[int, Cuts]]:
     """Partitions, each with how many stages of one layer it has at either end."""
     layers = len(costs)
-    papers = partition(costs, setting.devices, setting.micro_batches)
-    assert papers is not None
-    yield 0, Cuts.of(papers)
+    papers = partition(costs, setting.devices, setting.micro_batches, lambda stage: fits((stage,)))
+    if papers is not None:
+        yield 0, Cuts.of(papers)
     forward, backward = [cost.forward for cost in costs], [cost.backward for cost in costs]
     ramps = [0, setting.devices // 2, setting.devices - 1] if setting.lag == 0 and setting.devices > 1 else [0]
     for fused in _steps(layers):

@@ -1,7 +1,7 @@
-"""The partitioner against brute force, and against memory."""
+"""The paper's partition against the best of all, within memory."""
 
-import itertools
 import random
+from functools import partial
 
 import pytest
 
@@ -9,39 +9,41 @@ from rptrain.plan.costs import LayerCost
 from rptrain.plan.partition import partition
 from rptrain.plan.schedule import Plan, Stage
 from rptrain.plan.validate import validate
+from tests.plan.plans import every_stages
 
 
-def compositions(total):
-    """Every way to write `total` as an ordered sum of positive numbers."""
-    for cuts in itertools.product([False, True], repeat=max(total - 1, 0)):
-        parts, run = [], 1
-        for cut in cuts:
-            if cut:
-                parts.append(run)
-                run = 1
-            else:
-                run += 1
-        yield [*parts, run] if total else []
+def fewest(length, allowed):
+    """The least number of groups of consecutive positions that are `allowed`, of the first so many."""
+    counts = [0]
+    for stop in range(1, length + 1):
+        counts.append(1 + min((counts[start] for start in range(stop) if allowed(start, stop)), default=float("inf")))
+    return counts[length]
 
 
-def brute_force(costs, devices, micro_batches):
-    """The least (M S + N (N - 1)) t_max over every partition."""
-    best, layers = float("inf"), len(costs)
-    for fused in range(1, layers + 1):
-        body = layers - fused
-        fused_time = sum(cost.backward for cost in costs[body:])
-        for forward in compositions(body):
-            for backward in compositions(body):
-                times, start = [fused_time], 0
-                for size in forward:
-                    times.append(sum(c.forward for c in costs[start : start + size]))
-                    start += size
-                start = 0
-                for size in backward:
-                    times.append(sum(c.backward for c in costs[start : start + size]))
-                    start += size
-                count = len(forward) + len(backward) + 1
-                best = min(best, (micro_batches * count + devices * (devices - 1)) * max(times))
+def optimum(costs, devices, micro_batches, fits):
+    """The least (M S + N (N - 1)) t_max over every partition whose stages fit: for each t_max the fewest stages."""
+    layers = len(costs)
+    stages = {
+        kind: [Stage(kind, start, stop) for stop in range(1, layers + 1) for start in range(stop)]
+        for kind in ("F", "FB", "B")
+    }
+    times = {
+        stage: sum(costs[i].backward if stage.backward else costs[i].forward for i in stage.layers)
+        for of_kind in stages.values()
+        for stage in of_kind
+        if fits(stage)
+    }
+    best = float("inf")
+    for limit in set(times.values()):
+        for body in range(layers):
+            if times.get(Stage("FB", body, layers), float("inf")) > limit:
+                continue
+
+            def allowed(kind, start, stop, limit=limit):
+                return times.get(Stage(kind, start, stop), float("inf")) <= limit
+
+            count = 1 + sum(fewest(body, partial(allowed, kind)) for kind in ("F", "B"))
+            best = min(best, (micro_batches * count + devices * (devices - 1)) * limit)
     return best
 
 
@@ -52,15 +54,29 @@ def objective(stages, costs, devices, micro_batches):
     return (micro_batches * len(stages) + devices * (devices - 1)) * max(map(time, stages))
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_as_good_as_brute_force(seed):
+@pytest.mark.parametrize("seed", range(60))
+def test_the_best_of_all_that_fit(seed):
     rng = random.Random(seed)
-    layers, devices, micro_batches = rng.randint(1, 6), rng.randint(1, 8), rng.randint(1, 16)
+    layers, devices, micro_batches = rng.randint(1, 10), rng.randint(1, 8), rng.randint(1, 16)
     costs = [LayerCost(f := rng.randint(1, 9), 3 * f + rng.randint(0, 2)) for _ in range(layers)]
-    stages = partition(costs, devices, micro_batches)
+    sizes = [rng.randint(1, 9) for _ in costs]
+    forward, fused, backward = (rng.choice([max(sizes), 15, 25, 99]) for _ in range(3))
+    limits = {"F": forward, "FB": min(fused, backward), "B": backward}  # what is part of a fused stage fits as well
+
+    def fits(stage: Stage) -> bool:
+        return sum(sizes[i] for i in stage.layers) <= limits[stage.kind]
+
+    stages = partition(costs, devices, micro_batches, fits)
     assert stages is not None
+    assert all(map(fits, stages))
     validate(Plan(stages, devices, micro_batches, micro_batches), layers)
-    assert objective(stages, costs, devices, micro_batches) == pytest.approx(brute_force(costs, devices, micro_batches))
+    assert objective(stages, costs, devices, micro_batches) == optimum(costs, devices, micro_batches, fits)
+
+
+def test_the_optimum_that_is_compared_with_is_the_best_of_every_partition():
+    costs = [LayerCost(f, 3 * f + 1) for f in (2, 7, 1, 8)] + [LayerCost(3, 11)]
+    every = [objective(stages, costs, 3, 4) for stages in every_stages(5)]
+    assert optimum(costs, 3, 4, lambda stage: True) == min(every)
 
 
 def test_forward_stages_hold_more_layers_than_backward_stages():
