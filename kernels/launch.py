@@ -1,13 +1,18 @@
 """Whether Triton kernels run, and the sizes that they are launched with."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    import triton
-    import triton.language as tl
+if TYPE_CHECKING:  # kernels are checked by compiling them, not by types
+    triton: Any = None
+
+    class _Language(type):
+        def __getattr__(cls, name: str) -> Any: ...
+
+    class tl(metaclass=_Language):
+        constexpr: TypeAlias = Any
 else:
     try:
         import triton

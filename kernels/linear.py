@@ -10,6 +10,14 @@ def linear(x: Tensor, w: Tensor) -> Tensor:
     return F.linear(x, w)
 
 
+def linear_add(x: Tensor, w: Tensor, residual: Tensor, *, overwrite: bool = False) -> Tensor:
+    """residual [T, out] plus x [T, in] times the transposed weight, rounded once; `overwrite` writes over residual.
+
+    Both ways give the same bits: the product adds to a copy where it may not overwrite, as it would inside torch.
+    """
+    return (residual if overwrite else residual.clone()).addmm_(x, w.t())
+
+
 def linear_backward_input(dy: Tensor, w: Tensor) -> Tensor:
     """The gradient [T, in] of the input."""
     return dy @ w

@@ -5,10 +5,13 @@ are widened to float32; results are rounded once, or where Hugging Face's modell
 those of models/spec.py; R rows and L tokens a row, G = H / K query heads a key head.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+IGNORED = -100  # a label that is not supervised
 QUERIES = 256  # of a row at a time: bounds the scores held in attention
 
 
@@ -24,14 +27,22 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return (x_wide * rstd).to(x.dtype) * weight, rstd.squeeze(-1)
 
 
-def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, grad_weight: Tensor) -> Tensor:
-    """dx like x; adds the weight's gradient to `grad_weight` [D] in the wide type."""
+def rms_norm_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, grad_weight: Tensor, dresidual: Tensor | None = None
+) -> Tensor:
+    """dx like x, plus `dresidual`; adds the weight's gradient to `grad_weight` [D] in the wide type."""
     dtype = wide(x.dtype)
     dy_wide, normed = dy.to(dtype), x.to(dtype) * rstd.unsqueeze(-1)
     grad_weight += (dy_wide * normed).flatten(0, -2).sum(0)
     scaled = dy_wide * weight
     dx = (scaled - normed * (scaled * normed).mean(-1, keepdim=True)) * rstd.unsqueeze(-1)
-    return dx.to(x.dtype)
+    return (dx if dresidual is None else dx + dresidual).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """x + residual, and `rms_norm` of it."""
+    total = x + residual
+    return total, *rms_norm(total, weight, eps)
 
 
 def rope(q_THC: Tensor, k_TKC: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,40 +61,160 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up [T, I] of the fused product [T, 2I], gate first."""
-    gate, up = gate_up.chunk(2, -1)
-    return F.silu(gate) * up
+class QKNorm(NamedTuple):
+    """Norms of the head size C that queries and keys pass before they are rotated."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
 
 
-def swiglu_backward(dy: Tensor, gate_up: Tensor) -> Tensor:
-    """The gradient of the fused product [T, 2I]."""
+def split_heads(qkv: Tensor, kv_heads: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q [T, H, C], k and v [T, K, C], views of the fused product [T, (H + 2K) C]."""
+    heads = qkv.view(len(qkv), qkv.shape[1] // size, size)
+    count = heads.shape[1] - 2 * kv_heads
+    return heads[:, :count], heads[:, count : count + kv_heads], heads[:, count + kv_heads :]
+
+
+def qk_norm_rope(
+    qkv: Tensor, cos: Tensor, sin: Tensor, kv_heads: int, norm: QKNorm | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """q, k, v and 1 / rms [T, H + K], as kernels/rope.py has it: without norms q and k are rotated in place."""
+    q, k, v = split_heads(qkv, kv_heads, 2 * cos.shape[1])
+    if norm is None:
+        for x in (q, k):
+            x.copy_(_rotate(x, cos, sin))
+        return q, k, v, None
+    q_normed, q_rstd = rms_norm(q, norm.q_weight, norm.eps)
+    k_normed, k_rstd = rms_norm(k, norm.k_weight, norm.eps)
+    return *rope(q_normed, k_normed, cos, sin), v, torch.cat((q_rstd, k_rstd), 1)
+
+
+def qk_norm_rope_backward(
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    norm: QKNorm | None = None,
+    rstd: Tensor | None = None,
+    grads: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """The gradient of the product, written over it."""
+    q, k, v = split_heads(qkv, dk.shape[1], dk.shape[2])
+    dq, dk = rope_backward(dq, dk, cos, sin)
+    if norm is not None and rstd is not None and grads is not None:
+        q_rstd, k_rstd = rstd.split((q.shape[1], k.shape[1]), 1)
+        dq = rms_norm_backward(dq, q, norm.q_weight, q_rstd, grads[0])
+        dk = rms_norm_backward(dk, k, norm.k_weight, k_rstd, grads[1])
+    for place, gradient in ((q, dq), (k, dk), (v, dv)):
+        place.copy_(gradient)
+    return qkv
+
+
+class Clamp(NamedTuple):
+    """GPT-OSS's form of SwiGLU: (up + 1) * gate * sigmoid(alpha * gate), both held to the limit before."""
+
+    alpha: float = 1.702
+    limit: float = 7.0
+
+
+def swiglu(gate_up: Tensor, interleaved: bool = False, clamp: Clamp | None = None) -> Tensor:
+    """silu(gate) * up [T, I] of the fused product [T, 2I], gate first or `interleaved` with up."""
+    gate, up = _gate_and_up(gate_up, interleaved)
+    if clamp is None:
+        return F.silu(gate) * up
+    gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * clamp.alpha))
+
+
+def swiglu_backward(
+    dy: Tensor,
+    gate_up: Tensor,
+    out: Tensor | None = None,
+    activation: Tensor | None = None,
+    interleaved: bool = False,
+    clamp: Clamp | None = None,
+) -> Tensor:
+    """The gradient [T, 2I] of the product in `out`, which may be gate_up; `swiglu` in `activation`, which may be dy."""
+    dtype = wide(gate_up.dtype)
+    again = None if activation is None else swiglu(gate_up, interleaved, clamp)
+    out = torch.empty_like(gate_up) if out is None else out
+    gate, up = _gate_and_up(gate_up, interleaved)
+    if clamp is None:
+        sigmoid = torch.sigmoid(gate.to(dtype))
+        glu = gate * sigmoid
+        slope = (1 - sigmoid).mul_(glu).add_(sigmoid).mul_(up)
+    else:
+        gate_over, up_over = gate > clamp.limit, up.abs() > clamp.limit
+        gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit).to(dtype) + 1
+        sigmoid = torch.sigmoid(gate.to(dtype) * clamp.alpha)
+        glu = gate * sigmoid
+        slope = (1 - sigmoid).mul_(glu).mul_(clamp.alpha).add_(sigmoid).mul_(up).masked_fill_(gate_over, 0)
+        glu.masked_fill_(up_over, 0)
+    d_gate, d_up = _gate_and_up(out, interleaved)
+    d_gate.copy_(slope.mul_(dy))
+    d_up.copy_(glu.mul_(dy))
+    if activation is not None and again is not None:
+        activation.copy_(again)
+    return out
+
+
+def _gate_and_up(gate_up: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    if interleaved:
+        return gate_up[..., ::2], gate_up[..., 1::2]
     gate, up = gate_up.chunk(2, -1)
-    sigmoid = torch.sigmoid(gate.to(wide(gate.dtype)))
-    silu = gate * sigmoid
-    d_gate_up = torch.empty_like(gate_up)
-    d_gate, d_up = d_gate_up.chunk(2, -1)
-    d_up.copy_(dy * silu)
-    slope = (1 - sigmoid).mul_(silu).add_(sigmoid)
-    d_gate.copy_(slope.mul_(up).mul_(dy))
-    return d_gate_up
+    return gate, up
+
+
+def cross_entropy_(logits_TV: Tensor, labels_T: Tensor, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """Loss and log-sum-exp [T] of each row in the wide type, 0 for ignored rows. The logits are used up:
+
+    given `scale`, the gradient of `scale` times the loss replaces them.
+    """
+    x = logits_TV.to(wide(logits_TV.dtype))
+    supervised = labels_T != IGNORED
+    place = labels_T.clamp(min=0).unsqueeze(1)
+    target = x.gather(1, place)
+    top = x.amax(1, keepdim=True)
+    exps = x.sub_(top).exp_()
+    total = exps.sum(1, keepdim=True)
+    losses = torch.where(supervised, (total.log() + (top - target)).squeeze(1), 0)
+    lse = torch.where(supervised, (total.log() + top).squeeze(1), 0)
+    if scale is not None:
+        at_target = ((target - top).exp() / total - 1) * scale
+        exps.mul_(scale / total).scatter_(1, place, at_target)
+        logits_TV.copy_(exps.masked_fill_(~supervised.unsqueeze(1), 0))
+    return losses, lse
 
 
 def attention(
-    q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, positions: Tensor, rows: int, length: int
+    q_THC: Tensor,
+    k_TKC: Tensor,
+    v_TKC: Tensor,
+    positions: Tensor,
+    rows: int,
+    length: int,
+    window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Causal attention inside documents: out [T, H, C], and the scores' log-sum-exp [T, H] in the wide type.
 
-    Token i of a row sees the tokens from i - positions[i], where its document starts, to itself. What it
-    does not see has probability 0 exactly, so documents do not touch one another's results at all.
+    Token i of a row sees the tokens from i - positions[i], where its document starts, to itself, and the last
+    `window` of these at most. What it does not see has probability 0 exactly, so documents do not touch one
+    another's results at all. `sinks` [H] (GPT-OSS): one more score a head, whose probability is left out of the sum.
     """
     heads = _Heads(q_THC, k_TKC, rows, length)
     keys, values = heads.by_row(k_TKC), heads.by_row(v_TKC)
     out = torch.empty_like(q_THC, memory_format=torch.contiguous_format)
     lse = torch.empty(q_THC.shape[:2], dtype=keys.dtype, device=q_THC.device)
-    for queries, visible, hidden in _spans(positions, rows, length):
+    sink = None if sinks is None else sinks.expand(lse.shape).unsqueeze(-1)
+    for queries, visible, hidden in _spans(positions, rows, length, window):
         scores = heads.scores(heads.by_group(q_THC, queries), keys[:, visible], hidden)
         chunk_lse = scores.logsumexp(-1, keepdim=True)
+        if sink is not None:
+            chunk_lse = torch.logaddexp(chunk_lse, heads.by_group(sink, queries))
         heads.store(lse.unsqueeze(-1), queries, chunk_lse)
         heads.store(out, queries, (scores - chunk_lse).exp_() @ values[:, visible])
     return out, lse
@@ -99,13 +230,19 @@ def attention_backward(
     positions: Tensor,
     rows: int,
     length: int,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+    grad_sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv; probabilities are computed again from the log-sum-exp (FlashAttention-2, algorithm 2)."""
+    """dq, dk, dv; probabilities are computed again from the log-sum-exp (FlashAttention-2, algorithm 2).
+
+    Adds the sinks' gradient to `grad_sinks` [H] in the wide type.
+    """
     heads = _Heads(q_THC, k_TKC, rows, length)
     keys, values = heads.by_row(k_TKC), heads.by_row(v_TKC)
     dq = torch.empty_like(q_THC, memory_format=torch.contiguous_format)
     dk, dv = torch.zeros_like(keys), torch.zeros_like(values)
-    for queries, visible, hidden in _spans(positions, rows, length):
+    for queries, visible, hidden in _spans(positions, rows, length, window):
         q, do = heads.by_group(q_THC, queries), heads.by_group(dout, queries)
         scores = heads.scores(q, keys[:, visible], hidden)
         probs = (scores - heads.by_group(lse.unsqueeze(-1), queries)).exp_()
@@ -114,13 +251,17 @@ def attention_backward(
         dscores = probs * (do @ values[:, visible].mT - delta) * heads.scale
         heads.store(dq, queries, dscores @ keys[:, visible])
         dk[:, visible] += dscores.mT @ q
+    if sinks is not None and grad_sinks is not None:
+        delta = (dout.to(lse.dtype) * out).sum(-1)
+        grad_sinks -= ((sinks - lse).exp() * delta).sum(0)
     return dq, heads.by_token(dk).to(k_TKC.dtype), heads.by_token(dv).to(v_TKC.dtype)
 
 
-def _spans(positions: Tensor, rows: int, length: int):
+def _spans(positions: Tensor, rows: int, length: int, window: int | None):
     """Chunks of queries, the keys that any of them sees, and which of these each does not: [R, Q, S]."""
     index = torch.arange(length, device=positions.device)
-    starts = index - positions.view(rows, length)
+    seen_before = positions if window is None else positions.clamp(max=window - 1)
+    starts = index - seen_before.view(rows, length)
     for begin in range(0, length, QUERIES):
         end = min(begin + QUERIES, length)
         first = int(starts[:, begin:end].min())

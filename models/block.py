@@ -45,11 +45,13 @@ class BlockShape(ABC):
     def workspace_bytes(self, tokens: int, itemsize: int) -> int:
         """Upper bound of the bytes that backward needs at once beside what is kept, once a device.
 
+        Gradients of products are written over what was kept, so they take nothing.
         Fused attention's own workspace is not in it (kernels/attention.py).
         """
         heads, kv_heads = self._widths
-        attention = itemsize * (3 * self.hidden + 4 * heads + 5 * kv_heads)
-        inside = max(itemsize, 4) * max(5 * self.hidden, 4 * (heads + kv_heads))  # a norm, attention and the rotation
+        # the gradients of the residual sum and of q, k and v, also turned back; or those on both sides of the norm
+        attention = itemsize * (self.hidden + max(2 * heads + 3 * kv_heads, 2 * self.hidden))
+        inside = max(itemsize, 4) * max(5 * self.hidden, 5 * heads, 4 * (heads + kv_heads))  # norms, attention
         mlp, mlp_inside = self.mlp_workspace(itemsize)
         return tokens * (max(attention, mlp) + max(inside, mlp_inside))
 
@@ -81,8 +83,6 @@ class BlockShape(ABC):
         backward = 4 * self.hidden + 2 * (heads + kv_heads) + 2 * kv_heads  # and the values' gradient, copied
         if self.qk_norm:
             backward += heads + kv_heads  # q and k before their norms
-        else:
-            forward += 2 * kv_heads  # the values, copied out of the product
         size = tokens * itemsize
         return (
             Work(matmul=matmul, attention=attention, traffic=size * forward),

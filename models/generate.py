@@ -73,6 +73,7 @@ class Cache:
         self.buffers = torch.zeros(shape, dtype=dtype, device=lengths.device)
         self.lengths = lengths
         self.inv_freq = torch.tensor(spec.inv_freq, dtype=wide(dtype), device=lengths.device)
+        self.rope_scale = spec.rope_scale
 
     def prefill(self) -> "Cache":
         """Makes all tokens of all prompts, flattened, the current ones."""
@@ -81,7 +82,7 @@ class Cache:
         ends = self.lengths.cumsum(0)
         starts = ends - self.lengths
         self.positions = torch.arange(len(self.sequence), device=device) - starts[self.sequence]
-        self.cos, self.sin = rope.tables(self.inv_freq, self.positions)
+        self.cos, self.sin = rope.tables(self.inv_freq, self.positions, self.rope_scale)
         self.packed: MicroBatch | None = MicroBatch(
             rows=1,
             length=len(self.sequence),
@@ -100,7 +101,7 @@ class Cache:
         self.packed = None
         self.positions = self.lengths.clone()
         self.sequence = torch.arange(len(self.lengths), device=self.lengths.device)
-        self.cos, self.sin = rope.tables(self.inv_freq, self.positions)
+        self.cos, self.sin = rope.tables(self.inv_freq, self.positions, self.rope_scale)
         self.lengths = self.lengths + 1
         return self
 

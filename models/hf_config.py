@@ -30,9 +30,10 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Shape(Sizes):
-    """The sizes of a Llama-like decoder, and its rotary frequencies."""
+    """The sizes of a Llama-like decoder, its rotary frequencies, and the scale of their tables."""
 
     inv_freq: tuple[float, ...]
+    rope_scale: float
 
 
 def read_shape(config: Mapping[str, Any], head_size: int | None = None, unsupported: list[str] | None = None) -> Shape:
@@ -52,7 +53,11 @@ def read_shape(config: Mapping[str, Any], head_size: int | None = None, unsuppor
     settings = rope.parameters(config)
     found += rope.problems(settings)
     refuse(found, "trained")
-    return Shape(**asdict(sizes), inv_freq=rope.inverse_frequencies(settings, sizes.head_size))
+    return Shape(
+        **asdict(sizes),
+        inv_freq=rope.inverse_frequencies(settings, sizes.head_size),
+        rope_scale=rope.attention_factor(settings),
+    )
 
 
 def read_sizes(config: Mapping[str, Any], found: list[str], head_size: int | None = None) -> Sizes:

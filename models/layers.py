@@ -1,31 +1,27 @@
 """The layers that the models are made of: the decoder block, and the head with its loss.
 
 They compute forward and backward explicitly (models/spec.py has the contract and the shape suffixes). Between
-operations values are rounded to the model's dtype where Hugging Face's modelling code rounds them.
+operations values are rounded to the model's dtype where Hugging Face's modelling code rounds them, except that the
+MLP's product and its residual are added before rounding. Backward takes over what forward saved: the gradients of the
+products qkv and gate_up are written over them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from rptrain.kernels import attention as attn
-from rptrain.kernels.linear import accumulate_weight_grad, linear, linear_backward_input
+from rptrain.kernels.linear import accumulate_weight_grad, linear, linear_add, linear_backward_input
 from rptrain.kernels.linear_cross_entropy import (
-    chunk_tokens,
     linear_cross_entropy,
     linear_cross_entropy_backward,
+    loss_workspace_bytes,
 )
-from rptrain.kernels.reference import (
-    rms_norm,
-    rms_norm_backward,
-    rope,
-    rope_backward,
-    swiglu,
-    swiglu_backward,
-)
+from rptrain.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_backward
+from rptrain.kernels.rope import QKNorm, qk_norm_rope, qk_norm_rope_backward
+from rptrain.kernels.swiglu import swiglu, swiglu_backward
 from rptrain.models.block import BlockShape
 from rptrain.models.spec import Grads, MicroBatch, Params
 from rptrain.plan.costs import Work
@@ -37,7 +33,8 @@ class AttentionSaved(NamedTuple):
     x: Tensor  # [T, D]
     rstd: Tensor  # [T]
     normed: Tensor  # [T, D]
-    raw: tuple[Tensor, Tensor, Tensor, Tensor] | None  # with q/k norm: q and k before it, 1 / rms of each
+    qkv: Tensor  # [T, (H + 2K) C]; v is a view of it, and without q/k norm q and k are too
+    qk_rstd: Tensor | None  # [T, H + K], with q/k norm
     q: Tensor  # [T, H, C], rotated; k, v [T, K, C]
     k: Tensor
     v: Tensor
@@ -49,7 +46,7 @@ class MLPSaved(NamedTuple):
     x: Tensor  # [T, D]
     rstd: Tensor  # [T]
     normed: Tensor  # [T, D]
-    gate_up: Tensor  # [T, 2I]; its SwiGLU is computed again
+    gate_up: Tensor  # [T, 2I]; backward computes its SwiGLU again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +65,12 @@ class Block(BlockShape):
 
     def step(self, p: Params, x_TD: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """Forward with the caller's attention over the rotated q, k and v, as decoding with a cache needs."""
-        h_TD = self._attention(p, x_TD, cos, sin, attend)[0]
-        return self._mlp(p, h_TD)[0]
+        product = self._attention(p, x_TD, cos, sin, attend)[0]
+        return self._mlp(p, product, x_TD, keep=False)[0]
 
     def forward_saved(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[Tensor, tuple[AttentionSaved, MLPSaved]]:
-        h_TD, attention = self._attention(p, x_TD, mb.cos, mb.sin, self._attend(mb))
-        y_TD, mlp = self._mlp(p, h_TD)
+        product, attention = self._attention(p, x_TD, mb.cos, mb.sin, self._attend(mb))
+        y_TD, mlp = self._mlp(p, product, x_TD, keep=True)
         return y_TD, (attention, mlp)
 
     def backward(
@@ -95,8 +92,10 @@ class Block(BlockShape):
         return itemsize * (2 * self.hidden + 2 * self.intermediate) + max(itemsize, 4)
 
     def mlp_workspace(self, itemsize: int) -> tuple[int, int]:
-        inside = max(3 * self.intermediate + self.hidden, 5 * self.hidden)  # SwiGLU and its products, a norm
-        return itemsize * (2 * self.hidden + 3 * self.intermediate), max(itemsize, 4) * inside
+        # the activation, gradients on both sides of the norm; SwiGLU with the activation again, products, a norm
+        wide = max(itemsize, 4)
+        inside = max(3 * wide * self.intermediate + itemsize * self.intermediate, 5 * wide * self.hidden)
+        return itemsize * (2 * self.hidden + self.intermediate), inside
 
     def _attend(self, mb: MicroBatch) -> Attend:
         return lambda q, k, v: attn.attention(q, k, v, mb, self.attention_backend)
@@ -104,52 +103,50 @@ class Block(BlockShape):
     def _attention(
         self, p: Params, x_TD: Tensor, cos: Tensor, sin: Tensor, attend: Attend
     ) -> tuple[Tensor, AttentionSaved]:
+        """The output projection's product [T, D], which the residual is yet to be added to."""
         normed, rstd = rms_norm(x_TD, p["input_norm"], self.eps)
-        q, k, v = linear(normed, p["qkv"]).unflatten(-1, (-1, self.head_size)).split(self._head_counts, 1)
-        raw = None
-        if self.qk_norm:
-            (q_normed, q_rstd), (k_normed, k_rstd) = (
-                rms_norm(q, p["q_norm"], self.eps),
-                rms_norm(k, p["k_norm"], self.eps),
-            )
-            raw = (q, k, q_rstd, k_rstd)
-            q, k = q_normed, k_normed
-        else:
-            v = v.contiguous()  # a view would keep the whole product alive
-        q, k = rope(q, k, cos, sin)
+        qkv = linear(normed, p["qkv"])
+        q, k, v, qk_rstd = qk_norm_rope(qkv, cos, sin, self.kv_heads, self._norms(p))
         out, attention = attend(q, k, v)
-        h_TD = x_TD + linear(out.flatten(1), p["o"])
-        return h_TD, AttentionSaved(x_TD, rstd, normed, raw, q, k, v, out, attention)
+        saved = AttentionSaved(x_TD, rstd, normed, qkv, qk_rstd, q, k, v, out, attention)
+        return linear(out.flatten(1), p["o"]), saved
 
     def _attention_backward(self, p: Params, g: Grads, saved: AttentionSaved, dh_TD: Tensor, mb: MicroBatch) -> Tensor:
         accumulate_weight_grad(g["o"], dh_TD, saved.out.flatten(1))
-        dout = linear_backward_input(dh_TD, p["o"]).view_as(saved.out)
-        dq, dk, dv = attn.attention_backward(dout, saved.q, saved.k, saved.v, saved.out, saved.attention, mb)
-        dq, dk = rope_backward(dq, dk, mb.cos, mb.sin)
-        if saved.raw is not None:
-            q, k, q_rstd, k_rstd = saved.raw
-            dq = rms_norm_backward(dq, q, p["q_norm"], q_rstd, g["q_norm"])
-            dk = rms_norm_backward(dk, k, p["k_norm"], k_rstd, g["k_norm"])
-        dqkv = torch.cat((dq, dk, dv), 1).flatten(1)
+        dqkv = qk_norm_rope_backward(
+            *self._attend_backward(linear_backward_input(dh_TD, p["o"]), saved, mb),
+            saved.qkv,
+            mb.cos,
+            mb.sin,
+            self._norms(p),
+            saved.qk_rstd,
+            (g["q_norm"], g["k_norm"]) if self.qk_norm else None,
+        )
         accumulate_weight_grad(g["qkv"], dqkv, saved.normed)
         dnormed = linear_backward_input(dqkv, p["qkv"])
-        return dh_TD + rms_norm_backward(dnormed, saved.x, p["input_norm"], saved.rstd, g["input_norm"])
+        return rms_norm_backward(dnormed, saved.x, p["input_norm"], saved.rstd, g["input_norm"], dh_TD)
 
-    def _mlp(self, p: Params, x_TD: Tensor) -> tuple[Tensor, MLPSaved]:
-        normed, rstd = rms_norm(x_TD, p["post_norm"], self.eps)
+    def _attend_backward(self, dout: Tensor, saved: AttentionSaved, mb: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        dout = dout.view_as(saved.out)
+        return attn.attention_backward(dout, saved.q, saved.k, saved.v, saved.out, saved.attention, mb)
+
+    def _mlp(self, p: Params, product: Tensor, x_TD: Tensor, keep: bool) -> tuple[Tensor, MLPSaved]:
+        """The block's output, of attention's product and the block's input; what backward needs is whole if `keep`."""
+        h_TD, normed, rstd = add_rms_norm(product, x_TD, p["post_norm"], self.eps)
         gate_up = linear(normed, p["gate_up"])
-        return x_TD + linear(swiglu(gate_up), p["down"]), MLPSaved(x_TD, rstd, normed, gate_up)
+        y_TD = linear_add(swiglu(gate_up), p["down"], h_TD, overwrite=not keep)
+        return y_TD, MLPSaved(h_TD, rstd, normed, gate_up)
 
     def _mlp_backward(self, p: Params, g: Grads, saved: MLPSaved, dy_TD: Tensor) -> Tensor:
-        accumulate_weight_grad(g["down"], dy_TD, swiglu(saved.gate_up))
-        dgate_up = swiglu_backward(linear_backward_input(dy_TD, p["down"]), saved.gate_up)
+        activation = linear_backward_input(dy_TD, p["down"])  # its gradient, until it is written over
+        dgate_up = swiglu_backward(activation, saved.gate_up, saved.gate_up, activation)
+        accumulate_weight_grad(g["down"], dy_TD, activation)
         accumulate_weight_grad(g["gate_up"], dgate_up, saved.normed)
         dnormed = linear_backward_input(dgate_up, p["gate_up"])
-        return dy_TD + rms_norm_backward(dnormed, saved.x, p["post_norm"], saved.rstd, g["post_norm"])
+        return rms_norm_backward(dnormed, saved.x, p["post_norm"], saved.rstd, g["post_norm"], dy_TD)
 
-    @property
-    def _head_counts(self) -> list[int]:
-        return [self.heads, self.kv_heads, self.kv_heads]
+    def _norms(self, p: Params) -> QKNorm | None:
+        return QKNorm(p["q_norm"], p["k_norm"], self.eps) if self.qk_norm else None
 
 
 @dataclass(frozen=True)
@@ -194,7 +191,6 @@ class Head:
         return 0
 
     def workspace_bytes(self, tokens: int, itemsize: int) -> int:
-        """The norm's output, gradients of both, one chunk of logits and its gradient."""
+        """The norm's output, gradients of both, and one chunk of logits."""
         wide = max(itemsize, 4)
-        chunk = min(chunk_tokens(self.vocab), tokens)
-        return tokens * self.hidden * (3 * itemsize + 4 * wide) + chunk * self.vocab * (2 * itemsize + wide)
+        return tokens * self.hidden * (3 * itemsize + 4 * wide) + loss_workspace_bytes(tokens, self.vocab, itemsize)

@@ -25,5 +25,6 @@ def decoder(architecture: str, config: Mapping[str, Any], shape: Shape, qk_norm:
         hidden_size=shape.hidden,
         vocab_size=shape.vocab,
         inv_freq=shape.inv_freq,
+        rope_scale=shape.rope_scale,
         tied=shape.tied,
     )

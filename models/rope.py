@@ -7,13 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+YARN = ("factor", "original_max_position_embeddings")
+YARN_OPTIONS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
-def tables(inv_freq_C: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, C/2] of positions [T], in the frequencies' type: float32, or float64 for float64 models."""
+def tables(inv_freq_C: Tensor, positions: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """cos and sin [T, C/2] of positions [T], in the frequencies' type: float32, or float64 for float64 models.
+
+    Both are times `scale`, which is `attention_factor`'s: queries and keys have it each.
+    """
     angles = positions.to(inv_freq_C.dtype).unsqueeze(1) * inv_freq_C
-    return angles.cos(), angles.sin()
+    cos, sin = angles.cos(), angles.sin()
+    return (cos, sin) if scale == 1 else (cos * scale, sin * scale)
 
 
 def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,9 +33,12 @@ def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     for key, default in (("rope_theta", 10000.0), ("partial_rotary_factor", 1.0)):
         if rope.get(key) is None:
             rope[key] = default if config.get(key) is None else config[key]
-    if rope["rope_type"] == "llama3":
+    if rope["rope_type"] in ("llama3", "yarn"):
         original = "original_max_position_embeddings"
-        rope[original] = config.get(original) or rope.get(original) or config.get("max_position_embeddings")
+        longest = config.get("max_position_embeddings")
+        rope[original] = config.get(original) or rope.get(original) or longest
+        if rope["rope_type"] == "yarn" and rope.get("factor") is None and _is_positive(rope[original]):
+            rope["factor"] = longest / rope[original] if _is_positive(longest) else None
     return rope
 
 
@@ -38,15 +47,22 @@ def problems(rope: Mapping[str, Any]) -> list[str]:
     if any(isinstance(value, Mapping) for value in rope.values()):
         return ["rope_parameters differ by layer type; one set for all layers is supported"]
     found = []
-    if rope["rope_type"] not in ("default", "llama3"):
-        found.append(f"rope type {rope['rope_type']!r} is not supported; default and llama3 are")
+    needed = {"default": (), "llama3": LLAMA3, "yarn": YARN}.get(rope["rope_type"])
+    if needed is None:
+        found.append(f"rope type {rope['rope_type']!r} is not supported; default, llama3 and yarn are")
     if rope["partial_rotary_factor"] != 1:
         found.append(f"partial_rotary_factor {rope['partial_rotary_factor']} is not supported; 1 is")
-    needed = ("rope_theta", *LLAMA3) if rope["rope_type"] == "llama3" else ("rope_theta",)
-    for key in needed:
-        value = rope.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            found.append(f"{key} of the rotary embedding must be a positive number, not {value!r}")
+    for key in ("rope_theta", *(needed or ())):
+        if not _is_positive(rope.get(key)):
+            found.append(f"{key} of the rotary embedding must be a positive number, not {rope.get(key)!r}")
+    if rope["rope_type"] == "yarn":
+        for key in YARN_OPTIONS:
+            if rope.get(key) is not None and not _is_positive(rope[key]):
+                found.append(f"{key} of the rotary embedding must be a positive number or null, not {rope[key]!r}")
+        if not isinstance(rope.get("truncate", True), bool):
+            found.append(f"truncate of the rotary embedding must be true or false, not {rope['truncate']!r}")
+        if not found and rope["rope_theta"] <= 1:
+            found.append(f"rope_theta must be above 1 with rope type 'yarn', not {rope['rope_theta']!r}")
     return found
 
 
@@ -54,10 +70,15 @@ def inverse_frequencies(rope: Mapping[str, Any], head_size: int) -> tuple[float,
     """theta ** (-2i / C) for i < C/2, computed in float32 as the models were trained with.
 
     With llama3 scaling, wavelengths above original / low_freq_factor are stretched by `factor`, those below
-    original / high_freq_factor are left, and the ones between are blended (Llama 3.1).
+    original / high_freq_factor are left, and the ones between are blended (Llama 3.1). YaRN blends by the index of
+    the frequency (arXiv 2309.00071, 3.2).
     """
     exponents = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
-    frequencies = 1.0 / (float(rope["rope_theta"]) ** exponents)
+    spacing = float(rope["rope_theta"]) ** exponents
+    frequencies = 1.0 / spacing
+    if rope["rope_type"] == "yarn":
+        kept = _kept(rope, head_size)
+        frequencies = 1.0 / (rope["factor"] * spacing) * (1 - kept) + frequencies * kept
     if rope["rope_type"] == "llama3":
         factor, low, high, original = (rope[key] for key in LLAMA3)
         wavelengths = 2 * math.pi / frequencies
@@ -65,3 +86,37 @@ def inverse_frequencies(rope: Mapping[str, Any], head_size: int) -> tuple[float,
         blended = (1 - blend) * frequencies / factor + blend * frequencies
         frequencies = torch.where(wavelengths > original / low, frequencies / factor, blended)
     return tuple(frequencies.tolist())
+
+
+def attention_factor(rope: Mapping[str, Any]) -> float:
+    """What cos and sin are multiplied by: 1, but with YaRN what the settings say, or 0.1 ln(factor) + 1."""
+    if rope["rope_type"] != "yarn":
+        return 1.0
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+    logarithm = 0.1 * math.log(max(rope["factor"], 1))
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        return (logarithm * rope["mscale"] + 1) / (logarithm * rope["mscale_all_dim"] + 1)
+    return logarithm + 1
+
+
+def _kept(rope: Mapping[str, Any], head_size: int) -> Tensor:
+    """How much of each of C/2 frequencies YaRN leaves as it is, from 1 to 0; the rest is stretched by `factor`.
+
+    All of those that turn beta_fast times or more in the original context, nothing of those below beta_slow times.
+    """
+
+    def index(turns: float) -> float:
+        ratio = rope["original_max_position_embeddings"] / (turns * 2 * math.pi)
+        return head_size * math.log(ratio) / (2 * math.log(rope["rope_theta"]))
+
+    low, high = index(rope.get("beta_fast") or 32), index(rope.get("beta_slow") or 1)
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_size - 1)
+    width = high - low or 0.001  # as transformers has it
+    return 1 - ((torch.arange(head_size // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

@@ -198,6 +198,7 @@ class ModelSpec(ModelShape):
     layers: tuple[Layer, ...]
     head: HeadLayer
     inv_freq: tuple[float, ...]  # C / 2 rotary frequencies, scaling applied
+    rope_scale: float = 1.0  # of the tables of cosines and sines (YaRN)
 
     @property
     def stack(self) -> tuple[Layer | HeadLayer, ...]:

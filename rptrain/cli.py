@@ -123,6 +123,45 @@ def train(
 
 
 @app.command()
+def plan(
+    config: Annotated[Path, typer.Option(help="The run's TOML file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Such as train.micro_batch_size=2.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a simulated step.")] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it for chrome://tracing.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Plan for so many GPUs that are not here.")] = None,
+    card: Annotated[str | None, typer.Option(help="Their kind, such as rtx4090, which is the default.")] = None,
+    vram: Annotated[str | None, typer.Option(help="The memory of each, such as 24GiB.")] = None,
+    pcie: Annotated[str | None, typer.Option(help="What each copies one way, such as 25GB/s.")] = None,
+    host: Annotated[str | None, typer.Option(help="Their machine's memory, such as 800GiB.")] = None,
+    tflops: Annotated[float | None, typer.Option(help="The rate of each with bfloat16, such as 165.")] = None,
+) -> None:
+    """Show the plan of a config, what memory it takes, and what to change where that is too much.
+
+    Reads no weights and no data. With any of --gpus to --tflops it plans for a machine that is not here. Ends with 2
+    where the run does not fit.
+    """
+    with exit_codes():
+        from rptrain.machine_flags import MachineFlags
+        from rptrain.plan_command import report, write_pictures
+
+        found = report(config, overrides or [], MachineFlags(gpus, card, vram, pcie, host, tflops))
+        if as_json:
+            print(json.dumps(found.to_dict(), indent=2))
+        else:
+            from rich.console import Console
+
+            from rptrain.plan_report import show
+
+            show(found, Console(highlight=False))
+        write_pictures(found, svg, trace)
+        if not found.fits:
+            raise typer.Exit(2)
+
+
+@app.command()
 def export(
     source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", exists=True)],
     to: Annotated[Path, typer.Option(metavar="DIR", help="Where to write; made if it is not there.")],

@@ -1,6 +1,8 @@
 """Everything about a run that can be known, and found wrong, before memory is taken and weights are read."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -80,8 +82,9 @@ def prepare_job(config: Config, *, weights_needed: bool = True) -> Job:
     if config.eval.questions:
         load_template(tokenizer, None)  # a UserError where there is none
     limit = device_choice.allocator_limit(devices, config.engine.vram_limit)
-    plan = _plan(config, spec, devices, limit, config.engine.host_limit or available_bytes())
-    device_choice.check_host(_host_bytes(plan, devices), config.engine.host_limit)
+    with _advice(config, spec):
+        plan = _plan(config, spec, devices, limit, config.engine.host_limit or available_bytes())
+        device_choice.check_host(_host_bytes(plan, devices), config.engine.host_limit)
     data, train = config.data, config.train
     rows = prepare(
         sources=data.train,
@@ -101,6 +104,18 @@ def prepare_job(config: Config, *, weights_needed: bool = True) -> Job:
     batches = Batches(rows, train.rows, train.global_batch_size, train.seed)
     total = train.max_steps or max(1, ceil(train.num_epochs * batches.steps_per_epoch))
     return Job(config, model_dir, spec, files, tokenizer, rows, batches, devices, limit, plan, total)
+
+
+@contextmanager
+def _advice(config: Config, spec: ModelSpec) -> Iterator[None]:
+    """Adds what to change to the UserError of a run that does not fit."""
+    try:
+        yield
+    except UserError as error:
+        from rptrain.advice import advise  # which plans as this module does
+
+        advice = advise(config, spec, device_choice.here(config.engine))
+        raise UserError("\n".join(filter(None, (str(error), str(advice))))) from None
 
 
 def replan(job: Job, measured: Measured, *, running: bool = False) -> RunPlan:

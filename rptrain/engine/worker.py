@@ -78,6 +78,7 @@ class Worker:
         self._losses = device.empty(context.plan.micro_batches, wide)
         self._losses_read: Event | None = None
         self._inv_freq = torch.tensor(spec.inv_freq, dtype=wide).to(device.torch_device)
+        self._rope_scale = spec.rope_scale
         self._layouts = [StageLayout(context, stage) for stage in context.plan.stages]
         self._download: Download | None = None
         self._where = "waiting"
@@ -289,7 +290,7 @@ class Worker:
     def _describe(self, iteration: Iteration, m: int) -> MicroBatch:
         indices, parity, lengths = self._indices, iteration.number % 2, iteration.documents[m]
         positions = indices.positions[parity][m]
-        cos, sin = rope.tables(self._inv_freq, positions)
+        cos, sin = rope.tables(self._inv_freq, positions, self._rope_scale)
         return MicroBatch(
             rows=iteration.rows,
             length=iteration.length,

@@ -92,13 +92,14 @@ def forward(weights, cfg, ids, positions):
     x = weights["model.embed_tokens.weight"][ids]
     frequencies = 1 / cfg["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float32) / size)  # as published
     angles = torch.cat([positions[..., None] * frequencies.to(x.dtype)] * 2, -1)[:, None]
+    scale = cfg.get("rope_parameters", {}).get("attention_factor", 1)  # of YaRN; the frequencies stay as they are
 
     def norm(x, name):
         return weights[name] * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + cfg["rms_norm_eps"])
 
     def rotate(x):
         half = x.shape[-1] // 2
-        return x * angles.cos() + torch.cat([-x[..., half:], x[..., :half]], -1) * angles.sin()
+        return scale * (x * angles.cos() + torch.cat([-x[..., half:], x[..., :half]], -1) * angles.sin())
 
     for i in range(cfg["num_hidden_layers"]):
         at = f"model.layers.{i}."

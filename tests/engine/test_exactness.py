@@ -37,6 +37,18 @@ def test_equals_the_plain_loop(asynchronous, tied):
         assert (got[name] - before[name]).abs().max() > 1e-2, f"{name} must have moved"
 
 
+def test_scales_rotations_as_yarn_asks():
+    """In a context so long that no frequency is stretched."""
+    yarn = {"rope_type": "yarn", "factor": 2.0, "attention_factor": 1.5, "original_max_position_embeddings": 10**9}
+    cfg = plain.config(rope_parameters=yarn)
+    batches = plain.make_batches(3)
+    store = runs.make_store(cfg, torch.float64, asynchronous=False)
+    expected = runs.checkpoint_tensors(store)
+    losses, _ = plain.train(expected, cfg, batches, [1e-3] * 3, delayed=False, betas=runs.BETAS)
+    got, _, _, _ = runs.run(cfg, batches, f"{PLANS[0]} | N=2 M=4 MR=4", asynchronous=False, store=store)
+    assert got == pytest.approx(losses, abs=1e-10)
+
+
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, dtype):

@@ -36,3 +36,20 @@ def test_the_sum_keeps_what_16_bits_would_lose(device) -> None:
     for _ in range(3):
         accumulate_weight_grad(acc, one, one)
     assert acc.item() == 1027
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_the_sum_may_be_a_view_of_a_flat_buffer(dtype, device) -> None:
+    """As gradients lie in a slot: what is beside the view stays. dy may be the first columns of a wider buffer."""
+    torch.manual_seed(0)
+    x, dy = torch.randn(40, 24).to(device, dtype), torch.randn(40, 64).to(device, dtype)[:, :7]
+    flat = torch.randn(128 + 7 * 24 + 88, device=device)
+    before = flat.double()
+    acc = flat[128:][: 7 * 24].view(7, 24)
+    for _ in range(2):
+        accumulate_weight_grad(acc, dy, x)
+    change = flat.double() - before
+    product = 2 * dy.double().T @ x.double()
+    assert (change[128:-88].view(7, 24) - product).abs().max() <= 1e-5 * product.abs().max()
+    assert not change[:128].any() and not change[-88:].any()

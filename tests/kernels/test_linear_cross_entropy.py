@@ -1,61 +1,186 @@
+"""The loss and its gradients against autograd in float64; the softmax kernel against the oracle."""
+
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from rptrain.kernels import linear_cross_entropy as lce
-from rptrain.kernels.reference import wide
+from rptrain.kernels.launch import DTYPES
+from rptrain.kernels.reference import IGNORED, cross_entropy_, wide
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+PATHS = [pytest.param(dtype, kernel, id=f"{dtype}-{'kernel' if kernel else 'oracle'}")
+         for dtype in TOLERANCES for kernel in (False, True) if not kernel or dtype in DTYPES]  # fmt: skip
+paths = pytest.mark.parametrize(("dtype", "kernel"), PATHS)
 
 
-def inputs(tokens: int, hidden: int, vocab: int, dtype: torch.dtype):
+@pytest.fixture
+def path(kernel: bool, monkeypatch, request) -> str:
+    """The device; the public functions take the oracle's or the kernel's path there, whatever it is."""
+    monkeypatch.setattr(lce, "fused", lambda *tensors: kernel)
+    return request.getfixturevalue("device") if kernel else "cpu"
+
+
+def inputs(tokens: int, hidden: int, vocab: int, dtype: torch.dtype, device: str = "cpu"):
     torch.manual_seed(0)
     h, w = torch.randn(tokens, hidden).to(dtype), (torch.randn(vocab, hidden) / hidden**0.5).to(dtype)
     labels = torch.randint(vocab, (tokens,))
-    return h, w, labels
-
-
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize(("tokens", "hidden", "vocab"), [(9, 5, 7), (1, 1, 1), (1, 4, 3), (65, 8, 33)])
-@pytest.mark.parametrize("chunk_bytes", [1, 4 * 33 * 16, 2**28])
-def test_loss_and_gradients(tokens, hidden, vocab, chunk_bytes, dtype, monkeypatch) -> None:
-    monkeypatch.setattr(lce, "CHUNK_BYTES", chunk_bytes)
-    h, w, labels = inputs(tokens, hidden, vocab, dtype)
     if tokens > 1:
-        labels[::3] = lce.IGNORED
-    grad_w = torch.ones(w.shape, dtype=wide(dtype))
+        labels[::3] = IGNORED
+    return h.to(device), w.to(device), labels.to(device)
+
+
+def expected(h: Tensor, w: Tensor, labels: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss sum, dh and dw of autograd in float64."""
+    h64, w64 = (tensor.to(torch.float64, copy=True).requires_grad_() for tensor in (h, w))
+    loss = F.cross_entropy(h64 @ w64.T, labels, ignore_index=IGNORED, reduction="sum")
+    dh, dw = torch.autograd.grad(scale * loss, (h64, w64))
+    return loss.detach(), dh, dw
+
+
+def close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
+    assert (ours.double() - theirs).abs().max() <= tolerance * theirs.abs().max().clamp(min=1)
+
+
+@paths
+@pytest.mark.parametrize(("tokens", "hidden", "vocab"), [(9, 5, 7), (1, 1, 1), (1, 4, 3), (65, 8, 33), (9, 16, 64)])
+@pytest.mark.parametrize("chunk_bytes", [1, 4 * 64 * 16, 2**28])
+def test_loss_and_gradients(tokens, hidden, vocab, chunk_bytes, dtype, path, monkeypatch) -> None:
+    monkeypatch.setattr(lce, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(lce, "PIECE_BYTES", 4 * 33 * 5)
+    h, w, labels = inputs(tokens, hidden, vocab, dtype, path)
+    grad_w = torch.ones(w.shape, dtype=wide(dtype), device=path)
     loss, dh = lce.linear_cross_entropy_backward(h, w, labels, 0.3, grad_w)
     assert loss.shape == () and loss.dtype == wide(dtype) and dh.dtype == dtype
     assert torch.equal(loss, lce.linear_cross_entropy(h, w, labels))
-
-    h64, w64 = (tensor.to(torch.float64, copy=True).requires_grad_() for tensor in (h, w))
-    expected = F.cross_entropy(h64 @ w64.T, labels, ignore_index=lce.IGNORED, reduction="sum")
-    (0.3 * expected).backward()
-    tolerance = TOLERANCES[dtype]
-    for ours, theirs in ((loss, expected), (dh, h64.grad), (grad_w - 1, w64.grad)):
-        assert (ours.double() - theirs).abs().max() <= tolerance * theirs.abs().max().clamp(min=1)
+    for ours, theirs in zip((loss, dh, grad_w - 1), expected(h, w, labels, 0.3), strict=True):
+        close(ours, theirs, TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-def test_nothing_supervised(dtype) -> None:
-    h, w, labels = inputs(6, 4, 5, dtype)
-    labels[:] = lce.IGNORED
-    grad_w = torch.zeros(w.shape, dtype=wide(dtype))
+@paths
+def test_under_autograd(dtype, path) -> None:
+    h, w, labels = inputs(9, 5, 7, dtype, path)
+    h.requires_grad_()
+    w.requires_grad_()
+    loss, count = lce.LinearCrossEntropy.apply(h, w, labels)
+    assert count.item() == 6 and not count.requires_grad
+    (0.3 * loss).backward()
+    for ours, theirs in zip((loss, h.grad, w.grad), expected(h, w, labels, 0.3), strict=True):
+        close(ours, theirs, TOLERANCES[dtype])
+
+
+@paths
+def test_nothing_supervised(dtype, path) -> None:
+    h, w, labels = inputs(6, 4, 5, dtype, path)
+    labels[:] = IGNORED
+    grad_w = torch.zeros(w.shape, dtype=wide(dtype), device=path)
     loss, dh = lce.linear_cross_entropy_backward(h, w, labels, 1.0, grad_w)
     assert loss == 0 and not dh.any() and not grad_w.any()
     assert lce.linear_cross_entropy(h, w, labels) == 0
 
 
-def test_large_logits_do_not_overflow() -> None:
-    h, w, labels = inputs(6, 4, 5, torch.float32)
+@pytest.mark.parametrize(("dtype", "kernel"), [(torch.float32, False), (torch.float32, True)])
+def test_large_logits_do_not_overflow(dtype, path) -> None:
+    h, w, labels = inputs(6, 4, 5, dtype, path)
     grad_w = torch.zeros_like(w)
     loss, dh = lce.linear_cross_entropy_backward(1000 * h, w, labels, 1.0, grad_w)
     assert all(tensor.isfinite().all() for tensor in (loss, dh, grad_w))
 
 
-@pytest.mark.parametrize(("vocab", "tokens"), [(151936, 384), (128256, 512), (2**26, 1), (2**30, 1)])
-def test_chunks_stay_within_their_bytes(vocab: int, tokens: int) -> None:
-    assert lce.chunk_tokens(vocab) == tokens
+def padded(logits: Tensor, device: str) -> Tensor:
+    """The buffer that the kernel takes; what it must not use is NaN."""
+    tokens, vocab = logits.shape
+    buffer = torch.full((tokens, -(-vocab // lce.ALIGNMENT) * lce.ALIGNMENT), float("nan"), dtype=logits.dtype)
+    buffer[:, :vocab] = logits
+    return buffer.to(device)
+
+
+def softmax(logits: Tensor, labels: Tensor, scale: float | None, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses, log-sum-exps and what is left in place of the logits, by the kernel."""
+    buffer, vocab = padded(logits, device), logits.shape[1]
+    losses, lse = torch.empty(2, len(labels), device=device)
+    lce.cross_entropy_triton(buffer, vocab, labels.to(device), scale, losses, lse)
+    return losses.cpu(), lse.cpu(), buffer[:, :vocab].cpu()
+
+
+def oracle(logits: Tensor, labels: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    gradient = logits.to(dtype, copy=True)
+    return *cross_entropy_(gradient, labels, scale), gradient
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocab", [1, 2, 63, 64, 257, 5000, 20011, 66000])  # one block, several, padded and not
+def test_the_kernel_is_as_exact_as_the_oracle(vocab, dtype, device) -> None:
+    torch.manual_seed(vocab)
+    logits, labels = (4 * torch.randn(4, vocab)).to(dtype), torch.randint(vocab, (4,))
+    labels[0], labels[1], labels[3] = 0, IGNORED, vocab - 1  # both ends
+    ours, theirs = softmax(logits, labels, 0.7, device), oracle(logits, labels, 0.7, dtype)
+    exact = oracle(logits, labels, 0.7, torch.float64)
+    for our, their, truth in zip(ours, theirs, exact, strict=True):
+        error, allowed = ((x.double() - truth).abs().max() for x in (our, their))
+        assert error <= 1.5 * allowed + 1e-6 * truth.abs().max()
+    assert all(not x[1].any() for x in ours)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_kernel_repeats_its_bits(dtype, device) -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(3, 9000).to(dtype), torch.tensor([5, IGNORED, 8999])
+    first, second = (softmax(logits, labels, 0.7, device) for _ in range(2))
+    only_loss = softmax(logits, labels, None, device)
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+    assert torch.equal(first[0], only_loss[0]) and torch.equal(first[1], only_loss[1])
+    assert torch.equal(only_loss[2], logits)
+
+
+def test_the_kernel_subtracts_the_maximum(device) -> None:
+    """Rows far above and below 0, one that rises block by block, and logits of -inf, whose probability is 0."""
+    vocab = 20000
+    logits = torch.randn(4, vocab) + torch.tensor([1e4, -1e4, 0, 0]).unsqueeze(1)
+    logits[2] = torch.arange(vocab) * 1e-2
+    logits[3, : vocab // 2] = float("-inf")
+    labels = torch.tensor([3, 4, vocab - 1, vocab - 1])
+    for ours, exact in zip(
+        softmax(logits, labels, 1.0, device), oracle(logits, labels, 1.0, torch.float64), strict=True
+    ):
+        close(ours, exact, 1e-6)
+
+
+def test_ignored_rows_are_not_read(device) -> None:
+    losses, lse, gradient = softmax(torch.full((1, 70), float("nan")), torch.tensor([IGNORED]), 1.0, device)
+    assert losses == 0 and lse == 0 and not gradient.any()
+
+
+@pytest.mark.parametrize(
+    ("vocab", "itemsize", "tokens"),
+    [(32000, 2, 2048), (151936, 2, 2048), (201088, 2, 1664), (151936, 4, 1024), (2**26, 2, 5), (2**30, 2, 1)],
+)
+def test_chunks_stay_within_their_bytes(vocab: int, itemsize: int, tokens: int) -> None:
+    assert lce.chunk_tokens(vocab, itemsize) == tokens
+
+
+def test_workspace_by_hand() -> None:
+    """Logits of a chunk at the aligned width, a widened piece of 16-bit ones, two numbers for each token."""
+    assert lce.loss_workspace_bytes(10, 100, 2) == 10 * 128 * 2 + 10 * 100 * 4 + 10 * 2 * 4
+    assert lce.loss_workspace_bytes(10, 100, 4) == 10 * 128 * 4 + 10 * 2 * 4
+    pieces = lce.PIECE_BYTES // (4 * 151936) * 151936 * 4
+    assert lce.loss_workspace_bytes(8192, 151936, 2) == 2048 * 151936 * 2 + pieces + 8192 * 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("vocab", "itemsize", "block", "warps"),
+    [
+        (1, 2, 512, 1),
+        (1, 4, 256, 1),
+        (1000, 2, 1024, 2),
+        (32000, 2, 4096, 8),
+        (151936, 2, 16384, 32),
+        (202047, 4, 8192, 32),
+    ],
+)
+def test_programs_of_longer_rows_are_larger(vocab, itemsize, block, warps) -> None:
+    assert lce.sizes(vocab, itemsize) == (block, warps)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -68,9 +193,23 @@ def test_no_value_is_read_on_the_host(dtype) -> None:
 
 
 @pytest.mark.gpu
-def test_cuda_never_waits() -> None:
-    h, w, labels = (tensor.cuda() for tensor in inputs(65, 8, 64, torch.bfloat16))
-    grad_w = torch.zeros(w.shape, device="cuda")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_cuda_stays_within_the_workspace(dtype) -> None:
+    h, w, labels = inputs(4096, 64, 5001, dtype, "cuda")
+    grad_w = torch.zeros(w.shape, dtype=wide(dtype), device="cuda")
+    lce.linear_cross_entropy_backward(h, w, labels, 1.0, grad_w)  # the matrix library's own workspace, once
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    lce.linear_cross_entropy_backward(h, w, labels, 1.0, grad_w)
+    bound = lce.loss_workspace_bytes(4096, 5001, dtype.itemsize) + h.nbytes + 2**16
+    assert torch.cuda.max_memory_allocated() - before <= bound
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_cuda_never_waits(dtype) -> None:
+    h, w, labels = inputs(65, 8, 64, dtype, "cuda")
+    grad_w = torch.zeros(w.shape, dtype=wide(dtype), device="cuda")
     lce.linear_cross_entropy_backward(h, w, labels, 1.0, grad_w)
     torch.cuda.set_sync_debug_mode("error")
     try:

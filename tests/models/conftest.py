@@ -20,6 +20,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 COMMON = {
     "vocab_size": 61,
     "hidden_size": 24,
@@ -37,6 +38,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama-tied": {"model_type": "llama", "tie_word_embeddings": True, "head_dim": 10},
     "llama3-rope": {"model_type": "llama", "rope_parameters": LLAMA3, "rms_norm_eps": 1e-5},
+    "llama-yarn": {"model_type": "llama", "rope_parameters": YARN},
+    "qwen3-yarn": {"model_type": "qwen3", "head_dim": 8, "rope_parameters": {**YARN, "attention_factor": 0.8}},
     "qwen3": {"model_type": "qwen3", "head_dim": 10, "num_key_value_heads": 6},
     "qwen3-tied": {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
 }
@@ -56,14 +59,16 @@ class Native:
     def of(self, layer: Any, buffers: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         return {name: tensor for unit in layer.units for name, tensor in buffers[unit].items()}
 
-    def hidden(self, ids: Tensor, mb: MicroBatch) -> Tensor:
+    def hidden(self, ids: Tensor, mb: MicroBatch, keep: bool = False) -> Tensor:
+        """`keep`: by forward_saved, which autograd can follow: it writes over nothing that backward needs."""
         x = self.params[0]["embed"][ids]
         for layer in self.spec.layers:
-            x = layer.forward(self.of(layer, self.params), x, mb)
+            p = self.of(layer, self.params)
+            x = layer.forward_saved(p, x, mb)[0] if keep else layer.forward(p, x, mb)
         return x
 
-    def logits(self, ids: Tensor, mb: MicroBatch) -> Tensor:
-        return self.spec.head.logits(self.of(self.spec.head, self.params), self.hidden(ids, mb))
+    def logits(self, ids: Tensor, mb: MicroBatch, keep: bool = False) -> Tensor:
+        return self.spec.head.logits(self.of(self.spec.head, self.params), self.hidden(ids, mb, keep))
 
     def backward(self, ids: Tensor, mb: MicroBatch, scale: float = 1.0) -> Tensor:
         """The loss sum; fills `grads`."""
@@ -126,7 +131,7 @@ def micro_batch() -> Callable[..., MicroBatch]:
         """Each inner list is a row: the lengths of its documents."""
         flat = [length for row in documents for length in row]
         positions = torch.cat([torch.arange(length) for length in flat])
-        cos, sin = rope.tables(torch.tensor(spec.inv_freq, dtype=wide(dtype)), positions)
+        cos, sin = rope.tables(torch.tensor(spec.inv_freq, dtype=wide(dtype)), positions, spec.rope_scale)
         return MicroBatch(
             rows=len(documents),
             length=sum(documents[0]),

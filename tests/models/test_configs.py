@@ -15,6 +15,7 @@ CONFIG = {
     "num_attention_heads": 4,
 }
 QWEN3 = {**CONFIG, "architectures": ["Qwen3ForCausalLM"]}
+YARN = {"max_position_embeddings": 4096}  # the length of the original context
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -85,6 +86,51 @@ def test_every_spelling_of_llama3_rope(spelled) -> None:
     assert torch.equal(torch.tensor(spec.inv_freq), LlamaRotaryEmbedding(theirs).inv_freq)
 
 
+@pytest.mark.parametrize("head_size", [10, 64, 128])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+        {"factor": 4.0},
+        {"factor": 40, "mscale": 1.0, "mscale_all_dim": 0.8, "beta_fast": 64},
+        {"factor": 40, "mscale": 0.7},
+        {"factor": 8.0, "attention_factor": 1.5},
+        {"factor": 1.0},
+        {"factor": 0.5, "mscale": 2.0, "mscale_all_dim": 1.0},
+        {"factor": 4.0, "original_max_position_embeddings": 4},
+        {"factor": None, "original_max_position_embeddings": 64},
+        {"factor": 4.0, "beta_fast": 1.0, "truncate": False},
+    ],
+)
+@pytest.mark.parametrize("theta", [150000.0, 10.0])
+def test_yarn_is_that_of_transformers(settings, theta, head_size) -> None:
+    from transformers import GptOssConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRotaryEmbedding
+
+    settings = {"rope_type": "yarn", "rope_theta": theta, **settings}
+    lengths = {"max_position_embeddings": 4096}
+    theirs = GptOssRotaryEmbedding(GptOssConfig(head_dim=head_size, rope_parameters=dict(settings), **lengths))
+    ours = rope.parameters({**CONFIG, "rope_scaling": settings, **lengths})
+    assert rope.problems(ours) == []
+    inv_freq = torch.tensor(rope.inverse_frequencies(ours, head_size))
+    assert torch.equal(inv_freq, theirs.inv_freq)
+    assert rope.attention_factor(ours) == pytest.approx(theirs.attention_scaling, rel=1e-14)
+    positions = torch.tensor([0, 1, 77, 4095])
+    for table, expected in zip(
+        rope.tables(inv_freq, positions, rope.attention_factor(ours)),
+        theirs(torch.ones(1), positions[None]),
+        strict=True,
+    ):
+        torch.testing.assert_close(table, expected[0], rtol=1e-6, atol=1e-6)
+
+
+def test_yarn() -> None:
+    settings = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
+    spec = registry.build({**CONFIG, "head_dim": 64, **YARN, "rope_parameters": settings})
+    assert spec.rope_scale == pytest.approx(1.138629436111989)
+    assert spec.inv_freq[0] == 1 and spec.inv_freq[-1] == pytest.approx(10000.0 ** (-62 / 64) / 4)
+
+
 @pytest.mark.parametrize("spelled", [{"rope_theta": 1e6}, {"rope_parameters": {"rope_theta": 1e6}}])
 def test_plain_rope(spelled) -> None:
     inv_freq = registry.build({**CONFIG, "head_dim": 8, **spelled}).inv_freq
@@ -107,7 +153,11 @@ def test_rope_tables_are_of_the_asked_precision() -> None:
             {**QWEN3, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
             "sliding-window",
         ),
-        ({**CONFIG, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type 'yarn'"),
+        ({**CONFIG, "rope_scaling": {"type": "longrope", "factor": 4.0}}, "rope type 'longrope'"),
+        ({**CONFIG, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "original_max_position_embeddings"),
+        ({**CONFIG, **YARN, "rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": "32"}}, "beta_fast.*'32'"),
+        ({**CONFIG, **YARN, "rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": 0}}, "truncate.*not 0"),
+        ({**CONFIG, **YARN, "rope_scaling": {"type": "yarn", "factor": 4.0}, "rope_theta": 1}, "above 1"),
         ({**CONFIG, "rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "by layer type"),
         ({**CONFIG, "rope_scaling": {"type": "llama3", "factor": 4.0}}, "low_freq_factor"),
         ({**CONFIG, "rope_theta": "big"}, "rope_theta"),

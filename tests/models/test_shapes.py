@@ -161,8 +161,7 @@ def test_traffic_of_a_dense_block_and_the_head_by_hand(qk_norm) -> None:
     block, head = spec.layers[0], spec.head
     assert isinstance(block, Block) and isinstance(head, Head)
     forward, backward = block.work(8, 4, 4)
-    copied = 0 if qk_norm else 20 + 20
-    assert forward.traffic == 4 * 8 * (48 + 160 + copied + 96 + (40 + 20) + 72)
+    assert forward.traffic == 4 * 8 * (48 + 160 + 96 + (40 + 20) + 72)
     rotation = 160 + (80 if qk_norm else 0)
     assert backward.traffic == 4 * 8 * ((40 + 20) + (40 + 20 + 40) + 96 + rotation + 40 + 96)
     forward, backward = head.work(8, 4, 4)

@@ -1,0 +1,179 @@
+"""Tokens' rows gathered by expert, and what the experts make of them combined into tokens again.
+
+Suffixes as in kernels/reference_moe.py. Sums over a token's experts are in float32, in the order of its choice.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rptrain.kernels import reference_moe as reference
+from rptrain.kernels.launch import fused, power_of_2, tl, triton, warps
+from rptrain.kernels.moe import Permutation
+from rptrain.kernels.reference import wide
+
+WIDEST = 4096  # columns at a time
+
+
+def gather(x_TD: Tensor, perm: Permutation) -> Tensor:
+    """The tokens' rows by expert: [N, D]. Its backward is `combine` without weights."""
+    if not fused(x_TD):
+        return reference.gather(x_TD, perm.order, perm.places.shape[1])
+    return gather_triton(x_TD, perm)
+
+
+def combine(rows_ND: Tensor, perm: Permutation, weights_TX: Tensor | None = None) -> Tensor:
+    """The sum of each token's rows, weighted or not: [T, D], rounded once."""
+    if not fused(rows_ND):
+        return reference.combine(rows_ND, perm.places, weights_TX)
+    return combine_triton(rows_ND, perm, weights_TX)
+
+
+def combine_backward(dy_TD: Tensor, rows_ND: Tensor, perm: Permutation, weights_TX: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of the rows, [N, D], and of the weights, [T, X] in the wide type."""
+    if fused(dy_TD, rows_ND):
+        return combine_backward_triton(dy_TD, rows_ND, perm, weights_TX)
+    dy_ND = reference.gather(dy_TD, perm.order, perm.places.shape[1])
+    drows, _, dweights = reference.weigh(dy_ND, rows_ND, weights_TX, perm.order)
+    return drows, dweights
+
+
+def weigh(dact_NI: Tensor, act_NI: Tensor, perm: Permutation, weights_TX: Tensor) -> Tensor:
+    """The weights' gradient, [T, X] in the wide type, without the experts' outputs; multiplies both by the weights.
+
+    y = w (act @ down), so dw = dy @ (act @ down) = (dy @ down.T) @ act: given the gradient dy of each row's token
+    times down.T, and act, this leaves in their place the gradient of act, and the rows whose products with dy make
+    up the gradient of down. Where down has a bias b, dw lacks dy @ b.
+    """
+    if fused(dact_NI, act_NI):
+        return weigh_triton(dact_NI, act_NI, perm, weights_TX)
+    dact, act, dweights = reference.weigh(dact_NI, act_NI, weights_TX, perm.order)
+    dact_NI.copy_(dact)
+    act_NI.copy_(act)
+    return dweights
+
+
+class Gather(torch.autograd.Function):
+    """`gather` for autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, perm: Permutation) -> Tensor:
+        ctx.perm = perm
+        return gather(x, perm)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        return combine(grad_outputs[0].contiguous(), ctx.perm), None
+
+
+class Combine(torch.autograd.Function):
+    """`combine` with weights for autograd: rows, weights, permutation."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weights: Tensor, perm: Permutation) -> Tensor:
+        ctx.save_for_backward(rows, weights)
+        ctx.perm = perm
+        return combine(rows, perm, weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
+        rows, weights = ctx.saved_tensors
+        drows, dweights = combine_backward(grad_outputs[0].contiguous(), rows, ctx.perm, weights)
+        return drows, dweights.to(weights.dtype), None
+
+
+def gather_triton(x_TD: Tensor, perm: Permutation) -> Tensor:
+    """`gather` as a kernel; this and the others take contiguous tensors."""
+    rows, width = perm.order.numel(), x_TD.shape[1]
+    out = x_TD.new_empty(rows, width)
+    _gather_kernel[(rows,)](x_TD, perm.order, out, perm.places.shape[1], **_columns(width))
+    return out
+
+
+def combine_triton(rows_ND: Tensor, perm: Permutation, weights_TX: Tensor | None = None) -> Tensor:
+    tokens, active = perm.places.shape
+    width = rows_ND.shape[1]
+    out = rows_ND.new_empty(tokens, width)
+    sizes = _columns(width)
+    grid = (tokens, triton.cdiv(width, sizes["BLOCK"]))
+    _combine_kernel[grid](
+        rows_ND, perm.places, weights_TX, out, ACTIVE=active, WEIGHTED=weights_TX is not None, **sizes
+    )
+    return out
+
+
+def combine_backward_triton(
+    dy_TD: Tensor, rows_ND: Tensor, perm: Permutation, weights_TX: Tensor
+) -> tuple[Tensor, Tensor]:
+    drows = torch.empty_like(rows_ND)
+    return drows, _weigh(dy_TD, rows_ND, drows, None, perm, weights_TX)
+
+
+def weigh_triton(dact_NI: Tensor, act_NI: Tensor, perm: Permutation, weights_TX: Tensor) -> Tensor:
+    return _weigh(dact_NI, act_NI, dact_NI, act_NI, perm, weights_TX)
+
+
+def _weigh(grads: Tensor, rows: Tensor, dact: Tensor, act: Tensor | None, perm: Permutation, weights: Tensor) -> Tensor:
+    """Gradients by token where `act` is None, by row otherwise."""
+    dweights = torch.empty_like(weights, dtype=wide(weights.dtype))
+    _weigh_kernel[(perm.order.numel(),)](
+        grads, rows, weights, perm.order, dact, act, dweights, weights.shape[1],
+        BY_TOKEN=act is None, **_columns(rows.shape[1]),
+    )  # fmt: skip
+    return dweights
+
+
+def _columns(width: int) -> dict[str, Any]:
+    block = min(power_of_2(width), WIDEST)
+    return {"WIDTH": width, "BLOCK": block, "num_warps": min(warps(block), 8)}
+
+
+@triton.jit
+def _gather_kernel(x, order, out, active, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    token = (tl.load(order + row) // active).to(tl.int64)
+    for start in range(0, WIDTH, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        mask = columns < WIDTH
+        tl.store(out + row * WIDTH + columns, tl.load(x + token * WIDTH + columns, mask=mask), mask=mask)
+
+
+@triton.jit
+def _combine_kernel(
+    rows, places, weights, out,
+    ACTIVE: tl.constexpr, WEIGHTED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < WIDTH
+    total = tl.zeros((BLOCK,), tl.float32)
+    for number in range(ACTIVE):
+        place = tl.load(places + token * ACTIVE + number).to(tl.int64)
+        row = tl.load(rows + place * WIDTH + columns, mask=mask, other=0.0).to(tl.float32)
+        if WEIGHTED:
+            row *= tl.load(weights + token * ACTIVE + number).to(tl.float32)
+        total += row
+    tl.store(out + token * WIDTH + columns, total.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _weigh_kernel(
+    grads, rows, weights, order, dact, act, dweights, active,
+    BY_TOKEN: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(order + row).to(tl.int64)
+    weight = tl.load(weights + slot).to(tl.float32)
+    source = slot // active if BY_TOKEN else row
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, WIDTH, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        mask = columns < WIDTH
+        grad = tl.load(grads + source * WIDTH + columns, mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(rows + row * WIDTH + columns, mask=mask, other=0.0).to(tl.float32)
+        total += grad * value
+        tl.store(dact + row * WIDTH + columns, (grad * weight).to(dact.dtype.element_ty), mask=mask)
+        if not BY_TOKEN:
+            tl.store(act + row * WIDTH + columns, (value * weight).to(act.dtype.element_ty), mask=mask)
+    tl.store(dweights + slot, tl.sum(total, 0))

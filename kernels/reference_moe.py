@@ -1,0 +1,107 @@
+"""Mixtures of experts in plain PyTorch: the oracle of kernels/moe.py, moe_rows.py and grouped.py.
+
+Suffixes: T tokens, E experts, X experts of a token, N = T * X routed rows, sorted by expert; K and M inner and outer
+size of a product.
+"""
+
+import torch
+from torch import Tensor
+
+from rptrain.kernels.reference import wide
+
+
+def choose(logits_TE: Tensor, active: int) -> Tensor:
+    """The `active` experts with the largest logits, int32 [T, X], the largest first; of equal ones the lower number."""
+    usable = logits_TE.nan_to_num(nan=float("-inf"))
+    return usable.sort(dim=1, descending=True, stable=True).indices[:, :active].int()
+
+
+def route(logits_TE: Tensor, choice_TX: Tensor, over_chosen: bool) -> Tensor:
+    """The softmax of the logits, over all or over the chosen, at the chosen: [T, X] like the logits."""
+    return _probabilities(logits_TE, choice_TX, over_chosen)[0].to(logits_TE.dtype)
+
+
+def route_backward(
+    dweights_TX: Tensor,
+    logits_TE: Tensor,
+    choice_TX: Tensor,
+    over_chosen: bool,
+    dprobs_E: Tensor | None = None,
+    counted_T: Tensor | None = None,
+) -> Tensor:
+    """The gradient of the logits; `dprobs_E` is that of each counted token's softmax over all experts."""
+    weights, probs = _probabilities(logits_TE, choice_TX, over_chosen)
+    dweights, place = dweights_TX.to(probs.dtype), choice_TX.long()
+    inner = (weights * dweights).sum(1, keepdim=True)
+    if over_chosen:
+        dlogits = torch.zeros_like(probs).scatter_(1, place, weights * (dweights - inner))
+    else:
+        dlogits = probs * (torch.zeros_like(probs).scatter_(1, place, dweights) - inner)
+    if dprobs_E is not None:
+        balance = probs * (dprobs_E - (probs * dprobs_E).sum(1, keepdim=True))
+        dlogits += balance if counted_T is None else balance * counted_T[:, None]
+    return dlogits.to(logits_TE.dtype)
+
+
+def _probabilities(logits_TE: Tensor, choice_TX: Tensor, over_chosen: bool) -> tuple[Tensor, Tensor]:
+    logits = logits_TE.to(wide(logits_TE.dtype))
+    probs = logits.softmax(1)
+    place = choice_TX.long()
+    return logits.gather(1, place).softmax(1) if over_chosen else probs.gather(1, place), probs
+
+
+def invert(order_N: Tensor) -> Tensor:
+    """int32 [N]: where each routed row lies, given which one lies at each place."""
+    places = torch.empty_like(order_N, dtype=torch.int32)
+    places[order_N.long()] = torch.arange(order_N.numel(), dtype=torch.int32, device=order_N.device)
+    return places
+
+
+def gather(x_TD: Tensor, order_N: Tensor, active: int) -> Tensor:
+    """The tokens' rows by expert: [N, D]."""
+    return x_TD[order_N.long() // active]
+
+
+def combine(rows_ND: Tensor, places_TX: Tensor, weights_TX: Tensor | None) -> Tensor:
+    """The sum of each token's rows, weighted or not: [T, D], rounded once."""
+    dtype = wide(rows_ND.dtype)
+    rows = rows_ND[places_TX.long()].to(dtype)
+    if weights_TX is not None:
+        rows = rows * weights_TX.to(dtype).unsqueeze(-1)
+    return rows.sum(1).to(rows_ND.dtype)
+
+
+def weigh(drows_ND: Tensor, rows_ND: Tensor, weights_TX: Tensor, order_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Both arguments times the weights, and the weights' gradient [T, X] in the wide type: products of rows."""
+    dtype = wide(rows_ND.dtype)
+    order = order_N.long()
+    drows, rows, weights = drows_ND.to(dtype), rows_ND.to(dtype), weights_TX.to(dtype).flatten()[order, None]
+    dweights = torch.empty_like(weights_TX, dtype=dtype)
+    dweights.view(-1)[order] = (drows * rows).sum(1)
+    return (drows * weights).to(drows_ND.dtype), (rows * weights).to(rows_ND.dtype), dweights
+
+
+def grouped_mm(x_NK: Tensor, w_EKM: Tensor, ends_E: Tensor, bias_EM: Tensor | None) -> Tensor:
+    """Rows up to ends_E[e] (from those of the expert before) times w_EKM[e], plus bias_EM[e]: [N, M]."""
+    out = x_NK.new_empty(x_NK.shape[0], w_EKM.shape[2])
+    for expert, rows in _groups(ends_E):
+        product = x_NK[rows] @ w_EKM[expert]
+        out[rows] = product if bias_EM is None else product + bias_EM[expert]
+    return out
+
+
+def grouped_weight_grad(acc_EKM: Tensor, x_NK: Tensor, dy_NM: Tensor, ends_E: Tensor) -> None:
+    for expert, rows in _groups(ends_E):
+        acc_EKM[expert] += x_NK[rows].to(acc_EKM.dtype).T @ dy_NM[rows].to(acc_EKM.dtype)
+
+
+def grouped_bias_grad(acc_EM: Tensor, dy_NM: Tensor, ends_E: Tensor) -> None:
+    for expert, rows in _groups(ends_E):
+        acc_EM[expert] += dy_NM[rows].to(acc_EM.dtype).sum(0)
+
+
+def _groups(ends_E: Tensor) -> list[tuple[int, slice]]:
+    """Experts that have rows, and which."""
+    ends = ends_E.tolist()
+    pairs = zip([0, *ends[:-1]], ends, strict=True)
+    return [(expert, slice(begin, end)) for expert, (begin, end) in enumerate(pairs) if begin < end]

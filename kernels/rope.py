@@ -1,0 +1,281 @@
+"""Rotary positions on queries and keys, with the norm of every head before them (Qwen3), out of the fused product.
+
+The rotation turns (x[i], x[i + C/2]) by the angle whose cosine and sine are cos, sin [T, C/2]; a factor on the
+attention (YaRN) is in cos and sin already. A normed value is rounded where Hugging Face's modelling code rounds it,
+a rotated one once.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rptrain.kernels import reference
+from rptrain.kernels.launch import fused, power_of_2, programs, tl, triton
+from rptrain.kernels.reference import QKNorm
+from rptrain.kernels.rms_norm import add_partials
+
+__all__ = ["QKNorm", "QKNormRope", "qk_norm_rope", "qk_norm_rope_backward"]
+
+STRIDES = ("dq_token", "dq_head", "dk_token", "dk_head", "dv_token", "dv_head")
+Rotated = tuple[Tensor, Tensor, Tensor, Tensor | None]
+
+
+def qk_norm_rope(qkv: Tensor, cos: Tensor, sin: Tensor, kv_heads: int, norm: QKNorm | None = None) -> Rotated:
+    """q [T, H, C], k and v [T, K, C] of the product qkv [T, (H + 2K) C], and 1 / rms [T, H + K] with norms.
+
+    v is a view of qkv. With norms, qkv is left as it is, and backward needs it. Without, q and k are rotated in
+    place and are views of it too, so nothing is copied.
+    """
+    if not fused(qkv):
+        return reference.qk_norm_rope(qkv, cos, sin, kv_heads, norm)
+    return qk_norm_rope_triton(qkv, cos, sin, kv_heads, norm)
+
+
+def qk_norm_rope_backward(
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    norm: QKNorm | None = None,
+    rstd: Tensor | None = None,
+    grads: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """The gradient of the product, written over qkv [T, (H + 2K) C] (without norms what that holds does not matter).
+
+    dq [T, H, C], dk and dv [T, K, C] may be strided over tokens and heads. With norms, takes `rstd` of the forward
+    and adds the gradients of q's and k's weights to `grads`, each [C] in the wide type.
+    """
+    if not fused(qkv):
+        return reference.qk_norm_rope_backward(dq, dk, dv, qkv, cos, sin, norm, rstd, grads)
+    return qk_norm_rope_backward_triton(dq, dk, dv, qkv, cos, sin, norm, rstd, grads)
+
+
+class QKNormRope(torch.autograd.Function):
+    """`qk_norm_rope` for autograd: qkv, cos, sin, kv_heads, both norms' weights or None, eps to q, k, v."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv_heads: int,
+        q_weight: Tensor | None = None,
+        k_weight: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        norm = None if q_weight is None or k_weight is None else QKNorm(q_weight, k_weight, eps)
+        q, k, v, rstd = qk_norm_rope(qkv.clone(), cos, sin, kv_heads, norm)
+        ctx.eps = eps
+        ctx.save_for_backward(qkv, cos, sin, q_weight, k_weight, rstd)
+        return q.clone(), k.clone(), v.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        dq, dk, dv = grad_outputs
+        qkv, cos, sin, q_weight, k_weight, rstd = ctx.saved_tensors
+        if rstd is None:
+            return qk_norm_rope_backward(dq, dk, dv, qkv.clone(), cos, sin), *(None,) * 6
+        norm = QKNorm(q_weight, k_weight, ctx.eps)
+        grads = torch.zeros_like(q_weight, dtype=rstd.dtype), torch.zeros_like(k_weight, dtype=rstd.dtype)
+        dqkv = qk_norm_rope_backward(dq, dk, dv, qkv.clone(), cos, sin, norm, rstd, grads)
+        return dqkv, None, None, None, *(grad.to(q_weight.dtype) for grad in grads), None
+
+
+def qk_norm_rope_triton(qkv: Tensor, cos: Tensor, sin: Tensor, kv_heads: int, norm: QKNorm | None) -> Rotated:
+    assert qkv.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
+    q, k, v = reference.split_heads(qkv, kv_heads, 2 * cos.shape[1])
+    tokens, heads, size = q.shape
+    rstd = None
+    if norm is not None:
+        q, k = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k))
+        rstd = torch.empty(tokens, heads + kv_heads, dtype=torch.float32, device=qkv.device)
+    if tokens:
+        weights = (cos, cos) if norm is None else (norm.q_weight, norm.k_weight)
+        options: dict[str, Any] = {"H": heads, "K": kv_heads, "NORM": norm is not None, **_tile(heads, size)}
+        _forward[(tokens,)](
+            qkv, q, k, cos, sin, *weights, cos if rstd is None else rstd, 0.0 if norm is None else norm.eps,
+            q.stride(0), k.stride(0), **options,
+        )  # fmt: skip
+    return q, k, v, rstd
+
+
+def qk_norm_rope_backward_triton(
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    norm: QKNorm | None,
+    rstd: Tensor | None,
+    grads: tuple[Tensor, Tensor] | None,
+) -> Tensor:
+    assert qkv.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
+    assert all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in (dq, dk, dv))
+    tokens, heads, size = dq.shape
+    if not tokens:
+        return qkv
+    strides = dict(zip(STRIDES, (stride for x in (dq, dk, dv) for stride in x.stride()[:2]), strict=True))
+    options: dict[str, Any] = {"H": heads, "K": dk.shape[1], "NORM": norm is not None, **_tile(heads, size)}
+    if norm is None or rstd is None or grads is None:
+        _backward[(tokens,)](dq, dk, dv, qkv, cos, sin, cos, cos, cos, cos, tokens, **strides, **options)
+        return qkv
+    count = min(programs(qkv.device, 4), tokens)
+    partials = torch.empty(count, 2, size, dtype=torch.float32, device=qkv.device)
+    inputs = (dq, dk, dv, qkv, cos, sin, norm.q_weight, norm.k_weight, rstd)
+    _backward[(count,)](*inputs, partials, tokens, **strides, **options)
+    add_partials(partials, grads)
+    return qkv
+
+
+def _tile(heads: int, size: int) -> dict[str, Any]:
+    """Heads and columns that a program has in registers at a time: two halves of 8 elements for each thread.
+
+    A tile is never smaller than the program's threads, unless these are one warp: were an element held by several
+    warps, one could read it after another has written over it.
+    """
+    columns = power_of_2(size // 2)
+    block = max(1, min(power_of_2(heads), 1024 // columns))
+    return {"HALF": size // 2, "BLOCK_H": block, "BLOCK_C": columns, "num_warps": max(1, block * columns // 256)}
+
+
+@triton.jit
+def _rotate(first, second, cos, sin):
+    return first * cos - second * sin, second * cos + first * sin
+
+
+@triton.jit
+def _halves(pointer, head, stride, half, COUNT: tl.constexpr, HALF: tl.constexpr):
+    """Where the first half of some heads lies, and which elements of it there are."""
+    at = head[:, None] * stride + half[None, :]
+    return pointer + at, (head < COUNT)[:, None] & (half < HALF)[None, :]
+
+
+@triton.jit
+def _heads(
+    source, target, weight, rstd, eps, cos, sin, half,
+    COUNT: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Norm and rotation of all queries or all keys of a token."""
+    dtype = target.dtype.element_ty
+    w_first, w_second = 1.0, 1.0
+    if NORM:
+        w_first = tl.load(weight + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
+        w_second = tl.load(weight + HALF + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
+    for start in range(0, COUNT, BLOCK_H):
+        head = start + tl.arange(0, BLOCK_H)
+        place, there = _halves(source, head, 2 * HALF, half, COUNT, HALF)
+        first = tl.load(place, mask=there, other=0).to(tl.float32)
+        second = tl.load(place + HALF, mask=there, other=0).to(tl.float32)
+        if NORM:
+            inverse = tl.rsqrt(tl.sum(first * first + second * second, 1) / (2 * HALF) + eps)
+            tl.store(rstd + head, inverse, mask=head < COUNT)
+            first = (first * inverse[:, None]).to(dtype).to(tl.float32) * w_first
+            second = (second * inverse[:, None]).to(dtype).to(tl.float32) * w_second
+            first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
+        first, second = _rotate(first, second, cos, sin)
+        place, there = _halves(target, head, 2 * HALF, half, COUNT, HALF)
+        tl.store(place, first.to(dtype), mask=there)
+        tl.store(place + HALF, second.to(dtype), mask=there)
+
+
+@triton.jit
+def _forward(
+    qkv, q, k, cos, sin, q_weight, k_weight, rstd, eps, q_stride, k_stride,
+    H: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
+    HALF: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """A token a program. Where q and k are views of qkv, each tile is read before it is written."""
+    token = tl.program_id(0).to(tl.int64)
+    half = tl.arange(0, BLOCK_C)
+    c = tl.load(cos + token * HALF + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
+    s = tl.load(sin + token * HALF + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
+    qkv += token * ((H + 2 * K) * 2 * HALF)
+    rstd += token * (H + K)
+    _heads(qkv, q + token * q_stride, q_weight, rstd, eps, c, s, half, H, HALF, BLOCK_H, NORM)
+    keys = qkv + H * 2 * HALF
+    _heads(keys, k + token * k_stride, k_weight, rstd + H, eps, c, s, half, K, HALF, BLOCK_H, NORM)
+
+
+@triton.jit
+def _heads_backward(
+    source, stride, target, weight, rstd, cos, sin, half, w_total_first, w_total_second,
+    COUNT: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """The gradient of all queries or all keys of a token over their values; adds to the weight's gradient."""
+    w_first, w_second = 1.0, 1.0
+    if NORM:
+        w_first = tl.load(weight + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
+        w_second = tl.load(weight + HALF + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
+    for start in range(0, COUNT, BLOCK_H):
+        head = start + tl.arange(0, BLOCK_H)
+        place, there = _halves(source, head, stride, half, COUNT, HALF)
+        first = tl.load(place, mask=there, other=0).to(tl.float32)
+        second = tl.load(place + HALF, mask=there, other=0).to(tl.float32)
+        first, second = _rotate(first, second, cos, -sin)
+        place, there = _halves(target, head, 2 * HALF, half, COUNT, HALF)
+        if NORM:
+            inverse = tl.load(rstd + head, mask=head < COUNT, other=0)[:, None]
+            normed_first = tl.load(place, mask=there, other=0).to(tl.float32) * inverse
+            normed_second = tl.load(place + HALF, mask=there, other=0).to(tl.float32) * inverse
+            w_total_first += first * normed_first
+            w_total_second += second * normed_second
+            first, second = first * w_first, second * w_second
+            mean = (tl.sum(first * normed_first + second * normed_second, 1) / (2 * HALF))[:, None]
+            first, second = (first - normed_first * mean) * inverse, (second - normed_second * mean) * inverse
+        tl.store(place, first.to(target.dtype.element_ty), mask=there)
+        tl.store(place + HALF, second.to(target.dtype.element_ty), mask=there)
+    return w_total_first, w_total_second
+
+
+@triton.jit
+def _copy_heads(
+    source, stride, target, half, COUNT: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr
+):  # fmt: skip
+    for start in range(0, COUNT, BLOCK_H):
+        head = start + tl.arange(0, BLOCK_H)
+        taken, there = _halves(source, head, stride, half, COUNT, HALF)
+        place, there = _halves(target, head, 2 * HALF, half, COUNT, HALF)
+        tl.store(place, tl.load(taken, mask=there), mask=there)
+        tl.store(place + HALF, tl.load(taken + HALF, mask=there), mask=there)
+
+
+@triton.jit
+def _backward(
+    dq, dk, dv, qkv, cos, sin, q_weight, k_weight, rstd, partials, tokens,
+    dq_token, dq_head, dk_token, dk_head, dv_token, dv_head,
+    H: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
+    HALF: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Every programs-th token; the weights' gradients stay in registers by head until the end."""
+    program = tl.program_id(0).to(tl.int64)
+    count = tl.num_programs(0)
+    half = tl.arange(0, BLOCK_C)
+    q_first = tl.zeros((BLOCK_H, BLOCK_C), tl.float32)
+    q_second, k_first, k_second = q_first, q_first, q_first
+    for step in range(0, tl.cdiv(tokens - tl.program_id(0), count)):
+        token = program + step * count
+        c = tl.load(cos + token * HALF + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
+        s = tl.load(sin + token * HALF + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
+        queries = qkv + token * ((H + 2 * K) * 2 * HALF)
+        keys, values = queries + H * 2 * HALF, queries + (H + K) * 2 * HALF
+        stats = rstd + token * (H + K)
+        q_first, q_second = _heads_backward(
+            dq + token * dq_token, dq_head, queries, q_weight, stats, c, s, half, q_first, q_second,
+            H, HALF, BLOCK_H, NORM,
+        )  # fmt: skip
+        k_first, k_second = _heads_backward(
+            dk + token * dk_token, dk_head, keys, k_weight, stats + H, c, s, half, k_first, k_second,
+            K, HALF, BLOCK_H, NORM,
+        )  # fmt: skip
+        _copy_heads(dv + token * dv_token, dv_head, values, half, K, HALF, BLOCK_H)
+    if NORM:
+        place = partials + program * (4 * HALF) + half
+        tl.store(place, tl.sum(q_first, 0), mask=half < HALF)
+        tl.store(place + HALF, tl.sum(q_second, 0), mask=half < HALF)
+        tl.store(place + 2 * HALF, tl.sum(k_first, 0), mask=half < HALF)
+        tl.store(place + 3 * HALF, tl.sum(k_second, 0), mask=half < HALF)

@@ -1,0 +1,168 @@
+"""What to change in a config that does not fit: each key by itself, or two of them, tried with the planner."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations, product
+from math import ceil
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from rptrain.config import Config
+from rptrain.config_values import format_size
+from rptrain.devices import Hardware, readable
+from rptrain.memory_plan import MemoryPlan, least_memory, plan_run, saves
+from rptrain.models.spec import ModelShape
+
+SHORTEST = 128  # tokens: shorter rows are not proposed
+GIB = 1 << 30
+SWITCH = 2.0  # how large a change `optim.update` counts as, beside keys that are divided by so much
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key with another value."""
+
+    key: str
+    value: Any
+    size: float = 1.0  # the old value by the new one, or the new one by the old
+
+    def __str__(self) -> str:
+        size = self.key in ("engine.vram_limit", "engine.host_limit")
+        return f"{self.key} = {json.dumps(format_size(self.value) if size else self.value)}"
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Changes that make a run fit together, and the bytes that they save in each place that was too small."""
+
+    changes: tuple[Change, ...]
+    saved: dict[str, int]
+
+    def __str__(self) -> str:
+        several = len(self.changes) > 1
+        text = f"{' and '.join(map(str, self.changes))} {'fit' if several else 'fits'}"
+        saved = [f"{readable(nbytes)} of {kind}" for kind, nbytes in self.saved.items() if nbytes > 0]
+        return f"{text} and {'save' if several else 'saves'} {', '.join(saved)}" if saved else text
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Single changes, the smallest first, or else one pair; and what is missing of each kind of memory, in bytes."""
+
+    remedies: tuple[Remedy, ...]
+    missing: dict[str, int]
+
+    def __str__(self) -> str:
+        """Lines without an indent; empty where nothing is missing."""
+        if not self.missing:
+            return ""
+        if self.remedies:
+            return "\n".join(["what makes it fit:", *(f"- {remedy}" for remedy in self.remedies)])
+        needs = " and ".join(f"{readable(nbytes)} more {name}" for name, nbytes in self.missing.items())
+        return f"no change of one key or two makes it fit: it needs {needs}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: a remedy has its `changes` by key and `saves` in bytes by place; `missing` is by place."""
+        remedies = [{"changes": {c.key: c.value for c in r.changes}, "saves": r.saved} for r in self.remedies]
+        return {"remedies": remedies, "missing": self.missing}
+
+
+def with_value(config: Config, key: str, value: Any) -> Config | None:
+    """The config with one key changed; None where that cannot be."""
+    section, name = key.split(".")
+    values = config.model_dump()
+    values[section][name] = value
+    try:
+        return Config.model_validate(values)
+    except ValidationError:
+        return None
+
+
+def advise(config: Config, spec: ModelShape, hardware: Hardware, before: MemoryPlan | None = None) -> Advice:
+    """For a config without "auto". `before` is the memory of its plan, or the least there is without a plan."""
+    if before is None:
+        before = least_memory(config, spec, hardware)
+        if not any(place.missing for place in before.gpus):
+            before = plan_run(config, spec, hardware)[1]
+    return _Adviser(config, spec, hardware, before).advice()
+
+
+class _Adviser:
+    def __init__(self, config: Config, spec: ModelShape, hardware: Hardware, before: MemoryPlan) -> None:
+        self._config, self._spec, self._hardware = config, spec, hardware
+        self._missing = {kind: nbytes for kind, nbytes in _most(before, "missing").items() if nbytes}
+        self._totals = _most(before, "total")
+
+    def advice(self) -> Advice:
+        ways = [list(way) for way in self._ways()] if self._missing else []
+        singles = [remedy for way in ways if (remedy := self._first([(change,) for change in way]))]
+        if singles:
+            singles.sort(key=lambda remedy: remedy.changes[0].size)
+            return Advice(tuple(singles), self._missing)
+        pairs = [pair for two in combinations(ways, 2) for pair in product(*two)]
+        pair = self._first(sorted(pairs, key=lambda pair: pair[0].size * pair[1].size))
+        return Advice((pair,) if pair else (), self._missing)
+
+    def _first(self, candidates: Iterable[tuple[Change, ...]]) -> Remedy | None:
+        """The first of the candidates that fits."""
+        for changes in candidates:
+            config: Config | None = self._config
+            for change in changes:
+                config = with_value(config, change.key, change.value) if config else None
+            if config is None:
+                continue
+            hardware = self._hardware.limited(config.engine)
+            if least_memory(config, self._spec, hardware).fits:  # else there is no need to search for a plan
+                memory = plan_run(config, self._spec, hardware)[1]
+                if memory.fits:
+                    after = _most(memory, "total")
+                    return Remedy(changes, {kind: self._totals[kind] - after[kind] for kind in self._missing})
+        return None
+
+    def _ways(self) -> Iterator[Iterable[Change]]:
+        """The values of each key that could help, the smallest change first."""
+        train, save, engine = self._config.train, self._config.save, self._config.engine
+        for key, kind, limit, most in (
+            (
+                "engine.vram_limit",
+                "GPU memory",
+                engine.vram_limit,
+                min((g.most for g in self._hardware.gpus), default=0),
+            ),
+            ("engine.host_limit", "host memory", engine.host_limit, self._hardware.host_most or 0),
+        ):
+            needed = ceil(self._totals.get(kind, 0) / GIB) * GIB
+            if limit is not None and kind in self._missing and needed <= most:
+                yield [Change(key, needed, needed / limit)]
+        if "disk space" in self._missing:
+            kept = save.save_total_limit or saves(self._config) or 1
+            yield [Change("save.save_total_limit", n, kept / n) for n in range(kept - 1, 0, -1)]
+        yield [Change("train.micro_batch_size", n, train.rows / n) for n in _divisors(train.rows)]
+        size = self._config.round_size
+        yield [Change("engine.round_size", n, size / n) for n in _divisors(train.micro_batches) if n < size]
+        if self._config.optim.update == "async":
+            yield [Change("optim.update", "sync", SWITCH)]
+        total, length = train.global_batch_size, self._config.data.max_length
+        yield [Change("train.global_batch_size", total // n, n) for n in _powers(total) if total % n == 0]
+        shorter = [n for n in reversed(_powers(length)) if SHORTEST <= n < length]
+        yield [Change("data.max_length", n, length / n) for n in shorter]
+
+
+def _most(memory: MemoryPlan, what: Literal["missing", "total"]) -> dict[str, int]:
+    """By kind of memory; of GPUs that of the one with most."""
+    found: dict[str, int] = {}
+    for place in memory.places:
+        found[place.kind] = max(found.get(place.kind, 0), getattr(place, what))
+    return found
+
+
+def _divisors(number: int) -> list[int]:
+    """Those below the number, the largest first."""
+    return [n for n in range(number - 1, 0, -1) if number % n == 0]
+
+
+def _powers(most: int) -> list[int]:
+    """Powers of two from 2 up to `most`."""
+    return [2**n for n in range(1, most.bit_length())]

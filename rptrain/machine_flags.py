@@ -1,0 +1,69 @@
+"""The machine that `rptrain plan` is to plan for: the one here, or one that is described on the command line."""
+
+import difflib
+from dataclasses import asdict, dataclass
+
+from rptrain import devices
+from rptrain.config import Config
+from rptrain.config_values import parse_size
+from rptrain.devices import Hardware
+from rptrain.errors import UserError
+from rptrain.plan.machine import CARDS, with_rates
+
+DEFAULT_CARD = "rtx4090"
+
+
+@dataclass(frozen=True)
+class MachineFlags:
+    """A machine that is not here, as it is written on the command line; all None: the machine that is here."""
+
+    gpus: int | None = None
+    card: str | None = None
+    vram: str | None = None
+    pcie: str | None = None
+    host: str | None = None
+    tflops: float | None = None
+
+    @property
+    def given(self) -> bool:
+        return any(value is not None for value in asdict(self).values())
+
+    def machine(self, config: Config) -> Hardware:
+        """The machine with the config's limits. UserError for mistakes, and for devices that are not here."""
+        if self.given:
+            return planned_machine(self, config)
+        try:
+            return devices.here(config.engine)
+        except UserError as error:
+            raise UserError(f"{error}; --gpus 8 --card {DEFAULT_CARD} plans for a machine that is not here") from None
+
+
+def planned_machine(flags: MachineFlags, config: Config) -> Hardware:
+    """The machine that the flags describe; what they leave out is the card's. UserError that lists all mistakes."""
+    mistakes = []
+    if flags.gpus is not None and flags.gpus < 1:
+        mistakes.append(f"--gpus must be 1 or more, not {flags.gpus}")
+    if flags.tflops is not None and flags.tflops <= 0:
+        mistakes.append(f"--tflops must be more than 0, not {flags.tflops:g}")
+    name = "".join(letter for letter in (flags.card or DEFAULT_CARD).lower() if letter.isalnum())
+    if name not in CARDS:
+        near = difflib.get_close_matches(name, CARDS, 1, 0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        mistakes.append(f"--card must be one of {', '.join(CARDS)}, not {flags.card!r}{hint}")
+
+    def size(flag: str, text: str | None, example: str) -> int | None:
+        try:
+            found = parse_size(text)
+        except ValueError:
+            found = 0
+        assert found is None or isinstance(found, int)
+        if found == 0:
+            mistakes.append(f"--{flag} must be a size such as {example}, not {text!r}")
+        return found
+
+    vram, host = size("vram", flags.vram, "24GiB"), size("host", flags.host, "800GiB")
+    pcie = size("pcie", flags.pcie and flags.pcie.strip().removesuffix("/s"), "25GB/s")
+    if mistakes:
+        raise UserError("\n".join(mistakes))
+    card = with_rates(CARDS[name], vram=vram, tflops=flags.tflops, pcie=pcie)
+    return devices.planned(card, flags.gpus, host, config.engine)

@@ -1,0 +1,272 @@
+"""The memory that a run takes, place by place: the host, each GPU and the disk, with what there is of each."""
+
+import resource
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any, Literal
+
+from rptrain.checkpoint.files import SLACK
+from rptrain.config import Config
+from rptrain.data.loader import RANDOM, RANDOM_ROWS
+from rptrain.devices import Gpu, Hardware, readable
+from rptrain.engine.embedding import RowGradients
+from rptrain.engine.engine import AHEAD
+from rptrain.engine.footprint import Footprint, Shapes, stage_numel, stage_parts
+from rptrain.engine.memory import accumulate_dtype, aligned
+from rptrain.engine.meter import Measured
+from rptrain.job import workload_of
+from rptrain.models.spec import ModelShape
+from rptrain.plan.schedule import Plan, Stage
+from rptrain.planner import LIBRARIES, RunPlan, Workload, least_footprint, make_plan
+
+# What a process grows by once it trains, measured with torch 2.13 on the CPU: stacks of threads and code that is first
+# used then; and modules, where they are not there yet, that `torch.use_deterministic_algorithms` imports.
+GROWTH = 32 << 20
+LATER = {"torch._inductor.config": 72 << 20, "triton": 66 << 20}
+# What CUDA takes of the host, fitted to tests/results/qwen3-1.7b-*.json (torch 2.11): their `process_pss_gib` less
+# states, activations, the above and 0.3 GiB of a program that has imported torch, with one GPU and with two.
+CUDA, CUDA_EACH = 1140 << 20, 159 << 20
+TOKENIZERS = 28 << 20  # transformers' code for tokenizers, measured as GROWTH was; a large vocabulary takes more
+
+
+Kind = Literal["host memory", "GPU memory", "disk space"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A line of a place."""
+
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is taken of a memory, in bytes, and what there is: `limit`, which comes from `source`; None: not known."""
+
+    kind: Kind
+    name: str
+    parts: tuple[Part, ...]
+    limit: int | None
+    source: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def fits(self) -> bool | None:
+        """None where it is not known what there is."""
+        return None if self.limit is None else self.total <= self.limit
+
+    @property
+    def missing(self) -> int:
+        """Bytes that there are too few of."""
+        return 0 if self.limit is None else max(0, self.total - self.limit)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: the fields, with `total` and `fits`; a part has `name` and `nbytes`."""
+        return {**asdict(self), "total": self.total, "fits": self.fits}
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """All places of a run. `gpus` is empty with workers on the CPU; `disk` is None for a machine that is not here."""
+
+    host: Place
+    gpus: tuple[Place, ...]
+    disk: Place | None
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        return (self.host, *self.gpus, *([] if self.disk is None else [self.disk]))
+
+    @property
+    def fits(self) -> bool:
+        return not any(place.missing for place in self.places)
+
+
+def plan_run(
+    config: Config, spec: ModelShape, hardware: Hardware, measured: Measured | None = None
+) -> tuple[RunPlan, MemoryPlan]:
+    """The plan of a config without "auto", and the memory it takes; with fewer devices where a round has fewer
+    micro-batches. UserError where not even single layers fit a GPU.
+    """
+    hardware = hardware.first(config.round_size)
+    workload = workload_of(config)
+    room = hardware.host
+    if room is not None:
+        room -= sum(part.nbytes for part in _process(config, workload, hardware))
+    run = make_plan(spec, hardware.machine, workload, device_limit=hardware.room, host_limit=room, measured=measured)
+    workers = 0 if hardware.gpus else sum(worker_bytes(spec, run, workload.shapes))
+    return run, _memory(config, spec, hardware, run.device, activations=run.boundary_bytes, workers=workers)
+
+
+def least_memory(config: Config, spec: ModelShape, hardware: Hardware) -> MemoryPlan:
+    """What no plan takes less than: on each GPU a layer a stage; on the host the activations of as few stages as a
+    GPU's memory holds the slots of.
+    """
+    hardware = hardware.first(config.round_size)
+    workload = workload_of(config)
+    stages = 1
+    if hardware.room is not None:
+        whole = stage_parts(spec, Stage("FB", 0, len(spec.stack)), workload.shapes)
+        stages = max(1, ceil((whole[0] + whole[1]) / max(hardware.room, 1)))
+    boundary = aligned(workload.tokens * spec.hidden_size * workload.dtype.itemsize)
+    activations = (stages + 1) * workload.round_size * boundary
+    device = least_footprint(spec, workload.shapes)
+    return _memory(config, spec, hardware, device, activations=activations, workers=0)
+
+
+def _memory(
+    config: Config, spec: ModelShape, hardware: Hardware, device: Footprint, *, activations: int, workers: int
+) -> MemoryPlan:
+    """On the host pages count that are written to, and none of files that are read: the system takes those back when
+    it needs them.
+    """
+    workload = workload_of(config)
+    return MemoryPlan(
+        _host(config, spec, workload, hardware, activations, workers),
+        tuple(_gpu(gpu, device, workload.shapes) for gpu in hardware.gpus),
+        _disk(config, spec) if hardware.here else None,
+    )
+
+
+def state_parts(spec: ModelShape, workload: Workload) -> list[Part]:
+    """The buffers of ModelStore, by kind."""
+    wide, itemsize = accumulate_dtype(workload.dtype).itemsize, workload.dtype.itemsize
+    generations = 1 + workload.asynchronous
+    rounds = workload.shapes.wide_grad
+
+    def buffers(itemsize: int) -> int:
+        return sum(aligned(unit.numel * itemsize) for unit in spec.units)
+
+    parts = [
+        Part("weights" if generations == 1 else f"weights, {generations} generations", generations * buffers(itemsize)),
+        Part("gradients, summed over rounds" if rounds else "gradients", buffers(wide if rounds else itemsize)),
+        Part("moments of AdamW", 2 * buffers(wide)),
+    ]
+    return [*parts, Part("rest of the float32 weights", buffers(2))] if itemsize == 2 else parts
+
+
+def _process(config: Config, workload: Workload, hardware: Hardware) -> list[Part]:
+    """What does not depend on the plan, beside the states."""
+    indices = workload.micro_batches * (workload.tokens * 3 * 8 + (workload.tokens + 1) * 4)
+    parts = [Part("batches under way", (AHEAD + 1) * indices)]
+    if sets := sum(source.path == RANDOM for source in config.data.train):
+        parts.append(Part("random tokens", sets * RANDOM_ROWS * config.data.max_length * (4 + 4)))
+    if sets < len(config.data.train):
+        parts.append(Part("tokenizer", TOKENIZERS))
+    if hardware.gpus:
+        parts.append(Part("CUDA", CUDA + CUDA_EACH * len(hardware.gpus)))
+    grows = GROWTH + sum(nbytes for module, nbytes in LATER.items() if module not in sys.modules)
+    return [*parts, Part("the program and its libraries", hardware.program + grows)]
+
+
+def _host(
+    config: Config, spec: ModelShape, workload: Workload, hardware: Hardware, activations: int, workers: int
+) -> Place:
+    rounds = workload.micro_batches // workload.round_size
+    rows = RowGradients.nbytes(spec, workload.dtype, workload.tokens, workload.round_size, rounds)
+    parts = [*state_parts(spec, workload), Part("activations between stages", activations)]
+    locked = sum(part.nbytes for part in parts)
+    parts.append(Part("sums of the embedding's gradient", rows))
+    if workers:
+        parts.append(Part(f"memory of {hardware.devices} CPU workers", workers))
+    notes = []
+    if any(source.path != RANDOM for source in config.data.train):
+        notes.append("the data's tokens, 8 bytes each, are not counted: the data is not read")
+    lock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if hardware.gpus and hardware.here and lock != resource.RLIM_INFINITY and lock < locked:
+        notes.append(
+            f"{readable(locked)} are to be page-locked, and `ulimit -l` allows {readable(lock)}: where the driver "
+            "heeds it, transfers are slower"
+        )
+    parts += _process(config, workload, hardware)
+    return Place("host memory", "host", tuple(parts), hardware.host, hardware.host_source, tuple(notes))
+
+
+def worker_bytes(spec: ModelShape, run: RunPlan, shapes: Shapes) -> list[int]:
+    """What each worker on the CPU writes to of its buffers, in bytes.
+
+    They are as large as the largest stage of all needs, but a stage may never come to a worker, or always into the
+    same one of its two parameter slots.
+    """
+    itemsize = shapes.dtype.itemsize
+    taken = []
+    for stages in _programs(run.plan):
+        params = [stages[turn::2] for turn in (0, 1)]
+        slots = sum(max((stage_numel(spec, stage) for stage in turn), default=0) for turn in params) * itemsize
+        _, grads, work = (max(part) for part in zip(*(stage_parts(spec, s, shapes) for s in stages), strict=True))
+        taken.append(slots + grads + work + run.device.rings)
+    return taken
+
+
+def _programs(plan: Plan) -> list[list[Stage]]:
+    """The stages that come to each device, in order, until they come again in the same way."""
+    programs: list[list[Stage]] = [[] for _ in range(plan.devices)]
+    for iteration in range(2 * plan.devices):
+        for slot in plan.slots(iteration):
+            programs[slot.device].append(slot.stage)
+    return programs
+
+
+def _gpu(gpu: Gpu, need: Footprint, shapes: Shapes) -> Place:
+    indices = indices_bytes(shapes)
+    parts = (
+        Part("parameters of two stages", need.params),
+        Part("gradients of a stage", need.grads),
+        Part("activations that come and go", need.rings - indices),
+        Part("tokens of two steps", indices),
+        Part("work of the largest stage", need.work),
+        Part("libraries", LIBRARIES),
+        Part("CUDA context", gpu.context),
+    )
+    return Place("GPU memory", gpu.name, parts, gpu.limit, gpu.source)
+
+
+def indices_bytes(shapes: Shapes) -> int:
+    """The part of a Footprint's `rings` that holds a batch's tokens: two batches of positions, labels and places."""
+    return 2 * shapes.micro_batches * shapes.tokens * (8 + 8 + 4)
+
+
+def _disk(config: Config, spec: ModelShape) -> Place:
+    """Checkpoints, one more than are kept while it is written, and the exported model."""
+    workload = workload_of(config)
+    wide, itemsize = accumulate_dtype(workload.dtype).itemsize, workload.dtype.itemsize
+    each = itemsize * (1 + workload.asynchronous) + 2 * wide + (2 if itemsize == 2 else 0)
+    one = each * sum(unit.numel for unit in spec.units)
+    saved, keep = saves(config), config.save.save_total_limit
+    notes = []
+    if saved is None and keep is None:
+        notes.append("every checkpoint is kept, and how many there will be is not known: one is counted")
+    count = min((n for n in (saved, None if keep is None else keep + 1) if n is not None), default=1)
+    output = Path(config.save.output_dir).absolute()
+    place = next(folder for folder in (output, *output.parents) if folder.is_dir())
+    return Place(
+        "disk space",
+        "disk",
+        (
+            Part("checkpoint" if count == 1 else f"{count} checkpoints of {readable(one)}", count * one),
+            Part("exported model", spec.num_parameters * itemsize),
+            Part("their descriptions", SLACK),
+        ),
+        shutil.disk_usage(place).free,
+        f"free in {place}",
+        tuple(notes),
+    )
+
+
+def saves(config: Config) -> int | None:
+    """How many checkpoints a run writes; None where the number of its steps is not known without its data."""
+    steps, every = config.train.max_steps, config.save.save_steps
+    if not every:
+        return 1
+    if steps is None and all(source.path == RANDOM for source in config.data.train):
+        per_epoch = ceil(len(config.data.train) * RANDOM_ROWS / config.train.global_batch_size)
+        steps = max(1, ceil(config.train.num_epochs * per_epoch))
+    return None if steps is None else ceil(steps / every)

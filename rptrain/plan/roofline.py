@@ -1,0 +1,142 @@
+"""Do transfers hide behind computation? The paper's roofline (appendix C), and what limits a plan when simulated."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rptrain.plan.costs import LayerCost
+from rptrain.plan.dispatch import dispatch
+from rptrain.plan.estimate import Setting
+from rptrain.plan.lower import boundaries
+from rptrain.plan.partition import stage_time
+from rptrain.plan.schedule import Plan, Stage
+from rptrain.plan.simulate import simulate
+
+Cause = Literal["up", "down", "optimizer", "together"]
+HIDDEN = 0.02  # of a step's time: what costs less is hidden
+FREE = 1e30  # bytes a second
+PIECES = 8  # that a layer's parameters are copied in, at most: enough to tell, and quick to simulate
+STEPS = 4  # whose mean is taken in async, where a step differs a little from the next
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A block by the paper's letters (table 1): h hidden, a heads, k key heads, m intermediate, E experts.
+
+    The paper takes a heads of h / a columns; here they may have another size, and attention a window of keys.
+    """
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    intermediate: int
+    experts: int = 1
+    active: int = 1  # experts a token
+    window: int | None = None
+
+
+def forward_flops(sizes: Sizes, length: int, batch: int) -> float:
+    """Operations of a forward pass over `batch` rows, equation 2: products only, attention without its causal half.
+
+    The paper prints attention as 4 s b^2 h; it is 4 b s^2 h, of s tokens with s keys each.
+    """
+    tokens, h = batch * length, sizes.hidden
+    queries, keys = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
+    seen = length if sizes.window is None else min(length, sizes.window)
+    projections = 4.0 * tokens * h * queries + 4.0 * tokens * h * keys
+    return projections + 4.0 * tokens * seen * queries + 6.0 * tokens * h * sizes.intermediate * sizes.active
+
+
+def forward_upload(sizes: Sizes, length: int, batch: int, itemsize: int = 2) -> float:
+    """Bytes of parameters, those of every expert, and of the input: equation 3, and the divisor of equation 5."""
+    h = sizes.hidden
+    queries, keys = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
+    parameters = 2 * h * queries + 2 * h * keys + 3 * h * sizes.intermediate * sizes.experts
+    return itemsize * (parameters + float(batch) * length * h)
+
+
+def forward_intensity(sizes: Sizes, length: int, batch: int, itemsize: int = 2) -> float:
+    """Operations a byte of the link up: equation 4, with experts equation 5."""
+    return forward_flops(sizes, length, batch) / forward_upload(sizes, length, batch, itemsize)
+
+
+def backward_upload(sizes: Sizes, length: int, batch: int, itemsize: int = 2) -> float:
+    """Bytes of backward, to which the gradient of the output goes up as well: equation 6."""
+    return forward_upload(sizes, length, batch, itemsize) + itemsize * float(batch) * length * sizes.hidden
+
+
+def backward_intensity(sizes: Sizes, length: int, batch: int, itemsize: int = 2) -> float:
+    """Three times the operations of forward, recompute among them, a byte: the left side of equation 7."""
+    return 3 * forward_flops(sizes, length, batch) / backward_upload(sizes, length, batch, itemsize)
+
+
+def backward_bound(sizes: Sizes, length: int, batch: int, itemsize: int = 2) -> float:
+    """The middle of equation 7: below the intensity of backward, above that of forward."""
+    return 1.5 * forward_intensity(sizes, length, batch, itemsize)
+
+
+def ridge(tflops: float, link: float) -> float:
+    """Operations a byte from which on a card computes longer than a link of `link` bytes a second copies."""
+    return tflops * 1e12 / link
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a simulated step loses to copies and to the optimizer.
+
+    `stages` are those whose own copies take longer than their computation, on the link that is the limit.
+    """
+
+    seconds: float  # a step
+    alone: float  # a step, if only computation took time
+    limit: Cause | None  # None: copies and updates hide
+    loss: float  # the share by which a step is longer than without the limit; without one, than computation alone
+    stages: tuple[Stage, ...]
+
+
+def judge(plan: Plan, costs: Sequence[LayerCost], setting: Setting) -> Verdict:
+    """Simulates the plan with all, then without each of the links and the optimizer."""
+    links = setting.links
+    assert links is not None
+    quick = [replace(cost, update=0.0) for cost in costs]
+    chunk = max(links.chunk, max(max(cost.params, cost.grads) for cost in costs) // PIECES)
+
+    def seconds(costs: Sequence[LayerCost], up: float, down: float) -> float:
+        first = 1 + setting.lag
+        last = first + (min(plan.devices, STEPS) if setting.lag else 1)
+        changed = replace(links, up=up, down=down, chunk=chunk)
+        program = dispatch(plan, costs, links=changed, lag=setting.lag, iterations=last + 1)
+        return simulate(program).period(first, last)
+
+    whole, alone = seconds(costs, links.up, links.down), seconds(quick, FREE, FREE)
+    limit: Cause | None = None
+    loss = whole / alone - 1
+    if loss > HIDDEN:
+        without: dict[Cause, float] = {
+            "up": seconds(costs, FREE, links.down),
+            "down": seconds(costs, links.up, FREE),
+            "optimizer": seconds(quick, links.up, links.down),
+        }
+        limit = min(without, key=lambda cause: without[cause])
+        if whole / without[limit] - 1 > HIDDEN:
+            loss = whole / without[limit] - 1
+        else:
+            limit = "together"
+    return Verdict(whole, alone, limit, loss, _bound(plan, costs, setting, limit))
+
+
+def _bound(plan: Plan, costs: Sequence[LayerCost], setting: Setting, limit: Cause | None) -> tuple[Stage, ...]:
+    """Stages with more seconds of copies than of computation in a slot, on the links that `limit` means."""
+    links, count = setting.links, plan.round_size
+    assert links is not None
+    found = []
+    for stage, io in zip(plan.stages, boundaries(plan.stages).stages, strict=True):
+        inputs, outputs = 1 + (io.dy_in is not None), max(len(io.x_out), 1)
+        up = (count * inputs * links.boundary + sum(costs[i].params for i in stage.layers)) / links.up
+        grads = sum(costs[i].grads for i in stage.layers) if stage.backward else 0
+        down = (count * outputs * links.boundary + grads) / links.down
+        copies = {"up": up, "down": down, "together": max(up, down)}.get(limit or "", 0.0)
+        if copies > count * stage_time(costs, stage):
+            found.append(stage)
+    return tuple(found)

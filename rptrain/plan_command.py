@@ -1,0 +1,258 @@
+"""What `rptrain plan` finds out: the plan of a config, here or on another machine, its memory, its limits, its advice.
+
+As JSON: one object with these keys, which stay. Times are in seconds, sizes in bytes, rates in bytes a second.
+
+    fits         whether all places that are known have room
+    problem      why there is no plan, in words; null where there is one
+    model        path, architecture, parameters, layers (the head is one), trainable
+    machine      here, card, tflops, link (a GPU's, each way), devices, gpus (false: workers on the CPU)
+    step         micro_batch_size, length, micro_batches, round_size, tokens, update
+    plan         text (rptrain/plan/schedule.py reads it), stages (kind, first, last), seconds_per_step,
+                 tokens_per_second, bubble, source; null without a plan
+    roofline     ridge, blocks (name, layers, forward, backward: operations a byte), limit (null: copies and updates
+                 hide; "up", "down", "optimizer" or "together"), loss, stages; null without a plan or GPUs
+    memory       places (kind, name, parts of name and nbytes, total, limit, source, fits, notes); without a plan the
+                 least that any plan takes
+    advice       remedies (changes by key, saves by kind of memory), missing (by kind of memory)
+"""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rptrain import automatic
+from rptrain import devices as device_choice
+from rptrain.advice import Advice, advise
+from rptrain.config import Config
+from rptrain.config_source import Resolved, resolve
+from rptrain.devices import Hardware
+from rptrain.errors import UserError
+from rptrain.job import workload_of
+from rptrain.machine_flags import MachineFlags
+from rptrain.memory_plan import MemoryPlan, least_memory, plan_run
+from rptrain.models import registry
+from rptrain.models.block import BlockShape
+from rptrain.models.moe import MoEBlock
+from rptrain.models.spec import ModelShape
+from rptrain.plan.dispatch import dispatch
+from rptrain.plan.roofline import Sizes, Verdict, backward_intensity, forward_intensity, judge, ridge
+from rptrain.plan.simulate import Timeline, simulate
+from rptrain.planner import RunPlan
+from rptrain.rundir import RunDir, find
+from rptrain.timings import Conditions, load
+
+
+@dataclass(frozen=True)
+class BlockIntensity:
+    """A kind of blocks: operations for each byte that goes up, in a round."""
+
+    name: str  # of the first of its kind
+    layers: int
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """What a config's plan is, and how it fits. Without a plan `run` is None, and `problem` says why."""
+
+    config: Config  # without "auto"
+    spec: ModelShape
+    hardware: Hardware
+    memory: MemoryPlan
+    advice: Advice
+    run: RunPlan | None
+    problem: str | None
+    source: str  # what the times come from
+    blocks: tuple[BlockIntensity, ...]
+    verdict: Verdict | None
+
+    @property
+    def fits(self) -> bool:
+        return self.run is not None and self.memory.fits
+
+    @property
+    def trainable(self) -> bool:
+        return self.spec.architecture in registry.BUILDERS
+
+    @property
+    def ridge(self) -> float:
+        machine = self.hardware.machine
+        return ridge(machine.card.tflops, machine.link)
+
+    def timeline(self) -> Timeline:
+        """A simulated step; in async with the one before, into which it goes over."""
+        assert self.run is not None
+        setting = self.run.setting
+        return simulate(
+            dispatch(self.run.plan, self.run.costs, links=setting.links, lag=setting.lag, iterations=1 + setting.lag)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object that the module's text describes."""
+        config, spec, machine = self.config, self.spec, self.hardware.machine
+        roofline = plan = None
+        if self.run is not None:
+            plan = {
+                "text": str(self.run.plan),
+                "stages": [{"kind": s.kind, "first": s.start, "last": s.stop - 1} for s in self.run.plan.stages],
+                "seconds_per_step": self.run.estimate.period,
+                "tokens_per_second": self.tokens / self.run.estimate.period,
+                "bubble": self.run.estimate.bubble,
+                "source": self.source,
+            }
+        if self.verdict is not None:
+            roofline = {
+                "ridge": self.ridge,
+                "blocks": [asdict(block) for block in self.blocks],
+                "limit": self.verdict.limit,
+                "loss": self.verdict.loss,
+                "stages": [str(stage) for stage in self.verdict.stages],
+            }
+        return {
+            "fits": self.fits,
+            "problem": self.problem,
+            "model": {
+                "path": config.model.path,
+                "architecture": spec.architecture,
+                "parameters": spec.num_parameters,
+                "layers": len(spec.stack),
+                "trainable": self.trainable,
+            },
+            "machine": {
+                "here": self.hardware.here,
+                "card": machine.card.name,
+                "tflops": machine.card.tflops,
+                "link": machine.link,
+                "devices": machine.devices,
+                "gpus": bool(self.hardware.gpus),
+            },
+            "step": {
+                "micro_batch_size": config.train.rows,
+                "length": config.data.max_length,
+                "micro_batches": config.train.micro_batches,
+                "round_size": config.round_size,
+                "tokens": self.tokens,
+                "update": config.optim.update,
+            },
+            "plan": plan,
+            "roofline": roofline,
+            "memory": [place.to_dict() for place in self.memory.places],
+            "advice": self.advice.to_dict(),
+        }
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.config.train.global_batch_size * self.config.data.max_length
+
+
+def report(path: Path, overrides: list[str], flags: MachineFlags) -> PlanReport:
+    """Reads the config and the model's config.json, and plans. UserError for what is wrong with either or the flags."""
+    resolved = resolve(path, overrides)
+    config = resolved.config
+    hardware = flags.machine(config)
+    spec = registry.shape(registry.read_config(registry.locate(config.model.path)))
+    run_dir = _unfinished(resolved) if hardware.here else None
+    problem, config = _settle(config, spec, hardware, run_dir)
+    measured = None
+    if run_dir is not None:
+        measured = load(run_dir.path, _conditions(config, spec, hardware))
+    run = verdict = None
+    try:
+        run, memory = plan_run(config, spec, hardware, measured)
+    except UserError as error:
+        problem, memory = problem or str(error), least_memory(config, spec, hardware)
+    if run is not None and hardware.gpus:
+        verdict = judge(run.plan, run.costs, run.setting)
+    return PlanReport(
+        config,
+        spec,
+        hardware.first(config.round_size),
+        memory,
+        advise(config, spec, hardware, memory),
+        run,
+        problem,
+        f"times measured in {run_dir.path}" if run_dir and measured else f"profile of {hardware.machine.card.name}",
+        _blocks(config, spec) if verdict else (),
+        verdict,
+    )
+
+
+def _unfinished(resolved: Resolved) -> RunDir | None:
+    """The run that training would go on with, and whose times hold; None also where it could not go on."""
+    try:
+        found = find(resolved)
+    except UserError:
+        return None
+    return found[0] if found else None
+
+
+def _conditions(config: Config, spec: ModelShape, hardware: Hardware) -> Conditions:
+    """What times would have to be measured under to hold for this plan."""
+    devices = [gpu.name for gpu in hardware.gpus] or ["cpu"]
+    kinds = tuple(sorted({device_choice.device_kind(name) for name in devices}))
+    length = config.data.max_length
+    return Conditions(kinds, config.train.rows * length, length, config.model.dtype, len(spec.stack))
+
+
+def _settle(config: Config, spec: ModelShape, hardware: Hardware, run: RunDir | None) -> tuple[str | None, Config]:
+    """The config with numbers in place of "auto", and what is wrong where none fit: those are the smallest then."""
+    if run is not None:
+        config = automatic.recorded(config, run.config())
+    if not automatic.is_automatic(config):
+        return None, config
+    try:
+        return None, automatic.settle(config, hardware.devices, lambda choice: plan_run(choice, spec, hardware)[0])
+    except UserError as error:
+        rows = 1 if config.train.micro_batch_size == "auto" else config.train.rows
+        train = config.train.model_copy(update={"micro_batch_size": rows})
+        engine = config.engine
+        if engine.round_size == "auto":
+            engine = engine.model_copy(update={"round_size": None})
+        return str(error), config.model_copy(update={"train": train, "engine": engine})
+
+
+def _blocks(config: Config, spec: ModelShape) -> tuple[BlockIntensity, ...]:
+    """The paper's intensities of each kind of blocks: a round's rows share an upload of the parameters."""
+    kinds: dict[Sizes, list[str]] = {}
+    for layer in spec.layers:
+        if isinstance(layer, BlockShape):
+            sizes = Sizes(layer.hidden, layer.heads, layer.kv_heads, layer.head_size, layer.intermediate)
+            if isinstance(layer, MoEBlock):
+                sizes = replace(sizes, experts=layer.experts, active=layer.active, window=layer.window)
+            kinds.setdefault(sizes, []).append(layer.name)
+    length, batch = config.data.max_length, config.train.rows * config.round_size
+    itemsize = workload_of(config).dtype.itemsize
+    return tuple(
+        BlockIntensity(
+            names[0],
+            len(names),
+            forward_intensity(sizes, length, batch, itemsize),
+            backward_intensity(sizes, length, batch, itemsize),
+        )
+        for sizes, names in kinds.items()
+    )
+
+
+def write_pictures(plan: PlanReport, svg: Path | None, trace: Path | None) -> None:
+    """The simulated step as an SVG and as trace events. UserError where a file cannot be written, or without a plan."""
+    if svg is None and trace is None:
+        return
+    if plan.run is None:
+        raise UserError("there is no plan to draw")
+    from rptrain.plan import picture
+    from rptrain.plan.trace import chrome_trace
+
+    timeline = plan.timeline()
+    title = f"{plan.config.model.path} on {plan.hardware.devices} × {plan.hardware.machine.card.name}"
+    for path, content in (
+        (svg, lambda: picture.svg(timeline, title)),
+        (trace, lambda: json.dumps(chrome_trace(timeline))),
+    ):
+        if path is not None:
+            try:
+                path.write_text(content(), encoding="utf-8")
+            except OSError as error:
+                raise UserError(f"{path} cannot be written: {error.strerror}") from None

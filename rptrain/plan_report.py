@@ -1,0 +1,169 @@
+"""A plan in words: for a terminal of any width, and without colour where there is none."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from rptrain.devices import readable
+from rptrain.memory_plan import Place
+from rptrain.plan import picture
+from rptrain.plan.roofline import Verdict
+from rptrain.plan.schedule import Stage
+from rptrain.plan_command import PlanReport
+
+BAR = 30  # characters of what there is
+WIDEST = 110  # columns of the drawn schedule
+GIB = 1 << 30
+
+
+def show(report: PlanReport, console: Console) -> None:
+    """Prints the whole report."""
+    for line in _head(report):
+        console.print(Text(line))
+    _section("Plan", _plan(report), console)
+    if report.run is not None:
+        width = min(console.width, WIDEST) - 2
+        _print(Text("\n" + picture.text(report.timeline(), width), no_wrap=True), 2, console)
+    _section("Transfers", _roofline(report), console)
+    _section("Memory", (), console)
+    for places in _alike(report.memory.places):
+        _show_place(places, console)
+    console.print()
+    if report.problem:
+        console.print(Text(f"No plan fits: {report.problem}", style="red"))
+    elif not report.fits:
+        console.print(Text("It does not fit.", style="red"))
+    else:
+        unknown = [place.kind for place in report.memory.places if place.fits is None]
+        console.print(Text(f"It fits; {', '.join(unknown)} not judged." if unknown else "It fits."))
+    if advice := str(report.advice):
+        console.print(Text(advice[0].upper() + advice[1:]))
+
+
+def _section(title: str, lines: Iterable[str], console: Console) -> None:
+    console.print(Text(f"\n{title}", style="bold"))
+    for line in lines:
+        _print(Text(line), 2, console)
+
+
+def _print(content: Text | Table, indent: int, console: Console) -> None:
+    console.print(Padding(content, (0, 0, 0, indent), expand=False))
+
+
+def describe(stages: Sequence[Stage]) -> str:
+    """Stages in short: "F 0-8, fused 9-28, B 0-8 in 3 stages of 3"."""
+    texts = []
+    for kind, group in groupby(stages, key=lambda stage: stage.kind):
+        of_kind = list(group)
+        first, last = min(s.start for s in of_kind), max(s.stop for s in of_kind) - 1
+        name = "fused" if kind == "FB" else kind
+        text = f"{name} {first}" if first == last else f"{name} {first}-{last}"
+        if len(of_kind) > 1:
+            sizes = sorted({len(stage.layers) for stage in of_kind})
+            text += f" in {len(of_kind)} stages of {sizes[0]}" + (f" to {sizes[-1]}" if len(sizes) > 1 else "")
+        texts.append(text)
+    return ", ".join(texts)
+
+
+def _head(report: PlanReport) -> Iterator[str]:
+    config, spec, hardware = report.config, report.spec, report.hardware
+    yield f"{config.model.path}: {spec.num_parameters:,} parameters, {len(spec.stack)} layers, {config.model.dtype}"
+    if not report.trainable:
+        yield f"This version plans {spec.architecture} but cannot train it."
+    rounds = config.train.micro_batches // config.round_size
+    of_rounds = f" in {rounds} rounds of {config.round_size}" if rounds > 1 else ""
+    yield (
+        f"A step: {config.train.micro_batches} micro-batches{of_rounds} of {config.train.rows} × "
+        f"{config.data.max_length:,} tokens, {config.optim.update}"
+    )
+    machine = hardware.machine
+    where = "this machine" if hardware.here else "a planned machine"
+    if not hardware.gpus:
+        yield f"On {machine.devices} CPU workers of {where}"
+        return
+    yield (
+        f"On {machine.devices} × {machine.card.name} of {where}: {machine.card.tflops:g} TFLOP/s and "
+        f"{machine.link / 1e9:g} GB/s each way"
+    )
+
+
+def _plan(report: PlanReport) -> Iterator[str]:
+    if report.run is None:
+        yield "none"
+        return
+    found, plan = report.run.estimate, report.run.plan
+    yield describe(plan.stages)
+    yield str(plan)
+    yield (
+        f"{_seconds(found.period)} a step, {report.tokens / found.period:,.0f} tokens/s, bubble {found.bubble:.1%}: "
+        f"estimated with the {report.source}"
+    )
+
+
+def _roofline(report: PlanReport) -> Iterator[str]:
+    if report.verdict is None:
+        yield "not judged" if report.run is None else "none: the workers share the host's memory"
+        return
+    yield f"The card computes longer than a link copies from {report.ridge:,.0f} operations a byte on."
+    for block in report.blocks:
+        times = f", {block.layers} times" if block.layers > 1 else ""
+        yield f"{block.name}{times}: forward {block.forward:,.0f}, backward {block.backward:,.0f}"
+    yield verdict_text(report.verdict)
+
+
+def verdict_text(verdict: Verdict) -> str:
+    """What limits the simulated plan, and by how much."""
+    if verdict.limit is None:
+        return f"Transfers and updates hide: they make a step {max(verdict.loss, 0):.1%} longer."
+    causes = {
+        "up": "The links up are the limit",
+        "down": "The links down are the limit",
+        "optimizer": "The optimizer on the CPU is the limit",
+        "together": "The links and the optimizer are the limit together",
+    }
+    without = "computation alone" if verdict.limit == "together" else "without it"
+    if verdict.limit in ("up", "down"):
+        without = "with free copies that way"
+    text = f"{causes[verdict.limit]}: a step takes {verdict.loss:.0%} longer than {without}."
+    if verdict.stages:
+        shown = " ".join(map(str, verdict.stages[:8])) + (" …" if len(verdict.stages) > 8 else "")
+        text += f" Stages that copy longer than they compute: {len(verdict.stages)} ({shown})."
+    return text
+
+
+def _alike(places: Sequence[Place]) -> list[list[Place]]:
+    """Places that differ in name only, together."""
+    return [list(group) for _, group in groupby(places, key=lambda p: (p.kind, p.parts, p.limit, p.source, p.notes))]
+
+
+def _show_place(places: list[Place], console: Console) -> None:
+    place = places[0]
+    name = f"each of {len(places)} GPUs" if len(places) > 1 else place.name
+    if place.limit is None:
+        text = f"{name}: {_gib(place.total)}, not judged: what there is is {place.source}"
+    else:
+        verdict = "fits" if place.fits else f"does not fit: {readable(place.missing)} too few"
+        text = f"{name}: {_gib(place.total)} of {_gib(place.limit)} ({place.source}), {verdict}"
+    _print(Text(text, style="" if place.fits is not False else "red"), 2, console)
+    full = max(place.total, place.limit or 0, 1)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(width=33)
+    table.add_column(justify="right", width=12)
+    table.add_column(width=BAR)
+    for part in place.parts:
+        table.add_row(part.name, readable(part.nbytes), "█" * round(BAR * part.nbytes / full))
+    _print(table, 4, console)
+    for note in place.notes:
+        _print(Text(note), 4, console)
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / GIB:.2f} GiB"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,182 @@
+"""Routing against the oracle and transformers; a whole mixture of experts, forward and every gradient."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import GptOssConfig, Qwen3MoeConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock, load_balancing_loss_func
+
+from rptrain.kernels import moe
+from rptrain.kernels import reference_moe as oracle
+from rptrain.kernels.grouped import GroupedMM
+from rptrain.kernels.moe_rows import Combine, Gather
+from rptrain.kernels.swiglu import Clamp, SwiGLU
+from tests.kernels.exact import DTYPES, close, no_worse, random
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHAPES = [(1, 1, 1), (5, 4, 4), (33, 6, 2), (18, 128, 8), (3, 100, 1)]  # tokens, experts, chosen
+shapes = pytest.mark.parametrize(("tokens", "experts", "active"), SHAPES)
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+over = pytest.mark.parametrize("over_chosen", [True, False], ids=["over chosen", "over all"])
+
+
+@shapes
+@dtypes
+def test_choice(tokens, experts, active, dtype, device) -> None:
+    logits = random((tokens, experts), dtype, device)
+    choice = moe.choose_triton(logits, active)
+    assert choice.dtype == torch.int32
+    assert torch.equal(choice, oracle.choose(logits, active))
+    assert torch.equal(logits.gather(1, choice.long()), logits.topk(active).values)
+
+
+def test_equal_logits_and_nan_give_distinct_experts_lower_first(device) -> None:
+    logits = torch.tensor([[1.0, 2, 2, 1, 2], [0] * 5, [float("nan")] * 5, [float("-inf"), 0, 0, 0, 0]], device=device)
+    expected = [[1, 2, 4, 0], [0, 1, 2, 3], [0, 1, 2, 3], [1, 2, 3, 4]]
+    assert moe.choose_triton(logits, 4).tolist() == expected
+    assert oracle.choose(logits, 4).tolist() == expected
+
+
+@shapes
+@dtypes
+@over
+def test_weights_and_their_gradient(tokens, experts, active, dtype, over_chosen, device) -> None:
+    logits, dweights = random((tokens, experts), dtype, device), random((tokens, active), dtype, device, 1)
+    choice = oracle.choose(logits, active)
+    dprobs, counted = random((experts,), torch.float32, device, 2), torch.arange(tokens, device=device) % 3 > 0
+    exact = oracle.route(logits.double(), choice, over_chosen)
+    no_worse(moe.route_triton(logits, choice, over_chosen), oracle.route(logits, choice, over_chosen), exact)
+    for balance in ((), (dprobs,), (dprobs, counted)):
+        given = (logits, choice, over_chosen, *balance)
+        exact = oracle.route_backward(dweights.double(), logits.double(), *given[1:])
+        ours = moe.route_backward_triton(dweights, *given)
+        assert ours.dtype == dtype
+        no_worse(ours, oracle.route_backward(dweights, *given), exact)
+        assert torch.equal(ours, moe.route_backward_triton(dweights, *given))
+
+
+@over
+@pytest.mark.parametrize("masked", [True, False])
+def test_oracle_of_routing_against_autograd(over_chosen, masked) -> None:
+    logits, dweights, dprobs = (random(shape, torch.float64, "cpu") for shape in [(9, 5), (9, 3), (5,)])
+    counted = torch.arange(9) % 2 > 0 if masked else None
+    choice = oracle.choose(logits, 3)
+    at = logits.clone().requires_grad_()
+    probs, place = at.softmax(1), choice.long()
+    chosen = probs.gather(1, place)
+    weights = chosen / chosen.sum(1, keepdim=True) if over_chosen else chosen
+    balance = probs * dprobs if counted is None else probs * dprobs * counted[:, None]
+    ((weights * dweights).sum() + balance.sum()).backward()
+    assert at.grad is not None
+    close(oracle.route(logits, choice, over_chosen), weights)
+    close(oracle.route_backward(dweights, logits, choice, over_chosen, dprobs, counted), at.grad)
+
+
+@shapes
+def test_permutation_is_a_stable_sort(tokens, experts, active, device) -> None:
+    choice = oracle.choose(random((tokens, experts), torch.float32, device), active)
+    perm = moe.permute(choice, experts)
+    flat = choice.flatten().tolist()
+    order = sorted(range(len(flat)), key=flat.__getitem__)
+    assert perm.order.tolist() == order
+    assert [order[place] for place in perm.places.flatten().tolist()] == list(range(len(flat)))
+    assert perm.ends.tolist() == [sum(each <= expert for each in flat) for expert in range(experts)]
+    assert {part.dtype for part in perm} == {torch.int32}
+    ours = moe.invert_triton(torch.tensor(order, device=device), choice.shape)
+    assert all(torch.equal(a, b) for a, b in zip(ours, perm, strict=False))
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_balance_is_that_of_transformers(masked) -> None:
+    """Two layers, of which the loss takes the sums."""
+    layers = [random((24, 6), torch.float32, "cpu", seed).requires_grad_() for seed in (0, 1)]
+    mask = torch.ones(4, 6)
+    mask[1, 4:] = 0
+    theirs = load_balancing_loss_func(tuple(layers), 6, 2, mask if masked else None)
+    assert isinstance(theirs, Tensor)
+    (0.3 * theirs).backward()
+
+    counted = mask.flatten() > 0 if masked else None
+    rows = 2 * (22 if masked else 24)
+    choices = [oracle.choose(logits.detach(), 2) for logits in layers]
+    counts = sum((moe.expert_counts(choice, 6, counted) for choice in choices), torch.zeros(6))
+    sums = sum((moe.prob_sums(logits.detach(), counted) for logits in layers), torch.zeros(6))
+    close(moe.balance_loss(counts, sums, rows), theirs.detach())
+    dprobs = moe.balance_grad(counts, rows, 0.3)
+    for logits, choice in zip(layers, choices, strict=True):
+        nothing = torch.zeros_like(choice, dtype=torch.float32)
+        ours = moe.route_backward(nothing, logits.detach(), choice, True, dprobs, counted)
+        assert logits.grad is not None
+        assert (ours - logits.grad).abs().max() <= 1e-5 * logits.grad.abs().max()
+
+
+def ours_of(x: Tensor, router: Tensor, router_bias: Tensor | None, experts: list[Tensor], form: tuple) -> Tensor:
+    """A mixture of experts of this project's operations; weights [E, K, M], with biases or without."""
+    active, over_chosen, swiglu = form
+    gate_up, gate_up_bias, down, down_bias = experts if len(experts) == 4 else (experts[0], None, experts[1], None)
+    weights, choice = moe.Route.apply(F.linear(x, router, router_bias), active, over_chosen)
+    perm = moe.permute(choice, router.shape[0])
+    product = GroupedMM.apply(Gather.apply(x, perm), gate_up, perm.ends, gate_up_bias)
+    rows = GroupedMM.apply(SwiGLU.apply(product, *swiglu), down, perm.ends, down_bias)
+    return Combine.apply(rows, weights, perm)
+
+
+def with_random_parameters(module: torch.nn.Module) -> torch.nn.Module:
+    generator = torch.Generator().manual_seed(0)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=generator)
+    return module.to(DEVICE)
+
+
+def compare(module: torch.nn.Module, forward, x: Tensor) -> None:
+    """Output, and the gradients of x and of every parameter, in float32 to 1e-5 of the largest."""
+    dy = random(tuple(x.shape), x.dtype, str(x.device), 3)
+    found = []
+    for function in (lambda x: module(x.unsqueeze(0)), forward):
+        module.zero_grad()
+        at = x.clone().requires_grad_()
+        y = function(at)
+        y = (y[0] if isinstance(y, tuple) else y).view_as(x)
+        y.backward(dy)
+        found.append([y.detach(), at.grad, *(parameter.grad for parameter in module.parameters())])
+    for theirs, ours in zip(*found, strict=True):
+        assert theirs is not None and ours is not None
+        close(ours, theirs)
+
+
+SIZES = [(7, 4, 2), (9, 1, 1), (5, 3, 3), (3, 16, 1), (1, 5, 2)]  # tokens, experts, chosen: empty ones; one; all
+
+
+@pytest.mark.parametrize(("tokens", "experts", "active"), SIZES)
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_the_block_of_qwen3_moe(tokens, experts, active, renormalise) -> None:
+    config = Qwen3MoeConfig(
+        hidden_size=12, moe_intermediate_size=10, num_experts=experts, num_experts_per_tok=active,
+        norm_topk_prob=renormalise,
+    )  # fmt: skip
+    module = with_random_parameters(Qwen3MoeSparseMoeBlock(config))
+    weights = [module.experts.gate_up_proj.mT, module.experts.down_proj.mT]
+    form = (active, renormalise, ())
+    compare(
+        module,
+        lambda x: ours_of(x, module.gate.weight, None, weights, form),
+        random((tokens, 12), torch.float32, DEVICE),
+    )
+
+
+@pytest.mark.parametrize(("tokens", "experts", "active"), SIZES)
+def test_the_block_of_gpt_oss(tokens, experts, active) -> None:
+    config = GptOssConfig(
+        hidden_size=12, intermediate_size=10, num_local_experts=experts, num_experts_per_tok=active, swiglu_limit=1.5
+    )
+    module = with_random_parameters(GptOssMLP(config))
+    at = module.experts
+    weights = [at.gate_up_proj, at.gate_up_proj_bias, at.down_proj, at.down_proj_bias]
+    form = (active, True, (True, Clamp(limit=1.5)))
+    compare(
+        module,
+        lambda x: ours_of(x, module.router.weight, module.router.bias, weights, form),
+        random((tokens, 12), torch.float32, DEVICE),
+    )

@@ -1,0 +1,158 @@
+"""Codes against the published definitions, to the bit; kernels against the oracle, to the bit."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.integrations import mxfp4 as theirs
+
+from rptrain.kernels import quant
+from rptrain.kernels.quant import FORMATS, INT8, MXFP4, NF4, Format, dequantize, dequantize_triton, quantize
+from rptrain.kernels.reference_quant import NF4 as NF4_VALUES
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+formats = pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
+
+
+def weights(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def widened(codes: Tensor, scales: Tensor, fmt: Format, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return dequantize(codes, scales, fmt, torch.empty(numel, dtype=dtype))
+
+
+@formats
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("numel", [1, 31, 127, 129, 2048, 5001])
+def test_kernel_gives_the_bits_of_the_oracle(fmt, dtype, numel, device) -> None:
+    codes, scales = quantize(weights(numel), fmt)
+    ours = torch.full((numel + 64,), 7, dtype=dtype, device=device)
+    dequantize_triton(codes.to(device), scales.to(device), fmt, ours[:numel])
+    assert torch.equal(ours[:numel].cpu(), widened(codes, scales, fmt, numel, dtype))
+    assert (ours[numel:] == 7).all()
+
+
+@formats
+def test_sizes_are_those_announced(fmt) -> None:
+    codes, scales = quantize(weights(5, 77), fmt)
+    assert (codes.numel(), scales.numel()) == (fmt.code_bytes(385), fmt.scale_count(385))
+    assert (codes.dtype, scales.dtype) == (fmt.code_dtype, fmt.scale_dtype)
+
+
+@formats
+def test_chunks_do_not_change_codes(fmt, monkeypatch) -> None:
+    w = weights(1000)
+    whole = quantize(w, fmt)
+    monkeypatch.setattr(quant, "CHUNK", 256)
+    assert all(torch.equal(a, b) for a, b in zip(whole, quantize(w, fmt), strict=True))
+
+
+@formats
+def test_zeros_stay_zero_and_what_was_widened_gives_the_same_codes(fmt) -> None:
+    w = weights(4096)
+    w[128:256] = 0
+    codes, scales = quantize(w, fmt)
+    once = widened(codes, scales, fmt, w.numel())
+    assert not once[128:256].any()
+    assert torch.equal(quantize(once, fmt)[0], codes)
+
+
+@formats
+def test_a_power_of_two_changes_scales_only(fmt) -> None:
+    w = weights(512)
+    for factor in (2.0**-60, 2.0**60):
+        assert torch.equal(quantize(w * factor, fmt)[0], quantize(w, fmt)[0])
+
+
+@pytest.mark.parametrize(("fmt", "expected"), [(NF4, 0.0912), (MXFP4, 0.1150), (INT8, 0.0063)], ids=list(FORMATS))
+def test_error_on_normal_weights(fmt, expected) -> None:
+    """Root-mean-square error of the format on a normal distribution; a wrong nibble order or scale is far off."""
+    w = weights(1 << 16)
+    error = (widened(*quantize(w, fmt), fmt, w.numel()) - w).square().mean().sqrt().item()
+    assert error == pytest.approx(expected, rel=0.05)
+
+
+def test_nf4_values_are_the_published_ones() -> None:
+    """QLoRA, appendix E; they follow from its section 3 to the precision at which its authors computed."""
+    published = """-1.0 -0.6961928009986877 -0.5250730514526367 -0.39491748809814453 -0.28444138169288635
+    -0.18477343022823334 -0.09105003625154495 0.0 0.07958029955625534 0.16093020141124725 0.24611230194568634
+    0.33791524171829224 0.44070982933044434 0.5626170039176941 0.7229568362236023 1.0"""
+    codes = torch.arange(16, dtype=torch.uint8)
+    packed = codes[0::2] << 4 | codes[1::2]
+    ours = widened(packed, torch.ones(1), NF4, 16)
+    assert torch.equal(ours, torch.tensor([float(value) for value in published.split()]))
+
+    last = 1 - (1 / 32 + 1 / 30) / 2
+    positive = torch.special.ndtri(torch.linspace(last, 0.5, 9, dtype=torch.float64)[:-1])
+    negative = -torch.special.ndtri(torch.linspace(last, 0.5, 8, dtype=torch.float64)[:-1])
+    quantiles = torch.cat((positive, negative, torch.zeros(1))).sort().values
+    torch.testing.assert_close(ours, (quantiles / quantiles.max()).float(), rtol=0, atol=2e-6)
+
+
+def test_nf4_takes_the_nearest_value() -> None:
+    w = torch.cat((weights(4095).clamp(-0.99, 0.99), torch.ones(1))).view(64, 64)
+    w[:, 0] = -1.0  # the scale of each block
+    table = torch.tensor(NF4_VALUES)
+    nearest = table[(w.flatten()[:, None] - table).abs().argmin(1)]
+    assert torch.equal(widened(*quantize(w, NF4), NF4, w.numel()), nearest)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_mxfp4_is_widened_as_transformers_does(dtype, device) -> None:
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randint(256, (2, 5, 3, 16), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(90, 160, (2, 5, 3), generator=generator, dtype=torch.uint8)
+    expected = theirs.convert_moe_packed_tensors(blocks, scales, dtype=dtype).transpose(1, 2)
+    ours = torch.empty(2, 5, 96, dtype=dtype, device=device)
+    dequantize_triton(blocks.flatten().to(device), scales.flatten().to(device), MXFP4, ours)
+    assert torch.equal(ours.cpu(), expected)
+
+
+def test_mxfp4_table_and_scales(device) -> None:
+    """The 16 codes of OCP's table and every scale, 2 ** -127 and NaN among them."""
+    magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    table = torch.tensor([*magnitudes, *(-value for value in magnitudes)])
+    codes = torch.arange(16, dtype=torch.uint8)
+    packed = (codes[1::2] << 4 | codes[0::2]).repeat(256 * 2)
+    exponents = torch.arange(256)
+    ours = torch.empty(256 * 32, device=device)
+    dequantize_triton(packed.to(device), exponents.to(torch.uint8).to(device), MXFP4, ours)
+    factors = torch.tensor([2.0 ** (int(exponent) - 127) for exponent in exponents[:-1]] + [math.nan])
+    expected = (table.double().repeat(2) * factors.double()[:, None]).float()
+    torch.testing.assert_close(ours.cpu().view(256, 32), expected, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(torch.signbit(ours.cpu().view(256, 32)[127]), torch.signbit(table.repeat(2)))
+    assert torch.equal(widened(packed, exponents.to(torch.uint8), MXFP4, 8192)[:-32], ours.cpu()[:-32])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.25, 0),
+        (0.26, 0.5),
+        (0.75, 1),
+        (1.25, 1),
+        (1.75, 2),
+        (2.5, 2),
+        (3.5, 4),
+        (5, 4),
+        (5.01, 6),
+        (7.9, 6),
+        (-5, -4),
+    ],
+)
+def test_mxfp4_rounds_to_even_and_saturates(value, expected) -> None:
+    """OCP Microscaling Formats 1.0, sections 5.3.3 and 6.3; the 4 makes the block's scale 1."""
+    w = torch.zeros(32)
+    w[:2] = torch.tensor([4.0, value])
+    codes, scales = quantize(w, MXFP4)
+    assert scales.item() == 127
+    assert widened(codes, scales, MXFP4, 32)[1] == expected
+
+
+def test_int8_is_symmetric() -> None:
+    w = torch.tensor([-2.54, 1.27, 0.0, 0.02])
+    codes, scales = quantize(w, INT8)
+    assert codes.tolist() == [-127, 64, 0, 1]  # 63.5 goes to the even
+    assert scales.item() == pytest.approx(0.02)

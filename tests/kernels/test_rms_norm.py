@@ -1,0 +1,93 @@
+"""The norm's kernels against the oracle, as torch's autograd has them, and against themselves."""
+
+import pytest
+import torch
+
+from rptrain.kernels import reference, rms_norm
+from tests.kernels.exact import DTYPES, close, exact, no_worse, random
+
+SHAPES = [(7, 5), (1, 1), (3, 4, 6), (37, 130), (2, 1024)]
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
+EPS = 1e-3
+
+
+@dtypes
+@shapes
+def test_forward(shape, dtype, device) -> None:
+    x, w = random(shape, dtype, device), random(shape[-1:], dtype, device, 1)
+    total, y, rstd = rms_norm.rms_norm_triton(x, None, w, EPS)
+    assert total is x and y.dtype == dtype and rstd.dtype == torch.float32
+    wide_y, wide_rstd = reference.rms_norm(*exact(x, w), EPS)
+    no_worse(y, reference.rms_norm(x, w, EPS)[0], wide_y)
+    close(rstd, wide_rstd)
+
+
+@dtypes
+@shapes
+def test_forward_with_the_residual(shape, dtype, device) -> None:
+    x, residual, w = (random(size, dtype, device, i) for i, size in enumerate((shape, shape, shape[-1:])))
+    total, y, rstd = rms_norm.rms_norm_triton(x, residual, w, EPS)
+    assert torch.equal(total, x + residual)
+    _, same_y, same_rstd = rms_norm.rms_norm_triton(total, None, w, EPS)
+    assert torch.equal(y, same_y) and torch.equal(rstd, same_rstd)
+
+
+@dtypes
+@shapes
+@pytest.mark.parametrize("residual", [False, True])
+def test_backward(shape, residual, dtype, device) -> None:
+    x, dy, w = random(shape, dtype, device), random(shape, dtype, device, 1), random(shape[-1:], dtype, device, 2)
+    past = random(shape, dtype, device, 3) if residual else None
+    rstd = reference.rms_norm(x, w, EPS)[1]
+
+    def results(backward, x, dy, w, rstd, past):
+        grad_w = torch.ones(shape[-1], dtype=rstd.dtype, device=device)
+        return backward(dy, x, w, rstd, grad_w, past), grad_w - 1
+
+    dx, grad_w = results(rms_norm.rms_norm_backward_triton, x, dy, w, rstd, past)
+    their_dx, _ = results(reference.rms_norm_backward, x, dy, w, rstd, past)
+    wide = exact(x, dy, w)
+    wide_rstd = reference.rms_norm(wide[0], wide[2], EPS)[1]
+    wide_dx, wide_grad_w = results(
+        reference.rms_norm_backward, *wide, wide_rstd, None if past is None else past.double()
+    )
+    no_worse(dx, their_dx, wide_dx)
+    close(grad_w, wide_grad_w)
+    again = results(rms_norm.rms_norm_backward_triton, x, dy, w, rstd, past)
+    assert torch.equal(again[0], dx) and torch.equal(again[1], grad_w)
+
+
+def test_partial_sums_of_many_programs(device) -> None:
+    """More rows than are added at a time, columns that fill no block, and two accumulators."""
+    partials = random((150, 2, 45), torch.float32, device)
+    totals = [torch.ones(45, device=device), torch.zeros(45, device=device)]
+    rms_norm.add_partials(partials, totals)
+    close(totals[0], partials[:, 0].double().sum(0) + 1)
+    close(totals[1], partials[:, 1].double().sum(0))
+
+
+@dtypes
+def test_no_rows(dtype, device) -> None:
+    x, w = torch.empty(0, 6, dtype=dtype, device=device), random((6,), dtype, device)
+    grad_w = torch.ones(6, device=device)
+    _, y, rstd = rms_norm.rms_norm_triton(x, x, w, EPS)
+    dx = rms_norm.rms_norm_backward_triton(y, x, w, rstd, grad_w, None)
+    assert y.shape == dx.shape == (0, 6) and rstd.shape == (0,) and torch.equal(grad_w, torch.ones_like(grad_w))
+
+
+def test_autograd_in_float64() -> None:
+    x, w = random((5, 6), torch.float64, "cpu").requires_grad_(), random((6,), torch.float64, "cpu").requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, w: rms_norm.RMSNorm.apply(x, w, EPS), (x, w))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_oracle_adds_the_residual_before_and_its_gradient_after(dtype) -> None:
+    x, residual, dy, past = (random((5, 6), dtype, "cpu", seed).requires_grad_() for seed in range(4))
+    w = random((6,), dtype, "cpu", 4)
+    total, y, rstd = rms_norm.add_rms_norm(x, residual, w, EPS)
+    grads = torch.autograd.grad((total, y), (x, residual), (past, dy))
+    with torch.no_grad():
+        ours = rms_norm.rms_norm_backward(dy, total, w, rstd, torch.zeros_like(w), past)
+    for theirs in grads:
+        torch.testing.assert_close(ours, theirs)

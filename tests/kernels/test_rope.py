@@ -1,0 +1,125 @@
+"""The rotation's kernels, with and without norms of queries and keys, against the oracle and autograd."""
+
+import pytest
+import torch
+
+from rptrain.kernels import reference, rope
+from rptrain.kernels.rope import QKNorm
+from tests.kernels.exact import DTYPES, close, exact, no_worse, random
+
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+# tokens, H, K, C: tiles that are whole, cut, and several for the heads of one token
+shapes = pytest.mark.parametrize(
+    "shape", [(5, 4, 2, 6), (1, 1, 1, 2), (7, 3, 1, 32), (3, 20, 5, 256), (2, 12, 4, 80), (9, 6, 6, 10)], ids=str
+)
+norms = pytest.mark.parametrize("norm", [False, True])
+EPS = 1e-3
+
+
+class Inputs:
+    """Tensors of a case; `exact` are the same in float64."""
+
+    def __init__(self, shape, norm, dtype, device):
+        tokens, heads, kv_heads, size = shape
+        self.kv_heads = kv_heads
+        self.qkv = random((tokens, (heads + 2 * kv_heads) * size), dtype, device)
+        angles = random((tokens, size // 2), torch.float32, device, 1)
+        self.cos, self.sin = 1.25 * angles.cos(), 1.25 * angles.sin()  # with a factor, as YaRN has one
+        weights = (random((size,), dtype, device, seed) for seed in (2, 3))
+        self.norm = QKNorm(*weights, EPS) if norm else None
+        # gradients as attention may return them: heads before tokens, a wider buffer
+        self.dq = random((heads, tokens, size), dtype, device, 4).transpose(0, 1)
+        self.dk, self.dv = random((tokens, 2 * kv_heads, size), dtype, device, 5).split(kv_heads, 1)
+
+    def exact(self) -> "Inputs":
+        wide = object.__new__(Inputs)
+        wide.kv_heads = self.kv_heads
+        for name in ("qkv", "cos", "sin", "dq", "dk", "dv"):
+            setattr(wide, name, getattr(self, name).double())
+        wide.norm = self.norm and QKNorm(*exact(*self.norm[:2]), EPS)
+        return wide
+
+    def forward(self, function):
+        return function(self.qkv.clone(), self.cos, self.sin, self.kv_heads, self.norm)
+
+    def backward(self, function, rstd):
+        """dqkv and the weights' gradients."""
+        grads = tuple(torch.ones_like(w, dtype=self.rstd_type) for w in self.norm[:2]) if self.norm else None
+        dqkv = self.qkv.clone() if self.norm else torch.full_like(self.qkv, torch.nan)
+        result = function(self.dq, self.dk, self.dv, dqkv, self.cos, self.sin, self.norm, rstd, grads)
+        assert result is dqkv
+        return (dqkv, *(grad - 1 for grad in grads or ()))
+
+    @property
+    def rstd_type(self):
+        return reference.wide(self.qkv.dtype)
+
+
+@dtypes
+@shapes
+@norms
+def test_forward(shape, norm, dtype, device) -> None:
+    case = Inputs(shape, norm, dtype, device)
+    qkv = case.qkv.clone()
+    *ours, rstd = rope.qk_norm_rope_triton(qkv, case.cos, case.sin, case.kv_heads, case.norm)
+    *oracle, _ = case.forward(reference.qk_norm_rope)
+    *theirs, wide_rstd = case.exact().forward(reference.qk_norm_rope)
+    for x, same, wide in zip(ours, oracle, theirs, strict=True):
+        no_worse(x, same, wide)
+    inside = [x.untyped_storage().data_ptr() == qkv.untyped_storage().data_ptr() for x in ours]
+    assert inside == [not norm, not norm, True]
+    if norm:
+        close(rstd, wide_rstd)
+        assert torch.equal(qkv, case.qkv) and ours[0].is_contiguous() and ours[1].is_contiguous()
+    else:
+        assert rstd is None
+
+
+@dtypes
+@shapes
+@norms
+def test_backward(shape, norm, dtype, device) -> None:
+    case = Inputs(shape, norm, dtype, device)
+    rstd, wide_rstd = (x.forward(reference.qk_norm_rope)[3] for x in (case, case.exact()))
+    ours = case.backward(rope.qk_norm_rope_backward_triton, rstd)
+    oracle = case.backward(reference.qk_norm_rope_backward, rstd)
+    theirs = case.exact().backward(reference.qk_norm_rope_backward, wide_rstd)
+    no_worse(ours[0], oracle[0], theirs[0])
+    for grad, wide in zip(ours[1:], theirs[1:], strict=True):
+        close(grad, wide)
+    again = case.backward(rope.qk_norm_rope_backward_triton, rstd)
+    assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
+
+
+@norms
+def test_autograd_in_float64(norm) -> None:
+    case = Inputs((5, 4, 2, 6), norm, torch.float64, "cpu")
+    weights = case.norm[:2] if case.norm else (None, None)
+    inputs = [x.requires_grad_() for x in (case.qkv, *(w for w in weights if w is not None))]
+
+    def ours(qkv, q_weight=None, k_weight=None):
+        cos, sin = case.cos.double(), case.sin.double()
+        return rope.QKNormRope.apply(qkv, cos, sin, case.kv_heads, q_weight, k_weight, EPS)
+
+    assert torch.autograd.gradcheck(ours, inputs)
+
+
+@norms
+def test_the_oracle_is_the_norm_and_the_rotation(norm) -> None:
+    case = Inputs((5, 4, 2, 6), norm, torch.float64, "cpu")
+    q, k, v = reference.split_heads(case.qkv, 2, 6)
+    if case.norm:
+        q = torch.nn.functional.rms_norm(q, (6,), case.norm.q_weight, EPS)
+        k = torch.nn.functional.rms_norm(k, (6,), case.norm.k_weight, EPS)
+    expected = (*reference.rope(q, k, case.cos, case.sin), v)
+    for ours, theirs in zip(case.forward(rope.qk_norm_rope)[:3], expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@norms
+def test_no_tokens(norm, device) -> None:
+    case = Inputs((0, 4, 2, 6), norm, torch.float32, device)
+    q, k, v, rstd = case.forward(rope.qk_norm_rope_triton)
+    assert (q.shape, k.shape, v.shape) == ((0, 4, 6), (0, 2, 6), (0, 2, 6))
+    dqkv, *grads = case.backward(rope.qk_norm_rope_backward_triton, rstd)
+    assert dqkv.shape == (0, 48) and not any(grad.any() for grad in grads)

@@ -1,0 +1,105 @@
+"""SwiGLU's kernels against the oracle, and the clamped form against transformers."""
+
+import pytest
+import torch
+
+from rptrain.kernels import reference, swiglu
+from rptrain.kernels.swiglu import Clamp
+from tests.kernels.exact import DTYPES, exact, no_worse, random
+
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+sizes = pytest.mark.parametrize(("tokens", "size"), [(5, 3), (1, 1), (3, 1100), (2, 2048)])
+forms = pytest.mark.parametrize(
+    ("interleaved", "clamp"),
+    [(False, None), (True, None), (False, Clamp()), (True, Clamp(1.5, 2.0))],
+)
+
+
+def inputs(tokens, size, dtype, device):
+    """Some values at the limit of the clamp, many beyond it."""
+    gate_up = 5 * random((tokens, 2 * size), dtype, device)
+    gate_up[0, :2] = 7
+    return random((tokens, size), dtype, device, 1), gate_up
+
+
+@dtypes
+@sizes
+@forms
+def test_forward_and_backward(tokens, size, interleaved, clamp, dtype, device) -> None:
+    dy, gate_up = inputs(tokens, size, dtype, device)
+    form = (interleaved, clamp)
+    wide_dy, wide = exact(dy, gate_up)
+    out = swiglu.swiglu_triton(gate_up, *form)
+    no_worse(out, reference.swiglu(gate_up, *form), reference.swiglu(wide, *form))
+    grad = swiglu.swiglu_backward_triton(dy, gate_up, None, None, *form)
+    theirs = reference.swiglu_backward(dy, gate_up, None, None, *form)
+    no_worse(grad, theirs, reference.swiglu_backward(wide_dy, wide, None, None, *form))
+
+    in_place, activation = gate_up.clone(), dy.clone()
+    result = swiglu.swiglu_backward_triton(activation, in_place, in_place, activation, *form)
+    assert result is in_place and torch.equal(result, grad) and torch.equal(activation, out)
+
+
+@dtypes
+@forms
+def test_the_oracle_in_place(interleaved, clamp, dtype) -> None:
+    dy, gate_up = inputs(4, 6, dtype, "cpu")
+    form = {"interleaved": interleaved, "clamp": clamp}
+    out, grad = swiglu.swiglu(gate_up, **form), swiglu.swiglu_backward(dy, gate_up, **form)
+    activation = dy.clone()
+    result = swiglu.swiglu_backward(activation, gate_up, gate_up, activation, **form)
+    assert result is gate_up and torch.equal(result, grad) and torch.equal(activation, out)
+
+
+@forms
+def test_autograd_in_float64(interleaved, clamp) -> None:
+    _, gate_up = inputs(4, 6, torch.float64, "cpu")
+    gate_up += 1e-3  # off the limit, where there is no slope
+    function = swiglu.SwiGLU.apply
+    assert torch.autograd.gradcheck(lambda x: function(x, interleaved, clamp), gate_up.requires_grad_())
+
+
+@dtypes
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_the_clamped_form_is_that_of_gpt_oss(interleaved, dtype, device) -> None:
+    from transformers import GptOssConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+    config = GptOssConfig(hidden_size=4, intermediate_size=9, num_local_experts=1)
+    dy, gate_up = (x.to("cpu") for x in inputs(20, 9, dtype, device))
+    gate_up[1] = torch.nan
+    gate_up.requires_grad_()
+    stored = gate_up if interleaved else torch.stack(gate_up.chunk(2, -1), -1).flatten(-2)
+    expected = GptOssExperts(config)._apply_gate(stored)
+    expected.backward(dy)
+
+    ours = gate_up.detach().to(device)
+    assert Clamp() == (config.swiglu_alpha, config.swiglu_limit)
+    for forward, backward in (
+        (reference.swiglu, reference.swiglu_backward),
+        (swiglu.swiglu_triton, swiglu.swiglu_backward_triton),
+    ):
+        out = forward(ours, interleaved, Clamp()).cpu()
+        grad = backward(dy.to(device), ours, None, None, interleaved, Clamp()).cpu()
+        assert out[1].isnan().all()
+        rows = [0, *range(2, 20)]
+        unit = torch.finfo(dtype).eps
+        torch.testing.assert_close(out[rows], expected[rows], rtol=4 * unit, atol=4 * unit)
+        torch.testing.assert_close(grad[rows], gate_up.grad[rows], rtol=8 * unit, atol=8 * unit * 40)
+
+
+@dtypes
+def test_large_values(dtype, device) -> None:
+    """Sigmoids that are 0 and 1 to the last bit."""
+    gate_up = torch.tensor([[-200.0, 200.0, 3.0, 5.0]], dtype=dtype, device=device)
+    dy = torch.ones(1, 2, dtype=dtype, device=device)
+    assert swiglu.swiglu_triton(gate_up, False, None).tolist() == [[0, 1000]]
+    grad = swiglu.swiglu_backward_triton(dy, gate_up, None, None, False, None)
+    assert grad.tolist() == [[0, 5, 0, 200]]
+
+
+@dtypes
+def test_no_tokens(dtype, device) -> None:
+    gate_up = torch.empty(0, 6, dtype=dtype, device=device)
+    out = swiglu.swiglu_triton(gate_up, False, None)
+    assert out.shape == (0, 3) and swiglu.swiglu_backward_triton(out, gate_up, None, out, False, None).shape == (0, 6)

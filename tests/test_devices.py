@@ -1,0 +1,83 @@
+"""Machines that are here, and planned ones: how many devices, and what memory there is of each."""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rptrain import devices
+from rptrain.config import Engine
+from rptrain.devices import CONTEXT, MARGIN, Gpu, gpu_memory, here, planned
+from rptrain.errors import UserError
+from rptrain.plan.machine import CARDS, CPU
+
+GIB = 1 << 30
+CARD = CARDS["rtx4090"]
+
+
+def test_workers_on_the_cpu_have_the_hosts_memory():
+    found = here(Engine(devices="cpu:3"))
+    assert (found.devices, found.gpus, found.room, found.machine.card) == (3, (), None, CPU)
+    assert found.here and found.host_source == "free" and found.host == found.host_most
+    assert found.host and found.program < found.host
+    limited = here(Engine(devices="cpu:3", host_limit=5 * GIB))
+    assert (limited.host, limited.host_source) == (5 * GIB, "engine.host_limit")
+
+
+def test_a_planned_machine_has_what_the_config_names():
+    assert planned(CARD, None, None, Engine(devices="cuda:0,2,3")).devices == 3
+    assert planned(CARD, None, None, Engine()).devices == 1
+    assert planned(CARD, 8, None, Engine(devices="cuda:0,2,3")).devices == 8
+
+
+def test_the_memory_of_a_planned_gpu():
+    found = planned(CARD, 2, 800 * GIB, Engine())
+    assert [gpu.name for gpu in found.gpus] == ["cuda:0", "cuda:1"]
+    assert found.room == CARD.vram - CONTEXT - MARGIN and found.gpus[0].limit == CARD.vram - MARGIN
+    assert (found.host, found.host_source, found.host_most) == (800 * GIB, "--host", 800 * GIB)
+    limited = planned(CARD, 2, 800 * GIB, Engine(vram_limit=12 * GIB, host_limit=100 * GIB))
+    assert limited.gpus[0].limit == 12 * GIB and limited.gpus[0].source == "engine.vram_limit"
+    assert (limited.host, limited.host_source) == (100 * GIB, "engine.host_limit")
+    assert planned(CARD, 1, None, Engine()).host is None
+    with pytest.raises(UserError, match=r"engine\.vram_limit is 32\.00 GiB, but RTX 4090 has 24\.00 GiB"):
+        planned(CARD, 1, None, Engine(vram_limit=32 * GIB))
+    with pytest.raises(UserError, match="leaves nothing for tensors"):
+        planned(CARD, 1, None, Engine(vram_limit=CONTEXT))
+
+
+def test_fewer_devices_and_other_limits():
+    found = planned(CARD, 4, 800 * GIB, Engine(vram_limit=8 * GIB))
+    assert found.first(2).devices == len(found.first(2).gpus) == 2
+    assert found.first(9) == found
+    raised = found.limited(Engine(vram_limit=23 * GIB, host_limit=900 * GIB))
+    assert {gpu.limit for gpu in raised.gpus} == {23 * GIB} and raised.host == 800 * GIB
+    unknown = replace(found, host=None, host_most=None)
+    assert unknown.limited(Engine(host_limit=GIB)).host == GIB
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    free = {0: 20 * GIB, 1: 22 * GIB}
+    monkeypatch.setattr("rptrain.engine.cuda.context_bytes", lambda index: GIB // 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free[index], 24 * GIB))
+
+
+def test_the_memory_of_gpus_that_are_here(two_gpus):
+    names = ("cuda:0", "cuda:1")
+    assert gpu_memory(names, None)[0] == Gpu("cuda:0", GIB // 2, 20 * GIB - MARGIN, "free", 20 * GIB + GIB // 2)
+    assert devices.allocator_limit(names, None) == 20 * GIB - MARGIN
+    assert [gpu.limit for gpu in gpu_memory(names, 8 * GIB)] == [8 * GIB, 8 * GIB]
+    both = gpu_memory(names, 22 * GIB)
+    assert [(gpu.room, gpu.source) for gpu in both] == [
+        (20 * GIB, "free"),
+        (22 * GIB - GIB // 2, "engine.vram_limit"),
+    ]
+    assert devices.allocator_limit(("cpu:0",), 8 * GIB) is None
+    with pytest.raises(UserError, match=r"but cuda:0 has 24\.00 GiB"):
+        gpu_memory(names, 25 * GIB)
+
+
+def test_every_core_is_a_worker_where_there_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert len(devices.resolve("auto")) == len(os.sched_getaffinity(0))

@@ -1,0 +1,299 @@
+"""The memory that a plan says a run takes, against what a run took, by the operating system's count."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rptrain import devices
+from rptrain.checkpoint.files import SLACK
+from rptrain.config_source import resolve
+from rptrain.engine.memory import ModelStore, _left_in_groups
+from rptrain.job import workload_of
+from rptrain.memory_plan import (
+    CUDA,
+    CUDA_EACH,
+    GROWTH,
+    LATER,
+    Place,
+    least_memory,
+    plan_run,
+    saves,
+    state_parts,
+    worker_bytes,
+)
+from rptrain.models import registry
+from rptrain.plan.machine import CARDS
+from rptrain.plan.schedule import Plan
+from rptrain.trainer import train
+
+from . import run_tools as tools
+
+GIB = 1 << 30
+RESULTS = Path(__file__).parent / "results"
+LARGE = {  # 23 million parameters
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 4096,
+    "tie_word_embeddings": False,
+}
+CONFIG = """\
+[model]
+path = "{folder}/model"
+init = "random"
+[[data.train]]
+path = "builtin:random"
+[data]
+max_length = 64
+[train]
+micro_batch_size = 1
+global_batch_size = 4
+max_steps = 4
+[save]
+output_dir = "{folder}/runs"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    preset = json.loads((registry.PRESETS / "tiny-tasks" / "config.json").read_text())
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(preset | LARGE))
+    (tmp_path / "c.toml").write_text(CONFIG.format(folder=tmp_path))
+    return tmp_path
+
+
+def planned(folder: Path, *overrides: str):
+    config = resolve(folder / "c.toml", overrides).config
+    spec = registry.build(registry.read_config(registry.locate(config.model.path)))
+    hardware = devices.here(config.engine)
+    run, memory = plan_run(config, spec, hardware)
+    return config, spec, hardware, run, memory
+
+
+# A run, in a process of its own. Its proportional set size counts pages of libraries by how many processes map them;
+# that others come and go meanwhile is not to count, so what was mapped of files at first counts as it did then.
+
+MEASURED = """
+import json, sys, threading, time
+from rptrain import devices
+from rptrain.config_source import resolve
+from rptrain.memory_plan import plan_run
+from rptrain.models import registry
+from rptrain.trainer import train
+
+def sizes():
+    with open("/proc/self/smaps_rollup") as lines:
+        kib = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.rstrip().endswith("kB")}
+    return kib["Pss_Anon"], kib["Pss_File"], kib["Rss"] - kib["Anonymous"]
+
+resolved = resolve(sys.argv[1], sys.argv[2:])
+spec = registry.build(registry.read_config(registry.locate(resolved.config.model.path)))
+host = plan_run(resolved.config, spec, devices.here(resolved.config.engine))[1].host
+_, shared, mapped = sizes()
+peak = 0
+
+def sample():
+    global peak
+    while True:
+        anonymous, _, files = sizes()
+        peak = max(peak, anonymous + shared + files - mapped)
+        time.sleep(0.01)
+
+threading.Thread(target=sample, daemon=True).start()
+train(resolved, quiet=True)
+parts = {part.name: part.nbytes >> 20 for part in host.parts}
+print(json.dumps({"planned": host.total, "measured": peak << 10, "parts": parts}))
+"""
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model.dtype=bfloat16", "optim.update=async", "engine.devices=cpu:2"],
+        ["model.dtype=bfloat16", "optim.update=sync", "engine.devices=cpu:1", "engine.round_size=2"],
+        ["model.dtype=float32", "optim.update=async", "engine.devices=cpu:1"],
+        ["model.dtype=float32", "optim.update=sync", "engine.devices=cpu:2"],
+    ],
+    ids=lambda overrides: " ".join(text.partition("=")[2] for text in overrides),
+)
+def test_a_run_takes_what_was_planned(folder, overrides):
+    line = [sys.executable, "-P", "-c", MEASURED, str(folder / "c.toml"), *overrides]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "2"})
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["planned"] == pytest.approx(found["measured"], rel=0.05), found
+
+
+@pytest.mark.parametrize("update", ["sync", "async"])
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_cuda_takes_of_the_host_what_was_measured(update, gpus):
+    """0.3 GiB are of a program that has imported torch for CUDA."""
+    result = json.loads((RESULTS / f"qwen3-1.7b-{update}-{gpus}gpu.json").read_text())
+    states = result["state_bytes_per_parameter"] * result["parameters"] / GIB + result["activations_gib"]
+    planned = states + (CUDA + CUDA_EACH * gpus + GROWTH + sum(LATER.values())) / GIB + 0.3
+    assert planned == pytest.approx(result["process_pss_gib"], rel=0.005)
+
+
+# The parts
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("update", ["sync", "async"])
+@pytest.mark.parametrize("size", [4, 2])
+def test_states_are_the_buffers_of_the_store(folder, dtype, update, size):
+    config, spec, _, run, _ = planned(
+        folder, f"model.dtype={dtype}", f"optim.update={update}", f"engine.round_size={size}", "engine.devices=cpu:2"
+    )
+    workload = workload_of(config)
+    parts = state_parts(spec, workload)
+    generations = 1 + workload.asynchronous
+    assert sum(part.nbytes for part in parts) == run.store_bytes
+    assert run.store_bytes == ModelStore.nbytes(spec, workload.dtype, generations=generations, wide_grad=size == 2)
+
+
+def test_workers_are_counted_with_the_stages_that_come_to_them(folder):
+    """Of six stages, two workers get the same three each time, in their two slots in turn."""
+    config, spec, _, run, _ = planned(folder, "engine.devices=cpu:2", "model.dtype=float32")
+    run = replace(run, plan=Plan.parse("F0-1 F2-5 FB6-6 B4-5 B2-3 B0-1 | N=2 M=4 MR=4"))
+    counted = worker_bytes(spec, run, workload_of(config).shapes)
+    block, head = (sum(spec.units[u].numel for u in layer.units) for layer in (spec.stack[0], spec.head))
+    slots = 2 * max(2 * block, head), 2 * 4 * block  # F0-1 FB6-6 B2-3, F2-5 B4-5 B0-1
+    sums = max(2 * block, head), 2 * block
+    for worker, params, grads in zip(counted, slots, sums, strict=True):
+        other = worker - 4 * params - 8 * grads  # rings and work
+        assert 0 < other < 4 * block
+
+
+def test_a_worker_whose_stages_come_in_twos_has_another_half_in_each_slot(folder):
+    config, spec, _, run, _ = planned(folder, "engine.devices=cpu:1", "model.dtype=float32")
+    block, head = (sum(spec.units[u].numel for u in layer.units) for layer in (spec.stack[0], spec.head))
+    even = replace(run, plan=Plan.parse("F0-1 FB2-6 B1-1 B0-0 | N=1 M=4 MR=4"))
+    odd = replace(run, plan=Plan.parse("F0-1 FB2-6 B0-1 | N=1 M=4 MR=4"))
+    taken = [worker_bytes(spec, of_kind, workload_of(config).shapes)[0] for of_kind in (even, odd)]
+    assert taken[1] - taken[0] == 4 * (4 * block + head - 2 * block)
+
+
+def test_the_disk_holds_what_was_planned(tmp_path):
+    """The files of a run that keeps one checkpoint and writes another, and of its export."""
+    tools.write_model(tmp_path / "model")
+    overrides = ["engine.devices=cpu:2", "save.save_steps=3", "save.save_total_limit=2"]
+    resolved = tools.write_config(tmp_path, *overrides)
+    spec = registry.build(registry.read_config(tmp_path / "model"))
+    disk = plan_run(resolved.config, spec, devices.here(resolved.config.engine))[1].disk
+    assert disk is not None and disk.parts[0].name.startswith("2 checkpoints")
+    run = train(resolved, quiet=True)
+    assert len(run.checkpoints()) == 2
+    states = [file for path in run.checkpoints() for file in path.glob("units/*")]
+    headers = sum(8 + int.from_bytes(file.read_bytes()[:8], "little") for file in states)
+    assert sum(file.stat().st_size for file in states) - headers == disk.parts[0].nbytes
+    weights = sum(file.stat().st_size for file in run.model_path.glob("*.safetensors"))
+    assert disk.parts[1].nbytes < weights < disk.parts[1].nbytes + 10_000
+    assert disk.parts[2].nbytes == SLACK and disk.limit and disk.limit > 0
+    assert disk.source == f"free in {tmp_path}"  # the runs' folder was not there yet
+
+
+@pytest.mark.parametrize(
+    ("overrides", "written", "counted"),
+    [
+        ([], 1, 1),
+        (["save.save_steps=2"], 2, 2),
+        (["save.save_steps=3"], 2, 2),
+        (["save.save_steps=1", "save.save_total_limit=1"], 4, 2),
+        (["save.save_steps=1", "save.save_total_limit=9"], 4, 4),
+        (["save.save_steps=1", "train.max_steps=1000"], 1000, 1000),
+    ],
+)
+def test_how_many_checkpoints_there_are_at_once(folder, overrides, written, counted):
+    config, *_, memory = planned(folder, "engine.devices=cpu:1", *overrides)
+    assert saves(config) == written
+    assert memory.disk.parts[0].name.startswith("checkpoint" if counted == 1 else f"{counted} checkpoints")
+
+
+def test_epochs_of_known_and_unknown_data(folder):
+    text = (folder / "c.toml").read_text().replace("max_steps = 4\n", "num_epochs = 1.5\n")
+    (folder / "c.toml").write_text(text)
+    config = resolve(folder / "c.toml", ["save.save_steps=10"]).config
+    assert saves(config) == 10  # 256 rows in 64 batches of 4: 96 steps
+    (folder / "c.toml").write_text(text.replace("builtin:random", "rows.jsonl"))
+    config, *_, memory = planned(folder, "save.save_steps=10", "engine.devices=cpu:1")
+    assert saves(config) is None
+    assert "not known" in memory.disk.notes[0] and "not counted" in memory.host.notes[0]
+    assert "tokenizer" in [part.name for part in memory.host.parts]
+
+
+def test_the_least_is_no_more_than_a_plan_takes(folder):
+    config, spec, _, _, _ = planned(folder, "engine.devices=cpu:1")
+    hardware = devices.planned(CARDS["rtx4090"], 2, 64 * GIB, config.engine)
+    least, memory = least_memory(config, spec, hardware), plan_run(config, spec, hardware)[1]
+    assert memory.disk is None and len(memory.gpus) == 2
+    for low, place in zip(least.places, memory.places, strict=True):
+        assert low.total <= place.total and low.limit == place.limit
+    tight = devices.planned(CARDS["rtx4090"], 2, 64 * GIB, config.engine)
+    assert plan_run(config, spec, tight)[1].gpus[0].total <= tight.gpus[0].limit
+
+
+def test_a_plan_with_little_host_memory_takes_no_more_than_there_is(folder):
+    """The limit is for all that the process takes, so the plan gets what the program leaves."""
+    config, spec, hardware, _, memory = planned(folder, "engine.devices=cpu:1")
+    for limit in (memory.host.total, memory.host.total - 1):
+        config = config.model_copy(update={"engine": config.engine.model_copy(update={"host_limit": limit})})
+        place = plan_run(config, spec, hardware.limited(config.engine))[1].host
+        assert place.limit == limit and place.fits == (place.total <= limit)
+
+
+def test_a_place():
+    place = Place("host memory", "host", (), 5, "free")
+    assert place.fits and place.missing == 0
+    assert json.loads(json.dumps(place.to_dict()))["fits"] is True
+    unknown = Place("host memory", "host", (), None, "not known")
+    assert unknown.fits is None and unknown.missing == 0
+
+
+# What there is
+
+
+def group(path: Path, names: tuple[str, str], limit: str, used: int) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / names[0]).write_text(f"{limit}\n")
+    (path / names[1]).write_text(f"{used}\n")
+
+
+V2 = ("memory.max", "memory.current")
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+
+
+def test_the_least_of_nested_groups_counts(tmp_path):
+    memberships, root = tmp_path / "cgroup", tmp_path / "fs"
+    memberships.write_text("0::/a/b/c\n")
+    group(root / "a/b/c", V2, "max", 10)
+    group(root / "a/b", V2, "1000", 300)
+    group(root / "a", V2, "5000", 4900)
+    group(root / "elsewhere", V2, "1", 0)
+    assert min(_left_in_groups(memberships, root)) == 100
+    group(root / "a", V2, "5000", 5100)
+    assert min(_left_in_groups(memberships, root)) == 0
+
+
+def test_groups_of_version_1_and_those_that_a_container_hides(tmp_path):
+    memberships, root = tmp_path / "cgroup", tmp_path / "fs"
+    memberships.write_text("9:name=systemd:/\n4:cpu,memory:/jobs/7\n1:cpu:/\n0::/\n")
+    group(root / "memory/jobs", V1, "800", 100)
+    group(root / "memory", V1, str(2**63 - 4096), 100)
+    assert min(_left_in_groups(memberships, root)) == 700
+    memberships.write_text("0::/hidden/in/the/container\n")
+    group(root, V2, "600", 100)
+    assert min(_left_in_groups(memberships, root)) == 500
+    assert list(_left_in_groups(tmp_path / "none", tmp_path / "nothing")) == []
+
+
+def test_this_process_has_memory():
+    assert 50 << 20 < devices.program_bytes() < GIB

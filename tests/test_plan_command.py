@@ -1,0 +1,441 @@
+"""`rptrain plan`: what it shows of plans that fit and that do not, its advice, its flags, its JSON and its pictures."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from rptrain import cli
+from rptrain.advice import advise, with_value
+from rptrain.config import Config
+from rptrain.config_source import resolve
+from rptrain.devices import planned
+from rptrain.engine.meter import Measured
+from rptrain.machine_flags import MachineFlags
+from rptrain.memory_plan import least_memory, plan_run
+from rptrain.models import registry
+from rptrain.plan.machine import CARDS
+from rptrain.plan.roofline import Verdict
+from rptrain.plan.schedule import Plan, Stage
+from rptrain.plan_command import _conditions, report
+from rptrain.plan_report import describe, verdict_text
+from rptrain.timings import Timings
+from rptrain.trainer import train
+
+from . import run_tools as tools
+
+GIB = 1 << 30
+CONFIG = """\
+[model]
+path = "{model}"
+[[data.train]]
+path = "rows-that-are-not-there.jsonl"
+[data]
+max_length = 2048
+[train]
+micro_batch_size = 4
+global_batch_size = 64
+max_steps = 10
+[optim]
+update = "async"
+"""
+SERVER = ["--gpus", "8", "--card", "rtx4090", "--host", "800GiB"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write("qwen3-1.7b")
+    return tmp_path
+
+
+def write(model: str) -> None:
+    Path("c.toml").write_text(CONFIG.format(model=model))
+
+
+def run(*arguments: str, columns: int = 100) -> Result:
+    return CliRunner().invoke(cli.app, ["plan", "--config", "c.toml", *arguments], env={"COLUMNS": str(columns)})
+
+
+def as_json(*arguments: str) -> tuple[dict, int]:
+    result = run("--json", *arguments)
+    assert result.exit_code in (0, 2), result.output
+    return json.loads(result.stdout), result.exit_code
+
+
+# What is shown
+
+
+def test_a_large_machine_and_what_is_said_of_it():
+    result = run(*SERVER)
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    for part in (
+        "qwen3-1.7b: 1,720,574,976 parameters, 29 layers, bfloat16",
+        "A step: 16 micro-batches of 4 × 2,048 tokens, async",
+        "On 8 × RTX 4090 of a planned machine: 165 TFLOP/s and 25 GB/s each way",
+        "estimated with the profile of RTX 4090",
+        "layers.0, 28 times: forward",
+        "Transfers and updates hide",
+        "of 800.00 GiB (--host), fits",
+        "each of 8 GPUs:",
+        "It fits.",
+    ):
+        assert part in text
+    assert "\x1b" not in result.stdout
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_lines_are_no_wider_than_the_terminal(columns):
+    for arguments in (SERVER, ["--gpus", "2", "--host", "20GiB", "--vram", "8GiB"]):
+        lines = run(*arguments, columns=columns).stdout.splitlines()
+        assert len(lines) > 20 and max(map(len, lines)) <= columns
+
+
+def test_a_small_machine_ends_with_2_and_advice():
+    result = run("--gpus", "8", "--host", "30GiB")
+    assert result.exit_code == 2
+    assert "does not fit" in result.stdout and "It does not fit.\nWhat makes it fit:\n" in result.stdout
+    assert '- optim.update = "sync" fits and saves' in result.stdout
+    assert "F0-" in result.stdout  # the plan is shown all the same
+
+
+def test_without_a_plan_the_reason_is_shown():
+    result = run("--gpus", "8", "--host", "800GiB", "--vram", "5.25GiB")
+    text = " ".join(result.stdout.split())
+    assert result.exit_code == 2 and "No plan fits: engine.vram_limit leaves" in text
+    assert "- train.micro_batch_size = 2 fits and saves" in text
+
+
+def test_what_is_missing_where_nothing_helps():
+    result = run("--gpus", "8", "--host", "20GiB")
+    text = " ".join(result.stdout.split())
+    assert result.exit_code == 2
+    assert "No change of one key or two makes it fit: it needs" in text and "GiB more host memory" in text
+
+
+def test_host_memory_that_is_not_known_is_not_judged():
+    found, code = as_json("--gpus", "8")
+    assert code == 0 and found["fits"]
+    host = found["memory"][0]
+    assert (host["kind"], host["fits"], host["limit"]) == ("host memory", None, None)
+    assert "host memory not judged" in run("--gpus", "8").stdout
+
+
+def test_a_model_that_can_be_planned_only():
+    write("gpt-oss-20b")
+    assert "This version plans GptOssForCausalLM but cannot train it.\n" in run(*SERVER).stdout
+    assert as_json(*SERVER)[0]["model"]["trainable"] is False
+
+
+def test_this_machine_without_a_gpu():
+    write("tiny-tasks")
+    found, code = as_json("engine.devices=cpu:2")
+    assert code == 0 and found["machine"]["here"] and not found["machine"]["gpus"]
+    assert found["roofline"] is None
+    assert [place["kind"] for place in found["memory"]] == ["host memory", "disk space"]
+    shown = run("engine.devices=cpu:2")
+    assert shown.exit_code == 0 and "memory of 2 CPU workers" in shown.stdout
+
+
+def test_a_gpu_that_is_not_here_is_no_end():
+    result = run("engine.devices=cuda:7")
+    assert result.exit_code == 2 and "--gpus 8 --card rtx4090 plans for a machine that is not here" in result.stderr
+
+
+def test_stages_in_short():
+    def short(text: str) -> str:
+        return describe(Plan.parse(f"{text} | N=1 M=1 MR=1").stages)
+
+    assert short("F0-8 FB9-28 B6-8 B3-5 B0-2") == "F 0-8, fused 9-28, B 0-8 in 3 stages of 3"
+    assert short("F0-1 F2-4 FB5-5 B1-4 B0-0") == "F 0-4 in 2 stages of 2 to 3, fused 5, B 0-4 in 2 stages of 1 to 4"
+    assert short("FB0-3") == "fused 0-3"
+
+
+def test_verdicts_in_words():
+    stages = tuple(Stage("B", i, i + 1) for i in range(10))
+    assert verdict_text(Verdict(1, 1, None, -1e-9, ())) == "Transfers and updates hide: they make a step 0.0% longer."
+    up = verdict_text(Verdict(3, 2, "up", 0.5, stages))
+    assert up.startswith("The links up are the limit: a step takes 50% longer than with free copies that way.")
+    assert "10 (B0-0 B1-1 B2-2 B3-3 B4-4 B5-5 B6-6 B7-7 …)" in up
+    assert "optimizer on the CPU is the limit: a step takes 20%" in verdict_text(Verdict(3, 2, "optimizer", 0.2, ()))
+
+
+# Advice
+
+
+@pytest.mark.parametrize(
+    ("arguments", "overrides", "key"),
+    [
+        (["--gpus", "8", "--host", "30GiB"], [], "optim.update"),
+        (["--gpus", "8", "--host", "30GiB"], [], "train.global_batch_size"),
+        (["--gpus", "8", "--host", "30GiB"], [], "data.max_length"),
+        (["--gpus", "8", "--host", "800GiB", "--vram", "5.25GiB"], [], "train.micro_batch_size"),
+        (["--gpus", "8", "--host", "800GiB", "--vram", "24GiB"], ["engine.vram_limit=5GiB"], "engine.vram_limit"),
+        (["--gpus", "8", "--host", "800GiB"], ["engine.host_limit=30GiB"], "engine.host_limit"),
+    ],
+)
+def test_advice_applied_to_the_config_makes_it_fit(arguments, overrides, key):
+    before, code = as_json(*arguments, *overrides)
+    assert code == 2
+    remedy = next(r for r in before["advice"]["remedies"] if key in r["changes"])
+    after, code = as_json(*arguments, *overrides, f"{key}={remedy['changes'][key]}")
+    assert code == 0 and after["fits"] and not after["advice"]["missing"]
+    for kind in before["advice"]["missing"]:
+        totals = [max(p["total"] for p in found["memory"] if p["kind"] == kind) for found in (before, after)]
+        assert remedy["saves"][kind] == pytest.approx(totals[0] - totals[1], abs=64 << 20)  # this process grows
+
+
+def hardware(config: Config, host: int, vram: int = 24 * GIB, gpus: int = 8):
+    return planned(replace(CARDS["rtx4090"], vram=vram), gpus, host, config.engine)
+
+
+def spec_of(name: str):
+    return registry.shape(registry.read_config(registry.locate(name)))
+
+
+def test_the_largest_value_that_fits_is_given():
+    config, spec = resolve("c.toml").config, spec_of("qwen3-1.7b")
+    machine = hardware(config, 30 * GIB)
+    for remedy in advise(config, spec, machine).remedies:
+        (change,) = remedy.changes
+        if change.key in ("train.global_batch_size", "data.max_length"):
+            larger = with_value(config, change.key, 2 * change.value)
+            assert larger is not None and not plan_run(larger, spec, machine)[1].fits
+
+
+def test_a_value_is_given_where_there_is_a_plan_for_it_and_not_before():
+    """Half the rows would do if the activations of three stages were all; GPUs so small need more stages."""
+    config, spec = resolve("c.toml").config, spec_of("qwen3-1.7b")
+    machine = hardware(config, 31 * GIB, vram=6 * GIB + GIB // 4)
+    half, quarter = (with_value(config, "train.global_batch_size", rows) for rows in (32, 16))
+    assert half and least_memory(half, spec, machine).fits and not plan_run(half, spec, machine)[1].fits
+    assert quarter and plan_run(quarter, spec, machine)[1].fits
+    changes = [remedy.changes[0] for remedy in advise(config, spec, machine).remedies]
+    assert [change.value for change in changes if change.key == "train.global_batch_size"] == [16]
+
+
+def test_remedies_are_sorted_by_the_size_of_the_change():
+    config = resolve("c.toml").config
+    found = advise(config, spec_of("qwen3-1.7b"), hardware(config, 30 * GIB))
+    sizes = [remedy.changes[0].size for remedy in found.remedies]
+    assert len(sizes) > 1 and sizes == sorted(sizes)
+
+
+def test_two_changes_where_no_single_one_does():
+    config, spec = resolve("c.toml").config, spec_of("qwen3-1.7b")
+    machine = hardware(config, 27 * GIB)
+    (remedy,) = advise(config, spec, machine).remedies
+    assert len(remedy.changes) == 2 and " and " in str(remedy) and " fit and save " in str(remedy)
+    changed = config
+    for change in remedy.changes:
+        assert (alone := with_value(config, change.key, change.value)) is not None
+        assert not plan_run(alone, spec, machine)[1].fits
+        changed = with_value(changed, change.key, change.value)
+    assert plan_run(changed, spec, machine)[1].fits
+
+
+def test_nothing_is_said_of_what_fits():
+    config = resolve("c.toml").config
+    found = advise(config, spec_of("qwen3-1.7b"), hardware(config, 800 * GIB))
+    assert (found.remedies, found.missing, str(found)) == ((), {}, "")
+
+
+def test_a_full_disk(monkeypatch):
+    write("tiny-tasks")
+    overrides = ["engine.devices=cpu:1", "save.save_steps=1"]
+    disk = as_json(*overrides)[0]["memory"][-1]
+    one = disk["parts"][0]["nbytes"] // 10
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": disk["total"] - 6 * one}))
+    before, code = as_json(*overrides)
+    assert code == 2 and before["advice"]["missing"] == {"disk space": 6 * one}
+    (remedy, *_) = before["advice"]["remedies"]
+    assert remedy["changes"] == {"save.save_total_limit": 3}  # and one that is written: 4 of 10
+    assert as_json(*overrides, "save.save_total_limit=3")[1] == 0
+
+
+def test_training_gives_the_same_advice_before_anything_is_loaded(tmp_path, monkeypatch):
+    tools.write_model(tmp_path / "model")
+    tools.write_config(tmp_path)
+
+    def taken(*arguments: object, **named: object) -> None:
+        raise AssertionError("memory was taken for a run that cannot be")
+
+    monkeypatch.setattr("rptrain.trainer.ModelStore", taken)
+    low = "engine.host_limit=10000"
+    result = tools.invoke("--config", "run.toml", low)
+    first, *rest = result.stderr.splitlines()
+    assert result.exit_code == 2 and "engine.host_limit allows" in first
+    assert rest == ["what makes it fit:", *[line for line in rest if line.startswith("- ")]]
+    (raised,) = [line for line in rest if "engine.host_limit = " in line]
+    value = tomllib.loads(raised.removeprefix("- ").partition(" fits")[0])["engine"]["host_limit"]
+    assert tools.invoke("plan", "--config", "run.toml", low, f"engine.host_limit={value}").exit_code == 0
+
+
+# Flags
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--gpus", "0"], "--gpus must be 1 or more, not 0"),
+        (["--vram", "24"], "--vram must be a size such as 24GiB, not '24'"),
+        (["--vram", "0GiB"], "--vram must be a size such as 24GiB, not '0GiB'"),
+        (["--pcie", "fast"], "--pcie must be a size such as 25GB/s, not 'fast'"),
+        (["--host", "much"], "--host must be a size such as 800GiB, not 'much'"),
+        (["--tflops", "-1"], "--tflops must be more than 0, not -1"),
+        (["--card", "rtx409"], "not 'rtx409'; did you mean rtx4090?"),
+        (["--card", "x"], "--card must be one of rtx3090, rtx4090, rtx5090, a800, h200, not 'x'\n"),
+        (["--gpus", "two"], "Invalid value for '--gpus'"),
+    ],
+)
+def test_bad_flags_end_with_2(flags, said):
+    result = run(*flags)
+    assert (result.exit_code, result.stdout) == (2, "") and said in result.stderr
+
+
+def test_all_bad_flags_are_named_at_once():
+    assert len(run("--gpus", "0", "--vram", "24", "--pcie", "fast", "--card", "x").stderr.splitlines()) == 4
+
+
+def test_flags_stand_for_the_cards_figures():
+    found = as_json("--gpus", "3", "--card", "RTX 5090", "--pcie", "10GB/s", "--tflops", "100", "--vram", "20GiB")[0]
+    assert found["machine"] == {
+        "here": False, "card": "RTX 5090", "tflops": 100.0, "link": 10**10, "devices": 3, "gpus": True,
+    }  # fmt: skip
+    assert found["memory"][1]["limit"] == 20 * GIB - (256 << 20)
+    assert as_json("--host", "800GiB")[0]["machine"]["card"] == "RTX 4090"
+
+
+def test_mistakes_in_the_config_are_named_as_in_training():
+    result = run(*SERVER, "train.sed=3")
+    assert (result.exit_code, result.stdout) == (2, "") and "did you mean `train.seed`?" in result.stderr
+    assert run(*SERVER, "model.path=nowhere").exit_code == 2
+    assert CliRunner().invoke(cli.app, ["plan"]).exit_code == 2
+
+
+def test_fewer_micro_batches_than_devices_use_fewer():
+    found = as_json(*SERVER, "train.micro_batch_size=16")[0]
+    assert found["machine"]["devices"] == 4 and found["plan"]["text"].endswith("N=4 M=4 MR=4")
+
+
+# JSON and pictures
+
+KEYS = {
+    "": ["fits", "problem", "model", "machine", "step", "plan", "roofline", "memory", "advice"],
+    "model": ["path", "architecture", "parameters", "layers", "trainable"],
+    "machine": ["here", "card", "tflops", "link", "devices", "gpus"],
+    "step": ["micro_batch_size", "length", "micro_batches", "round_size", "tokens", "update"],
+    "plan": ["text", "stages", "seconds_per_step", "tokens_per_second", "bubble", "source"],
+    "roofline": ["ridge", "blocks", "limit", "loss", "stages"],
+    "advice": ["remedies", "missing"],
+}
+
+
+def test_json_has_the_documented_keys():
+    found, _ = as_json("--gpus", "8", "--host", "30GiB")
+    for name, keys in KEYS.items():
+        assert list(found[name] if name else found) == keys
+    for place in found["memory"]:
+        assert list(place) == ["kind", "name", "parts", "limit", "source", "notes", "total", "fits"]
+        assert place["total"] == sum(part["nbytes"] for part in place["parts"])
+    plan = Plan.parse(found["plan"]["text"])
+    assert [(s["kind"], s["first"], s["last"] + 1) for s in found["plan"]["stages"]] == [
+        (stage.kind, stage.start, stage.stop) for stage in plan.stages
+    ]
+    seconds, tokens = found["plan"]["seconds_per_step"], found["step"]["tokens"]
+    assert found["plan"]["tokens_per_second"] == pytest.approx(tokens / seconds)
+
+
+def test_json_without_a_plan():
+    found, code = as_json("--gpus", "8", "--host", "800GiB", "--vram", "2GiB")
+    assert code == 2 and found["plan"] is None and found["roofline"] is None
+    assert "even as a stage of its own" in found["problem"] and found["advice"]["missing"]["GPU memory"] > 0
+
+
+def test_the_experts_of_a_model_are_another_kind_of_block():
+    write("gpt-oss-20b")
+    windowed, whole = as_json(*SERVER)[0]["roofline"]["blocks"]
+    assert (windowed["layers"], whole["layers"]) == (12, 12) and windowed["forward"] < whole["forward"]
+
+
+def test_pictures(folder):
+    result = run(*SERVER, "--svg", "step.svg", "--trace", "step.json")
+    assert result.exit_code == 0
+    assert (folder / "step.svg").read_text().startswith("<svg ")
+    assert json.loads((folder / "step.json").read_text())["traceEvents"]
+    missing = run(*SERVER, "--svg", "nowhere/step.svg")
+    assert missing.exit_code == 2 and "nowhere/step.svg cannot be written" in missing.stderr
+    none = run("--gpus", "8", "--vram", "2GiB", "--svg", "none.svg")
+    assert none.exit_code == 2 and "there is no plan to draw" in none.stderr
+
+
+# "auto", and times that were measured
+
+
+def test_auto_is_settled_by_the_planner():
+    step = as_json(*SERVER, "train.micro_batch_size=auto", "engine.round_size=auto")[0]["step"]
+    assert step["micro_batch_size"] * step["micro_batches"] == 64
+    assert step["micro_batches"] % step["round_size"] == 0
+
+
+def test_auto_where_nothing_fits():
+    found, code = as_json("--gpus", "8", "--vram", "2GiB", "train.micro_batch_size=auto", "engine.round_size=auto")
+    assert code == 2 and found["problem"] and found["step"]["micro_batch_size"] == 1
+
+
+def test_the_times_of_a_run_that_would_go_on_are_taken(tmp_path):
+    tools.write_model(tmp_path / "model")
+    resolved = tools.write_config(tmp_path, "train.max_steps=4", "save.save_steps=2")
+    folder = train(resolved, quiet=True)
+    folder.events_path.write_text("")  # it was cut off
+    before = report(tmp_path / "run.toml", [], MachineFlags())
+    assert before.source == "profile of CPU"
+    spec = before.spec
+    layers = len(spec.stack)
+    measured = Measured((0.5,) * layers, (1.0,) * layers, None, None, 0.0, 3)
+    Timings(_conditions(before.config, spec, before.hardware), measured).save(folder.path)
+    after = report(tmp_path / "run.toml", [], MachineFlags())
+    assert after.source == f"times measured in {folder.path}"
+    assert after.run is not None and after.run.estimate.period >= 2
+
+
+# As a shell sees it
+
+LOADED = """
+import sys
+from rptrain import cli
+sys.argv = ["rptrain", "plan", "--config", "c.toml", *sys.argv[1:]]
+try:
+    cli.main()
+finally:
+    print([name for name in ("transformers", "tokenizers", "safetensors", "torch._inductor") if name in sys.modules])
+"""
+
+
+def test_nothing_heavy_is_loaded_and_no_colour_is_shown():
+    line = [sys.executable, "-P", "-c", LOADED, *SERVER]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]" and "\x1b" not in done.stdout
+
+
+def test_the_exit_code_of_the_command():
+    line = [sys.executable, "-P", "-m", "rptrain", "plan", "--config", "c.toml", "--gpus", "2", "--host", "20GiB"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "does not fit" in done.stdout and not done.stderr
+
+
+@pytest.mark.parametrize("preset", registry.presets())
+def test_every_preset_on_every_card(preset):
+    write(preset)
+    for card in CARDS:
+        few = ["train.micro_batch_size=1", "train.global_batch_size=4"]
+        found = report(Path("c.toml"), few, MachineFlags(gpus=2, card=card, host="2000GiB"))
+        assert (found.run is None) == (found.problem is not None)
+        assert json.dumps(found.to_dict())
