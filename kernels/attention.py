@@ -1,19 +1,24 @@
 """Causal attention over isolated documents: which implementation runs, and its backward.
 
 - reference: any device and dtype; scores of a few hundred queries at a time are stored.
-- flash: FlashAttention-2, 16-bit types on CUDA. Its backward adds into dq in an order that is fixed only
-  under `torch.use_deterministic_algorithms(True)` (with warn_only it is not); that costs it a float32 copy
-  of dq for every ceil(multiprocessors / (documents * heads)) of them.
-- cudnn: the fastest on recent cards where documents are whole rows. Up to torch 2.13 the framework does not
-  hand cuDNN's deterministic option on, so its backward never is: not taken while determinism is asked for.
+- triton: our own kernels (kernels/flash.py), on CUDA for any type but float64. Deterministic as they stand, for any
+  documents, windows and sinks, and without the workspace of flash: what training takes.
+- flash: the framework's FlashAttention-2, 16-bit types on CUDA. Its backward adds into dq in an order that is fixed
+  only under `torch.use_deterministic_algorithms(True)` (with warn_only it is not); that costs it a float32 copy of dq
+  for every ceil(multiprocessors / (documents * heads)) of them. It stands in where Triton is missing.
+- cudnn: very fast on recent cards where documents are whole rows. Up to torch 2.13 the framework does not hand
+  cuDNN's deterministic option on, so its backward never is: not taken while determinism is asked for.
+
+A window w lets token i see the tokens i - w + 1 to i of its document. Sinks [H] are one learned score a head that
+takes part in the softmax and has no value (GPT-OSS). Only triton and the reference take either.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rptrain.kernels import reference
+from rptrain.kernels import flash, reference
 from rptrain.models.spec import MicroBatch
 
 aten = torch.ops.aten
@@ -23,7 +28,7 @@ class Saved(NamedTuple):
     """What the backward needs beside q, k, v and out; without dropout, seed and offset are only handed on."""
 
     backend: str
-    lse: Tensor  # float32 (float64 for float64); reference [T, H], flash [H, T], cudnn by row
+    lse: Tensor  # float32 (float64 for float64); reference [T, H], triton and flash [H, T], cudnn by row
     seed: Tensor | None = None
     offset: Tensor | None = None
 
@@ -34,28 +39,43 @@ def backend(
     uniform: bool,
     head_size: int,
     *,
+    plain: bool = True,
     deterministic: bool = True,
     force: str | None = None,
 ) -> str:
-    """What runs for such inputs: "reference", "flash" or "cudnn"; ValueError if `force` cannot."""
-    flash = device_type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-    flash = flash and head_size % 8 == 0 and head_size <= 256
-    cudnn = flash and uniform and head_size <= 128
-    runs = {"reference": True, "flash": flash, "cudnn": cudnn}
+    """What runs for such inputs: "reference", "triton", "flash" or "cudnn"; ValueError if `force` cannot.
+
+    `plain`: neither window nor sinks.
+    """
+    cuda = device_type == "cuda"
+    framework = cuda and plain and dtype in (torch.bfloat16, torch.float16) and head_size % 8 == 0
+    runs = {
+        "reference": True,
+        "triton": cuda and flash.takes(dtype, head_size),
+        "flash": framework and head_size <= 256,
+        "cudnn": framework and uniform and head_size <= 128,
+    }
     if force is not None:
         if not runs.get(force, False):
             raise ValueError(
                 f"attention backend {force!r} does not take {dtype} on {device_type}, head size {head_size}"
-                f"{'' if uniform else ', documents inside rows'}"
+                f"{'' if uniform else ', documents inside rows'}{'' if plain else ', a window or sinks'}"
             )
         return force
-    if cudnn and not deterministic:
+    if runs["cudnn"] and not deterministic:
         return "cudnn"
-    return "flash" if flash else "reference"
+    return next(name for name in ("triton", "flash", "reference") if runs[name])
 
 
 def attention(
-    q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, mb: MicroBatch, force: str | None = None
+    q_THC: Tensor,
+    k_TKC: Tensor,
+    v_TKC: Tensor,
+    mb: MicroBatch,
+    force: str | None = None,
+    *,
+    window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Saved]:
     """out [T, H, C] and what the backward needs. Each token sees its own document up to itself."""
     chosen = backend(
@@ -63,9 +83,13 @@ def attention(
         q_THC.device.type,
         mb.uniform,
         q_THC.shape[-1],
+        plain=window is None and sinks is None,
         deterministic=torch.are_deterministic_algorithms_enabled(),
         force=force,
     )
+    if chosen == "triton":
+        out, lse = flash.forward_triton(q_THC, k_TKC, v_TKC, mb.positions, mb.length, window, sinks)
+        return out, Saved(chosen, lse)
     if chosen == "flash":
         out, lse, seed, offset, _ = aten._flash_attention_forward(q_THC, k_TKC, v_TKC, *_limits(mb), 0.0, True, False)
         return out, Saved(chosen, lse, seed, offset)
@@ -75,19 +99,36 @@ def attention(
             q, k, v, None, True, 0.0, True, False
         )
         return _by_token(out), Saved(chosen, lse, seed, offset)
-    out, lse = reference.attention(q_THC, k_TKC, v_TKC, mb.positions, mb.rows, mb.length)
+    out, lse = reference.attention(q_THC, k_TKC, v_TKC, mb.positions, mb.rows, mb.length, window, sinks)
     return out, Saved(chosen, lse)
 
 
 def attention_backward(
-    dout: Tensor, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, out: Tensor, saved: Saved, mb: MicroBatch
+    dout: Tensor,
+    q_THC: Tensor,
+    k_TKC: Tensor,
+    v_TKC: Tensor,
+    out: Tensor,
+    saved: Saved,
+    mb: MicroBatch,
+    *,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+    grad_sinks: Tensor | None = None,
+    into: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv, by the implementation that ran forward."""
+    """dq, dk, dv, by the implementation that ran forward, of the same window and sinks.
+
+    They are new tensors, or `into`: views of a wider one, such as the gradient of the fused product, whose tokens
+    hold their heads side by side. The gradient of the sinks is added to `grad_sinks` [H] in the wide type.
+    """
+    inputs = dout, q_THC, k_TKC, v_TKC, out, saved.lse
+    extras = window, sinks, grad_sinks
+    if saved.backend == "triton":
+        return flash.backward_triton(*inputs, mb.positions, mb.cu_seqlens, mb.length, *extras, into)
     if saved.backend == "flash":
-        return aten._flash_attention_backward(
-            dout, q_THC, k_TKC, v_TKC, out, saved.lse, *_limits(mb), 0.0, True, saved.seed, saved.offset
-        )
-    if saved.backend == "cudnn":
+        grads = aten._flash_attention_backward(*inputs, *_limits(mb), 0.0, True, saved.seed, saved.offset)
+    elif saved.backend == "cudnn":
         do, q, k, v, o = (_by_row(x, mb) for x in (dout, q_THC, k_TKC, v_TKC, out))
         grads = aten._scaled_dot_product_cudnn_attention_backward(
             do,
@@ -107,8 +148,36 @@ def attention_backward(
             True,
         )
         dq, dk, dv = (_by_token(grad) for grad in grads)
-        return dq, dk, dv
-    return reference.attention_backward(dout, q_THC, k_TKC, v_TKC, out, saved.lse, mb.positions, mb.rows, mb.length)
+        grads = dq, dk, dv
+    else:
+        grads = reference.attention_backward(*inputs, mb.positions, mb.rows, mb.length, *extras)
+    if into is None:
+        return grads
+    for place, grad in zip(into, grads, strict=True):
+        place.copy_(grad)
+    return into
+
+
+class Attention(torch.autograd.Function):
+    """`Attention.apply(q, k, v, sinks, mb, window)`: out [T, H, C], for use with autograd."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, mb: MicroBatch, window: int | None
+    ) -> Tensor:
+        out, saved = attention(q, k, v, mb, window=window, sinks=sinks)
+        ctx.save_for_backward(q, k, v, sinks, out)
+        ctx.rest = saved, mb, window
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (dout,) = grad_outputs
+        q, k, v, sinks, out = ctx.saved_tensors
+        saved, mb, window = ctx.rest
+        total = None if sinks is None else torch.zeros_like(sinks, dtype=saved.lse.dtype)
+        grads = attention_backward(dout, q, k, v, out, saved, mb, window=window, sinks=sinks, grad_sinks=total)
+        return *grads, total, None, None  # autograd casts the sum to the sinks' type
 
 
 def _limits(mb: MicroBatch) -> tuple[Tensor, Tensor, int, int]:

@@ -1,40 +1,62 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rptrain.kernels import reference
-from rptrain.kernels.attention import attention, attention_backward, backend
+from rptrain.kernels import flash, reference
+from rptrain.kernels.attention import Attention, attention, attention_backward, backend
 
-bf16, fp32 = torch.bfloat16, torch.float32
+bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@pytest.fixture
+def triton(monkeypatch) -> None:
+    """As if Triton were there: nothing is launched."""
+    monkeypatch.setattr(flash, "HAS_TRITON", True)
 
 
 @pytest.mark.parametrize(
     ("dtype", "device", "uniform", "head_size", "deterministic", "expected"),
     [
         (bf16, "cpu", True, 128, False, "reference"),
-        (fp32, "cuda", True, 128, False, "reference"),
+        (fp32, "cuda", True, 128, False, "triton"),
         (torch.float64, "cuda", False, 128, True, "reference"),
         (bf16, "cuda", True, 128, False, "cudnn"),
-        (bf16, "cuda", True, 128, True, "flash"),
-        (torch.float16, "cuda", False, 64, False, "flash"),
-        (bf16, "cuda", True, 256, False, "flash"),
+        (bf16, "cuda", True, 128, True, "triton"),
+        (fp16, "cuda", False, 64, False, "triton"),
+        (bf16, "cuda", True, 256, False, "triton"),
         (bf16, "cuda", True, 264, False, "reference"),
-        (bf16, "cuda", True, 36, False, "reference"),
+        (bf16, "cuda", True, 36, False, "triton"),
     ],
 )
-def test_backend(dtype, device, uniform, head_size, deterministic, expected) -> None:
+def test_backend(dtype, device, uniform, head_size, deterministic, expected, triton) -> None:
     assert backend(dtype, device, uniform, head_size, deterministic=deterministic) == expected
 
 
-def test_backend_can_be_forced() -> None:
-    assert backend(bf16, "cuda", True, 128, force="cudnn") == "cudnn"
-    assert backend(bf16, "cuda", True, 128, force="reference") == "reference"
+def test_backend_of_windows_and_sinks(triton) -> None:
+    assert backend(bf16, "cuda", True, 128, plain=False, deterministic=False) == "triton"
+    assert backend(bf16, "cpu", True, 128, plain=False) == "reference"
+    with pytest.raises(ValueError, match="a window or sinks"):
+        backend(bf16, "cuda", True, 128, plain=False, force="flash")
+
+
+def test_backend_without_triton(monkeypatch) -> None:
+    monkeypatch.setattr(flash, "HAS_TRITON", False)
+    assert backend(bf16, "cuda", True, 128) == "flash"
+    assert backend(bf16, "cuda", True, 128, plain=False) == "reference"
+    assert backend(fp32, "cuda", True, 128) == "reference"
+
+
+def test_backend_can_be_forced(triton) -> None:
+    for name in ("cudnn", "flash", "triton", "reference"):
+        assert backend(bf16, "cuda", True, 128, force=name) == name
     for dtype, device, uniform, force in (
         (bf16, "cuda", False, "cudnn"),
         (fp32, "cuda", True, "flash"),
         (bf16, "cpu", True, "flash"),
+        (bf16, "cpu", True, "triton"),
         (bf16, "cuda", True, "mine"),
     ):
         with pytest.raises(ValueError, match=force):
@@ -52,6 +74,49 @@ def test_the_cpu_takes_the_reference(micro_batch) -> None:
     grads = attention_backward(out, q, k, v, out, saved, mb)
     expected = reference.attention_backward(out, q, k, v, out, lse, mb.positions, 2, 5)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(grads, expected, strict=True))
+
+
+def test_gradients_into_a_wider_tensor(micro_batch) -> None:
+    mb = micro_batch([[4, 2]])
+    torch.manual_seed(0)
+    q, k, v = torch.randn(6, 4, 8), torch.randn(6, 2, 8), torch.randn(6, 2, 8)
+    out, saved = attention(q, k, v, mb)
+    whole = torch.empty(6, 8, 8)
+    into = tuple(whole.split([4, 2, 2], 1))
+    found = attention_backward(out, q, k, v, out, saved, mb, into=into)
+    assert all(a is b for a, b in zip(found, into, strict=True))
+    assert torch.equal(whole, torch.cat(attention_backward(out, q, k, v, out, saved, mb), 1))
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_windows_and_sinks_as_in_gpt_oss(window, micro_batch) -> None:
+    """Against transformers' eager attention, each document by itself, with autograd."""
+    modeling = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
+    lengths, heads, kv_heads, size = [7, 2], 4, 2, 8
+    mb = micro_batch([lengths])
+    torch.manual_seed(0)
+    shapes = [(9, heads, size), (9, kv_heads, size), (9, kv_heads, size), (heads,)]
+    given = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    theirs = [x.detach().clone().requires_grad_() for x in given]
+    out = Attention.apply(*given, mb, window)
+
+    q, k, v, sinks = theirs
+    module = SimpleNamespace(num_key_value_groups=heads // kv_heads, sinks=sinks, training=False)
+    pieces = []
+    for piece in zip(*(x.split(lengths) for x in (q, k, v)), strict=True):
+        index = torch.arange(len(piece[0]))
+        distance = index[:, None] - index
+        hidden = (distance < 0) | (distance >= (window or len(index)))
+        mask = torch.zeros(hidden.shape, dtype=torch.float64).masked_fill_(hidden, torch.finfo(torch.float64).min)
+        by_head = (x.transpose(0, 1)[None] for x in piece)
+        pieces.append(modeling.eager_attention_forward(module, *by_head, mask[None, None], size**-0.5)[0][0])
+    expected = torch.cat(pieces)
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    dout = torch.randn_like(out)
+    for ours, exact in zip(
+        torch.autograd.grad(out, given, dout), torch.autograd.grad(expected, theirs, dout), strict=True
+    ):
+        torch.testing.assert_close(ours, exact, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize(("force", "documents"), [("flash", [[200, 56], [256]]), ("cudnn", [[256], [256]])])
@@ -76,6 +141,9 @@ CASES = [
     ("flash", [[1, 1, 301, 2]]),
     ("cudnn", [[256], [256]]),
     ("cudnn", [[129]]),
+    ("triton", [[200, 56], [256]]),
+    ("triton", [[1, 1, 301, 2]]),
+    ("triton", [[1030]]),
 ]
 
 
@@ -102,14 +170,38 @@ def test_cuda_against_the_reference(force, documents, heads, kv_heads, size, dty
 
 
 @pytest.mark.gpu
-def test_flash_is_deterministic_when_asked(micro_batch) -> None:
+@pytest.mark.parametrize("force", ["flash", "triton"])
+def test_deterministic_when_asked(force, micro_batch) -> None:
     mb = micro_batch([[3000, 1096]], "cuda")
     torch.manual_seed(0)
     q, dout = (torch.randn(4096, 8, 64, device="cuda", dtype=bf16) for _ in range(2))
     k, v = (torch.randn(4096, 2, 64, device="cuda", dtype=bf16) for _ in range(2))
     torch.use_deterministic_algorithms(True)
-    out, saved = attention(q, k, v, mb)
+    out, saved = attention(q, k, v, mb, force)
     first = attention_backward(dout, q, k, v, out, saved, mb)
     for _ in range(5):
         again = attention_backward(dout, q, k, v, out, saved, mb)
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 128])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(16, 2, 64), (4, 2, 128), (4, 1, 80), (2, 1, 256)])
+def test_triton_with_windows_and_sinks(heads, kv_heads, size, window, micro_batch) -> None:
+    mb = micro_batch([[700, 324], [1024]], "cuda")
+    torch.manual_seed(0)
+    q, dout = (torch.randn(2048, heads, size, device="cuda", dtype=bf16) for _ in range(2))
+    k, v = (torch.randn(2048, kv_heads, size, device="cuda", dtype=bf16) for _ in range(2))
+    extras = {"window": window, "sinks": torch.randn(heads, device="cuda", dtype=bf16)}
+
+    def results(dtype: torch.dtype):
+        inputs = [x.to(dtype) for x in (q, k, v)]
+        grad_sinks = torch.zeros(heads, device="cuda", dtype=reference.wide(dtype))
+        out, saved = attention(*inputs, mb, **extras)
+        grads = attention_backward(dout.to(dtype), *inputs, out, saved, mb, **extras, grad_sinks=grad_sinks)
+        return saved.backend, (out, *grads, grad_sinks)
+
+    (chosen, ours), (oracle, exact) = results(bf16), results(torch.float64)
+    assert (chosen, oracle) == ("triton", "reference")
+    for name, x, y in zip(("out", "dq", "dk", "dv", "dsinks"), ours, exact, strict=True):
+        assert (x.double() - y).abs().max() <= 2e-2 * y.abs().max(), name

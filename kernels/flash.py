@@ -1,0 +1,467 @@
+"""Causal attention over isolated documents as Triton kernels: FlashAttention-2 with a deterministic backward.
+
+A query i sees the keys from first(i) to i, and a key j is seen by the queries from j until limit(j), where documents
+and the window set first and limit. Both grow with their argument, so a block's bounds are those of its first and last
+token; they are read on the device, and the grid follows from the number of tokens alone. Of the blocks between them,
+most need no mask.
+
+The backward has no atomics (it computes scores twice instead): one kernel for dq, where a block of queries goes over
+its keys, and one for dk and dv, where a block of keys goes over its queries, head by head of its group. Each sum has
+one order, so bits depend on the tiles alone, which a table gives by architecture, head size and pass.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rptrain.kernels.launch import DTYPES, HAS_TRITON, power_of_2, tl, triton
+
+MAX_HEAD_SIZE = 256
+UNLIMITED = 1 << 30  # a window that hides nothing
+
+
+class Tiles(NamedTuple):
+    """Queries and keys of a block, warps of a program, stages of its pipeline."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+class Passes(NamedTuple):
+    """The tiles of each kernel: forward, dq, and dk with dv; whether blocks come by the tensor memory accelerator."""
+
+    forward: Tiles
+    dq: Tiles
+    dkdv: Tiles
+    tma: bool = False
+
+
+# By shared memory (at most 227 KB a program on 9.0 and 10.0, 163 KB on 8.0, else 99 KB) and padded head size. On 8.x,
+# 9.0 and 12.0 no program spills registers with them.
+NARROW = {
+    "large": {
+        64: Passes(Tiles(128, 128, 8, 2), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 2), tma=True),
+        128: Passes(
+            Tiles(64, 64, 4, 3), Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 2), tma=True
+        ),  # of the sweep on an H200
+        256: Passes(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(64, 32, 8, 2), tma=True),
+    },
+    "medium": {
+        64: Passes(Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 2), Tiles(32, 128, 8, 2)),
+        128: Passes(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 2)),
+        256: Passes(Tiles(64, 64, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 2)),
+    },
+    "small": {
+        64: Passes(Tiles(128, 64, 8, 2), Tiles(128, 32, 8, 2), Tiles(32, 128, 8, 2)),
+        128: Passes(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(32, 64, 8, 2)),
+        256: Passes(Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 1), Tiles(32, 32, 8, 2)),
+    },
+}
+# Float32 has products without matrix units (tf32 is too coarse, three of it need more registers than there are).
+WIDE = {
+    64: Passes(Tiles(32, 32, 4, 1), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1)),
+    128: Passes(Tiles(32, 32, 8, 1), Tiles(16, 16, 8, 1), Tiles(32, 32, 8, 1)),
+    256: Passes(Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
+}
+
+
+def takes(dtype: torch.dtype, head_size: int) -> bool:
+    """Whether the kernels take heads of this type and size, on a CUDA device."""
+    return HAS_TRITON and dtype in DTYPES and head_size <= MAX_HEAD_SIZE
+
+
+def tiles(dtype: torch.dtype, head_size: int, capability: tuple[int, int]) -> Passes:
+    """The tiles for a card of this compute capability."""
+    size = max(64, power_of_2(head_size))
+    if dtype == torch.float32:
+        return WIDE[size]
+    if capability == (8, 0):
+        return NARROW["medium"][size]
+    large = capability[0] in (9, 10) and head_size % 8 == 0  # the accelerator wants 16 bytes
+    return NARROW["large" if large else "small"][size]
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (8, 6)
+
+
+def forward_triton(
+    q_THC: Tensor,
+    k_TKC: Tensor,
+    v_TKC: Tensor,
+    positions: Tensor,
+    length: int,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+    passes: Passes | None = None,
+) -> tuple[Tensor, Tensor]:
+    """out [T, H, C], and the scores' log-sum-exp [H, T], float32, sinks included.
+
+    A token sees `window` keys at most, itself included. `sinks` [H] are one more score a head, which takes its share
+    of the probability and gives nothing. `length` is that of a row; it orders the work and changes no result.
+    """
+    passes = passes or _passes(q_THC)
+    q, k, v = (_readable(x, passes.tma) for x in (q_THC, k_TKC, v_TKC))
+    tokens, heads, size = q.shape
+    tile = passes.forward
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(heads, tokens, dtype=torch.float32, device=q.device)
+    blocks, period = _blocks(tokens, length, tile.queries)
+    from_q, from_k, from_v = _by_block((q, tile.queries), (k, tile.keys), (v, tile.keys), tma=passes.tma)
+    _forward[heads, blocks](
+        from_q, from_k, from_v, sinks, positions, out, lse, tokens, window or UNLIMITED, size**-0.5, period,
+        **_constants(tile, passes.tma, q=q, k=k, v=v, out=out),
+    )  # fmt: skip
+    return out, lse
+
+
+def backward_triton(
+    dout: Tensor,
+    q_THC: Tensor,
+    k_TKC: Tensor,
+    v_TKC: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    positions: Tensor,
+    cu_seqlens: Tensor,
+    length: int,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+    grad_sinks: Tensor | None = None,
+    into: tuple[Tensor, Tensor, Tensor] | None = None,
+    passes: Passes | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv: new, or `into`, whose tokens may have any stride but hold their heads side by side.
+
+    `positions` [T] and `cu_seqlens` [documents + 1] (int32) say the same. The gradient of `sinks` is added to
+    `grad_sinks` [H], float32.
+    """
+    passes = passes or _passes(q_THC)
+    q, k, v, dout, out = (_readable(x, passes.tma) for x in (q_THC, k_TKC, v_TKC, dout, out))
+    dq, dk, dv = into or (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    inputs = q, k, v, dout, lse
+    delta, limits = dq_triton(dq, *inputs, out, positions, cu_seqlens, length, window, sinks, grad_sinks, passes)
+    dkdv_triton(dk, dv, *inputs, delta, limits, length, passes)
+    return dq, dk, dv
+
+
+def dq_triton(
+    dq: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    lse: Tensor,
+    out: Tensor,
+    positions: Tensor,
+    cu_seqlens: Tensor,
+    length: int,
+    window: int | None,
+    sinks: Tensor | None,
+    grad_sinks: Tensor | None,
+    passes: Passes,
+) -> tuple[Tensor, Tensor]:
+    """Writes dq, adds to `grad_sinks`. Returns rowsum(dout * out) [H, T], float32, and limit [T], int32."""
+    tokens, heads, size = q.shape
+    tile = passes.dq
+    delta = torch.empty_like(lse)
+    limits = torch.empty(tokens, dtype=torch.int32, device=q.device)
+    blocks, period = _blocks(tokens, length, tile.queries)
+    partials = None if sinks is None else torch.empty(blocks, heads, dtype=torch.float32, device=q.device)
+    operands = [(q, tile.queries), (k, tile.keys), (v, tile.keys), (dout, tile.queries)]
+    from_q, from_k, from_v, from_dout = _by_block(*operands, tma=passes.tma)
+    documents = cu_seqlens.numel() - 1  # made odd: for 1 and multiples of 16 Triton would compile anew
+    _backward_queries[heads, blocks](
+        from_q, from_k, from_v, from_dout, out, sinks, lse, positions, cu_seqlens, dq, delta, limits, partials,
+        tokens, 2 * documents + 1, window or UNLIMITED, size**-0.5, period,
+        **_constants(tile, passes.tma, q=q, k=k, v=v, dout=dout, out=out, dq=dq),
+    )  # fmt: skip
+    if partials is not None:
+        sizes: dict[str, Any] = {"ROWS": 32, "BLOCK": power_of_2(heads)}
+        _add_partials[1,](partials, grad_sinks, blocks, heads, **sizes)
+    return delta, limits
+
+
+def dkdv_triton(
+    dk: Tensor,
+    dv: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    limits: Tensor,
+    length: int,
+    passes: Passes,
+) -> None:
+    """Writes dk and dv, from what `dq_triton` returned."""
+    tokens, kv_heads, size = k.shape
+    tile = passes.dkdv
+    blocks, period = _blocks(tokens, length, tile.keys)
+    operands = [(q, tile.queries), (k, tile.keys), (v, tile.keys), (dout, tile.queries)]
+    from_q, from_k, from_v, from_dout = _by_block(*operands, tma=passes.tma)
+    _backward_keys[kv_heads, blocks](
+        from_q, from_k, from_v, from_dout, lse, delta, limits, dk, dv, tokens, size**-0.5, period,
+        **_constants(tile, passes.tma, q=q, k=k, v=v, dout=dout, dk=dk, dv=dv),
+    )  # fmt: skip
+
+
+def _readable(x_THC: Tensor, tma: bool) -> Tensor:
+    """The same values with the heads of a token side by side; for the accelerator, 16 bytes aligned."""
+    _, heads, size = x_THC.shape
+    stride, head_stride, last_stride = x_THC.stride()
+    side_by_side = (last_stride == 1 or size == 1) and (head_stride == size or heads == 1)
+    aligned = x_THC.data_ptr() % 16 == 0 and stride * x_THC.element_size() % 16 == 0
+    if side_by_side and (aligned or not tma):
+        return x_THC
+    return x_THC.clone(memory_format=torch.contiguous_format)
+
+
+def _by_block(*tensors: tuple[Tensor, int], tma: bool) -> list[Any]:
+    """What the kernels read blocks of so many tokens through: descriptors of [heads, tokens, size], or the tensors."""
+    if not tma:
+        return [x for x, _ in tensors]
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    descriptors = []
+    for x, rows in tensors:
+        tokens, heads, size = x.shape
+        block = [1, rows, max(16, power_of_2(size))]
+        descriptors.append(TensorDescriptor(x, [heads, tokens, size], [size, x.stride(0), 1], block))
+    return descriptors
+
+
+def _blocks(tokens: int, length: int, block: int) -> tuple[int, int]:
+    """Blocks of tokens, and how many of them a row has (all, if it has no whole number)."""
+    blocks, rows = triton.cdiv(tokens, block), tokens // length
+    return blocks, blocks if blocks % rows else blocks // rows
+
+
+def _constants(tile: Tiles, tma: bool, *, q: Tensor, k: Tensor, **others: Tensor) -> dict[str, Any]:
+    """What a kernel is compiled for, the strides of all tensors named included, and how it is launched."""
+    size = q.shape[-1]
+    strides = {f"{name.upper()}_STRIDE": x.stride(0) for name, x in ({"q": q, "k": k} | others).items()}
+    return strides | {
+        "GROUP": q.shape[1] // k.shape[1],
+        "C": size,
+        "BLOCK_C": max(16, power_of_2(size)),
+        "BLOCK_M": tile.queries,
+        "BLOCK_N": tile.keys,
+        "TMA": tma,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+
+
+def _passes(q: Tensor) -> Passes:
+    return tiles(q.dtype, q.shape[-1], _capability(q.device))
+
+
+@triton.jit
+def _forward(
+    q, k, v, sinks, positions, out, lse, tokens, window, scale, period,
+    Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, OUT_STRIDE: tl.constexpr,
+    GROUP: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    TMA: tl.constexpr,
+):  # fmt: skip
+    """A block of queries of one head: softmax over the keys as they come, in base 2."""
+    head = tl.program_id(0)
+    base_2_scale = _base_2(scale)
+    key_head = head // GROUP
+    # The last blocks of all rows come first: they have the most keys.
+    blocks, turn = tl.num_programs(1) // period, tl.program_id(1)
+    begin = ((turn % blocks) * period + period - 1 - turn // blocks) * BLOCK_M
+    m, column = begin + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    first, low, clear, end = _keys_of(positions, begin, m, tokens, window, BLOCK_M)
+    queries = _load(q, head, begin, tokens, Q_STRIDE, C, BLOCK_C, BLOCK_M, TMA)
+    acc = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
+    if sinks is None:
+        # Finite, so that a row whose keys so far are all hidden stays free of NaN.
+        top = tl.full([BLOCK_M], -3.0e38, tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+    else:
+        top = tl.zeros([BLOCK_M], tl.float32) + _base_2(tl.load(sinks + head).to(tl.float32))
+        total = tl.full([BLOCK_M], 1.0, tl.float32)
+    for n in range(low, end, BLOCK_N):
+        keys = _load(k, key_head, n, tokens, K_STRIDE, C, BLOCK_C, BLOCK_N, TMA)
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+        if (n < clear) | (n + BLOCK_N > begin + 1):
+            visible = ((n + column)[None, :] >= first[:, None]) & ((n + column)[None, :] <= m[:, None])
+            scores = tl.where(visible, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1) * base_2_scale)
+        probs = tl.exp2(scores * base_2_scale - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(probs, 1)
+        top = new_top
+        values = _load(v, key_head, n, tokens, V_STRIDE, C, BLOCK_C, BLOCK_N, TMA)
+        acc = tl.dot(probs.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
+    _store(out, acc / total[:, None], head, begin, tokens, OUT_STRIDE, C)
+    tl.store(lse + head.to(tl.int64) * tokens + m, (top + tl.log2(total)) * 0.6931471805599453, mask=m < tokens)
+
+
+@triton.jit
+def _backward_queries(
+    q, k, v, dout, out, sinks, lse, positions, cu_seqlens, dq, delta, limits, dsinks,
+    tokens, twice_documents, window, scale, period,
+    Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, DOUT_STRIDE: tl.constexpr,
+    OUT_STRIDE: tl.constexpr, DQ_STRIDE: tl.constexpr,
+    GROUP: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    TMA: tl.constexpr,
+):  # fmt: skip
+    """dq of a block of queries of one head; and what the next kernel needs: delta, and limits by head 0's programs."""
+    head, heads = tl.program_id(0), tl.num_programs(0)
+    base_2_scale = _base_2(scale)
+    key_head = head // GROUP
+    blocks, turn = tl.num_programs(1) // period, tl.program_id(1)
+    begin = ((turn % blocks) * period + period - 1 - turn // blocks) * BLOCK_M
+    m, column = begin + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    here, row = m < tokens, head.to(tl.int64) * tokens
+    if head == 0:
+        tl.store(limits + m, _limit(cu_seqlens, m, twice_documents // 2, window), mask=here)
+    do = _load(dout, head, begin, tokens, DOUT_STRIDE, C, BLOCK_C, BLOCK_M, TMA)
+    o = _load_rows(out, head, begin, tokens, OUT_STRIDE, C, BLOCK_C, BLOCK_M)
+    row_delta = tl.cast(tl.sum(o.to(tl.float32) * do.to(tl.float32), 1), tl.float32)
+    row_lse = _base_2(tl.load(lse + row + m, mask=here, other=0.0))
+    tl.store(delta + row + m, row_delta, mask=here)
+    if sinks is not None:
+        share = tl.exp2(_base_2(tl.load(sinks + head).to(tl.float32)) - row_lse)
+        dsink = tl.sum(tl.where(here, -share * row_delta, 0.0), 0)
+        tl.store(dsinks + begin // BLOCK_M * heads + head, dsink)
+
+    first, low, clear, end = _keys_of(positions, begin, m, tokens, window, BLOCK_M)
+    queries = _load(q, head, begin, tokens, Q_STRIDE, C, BLOCK_C, BLOCK_M, TMA)
+    acc = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
+    for n in range(low, end, BLOCK_N):
+        keys = _load(k, key_head, n, tokens, K_STRIDE, C, BLOCK_C, BLOCK_N, TMA)
+        values = _load(v, key_head, n, tokens, V_STRIDE, C, BLOCK_C, BLOCK_N, TMA)
+        probs = tl.exp2(tl.dot(queries, tl.trans(keys), input_precision="ieee") * base_2_scale - row_lse[:, None])
+        if (n < clear) | (n + BLOCK_N > begin + 1):
+            visible = ((n + column)[None, :] >= first[:, None]) & ((n + column)[None, :] <= m[:, None])
+            probs = tl.where(visible, probs, 0.0)
+        dprobs = tl.dot(do, tl.trans(values), input_precision="ieee")
+        dscores = probs * (dprobs - row_delta[:, None])
+        acc = tl.dot(dscores.to(keys.dtype), keys, acc, input_precision="ieee")
+    _store(dq, acc * scale, head, begin, tokens, DQ_STRIDE, C)
+
+
+@triton.jit
+def _backward_keys(
+    q, k, v, dout, lse, delta, limits, dk, dv, tokens, scale, period,
+    Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, DOUT_STRIDE: tl.constexpr,
+    DK_STRIDE: tl.constexpr, DV_STRIDE: tl.constexpr,
+    GROUP: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    TMA: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of a block of keys of one key head, over all query heads of its group. Scores are keys by queries."""
+    key_head = tl.program_id(0)
+    base_2_scale = _base_2(scale)
+    # The first blocks of all rows come first: they have the most queries.
+    blocks, turn = tl.num_programs(1) // period, tl.program_id(1)
+    begin = ((turn % blocks) * period + turn // blocks) * BLOCK_N
+    n, column = begin + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_M)
+    last = tl.minimum(begin + BLOCK_N, tokens) - 1
+    limit = tl.load(limits + n, mask=n < tokens, other=0)
+    end = tl.load(limits + last)
+    keys = _load(k, key_head, begin, tokens, K_STRIDE, C, BLOCK_C, BLOCK_N, TMA)
+    values = _load(v, key_head, begin, tokens, V_STRIDE, C, BLOCK_C, BLOCK_N, TMA)
+    k_acc = tl.zeros([BLOCK_N, BLOCK_C], tl.float32)
+    v_acc = tl.zeros([BLOCK_N, BLOCK_C], tl.float32)
+    for g in range(0, GROUP):
+        head = key_head * GROUP + g
+        row = tl.cast(head, tl.int64) * tokens
+        for m in range(begin, end, BLOCK_M):
+            queries = _load(q, head, m, tokens, Q_STRIDE, C, BLOCK_C, BLOCK_M, TMA)
+            do = _load(dout, head, m, tokens, DOUT_STRIDE, C, BLOCK_C, BLOCK_M, TMA)
+            here = m + column < tokens
+            row_lse = _base_2(tl.load(lse + row + m + column, mask=here, other=0.0))
+            probs = tl.exp2(tl.dot(keys, tl.trans(queries), input_precision="ieee") * base_2_scale - row_lse[None, :])
+            visible = ((m + column)[None, :] >= n[:, None]) & ((m + column)[None, :] < limit[:, None])
+            probs = tl.where(visible, probs, 0.0)
+            v_acc = tl.dot(probs.to(do.dtype), do, v_acc, input_precision="ieee")
+            dprobs = tl.dot(values, tl.trans(do), input_precision="ieee")
+            row_delta = tl.load(delta + row + m + column, mask=here, other=0.0)
+            dscores = probs * (dprobs - row_delta[None, :])
+            k_acc = tl.dot(dscores.to(queries.dtype), queries, k_acc, input_precision="ieee")
+    _store(dk, k_acc * scale, key_head, begin, tokens, DK_STRIDE, C)
+    _store(dv, v_acc, key_head, begin, tokens, DV_STRIDE, C)
+
+
+@triton.jit
+def _add_partials(partials, total, count, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Adds the sum over the rows of `partials` [count, width] to `total` [width]."""
+    row, column = tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    acc = tl.zeros([ROWS, BLOCK], tl.float32)
+    for begin in range(0, count, ROWS):
+        mask = (begin + row < count)[:, None] & (column < width)[None, :]
+        acc += tl.load(partials + (begin + row)[:, None] * width + column[None, :], mask=mask, other=0.0)
+    before = tl.load(total + column, mask=column < width, other=0.0)
+    tl.store(total + column, before + tl.sum(acc, 0), mask=column < width)
+
+
+@triton.jit
+def _base_2(x):
+    """A power of e as one of 2."""
+    return x * 1.4426950408889634
+
+
+@triton.jit
+def _keys_of(positions, begin, m, tokens, window, BLOCK_M: tl.constexpr):
+    """Of the queries from `begin` on: the first key of each; the least and the greatest of these; the end of all."""
+    position = tl.load(positions + m, mask=m < tokens, other=0).to(tl.int32)
+    end = tl.minimum(begin + BLOCK_M, tokens)
+    low = begin - tl.minimum(tl.load(positions + begin).to(tl.int32), window - 1)
+    high = end - 1 - tl.minimum(tl.load(positions + end - 1).to(tl.int32), window - 1)
+    return m - tl.minimum(position, window - 1), low, high, end
+
+
+@triton.jit
+def _limit(cu_seqlens, n, documents, window):
+    """Where the queries that see each key end: with its document (found by bisection), or with the window."""
+    low = n * 0
+    high = low + documents
+    left = documents
+    while left > 0:
+        middle = (low + high) // 2
+        later = tl.load(cu_seqlens + middle) > n
+        high = tl.where(later, middle, high)
+        low = tl.where(later, low, tl.minimum(middle + 1, high))
+        left = left // 2
+    return tl.minimum(tl.load(cu_seqlens + high), n + window)
+
+
+@triton.jit
+def _load(
+    x, head, row, tokens, STRIDE: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr,
+    TMA: tl.constexpr,
+):  # fmt: skip
+    """[ROWS, BLOCK_C] of a head, from the token `row` on; 0 beyond the last token and the head size."""
+    if TMA:
+        block = x.load([head, row, 0]).reshape([ROWS, BLOCK_C])
+    else:
+        block = _load_rows(x, head, row, tokens, STRIDE, C, BLOCK_C, ROWS)
+    return block
+
+
+@triton.jit
+def _load_rows(
+    x, head, row, tokens, STRIDE: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    rows, column = tl.arange(0, ROWS), tl.arange(0, BLOCK_C)
+    place = x + tl.cast(row, tl.int64) * STRIDE + head * C + (rows[:, None] * STRIDE + column[None, :])
+    mask = (row + rows < tokens)[:, None]
+    if BLOCK_C != C:
+        mask = mask & (column < C)[None, :]
+    return tl.load(place, mask=mask, other=0.0)
+
+
+@triton.jit
+def _store(x, values, head, row, tokens, STRIDE: tl.constexpr, C: tl.constexpr):
+    rows, column = tl.arange(0, values.shape[0]), tl.arange(0, values.shape[1])
+    place = x + tl.cast(row, tl.int64) * STRIDE + head * C + (rows[:, None] * STRIDE + column[None, :])
+    tl.store(place, values.to(x.dtype.element_ty), mask=(row + rows < tokens)[:, None] & (column < C)[None, :])

@@ -1,0 +1,57 @@
+"""The attention kernels with the tiles of each card's table, at heads of real models."""
+
+import torch
+
+from rptrain.kernels import flash
+from tests.kernels.compiling import ARCHITECTURES, Variant
+
+TYPES = {"positions": "*i64", "cu_seqlens": "*i32", "limits": "*i32", "scale": "fp32"}
+TYPES |= dict.fromkeys(("lse", "delta", "dsinks"), "*fp32")
+TYPES |= dict.fromkeys(("tokens", "twice_documents", "window", "period"), "i32")
+ALL = ("forward", "dq", "dkdv")
+
+
+def variants(
+    architecture: int,
+    dtype: str,
+    size: int,
+    heads: int,
+    kv_heads: int,
+    names: tuple[str, ...] = ALL,
+    sinks: bool = False,
+) -> list[Variant]:
+    passes = flash.tiles({"bf16": torch.bfloat16, "fp32": torch.float32}[dtype], size, divmod(architecture, 10))
+    block = max(16, flash.power_of_2(size))
+    found = []
+    for name in names:
+        kernel = {"forward": flash._forward, "dq": flash._backward_queries, "dkdv": flash._backward_keys}[name]
+        tile: flash.Tiles = getattr(passes, name)
+        types = {arg: TYPES.get(arg, f"*{dtype}") for arg in kernel.arg_names if not arg.isupper()}
+        if passes.tma:
+            for arg in types.keys() & {"q", "k", "v", "dout"}:
+                rows = tile.keys if arg in "kv" else tile.queries
+                types[arg] = f"tensordesc<{dtype}[1, {rows}, {block}]>"
+        constants = {
+            arg: (heads if arg in ("Q_STRIDE", "OUT_STRIDE", "DOUT_STRIDE", "DQ_STRIDE") else kv_heads) * size
+            for arg in kernel.arg_names
+            if arg.endswith("_STRIDE")
+        }
+        constants["V_STRIDE"] = (heads + 2 * kv_heads) * size
+        constants |= {"GROUP": heads // kv_heads, "C": size, "BLOCK_C": block, "TMA": passes.tma}
+        constants |= {"BLOCK_M": tile.queries, "BLOCK_N": tile.keys}
+        if not sinks:
+            absent = types.keys() & {"sinks", "dsinks"}
+            constants |= dict.fromkeys(absent)
+            types = {arg: kind for arg, kind in types.items() if arg not in absent}
+        options = {"num_warps": tile.warps, "num_stages": tile.stages}
+        found.append(Variant(kernel, types, constants, options, (architecture,)))
+    return found
+
+
+VARIANTS = [variant for a in ARCHITECTURES for variant in variants(a, "bf16", 128, 16, 8)]  # Qwen3-1.7B
+VARIANTS += [variant for a in ARCHITECTURES for variant in variants(a, "bf16", 64, 64, 8, sinks=True)]  # GPT-OSS
+VARIANTS += variants(80, "bf16", 256, 16, 8) + variants(86, "bf16", 256, 16, 8) + variants(90, "bf16", 256, 16, 8)
+VARIANTS += variants(86, "bf16", 96, 32, 32, ("dkdv",)) + variants(90, "bf16", 80, 32, 32, ("dkdv",))
+VARIANTS += variants(86, "fp32", 64, 32, 8) + variants(90, "fp32", 128, 32, 8)
+# In float32 dq of heads of 256 spills some 200 bytes with any tiles.
+VARIANTS += variants(86, "fp32", 256, 16, 8, ("forward", "dkdv"))
