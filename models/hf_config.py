@@ -9,7 +9,7 @@ from rptrain.errors import UserError
 from rptrain.models import rope
 
 # more is a slip, and would take all memory before it shows
-MOST = {"num_hidden_layers": 10_000, "head_dim": 65_536, "num_experts": 4096, "num_local_experts": 4096}
+MOST = {"num_hidden_layers": 1_000, "head_dim": 65_536, "num_experts": 4096, "num_local_experts": 4096}
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(config, dict):
         raise UserError(f"{file} must hold a JSON object, not a {type(config).__name__}")

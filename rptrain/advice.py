@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from rptrain.automatic import divisors
 from rptrain.config import Config
 from rptrain.config_values import format_size
 from rptrain.devices import Hardware, readable
@@ -160,7 +161,7 @@ def _most(memory: MemoryPlan, what: Literal["missing", "total"]) -> dict[str, in
 
 def _divisors(number: int) -> list[int]:
     """Those below the number, the largest first."""
-    return [n for n in range(number - 1, 0, -1) if number % n == 0]
+    return divisors(number)[1:]
 
 
 def _powers(most: int) -> list[int]:

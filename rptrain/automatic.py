@@ -2,14 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import isqrt
 from typing import Any
 
 from rptrain.config import AUTOMATIC, Config
 from rptrain.config_source import Resolved
+from rptrain.devices import Hardware
 from rptrain.errors import UserError
+from rptrain.memory_plan import least_memory, plan_run
+from rptrain.models.spec import ModelShape
 from rptrain.planner import RunPlan
 
-MICRO_BATCHES = 256  # of a step at most: more and smaller ones are not tried
+MICRO_BATCHES = 256  # of a step: more and smaller ones are tried where nothing else fits
 ROUNDS = (1, 2, 4)
 WORTH = 0.005  # a larger step's time must fall by this share to be taken over what was found before
 
@@ -17,6 +21,31 @@ WORTH = 0.005  # a larger step's time must fall by this share to be taken over w
 def is_automatic(config: Config) -> bool:
     """Whether something is left to be chosen."""
     return "auto" in _values(config)
+
+
+def settle_on(config: Config, spec: ModelShape, hardware: Hardware) -> Config:
+    """The config with numbers in place of "auto" for this hardware.
+
+    Where none fits, those with the least missing, on the GPUs before all: what is planned with them says what it is.
+    """
+
+    def plan(choice: Config) -> RunPlan:
+        if not least_memory(choice, spec, hardware).fits:  # there is no need to search for a plan
+            raise UserError("it does not fit")
+        run, memory = plan_run(choice, spec, hardware)
+        memory.check()
+        return run
+
+    def missing(choice: Config) -> tuple[int, int]:
+        memory = least_memory(choice, spec, hardware)
+        return max((gpu.missing for gpu in memory.gpus), default=0), memory.host.missing
+
+    if not is_automatic(config):
+        return config
+    try:
+        return settle(config, hardware.devices, plan)
+    except UserError:
+        return min(_choices(config, hardware.devices), key=missing)
 
 
 def settle(config: Config, devices: int, plan: Callable[[Config], RunPlan]) -> Config:
@@ -29,6 +58,8 @@ def settle(config: Config, devices: int, plan: Callable[[Config], RunPlan]) -> C
     best: tuple[float, Config] | None = None
     refusals: dict[int, UserError] = {}
     for choice in _choices(config, devices):
+        if best is not None and choice.train.micro_batches > MICRO_BATCHES:
+            break
         try:
             period = plan(choice).estimate.period
         except UserError as error:
@@ -54,6 +85,12 @@ def recorded(config: Config, run: Config) -> Config:
     return _with(config, *(old if new == "auto" else new for new, old in pairs))
 
 
+def divisors(number: int) -> list[int]:
+    """All of them, the largest first."""
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)}, reverse=True)
+
+
 def _values(config: Config) -> tuple[Any, Any]:
     return config.train.micro_batch_size, config.engine.round_size
 
@@ -68,8 +105,7 @@ def _choices(config: Config, devices: int) -> list[Config]:
     """Every choice: few rounds first, then large micro-batches, those with too few of them for the devices last."""
     rows, size = _values(config)
     total = config.train.global_batch_size
-    possible = [n for n in range(total, 0, -1) if total % n == 0] if rows == "auto" else [rows]
-    possible = [n for n in possible if total // n <= MICRO_BATCHES] or possible[:1]
+    possible = divisors(total) if rows == "auto" else [rows]
     choices: list[tuple[int, int | None]] = []
     for rounds in ROUNDS if size == "auto" else (1,):
         for n in possible:
@@ -80,5 +116,10 @@ def _choices(config: Config, devices: int) -> list[Config]:
                 choices.append((n, size))
     if not choices:
         raise UserError(f"engine.round_size = {size} divides no number of micro-batches of {total} rows: change it")
-    choices.sort(key=lambda choice: max(0, devices + 1 - (choice[1] or total // choice[0])))
+
+    def order(choice: tuple[int, int | None]) -> tuple[bool, int]:
+        count = total // choice[0]
+        return count > MICRO_BATCHES, max(0, devices + 1 - (choice[1] or count))
+
+    choices.sort(key=order)
     return [_with(config, *choice) for choice in choices]

@@ -154,7 +154,7 @@ class Engine(Section):
     vram_limit: Size | None = None
     """of each GPU, such as "24GiB"; unset: what is free"""
     host_limit: Size | None = None
-    """of the host's memory, such as "200GiB"; unset: what is free"""
+    """all that the process takes of the host's memory, such as "200GiB"; unset: what is free"""
     round_size: PositiveInt | Literal["auto"] | None = None
     """micro-batches a round, the same for the whole run; unset: all of a step; "auto": what is planned to be fastest"""
     optimizer_threads: PositiveInt | None = None

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,10 @@ from rptrain.plan.machine import CPU, GB, Card, Machine, card_named
 
 MARGIN = 256 << 20  # bytes of a GPU left alone where no limit is set: displays, other processes' growth
 CONTEXT = 512 << 20  # bytes of a CUDA context on a GPU that is not here to be asked
+# What a process grows by once it trains, measured with torch 2.13 on the CPU: stacks of threads and code that is first
+# used then; and modules, where they are not there yet, that `torch.use_deterministic_algorithms` imports.
+GROWTH = 32 << 20
+LATER = {"torch._inductor.config": 72 << 20, "triton": 66 << 20}
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class Gpu:
     name: str
     context: int  # what the CUDA context takes
     room: int  # for tensors, what is left to libraries included
-    source: str  # what the limit comes from
+    source: str  # what the limit comes from: a key, a flag, the card; "free"
     most: int  # the largest engine.vram_limit that is of use
 
     @property
@@ -41,17 +46,31 @@ class Hardware:
     host: int | None  # bytes that the process may have in all; None: not known
     host_source: str
     host_most: int | None  # the largest engine.host_limit that is of use; None: not known
-    program: int  # bytes of the process before it trains
+    program: int  # bytes that the process takes by itself once it trains: code, libraries, threads
     here: bool
+    saved: int = 0  # bytes on the disk of the checkpoints that a run goes on from
 
     @property
     def devices(self) -> int:
         return self.machine.devices
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Of the devices, one a worker."""
+        return tuple(gpu.name for gpu in self.gpus) or tuple(f"cpu:{index}" for index in range(self.devices))
+
+    @property
     def room(self) -> int | None:
         """Bytes for tensors on each GPU; None for workers on the CPU."""
         return min((gpu.room for gpu in self.gpus), default=None)
+
+    @property
+    def room_source(self) -> str:
+        """What sets `room`, as the subject of a sentence."""
+        if not self.gpus:
+            return "the host"
+        least = min(self.gpus, key=lambda gpu: gpu.room)
+        return f"what is free on {least.name}" if least.source == "free" else least.source
 
     def first(self, count: int) -> "Hardware":
         """With `count` of the devices at most."""
@@ -62,7 +81,9 @@ class Hardware:
         """With the limits of another config, as far as there is so much."""
         gpus, host = self.gpus, self.host
         if limit := engine.vram_limit:
-            gpus = tuple(replace(gpu, room=min(limit, gpu.most) - gpu.context) for gpu in gpus)
+            gpus = tuple(
+                replace(gpu, room=min(limit, gpu.most) - gpu.context, source="engine.vram_limit") for gpu in gpus
+            )
         if engine.host_limit:
             host = min(engine.host_limit, self.host_most or engine.host_limit)
         return replace(self, gpus=gpus, host=host)
@@ -74,29 +95,40 @@ def program_bytes() -> int:
 
 
 def here(engine: Engine) -> Hardware:
-    """This machine's devices that the config names. UserError where they are not there."""
-    program = program_bytes()  # before the first context is made, which is counted by itself
-    free = available_bytes() + program
+    """This machine's devices that the config names. UserError where they are not there.
+
+    To be asked once, before anything of a run is there: what the process takes then is the program's.
+    """
+    now = program_bytes()  # before the first context is made, which is counted by itself
+    free = available_bytes() + now
     names = resolve(engine.devices)
     gpus = gpu_memory(names, engine.vram_limit)
     limit, source = (engine.host_limit, "engine.host_limit") if engine.host_limit else (free, "free")
-    return Hardware(machine(names), gpus, limit, source, free, program, here=True)
+    return Hardware(machine(names), gpus, limit, source, free, now + _growth(), here=True)
 
 
-def planned(card: Card, count: int | None, host: int | None, engine: Engine) -> Hardware:
+def _growth() -> int:
+    """What training adds to the program, in bytes."""
+    return GROWTH + sum(nbytes for module, nbytes in LATER.items() if module not in sys.modules)
+
+
+def planned(
+    card: Card, count: int | None, host: int | None, engine: Engine, *, vram_source: str | None = None
+) -> Hardware:
     """`count` cards of a machine that is not here, by default as many as the config names, or one.
 
-    `host` bytes of host memory, None where it is not known. The config's limits hold there too. UserError where
+    `host` bytes of host memory, None where it is not known; `vram_source` says what the card's memory comes from,
+    where it is not the card. The config's limits hold there too. UserError where
     engine.vram_limit is more than the card has.
     """
     if count is None:
         count = len(engine.devices.split(",")) if engine.devices.startswith("cuda:") else 1
-    source = "engine.vram_limit" if engine.vram_limit else card.name
-    room = _room(card.name, engine.vram_limit, CONTEXT, free=card.vram - CONTEXT, total=card.vram)
+    source = "engine.vram_limit" if engine.vram_limit else vram_source or card.name
+    room = _room(card.name, engine.vram_limit, CONTEXT, source, free=card.vram - CONTEXT, total=card.vram)
     gpus = tuple(Gpu(f"cuda:{index}", CONTEXT, room, source, card.vram) for index in range(count))
     limits = [(size, name) for size, name in ((host, "--host"), (engine.host_limit, "engine.host_limit")) if size]
     limit, named = min(limits, default=(None, "not known"))
-    return Hardware(Machine(card, count), gpus, limit, named, host, program_bytes(), here=False)
+    return Hardware(Machine(card, count), gpus, limit, named, host, program_bytes() + _growth(), here=False)
 
 
 def resolve(text: str) -> tuple[str, ...]:
@@ -136,11 +168,6 @@ def machine(devices: Sequence[str]) -> Machine:
     return Machine(card, len(devices), host)
 
 
-def allocator_limit(devices: Sequence[str], vram_limit: int | None) -> int | None:
-    """Bytes that tensors may take on each GPU: see `gpu_memory`. None on the CPU."""
-    return min((gpu.room for gpu in gpu_memory(devices, vram_limit)), default=None)
-
-
 def gpu_memory(devices: Sequence[str], vram_limit: int | None) -> tuple[Gpu, ...]:
     """Each GPU's memory: the limit, or what is free, less the CUDA context. None for workers on the CPU.
 
@@ -156,34 +183,22 @@ def gpu_memory(devices: Sequence[str], vram_limit: int | None) -> tuple[Gpu, ...
         context = context_bytes(index)
         free, total = torch.cuda.mem_get_info(index)
         source = "engine.vram_limit" if vram_limit is not None and vram_limit - context <= free else "free"
-        room = _room(name, vram_limit, context, free=free, total=total)
+        room = _room(name, vram_limit, context, "what is free" if source == "free" else source, free=free, total=total)
         gpus.append(Gpu(name, context, room, source, min(free + context, total)))
     return tuple(gpus)
 
 
-def _room(name: str, vram_limit: int | None, context: int, *, free: int, total: int) -> int:
+def _room(name: str, vram_limit: int | None, context: int, source: str, *, free: int, total: int) -> int:
     """Bytes for tensors on a GPU."""
     if vram_limit is not None and vram_limit > total:
         raise UserError(f"engine.vram_limit is {readable(vram_limit)}, but {name} has {readable(total)}")
     room = min(vram_limit - context, free) if vram_limit is not None else free - MARGIN
     if room <= 0:
         raise UserError(
-            f"engine.vram_limit leaves nothing for tensors: {name} has {readable(free)} free, and the CUDA context "
+            f"{source} leaves nothing for tensors: {name} has {readable(free)} free, and the CUDA context "
             f"takes {readable(context)}"
         )
     return room
-
-
-def check_host(needed: int, host_limit: int | None) -> None:
-    """UserError if `needed` bytes are more than the limit, or than the host has free where no limit is set."""
-    allowed = available_bytes() if host_limit is None else host_limit
-    if needed > allowed:
-        source = "is free on this machine" if host_limit is None else "engine.host_limit allows"
-        raise UserError(
-            f"the run needs {readable(needed)} of host memory for weights, gradients, optimizer states and "
-            f"activations, but {readable(allowed)} {source}: lower train.global_batch_size or data.max_length, set "
-            'engine.round_size, or use optim.update = "sync"'
-        )
 
 
 def readable(nbytes: int) -> str:

@@ -43,8 +43,8 @@ def planned_machine(flags: MachineFlags, config: Config) -> Hardware:
     mistakes = []
     if flags.gpus is not None and flags.gpus < 1:
         mistakes.append(f"--gpus must be 1 or more, not {flags.gpus}")
-    if flags.tflops is not None and flags.tflops <= 0:
-        mistakes.append(f"--tflops must be more than 0, not {flags.tflops:g}")
+    if flags.tflops is not None and not 1e-6 <= flags.tflops <= 1e6:
+        mistakes.append(f"--tflops must be a number such as 165, not {flags.tflops:g}")
     name = "".join(letter for letter in (flags.card or DEFAULT_CARD).lower() if letter.isalnum())
     if name not in CARDS:
         near = difflib.get_close_matches(name, CARDS, 1, 0.5)
@@ -66,4 +66,5 @@ def planned_machine(flags: MachineFlags, config: Config) -> Hardware:
     if mistakes:
         raise UserError("\n".join(mistakes))
     card = with_rates(CARDS[name], vram=vram, tflops=flags.tflops, pcie=pcie)
-    return devices.planned(card, flags.gpus, host, config.engine)
+    source = None if vram is None else "--vram"
+    return devices.planned(card, flags.gpus, host, config.engine, vram_source=source)

@@ -1,9 +1,9 @@
 """The memory that a run takes, place by place: the host, each GPU and the disk, with what there is of each."""
 
+import os
 import resource
 import shutil
-import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any, Literal
@@ -17,22 +17,29 @@ from rptrain.engine.engine import AHEAD
 from rptrain.engine.footprint import Footprint, Shapes, stage_numel, stage_parts
 from rptrain.engine.memory import accumulate_dtype, aligned
 from rptrain.engine.meter import Measured
-from rptrain.job import workload_of
+from rptrain.errors import UserError
 from rptrain.models.spec import ModelShape
 from rptrain.plan.schedule import Plan, Stage
 from rptrain.planner import LIBRARIES, RunPlan, Workload, least_footprint, make_plan
+from rptrain.rundir import RunDir
 
-# What a process grows by once it trains, measured with torch 2.13 on the CPU: stacks of threads and code that is first
-# used then; and modules, where they are not there yet, that `torch.use_deterministic_algorithms` imports.
-GROWTH = 32 << 20
-LATER = {"torch._inductor.config": 72 << 20, "triton": 66 << 20}
 # What CUDA takes of the host, fitted to tests/results/qwen3-1.7b-*.json (torch 2.11): their `process_pss_gib` less
-# states, activations, the above and 0.3 GiB of a program that has imported torch, with one GPU and with two.
+# states, activations, devices.GROWTH and 0.3 GiB of a program that has imported torch, with one GPU and with two.
 CUDA, CUDA_EACH = 1140 << 20, 159 << 20
 TOKENIZERS = 28 << 20  # transformers' code for tokenizers, measured as GROWTH was; a large vocabulary takes more
 
 
 Kind = Literal["host memory", "GPU memory", "disk space"]
+USES = {  # what takes it, and what to do where there is too little
+    "host memory": (
+        "weights, gradients, optimizer states, activations and the program itself",
+        'lower train.global_batch_size or data.max_length, set engine.round_size, or use optim.update = "sync"',
+    ),
+    "disk space": (
+        "checkpoints and the exported model",
+        "lower save.save_total_limit, make room, or set save.output_dir to another disk",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,15 @@ class Place:
         """Bytes that there are too few of."""
         return 0 if self.limit is None else max(0, self.total - self.limit)
 
+    @property
+    def allowed(self) -> str:
+        """What there is, in words: "1.00 GiB is free on this machine"."""
+        assert self.limit is not None
+        if not self.source.startswith("free"):
+            return f"{readable(self.limit)} {self.source} allows"
+        where = "on this machine" if self.source == "free" else self.source.removeprefix("free ")
+        return f"{readable(self.limit)} is free {where}"
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON: the fields, with `total` and `fits`; a part has `name` and `nbytes`."""
         return {**asdict(self), "total": self.total, "fits": self.fits}
@@ -89,6 +105,14 @@ class MemoryPlan:
     def fits(self) -> bool:
         return not any(place.missing for place in self.places)
 
+    def check(self) -> None:
+        """UserError for host or disk where it is too small, with what to do; a plan is made to fit the GPUs."""
+        for place in (self.host, self.disk):
+            if place is not None and place.missing:
+                use, remedy = USES[place.kind]
+                needed = readable(place.total)
+                raise UserError(f"the run needs {needed} of {place.kind} for {use}, but {place.allowed}: {remedy}")
+
 
 def plan_run(
     config: Config, spec: ModelShape, hardware: Hardware, measured: Measured | None = None
@@ -97,11 +121,19 @@ def plan_run(
     micro-batches. UserError where not even single layers fit a GPU.
     """
     hardware = hardware.first(config.round_size)
-    workload = workload_of(config)
+    workload = Workload.of(config)
     room = hardware.host
     if room is not None:
         room -= sum(part.nbytes for part in _process(config, workload, hardware))
-    run = make_plan(spec, hardware.machine, workload, device_limit=hardware.room, host_limit=room, measured=measured)
+    run = make_plan(
+        spec,
+        hardware.machine,
+        workload,
+        device_limit=hardware.room,
+        limit_source=hardware.room_source,
+        host_limit=room,
+        measured=measured,
+    )
     workers = 0 if hardware.gpus else sum(worker_bytes(spec, run, workload.shapes))
     return run, _memory(config, spec, hardware, run.device, activations=run.boundary_bytes, workers=workers)
 
@@ -111,7 +143,7 @@ def least_memory(config: Config, spec: ModelShape, hardware: Hardware) -> Memory
     GPU's memory holds the slots of.
     """
     hardware = hardware.first(config.round_size)
-    workload = workload_of(config)
+    workload = Workload.of(config)
     stages = 1
     if hardware.room is not None:
         whole = stage_parts(spec, Stage("FB", 0, len(spec.stack)), workload.shapes)
@@ -128,11 +160,11 @@ def _memory(
     """On the host pages count that are written to, and none of files that are read: the system takes those back when
     it needs them.
     """
-    workload = workload_of(config)
+    workload = Workload.of(config)
     return MemoryPlan(
         _host(config, spec, workload, hardware, activations, workers),
         tuple(_gpu(gpu, device, workload.shapes) for gpu in hardware.gpus),
-        _disk(config, spec) if hardware.here else None,
+        _disk(config, spec, hardware.saved) if hardware.here else None,
     )
 
 
@@ -163,8 +195,7 @@ def _process(config: Config, workload: Workload, hardware: Hardware) -> list[Par
         parts.append(Part("tokenizer", TOKENIZERS))
     if hardware.gpus:
         parts.append(Part("CUDA", CUDA + CUDA_EACH * len(hardware.gpus)))
-    grows = GROWTH + sum(nbytes for module, nbytes in LATER.items() if module not in sys.modules)
-    return [*parts, Part("the program and its libraries", hardware.program + grows)]
+    return [*parts, Part("the program and its libraries", hardware.program)]
 
 
 def _host(
@@ -234,19 +265,33 @@ def indices_bytes(shapes: Shapes) -> int:
     return 2 * shapes.micro_batches * shapes.tokens * (8 + 8 + 4)
 
 
-def _disk(config: Config, spec: ModelShape) -> Place:
-    """Checkpoints, one more than are kept while it is written, and the exported model."""
-    workload = workload_of(config)
+def going_on(hardware: Hardware, found: tuple[RunDir, Path] | None) -> Hardware:
+    """For the run and its checkpoint that are gone on from: what the run has saved is on the disk already."""
+    if found is None or not (paths := found[0].checkpoints()) or found[1].name != paths[-1].name:
+        return hardware  # from an older checkpoint a run of its own begins
+    return replace(hardware, saved=sum(f.stat().st_size for path in paths for f in path.rglob("*") if f.is_file()))
+
+
+def _disk(config: Config, spec: ModelShape, saved: int) -> Place:
+    """Checkpoints, one more than are kept while it is written, and the exported model.
+
+    Of the `saved` bytes of earlier checkpoints those count as room that stay or make room, not for the one to be
+    written.
+    """
+    workload = Workload.of(config)
     wide, itemsize = accumulate_dtype(workload.dtype).itemsize, workload.dtype.itemsize
     each = itemsize * (1 + workload.asynchronous) + 2 * wide + (2 if itemsize == 2 else 0)
     one = each * sum(unit.numel for unit in spec.units)
-    saved, keep = saves(config), config.save.save_total_limit
+    written, keep = saves(config), config.save.save_total_limit
     notes = []
-    if saved is None and keep is None:
+    if written is None and keep is None:
         notes.append("every checkpoint is kept, and how many there will be is not known: one is counted")
-    count = min((n for n in (saved, None if keep is None else keep + 1) if n is not None), default=1)
+    count = min((n for n in (written, None if keep is None else keep + 1) if n is not None), default=1)
     output = Path(config.save.output_dir).absolute()
-    place = next(folder for folder in (output, *output.parents) if folder.is_dir())
+    place = next(folder for folder in (output, *output.parents) if os.path.isdir(folder))  # False for a name too long
+    usage = shutil.disk_usage(place)
+    earlier = min(saved, (count - 1) * one)
+    source = f"free in {place}" if not earlier else f"free in {place}, with the {readable(earlier)} of its checkpoints"
     return Place(
         "disk space",
         "disk",
@@ -255,8 +300,8 @@ def _disk(config: Config, spec: ModelShape) -> Place:
             Part("exported model", spec.num_parameters * itemsize),
             Part("their descriptions", SLACK),
         ),
-        shutil.disk_usage(place).free,
-        f"free in {place}",
+        usage.free + earlier if usage.total else None,  # /proc and the like know no size
+        source,
         tuple(notes),
     )
 

@@ -5,7 +5,8 @@ As JSON: one object with these keys, which stay. Times are in seconds, sizes in 
     fits         whether all places that are known have room
     problem      why there is no plan, in words; null where there is one
     model        path, architecture, parameters, layers (the head is one), trainable
-    machine      here, card, tflops, link (a GPU's, each way), devices, gpus (false: workers on the CPU)
+    machine      here, card, tflops, link (a GPU's, each way), devices (that are used), gpus (false: workers on the
+                 CPU), asked (devices that there are)
     step         micro_batch_size, length, micro_batches, round_size, tokens, update
     plan         text (rptrain/plan/schedule.py reads it), stages (kind, first, last), seconds_per_step,
                  tokens_per_second, bubble, source; null without a plan
@@ -22,15 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from rptrain import automatic
-from rptrain import devices as device_choice
 from rptrain.advice import Advice, advise
 from rptrain.config import Config
 from rptrain.config_source import Resolved, resolve
 from rptrain.devices import Hardware
 from rptrain.errors import UserError
-from rptrain.job import workload_of
 from rptrain.machine_flags import MachineFlags
-from rptrain.memory_plan import MemoryPlan, least_memory, plan_run
+from rptrain.memory_plan import MemoryPlan, going_on, least_memory, plan_run
 from rptrain.models import registry
 from rptrain.models.block import BlockShape
 from rptrain.models.moe import MoEBlock
@@ -38,9 +37,11 @@ from rptrain.models.spec import ModelShape
 from rptrain.plan.dispatch import dispatch
 from rptrain.plan.roofline import Sizes, Verdict, backward_intensity, forward_intensity, judge, ridge
 from rptrain.plan.simulate import Timeline, simulate
-from rptrain.planner import RunPlan
+from rptrain.planner import RunPlan, Workload
 from rptrain.rundir import RunDir, find
 from rptrain.timings import Conditions, load
+
+PICTURE_CHUNK = 256 << 20  # bytes: a picture shows no finer pieces of a copy
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ class PlanReport:
 
     config: Config  # without "auto"
     spec: ModelShape
-    hardware: Hardware
+    hardware: Hardware  # of which a round keeps every device busy
+    asked: int  # devices that there are
     memory: MemoryPlan
     advice: Advice
     run: RunPlan | None
@@ -85,8 +87,9 @@ class PlanReport:
         """A simulated step; in async with the one before, into which it goes over."""
         assert self.run is not None
         setting = self.run.setting
+        links = setting.links and replace(setting.links, chunk=PICTURE_CHUNK)
         return simulate(
-            dispatch(self.run.plan, self.run.costs, links=setting.links, lag=setting.lag, iterations=1 + setting.lag)
+            dispatch(self.run.plan, self.run.costs, links=links, lag=setting.lag, iterations=1 + setting.lag)
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,6 +130,7 @@ class PlanReport:
                 "link": machine.link,
                 "devices": machine.devices,
                 "gpus": bool(self.hardware.gpus),
+                "asked": self.asked,
             },
             "step": {
                 "micro_batch_size": config.train.rows,
@@ -154,64 +158,45 @@ def report(path: Path, overrides: list[str], flags: MachineFlags) -> PlanReport:
     config = resolved.config
     hardware = flags.machine(config)
     spec = registry.shape(registry.read_config(registry.locate(config.model.path)))
-    run_dir = _unfinished(resolved) if hardware.here else None
-    problem, config = _settle(config, spec, hardware, run_dir)
-    measured = None
-    if run_dir is not None:
-        measured = load(run_dir.path, _conditions(config, spec, hardware))
-    run = verdict = None
+    found = _unfinished(resolved) if hardware.here else None
+    hardware = going_on(hardware, found)
+    if found is not None:
+        config = automatic.recorded(config, found[0].config())
+    config = automatic.settle_on(config, spec, hardware)
+    used = hardware.first(config.round_size)
+    measured = problem = run = verdict = None
+    if found is not None and config.engine.replan:
+        measured = load(found[0].path, Conditions.of(config, spec, used.names))
     try:
         run, memory = plan_run(config, spec, hardware, measured)
+        if measured and not memory.fits:  # a run leaves them alone then, too
+            measured = None
+            run, memory = plan_run(config, spec, hardware)
     except UserError as error:
-        problem, memory = problem or str(error), least_memory(config, spec, hardware)
+        problem, memory = str(error), least_memory(config, spec, hardware)
     if run is not None and hardware.gpus:
         verdict = judge(run.plan, run.costs, run.setting)
     return PlanReport(
         config,
         spec,
-        hardware.first(config.round_size),
+        used,
+        hardware.devices,
         memory,
         advise(config, spec, hardware, memory),
         run,
         problem,
-        f"times measured in {run_dir.path}" if run_dir and measured else f"profile of {hardware.machine.card.name}",
+        f"times measured in {found[0].path}" if found and measured else f"profile of {hardware.machine.card.name}",
         _blocks(config, spec) if verdict else (),
         verdict,
     )
 
 
-def _unfinished(resolved: Resolved) -> RunDir | None:
+def _unfinished(resolved: Resolved) -> tuple[RunDir, Path] | None:
     """The run that training would go on with, and whose times hold; None also where it could not go on."""
     try:
-        found = find(resolved)
+        return find(resolved)
     except UserError:
         return None
-    return found[0] if found else None
-
-
-def _conditions(config: Config, spec: ModelShape, hardware: Hardware) -> Conditions:
-    """What times would have to be measured under to hold for this plan."""
-    devices = [gpu.name for gpu in hardware.gpus] or ["cpu"]
-    kinds = tuple(sorted({device_choice.device_kind(name) for name in devices}))
-    length = config.data.max_length
-    return Conditions(kinds, config.train.rows * length, length, config.model.dtype, len(spec.stack))
-
-
-def _settle(config: Config, spec: ModelShape, hardware: Hardware, run: RunDir | None) -> tuple[str | None, Config]:
-    """The config with numbers in place of "auto", and what is wrong where none fit: those are the smallest then."""
-    if run is not None:
-        config = automatic.recorded(config, run.config())
-    if not automatic.is_automatic(config):
-        return None, config
-    try:
-        return None, automatic.settle(config, hardware.devices, lambda choice: plan_run(choice, spec, hardware)[0])
-    except UserError as error:
-        rows = 1 if config.train.micro_batch_size == "auto" else config.train.rows
-        train = config.train.model_copy(update={"micro_batch_size": rows})
-        engine = config.engine
-        if engine.round_size == "auto":
-            engine = engine.model_copy(update={"round_size": None})
-        return str(error), config.model_copy(update={"train": train, "engine": engine})
 
 
 def _blocks(config: Config, spec: ModelShape) -> tuple[BlockIntensity, ...]:
@@ -224,7 +209,7 @@ def _blocks(config: Config, spec: ModelShape) -> tuple[BlockIntensity, ...]:
                 sizes = replace(sizes, experts=layer.experts, active=layer.active, window=layer.window)
             kinds.setdefault(sizes, []).append(layer.name)
     length, batch = config.data.max_length, config.train.rows * config.round_size
-    itemsize = workload_of(config).dtype.itemsize
+    itemsize = Workload.of(config).dtype.itemsize
     return tuple(
         BlockIntensity(
             names[0],

@@ -80,6 +80,9 @@ def _head(report: PlanReport) -> Iterator[str]:
         f"A step: {config.train.micro_batches} micro-batches{of_rounds} of {config.train.rows} × "
         f"{config.data.max_length:,} tokens, {config.optim.update}"
     )
+    if hardware.devices < report.asked:
+        kind = "GPUs" if hardware.gpus else "workers"
+        yield f"{hardware.devices} of {report.asked} {kind}: a round has {config.round_size} micro-batches"
     machine = hardware.machine
     where = "this machine" if hardware.here else "a planned machine"
     if not hardware.gpus:

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Self
 
 import torch
 
+from rptrain.config import Config
 from rptrain.devices import readable
 from rptrain.engine.boundary import BoundaryBuffers
 from rptrain.engine.embedding import RowGradients
@@ -22,6 +24,7 @@ from rptrain.plan.machine import Machine
 from rptrain.plan.schedule import Plan, Stage
 from rptrain.plan.search import search
 
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 LIBRARIES = 512 << 20  # bytes of a GPU's limit left to matrix and attention libraries, and to fragments
 
 
@@ -35,6 +38,19 @@ class Workload:
     round_size: int
     dtype: torch.dtype
     asynchronous: bool
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """That of a config without "auto"."""
+        train = config.train
+        return cls(
+            rows=train.rows,
+            length=config.data.max_length,
+            micro_batches=train.micro_batches,
+            round_size=config.round_size,
+            dtype=DTYPES[config.model.dtype],
+            asynchronous=config.optim.update == "async",
+        )
 
     @property
     def tokens(self) -> int:
@@ -54,14 +70,9 @@ class RunPlan:
     device: Footprint
     store_bytes: int
     boundary_bytes: int
-    row_bytes: int  # sums of the embedding's gradient rows
     estimate: Estimate
     costs: tuple[LayerCost, ...]
     setting: Setting
-
-    @property
-    def host_bytes(self) -> int:
-        return self.store_bytes + self.boundary_bytes + self.row_bytes
 
 
 def layer_costs(
@@ -70,8 +81,8 @@ def layer_costs(
     """Measured times where there are some, else estimates from operations and bytes. The embedding's update counts to
     the first layer, which waits for it.
     """
-    itemsize = workload.dtype.itemsize
-    grad = accumulate_dtype(workload.dtype).itemsize if workload.shapes.wide_grad else itemsize
+    itemsize, wide = workload.dtype.itemsize, accumulate_dtype(workload.dtype).itemsize
+    grad = wide if workload.shapes.wide_grad else itemsize
     pace = machine.update_seconds(1)
     if measured is not None and measured.update:
         pace = measured.update / spec.num_parameters
@@ -80,7 +91,7 @@ def layer_costs(
     for index, layer in enumerate(spec.stack):
         numel = sum(spec.units[unit].numel for unit in layer.units)
         ahead, back = layer.work(workload.tokens, workload.length, itemsize)
-        sums = Work(traffic=2 * numel * accumulate_dtype(workload.dtype).itemsize)  # of gradients, read and written
+        sums = Work(traffic=2 * numel * wide)  # of gradients, read and written
         forward, backward = machine.card.seconds(ahead), machine.card.seconds(back + sums)
         if measured is not None:
             forward, backward = measured.forward[index] or forward, measured.backward[index]
@@ -94,6 +105,7 @@ def layer_costs(
                 numel * grad,
                 layer.kept_bytes(workload.tokens, itemsize),
                 pace * sum(spec.units[unit].numel for unit in new),
+                numel * wide,
             )
         )
     return tuple(costs)
@@ -105,13 +117,14 @@ def make_plan(
     workload: Workload,
     *,
     device_limit: int | None,
+    limit_source: str = "the limit",
     host_limit: int | None = None,
     measured: Measured | None = None,
 ) -> RunPlan:
     """The partition with the shortest simulated step within `device_limit` bytes of GPU memory.
 
     Of those, one whose buffers keep the host within `host_limit` bytes is taken where there is one. Raises UserError
-    where not even single layers fit a GPU, with the layer and what it needs.
+    where not even single layers fit a GPU, with the layer and what it needs; `limit_source` says what sets the limit.
     """
     costs = layer_costs(spec, workload, machine, measured)
     boundary = workload.tokens * spec.hidden_size * workload.dtype.itemsize
@@ -131,7 +144,7 @@ def make_plan(
     rounds = workload.micro_batches // workload.round_size
     rows = RowGradients.nbytes(spec, workload.dtype, workload.tokens, workload.round_size, rounds)
     room = None if device_limit is None else device_limit - LIBRARIES
-    _check_single_layers(spec, workload.shapes, room)
+    _check_single_layers(spec, workload.shapes, room, limit_source)
     parts = cache(lambda stage: stage_parts(spec, stage, workload.shapes))
 
     def fits_device(stages: Sequence[Stage]) -> bool:
@@ -154,7 +167,6 @@ def make_plan(
         footprint(spec, found.stages, workload.shapes),
         store,
         buffers(found.stages),
-        rows,
         found.estimate,
         costs,
         setting,
@@ -169,13 +181,13 @@ def least_footprint(spec: ModelShape, shapes: Shapes) -> Footprint:
     return footprint(spec, singles, shapes)
 
 
-def _check_single_layers(spec: ModelShape, shapes: Shapes, limit: int | None) -> None:
+def _check_single_layers(spec: ModelShape, shapes: Shapes, limit: int | None, source: str) -> None:
     """UserError where a device cannot hold a layer a stage."""
     least = least_footprint(spec, shapes)
     if limit is not None and least.total > limit:
         largest = max(spec.stack, key=lambda layer: sum(spec.units[unit].numel for unit in layer.units))
         raise UserError(
-            f"engine.vram_limit leaves {readable(max(limit, 0))} for tensors, but layer {largest.name!r}, the largest, "
+            f"{source} leaves {readable(max(limit, 0))} for tensors, but layer {largest.name!r}, the largest, "
             f"needs {readable(least.total)} even as a stage of its own, with {shapes.tokens} tokens a micro-batch: "
-            "raise the limit, or lower train.micro_batch_size or data.max_length"
+            "lower train.micro_batch_size or data.max_length, or give it more memory"
         )

@@ -1,16 +1,18 @@
 """What a run measured, kept in its folder: when it is resumed, it plans with that from the start."""
 
 import logging
-import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Self
 
-import torch
 from pydantic import TypeAdapter, ValidationError
 
+from rptrain.config import Config
+from rptrain.devices import device_kind
 from rptrain.engine.meter import Measured
-from rptrain.job import Job
+from rptrain.models.spec import ModelShape
 
 FILE = "timings.json"
 
@@ -28,14 +30,14 @@ class Conditions:
     layers: int  # the head is one
 
     @classmethod
-    def of(cls, job: Job) -> Self:
-        config = job.config
+    def of(cls, config: Config, spec: ModelShape, devices: Sequence[str]) -> Self:
+        """What is measured with a config without "auto" on devices that are here holds for."""
         return cls(
-            tuple(sorted({_kind(name) for name in job.devices})),
+            tuple(sorted({device_kind(name) for name in devices})),
             config.train.rows * config.data.max_length,
             config.data.max_length,
             config.model.dtype,
-            len(job.spec.stack),
+            len(spec.stack),
         )
 
 
@@ -60,18 +62,16 @@ def load(folder: Path, conditions: Conditions) -> Measured | None:
         return None
     try:
         timings = TypeAdapter(Timings).validate_json(path.read_bytes(), strict=True)
-    except ValidationError:
+    except (ValidationError, OSError):
         log.warning("%s cannot be read: the layers are measured again", path)
         return None
     measured = timings.measured
+    layers = (*measured.forward, *measured.backward, measured.update)
+    rates = [rate for rate in (measured.upload, measured.download) if rate is not None]
+    if not (all(isfinite(t) and t >= 0 for t in layers) and all(isfinite(r) and r > 0 for r in rates)):
+        log.warning("%s holds times that cannot be: the layers are measured again", path)
+        return None
     if timings.conditions != conditions or {len(measured.forward), len(measured.backward)} != {conditions.layers}:
         log.warning("%s was measured on other devices or in other sizes: the layers are measured again", path)
         return None
     return measured
-
-
-def _kind(device: str) -> str:
-    """The name of a GPU's model, or of the processor's."""
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name(device)
-    return platform.processor() or platform.machine()

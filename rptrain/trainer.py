@@ -17,6 +17,7 @@ from rptrain.checkpoint.export import export_store
 from rptrain.checkpoint.state import load_state, prune, read_state, save_state
 from rptrain.config_source import Resolved
 from rptrain.data.batch import Batch
+from rptrain.devices import here
 from rptrain.engine.context import Span
 from rptrain.engine.engine import Engine, Optimizer
 from rptrain.engine.iteration import Pending
@@ -25,6 +26,7 @@ from rptrain.engine.schedule import learning_rate
 from rptrain.errors import TrainingError, UserError
 from rptrain.evaluate import ask_questions
 from rptrain.job import Job, prepare_job, replan, settle
+from rptrain.memory_plan import going_on
 from rptrain.models import registry, weights
 from rptrain.plan.schedule import Slot
 from rptrain.rundir import RunDir, begin, find
@@ -42,13 +44,14 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
     state was saved.
     """
     found = find(resolved)  # a resume that cannot be is found out before data is read
-    resolved = settle(resolved, found)
-    job = prepare_job(resolved.config, weights_needed=found is None)
+    hardware = going_on(here(resolved.config.engine), found)
+    resolved = settle(resolved, found, hardware)
+    job = prepare_job(resolved.config, hardware, weights_needed=found is None)
     if found is not None:
         _check_resume(*found, job)
     run, checkpoint = begin(resolved, found)
     replans = job.config.engine.replan
-    known = load(run.path, Conditions.of(job)) if replans else None
+    known = load(run.path, _conditions(job)) if replans else None
     if known is not None:
         job = replace(job, plan=replan(job, known))
     with ExitStack() as stack:
@@ -196,8 +199,8 @@ class Trainer:
         measured = engine.measured()
         if measured is None:  # every step was skipped
             return False
-        Timings(Conditions.of(self._job), measured).save(self._run.path)
-        plan = replan(self._job, measured, running=True)
+        Timings(_conditions(self._job), measured).save(self._run.path)
+        plan = replan(self._job, measured)
         if plan.plan == self._job.plan.plan:
             return False
         self._job = replace(self._job, plan=plan)
@@ -328,6 +331,10 @@ def _check_resume(run: RunDir, checkpoint: Path, job: Job) -> None:
             f"{checkpoint} has {state['step']} steps behind it, and the config ends at {job.total_steps}: raise "
             f"train.max_steps, name an earlier checkpoint in save.resume, {anew}"
         )
+
+
+def _conditions(job: Job) -> Conditions:
+    return Conditions.of(job.config, job.spec, job.devices)
 
 
 def _slots(step: int, spans: list[Span]) -> metrics.Slots:

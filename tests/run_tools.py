@@ -20,9 +20,8 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-import rptrain.job
 import rptrain.trainer
-from rptrain import cli, metrics
+from rptrain import cli, memory_plan, metrics
 from rptrain.config_source import Resolved, resolve
 from rptrain.models import registry, weights
 from rptrain.plan.schedule import Plan
@@ -117,8 +116,8 @@ def with_stages(made: RunPlan, text: str) -> RunPlan:
 
 def plan_with(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Whatever is planned from now on has these stages."""
-    make = rptrain.job.make_plan
-    monkeypatch.setattr(rptrain.job, "make_plan", lambda *sizes, **limits: with_stages(make(*sizes, **limits), text))
+    make = memory_plan.make_plan
+    monkeypatch.setattr(memory_plan, "make_plan", lambda *sizes, **limits: with_stages(make(*sizes, **limits), text))
 
 
 # What a run left

@@ -91,3 +91,12 @@ def test_a_run_records_the_numbers_and_goes_on_with_them(folder, monkeypatch):
     assert isinstance(again, RunDir)
     assert again.config().train.rows == rows
     assert resolve(again.config_path).config.train.max_steps == 3
+
+
+@pytest.mark.parametrize("key", ["train.micro_batch_size", "engine.round_size"])
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "automatic", "[1]"])
+def test_what_is_neither_a_number_nor_auto_is_said_once(folder, key, value):
+    with pytest.raises(UserError) as caught:
+        config_of(folder, f"{key}={value}")
+    said = str(caught.value)
+    assert f'`{key}` must be a whole number above 0, or "auto", not ' in said and "\n" not in said

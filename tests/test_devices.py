@@ -42,8 +42,21 @@ def test_the_memory_of_a_planned_gpu():
     assert planned(CARD, 1, None, Engine()).host is None
     with pytest.raises(UserError, match=r"engine\.vram_limit is 32\.00 GiB, but RTX 4090 has 24\.00 GiB"):
         planned(CARD, 1, None, Engine(vram_limit=32 * GIB))
-    with pytest.raises(UserError, match="leaves nothing for tensors"):
+    with pytest.raises(UserError, match=r"^engine\.vram_limit leaves nothing for tensors"):
         planned(CARD, 1, None, Engine(vram_limit=CONTEXT))
+    with pytest.raises(UserError, match=r"^--vram leaves nothing for tensors"):
+        planned(replace(CARD, vram=CONTEXT), 1, None, Engine(), vram_source="--vram")
+
+
+def test_what_sets_the_room_of_gpus(two_gpus):
+    assert planned(CARD, 2, None, Engine()).room_source == CARD.name
+    assert planned(CARD, 2, None, Engine(), vram_source="--vram").room_source == "--vram"
+    limited = planned(CARD, 2, None, Engine(vram_limit=8 * GIB), vram_source="--vram")
+    assert limited.room_source == "engine.vram_limit"
+    assert planned(CARD, 2, None, Engine()).limited(Engine(vram_limit=8 * GIB)).room_source == "engine.vram_limit"
+    both = replace(limited, gpus=gpu_memory(("cuda:0", "cuda:1"), 22 * GIB))
+    assert both.room_source == "what is free on cuda:0"
+    assert both.names == ("cuda:0", "cuda:1") and here(Engine(devices="cpu:2")).names == ("cpu:0", "cpu:1")
 
 
 def test_fewer_devices_and_other_limits():
@@ -66,14 +79,15 @@ def two_gpus(monkeypatch):
 def test_the_memory_of_gpus_that_are_here(two_gpus):
     names = ("cuda:0", "cuda:1")
     assert gpu_memory(names, None)[0] == Gpu("cuda:0", GIB // 2, 20 * GIB - MARGIN, "free", 20 * GIB + GIB // 2)
-    assert devices.allocator_limit(names, None) == 20 * GIB - MARGIN
     assert [gpu.limit for gpu in gpu_memory(names, 8 * GIB)] == [8 * GIB, 8 * GIB]
     both = gpu_memory(names, 22 * GIB)
     assert [(gpu.room, gpu.source) for gpu in both] == [
         (20 * GIB, "free"),
         (22 * GIB - GIB // 2, "engine.vram_limit"),
     ]
-    assert devices.allocator_limit(("cpu:0",), 8 * GIB) is None
+    assert gpu_memory(("cpu:0",), 8 * GIB) == ()
+    with pytest.raises(UserError, match=r"^engine\.vram_limit leaves nothing for tensors: cuda:0"):
+        gpu_memory(names, GIB // 2)
     with pytest.raises(UserError, match=r"but cuda:0 has 24\.00 GiB"):
         gpu_memory(names, 25 * GIB)
 

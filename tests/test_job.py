@@ -1,20 +1,94 @@
 """What is found out before a run takes memory."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rptrain.config_source import resolve
 from rptrain.errors import UserError
 from rptrain.job import prepare_job
+from rptrain.memory_plan import Place, going_on, plan_run
+
+from . import run_tools as tools
 
 CONFIG = '[model]\npath = "tiny-tasks"\n[[data.train]]\npath = "builtin:random"\n[engine]\ndevices = "cpu:2"\n'
 
 
 def test_the_memory_of_workers_on_the_cpu_is_host_memory(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(CONFIG)
-    plan = prepare_job(resolve(tmp_path / "c.toml").config).plan
-    needed = plan.host_bytes + 2 * plan.device.total
-    prepare_job(resolve(tmp_path / "c.toml", [f"engine.host_limit={needed}"]).config)
+    config = resolve(tmp_path / "c.toml").config
+    job = prepare_job(config)
+    host = plan_run(config, job.spec, job.hardware)[1].host
+    assert host.total > job.plan.store_bytes + job.plan.boundary_bytes + job.hardware.program
+    assert any(part.name == "memory of 2 CPU workers" and part.nbytes for part in host.parts)
+    prepare_job(config, replace(job.hardware, host=host.total))
     with pytest.raises(UserError, match="host memory"):
-        prepare_job(resolve(tmp_path / "c.toml", [f"engine.host_limit={needed - 1}"]).config)
+        prepare_job(config, replace(job.hardware, host=host.total - 1))
+
+
+def test_the_checkpoints_of_a_run_that_goes_on_are_no_longer_missing(tmp_path, monkeypatch) -> None:
+    """But for one, which is written while the others stay."""
+    tools.write_model(tmp_path / "model")
+    keep = ("save.save_steps=1", "save.save_total_limit=2")
+    config = tools.write_config(tmp_path, *keep).config
+    run = tools.train_here(tmp_path, *keep)
+    first, last = run.checkpoints()
+    job = prepare_job(config)
+
+    def disk(checkpoint: Path) -> Place:
+        found = plan_run(config, job.spec, going_on(job.hardware, (run, checkpoint)))[1].disk
+        assert found is not None
+        return found
+
+    one = disk(last).parts[0].nbytes // 3
+    rest = sum(part.nbytes for part in disk(last).parts[1:])
+    for free, fits in ((one + rest, True), (one + rest - 1, False)):
+        monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free, total=1 << 40))
+        assert disk(last).fits == fits
+        assert disk(first).missing == 2 * one + (not fits), "a new run begins there"
+
+
+# What `rptrain plan` says, and what training does
+
+
+def exit_codes(*overrides: str) -> tuple[int, int]:
+    plan, trained = (tools.invoke(*command, "--config", "run.toml", *overrides) for command in (("plan",), ()))
+    return plan.exit_code, trained.exit_code
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """A run that begins, and ends where it would take memory."""
+
+    def taken(*arguments: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    tools.write_model(tmp_path / "model")
+    tools.write_config(tmp_path)
+    monkeypatch.setattr("rptrain.trainer.ModelStore", taken)
+
+
+@pytest.mark.parametrize("kind", [(), ("train.micro_batch_size=auto", "engine.round_size=auto")])
+def test_planning_and_training_agree_on_what_fits(small, monkeypatch, kind):
+    monkeypatch.setattr("rptrain.devices.program_bytes", lambda: 200 << 20)
+    limited = f"engine.host_limit={1 << 40}"
+    result = tools.invoke("plan", "--config", "run.toml", "--json", limited, *kind)
+    total = json.loads(result.stdout)["memory"][0]["total"]
+    found = [exit_codes(f"engine.host_limit={total + more}", *kind) for more in (-(8 << 20), -1, 0, 8 << 20)]
+    fitting = 0, 130
+    assert found[0] == (2, 2) and found[-2:] == [fitting, fitting]
+    assert found[1] in ([(2, 2)] if not kind else [(2, 2), fitting])
+
+
+def test_a_disk_too_small_is_found_by_both_before_anything_is_loaded(small, monkeypatch):
+    usage = SimpleNamespace(free=64 << 20, total=1 << 40)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    assert exit_codes() == (2, 2)
+    said = tools.invoke("--config", "run.toml").stderr
+    assert "of disk space for checkpoints and the exported model, but 64.00 MiB is free in " in said
+    usage.free = 80 << 20
+    assert exit_codes() == (0, 130)

@@ -12,13 +12,11 @@ import pytest
 from rptrain import devices
 from rptrain.checkpoint.files import SLACK
 from rptrain.config_source import resolve
+from rptrain.devices import GROWTH, LATER
 from rptrain.engine.memory import ModelStore, _left_in_groups
-from rptrain.job import workload_of
 from rptrain.memory_plan import (
     CUDA,
     CUDA_EACH,
-    GROWTH,
-    LATER,
     Place,
     least_memory,
     plan_run,
@@ -29,6 +27,7 @@ from rptrain.memory_plan import (
 from rptrain.models import registry
 from rptrain.plan.machine import CARDS
 from rptrain.plan.schedule import Plan
+from rptrain.planner import Workload
 from rptrain.trainer import train
 
 from . import run_tools as tools
@@ -153,7 +152,7 @@ def test_states_are_the_buffers_of_the_store(folder, dtype, update, size):
     config, spec, _, run, _ = planned(
         folder, f"model.dtype={dtype}", f"optim.update={update}", f"engine.round_size={size}", "engine.devices=cpu:2"
     )
-    workload = workload_of(config)
+    workload = Workload.of(config)
     parts = state_parts(spec, workload)
     generations = 1 + workload.asynchronous
     assert sum(part.nbytes for part in parts) == run.store_bytes
@@ -164,7 +163,7 @@ def test_workers_are_counted_with_the_stages_that_come_to_them(folder):
     """Of six stages, two workers get the same three each time, in their two slots in turn."""
     config, spec, _, run, _ = planned(folder, "engine.devices=cpu:2", "model.dtype=float32")
     run = replace(run, plan=Plan.parse("F0-1 F2-5 FB6-6 B4-5 B2-3 B0-1 | N=2 M=4 MR=4"))
-    counted = worker_bytes(spec, run, workload_of(config).shapes)
+    counted = worker_bytes(spec, run, Workload.of(config).shapes)
     block, head = (sum(spec.units[u].numel for u in layer.units) for layer in (spec.stack[0], spec.head))
     slots = 2 * max(2 * block, head), 2 * 4 * block  # F0-1 FB6-6 B2-3, F2-5 B4-5 B0-1
     sums = max(2 * block, head), 2 * block
@@ -178,7 +177,7 @@ def test_a_worker_whose_stages_come_in_twos_has_another_half_in_each_slot(folder
     block, head = (sum(spec.units[u].numel for u in layer.units) for layer in (spec.stack[0], spec.head))
     even = replace(run, plan=Plan.parse("F0-1 FB2-6 B1-1 B0-0 | N=1 M=4 MR=4"))
     odd = replace(run, plan=Plan.parse("F0-1 FB2-6 B0-1 | N=1 M=4 MR=4"))
-    taken = [worker_bytes(spec, of_kind, workload_of(config).shapes)[0] for of_kind in (even, odd)]
+    taken = [worker_bytes(spec, of_kind, Workload.of(config).shapes)[0] for of_kind in (even, odd)]
     assert taken[1] - taken[0] == 4 * (4 * block + head - 2 * block)
 
 

@@ -6,6 +6,7 @@ import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -22,9 +23,9 @@ from rptrain.models import registry
 from rptrain.plan.machine import CARDS
 from rptrain.plan.roofline import Verdict
 from rptrain.plan.schedule import Plan, Stage
-from rptrain.plan_command import _conditions, report
+from rptrain.plan_command import report
 from rptrain.plan_report import describe, verdict_text
-from rptrain.timings import Timings
+from rptrain.timings import Conditions, Timings
 from rptrain.trainer import train
 
 from . import run_tools as tools
@@ -108,8 +109,21 @@ def test_a_small_machine_ends_with_2_and_advice():
 def test_without_a_plan_the_reason_is_shown():
     result = run("--gpus", "8", "--host", "800GiB", "--vram", "5.25GiB")
     text = " ".join(result.stdout.split())
-    assert result.exit_code == 2 and "No plan fits: engine.vram_limit leaves" in text
+    assert result.exit_code == 2 and "No plan fits: --vram leaves" in text
     assert "- train.micro_batch_size = 2 fits and saves" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "source"),
+    [
+        (["--vram", "2GiB"], "--vram"),
+        (["engine.vram_limit=2GiB"], "engine.vram_limit"),
+        (["train.micro_batch_size=64"], "RTX 4090"),
+    ],
+)
+def test_the_reason_names_what_sets_the_limit(arguments, source):
+    problem = as_json("--gpus", "8", *arguments)[0]["problem"]
+    assert problem.startswith(f"{source} leaves ")
 
 
 def test_what_is_missing_where_nothing_helps():
@@ -251,7 +265,7 @@ def test_a_full_disk(monkeypatch):
     overrides = ["engine.devices=cpu:1", "save.save_steps=1"]
     disk = as_json(*overrides)[0]["memory"][-1]
     one = disk["parts"][0]["nbytes"] // 10
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": disk["total"] - 6 * one}))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=disk["total"] - 6 * one, total=1 << 40))
     before, code = as_json(*overrides)
     assert code == 2 and before["advice"]["missing"] == {"disk space": 6 * one}
     (remedy, *_) = before["advice"]["remedies"]
@@ -288,7 +302,9 @@ def test_training_gives_the_same_advice_before_anything_is_loaded(tmp_path, monk
         (["--vram", "0GiB"], "--vram must be a size such as 24GiB, not '0GiB'"),
         (["--pcie", "fast"], "--pcie must be a size such as 25GB/s, not 'fast'"),
         (["--host", "much"], "--host must be a size such as 800GiB, not 'much'"),
-        (["--tflops", "-1"], "--tflops must be more than 0, not -1"),
+        (["--tflops", "-1"], "--tflops must be a number such as 165, not -1"),
+        (["--tflops", "nan"], "--tflops must be a number such as 165, not nan"),
+        (["--tflops", "inf"], "--tflops must be a number such as 165, not inf"),
         (["--card", "rtx409"], "not 'rtx409'; did you mean rtx4090?"),
         (["--card", "x"], "--card must be one of rtx3090, rtx4090, rtx5090, a800, h200, not 'x'\n"),
         (["--gpus", "two"], "Invalid value for '--gpus'"),
@@ -307,6 +323,7 @@ def test_flags_stand_for_the_cards_figures():
     found = as_json("--gpus", "3", "--card", "RTX 5090", "--pcie", "10GB/s", "--tflops", "100", "--vram", "20GiB")[0]
     assert found["machine"] == {
         "here": False, "card": "RTX 5090", "tflops": 100.0, "link": 10**10, "devices": 3, "gpus": True,
+        "asked": 3,
     }  # fmt: skip
     assert found["memory"][1]["limit"] == 20 * GIB - (256 << 20)
     assert as_json("--host", "800GiB")[0]["machine"]["card"] == "RTX 4090"
@@ -321,7 +338,11 @@ def test_mistakes_in_the_config_are_named_as_in_training():
 
 def test_fewer_micro_batches_than_devices_use_fewer():
     found = as_json(*SERVER, "train.micro_batch_size=16")[0]
-    assert found["machine"]["devices"] == 4 and found["plan"]["text"].endswith("N=4 M=4 MR=4")
+    assert "4 of 8 GPUs: a round has 4 micro-batches" in run(*SERVER, "train.micro_batch_size=16").stdout
+    assert "GPUs: a round" not in run(*SERVER).stdout
+    assert (found["machine"]["devices"], found["machine"]["asked"]) == (4, 8) and found["plan"]["text"].endswith(
+        "N=4 M=4 MR=4"
+    )
 
 
 # JSON and pictures
@@ -329,7 +350,7 @@ def test_fewer_micro_batches_than_devices_use_fewer():
 KEYS = {
     "": ["fits", "problem", "model", "machine", "step", "plan", "roofline", "memory", "advice"],
     "model": ["path", "architecture", "parameters", "layers", "trainable"],
-    "machine": ["here", "card", "tflops", "link", "devices", "gpus"],
+    "machine": ["here", "card", "tflops", "link", "devices", "gpus", "asked"],
     "step": ["micro_batch_size", "length", "micro_batches", "round_size", "tokens", "update"],
     "plan": ["text", "stages", "seconds_per_step", "tokens_per_second", "bubble", "source"],
     "roofline": ["ridge", "blocks", "limit", "loss", "stages"],
@@ -384,6 +405,21 @@ def test_auto_is_settled_by_the_planner():
     assert step["micro_batches"] % step["round_size"] == 0
 
 
+def test_auto_finds_what_the_host_has_room_for():
+    """The quickest choice by far has too many activations for it."""
+    write("llama-3.1-8b")
+    arguments = ("--gpus", "8", "--card", "rtx4090", "train.micro_batch_size=auto", "engine.round_size=auto")
+    quickest, code = as_json(*arguments)
+    assert code == 0 and quickest["memory"][0]["total"] > 134 * GIB
+    found, code = as_json(*arguments, "--host", "134GiB")
+    assert code == 0 and found["fits"] and found["memory"][0]["total"] <= 134 * GIB
+
+
+def test_auto_where_the_host_is_too_small():
+    found, code = as_json("--gpus", "8", "--host", "20GiB", "train.micro_batch_size=auto", "engine.round_size=auto")
+    assert code == 2 and found["plan"] and found["advice"]["missing"]["host memory"] > 0
+
+
 def test_auto_where_nothing_fits():
     found, code = as_json("--gpus", "8", "--vram", "2GiB", "train.micro_batch_size=auto", "engine.round_size=auto")
     assert code == 2 and found["problem"] and found["step"]["micro_batch_size"] == 1
@@ -399,7 +435,7 @@ def test_the_times_of_a_run_that_would_go_on_are_taken(tmp_path):
     spec = before.spec
     layers = len(spec.stack)
     measured = Measured((0.5,) * layers, (1.0,) * layers, None, None, 0.0, 3)
-    Timings(_conditions(before.config, spec, before.hardware), measured).save(folder.path)
+    Timings(Conditions.of(before.config, spec, before.hardware.names), measured).save(folder.path)
     after = report(tmp_path / "run.toml", [], MachineFlags())
     assert after.source == f"times measured in {folder.path}"
     assert after.run is not None and after.run.estimate.period >= 2

@@ -15,10 +15,8 @@ from rptrain.engine.context import Context
 from rptrain.engine.device import Device, Event, Stream
 from rptrain.engine.footprint import stage_numel
 from rptrain.engine.meter import Kind, timed
-from rptrain.plan.lower import Chunk, windows
+from rptrain.plan.lower import CHUNK_BYTES, Chunk, windows
 from rptrain.plan.schedule import Slot, Stage
-
-CHUNK_BYTES = 16 << 20  # copies have no priority in a copy engine: an activation waits for one chunk at most
 
 
 class StageLayout:

@@ -42,3 +42,4 @@ class LayerCost:
     grads: int = 0  # downloaded after each backward stage
     kept: int = 0  # on the device from the recomputed forward to backward
     update: float = 0.0  # seconds of the CPU optimizer, once a step
+    sums: int = 0  # what gradients accumulate in on the device, uploaded for each backward stage of a later round

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rptrain.plan.costs import LayerCost
-from rptrain.plan.lower import boundaries
+from rptrain.plan.lower import CHUNK_BYTES, boundaries
 from rptrain.plan.partition import stage_time
 from rptrain.plan.schedule import Plan, Slot
 from rptrain.plan.simulate import HOST, Hold, Program, Task
@@ -20,7 +20,7 @@ class Links:
     up: float  # bytes a second to the device
     down: float
     boundary: int  # bytes of an activation between layers
-    chunk: int = 64 << 20  # bytes that are copied without an interruption
+    chunk: int = CHUNK_BYTES  # bytes that are copied without an interruption
     latency: float = 20e-6  # seconds a micro-batch's copies take beside their bytes
 
 
@@ -31,6 +31,7 @@ class _Run:
     slot: Slot
     compute: list[int]
     params: list[int]
+    sums: list[int]
     grads: list[int]
 
 
@@ -45,6 +46,7 @@ class _Builder:
         self.rings: list[list[tuple[int, int]]] = [[] for _ in range(plan.devices)]  # computed, output copied: so far
         self.leaving: dict[int, list[int]] = {}  # device to the downloads of its last gradients
         self.updates: dict[tuple[int, int], int] = {}  # (iteration, layer) to the task that makes the version
+        self.left: dict[int, list[int]] = {}  # layer to the downloads of its gradients, of the round before
 
     def add(self, task: Task) -> int:
         self.tasks.append(task)
@@ -52,17 +54,22 @@ class _Builder:
 
     def version(self, iteration: int, layers: range) -> tuple[int, ...]:
         """The updates that the weights of an iteration come from."""
-        read = iteration - 1 - self.lag
-        return tuple(self.updates[read, layer] for layer in layers if (read, layer) in self.updates)
+        return self._made(iteration - 1 - self.lag, layers)
+
+    def _made(self, iteration: int, layers: range) -> tuple[int, ...]:
+        """The updates of an iteration; none before the first."""
+        return tuple(self.updates[iteration, layer] for layer in layers if (iteration, layer) in self.updates)
 
     def slot(self, iteration: int, slot: Slot) -> None:
         lane = self.lanes[slot.device]
-        run = _Run(slot, [], [], [])
+        run = _Run(slot, [], [], [], [])
         run.params = self._params(iteration, slot, lane)
+        start = [*run.params, *([lane[-1].compute[-1]] if lane else [])]
+        run.sums = self._partial_sums(iteration, slot, start)
         ring = self.rings[slot.device]
         outputs: dict[int, int] = {}
         for m in slot.micro_batches:
-            before = [run.compute[-1]] if run.compute else [*run.params, *([lane[-1].compute[-1]] if lane else [])]
+            before = run.compute[-1:] or run.sums[-1:] or [*start]
             source = () if slot.stage_index == 0 else (self.outputs[m],)
             arrived = None
             if self.links is None:
@@ -118,6 +125,27 @@ class _Builder:
                 )  # fmt: skip
         return pieces
 
+    def _partial_sums(self, iteration: int, slot: Slot, start: list[int]) -> list[int]:
+        """Partial sums of the round before, which the device copies itself, in order, before it computes.
+
+        They do not slow the link's other copies here.
+        """
+        if self.links is None or slot.round == 0 or not slot.stage.backward:
+            return []
+        copies: list[int] = []
+        for layer in slot.stage.layers:
+            seconds = self.costs[layer].sums / self.links.up
+            after = (*(copies[-1:] or start), *self.left[layer])
+            copies.append(
+                self.add(
+                    Task(
+                        "compute", slot.device, seconds, after, "sums", range(layer, layer + 1),
+                        iteration, slot.round, slot.micro_batches[0],
+                    )
+                )
+            )  # fmt: skip
+        return copies
+
     def _copy_in(self, iteration: int, slot: Slot, m: int, after: tuple[int, ...]) -> int:
         assert self.links is not None
         seconds = self._input_bytes(slot) / self.links.up + self.links.latency
@@ -143,21 +171,25 @@ class _Builder:
         self.holds.append(Hold(slot.device, self._sum(slot, "params"), (run.params or run.compute)[0], last))
         if not slot.stage.backward:
             return
-        self.holds.append(Hold(slot.device, 2 * self._sum(slot, "grads"), run.compute[0], last))  # float32 sums
+        self.holds.append(Hold(slot.device, self._sum(slot, "sums"), (run.sums or run.compute)[0], last))
         if self.links is None:
             run.grads = [last]
             return
         for layer in reversed(slot.stage.layers):
+            of_layer = range(layer, layer + 1)
+            after = (last, *self._made(iteration - 1, of_layer))  # which the host's last gradients were read for
+            first = len(run.grads)
             for nbytes in _pieces(self.costs[layer].grads, self.links.chunk):
-                seconds = nbytes / self.links.down
+                seconds, piece = nbytes / self.links.down, len(run.grads)
                 run.grads.append(
                     self.add(
                         Task(
-                            "down", slot.device, seconds, (last,), "grads", range(layer, layer + 1),
-                            iteration, slot.round, len(run.grads), PARAMETERS,
+                            "down", slot.device, seconds, after, "grads", of_layer,
+                            iteration, slot.round, piece, PARAMETERS,
                         )
                     )
                 )  # fmt: skip
+            self.left[layer] = run.grads[first:]
         self.leaving[slot.device] = run.grads
         self.holds.append(Hold(slot.device, self._sum(slot, "grads"), last, run.grads[-1]))
 
@@ -199,7 +231,8 @@ def dispatch(
     """The tasks of `iterations` steps. Without `links`, transfers take no time. `lag` is 1 in async, 0 in sync.
 
     As in the engine: a stage starts once its parameters are all there, a device holds those of two stages, gradients
-    go down during the stage after, activations go first, and a version is read once its layer was updated.
+    go down during the stage after, once the ones before were read, activations go first, a version is read once its
+    layer was updated, and the sums of gradients come back to backward stages of a later round.
     """
     builder = _Builder(plan, costs, links, lag)
     for iteration in range(iterations):

@@ -41,36 +41,77 @@ def estimate(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setti
     the first and the last end say all: a slot's last micro-batch ends one micro-batch after that of the slot before,
     or a whole slot after its own first. Without links this is exact. With links a micro-batch takes as long as the
     slowest of computation, link up and link down, which carry the parameters of the device's next stage and the
-    gradients of the one before; what a link does in the idle time between two slots is not counted.
+    gradients of the one before; what a link does in the idle time between two slots is not counted. Gradients go down
+    once the update has read the ones before; the device's next backward stage ends, the stage's partial sums of a
+    later round come up, and the optimizer starts, behind that. Activations do not hold up either way here.
     """
     n, rounds, last = setting.devices, setting.micro_batches // setting.round_size, setting.round_size - 1
     times = [stage_time(costs, stage) for stage in stages]
     paces, hops = _paces(costs, stages, times, setting)
     updates = [0.0, *accumulate(cost.update for cost in costs)]
     ready = [updates[stage.stop] if setting.lag == 0 else updates[-1] for stage in stages]
-    per_round = list(zip(times, paces, hops, ready, strict=True))
+    gradients = _gradients(costs, stages, setting)
+    per_round = list(enumerate(zip(times, paces, hops, ready, strict=True)))
     # In sync every step starts where the one before has ended, so one is like all; in async the first slot of a step
     # falls on another device each time, and after N steps on the first again. Of the two steps under way the later one
-    # may end with the earlier, so an even number is measured; the first N are at times not yet as those that follow.
+    # may end with the earlier, so an even number is measured; the first ones are at times not as those that follow.
     warm_up, measured = (0, 1) if setting.lag == 0 else (2 * n, 2 * n)
-    free = [0.0] * n
+    free, gone = [0.0] * n, [0.0] * n  # when a device is, and when its last gradients were downloaded
+    left = [0.0] * len(stages)  # when a stage's gradients were downloaded in the round before
     device, end = 0, 0.0
     ends: list[float] = []
-    optimizer = [0.0, 0.0]  # when the update before a step began (sync), or that before the last one ended (async)
+    # When the update before a step began (sync), or that before the last one (async); the one before all was over.
+    optimizer = [0.0, -updates[-1]]
     for iteration in range(warm_up + measured):
         version = optimizer[iteration]
         gated = setting.lag == 0 or iteration > 1
-        for _ in range(rounds):
+        for r in range(rounds):
             first = end = 0.0
-            for time, pace, hop, update in per_round:
-                first = max(free[device], first + hop, version + update if gated else 0.0) + time
+            for s, (time, pace, hop, update) in per_round:
+                moved, start = gradients[s], free[device]
+                if moved is not None and r:
+                    start = max(start, left[s]) + moved.sums
+                first = max(start, first + hop, version + update if gated else 0.0) + time
                 end = max(first + last * pace, end + hop + time)
+                if moved is not None:
+                    end = max(end, gone[device] + time)
+                    read = optimizer[iteration + 1] + moved.read if iteration else 0.0
+                    left[s] = gone[device] = max(end + moved.down, read + moved.last)
                 free[device] = end
                 device = device + 1 if device + 1 < n else 0
-        ends.append(max(free) if setting.lag == 0 else end)
-        optimizer.append(max(ends[-1], optimizer[-1] + updates[-1]))
+        ends.append(max(*free, *gone) if setting.lag == 0 else end)
+        optimizer.append(max(ends[-1], *gone, optimizer[-1] + updates[-1]))
     period = max((ends[-1] - (ends[warm_up - 1] if warm_up else 0.0)) / measured, updates[-1])
     return Estimate(period, 1 - setting.micro_batches * sum(times) / (n * period), sum(free) / n - ends[-1])
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    """Seconds that the gradients of a stage take."""
+
+    down: float
+    last: float  # of `down`, for the layer that goes last
+    sums: float  # up again in a later round
+    read: float  # from the start of an update until it has read them all: async, the last layers first
+
+
+def _gradients(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setting) -> Sequence[_Gradients | None]:
+    """Of each stage; None for forward stages, and where transfers take no time."""
+    links = setting.links
+    if links is None:
+        return [None] * len(stages)
+    read = list(accumulate(cost.update for cost in reversed(costs)))[::-1]
+    return [
+        _Gradients(
+            sum(costs[i].grads for i in stage.layers) / links.down,
+            costs[stage.start].grads / links.down,
+            sum(costs[i].sums for i in stage.layers) / links.up,
+            read[stage.start],
+        )
+        if stage.backward
+        else None
+        for stage in stages
+    ]
 
 
 def _paces(

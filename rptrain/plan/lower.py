@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from rptrain.plan.schedule import Stage
 
+CHUNK_BYTES = 16 << 20  # copies have no priority in a copy engine: an activation waits for one chunk at most
+
 
 @dataclass(frozen=True)
 class Access:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
-from rptrain.plan.simulate import Lane, Task, Timeline
+from rptrain.plan.simulate import COMPUTATION, Lane, Task, Timeline
 
 LETTERS = {"F": "F", "FB": "X", "B": "B"}
 LEGEND = ("F forward", "X forward and backward in one", "B backward", "· idle")
@@ -23,13 +23,14 @@ FILLS = {  # two shades in turn, so that a stage ends visibly
     "B": ("#e0a070", "#e9b891"),
     "params": ("#5f9e8f",) * 2,
     "grads": ("#b9726f",) * 2,
+    "sums": ("#7f8c5a",) * 2,
     "x": ("#94a3b1",) * 2,
     "y": ("#94a3b1",) * 2,
     "update": ("#a5a05c",) * 2,
 }
 MEANINGS = {
     "F": "forward", "FB": "forward and backward in one", "B": "backward", "params": "parameters up",
-    "grads": "gradients down", "x": "activations", "y": "activations", "update": "optimizer",
+    "grads": "gradients down", "sums": "partial sums up", "x": "activations", "y": "activations", "update": "optimizer",
 }  # fmt: skip
 
 
@@ -79,9 +80,9 @@ def text(timeline: Timeline, width: int = 100) -> str:
     spans, devices = _spans(timeline), range(timeline.program.devices)
     margin = len(str(devices[-1])) + 1
     cells = max(width - margin - 8, 10)
+    computed = [[s for s in spans.get(("compute", device), []) if s.task.kind in COMPUTATION] for device in devices]
     lines = [
-        f"{device:>{margin - 1}} {_row(spans.get(('compute', device), []), timeline.makespan, cells)}"
-        f" {timeline.bubble(device):6.1%}"
+        f"{device:>{margin - 1}} {_row(computed[device], timeline.makespan, cells)} {timeline.bubble(device):6.1%}"
         for device in devices
     ]
     scale = f"{timeline.makespan:.4g} s, {timeline.makespan / cells:.2g} s a character"

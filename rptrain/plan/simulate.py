@@ -9,6 +9,7 @@ from typing import Literal
 
 Lane = Literal["compute", "up", "down", "optimizer"]
 HOST = -1  # the place of a Hold that is in host memory
+COMPUTATION = ("F", "FB", "B")  # kinds of tasks; a compute lane also waits for copies, which is idle time
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Task:
     device: int
     seconds: float
     after: tuple[int, ...]  # positions in the list, earlier or later
-    kind: str  # F, FB, B; params, grads, x (inputs up), y (outputs down); update
+    kind: str  # F, FB, B; params, grads, x (inputs up), y (outputs down), sums (up, in the compute lane); update
     layers: range
     iteration: int = 0
     round: int = 0
@@ -72,8 +73,12 @@ class Timeline:
         return max(end for task, end in zip(self.program.tasks, self.ends, strict=True) if task.lane == "compute")
 
     def busy(self, device: int, lane: Lane = "compute") -> float:
-        """Seconds in which a resource worked."""
-        return sum(task.seconds for task in self.program.tasks if (task.lane, task.device) == (lane, device))
+        """Seconds in which a resource worked: a compute lane does not where it copies."""
+        return sum(
+            task.seconds
+            for task in self.program.tasks
+            if (task.lane, task.device) == (lane, device) and (lane != "compute" or task.kind in COMPUTATION)
+        )
 
     def bubble(self, device: int | None = None) -> float:
         """The share of the makespan in which a device, or on average all, did not compute."""
@@ -94,7 +99,7 @@ class Timeline:
 
     def steady_bubble(self, first: int, last: int) -> float:
         """The idle share of all devices in the steps after iteration `first` up to `last`: fill and drain left out."""
-        work = sum(task.seconds for task in self.program.tasks if task.lane == "compute" and task.iteration == last)
+        work = sum(task.seconds for task in self.program.tasks if task.kind in COMPUTATION and task.iteration == last)
         return 1 - work / (self.program.devices * self.period(first, last))
 
     def peak(self, place: int) -> int:

@@ -32,11 +32,12 @@ def every_stages(layers):
 
 
 def random_costs(rng, layers, *, updates=(0,), params=0):
-    """Integers, so that their sums are exact. `params` bounds the bytes of a layer."""
+    """Integers, so that their sums are exact. `params` bounds the bytes of a layer; gradients are summed in twice."""
     costs = []
     for _ in range(layers):
         forward, size = rng.randint(1, 9), rng.randint(1, params) if params else 0
-        costs.append(LayerCost(forward, 3 * forward + rng.randint(0, 3), size, size, update=rng.choice(updates)))
+        backward, update = 3 * forward + rng.randint(0, 3), rng.choice(updates)
+        costs.append(LayerCost(forward, backward, size, size, update=update, sums=2 * size))
     return costs
 
 

@@ -10,7 +10,7 @@ import pytest
 from rptrain.plan.costs import LayerCost
 from rptrain.plan.dispatch import RING, Links, dispatch
 from rptrain.plan.schedule import Plan
-from rptrain.plan.simulate import HOST, simulate
+from rptrain.plan.simulate import COMPUTATION, HOST, simulate
 from tests.plan.plans import equal_stages, random_costs, random_stages
 
 EQUAL = [(forward, ratio) for forward in range(4) for ratio in (1, 2, 3)]  # 1 to 13 stages
@@ -22,7 +22,7 @@ class Times:
     def __init__(self, plan, timeline):
         self.plan = plan
         self.lanes = defaultdict(list)  # (lane, device): (start, end, task) in order of time
-        self.compute, self.inputs, self.outputs, self.updates = {}, {}, {}, {}
+        self.compute, self.inputs, self.outputs, self.updates, self.sums = {}, {}, {}, {}, {}
         self.params, self.grads = defaultdict(list), defaultdict(list)
         for task, start, end in zip(timeline.program.tasks, timeline.starts, timeline.ends, strict=True):
             span = start, end
@@ -32,6 +32,8 @@ class Times:
                 self.updates[task.iteration, task.layers[0]] = span
             elif task.kind == "params":
                 self.params[(*owner, task.layers[0])].append(span)
+            elif task.kind == "sums":
+                self.sums[task.iteration, task.round, task.layers[0]] = span
             elif task.kind == "grads":
                 self.grads[task.iteration, task.round, task.layers[0]].append(span)
             else:
@@ -132,7 +134,8 @@ def test_every_micro_batch_and_every_device_keeps_its_order(seed, links):
                 ring.append((computed[i], outputs[i]))
             assert start >= ready
             arrived[m] = end if links is None else outputs[i][1]
-    assert sum(task.lane == "compute" for task in timeline.program.tasks) == 4 * len(plan.stages) * plan.micro_batches
+    computed = [task for task in timeline.program.tasks if task.kind in COMPUTATION]
+    assert len(computed) == 4 * len(plan.stages) * plan.micro_batches
 
 
 @pytest.mark.parametrize("links", [None, LINKS], ids=["compute", "links"])
@@ -159,6 +162,8 @@ def test_weights_are_read_after_the_update_they_come_from(seed, links):
         downloads[iteration] = max(downloads[iteration], *(end for _, end in spans))
     for (iteration, _), (start, _) in times.updates.items():
         assert start >= max(ends[iteration], downloads[iteration])
+    for (iteration, _, layer), spans in times.grads.items():  # the host's last gradients were read
+        assert min(start for start, _ in spans) >= times.updates.get((iteration - 1, layer), (0.0, 0.0))[1]
 
 
 def test_async_does_not_wait_for_the_step_before():
@@ -228,7 +233,7 @@ def test_peak_bytes_by_hand():
     39 and 56 to 59, gradients 59 to 69. Most is held from 36 to 39: parameters, sums in float32, gradients, an
     input, both outputs, and what is kept.
     """
-    plan, costs = Plan.parse("FB0-0 | N=1 M=2 MR=2"), [LayerCost(0, 20, params=10, grads=10, kept=100)]
+    plan, costs = Plan.parse("FB0-0 | N=1 M=2 MR=2"), [LayerCost(0, 20, params=10, grads=10, kept=100, sums=20)]
     links = Links(up=1, down=1, boundary=3, chunk=100, latency=0)
     timeline = simulate(dispatch(plan, costs, links=links))
     spans = {

@@ -1,6 +1,7 @@
 """The quick estimate of a step against the event simulation of the same plan."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.plan.plans import random_costs, random_stages
 
 
 def simulated(costs, stages, setting):
-    """Seconds a step over the same steps: in sync any after the first, in async 2 N after the first 2 N."""
+    """Seconds a step in the long run: in sync of any after the first, in async of 2 N after the first 2 N."""
     plan = Plan(stages, setting.devices, setting.micro_batches, setting.round_size)
     span = 2 * setting.devices if setting.lag else 2
     program = dispatch(plan, costs, links=setting.links, lag=setting.lag, iterations=2 * span)
@@ -68,6 +69,16 @@ def test_links_never_make_a_step_shorter(seed, lag):
     assert estimate(costs, stages, setting).period >= estimate(costs, stages, without).period * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_over_links_it_is_not_above_the_simulation(seed):
+    """But for 1 %, where steps differ. What it leaves out makes them longer; updates are the longest part of some."""
+    rng = random.Random(seed)
+    links = Links(up=rng.uniform(2, 20), down=rng.uniform(2, 20), boundary=rng.randint(0, 9), chunk=5, latency=0)
+    costs, stages, setting = random_case(seed, seed % 2, links, params=20)
+    costs = [replace(cost, update=cost.update * rng.choice([1, 10])) for cost in costs]
+    assert estimate(costs, stages, setting).period <= simulated(costs, stages, setting) * 1.01
+
+
 @pytest.mark.parametrize("up", [True, False], ids=["parameters", "gradients"])
 def test_a_step_takes_about_as_long_as_its_bytes_where_they_are_many(up):
     """The first of a slot's eight micro-batches is taken to be there at once, so an eighth is not counted."""
@@ -93,16 +104,17 @@ MODELS = {
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("model", MODELS)
 def test_with_links_it_is_near_the_simulation(model, devices, lag, rounds):
-    """At most 7 % below, as what a link does between two slots is not counted, and 1 % above."""
+    """At most 2 % below, as what a link does between two slots is not counted, and 0.1 % above."""
     blocks, forward, head, block_size, head_size, hidden = MODELS[model]
 
     def cost(seconds, parameters):
         nbytes = round(2 * parameters)
-        return LayerCost(seconds, 3 * seconds, nbytes, nbytes, update=parameters * 28 / (100 * GB))
+        grads, update = nbytes if rounds == 1 else 2 * nbytes, parameters * 28 / (100 * GB)
+        return LayerCost(seconds, 3 * seconds, nbytes, grads, update=update, sums=2 * nbytes)
 
     costs = [cost(forward, block_size)] * blocks + [cost(head, head_size)]
     links = Links(up=20 * GB, down=20 * GB, boundary=8192 * hidden * 2)
     stages = partition(costs, devices, 16)
     assert stages is not None
     setting = Setting(devices, 16, 16 // rounds, lag, links)
-    assert 0.93 <= estimate(costs, stages, setting).period / simulated(costs, stages, setting) <= 1.01
+    assert 0.98 <= estimate(costs, stages, setting).period / simulated(costs, stages, setting) <= 1.001
