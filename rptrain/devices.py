@@ -5,6 +5,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 import psutil
 import torch
@@ -109,7 +110,11 @@ def here(engine: Engine) -> Hardware:
 
 def _growth() -> int:
     """What training adds to the program, in bytes."""
-    return GROWTH + sum(nbytes for module, nbytes in LATER.items() if module not in sys.modules)
+    return GROWTH + sum(
+        nbytes
+        for module, nbytes in LATER.items()
+        if module not in sys.modules and find_spec(module.partition(".")[0]) is not None
+    )
 
 
 def planned(

@@ -70,11 +70,12 @@ def test_the_clamped_form_is_that_of_gpt_oss(interleaved, dtype, device) -> None
     gate_up[1] = torch.nan
     gate_up.requires_grad_()
     stored = gate_up if interleaved else torch.stack(gate_up.chunk(2, -1), -1).flatten(-2)
-    expected = GptOssExperts(config)._apply_gate(stored)
+    experts = GptOssExperts(config)
+    expected = experts._apply_gate(stored)
     expected.backward(dy)
 
     ours = gate_up.detach().to(device)
-    assert Clamp() == (config.swiglu_alpha, config.swiglu_limit)
+    assert Clamp() == (experts.alpha, experts.limit)
     for forward, backward in (
         (reference.swiglu, reference.swiglu_backward),
         (swiglu.swiglu_triton, swiglu.swiglu_backward_triton),
