@@ -10,7 +10,7 @@ from rptrain import devices
 from rptrain.config import Engine
 from rptrain.devices import CONTEXT, MARGIN, Gpu, gpu_memory, here, planned
 from rptrain.errors import UserError
-from rptrain.plan.machine import CARDS, CPU
+from rptrain.plan.machine import CARDS, CPU, card_named
 
 GIB = 1 << 30
 CARD = CARDS["rtx4090"]
@@ -95,3 +95,15 @@ def test_the_memory_of_gpus_that_are_here(two_gpus):
 def test_every_core_is_a_worker_where_there_is_no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert len(devices.resolve("auto")) == len(os.sched_getaffinity(0))
+
+
+def test_a_card_is_known_by_the_drivers_name():
+    names = {
+        "NVIDIA GeForce RTX 4090": "RTX 4090",
+        "NVIDIA H100 80GB HBM3": "H100",
+        "NVIDIA A100-SXM4-80GB": "A100",
+        "NVIDIA GeForce RTX 4090 Laptop GPU": None,
+        "Quadro P400": None,
+    }
+    found = {name: card_named(name) for name in names}
+    assert {name: card and card.name for name, card in found.items()} == names

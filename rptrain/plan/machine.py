@@ -34,7 +34,10 @@ CARDS = {
     "rtx3090": Card("RTX 3090", 24 * GIB, 71, 936 * GB, 25 * GB),
     "rtx4090": Card("RTX 4090", 24 * GIB, 165, 1008 * GB, 25 * GB),
     "rtx5090": Card("RTX 5090", 32 * GIB, 209, 1792 * GB, 50 * GB),
+    "l40s": Card("L40S", 48 * GIB, 362, 864 * GB, 25 * GB),
+    "a100": Card("A100", 80 * GIB, 312, 2039 * GB, 25 * GB),
     "a800": Card("A800", 80 * GIB, 312, 2039 * GB, 25 * GB),
+    "h100": Card("H100", 80 * GIB, 989, 3350 * GB, 51 * GB),
     "h200": Card("H200", 140 * GIB, 989, 4800 * GB, 51 * GB),
 }
 CPU = Card("CPU", 0, 0.05, 10 * GB, 10 * GB)  # a worker on the CPU, for the shares of layers rather than for times
@@ -60,8 +63,14 @@ class Machine:
 
 
 def card_named(device: str) -> Card | None:
-    """The profile whose name a driver's device name contains ("NVIDIA GeForce RTX 4090"); None where there is none."""
-    return next((card for card in CARDS.values() if card.name.lower() in device.lower()), None)
+    """The profile whose name a driver's device name contains ("NVIDIA GeForce RTX 4090"); None where there is none.
+
+    A laptop's chip is another than the card of its name.
+    """
+    name = device.lower()
+    if "laptop" in name:
+        return None
+    return next((card for card in CARDS.values() if card.name.lower() in name), None)
 
 
 def with_rates(card: Card, *, vram: int | None, tflops: float | None, pcie: float | None) -> Card:
