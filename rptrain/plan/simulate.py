@@ -74,11 +74,15 @@ class Timeline:
 
     def busy(self, device: int, lane: Lane = "compute") -> float:
         """Seconds in which a resource worked: a compute lane does not where it copies."""
-        return sum(
-            task.seconds
-            for task in self.program.tasks
-            if (task.lane, task.device) == (lane, device) and (lane != "compute" or task.kind in COMPUTATION)
-        )
+        return self._busy.get((lane, device), 0.0)
+
+    @cached_property
+    def _busy(self) -> dict[tuple[Lane, int], float]:
+        found: dict[tuple[Lane, int], float] = defaultdict(float)
+        for task in self.program.tasks:
+            if task.lane != "compute" or task.kind in COMPUTATION:
+                found[task.lane, task.device] += task.seconds
+        return dict(found)
 
     def bubble(self, device: int | None = None) -> float:
         """The share of the makespan in which a device, or on average all, did not compute."""
