@@ -16,6 +16,7 @@ from rptrain.errors import UserError
 from rptrain.plan.machine import CPU, GB, Card, Machine, card_named
 
 MARGIN = 256 << 20  # bytes of a GPU left alone where no limit is set: displays, other processes' growth
+PROGRAM = 384 << 20  # of a process that trains, beside all that is planned, on a machine that is not here to be asked
 CONTEXT = 512 << 20  # bytes of a CUDA context on a GPU that is not here to be asked
 # What a process grows by once it trains, measured with torch 2.13 on the CPU: stacks of threads and code that is first
 # used then; and modules, where they are not there yet, that `torch.use_deterministic_algorithms` imports.
@@ -133,7 +134,7 @@ def planned(
     gpus = tuple(Gpu(f"cuda:{index}", CONTEXT, room, source, card.vram) for index in range(count))
     limits = [(size, name) for size, name in ((host, "--host"), (engine.host_limit, "engine.host_limit")) if size]
     limit, named = min(limits, default=(None, "not known"))
-    return Hardware(Machine(card, count), gpus, limit, named, host, program_bytes() + _growth(), here=False)
+    return Hardware(Machine(card, count), gpus, limit, named, host, PROGRAM, here=False)
 
 
 def resolve(text: str) -> tuple[str, ...]:
