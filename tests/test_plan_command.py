@@ -306,7 +306,7 @@ def test_training_gives_the_same_advice_before_anything_is_loaded(tmp_path, monk
         (["--tflops", "nan"], "--tflops must be a number such as 165, not nan"),
         (["--tflops", "inf"], "--tflops must be a number such as 165, not inf"),
         (["--card", "rtx409"], "not 'rtx409'; did you mean rtx4090?"),
-        (["--card", "x"], "--card must be one of rtx3090, rtx4090, rtx5090, a800, h200, not 'x'\n"),
+        (["--card", "x"], "--card must be one of rtx3090, rtx4090, rtx5090, l40s, a100, a800, h100, h200, not 'x'\n"),
         (["--gpus", "two"], "Invalid value for '--gpus'"),
     ],
 )
