@@ -1,6 +1,7 @@
 """The sizes of a decoder block, and what it costs: its attention here, its MLP by those who build on it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rptrain.plan.costs import Work
@@ -79,12 +80,17 @@ class BlockShape(ABC):
         heads, kv_heads = self._widths
         matmul = 4.0 * tokens * self.hidden * (heads + kv_heads)
         attention = 4.0 * tokens * self.attended(length) * heads
-        forward = 6 * self.hidden + 2 * (heads + kv_heads)  # both norms, the second with the addition; the rotation
-        backward = 4 * self.hidden + 2 * (heads + kv_heads) + 2 * kv_heads  # and the values' gradient, copied
-        if self.qk_norm:
-            backward += heads + kv_heads  # q and k before their norms
-        size = tokens * itemsize
+        rotation = 2 * (heads + kv_heads)
+        forward = {"norm": 2 * self.hidden, "rotation": rotation, "sum and norm": 4 * self.hidden}
+        # q and k before their norms; the values' gradient, copied
+        rotation_back = rotation + self.qk_norm * (heads + kv_heads) + 2 * kv_heads
+        backward = {"norm and sum, backward": 4 * self.hidden, "rotation, backward": rotation_back}
         return (
-            Work(matmul=matmul, attention=attention, traffic=size * forward),
-            Work(matmul=2 * matmul, attention=2 * attention, traffic=size * backward),
+            Work(matmul=matmul, attention=attention, elementwise=scaled(forward, tokens * itemsize)),
+            Work(matmul=2 * matmul, attention=2 * attention, elementwise=scaled(backward, tokens * itemsize)),
         )
+
+
+def scaled(elements: Mapping[str, float], factor: float) -> dict[str, float]:
+    """Bytes by operation, of elements a token."""
+    return {name: factor * count for name, count in elements.items()}

@@ -22,7 +22,7 @@ from rptrain.kernels.linear_cross_entropy import (
 from rptrain.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_backward
 from rptrain.kernels.rope import QKNorm, qk_norm_rope, qk_norm_rope_backward
 from rptrain.kernels.swiglu import swiglu, swiglu_backward
-from rptrain.models.block import BlockShape
+from rptrain.models.block import BlockShape, scaled
 from rptrain.models.spec import Grads, MicroBatch, Params
 from rptrain.plan.costs import Work
 
@@ -66,12 +66,16 @@ class Block(BlockShape):
     def step(self, p: Params, x_TD: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """Forward with the caller's attention over the rotated q, k and v, as decoding with a cache needs."""
         product = self._attention(p, x_TD, cos, sin, attend)[0]
-        return self._mlp(p, product, x_TD, keep=False)[0]
+        mlp = self._mlp(p, product, x_TD)
+        return linear_add(swiglu(mlp.gate_up), p["down"], mlp.x, overwrite=True)
 
     def forward_saved(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[Tensor, tuple[AttentionSaved, MLPSaved]]:
+        attention, mlp = self.recompute(p, x_TD, mb)
+        return linear_add(swiglu(mlp.gate_up), p["down"], mlp.x), (attention, mlp)
+
+    def recompute(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[AttentionSaved, MLPSaved]:
         product, attention = self._attention(p, x_TD, mb.cos, mb.sin, self._attend(mb))
-        y_TD, mlp = self._mlp(p, product, x_TD, keep=True)
-        return y_TD, (attention, mlp)
+        return attention, self._mlp(p, product, x_TD)
 
     def backward(
         self, p: Params, g: Grads, saved: tuple[AttentionSaved, MLPSaved], dy_TD: Tensor, mb: MicroBatch
@@ -81,11 +85,12 @@ class Block(BlockShape):
 
     def mlp_work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
         matmul = 6.0 * tokens * self.hidden * self.intermediate
-        size = tokens * itemsize
-        # the activation and the addition; the activation again and backward, the norm's backward with the residual
+        forward = {"activation": 3 * self.intermediate, "sum": 3 * self.hidden}
+        # the activation's backward writes the activation again
+        backward = {"activation, backward": 6 * self.intermediate, "norm and sum, backward": 4 * self.hidden}
         return (
-            Work(matmul=matmul, traffic=size * (3 * self.intermediate + 3 * self.hidden)),
-            Work(matmul=2 * matmul, traffic=size * (8 * self.intermediate + 4 * self.hidden)),
+            Work(matmul=matmul, elementwise=scaled(forward, tokens * itemsize)),
+            Work(matmul=2 * matmul, elementwise=scaled(backward, tokens * itemsize)),
         )
 
     def mlp_kept(self, itemsize: int) -> int:
@@ -130,12 +135,10 @@ class Block(BlockShape):
         dout = dout.view_as(saved.out)
         return attn.attention_backward(dout, saved.q, saved.k, saved.v, saved.out, saved.attention, mb)
 
-    def _mlp(self, p: Params, product: Tensor, x_TD: Tensor, keep: bool) -> tuple[Tensor, MLPSaved]:
-        """The block's output, of attention's product and the block's input; what backward needs is whole if `keep`."""
+    def _mlp(self, p: Params, product: Tensor, x_TD: Tensor) -> MLPSaved:
+        """Up to the product before the activation, of attention's product and the block's input."""
         h_TD, normed, rstd = add_rms_norm(product, x_TD, p["post_norm"], self.eps)
-        gate_up = linear(normed, p["gate_up"])
-        y_TD = linear_add(swiglu(gate_up), p["down"], h_TD, overwrite=not keep)
-        return y_TD, MLPSaved(h_TD, rstd, normed, gate_up)
+        return MLPSaved(h_TD, rstd, normed, linear(normed, p["gate_up"]))
 
     def _mlp_backward(self, p: Params, g: Grads, saved: MLPSaved, dy_TD: Tensor) -> Tensor:
         activation = linear_backward_input(dy_TD, p["down"])  # its gradient, until it is written over
@@ -179,12 +182,13 @@ class Head:
         return linear(rms_norm(x_TD, p["norm"], self.eps)[0], p[self.projection])
 
     def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
-        """The logits are written and read by the softmax; of their gradient, only its writing is counted."""
+        """The softmax reads the logits, and in backward writes their gradient; they are computed once for both."""
         matmul = 2.0 * tokens * self.hidden * self.vocab
-        size = tokens * itemsize
+        forward = {"norm": 2 * self.hidden, "softmax": self.vocab}
+        backward = {"norm, backward": 3 * self.hidden, "softmax, backward": self.vocab}
         return (
-            Work(matmul=matmul, traffic=size * (2 * self.hidden + 2 * self.vocab)),
-            Work(matmul=2 * matmul, traffic=size * (3 * self.hidden + self.vocab)),
+            Work(matmul=matmul, elementwise=scaled(forward, tokens * itemsize)),
+            Work(matmul=2 * matmul, elementwise=scaled(backward, tokens * itemsize)),
         )
 
     def kept_bytes(self, tokens: int, itemsize: int) -> int:

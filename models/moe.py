@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rptrain.models.block import BlockShape
+from rptrain.models.block import BlockShape, scaled
 from rptrain.models.hf_config import Sizes
 from rptrain.plan.costs import Work
 
@@ -35,12 +35,17 @@ class MoEBlock(BlockShape):
         weights = touched * 3 * self.hidden * self.intermediate * itemsize
         routed = self.active * self.hidden
         gather = self.hidden + routed
-        forward = self.experts + gather + 3 * self.active * self.intermediate + routed + 2 * self.hidden
-        backward = 2 * self.experts + 3 * gather + 8 * self.active * self.intermediate + 4 * self.hidden
-        size = tokens * itemsize
+        activation = self.active * self.intermediate
+        forward = {"router": self.experts, "gather": gather, "activation": 3 * activation}
+        forward["combination and sum"] = routed + 2 * self.hidden
+        backward = {"router, backward": 2 * self.experts, "gather": 2 * gather, "activation, backward": 6 * activation}
+        backward |= {"combination": gather, "norm and sum, backward": 4 * self.hidden}
+        ahead, back = (
+            {**scaled(elements, tokens * itemsize), "experts' weights": weights} for elements in (forward, backward)
+        )
         return (
-            Work(matmul=router, grouped=grouped, traffic=size * forward + weights),
-            Work(matmul=2 * router, grouped=2 * grouped, traffic=size * backward + weights),
+            Work(matmul=router, grouped=grouped, elementwise=ahead),
+            Work(matmul=2 * router, grouped=2 * grouped, elementwise=back),
         )
 
     def mlp_kept(self, itemsize: int) -> int:

@@ -143,6 +143,10 @@ class Layer(LayerShape, Protocol):
 
     def forward_saved(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[Tensor, Any]: ...
 
+    def recompute(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Any:
+        """What `forward_saved` keeps, without what only its output takes."""
+        ...
+
     def backward(self, p: Params, g: Grads, saved: Any, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
         """Adds the parameters' gradients to `g` and returns the gradient of the input."""
         ...

@@ -91,7 +91,7 @@ def layer_costs(
     for index, layer in enumerate(spec.stack):
         numel = sum(spec.units[unit].numel for unit in layer.units)
         ahead, back = layer.work(workload.tokens, workload.length, itemsize)
-        sums = Work(traffic=2 * numel * wide)  # of gradients, read and written
+        sums = Work(elementwise={"gradient sums": 2 * numel * wide})  # read and written
         forward, backward = machine.card.seconds(ahead), machine.card.seconds(back + sums)
         if measured is not None:
             forward, backward = measured.forward[index] or forward, measured.backward[index]

@@ -273,6 +273,9 @@ class Worker:
             return
         saved = []
         for index, layer, p in zip(stage.layers, layers, params, strict=False):
+            if stage.kind == "B" and index == stage.stop - 1:  # whose output a later stage has had
+                saved.append(layer.recompute(p, h, mb))
+                break
             with timed("forward", index):
                 h, kept = layer.forward_saved(p, h, mb)
             saved.append(kept)

@@ -1,6 +1,7 @@
 """What a layer costs: its work in operations and bytes, and its times and sizes as plans need them."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,12 @@ class Work:
     matmul: float = 0.0  # operations of dense products with weights
     grouped: float = 0.0  # of products with the weights of experts
     attention: float = 0.0  # of scores and of their product with the values
-    traffic: float = 0.0  # bytes that elementwise operations read and write on the device, once each
+    elementwise: Mapping[str, float] = field(default_factory=dict)  # bytes read and written on the device, by operation
+
+    @property
+    def traffic(self) -> float:
+        """Bytes of all elementwise operations."""
+        return sum(self.elementwise.values())
 
     @property
     def flops(self) -> float:
@@ -24,7 +30,10 @@ class Work:
             self.matmul + other.matmul,
             self.grouped + other.grouped,
             self.attention + other.attention,
-            self.traffic + other.traffic,
+            {
+                name: self.elementwise.get(name, 0.0) + other.elementwise.get(name, 0.0)
+                for name in {**self.elementwise, **other.elementwise}
+            },
         )
 
 

@@ -61,8 +61,10 @@ def test_saving_changes_no_bit_and_nothing_aliases(architecture, dtype, fresh, b
         p = model.of(layer, model.params)
         y, saved = layer.forward_saved(p, x, mb)
         assert torch.equal(layer.forward(p, x, mb), y) and y.dtype == dtype
+        recomputed = layer.recompute(p, x, mb)
         dx = layer.backward(p, model.of(layer, model.grads), saved, y, mb)
         assert dx.dtype == dtype
+        assert torch.equal(dx, layer.backward(p, model.of(layer, model.grads), recomputed, y, mb))
         inputs = {tensor.untyped_storage().data_ptr() for tensor in (x, *p.values())}
         assert not inputs & {y.untyped_storage().data_ptr(), dx.untyped_storage().data_ptr()}
         x = y

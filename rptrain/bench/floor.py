@@ -1,0 +1,168 @@
+"""The floor: the least time that the arithmetic of a training step takes on a device, operation by operation.
+
+Products run in the framework's matrix library, attention in the fastest implementation there is, elementwise
+operations read and write each operand once at the speed of a copy. Each is taken once, in forward, in the recomputed
+forward and in backward, one after the other, with nothing in between. What is left out: gradient sums, rotary tables,
+transfers.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from rptrain.bench import clock
+from rptrain.kernels import attention as attn
+from rptrain.models.block import BlockShape
+from rptrain.models.spec import HeadLayer, Layer, MicroBatch, ModelSpec
+
+COPY = 512 << 20  # bytes that a copy reads and writes, for its rate
+BACKENDS = ("cudnn", "triton", "flash", "reference")
+
+
+@dataclass(frozen=True)
+class Line:
+    """An operation of a layer: its seconds in forward and in backward, for one micro-batch."""
+
+    operation: str
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True)
+class LayerFloor:
+    """A kind of layers: the lines of one of them."""
+
+    name: str  # of the first of its kind
+    count: int
+    lines: tuple[Line, ...]
+    recomputed: bool  # the head is computed forward and backward at once
+
+    @property
+    def forward(self) -> float:
+        return sum(line.forward for line in self.lines)
+
+    @property
+    def backward(self) -> float:
+        return sum(line.backward for line in self.lines)
+
+    def seconds(self, recompute: bool = True) -> float:
+        """Of one such layer for a micro-batch: forward, the recomputed forward if it is, and backward."""
+        return (1 + (recompute and self.recomputed)) * self.forward + self.backward
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The floor of a model for micro-batches of `tokens` tokens."""
+
+    layers: tuple[LayerFloor, ...]
+    tokens: int
+    copy: float  # bytes a second, read and written
+
+    def tokens_per_second(self, recompute: bool = True) -> float:
+        """Of one device."""
+        return self.tokens / sum(layer.count * layer.seconds(recompute) for layer in self.layers)
+
+
+def floor(spec: ModelSpec, rows: int, length: int, dtype: torch.dtype, device: torch.device) -> Floor:
+    """Measures it on `device`, for micro-batches of `rows` rows of `length` tokens.
+
+    Takes the memory of one layer's weights, their gradients and the largest product at a time.
+    """
+    tokens = rows * length
+    halves = [torch.empty(COPY // 2, dtype=torch.uint8, device=device) for _ in range(2)]
+    rate = COPY / clock.seconds({"copy": lambda: halves[0].copy_(halves[1])}, device)["copy"]
+    halves.clear()
+    layers = []
+    for (name, layer), count in _kinds(spec).items():
+        lines = [*_products(spec, layer, tokens, dtype, device)]
+        if isinstance(layer, BlockShape):
+            lines.append(_attention(layer, rows, length, dtype, device))
+        lines += _elementwise(layer, tokens, length, dtype.itemsize, rate)
+        layers.append(LayerFloor(name, count, tuple(lines), recomputed=layer is not spec.head))
+    return Floor(tuple(layers), tokens, rate)
+
+
+def _kinds(spec: ModelSpec) -> dict[tuple[str, Layer | HeadLayer], int]:
+    """One layer of each kind, and how many there are: layers that differ in name and place only are of one kind."""
+    found: dict[Any, tuple[str, Layer | HeadLayer]] = {}
+    counts: dict[tuple[str, Layer | HeadLayer], int] = {}
+    for layer in spec.stack:
+        kind = replace(layer, name="", unit=0) if isinstance(layer, BlockShape) else layer
+        first = found.setdefault(kind, (layer.name, layer))
+        counts[first] = counts.get(first, 0) + 1
+    return counts
+
+
+def _products(
+    spec: ModelSpec, layer: Layer | HeadLayer, tokens: int, dtype: torch.dtype, device: torch.device
+) -> Iterator[Line]:
+    """x [T, in] times each weight [out, in]; in backward the gradients of the input and of the weight."""
+    for unit in layer.units:
+        for param in spec.units[unit].params:
+            if len(param.shape) != 2:
+                continue
+            out, size = param.shape
+            w, x, y = (
+                torch.randn(shape, dtype=dtype, device=device) for shape in ((out, size), (tokens, size), (tokens, out))
+            )
+            dw, dx = torch.empty_like(w), torch.empty_like(x)
+            taken = clock.seconds(
+                {
+                    "forward": lambda x=x, w=w, y=y: torch.mm(x, w.t(), out=y),
+                    "input": lambda y=y, w=w, dx=dx: torch.mm(y, w, out=dx),
+                    "weight": lambda y=y, x=x, dw=dw: torch.mm(y.t(), x, out=dw),
+                },
+                device,
+            )
+            yield Line(f"{param.name} {size} x {out}", taken["forward"], taken["input"] + taken["weight"])
+
+
+def _attention(block: BlockShape, rows: int, length: int, dtype: torch.dtype, device: torch.device) -> Line:
+    """Of whole rows, by the implementation whose forward, recomputed forward and backward are the quickest."""
+    positions = torch.arange(length, device=device).repeat(rows)
+    mb = MicroBatch(
+        rows=rows,
+        length=length,
+        positions=positions,
+        labels=positions,
+        cu_seqlens=torch.arange(0, rows * length + 1, length, dtype=torch.int32, device=device),
+        max_seqlen=length,
+        uniform=True,
+        cos=torch.empty(0),
+        sin=torch.empty(0),
+    )
+    q, k, v = (
+        torch.randn(rows * length, heads, block.head_size, dtype=dtype, device=device)
+        for heads in (block.heads, block.kv_heads, block.kv_heads)
+    )
+    dout = torch.randn_like(q)
+    works: dict[str, clock.Work] = {}
+    names = _backends(dtype, device, block.head_size)
+    for name in names:
+        out, saved = attn.attention(q, k, v, mb, name)
+        works[f"{name} forward"] = lambda name=name: attn.attention(q, k, v, mb, name)
+        works[f"{name} backward"] = lambda out=out, saved=saved: attn.attention_backward(dout, q, k, v, out, saved, mb)
+    taken = clock.seconds(works, device)
+    name = min(names, key=lambda name: 2 * taken[f"{name} forward"] + taken[f"{name} backward"])
+    return Line(f"attention ({name})", taken[f"{name} forward"], taken[f"{name} backward"])
+
+
+def _backends(dtype: torch.dtype, device: torch.device, head_size: int) -> list[str]:
+    """Those that take such inputs; the reference only where nothing else does."""
+    found = []
+    for name in BACKENDS:
+        try:
+            found.append(attn.backend(dtype, device.type, True, head_size, force=name))
+        except ValueError:
+            continue
+    return found[:-1] or found
+
+
+def _elementwise(layer: Layer | HeadLayer, tokens: int, length: int, itemsize: int, rate: float) -> Iterator[Line]:
+    """The bytes of every operation over the copy's rate."""
+    forward, backward = (work.elementwise for work in layer.work(tokens, length, itemsize))
+    names: Mapping[str, float] = {**forward, **backward}
+    for name in names:
+        yield Line(name, forward.get(name, 0.0) / rate, backward.get(name, 0.0) / rate)

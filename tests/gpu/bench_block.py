@@ -1,0 +1,167 @@
+"""A decoder block against its floor: forward, recomputed forward and backward, 8,192 tokens, and its launches.
+
+python -m tests.gpu.bench_block OUT.json [PRESET ...]: by default Qwen3-1.7B's block and Llama-3.1-8B's. `ours` is the
+block as a stage of one runs it (forward; later recompute and backward), `whole` as one whose recomputed output the
+next block takes. `chain` is the floor's operations in one graph, timed in turn with ours.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from rptrain.bench import clock
+from rptrain.bench.floor import floor
+from rptrain.engine.memory import accumulate_dtype
+from rptrain.models import registry, rope
+from tests.gpu.kernels.attention import micro_batch
+
+ROWS, LENGTH = 4, 2048
+TOKENS = ROWS * LENGTH
+DTYPE, DEVICE = torch.bfloat16, torch.device("cuda")
+STEP = 64  # sequences
+
+
+def block(spec):
+    """Forward of the first block, and backward, as the last of a backward stage and as one before."""
+    layer, unit = spec.layers[0], spec.units[spec.layers[0].unit]
+    flat = torch.empty(unit.numel, dtype=DTYPE, device=DEVICE).normal_(std=0.02)
+    params = unit.views(flat)
+    grads = unit.views(torch.zeros(unit.numel, dtype=accumulate_dtype(DTYPE), device=DEVICE))
+    mb = micro_batch([[LENGTH]] * ROWS)
+    cos, sin = rope.tables(torch.tensor(spec.inv_freq, device=DEVICE), mb.positions, spec.rope_scale)
+    mb = type(mb)(**{**vars(mb), "cos": cos, "sin": sin})
+    x, dy = (torch.randn(TOKENS, spec.hidden_size, device=DEVICE, dtype=DTYPE) for _ in range(2))
+
+    def forward():
+        return layer.forward(params, x, mb)
+
+    def backward():
+        return layer.backward(params, grads, layer.recompute(params, x, mb), dy, mb)
+
+    def inner_backward():
+        y, saved = layer.forward_saved(params, x, mb)
+        return y, layer.backward(params, grads, saved, dy, mb)
+
+    return forward, backward, inner_backward
+
+
+def chain(spec, found):
+    """The floor's operations of a block, each once in forward, recompute and backward, in one graph."""
+    layer, unit = spec.layers[0], spec.units[spec.layers[0].unit]
+    weights = [param.shape for param in unit.params if len(param.shape) == 2]
+    tensors = [
+        [torch.randn(shape, dtype=DTYPE, device=DEVICE) for shape in ((o, i), (TOKENS, i), (TOKENS, o))]
+        for o, i in weights
+    ]
+    dw = [torch.empty_like(w) for w, _, _ in tensors]
+    dx = [torch.empty_like(x) for _, x, _ in tensors]
+    ahead, back = (work.traffic for work in layer.work(TOKENS, LENGTH, DTYPE.itemsize))
+    halves = [torch.empty(int(max(ahead, back)) // 2, dtype=torch.uint8, device=DEVICE) for _ in range(2)]
+    name = next(line.operation for line in found.lines if line.operation.startswith("attention"))
+    from tests.gpu.kernels.attention import inputs, pair
+
+    attend, attend_back = pair(
+        name[11:-1], *inputs(layer.heads, layer.kv_heads, layer.head_size), micro_batch([[LENGTH]] * ROWS)
+    )
+
+    def move(nbytes):
+        half = int(nbytes) // 2
+        halves[0][:half].copy_(halves[1][:half])
+
+    def forward():
+        for w, x, y in tensors:
+            torch.mm(x, w.t(), out=y)
+        attend()
+        move(ahead)
+
+    def run():
+        forward()
+        forward()
+        for (w, x, y), to_w, to_x in zip(tensors, dw, dx, strict=True):
+            torch.mm(y, w, out=to_x)
+            torch.mm(y.t(), x, out=to_w)
+        attend_back()
+        move(back)
+
+    return run
+
+
+def launches(run):
+    run()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as record:
+        run()
+        torch.cuda.synchronize()
+    kernels = [event for event in record.key_averages() if event.device_type == torch.autograd.DeviceType.CUDA]
+    table = {event.key[:90]: (event.count, event.self_device_time_total) for event in kernels}
+    return sum(count for count, _ in table.values()), table
+
+
+def measure(preset):
+    spec = registry.build(registry.read_config(registry.locate(preset)))
+    whole = floor(spec, ROWS, LENGTH, DTYPE, DEVICE)
+    found = whole.layers[0]
+    forward, backward, inner_backward = block(spec)
+
+    def ours():
+        forward()
+        backward()
+
+    def inner():
+        forward()
+        inner_backward()
+
+    works = {
+        "ours": ours,
+        "whole": inner,
+        "chain": chain(spec, found),
+        "forward": forward,
+        "recompute and backward": backward,
+    }
+    times = {}
+    for kind, cold in (("cold", True), ("warm", False)):
+        times[kind] = clock.seconds(works, DEVICE, turns=30, cold=cold)
+    count, table = launches(inner)
+    result = {
+        "preset": preset,
+        "copy_bytes_per_second": whole.copy,
+        "floor": {layer.name: [vars(line) for line in layer.lines] for layer in whole.layers},
+        "floor_block_seconds": found.seconds(),
+        "floor_tokens_per_second": whole.tokens_per_second(),
+        "floor_tokens_per_second_without_recompute": whole.tokens_per_second(recompute=False),
+        "seconds": times,
+        "of_floor": {name: found.seconds() / times["cold"][name] for name in ("ours", "whole")},
+        "of_chain": {name: times["cold"]["chain"] / times["cold"][name] for name in ("ours", "whole")},
+        "launches": count,
+        "kernels": table,
+    }
+    for layer in whole.layers:
+        print(f"{preset} {layer.name} x {layer.count}: {layer.seconds() * 1e3:.3f} ms")
+        for line in layer.lines:
+            print(f"    {line.operation:40} {line.forward * 1e3:8.3f} {line.backward * 1e3:8.3f}")
+    print(f"  floor {found.seconds() * 1e3:.3f} ms, {whole.tokens_per_second():.0f} tokens/s;", end=" ")
+    print({kind: {k: round(v * 1e3, 3) for k, v in taken.items()} for kind, taken in times.items()})
+    print(f"  of floor {result['of_floor']}, of chain {result['of_chain']}, {count} launches")
+    for key, (number, taken) in sorted(table.items(), key=lambda item: -item[1][1]):
+        print(f"      {number:3} {taken:8.1f} us  {key}")
+    return result
+
+
+def main(out, presets):
+    results = [measure(preset) for preset in presets or ("qwen3-1.7b", "llama-3.1-8b")]
+    commit = subprocess.run(["git", "rev-parse", "--verify", "HEAD"], capture_output=True, text=True, check=False)
+    report = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "commit": commit.stdout.strip() or "unknown",
+        "blocks": results,
+    }
+    Path(out).write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
