@@ -6,8 +6,10 @@
 - flash: the framework's FlashAttention-2, 16-bit types on CUDA. Its backward adds into dq in an order that is fixed
   only under `torch.use_deterministic_algorithms(True)` (with warn_only it is not); that costs it a float32 copy of dq
   for every ceil(multiprocessors / (documents * heads)) of them. It stands in where Triton is missing.
-- cudnn: very fast on recent cards where documents are whole rows. Up to torch 2.13 the framework does not hand
+- cudnn: very fast on recent cards where documents are of one length. Up to torch 2.13 the framework does not hand
   cuDNN's deterministic option on, so its backward never is: not taken while determinism is asked for.
+- hybrid: cuDNN's forward, which is deterministic, with the backward of triton; what training takes in place of triton
+  for documents of one length where cuDNN is the faster by much (9.0, 10.0).
 
 A window w lets token i see the tokens i - w + 1 to i of its document. Sinks [H] are one learned score a head that
 takes part in the softmax and has no value (GPT-OSS). Only triton and the reference take either.
@@ -27,8 +29,8 @@ aten = torch.ops.aten
 class Saved(NamedTuple):
     """What the backward needs beside q, k, v and out; without dropout, seed and offset are only handed on."""
 
-    backend: str
-    lse: Tensor  # float32 (float64 for float64); reference [T, H], triton and flash [H, T], cudnn by row
+    backend: str  # of the backward
+    lse: Tensor  # float32 (float64 for float64); reference [T, H], triton and flash [H, T], cudnn by document
     seed: Tensor | None = None
     offset: Tensor | None = None
 
@@ -41,11 +43,12 @@ def backend(
     *,
     plain: bool = True,
     deterministic: bool = True,
+    capability: tuple[int, int] = (8, 0),
     force: str | None = None,
 ) -> str:
-    """What runs for such inputs: "reference", "triton", "flash" or "cudnn"; ValueError if `force` cannot.
+    """What runs for such inputs: "reference", "triton", "flash", "cudnn" or "hybrid"; ValueError if `force` cannot.
 
-    `plain`: neither window nor sinks.
+    `uniform`: all documents are of one length. `plain`: neither window nor sinks. `capability`: of the card.
     """
     cuda = device_type == "cuda"
     framework = cuda and plain and dtype in (torch.bfloat16, torch.float16) and head_size % 8 == 0
@@ -55,15 +58,18 @@ def backend(
         "flash": framework and head_size <= 256,
         "cudnn": framework and uniform and head_size <= 128,
     }
+    runs["hybrid"] = runs["cudnn"] and runs["triton"]
     if force is not None:
         if not runs.get(force, False):
             raise ValueError(
                 f"attention backend {force!r} does not take {dtype} on {device_type}, head size {head_size}"
-                f"{'' if uniform else ', documents inside rows'}{'' if plain else ', a window or sinks'}"
+                f"{'' if uniform else ', documents of several lengths'}{'' if plain else ', a window or sinks'}"
             )
         return force
     if runs["cudnn"] and not deterministic:
         return "cudnn"
+    if runs["hybrid"] and capability[0] in (9, 10):
+        return "hybrid"
     return next(name for name in ("triton", "flash", "reference") if runs[name])
 
 
@@ -85,6 +91,7 @@ def attention(
         q_THC.shape[-1],
         plain=window is None and sinks is None,
         deterministic=torch.are_deterministic_algorithms_enabled(),
+        capability=(0, 0) if force else flash.capability(q_THC.device),
         force=force,
     )
     if chosen == "triton":
@@ -93,12 +100,14 @@ def attention(
     if chosen == "flash":
         out, lse, seed, offset, _ = aten._flash_attention_forward(q_THC, k_TKC, v_TKC, *_limits(mb), 0.0, True, False)
         return out, Saved(chosen, lse, seed, offset)
-    if chosen == "cudnn":
-        q, k, v = (_by_row(x, mb) for x in (q_THC, k_TKC, v_TKC))
+    if chosen in ("cudnn", "hybrid"):
+        q, k, v = (_by_document(x, mb) for x in (q_THC, k_TKC, v_TKC))
         out, lse, _, _, _, _, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(
             q, k, v, None, True, 0.0, True, False
         )
-        return _by_token(out), Saved(chosen, lse, seed, offset)
+        if chosen == "cudnn":
+            return _by_token(out), Saved(chosen, lse, seed, offset)
+        return _by_token(out), Saved("triton", lse.squeeze(-1).transpose(0, 1).flatten(1).contiguous())
     out, lse = reference.attention(q_THC, k_TKC, v_TKC, mb.positions, mb.rows, mb.length, window, sinks)
     return out, Saved(chosen, lse)
 
@@ -129,7 +138,7 @@ def attention_backward(
     if saved.backend == "flash":
         grads = aten._flash_attention_backward(*inputs, *_limits(mb), 0.0, True, saved.seed, saved.offset)
     elif saved.backend == "cudnn":
-        do, q, k, v, o = (_by_row(x, mb) for x in (dout, q_THC, k_TKC, v_TKC, out))
+        do, q, k, v, o = (_by_document(x, mb) for x in (dout, q_THC, k_TKC, v_TKC, out))
         grads = aten._scaled_dot_product_cudnn_attention_backward(
             do,
             q,
@@ -142,8 +151,8 @@ def attention_backward(
             None,
             None,
             None,
-            mb.length,
-            mb.length,
+            mb.max_seqlen,
+            mb.max_seqlen,
             0.0,
             True,
         )
@@ -189,10 +198,10 @@ def _limits(mb: MicroBatch) -> tuple[Tensor, Tensor, int, int]:
     return mb.cu_seqlens, mb.cu_seqlens, bound, bound
 
 
-def _by_row(x_THC: Tensor, mb: MicroBatch) -> Tensor:
-    """[R, H, L, C], a view."""
-    return x_THC.unflatten(0, (mb.rows, mb.length)).transpose(1, 2)
+def _by_document(x_THC: Tensor, mb: MicroBatch) -> Tensor:
+    """[N, H, L, C], a view, of N documents of L tokens."""
+    return x_THC.unflatten(0, (-1, mb.max_seqlen)).transpose(1, 2)
 
 
-def _by_token(x_RHLC: Tensor) -> Tensor:
-    return x_RHLC.transpose(1, 2).flatten(0, 1)
+def _by_token(x_NHLC: Tensor) -> Tensor:
+    return x_NHLC.transpose(1, 2).flatten(0, 1)

@@ -85,7 +85,8 @@ def tiles(dtype: torch.dtype, head_size: int, capability: tuple[int, int]) -> Pa
 
 
 @cache
-def _capability(device: torch.device) -> tuple[int, int]:
+def capability(device: torch.device) -> tuple[int, int]:
+    """The card's compute capability; off CUDA that of a small card."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (8, 6)
 
 
@@ -259,7 +260,7 @@ def _constants(tile: Tiles, tma: bool, *, q: Tensor, k: Tensor, **others: Tensor
 
 
 def _passes(q: Tensor) -> Passes:
-    return tiles(q.dtype, q.shape[-1], _capability(q.device))
+    return tiles(q.dtype, q.shape[-1], capability(q.device))
 
 
 @triton.jit

@@ -5,13 +5,24 @@ and its product with the weight. Statistics and the weight's gradient are float3
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rptrain.kernels import reference
-from rptrain.kernels.launch import fused, power_of_2, programs, tl, triton
+from rptrain.kernels.launch import fused, power_of_2, programs, tl, triton, warps
+
+SHARED = 96 << 10  # bytes of a multiprocessor for rows that are loaded ahead; the smaller GPUs have 99 KB
+
+
+class Sizes(NamedTuple):
+    """What the backward pass is launched with."""
+
+    rows: int  # of a tile, which a program has in registers
+    warps: int  # of a program
+    stages: int  # as Triton counts: one less is how many tiles lie in shared memory; 1 loads into registers
+    programs: int  # on a multiprocessor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -73,19 +84,24 @@ def rms_norm_triton(x: Tensor, residual: Tensor | None, weight: Tensor, eps: flo
 
 
 def rms_norm_backward_triton(
-    dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, grad_weight: Tensor, dresidual: Tensor | None
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    rstd: Tensor,
+    grad_weight: Tensor,
+    dresidual: Tensor | None,
+    sizes: Sizes | None = None,
 ) -> Tensor:
-    """dx, and the weight's gradient; tensors are contiguous."""
+    """dx, and the weight's gradient; tensors are contiguous. dx is no input's memory: rows are loaded ahead."""
     assert dy.is_contiguous() and x.is_contiguous() and (dresidual is None or dresidual.is_contiguous())
     size, rows = x.shape[-1], rstd.numel()
     dx = torch.empty_like(x)
     if rows:
-        options = {"RESIDUAL": dresidual is not None, **_row(size)}
-        # 64 registers a thread, and twice as many above 4,096: 32 or 16 warps are what a multiprocessor holds
-        each = max(1, min(4, 32 // options["num_warps"])) if size <= 4096 else 1
-        count = min(programs(x.device, each), rows)
+        sizes = sizes or _backward_sizes(size, x.element_size())
+        count = min(programs(x.device, sizes.programs), triton.cdiv(rows, sizes.rows))
         partials = torch.empty(count, 1, size, dtype=torch.float32, device=x.device)
         past = x if dresidual is None else dresidual
+        options: dict[str, Any] = {"RESIDUAL": dresidual is not None, **_tile(size, sizes)}
         _backward[(count,)](dy, x, weight, rstd, past, dx, partials, rows, **options)
         add_partials(partials, (grad_weight,))
     return dx
@@ -95,8 +111,8 @@ def add_partials(partials: Tensor, totals: Sequence[Tensor]) -> None:
     """Adds the sums over programs of partials [programs, N, D] to N accumulators [D], at most two, in a fixed order."""
     rows, count, size = partials.shape
     assert count == len(totals) <= 2
-    columns = min(32, power_of_2(size))
-    options: dict[str, Any] = {"COUNT": count, "SIZE": size, "ROWS": 64, "COLUMNS": columns, "num_warps": 4}
+    columns = min(16, power_of_2(size))
+    options: dict[str, Any] = {"COUNT": count, "SIZE": size, "COLUMNS": columns, **_lanes(rows, columns)}
     _add_partials[(triton.cdiv(size, columns), count)](partials, totals[0], totals[-1], rows, **options)
 
 
@@ -104,6 +120,29 @@ def _row(size: int) -> dict[str, Any]:
     """A row in one program: 8 elements a thread, 16 bytes in 16-bit types, up to rows of 4,096."""
     block = power_of_2(size)
     return {"SIZE": size, "BLOCK": block, "num_warps": max(1, min(16, block // 256))}
+
+
+def _backward_sizes(size: int, itemsize: int) -> Sizes:
+    """Enough bytes under way to hide memory's latency, by few programs: each writes a partial sum of D columns."""
+    block = power_of_2(size)
+    rows = max(1, min(4, 2048 // block))
+    tile = 3 * rows * block * itemsize  # dy, x and dresidual
+    each = 2 if 4 * tile <= SHARED else 1
+    ahead = min(3, SHARED // (each * tile))
+    # one tile ahead would be loaded after its forerunner is done with: no better than registers
+    return Sizes(rows, max(1, min(16, rows * block // 256)), ahead + 1 if ahead > 1 else 1, each)
+
+
+def _tile(size: int, sizes: Sizes) -> dict[str, Any]:
+    """The constants of the backward pass."""
+    constants = {"SIZE": size, "BLOCK": power_of_2(size), "ROWS": sizes.rows, "STAGES": sizes.stages}
+    return constants | {"num_warps": sizes.warps}
+
+
+def _lanes(rows: int, columns: int) -> dict[str, int]:
+    """All partial sums of some columns at once, 16 a thread, up to 512."""
+    lanes = min(512, power_of_2(rows))
+    return {"ROWS": lanes, "num_warps": warps(lanes * columns)}
 
 
 @triton.jit
@@ -132,28 +171,32 @@ def _forward(
 @triton.jit
 def _backward(
     dy, x, weight, rstd, dresidual, dx, partials, rows,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Every programs-th row; the weight's gradient of a program's rows stays in registers until the end."""
-    program = tl.program_id(0).to(tl.int64)
-    count = tl.num_programs(0)
+    """Every programs-th tile of ROWS rows; the weight's gradient of a program's rows stays in registers until the end.
+
+    All loads of a tile stand before the first sum, which waits for every warp: none is issued across it.
+    """
+    program = tl.program_id(0)
+    lanes = tl.arange(0, ROWS).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
-    w = tl.load(weight + columns, mask=inside, other=0).to(tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for step in range(0, tl.cdiv(rows - tl.program_id(0), count)):
-        row = program + step * count
-        at = row * SIZE + columns
-        inverse = tl.load(rstd + row)
-        dout = tl.load(dy + at, mask=inside, other=0).to(tl.float32)
-        normed = tl.load(x + at, mask=inside, other=0).to(tl.float32) * inverse
+    w = tl.load(weight + columns, mask=inside, other=0).to(tl.float32)[None, :]
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for tile in tl.range(program, tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
+        row = tile * ROWS + lanes
+        at = row[:, None] * SIZE + columns[None, :]
+        there = (row < rows)[:, None] & inside[None, :]
+        inverse = tl.load(rstd + row, mask=row < rows, other=0)[:, None]
+        dout = tl.load(dy + at, mask=there, other=0).to(tl.float32)
+        normed = tl.load(x + at, mask=there, other=0).to(tl.float32) * inverse
+        past = tl.load(dresidual + at, mask=there, other=0).to(tl.float32) if RESIDUAL else 0.0
         total += dout * normed
         scaled = dout * w
-        din = (scaled - normed * (tl.sum(scaled * normed, 0) / SIZE)) * inverse
-        if RESIDUAL:
-            din += tl.load(dresidual + at, mask=inside, other=0).to(tl.float32)
-        tl.store(dx + at, din.to(dx.dtype.element_ty), mask=inside)
-    tl.store(partials + program * SIZE + columns, total, mask=inside)
+        mean = (tl.sum(scaled * normed, 1) / SIZE)[:, None]
+        din = (scaled - normed * mean) * inverse + past
+        tl.store(dx + at, din.to(dx.dtype.element_ty), mask=there)
+    tl.store(partials + program.to(tl.int64) * SIZE + columns, tl.sum(total, 0), mask=inside)
 
 
 @triton.jit
@@ -165,10 +208,11 @@ def _add_partials(
     which = tl.program_id(1)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < SIZE
+    place = (first if which == 0 else second) + columns
+    before = tl.load(place, mask=inside, other=0)
     lanes = tl.arange(0, ROWS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, rows, ROWS):
         at = ((start + lanes) * COUNT + which)[:, None] * SIZE + columns[None, :]
         total += tl.load(partials + at, mask=(start + lanes < rows)[:, None] & inside[None, :], other=0)
-    place = (first if which == 0 else second) + columns
-    tl.store(place, tl.load(place, mask=inside, other=0) + tl.sum(total, 0), mask=inside)
+    tl.store(place, before + tl.sum(total, 0), mask=inside)

@@ -90,7 +90,7 @@ class Cache:
             labels=torch.full_like(self.positions, -100),
             cu_seqlens=torch.cat((ends.new_zeros(1), ends)).int(),
             max_seqlen=int(self.lengths.max()),
-            uniform=count == 1,
+            uniform=False,  # lengths are many, and each would be prepared for by itself
             cos=self.cos,
             sin=self.sin,
         )

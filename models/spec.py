@@ -96,7 +96,7 @@ class MicroBatch:
     labels: Tensor  # int64 [T], already shifted: the next token, or -100
     cu_seqlens: Tensor  # int32 [documents + 1], where documents start in the flattened tokens
     max_seqlen: int
-    uniform: bool  # every document is a whole row
+    uniform: bool  # every document is known to be of max_seqlen tokens
     cos: Tensor  # [T, C / 2], float32 (float64 for float64 models)
     sin: Tensor
 

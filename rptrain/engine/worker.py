@@ -301,7 +301,7 @@ class Worker:
             labels=indices.labels[parity][m],
             cu_seqlens=indices.cu_seqlens[parity][m, : len(lengths) + 1],
             max_seqlen=max(lengths),
-            uniform=len(lengths) == iteration.rows,
+            uniform=min(lengths) == max(lengths),
             cos=cos,
             sin=sin,
         )

@@ -45,7 +45,7 @@ def micro_batch() -> Callable[..., MicroBatch]:
             labels=torch.full_like(positions, -100).to(device),
             cu_seqlens=torch.tensor([0, *torch.tensor(flat).cumsum(0)], dtype=torch.int32, device=device),
             max_seqlen=max(flat),
-            uniform=all(len(row) == 1 for row in documents),
+            uniform=len({length for row in documents for length in row}) == 1,
             cos=empty,
             sin=empty,
         )

@@ -42,18 +42,37 @@ def test_backend_of_windows_and_sinks(triton) -> None:
         backend(bf16, "cuda", True, 128, plain=False, force="flash")
 
 
+@pytest.mark.parametrize(
+    ("capability", "uniform", "deterministic", "expected"),
+    [
+        ((9, 0), True, True, "hybrid"),
+        ((10, 0), True, True, "hybrid"),
+        ((9, 0), False, True, "triton"),
+        ((9, 0), True, False, "cudnn"),
+        ((12, 0), True, True, "triton"),
+        ((8, 9), True, True, "triton"),
+    ],
+)
+def test_backend_by_card(capability, uniform, deterministic, expected, triton) -> None:
+    options = {"deterministic": deterministic, "capability": capability}
+    assert backend(bf16, "cuda", uniform, 128, **options) == expected
+    assert backend(fp32, "cuda", uniform, 128, **options) == "triton"
+    assert backend(bf16, "cuda", True, 128, plain=False, **options) == "triton"
+
+
 def test_backend_without_triton(monkeypatch) -> None:
     monkeypatch.setattr(flash, "HAS_TRITON", False)
-    assert backend(bf16, "cuda", True, 128) == "flash"
+    assert backend(bf16, "cuda", True, 128, capability=(9, 0)) == "flash"
     assert backend(bf16, "cuda", True, 128, plain=False) == "reference"
     assert backend(fp32, "cuda", True, 128) == "reference"
 
 
 def test_backend_can_be_forced(triton) -> None:
-    for name in ("cudnn", "flash", "triton", "reference"):
+    for name in ("cudnn", "hybrid", "flash", "triton", "reference"):
         assert backend(bf16, "cuda", True, 128, force=name) == name
     for dtype, device, uniform, force in (
         (bf16, "cuda", False, "cudnn"),
+        (bf16, "cuda", False, "hybrid"),
         (fp32, "cuda", True, "flash"),
         (bf16, "cpu", True, "flash"),
         (bf16, "cpu", True, "triton"),
@@ -119,7 +138,10 @@ def test_windows_and_sinks_as_in_gpt_oss(window, micro_batch) -> None:
         torch.testing.assert_close(ours, exact, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize(("force", "documents"), [("flash", [[200, 56], [256]]), ("cudnn", [[256], [256]])])
+@pytest.mark.parametrize(
+    ("force", "documents"),
+    [("flash", [[200, 56], [256]]), ("cudnn", [[256], [256]]), ("cudnn", [[128, 128], [128, 128]])],
+)
 def test_calls_fit_the_operations(force, documents, micro_batch) -> None:
     """Shapes and arguments only, without a GPU."""
     torch.use_deterministic_algorithms(False)  # fake tensors cannot be filled
@@ -141,6 +163,10 @@ CASES = [
     ("flash", [[1, 1, 301, 2]]),
     ("cudnn", [[256], [256]]),
     ("cudnn", [[129]]),
+    ("cudnn", [[128, 128], [128, 128]]),
+    ("hybrid", [[256], [256]]),
+    ("hybrid", [[129]]),
+    ("hybrid", [[128, 128], [128, 128]]),
     ("triton", [[200, 56], [256]]),
     ("triton", [[1, 1, 301, 2]]),
     ("triton", [[1030]]),
@@ -159,7 +185,7 @@ def test_cuda_against_the_reference(force, documents, heads, kv_heads, size, dty
     q, k, v = qkv.split([heads, kv_heads, kv_heads], 1)
     dout = torch.randn(tokens, heads, size, device="cuda", dtype=dtype)
     out, saved = attention(q, k, v, mb, force)
-    assert saved.backend == force
+    assert saved.backend == ("triton" if force == "hybrid" else force)
     grads = attention_backward(dout, q, k, v, out, saved, mb)
 
     wide = [x.double() for x in (q, k, v)]
@@ -170,9 +196,11 @@ def test_cuda_against_the_reference(force, documents, heads, kv_heads, size, dty
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("force", ["flash", "triton"])
-def test_deterministic_when_asked(force, micro_batch) -> None:
-    mb = micro_batch([[3000, 1096]], "cuda")
+@pytest.mark.parametrize(
+    ("force", "documents"), [("flash", [3000, 1096]), ("triton", [3000, 1096]), ("hybrid", [2048, 2048])]
+)
+def test_deterministic_when_asked(force, documents, micro_batch) -> None:
+    mb = micro_batch([documents], "cuda")
     torch.manual_seed(0)
     q, dout = (torch.randn(4096, 8, 64, device="cuda", dtype=bf16) for _ in range(2))
     k, v = (torch.randn(4096, 2, 64, device="cuda", dtype=bf16) for _ in range(2))
@@ -180,6 +208,7 @@ def test_deterministic_when_asked(force, micro_batch) -> None:
     out, saved = attention(q, k, v, mb, force)
     first = attention_backward(dout, q, k, v, out, saved, mb)
     for _ in range(5):
+        assert torch.equal(attention(q, k, v, mb, force)[0], out)
         again = attention_backward(dout, q, k, v, out, saved, mb)
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rptrain.kernels import reference, rms_norm
+from rptrain.kernels.launch import programs
 from tests.kernels.exact import DTYPES, close, exact, no_worse, random
 
 SHAPES = [(7, 5), (1, 1), (3, 4, 6), (37, 130), (2, 1024)]
@@ -58,9 +59,29 @@ def test_backward(shape, residual, dtype, device) -> None:
     assert torch.equal(again[0], dx) and torch.equal(again[1], grad_w)
 
 
-def test_partial_sums_of_many_programs(device) -> None:
-    """More rows than are added at a time, columns that fill no block, and two accumulators."""
-    partials = random((150, 2, 45), torch.float32, device)
+@dtypes
+@pytest.mark.parametrize(("rows", "stages"), [(1, 3), (2, 1), (8, 4)])
+def test_backward_by_tiles(rows, stages, dtype, device) -> None:
+    """Several tiles a program, the last one not full; loaded ahead or not."""
+    tokens = 4 * rows * programs(torch.device(device), 1) - 1
+    x, dy, past = (random((tokens, 96), dtype, device, seed) for seed in range(3))
+    w = random((96,), dtype, device, 3)
+    rstd = reference.rms_norm(x, w, EPS)[1]
+    grad_w, again = torch.ones(2, 96, device=device)
+    wide_grad_w = torch.ones(96, dtype=torch.float64, device=device)
+    sizes = rms_norm.Sizes(rows, warps=4, stages=stages, programs=1)
+    dx = rms_norm.rms_norm_backward_triton(dy, x, w, rstd, grad_w, past, sizes)
+    assert torch.equal(rms_norm.rms_norm_backward_triton(dy, x, w, rstd, again, past, sizes), dx)
+    assert torch.equal(grad_w, again)
+    wide_dx = reference.rms_norm_backward(*exact(dy, x, w, rstd), wide_grad_w, past.double())
+    no_worse(dx, reference.rms_norm_backward(dy, x, w, rstd, again, past), wide_dx)
+    close(grad_w, wide_grad_w)
+
+
+@pytest.mark.parametrize("rows", [1, 150, 1100])
+def test_partial_sums(rows, device) -> None:
+    """Fewer and more than are added at a time, columns that fill no block, and two accumulators."""
+    partials = random((rows, 2, 45), torch.float32, device)
     totals = [torch.ones(45, device=device), torch.zeros(45, device=device)]
     rms_norm.add_partials(partials, totals)
     close(totals[0], partials[:, 0].double().sum(0) + 1)

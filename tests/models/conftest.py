@@ -139,7 +139,7 @@ def micro_batch() -> Callable[..., MicroBatch]:
             labels=torch.full_like(positions, -100) if labels is None else labels,
             cu_seqlens=torch.tensor([0, *torch.tensor(flat).cumsum(0)], dtype=torch.int32),
             max_seqlen=max(flat),
-            uniform=all(len(row) == 1 for row in documents),
+            uniform=len({length for row in documents for length in row}) == 1,
             cos=cos,
             sin=sin,
         )

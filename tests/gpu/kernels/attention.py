@@ -25,7 +25,7 @@ def micro_batch(documents: list[list[int]]) -> MicroBatch:
         labels=torch.full_like(positions, -100).cuda(),
         cu_seqlens=torch.tensor([0, *torch.tensor(flat).cumsum(0)], dtype=torch.int32, device="cuda"),
         max_seqlen=max(flat),
-        uniform=all(len(row) == 1 for row in documents),
+        uniform=len(set(flat)) == 1,
         cos=torch.empty(0),
         sin=torch.empty(0),
     )
