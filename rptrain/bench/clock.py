@@ -1,65 +1,63 @@
 """Times pieces of work in turn, so that figures of one run can be set against each other."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from statistics import median
+from typing import TypeVar
 
 import torch
 
 Work = Callable[[], object]
+K = TypeVar("K", bound=Hashable)
 FLUSH = 256 << 20  # bytes written between two timings, more than any cache holds
 TURNS = 20
 
 
-def seconds(
-    works: Mapping[str, Work], device: torch.device, *, turns: int = TURNS, cold: bool = True
-) -> dict[str, float]:
+def seconds(works: Mapping[K, Work], device: torch.device, *, turns: int = TURNS, cold: bool) -> dict[K, float]:
     """The median of each. On CUDA a work is a captured graph, so that launches cost nothing.
 
-    Turns go round, so that what disturbs the machine, or warms it, hits all of them alike. `cold`: the caches hold
-    nothing of a work's operands when it begins.
+    Turns go round without a pause, so that what disturbs the machine, or warms it until it slows down, hits all works
+    alike. `cold`: the caches hold nothing of a work's operands when it begins, but the device also cools meanwhile.
     """
-    cuda = device.type == "cuda"
-    runs = {name: captured(work, device) for name, work in works.items()}
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    flush = torch.empty(FLUSH if cuda and cold else 0, dtype=torch.uint8, device=device)
-    for _ in range(turns):
+    if device.type != "cuda":
+        return {name: median(_on_cpu(work) for _ in range(turns)) for name, work in works.items()}
+    runs = {name: captured(work) for name, work in works.items()}
+    flush = torch.empty(FLUSH, dtype=torch.uint8, device=device)
+    found: dict[K, list[float]] = {name: [] for name in runs}
+    for turn in range(-1, turns):  # the first is not counted
+        stamps = {}
         for name, run in runs.items():
-            flush.zero_()
-            found[name].append(_on_cuda(run) if cuda else _on_cpu(run))
+            if cold:
+                flush.zero_()
+            stamps[name] = start, end = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run()
+            end.record()
+        torch.cuda.synchronize(device)
+        if turn >= 0:
+            for name, (start, end) in stamps.items():
+                found[name].append(start.elapsed_time(end) / 1e3)
     return {name: median(taken) for name, taken in found.items()}
 
 
-def captured(work: Work, device: torch.device) -> Work:
-    """`work`, warmed up, as a graph where the device has such and can capture it."""
-    if device.type != "cuda":
-        work()
-        return work
-    stream = torch.cuda.Stream(device)
+def captured(work: Work) -> Work:
+    """`work`, warmed up, as a graph; as it is where it cannot be captured."""
+    stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
             work()
-    torch.cuda.synchronize(device)
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
             work()
     except RuntimeError:  # it allocates by the driver, or waits
-        torch.cuda.synchronize(device)
+        torch.cuda.synchronize()
         return work
     return graph.replay
 
 
-def _on_cuda(run: Work) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3
-
-
-def _on_cpu(run: Work) -> float:
+def _on_cpu(work: Work) -> float:
     begin = time.perf_counter()
-    run()
+    work()
     return time.perf_counter() - begin

@@ -6,11 +6,12 @@ forward and in backward, one after the other, with nothing in between. What is l
 transfers.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rptrain.bench import clock
 from rptrain.kernels import attention as attn
@@ -18,7 +19,7 @@ from rptrain.models.block import BlockShape
 from rptrain.models.spec import HeadLayer, Layer, MicroBatch, ModelSpec
 
 COPY = 512 << 20  # bytes that a copy reads and writes, for its rate
-BACKENDS = ("cudnn", "triton", "flash", "reference")
+BACKENDS = ("cudnn", "hybrid", "triton", "flash", "reference")
 
 
 @dataclass(frozen=True)
@@ -68,20 +69,42 @@ class Floor:
 def floor(spec: ModelSpec, rows: int, length: int, dtype: torch.dtype, device: torch.device) -> Floor:
     """Measures it on `device`, for micro-batches of `rows` rows of `length` tokens.
 
-    Takes the memory of one layer's weights, their gradients and the largest product at a time.
+    Operations of a layer go round without a pause, as in training, where a device may be too warm for its highest
+    clock. Takes the memory of one layer's weights, their gradients and its activations at a time.
     """
     tokens = rows * length
     halves = [torch.empty(COPY // 2, dtype=torch.uint8, device=device) for _ in range(2)]
-    rate = COPY / clock.seconds({"copy": lambda: halves[0].copy_(halves[1])}, device)["copy"]
-    halves.clear()
+    copy = _Operation("copy", lambda: halves[0].copy_(halves[1]), lambda: None)
+    rate = COPY / _seconds([copy], device)[0].forward
     layers = []
     for (name, layer), count in _kinds(spec).items():
-        lines = [*_products(spec, layer, tokens, dtype, device)]
+        operations = [*_products(spec, layer, tokens, dtype, device)]
         if isinstance(layer, BlockShape):
-            lines.append(_attention(layer, rows, length, dtype, device))
+            choices = _attention(layer, rows, length, dtype, device)
+            taken = [2 * line.forward + line.backward for line in _seconds(choices, device)]
+            operations.append(choices[taken.index(min(taken))])
+        lines = _seconds([*operations, copy], device)[:-1]  # the device cools in copies, as it does in training
         lines += _elementwise(layer, tokens, length, dtype.itemsize, rate)
         layers.append(LayerFloor(name, count, tuple(lines), recomputed=layer is not spec.head))
     return Floor(tuple(layers), tokens, rate)
+
+
+@dataclass(frozen=True)
+class _Operation:
+    name: str
+    forward: clock.Work
+    backward: clock.Work
+
+
+def _seconds(operations: Sequence[_Operation], device: torch.device) -> list[Line]:
+    """All of them, in turn."""
+    works = {
+        (operation.name, which): work
+        for operation in operations
+        for which, work in (("forward", operation.forward), ("backward", operation.backward))
+    }
+    taken = clock.seconds(works, device, cold=False)
+    return [Line(o.name, taken[o.name, "forward"], taken[o.name, "backward"]) for o in operations]
 
 
 def _kinds(spec: ModelSpec) -> dict[tuple[str, Layer | HeadLayer], int]:
@@ -97,7 +120,7 @@ def _kinds(spec: ModelSpec) -> dict[tuple[str, Layer | HeadLayer], int]:
 
 def _products(
     spec: ModelSpec, layer: Layer | HeadLayer, tokens: int, dtype: torch.dtype, device: torch.device
-) -> Iterator[Line]:
+) -> Iterator[_Operation]:
     """x [T, in] times each weight [out, in]; in backward the gradients of the input and of the weight."""
     for unit in layer.units:
         for param in spec.units[unit].params:
@@ -107,20 +130,21 @@ def _products(
             w, x, y = (
                 torch.randn(shape, dtype=dtype, device=device) for shape in ((out, size), (tokens, size), (tokens, out))
             )
-            dw, dx = torch.empty_like(w), torch.empty_like(x)
-            taken = clock.seconds(
-                {
-                    "forward": lambda x=x, w=w, y=y: torch.mm(x, w.t(), out=y),
-                    "input": lambda y=y, w=w, dx=dx: torch.mm(y, w, out=dx),
-                    "weight": lambda y=y, x=x, dw=dw: torch.mm(y.t(), x, out=dw),
-                },
-                device,
-            )
-            yield Line(f"{param.name} {size} x {out}", taken["forward"], taken["input"] + taken["weight"])
+            yield _Operation(f"{param.name} {size} x {out}", *_product(w, x, y))
 
 
-def _attention(block: BlockShape, rows: int, length: int, dtype: torch.dtype, device: torch.device) -> Line:
-    """Of whole rows, by the implementation whose forward, recomputed forward and backward are the quickest."""
+def _product(w: Tensor, x: Tensor, y: Tensor) -> tuple[clock.Work, clock.Work]:
+    dw, dx = torch.empty_like(w), torch.empty_like(x)
+
+    def backward() -> None:
+        torch.mm(y, w, out=dx)
+        torch.mm(y.t(), x, out=dw)
+
+    return lambda: torch.mm(x, w.t(), out=y), backward
+
+
+def _attention(block: BlockShape, rows: int, length: int, dtype: torch.dtype, device: torch.device) -> list[_Operation]:
+    """Of whole rows, by every implementation there is."""
     positions = torch.arange(length, device=device).repeat(rows)
     mb = MicroBatch(
         rows=rows,
@@ -138,15 +162,17 @@ def _attention(block: BlockShape, rows: int, length: int, dtype: torch.dtype, de
         for heads in (block.heads, block.kv_heads, block.kv_heads)
     )
     dout = torch.randn_like(q)
-    works: dict[str, clock.Work] = {}
-    names = _backends(dtype, device, block.head_size)
-    for name in names:
+    found = []
+    for name in _backends(dtype, device, block.head_size):
         out, saved = attn.attention(q, k, v, mb, name)
-        works[f"{name} forward"] = lambda name=name: attn.attention(q, k, v, mb, name)
-        works[f"{name} backward"] = lambda out=out, saved=saved: attn.attention_backward(dout, q, k, v, out, saved, mb)
-    taken = clock.seconds(works, device)
-    name = min(names, key=lambda name: 2 * taken[f"{name} forward"] + taken[f"{name} backward"])
-    return Line(f"attention ({name})", taken[f"{name} forward"], taken[f"{name} backward"])
+        found.append(
+            _Operation(
+                f"attention ({name})",
+                lambda name=name: attn.attention(q, k, v, mb, name),
+                lambda out=out, saved=saved: attn.attention_backward(dout, q, k, v, out, saved, mb),
+            )
+        )
+    return found
 
 
 def _backends(dtype: torch.dtype, device: torch.device, head_size: int) -> list[str]:
