@@ -1,13 +1,14 @@
 """The floor: the least time that the arithmetic of a training step takes on a device, operation by operation.
 
 Products run in the framework's matrix library, attention in the fastest implementation there is, elementwise
-operations read and write each operand once at the speed of a copy. Each is taken once, in forward, in the recomputed
-forward and in backward, one after the other, with nothing in between. What is left out: gradient sums, rotary tables,
-transfers.
+operations read and write each operand once at the speed of a copy. A layer's operations are timed one after the
+other, with nothing in between, round and round, as a device in training may be too warm for its highest clock. What
+is left out: gradient sums, rotary tables, transfers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ BACKENDS = ("cudnn", "hybrid", "triton", "flash", "reference")
 
 @dataclass(frozen=True)
 class Line:
-    """An operation of a layer: its seconds in forward and in backward, for one micro-batch."""
+    """An operation of a layer: its seconds in forward and in backward, for one micro-batch, timed by itself."""
 
     operation: str
     forward: float
@@ -33,20 +34,14 @@ class Line:
 
 @dataclass(frozen=True)
 class LayerFloor:
-    """A kind of layers: the lines of one of them."""
+    """A kind of layers: the floor of one of them, for one micro-batch."""
 
     name: str  # of the first of its kind
     count: int
-    lines: tuple[Line, ...]
+    forward: float  # seconds of all its operations in a row
+    backward: float
+    lines: tuple[Line, ...]  # they need not add up to the same: alone, an operation finds a cooler device
     recomputed: bool  # the head is computed forward and backward at once
-
-    @property
-    def forward(self) -> float:
-        return sum(line.forward for line in self.lines)
-
-    @property
-    def backward(self) -> float:
-        return sum(line.backward for line in self.lines)
 
     def seconds(self, recompute: bool = True) -> float:
         """Of one such layer for a micro-batch: forward, the recomputed forward if it is, and backward."""
@@ -69,23 +64,23 @@ class Floor:
 def floor(spec: ModelSpec, rows: int, length: int, dtype: torch.dtype, device: torch.device) -> Floor:
     """Measures it on `device`, for micro-batches of `rows` rows of `length` tokens.
 
-    Operations of a layer go round without a pause, as in training, where a device may be too warm for its highest
-    clock. Takes the memory of one layer's weights, their gradients and its activations at a time.
+    Takes the memory of one layer's weights, their gradients and its activations at a time.
     """
     tokens = rows * length
     halves = [torch.empty(COPY // 2, dtype=torch.uint8, device=device) for _ in range(2)]
-    copy = _Operation("copy", lambda: halves[0].copy_(halves[1]), lambda: None)
-    rate = COPY / _seconds([copy], device)[0].forward
+    rate = COPY / clock.seconds({"copy": lambda: halves[0].copy_(halves[1])}, device, cold=False)["copy"]
     layers = []
     for (name, layer), count in _kinds(spec).items():
         operations = [*_products(spec, layer, tokens, dtype, device)]
         if isinstance(layer, BlockShape):
             choices = _attention(layer, rows, length, dtype, device)
-            taken = [2 * line.forward + line.backward for line in _seconds(choices, device)]
+            taken = [2 * line.forward + line.backward for line in _lines(choices, device)]
             operations.append(choices[taken.index(min(taken))])
-        lines = _seconds([*operations, copy], device)[:-1]  # the device cools in copies, as it does in training
-        lines += _elementwise(layer, tokens, length, dtype.itemsize, rate)
-        layers.append(LayerFloor(name, count, tuple(lines), recomputed=layer is not spec.head))
+        ahead, back = layer.work(tokens, length, dtype.itemsize)
+        lines = [*_lines(operations, device), *_elementwise(ahead.elementwise, back.elementwise, rate)]
+        moves = _Operation("moves", partial(_move, halves, ahead.traffic), partial(_move, halves, back.traffic))
+        forward, backward = _in_a_row([*operations, moves], layer is not spec.head, device)
+        layers.append(LayerFloor(name, count, forward, backward, tuple(lines), recomputed=layer is not spec.head))
     return Floor(tuple(layers), tokens, rate)
 
 
@@ -96,8 +91,8 @@ class _Operation:
     backward: clock.Work
 
 
-def _seconds(operations: Sequence[_Operation], device: torch.device) -> list[Line]:
-    """All of them, in turn."""
+def _lines(operations: Sequence[_Operation], device: torch.device) -> list[Line]:
+    """Each by itself, all of them in turn."""
     works = {
         (operation.name, which): work
         for operation in operations
@@ -105,6 +100,31 @@ def _seconds(operations: Sequence[_Operation], device: torch.device) -> list[Lin
     }
     taken = clock.seconds(works, device, cold=False)
     return [Line(o.name, taken[o.name, "forward"], taken[o.name, "backward"]) for o in operations]
+
+
+def _in_a_row(operations: Sequence[_Operation], recomputed: bool, device: torch.device) -> tuple[float, float]:
+    """Forward and backward of all of them; forward is done as often as in training, so that the device is as warm."""
+
+    def forward() -> None:
+        for operation in operations:
+            operation.forward()
+
+    def backward() -> None:
+        for operation in operations:
+            operation.backward()
+
+    again = {"recomputed": forward} if recomputed else {}
+    taken = clock.seconds({"forward": forward, **again, "backward": backward}, device, cold=False)
+    return taken["forward"], taken["backward"]
+
+
+def _move(halves: list[Tensor], nbytes: float) -> None:
+    """A copy that reads and writes so many bytes in all."""
+    left = int(nbytes) // 2
+    while left > 0:
+        piece = min(left, len(halves[0]))
+        halves[0][:piece].copy_(halves[1][:piece])
+        left -= piece
 
 
 def _kinds(spec: ModelSpec) -> dict[tuple[str, Layer | HeadLayer], int]:
@@ -186,9 +206,7 @@ def _backends(dtype: torch.dtype, device: torch.device, head_size: int) -> list[
     return found[:-1] or found
 
 
-def _elementwise(layer: Layer | HeadLayer, tokens: int, length: int, itemsize: int, rate: float) -> Iterator[Line]:
+def _elementwise(forward: Mapping[str, float], backward: Mapping[str, float], rate: float) -> Iterator[Line]:
     """The bytes of every operation over the copy's rate."""
-    forward, backward = (work.elementwise for work in layer.work(tokens, length, itemsize))
-    names: Mapping[str, float] = {**forward, **backward}
-    for name in names:
+    for name in {**forward, **backward}:
         yield Line(name, forward.get(name, 0.0) / rate, backward.get(name, 0.0) / rate)

@@ -13,14 +13,25 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def seconds(monkeypatch):
-    """Every work takes a second; a copy, its bytes over 1e9."""
+    """A product takes 1 s, attention 100 s, a byte that is moved 1e-9 s."""
+    spent = [0.0]
+
+    def spend(amount):
+        spent[0] += amount
 
     def take(works, device, *, cold):
-        for work in works.values():
+        taken = {}
+        for name, work in works.items():
+            before = spent[0]
             work()
-        return {name: floor.COPY / 1e9 if name[0] == "copy" else 1.0 for name in works}
+            taken[name] = spent[0] - before
+        return taken | ({"copy": floor.COPY / 1e9} if "copy" in works else {})
 
+    attention = floor._Operation("attention", lambda: spend(100.0), lambda: spend(100.0))
     monkeypatch.setattr(clock, "seconds", take)
+    monkeypatch.setattr(torch, "mm", lambda a, b, out: spend(1.0))
+    monkeypatch.setattr(floor, "_attention", lambda *_: [attention])
+    monkeypatch.setattr(floor, "_move", lambda halves, nbytes: spend(nbytes / 1e9))
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
@@ -30,18 +41,27 @@ def test_a_block_by_hand(architecture, seconds, monkeypatch) -> None:
     found = floor.floor(spec, 2, 8, torch.float32, CPU)
     block, head = found.layers
     assert (block.name, block.count, head.count) == ("layers.0", len(spec.layers), 1)
-    assert [line.operation for line in block.lines[:5]] == [
-        "qkv 24 x 100", "o 60 x 24", "gate_up 24 x 40", "down 20 x 24", "attention (reference)",
+    assert [(line.operation, line.forward, line.backward) for line in block.lines[:5]] == [
+        ("qkv 24 x 100", 1, 2), ("o 60 x 24", 1, 2), ("gate_up 24 x 40", 1, 2), ("down 20 x 24", 1, 2),
+        ("attention", 100, 100),
     ]  # fmt: skip
     forward, backward = (work.traffic / 1e9 for work in spec.layers[0].work(16, 8, 4))
-    assert block.forward == pytest.approx(5 + forward) and block.backward == pytest.approx(5 + backward)
-    assert block.seconds() == pytest.approx(15 + 2 * forward + backward)
-    assert block.seconds(recompute=False) == pytest.approx(10 + forward + backward)
+    assert sum(line.forward for line in block.lines) == pytest.approx(104 + forward)
+    assert sum(line.backward for line in block.lines) == pytest.approx(108 + backward)
+    assert block.seconds() == pytest.approx(2 * (104 + forward) + 108 + backward)
+    assert block.seconds(recompute=False) == pytest.approx(104 + forward + 108 + backward)
     forward, backward = (work.traffic / 1e9 for work in spec.head.work(16, 8, 4))
-    assert head.seconds() == head.seconds(recompute=False) == pytest.approx(2 + forward + backward)
-    step = block.count * block.seconds() + head.seconds()
-    assert found.tokens_per_second() == pytest.approx(16 / step)
+    assert head.seconds() == head.seconds(recompute=False) == pytest.approx(1 + forward + 2 + backward)
+    assert found.tokens_per_second() == pytest.approx(16 / (block.count * block.seconds() + head.seconds()))
     assert found.tokens_per_second(recompute=False) > found.tokens_per_second()
+
+
+def test_a_move_reads_and_writes_the_bytes() -> None:
+    halves = [torch.zeros(10, dtype=torch.uint8), torch.arange(1, 11, dtype=torch.uint8)]
+    floor._move(halves, 13)
+    assert halves[0].tolist() == [1, 2, 3, 4, 5, 6, 0, 0, 0, 0]
+    floor._move(halves, 27)  # as much as the halves hold, and 3 bytes more
+    assert halves[0].tolist() == halves[1].tolist()
 
 
 def test_the_products_compute_what_they_stand_for(monkeypatch) -> None:

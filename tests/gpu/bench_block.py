@@ -2,7 +2,7 @@
 
 python -m tests.gpu.bench_block OUT.json [PRESET ...]: by default Qwen3-1.7B's block and Llama-3.1-8B's. `ours` is the
 block as a stage of one runs it (forward; later recompute and backward), `whole` as one whose recomputed output the
-next block takes. `chain` is the floor's operations in one graph, timed in turn with ours.
+next block takes.
 """
 
 import json
@@ -16,8 +16,9 @@ from torch.profiler import ProfilerActivity, profile
 from rptrain.bench import clock
 from rptrain.bench.floor import floor
 from rptrain.engine.memory import accumulate_dtype
+from rptrain.engine.reproducible import Reproducible
 from rptrain.models import registry, rope
-from tests.gpu.kernels.attention import inputs, micro_batch, pair
+from tests.gpu.kernels.attention import micro_batch
 
 ROWS, LENGTH = 4, 2048
 TOKENS = ROWS * LENGTH
@@ -49,45 +50,6 @@ def block(spec):
     return forward, backward, inner_backward
 
 
-def chain(spec, found):
-    """The floor's operations of a block, each once in forward, recompute and backward, in one graph."""
-    layer, unit = spec.layers[0], spec.units[spec.layers[0].unit]
-    weights = [param.shape for param in unit.params if len(param.shape) == 2]
-    tensors = [
-        [torch.randn(shape, dtype=DTYPE, device=DEVICE) for shape in ((o, i), (TOKENS, i), (TOKENS, o))]
-        for o, i in weights
-    ]
-    dw = [torch.empty_like(w) for w, _, _ in tensors]
-    dx = [torch.empty_like(x) for _, x, _ in tensors]
-    ahead, back = (work.traffic for work in layer.work(TOKENS, LENGTH, DTYPE.itemsize))
-    halves = [torch.empty(int(max(ahead, back)) // 2, dtype=torch.uint8, device=DEVICE) for _ in range(2)]
-    name = next(line.operation for line in found.lines if line.operation.startswith("attention"))
-    attend, attend_back = pair(
-        name[11:-1], *inputs(layer.heads, layer.kv_heads, layer.head_size), micro_batch([[LENGTH]] * ROWS)
-    )
-
-    def move(nbytes):
-        half = int(nbytes) // 2
-        halves[0][:half].copy_(halves[1][:half])
-
-    def forward():
-        for w, x, y in tensors:
-            torch.mm(x, w.t(), out=y)
-        attend()
-        move(ahead)
-
-    def run():
-        forward()
-        forward()
-        for (w, x, y), to_w, to_x in zip(tensors, dw, dx, strict=True):
-            torch.mm(y, w, out=to_x)
-            torch.mm(y.t(), x, out=to_w)
-        attend_back()
-        move(back)
-
-    return run
-
-
 def launches(run):
     run()
     torch.cuda.synchronize()
@@ -116,7 +78,6 @@ def measure(preset):
     works = {
         "ours": ours,
         "whole": inner,
-        "chain": chain(spec, found),
         "forward": forward,
         "recompute and backward": backward,
     }
@@ -131,7 +92,6 @@ def measure(preset):
         "floor_tokens_per_second_without_recompute": whole.tokens_per_second(recompute=False),
         "seconds": times,
         "of_floor": {name: found.seconds() / times[name] for name in ("ours", "whole")},
-        "of_chain": {name: times["chain"] / times[name] for name in ("ours", "whole")},
         "launches": count,
         "kernels": table,
     }
@@ -141,14 +101,14 @@ def measure(preset):
             print(f"    {line.operation:40} {line.forward * 1e3:8.3f} {line.backward * 1e3:8.3f}")
     print(f"  floor {found.seconds() * 1e3:.3f} ms, {whole.tokens_per_second():.0f} tokens/s;", end=" ")
     print({name: round(taken * 1e3, 3) for name, taken in times.items()})
-    print(f"  of floor {result['of_floor']}, of chain {result['of_chain']}, {count} launches")
+    print(f"  of floor {result['of_floor']}, {count} launches")
     for key, (number, taken) in sorted(table.items(), key=lambda item: -item[1][1]):
         print(f"      {number:3} {taken:8.1f} us  {key}")
     return result
 
 
 def main(out, presets):
-    torch.use_deterministic_algorithms(True)
+    Reproducible(cuda=True)
     results = [measure(preset) for preset in presets or ("qwen3-1.7b", "llama-3.1-8b")]
     commit = subprocess.run(["git", "rev-parse", "--verify", "HEAD"], capture_output=True, text=True, check=False)
     report = {
