@@ -6,7 +6,7 @@ optimizer has not written the version, or has not read the last gradient) stays 
 
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -72,13 +72,16 @@ class _Transfer(ABC):
         while self._late and self._context.board.ready(("version", self._late[0].unit), self._awaited):
             self._copy(self._late.popleft())
 
-    def _issue_all(self) -> None:
-        """Every remaining chunk; blocks for those that are not ready."""
-        for chunk in (*self._late, *(chunk for window in self._windows for chunk in window)):
+    def _issue_all(self, units: Collection[int]) -> None:
+        """Every remaining chunk up to the last of `units`; blocks for those that are not ready."""
+        while self._windows:
+            self._late.extend(self._windows.popleft())
+        left = sum(chunk.unit in units for chunk in self._late)
+        while left:
+            chunk = self._late.popleft()
             self._context.board.wait(("version", chunk.unit), self._awaited)
             self._copy(chunk)
-        self._late.clear()
-        self._windows.clear()
+            left -= chunk.unit in units
 
     @property
     @abstractmethod
@@ -113,9 +116,17 @@ class Upload(_Transfer):
         board = self._context.board
         return not all(board.ready(("version", unit), self._version) for unit in self._layout.units)
 
-    def finish(self) -> Event:
-        """Every remaining chunk; blocks until the optimizer has written them. Passes when the slot is filled."""
-        self._issue_all()
+    @property
+    def is_issued(self) -> bool:
+        """Whether every chunk has been: `finish` would not block."""
+        return not self._late and not any(self._windows)
+
+    def finish(self, units: Collection[int] | None = None) -> Event:
+        """Issues every chunk up to the last of `units` (all without); blocks until the optimizer has written them.
+
+        The event passes when they have arrived.
+        """
+        self._issue_all(self._layout.units if units is None else units)
         return self._stream.record()
 
     def _copy(self, chunk: Chunk) -> None:
@@ -144,7 +155,7 @@ class Download(_Transfer):
 
     def flush(self) -> None:
         """Every remaining chunk; blocks until the optimizer has read the last iteration's gradients."""
-        self._issue_all()
+        self._issue_all(self._layout.units)
 
     def _copy(self, chunk: Chunk) -> None:
         offset = self._layout.offsets[chunk.unit]

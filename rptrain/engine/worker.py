@@ -15,6 +15,7 @@ from rptrain.engine.device import Device, Event, Stream
 from rptrain.engine.footprint import RING, Footprint
 from rptrain.engine.iteration import Iteration
 from rptrain.engine.memory import accumulate_dtype
+from rptrain.engine.stage_pass import StagePass
 from rptrain.engine.transfer import Download, StageLayout, Upload
 from rptrain.models import rope
 from rptrain.models.spec import MicroBatch, ModelSpec
@@ -165,7 +166,6 @@ class Worker:
         layout = self._layouts[slot.stage_index]
         if upload.is_blocked():
             self._flush()
-        device.compute.wait(upload.finish())
         params = layout.bind(self._context, stage, self._params[parity])
         sums = layout.bind(self._context, stage, self._sums) if stage.backward else []
         if stage.backward:
@@ -174,11 +174,12 @@ class Worker:
             device.compute.wait(self._losses_read)
         done: Event | None = None
         other = self._param_read[1 - parity]
-        if other is not None:
-            device.param_upload.wait(other)
         for m in slot.micro_batches:
             self._where = f"{slot} micro-batch {m}"
-            arrived, done, left = self._micro_batch(iteration, slot, m, params, sums)
+            first = m == slot.micro_batches.start
+            arrived, done, left = self._micro_batch(iteration, slot, m, params, sums, upload if first else None)
+            if first and other is not None:
+                device.param_upload.wait(other)
             following.issue(arrived)
             if self._download is not None:
                 self._download.issue(left)
@@ -196,8 +197,12 @@ class Worker:
         m: int,
         params: list[dict[str, Tensor]],
         sums: list[dict[str, Tensor]],
+        upload: Upload | None,
     ) -> tuple[Event, Event, Event]:
-        """Issues one micro-batch; returns the events of its inputs' arrival, its computation, its outputs' leaving."""
+        """Issues one micro-batch; returns the events of its inputs' arrival, its computation, its outputs' leaving.
+
+        The first one waits for the `upload` of the parameters.
+        """
         device, context = self._device, self._context
         io = context.bounds.stages[slot.stage_index]
         pass_index = iteration.number * context.plan.rounds + slot.round
@@ -209,9 +214,11 @@ class Worker:
         entries = [self._out.claim(device.compute) for _ in accesses]
         outputs = {a.boundary: out for a, (_, out) in zip(accesses, entries, strict=True)}
         start = device.compute.mark() if context.trace is not None else None
-        device.compute.run(
-            f"{slot} micro-batch {m}", lambda: self._compute(iteration, slot, m, params, sums, x, dy, outputs)
+        timed = partial(meter.timed, context.meter, device.compute.stamp, iteration.number)
+        work = StagePass(
+            self._spec, slot.stage, lambda: self._describe(iteration, m), params, sums, x, dy, outputs, timed
         )
+        self._compute(work, slot, f"{slot} micro-batch {m}", iteration.scale, self._losses[m], upload)
         if start is not None and context.trace is not None:
             context.trace.add(Span(iteration.number, slot, m, start, device.compute.mark()))
         done = device.compute.record()
@@ -224,6 +231,20 @@ class Worker:
             left = self._send(access, pass_index, m, out)
             self._out.release(entry, left)
         return arrived, done, left
+
+    def _compute(
+        self, work: StagePass, slot: Slot, where: str, scale: float, loss: Tensor, upload: Upload | None
+    ) -> None:
+        """Layer by layer where parameters are still on their way, so that the optimizer may be at the later ones."""
+        compute = self._device.compute
+        if upload is None or upload.is_issued:
+            if upload is not None:
+                compute.wait(upload.finish())
+            compute.run(where, lambda: work.run(scale, loss))
+            return
+        for i, layer in enumerate(slot.stage.layers):
+            compute.wait(upload.finish(self._spec.stack[layer].units))
+            compute.run(where, lambda i=i: work.step(i, scale, loss))
 
     def _receive(self, ring: Ring, access: Access, pass_index: int, m: int) -> tuple[int, Tensor]:
         stream = self._device.activation_upload
@@ -246,49 +267,6 @@ class Worker:
         sent = stream.record()
         self._context.board.publish(key, number, sent)
         return sent
-
-    def _compute(
-        self,
-        iteration: Iteration,
-        slot: Slot,
-        m: int,
-        params: list[dict[str, Tensor]],
-        sums: list[dict[str, Tensor]],
-        x: Tensor,
-        dy: Tensor | None,
-        outputs: dict[int, Tensor],
-    ) -> None:
-        """The stage on one micro-batch, inside the compute stream; recompute keeps each layer's saved tensors."""
-        stage = slot.stage
-        layers = self._spec.layers[stage.start : stage.stop]
-        mb = self._describe(iteration, m)
-        timed = partial(meter.timed, self._context.meter, self._device.compute.stamp, iteration.number)
-        h = x
-        if not stage.backward:
-            for index, layer, p in zip(stage.layers, layers, params, strict=True):
-                with timed("forward", index):
-                    h = layer.forward(p, h, mb)
-                if index + 1 in outputs:
-                    outputs[index + 1].copy_(h)
-            return
-        saved = []
-        for index, layer, p in zip(stage.layers, layers, params, strict=False):
-            if stage.kind == "B" and index == stage.stop - 1:  # whose output a later stage has had
-                saved.append(layer.recompute(p, h, mb))
-                break
-            with timed("forward", index):
-                h, kept = layer.forward_saved(p, h, mb)
-            saved.append(kept)
-        if stage.kind == "FB":
-            with timed("backward", stage.stop - 1):
-                loss, dy = self._spec.head.loss_backward(params[-1], sums[-1], h, mb, iteration.scale)
-            self._losses[m].copy_(loss)
-        assert dy is not None
-        del h
-        for index, layer, p, g in reversed(list(zip(stage.layers, layers, params, sums, strict=False))):
-            with timed("backward", index):
-                dy = layer.backward(p, g, saved.pop(), dy, mb)
-        outputs[stage.start].copy_(dy)
 
     def _describe(self, iteration: Iteration, m: int) -> MicroBatch:
         indices, parity, lengths = self._indices, iteration.number % 2, iteration.documents[m]

@@ -1,0 +1,94 @@
+"""One micro-batch through one stage, layer by layer: forward, or recomputed forward, loss and backward."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor
+
+from rptrain.engine.meter import Kind
+from rptrain.models.spec import Grads, MicroBatch, ModelSpec, Params
+from rptrain.plan.schedule import Stage
+
+Timed = Callable[[Kind, int], AbstractContextManager[None]]
+
+
+class StagePass:
+    """`step(i)` is run for each layer of the stage in order, once, inside the compute stream.
+
+    It is the first to read the parameters of the stage's i-th layer; the last step of a backward stage goes all the
+    way back.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        stage: Stage,
+        describe: Callable[[], MicroBatch],
+        params: Sequence[Params],
+        sums: Sequence[Grads],
+        x: Tensor,
+        dy: Tensor | None,
+        outputs: Mapping[int, Tensor],
+        timed: Timed,
+    ) -> None:
+        """`params` and `sums` by layer of the stage, `outputs` by boundary.
+
+        `describe` is called inside the stream; `timed` is around each pass over a layer.
+        """
+        self._spec, self._stage, self._describe, self._timed = spec, stage, describe, timed
+        self._params, self._sums, self._outputs = params, sums, outputs
+        self._h, self._dy = x, dy
+        self._saved: list[Any] = []
+
+    def run(self, scale: float, loss: Tensor) -> None:
+        """All steps."""
+        for i in range(len(self._stage.layers)):
+            self.step(i, scale, loss)
+
+    def step(self, i: int, scale: float, loss: Tensor) -> None:
+        """`scale` multiplies the loss for its gradients; its sum is written to `loss`, a scalar, in a fused stage."""
+        stage = self._stage
+        if i == 0:
+            self._mb = self._describe()
+        last = i == len(stage.layers) - 1
+        if not stage.backward:
+            self._forward(i)
+        elif stage.kind == "FB" and last:
+            self._head(scale, loss)
+        else:
+            self._recompute(i, last)
+        if stage.backward and last:
+            self._backward()
+
+    def _forward(self, i: int) -> None:
+        index = self._stage.start + i
+        with self._timed("forward", index):
+            self._h = self._spec.layers[index].forward(self._params[i], self._h, self._mb)
+        if index + 1 in self._outputs:
+            self._outputs[index + 1].copy_(self._h)
+
+    def _recompute(self, i: int, last: bool) -> None:
+        index = self._stage.start + i
+        layer = self._spec.layers[index]
+        if last:  # a later stage has had its output
+            self._saved.append(layer.recompute(self._params[i], self._h, self._mb))
+            return
+        with self._timed("forward", index):
+            self._h, kept = layer.forward_saved(self._params[i], self._h, self._mb)
+        self._saved.append(kept)
+
+    def _head(self, scale: float, loss: Tensor) -> None:
+        with self._timed("backward", self._stage.stop - 1):
+            total, self._dy = self._spec.head.loss_backward(self._params[-1], self._sums[-1], self._h, self._mb, scale)
+        loss.copy_(total)
+
+    def _backward(self) -> None:
+        dy = self._dy
+        assert dy is not None
+        del self._h, self._dy  # the memory of what nobody reads any more
+        for i in reversed(range(len(self._saved))):
+            index = self._stage.start + i
+            with self._timed("backward", index):
+                dy = self._spec.layers[index].backward(self._params[i], self._sums[i], self._saved.pop(), dy, self._mb)
+        self._outputs[self._stage.start].copy_(dy)
