@@ -66,6 +66,13 @@ WIDE = {
     128: Passes(Tiles(32, 32, 8, 1), Tiles(16, 16, 8, 1), Tiles(32, 32, 8, 1)),
     256: Passes(Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
 }
+# On 7.x Triton (3.6 to 3.9) multiplies 16 bits too without matrix units, and a program has 64 KB. With any tiles the
+# backward of heads of 256 spills.
+TURING = {
+    64: Passes(Tiles(64, 32, 8, 1), Tiles(32, 32, 8, 1), Tiles(32, 16, 8, 1)),
+    128: Passes(Tiles(32, 32, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
+    256: Passes(Tiles(16, 32, 8, 1), Tiles(8, 16, 8, 1), Tiles(16, 8, 4, 1)),
+}
 
 
 def takes(dtype: torch.dtype, head_size: int) -> bool:
@@ -76,6 +83,8 @@ def takes(dtype: torch.dtype, head_size: int) -> bool:
 def tiles(dtype: torch.dtype, head_size: int, capability: tuple[int, int]) -> Passes:
     """The tiles for a card of this compute capability."""
     size = max(64, power_of_2(head_size))
+    if capability < (8, 0):
+        return TURING[size]
     if dtype == torch.float32:
         return WIDE[size]
     if capability == (8, 0):

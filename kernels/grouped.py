@@ -29,6 +29,7 @@ class Tiles(NamedTuple):
 HOPPER = Tiles(128, 256, 64, 8, 3)  # 144 KB shared
 AMPERE = Tiles(128, 128, 64, 8, 3)  # 96 KB; also where 99 KB are all there is
 WIDE = Tiles(64, 64, 32, 4, 2)  # float32, without matrix units
+TURING = Tiles(64, 64, 16, 4, 1)  # 7.x: Triton (3.6 to 3.9) multiplies 16 bits too without matrix units
 
 
 def grouped_mm(x_NK: Tensor, w_EKM: Tensor, ends_E: Tensor, bias_EM: Tensor | None = None) -> Tensor:
@@ -96,10 +97,16 @@ def _cutlass(x_NK: Tensor, w_EKM: Tensor) -> bool:
 
 
 def _tiles(x: Tensor) -> Tiles:
-    if x.dtype == torch.float32:
+    return _tiles_for(x.dtype, torch.cuda.get_device_capability(x.device) if x.is_cuda else (8, 6))
+
+
+def _tiles_for(dtype: torch.dtype, capability: tuple[int, int]) -> Tiles:
+    """The tiles for a card of this compute capability."""
+    if capability < (8, 0):
+        return TURING
+    if dtype == torch.float32:
         return WIDE
-    hopper = x.is_cuda and torch.cuda.get_device_capability(x.device)[0] in (9, 10)
-    return HOPPER if hopper else AMPERE
+    return HOPPER if capability[0] in (9, 10) else AMPERE
 
 
 def grouped_mm_triton(x_NK: Tensor, w_EKM: Tensor, ends_E: Tensor, bias_EM: Tensor | None = None) -> Tensor:

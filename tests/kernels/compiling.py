@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 SHARED = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}  # bytes of a block
-ARCHITECTURES = (80, 86, 89, 90, 120)
+ARCHITECTURES = tuple(SHARED)
 
 
 @dataclass(frozen=True)
 class Variant:
     """A kernel with its argument types ("*bf16", "i32", "fp32"), constants and launch options.
 
-    `architectures` are those it is meant for; types of bf16 become fp16 on 75, which has no bf16 matrix units.
+    `architectures` are those it is meant for; types of bf16 become fp16 on 75, which has no bf16 in hardware. `stack`
+    is what a thread may spill, in bytes: more than none only where it does with any tiles.
     """
 
     kernel: Any
@@ -30,6 +31,7 @@ class Variant:
     constants: dict[str, Any]
     options: dict[str, int] = field(default_factory=dict)  # num_warps, num_stages
     architectures: tuple[int, ...] = ARCHITECTURES
+    stack: int = 0
 
 
 def compiled(variant: Variant, architecture: int) -> dict[str, Any]:
@@ -58,8 +60,9 @@ def compiled(variant: Variant, architecture: int) -> dict[str, Any]:
         "architecture": architecture,
         "registers": int(usage[1]),
         "stack": int(usage[2]),
+        "stack_allowed": variant.stack,
         "shared": result.metadata.shared,
-        "allowed": SHARED[architecture],
+        "shared_allowed": SHARED[architecture],
     }
 
 

@@ -19,6 +19,7 @@ def variants(
     kv_heads: int,
     names: tuple[str, ...] = ALL,
     sinks: bool = False,
+    stack: int = 0,
 ) -> list[Variant]:
     passes = flash.tiles({"bf16": torch.bfloat16, "fp32": torch.float32}[dtype], size, divmod(architecture, 10))
     block = max(16, flash.power_of_2(size))
@@ -44,7 +45,7 @@ def variants(
             constants |= dict.fromkeys(absent)
             types = {arg: kind for arg, kind in types.items() if arg not in absent}
         options = {"num_warps": tile.warps, "num_stages": tile.stages}
-        found.append(Variant(kernel, types, constants, options, (architecture,)))
+        found.append(Variant(kernel, types, constants, options, (architecture,), stack))
     return found
 
 
@@ -53,5 +54,11 @@ VARIANTS += [variant for a in ARCHITECTURES for variant in variants(a, "bf16", 6
 VARIANTS += variants(80, "bf16", 256, 16, 8) + variants(86, "bf16", 256, 16, 8) + variants(90, "bf16", 256, 16, 8)
 VARIANTS += variants(86, "bf16", 96, 32, 32, ("dkdv",)) + variants(90, "bf16", 80, 32, 32, ("dkdv",))
 VARIANTS += variants(86, "fp32", 64, 32, 8) + variants(90, "fp32", 128, 32, 8)
-# In float32 dq of heads of 256 spills some 200 bytes with any tiles.
-VARIANTS += variants(86, "fp32", 256, 16, 8, ("forward", "dkdv"))
+VARIANTS += variants(75, "fp32", 128, 32, 8) + variants(75, "bf16", 256, 16, 8, ("forward",))
+# Backwards without matrix units, of heads of 256: with any tiles they need more registers than there are.
+VARIANTS += variants(75, "bf16", 256, 16, 8, ("dq", "dkdv"), stack=1024)
+for architecture in (75, 86):
+    VARIANTS += variants(architecture, "fp32", 256, 16, 8, ("dq",), stack=256)
+    VARIANTS += variants(architecture, "fp32", 256, 16, 8, ("forward", "dkdv"))
+PARTIALS = {"partials": "*fp32", "total": "*fp32", "count": "i32", "width": "i32"}
+VARIANTS += [Variant(flash._add_partials, PARTIALS, {"ROWS": 32, "BLOCK": 64})]

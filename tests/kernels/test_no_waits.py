@@ -1,0 +1,240 @@
+"""On CUDA no operation waits for the device, so that the host runs ahead of it.
+
+That holds once kernels are compiled and constants are on the device. `quantize` is not here: it is for loading. The
+loss has a test of its own.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from rptrain.kernels import grouped, linear, lora, moe, moe_rows, quant, rms_norm, rope, swiglu
+from rptrain.kernels.attention import attention, attention_backward
+from rptrain.kernels.dropout import Dropout, add_dropout, dropout
+from rptrain.kernels.reference import Clamp, QKNorm, split_heads
+from tests.kernels.exact import DTYPES, random
+
+TOKENS, WIDTH, HEADS, KV_HEADS, SIZE, EXPERTS, ACTIVE = 48, 32, 4, 2, 16, 5, 2
+QKV = (HEADS + 2 * KV_HEADS) * SIZE
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+Rand = Callable[..., Tensor]
+Run = Callable[[], object]
+
+
+def zeros(*shape: int) -> Tensor:
+    """An accumulator."""
+    return torch.zeros(shape, device="cuda")
+
+
+def heads(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return split_heads(qkv, KV_HEADS, SIZE)
+
+
+def norms(rand: Rand) -> Run:
+    x, residual, dy = rand(3, TOKENS, WIDTH).unbind()
+    weight, total = rand(WIDTH), zeros(WIDTH)
+
+    def run() -> None:
+        _, rstd = rms_norm.rms_norm(x, weight, 1e-6)
+        rms_norm.add_rms_norm(x, residual, weight, 1e-6)
+        rms_norm.rms_norm_backward(dy, x, weight, rstd, total)
+        rms_norm.rms_norm_backward(dy, x, weight, rstd, total, residual)
+
+    return run
+
+
+def rotation(rand: Rand) -> Run:
+    qkv, (dq, dk, dv) = rand(TOKENS, QKV), heads(rand(TOKENS, QKV))
+    cos, sin = zeros(TOKENS, SIZE // 2).cos(), zeros(TOKENS, SIZE // 2)
+    norm, totals = QKNorm(rand(SIZE), rand(SIZE), 1e-6), (zeros(SIZE), zeros(SIZE))
+
+    def run() -> None:
+        *_, rstd = rope.qk_norm_rope(qkv, cos, sin, KV_HEADS, norm)
+        rope.qk_norm_rope_backward(dq, dk, dv, qkv, cos, sin, norm, rstd, totals)
+        rope.qk_norm_rope(qkv, cos, sin, KV_HEADS)
+        rope.qk_norm_rope_backward(dq, dk, dv, qkv, cos, sin)
+
+    return run
+
+
+def activation(rand: Rand) -> Run:
+    gate_up, out = rand(2, TOKENS, 2 * WIDTH).unbind()
+    dy, act = rand(2, TOKENS, WIDTH).unbind()
+
+    def run() -> None:
+        for interleaved, clamp in ((False, None), (True, Clamp())):
+            swiglu.swiglu(gate_up, interleaved=interleaved, clamp=clamp)
+            swiglu.swiglu_backward(dy, gate_up, interleaved=interleaved, clamp=clamp)
+            swiglu.swiglu_backward(dy, gate_up, out, act, interleaved=interleaved, clamp=clamp)
+
+    return run
+
+
+def products_of_experts(rand: Rand, *, width: int) -> Run:
+    x, w, bias, dy = rand(TOKENS, WIDTH), rand(EXPERTS, WIDTH, width), rand(EXPERTS, width), rand(TOKENS, width)
+    ends = torch.tensor([7, 7, 30, 31, TOKENS], dtype=torch.int32, device="cuda")
+    total, bias_total = zeros(EXPERTS, WIDTH, width), zeros(EXPERTS, width)
+
+    def run() -> None:
+        grouped.grouped_mm(x, w, ends)
+        grouped.grouped_mm(x, w, ends, bias)
+        grouped.grouped_mm(dy, w.mT, ends)
+        grouped.grouped_weight_grad(total, x, dy, ends)
+        grouped.grouped_bias_grad(bias_total, dy, ends)
+
+    return run
+
+
+def routing(rand: Rand) -> Run:
+    logits, counted = rand(TOKENS, EXPERTS), torch.arange(TOKENS, device="cuda") % 3 > 0
+    count = counted.sum()
+
+    def run() -> None:
+        choice = moe.choose(logits, ACTIVE)
+        moe.permute(choice, EXPERTS)
+        for kept, number in ((None, TOKENS), (counted, count)):
+            counts, sums = moe.expert_counts(choice, EXPERTS, kept), moe.prob_sums(logits, kept)
+            moe.balance_loss(counts, sums, number)
+            dprobs = moe.balance_grad(counts, number, 0.01)
+            for over_chosen in (True, False):
+                weights = moe.route(logits, choice, over_chosen)
+                moe.route_backward(weights, logits, choice, over_chosen)
+                moe.route_backward(weights, logits, choice, over_chosen, dprobs, kept)
+
+    return run
+
+
+def rows_of_experts(rand: Rand) -> Run:
+    x, weights = rand(TOKENS, WIDTH), rand(TOKENS, ACTIVE)
+    dact, act = rand(2, TOKENS * ACTIVE, WIDTH).unbind()
+    perm = moe.permute(moe.choose(rand(TOKENS, EXPERTS), ACTIVE), EXPERTS)
+
+    def run() -> None:
+        by_expert = moe_rows.gather(x, perm)
+        moe_rows.combine(by_expert, perm)
+        moe_rows.combine(by_expert, perm, weights)
+        moe_rows.combine_backward(x, by_expert, perm, weights)
+        moe_rows.weigh(dact, act, perm, weights)
+
+    return run
+
+
+def products(rand: Rand) -> Run:
+    x, w, dy, total = rand(TOKENS, WIDTH), rand(SIZE, WIDTH), rand(TOKENS, SIZE), zeros(SIZE, WIDTH)
+
+    def run() -> None:
+        linear.linear(x, w)
+        linear.linear_add(x, w, dy)
+        linear.linear_add(x, w, dy, overwrite=True)
+        linear.linear_backward_input(dy, w)
+        linear.accumulate_weight_grad(total, dy, x)
+
+    return run
+
+
+def dropped(rand: Rand) -> Run:
+    x, out, drop = rand(TOKENS, WIDTH), rand(TOKENS, WIDTH), mask()
+
+    def run() -> None:
+        dropout(x, drop)
+        add_dropout(out, x, drop)
+
+    return run
+
+
+def mask() -> Dropout:
+    return Dropout(0.1, torch.tensor([1, 2, 3], device="cuda"), TOKENS // 2, 4, 5)
+
+
+def adapters(rand: Rand, *, masked: bool) -> Run:
+    ranks, starts = (4, 8), (0, SIZE)
+    x, dx = rand(2, TOKENS, WIDTH).unbind()
+    y, dy = rand(2, TOKENS, 2 * SIZE).unbind()
+    a, b = rand(sum(ranks), WIDTH), [rand(SIZE, rank) for rank in ranks]
+    grad_a, grad_b = zeros(sum(ranks), WIDTH), [zeros(SIZE, rank) for rank in ranks]
+    drop = mask() if masked else None
+
+    def run() -> None:
+        h = lora.add_lora(y, x, a, b, starts, 2.0, drop)
+        lora.lora_backward(dy, x, h, a, b, starts, 2.0, drop, dx, grad_a, grad_b)
+
+    return run
+
+
+def widening(rand: Rand) -> Run:
+    out = rand(TOKENS, WIDTH)
+    stored = {fmt: [part.cuda() for part in quant.quantize(out.cpu(), fmt)] for fmt in quant.FORMATS.values()}
+
+    def run() -> None:
+        for fmt, (codes, scales) in stored.items():
+            quant.dequantize(codes, scales, fmt, out)
+
+    return run
+
+
+OPS: dict[str, Callable[..., Run]] = {
+    "norms": norms,
+    "rotation": rotation,
+    "activation": activation,
+    "experts": partial(products_of_experts, width=64),
+    "experts, odd": partial(products_of_experts, width=33),
+    "routing": routing,
+    "rows of experts": rows_of_experts,
+    "products": products,
+    "dropout": dropped,
+    "adapters": partial(adapters, masked=False),
+    "adapters, dropout": partial(adapters, masked=True),
+    "widening": widening,
+}
+
+
+@contextmanager
+def waits_are_errors() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def check(run: Run) -> None:
+    run()
+    with waits_are_errors():
+        run()
+
+
+@pytest.mark.gpu
+def test_a_wait_is_seen() -> None:
+    one = torch.ones(1, device="cuda")
+    with waits_are_errors(), pytest.raises(RuntimeError, match="synchron"):
+        one.item()
+
+
+@pytest.mark.gpu
+@dtypes
+@pytest.mark.parametrize("op", OPS)
+def test_cuda_never_waits(op, dtype) -> None:
+    check(OPS[op](lambda *shape: random(shape, dtype, "cuda")))
+
+
+@pytest.mark.gpu
+@dtypes
+@pytest.mark.parametrize(("documents", "window"), [([[5, 19], [24]], None), ([[24], [24]], None), ([[5, 19], [24]], 7)])
+def test_attention_never_waits(documents, window, dtype, micro_batch) -> None:
+    """With a window there are sinks too."""
+    mb = micro_batch(documents, "cuda")
+    inputs = heads(random((TOKENS, QKV), dtype, "cuda"))
+    into = heads(random((TOKENS, QKV), dtype, "cuda"))
+    dout = random((TOKENS, HEADS, SIZE), dtype, "cuda")
+    extras = {} if window is None else {"window": window, "sinks": random((HEADS,), dtype, "cuda")}
+    total = None if window is None else zeros(HEADS)
+
+    def run() -> None:
+        out, saved = attention(*inputs, mb, **extras)
+        attention_backward(dout, *inputs, out, saved, mb, **extras, grad_sinks=total, into=into)
+
+    check(run)
