@@ -1,7 +1,7 @@
 """Weights in 4 and 8 bits: NF4, MXFP4 and int8, quantised in PyTorch and widened by Triton.
 
-A block of consecutive elements of the flattened tensor shares a scale; the last block may be shorter. Nothing
-here waits for the device.
+A block of consecutive elements of the flattened tensor shares a scale; the last block may be shorter. Widening never
+waits for the device; quantising, once when a model is loaded, does.
 """
 
 import functools

@@ -201,8 +201,7 @@ def _process(config: Config, workload: Workload, hardware: Hardware) -> list[Par
 def _host(
     config: Config, spec: ModelShape, workload: Workload, hardware: Hardware, activations: int, workers: int
 ) -> Place:
-    rounds = workload.micro_batches // workload.round_size
-    rows = RowGradients.nbytes(spec, workload.dtype, workload.tokens, workload.round_size, rounds)
+    rows = RowGradients.nbytes(spec, workload.dtype, workload.tokens * workload.micro_batches)
     parts = [*state_parts(spec, workload), Part("activations between stages", activations)]
     locked = sum(part.nbytes for part in parts)
     parts.append(Part("sums of the embedding's gradient", rows))

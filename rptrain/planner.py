@@ -141,8 +141,7 @@ def make_plan(
     store = ModelStore.nbytes(
         spec, workload.dtype, generations=1 + workload.asynchronous, wide_grad=workload.shapes.wide_grad
     )
-    rounds = workload.micro_batches // workload.round_size
-    rows = RowGradients.nbytes(spec, workload.dtype, workload.tokens, workload.round_size, rounds)
+    rows = RowGradients.nbytes(spec, workload.dtype, workload.tokens * workload.micro_batches)
     room = None if device_limit is None else device_limit - LIBRARIES
     _check_single_layers(spec, workload.shapes, room, limit_source)
     parts = cache(lambda stage: stage_parts(spec, stage, workload.shapes))

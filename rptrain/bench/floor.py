@@ -1,6 +1,6 @@
 """The floor: the least time that the arithmetic of a training step takes on a device, operation by operation.
 
-Products run in the framework's matrix library, attention in the fastest implementation there is, elementwise
+Products run in the framework's matrix library, attention in the fastest deterministic implementation, elementwise
 operations read and write each operand once at the speed of a copy. A layer's operations are timed one after the
 other, with nothing in between, round and round, as a device in training may be too warm for its highest clock. What
 is left out: gradient sums, rotary tables, transfers.
@@ -20,7 +20,7 @@ from rptrain.models.block import BlockShape
 from rptrain.models.spec import HeadLayer, Layer, MicroBatch, ModelSpec
 
 COPY = 512 << 20  # bytes that a copy reads and writes, for its rate
-BACKENDS = ("cudnn", "hybrid", "triton", "flash", "reference")
+BACKENDS = ("hybrid", "triton", "flash", "reference")  # whose backward has one order of sums
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _product(w: Tensor, x: Tensor, y: Tensor) -> tuple[clock.Work, clock.Work]:
 
 
 def _attention(block: BlockShape, rows: int, length: int, dtype: torch.dtype, device: torch.device) -> list[_Operation]:
-    """Of whole rows, by every implementation there is."""
+    """Of whole rows, by every deterministic implementation."""
     positions = torch.arange(length, device=device).repeat(rows)
     mb = MicroBatch(
         rows=rows,

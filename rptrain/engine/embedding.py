@@ -1,12 +1,12 @@
 """The embedding as a host layer: the thread that gathers its rows, and the sums of its gradient rows.
 
 It spares each device the upload of the whole table, a float32 gradient slot for it, and atomics. Gradient rows are
-summed micro-batch by micro-batch in token order, so sums do not depend on the number of devices.
+summed in token order, so sums do not depend on the number of devices.
 """
 
+import math
 import queue
 import threading
-from collections.abc import Callable
 from concurrent.futures import Executor
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from rptrain.engine.context import Context
 from rptrain.engine.iteration import Iteration
-from rptrain.engine.memory import UnitState, accumulate_dtype
+from rptrain.engine.memory import Arena, UnitState, accumulate_dtype
+from rptrain.engine.rows import CpuRows, row_stride
 from rptrain.models.spec import ModelShape
 from rptrain.plan.lower import Access
 
@@ -22,64 +23,49 @@ from rptrain.plan.lower import Access
 class RowGradients:
     """Gradient rows of the embedding table, summed over an iteration's micro-batches and applied once.
 
-    Each thread of `pool` takes some columns, so sums do not depend on how many there are.
+    A row's sum is that of its tokens in order, over all micro-batches, in the accumulation type. `tokens` are those of
+    a step, [M, T]; the sums lie in a buffer for as many different ones as there can be, which is kept.
     """
 
-    def __init__(self, state: UnitState, *, tied: bool, pool: Executor, threads: int) -> None:
-        self._state, self._tied, self._pool = state, tied, pool
+    def __init__(self, state: UnitState, tokens: int, *, tied: bool, pool: Executor, threads: int) -> None:
+        self._tied = tied
+        self._cpu = CpuRows(pool, threads)
         self._table = state.unit.views(state.grad)["embed"]
-        width = -(-self._table.shape[1] // threads)
-        self._columns = [slice(start, start + width) for start in range(0, self._table.shape[1], width)]
         if not tied:
             self._table.zero_()
-        self._touched: Tensor | None = None  # rows that the last iteration wrote (untied only)
-        self._parts: list[tuple[Tensor, Tensor]] = []  # rows and sums of each round
+        vocab_size, hidden_size = self._table.shape
+        wide = accumulate_dtype(state.params[0].dtype)
+        shape = min(tokens, vocab_size), row_stride(hidden_size, wide)
+        self._buffer = Arena(math.prod(shape) * wide.itemsize, lock=False).take(math.prod(shape), wide).view(shape)
+        self._rows = torch.empty(0, dtype=torch.int64)  # of the table, ascending: those that occur
+        self._places = self._rows  # [M, T], the place among them of each token
+        self._sums = self._buffer[:0]
 
     @staticmethod
-    def nbytes(spec: ModelShape, dtype: torch.dtype, tokens: int, round_size: int, rounds: int) -> int:
-        """The most that the sums take: a row for each token that differs, each round; and temporaries of a write."""
-        rows = min(tokens * round_size, spec.vocab_size)
-        wide = accumulate_dtype(dtype).itemsize
-        return rows * spec.hidden_size * (rounds * wide + 2 * wide)
+    def nbytes(spec: ModelShape, dtype: torch.dtype, tokens: int) -> int:
+        """The most that the sums over a step's `tokens` take: a row for each that differs, and the two indices."""
+        rows, wide = min(tokens, spec.vocab_size), accumulate_dtype(dtype)
+        return rows * row_stride(spec.hidden_size, wide) * wide.itemsize + (rows + tokens) * torch.int64.itemsize
 
-    def begin_round(self, input_ids: Tensor) -> None:
-        """A round with tokens [M_R, T] begins to arrive."""
-        rows = torch.unique(input_ids)
-        wide = accumulate_dtype(self._state.params[0].dtype)
-        self._parts.append((rows, torch.zeros(len(rows), self._table.shape[1], dtype=wide)))
+    def begin(self, input_ids: Tensor) -> None:
+        """An iteration with tokens [M, T] begins; nobody needs the gradient of the one before any more."""
+        if not self._tied:
+            self._cpu.clear(self._table, self._rows)
+        self._rows, self._places = torch.unique(input_ids, return_inverse=True)
+        self._sums = self._buffer[: len(self._rows)]
+        self._cpu.zero(self._sums)
 
-    def add(self, input_ids: Tensor, gradient: Tensor) -> None:
-        """The next micro-batch of the round: ids [T] and the gradient [T, D] of their embeddings."""
-        rows, sums = self._parts[-1]
-        order = torch.argsort(input_ids, stable=True)
-        present, counts = torch.unique_consecutive(input_ids[order], return_counts=True)
-        place = torch.searchsorted(rows, present)
-
-        def part(columns: slice) -> None:
-            block = sums[:, columns]
-            sorted_rows = gradient[:, columns][order].to(sums.dtype)
-            block[place] += torch.segment_reduce(sorted_rows, "sum", lengths=counts)
-
-        self._run(part)
+    def add(self, micro_batch: int, gradient: Tensor) -> None:
+        """The gradient [T, D] of a micro-batch's embeddings; micro-batches come in order."""
+        self._cpu.add(self._sums, self._places[micro_batch], gradient)
 
     def apply(self) -> None:
-        """Writes the sums into the unit's gradient: on top of the head's if tied, else rows of a zero table."""
-        before = None if self._tied else self._touched
+        """Adds the sums to the unit's gradient: to the head's if tied, else to rows of zeros."""
+        self._cpu.apply(self._sums, self._rows, self._table)
 
-        def part(columns: slice) -> None:
-            block = self._table[:, columns]
-            if before is not None:
-                block[before] = 0
-            for rows, sums in self._parts:
-                block[rows] = (block[rows].to(sums.dtype) + sums[:, columns]).to(block.dtype)
-
-        self._run(part)
-        if not self._tied:
-            self._touched = torch.unique(torch.cat([rows for rows, _ in self._parts]))
-        self._parts.clear()
-
-    def _run(self, part: Callable[[slice], None]) -> None:
-        list(self._pool.map(part, self._columns))  # raises what a part raised
+    def close(self) -> None:
+        """Gives back the buffer: an engine may be kept for longer than it is used."""
+        self._buffer = self._sums = torch.empty(0)
 
 
 class EmbeddingWorker:

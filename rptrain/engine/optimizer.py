@@ -34,8 +34,13 @@ class OptimizerWorker:
         self._context, self._adam = context, adam
         self._weight_decay, self._max_grad_norm = weight_decay, max_grad_norm
         self.applied = applied  # steps that were not skipped, over the whole training: bias correction counts them
+        outputs, _, _ = context.buffers.locate(Access(0, 0), 0, 0)  # [T, D], the embeddings of a micro-batch
         self._rows = RowGradients(
-            context.store.units[0], tied=context.store.spec.tied, pool=adam.pool, threads=adam.threads
+            context.store.units[0],
+            len(outputs) * context.plan.micro_batches,
+            tied=context.store.spec.tied,
+            pool=adam.pool,
+            threads=adam.threads,
         )
         self._where = "waiting"
         self._queue: queue.SimpleQueue[Iteration | StepRequest | None] = queue.SimpleQueue()
@@ -49,7 +54,9 @@ class OptimizerWorker:
         self._queue.put(item)
 
     def join(self) -> None:
+        """Waits for the thread's end; what it took of the host's memory is given back."""
         self._thread.join()
+        self._rows.close()
 
     def _main(self) -> None:
         while isinstance(iteration := self._queue.get(), Iteration):
@@ -67,6 +74,8 @@ class OptimizerWorker:
     def _collect(self, iteration: Iteration) -> float:
         """Waits for each unit's gradient in the order in which backward stages finish; the sum of their squares."""
         context, rounds = self._context, self._context.plan.rounds
+        self._where = "gradient rows of the embedding"
+        self._rows.begin(iteration.input_ids)
         for r in range(rounds - 1):
             self._collect_rows(iteration, r)
         sums = {}
@@ -91,11 +100,10 @@ class OptimizerWorker:
         last = Access(0, context.bounds.chain[0] - 1)
         pass_index = iteration.number * context.plan.rounds + r
         micro_batches = range(r * context.plan.round_size, (r + 1) * context.plan.round_size)
-        self._rows.begin_round(iteration.input_ids[micro_batches.start : micro_batches.stop])
         for m in micro_batches:
             gradient, key, number = context.buffers.locate(last, pass_index, m)
             context.board.wait(key, number - 1).synchronize()
-            self._rows.add(iteration.input_ids[m], gradient)
+            self._rows.add(m, gradient)
             context.board.publish(key, number)
 
     def _arrival_order(self) -> Sequence[int]:

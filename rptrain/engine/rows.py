@@ -1,0 +1,117 @@
+"""Sums of gradient rows by token on the CPU: in native code (rows.c), or the same additions in torch."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, wait
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LINE = 64  # bytes of a cache line
+ROWS = 64  # that a thread takes at a time where no row comes twice
+FALLBACK_TOKENS = 256  # temporaries stay in the caches
+
+_NAMES = {torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
+
+
+class _Job(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("next", "part", "count", "columns", "stride")),
+        *((name, ctypes.c_void_p) for name in ("index", "gradient", "sums", "table")),
+    )
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    """The compiled rows.c; None where the package was installed without a compiler."""
+    spec = find_spec("rptrain.engine._rows")
+    return ctypes.CDLL(spec.origin) if spec and spec.origin else None
+
+
+def row_stride(columns: int, dtype: torch.dtype) -> int:
+    """Elements from one row of sums to the next: whole cache lines, so that threads that split columns share none."""
+    line = LINE // dtype.itemsize
+    return -(-columns // line) * line
+
+
+def columns_each(columns: int, dtype: torch.dtype, threads: int) -> int:
+    """How many columns of a gradient a thread sums: whole cache lines of it, and so of the sums."""
+    line = LINE // dtype.itemsize
+    return -(-columns // (threads * line)) * line
+
+
+class CpuRows:
+    """Sums rows by place on the threads of a pool.
+
+    Sums are [R, S] with S = `row_stride`, rows of D columns and padding, in float64 for float64 and in float32 for
+    all else. Results depend neither on `threads` nor on which path runs: `native` tells whether it is the compiled
+    one. Every call has ended, on all threads, when it returns or raises.
+    """
+
+    def __init__(self, pool: Executor, threads: int, *, force_fallback: bool = False) -> None:
+        self._pool, self._threads = pool, threads
+        self._library = None if force_fallback else _library()
+
+    @property
+    def native(self) -> bool:
+        return self._library is not None
+
+    def zero(self, sums: Tensor) -> None:
+        """Sets contiguous sums to zero."""
+        self._finish([part.zero_ for part in sums.view(-1).chunk(self._threads)])
+
+    def add(self, sums: Tensor, places: Tensor, gradient: Tensor) -> None:
+        """Adds row t of `gradient` [T, D] to row places[t] of `sums`, for each t in order; `places` is int64 [T]."""
+        columns = gradient.shape[1]
+        width = columns_each(columns, gradient.dtype, self._threads)
+        if self._library:
+            tensors = {"index": places, "gradient": gradient, "sums": sums}
+            sizes = {"count": len(places), "columns": columns, "stride": sums.shape[1]}
+            self._run(f"rows_add_{_NAMES[gradient.dtype]}", tensors, sizes, columns, width)
+        else:
+            parts = zip(sums[:, :columns].split(width, 1), gradient.split(width, 1), strict=True)
+            self._finish([partial(_add, part, places, rows) for part, rows in parts])
+
+    def apply(self, sums: Tensor, rows: Tensor, table: Tensor) -> None:
+        """Adds row i of `sums` to row rows[i] of `table` [V, D], rounded once; `rows` is int64 [R], none twice."""
+        columns = table.shape[1]
+        if self._library:
+            tensors = {"index": rows, "sums": sums, "table": table}
+            sizes = {"count": len(rows), "columns": columns, "stride": sums.shape[1]}
+            self._run(f"rows_apply_{_NAMES[table.dtype]}", tensors, sizes, len(rows), ROWS)
+        else:
+            parts = zip(sums[:, :columns].split(ROWS), rows.split(ROWS), strict=True)
+            self._finish([partial(_apply, part, at, table) for part, at in parts])
+
+    def clear(self, table: Tensor, rows: Tensor) -> None:
+        """Sets rows [R] of `table` [V, D] to zero; `rows` is int64 [R]."""
+        if self._library:
+            sizes = {"count": len(rows), "stride": table.shape[1] * table.itemsize}
+            self._run("rows_clear", {"index": rows, "table": table}, sizes, len(rows), ROWS)
+        else:
+            self._finish([partial(table.index_fill_, 0, part, 0) for part in rows.split(ROWS)])
+
+    def _run(self, name: str, tensors: dict[str, Tensor], sizes: dict[str, int], total: int, part: int) -> None:
+        """Lets the threads take parts of `total` columns or rows, each `part` of them."""
+        assert all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors.values())
+        job = _Job(part=part, **sizes, **{name: tensor.data_ptr() for name, tensor in tensors.items()})
+        call = partial(getattr(self._library, name), ctypes.byref(job))
+        self._finish([call] * min(self._threads, -(-total // part)))
+
+    def _finish(self, calls: Sequence[Callable[[], Any]]) -> None:
+        workers = [self._pool.submit(call) for call in calls]
+        wait(workers)  # all of them, before an error lets go of the buffers
+        for worker in workers:
+            worker.result()
+
+
+def _add(sums: Tensor, places: Tensor, gradient: Tensor) -> None:
+    for part, rows in zip(places.split(FALLBACK_TOKENS), gradient.split(FALLBACK_TOKENS), strict=True):
+        sums.index_add_(0, part, rows.to(sums.dtype))
+
+
+def _apply(sums: Tensor, rows: Tensor, table: Tensor) -> None:
+    table[rows] = (table[rows].to(sums.dtype) + sums).to(table.dtype)
