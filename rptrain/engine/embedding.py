@@ -7,7 +7,7 @@ summed in token order, so sums do not depend on the number of devices.
 import math
 import queue
 import threading
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from rptrain.engine.memory import Arena, UnitState, accumulate_dtype
 from rptrain.engine.rows import CpuRows, row_stride
 from rptrain.models.spec import ModelShape
 from rptrain.plan.lower import Access
+
+GATHERERS = 4  # threads that gather rows: in sync the first stage waits for them
 
 
 class RowGradients:
@@ -73,6 +75,7 @@ class EmbeddingWorker:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._pool = ThreadPoolExecutor(GATHERERS, "embedding rows")
         self._where = "waiting"
         self._queue: queue.SimpleQueue[Iteration | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
@@ -85,6 +88,7 @@ class EmbeddingWorker:
 
     def join(self) -> None:
         self._thread.join()
+        self._pool.shutdown()
 
     def _main(self) -> None:
         context = self._context
@@ -99,5 +103,13 @@ class EmbeddingWorker:
                     context.board.wait(key, number - 1)  # its gradient was read: host work, finished when published
                 if context.probe is not None:
                     context.probe(f"embedding m{m}")
-                torch.index_select(table, 0, ids, out=out)
+                self._gather(table, ids, out)
                 context.board.publish(key, number)
+
+    def _gather(self, table: Tensor, ids: Tensor, out: Tensor) -> None:
+        def part(ids: Tensor, out: Tensor) -> None:
+            torch.index_select(table, 0, ids, out=out)
+
+        list(
+            self._pool.map(part, ids.tensor_split(GATHERERS), out.tensor_split(GATHERERS))
+        )  # raises what a part raised

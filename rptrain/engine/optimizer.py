@@ -13,11 +13,13 @@ import math
 import queue
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from rptrain.engine.adam import CpuAdam
 from rptrain.engine.context import Context
 from rptrain.engine.device import stamp
 from rptrain.engine.embedding import RowGradients
+from rptrain.engine.errors import Aborted
 from rptrain.engine.iteration import Iteration, StepRequest, StepResult
 from rptrain.engine.memory import UnitState
 from rptrain.engine.meter import timed
@@ -42,6 +44,7 @@ class OptimizerWorker:
             pool=adam.pool,
             threads=adam.threads,
         )
+        self._row_thread = ThreadPoolExecutor(1, "embedding gradients")
         self._where = "waiting"
         self._queue: queue.SimpleQueue[Iteration | StepRequest | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
@@ -56,6 +59,7 @@ class OptimizerWorker:
     def join(self) -> None:
         """Waits for the thread's end; what it took of the host's memory is given back."""
         self._thread.join()
+        self._row_thread.shutdown()
         self._rows.close()
 
     def _main(self) -> None:
@@ -74,35 +78,40 @@ class OptimizerWorker:
     def _collect(self, iteration: Iteration) -> float:
         """Waits for each unit's gradient in the order in which backward stages finish; the sum of their squares."""
         context, rounds = self._context, self._context.plan.rounds
-        self._where = "gradient rows of the embedding"
-        self._rows.begin(iteration.input_ids)
-        for r in range(rounds - 1):
-            self._collect_rows(iteration, r)
+        rows = self._row_thread.submit(self._sum_rows, iteration)
         sums = {}
-        last_stage = {u for layer in context.plan.stages[-1].layers for u in context.store.spec.stack[layer].units}
-        rows_collected = False
         for unit in self._arrival_order():
-            if unit in last_stage and not rows_collected:  # they arrive while the last stage still computes
-                self._collect_rows(iteration, rounds - 1)
-                rows_collected = True
             self._where = f"gradient of {context.store.spec.units[unit].name}"
             context.board.wait(("grad", unit), iteration.number * rounds + rounds - 1).synchronize()
             if unit != 0:
                 sums[unit] = self._adam.square_sum(context.store.units[unit].grad)
+        self._where = "gradient rows of the embedding"
+        rows.result()
         self._rows.apply()
         sums[0] = self._adam.square_sum(context.store.units[0].grad)
         return math.fsum(sums[unit] for unit in sorted(sums))
 
-    def _collect_rows(self, iteration: Iteration, r: int) -> None:
+    def _sum_rows(self, iteration: Iteration) -> None:
+        """In a thread of its own: rows arrive while gradients of units do, which either may be waited for."""
+        try:
+            self._collect_rows(iteration)
+        except Aborted:
+            raise
+        except BaseException as error:  # who waits for units is to learn of it now
+            self._context.fail("gradient rows of the embedding", error)
+            raise
+
+    def _collect_rows(self, iteration: Iteration) -> None:
         """Sums the gradients of the embedding's outputs, the last to arrive in a round, as they arrive."""
         context = self._context
-        self._where = "gradient rows of the embedding"
+        self._rows.begin(iteration.input_ids)
         last = Access(0, context.bounds.chain[0] - 1)
-        pass_index = iteration.number * context.plan.rounds + r
-        micro_batches = range(r * context.plan.round_size, (r + 1) * context.plan.round_size)
-        for m in micro_batches:
+        for m in range(context.plan.micro_batches):
+            pass_index = iteration.number * context.plan.rounds + m // context.plan.round_size
             gradient, key, number = context.buffers.locate(last, pass_index, m)
             context.board.wait(key, number - 1).synchronize()
+            if context.probe is not None:
+                context.probe(f"gradient rows m{m}")
             self._rows.add(m, gradient)
             context.board.publish(key, number)
 

@@ -96,6 +96,7 @@ def test_a_stage_computes_its_first_layer_before_its_last_is_updated():
         "rounding",
         "optimizer",
         "embedding m3",
+        "gradient rows m2",
     ],
 )
 def test_a_failure_anywhere_surfaces_with_its_place_and_ends_every_thread(place):
