@@ -10,50 +10,20 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from statistics import median
 
 import torch
 
-FLUSH = 256 << 20  # bytes written between two timings, more than any cache holds
-REPEATS = 30
+from rptrain.bench import clock
 
-
-def recorded(work):
-    """`work` as a graph, warmed up; what cannot be captured is called as it is."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            work()
-    except RuntimeError:
-        torch.cuda.synchronize()
-        return work
-    return graph.replay
-
-
-def times(works):
-    """Seconds of each, by the median of REPEATS turns with a cold cache."""
-    flush = torch.empty(FLUSH, dtype=torch.uint8, device="cuda")
-    runs = {name: recorded(work) for name, work in works.items()}
-    found = {name: [] for name in runs}
-    for _ in range(REPEATS):
-        for name, run in runs.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            flush.zero_()
-            start.record()
-            run()
-            end.record()
-            end.synchronize()
-            found[name].append(start.elapsed_time(end) / 1e3)
-    return {name: median(seconds) for name, seconds in found.items()}
+DEVICE = torch.device("cuda")
+TURNS = 30
+RIVALS = ("compiled", "liger")
 
 
 def measured(case):
     works = {"ours": case.ours, **case.others}
+    if case.floor:
+        works["floor"] = case.floor
     if case.nbytes:
         half = torch.empty(max(case.nbytes // 2, 1), dtype=torch.uint8, device="cuda")
         target = torch.empty_like(half)
@@ -62,13 +32,15 @@ def measured(case):
         side = 8192
         a, b = (torch.randn(side, side, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         works["matmul"] = lambda: a @ b
-    seconds = times(works)
+    seconds = clock.seconds(works, DEVICE, turns=TURNS, cold=True)
     result = {"case": case.name, "seconds": seconds}
     if case.nbytes:
         result["of_copy"] = seconds.pop("copy") / seconds["ours"]
     if case.flops:
         rate = 2 * side**3 / seconds.pop("matmul")
         result["of_matmul"] = case.flops / rate / seconds["ours"]
+    if case.floor:
+        result["of_floor"] = seconds.pop("floor") / seconds["ours"]
     others = [value for name, value in seconds.items() if name != "ours"]
     if others:
         result["of_best_other"] = min(others) / seconds["ours"]
@@ -85,16 +57,26 @@ def main(out, operations):
             result = measured(case)
             results.append(result)
             ratios = "  ".join(
-                f"{key} {result[key]:.2f}" for key in ("of_copy", "of_matmul", "of_best_other") if key in result
+                f"{key} {result[key]:.2f}"
+                for key in ("of_copy", "of_matmul", "of_floor", "of_best_other")
+                if key in result
             )
             each = "  ".join(f"{key} {value * 1e3:.3f}" for key, value in result["seconds"].items())
             print(f"{name}: {case.name}: {each} ms  {ratios}", flush=True)
         torch.cuda.empty_cache()
+    rivals = [
+        (r["seconds"]["ours"], min(r["seconds"][n] for n in RIVALS if n in r["seconds"]))
+        for r in results
+        if any(n in r["seconds"] for n in RIVALS)
+    ]
+    ours, theirs = (sum(column) for column in zip(*rivals, strict=True)) if rivals else (0.0, 0.0)
+    print(f"in all: ours {ours * 1e3:.2f} ms, the better of {' and '.join(RIVALS)} {theirs * 1e3:.2f} ms")
     commit = subprocess.run(["git", "rev-parse", "--verify", "HEAD"], capture_output=True, text=True, check=False)
     report = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "commit": commit.stdout.strip() or "unknown",
+        "sums": {"ours": ours, "better of compiled and liger": theirs},
         "cases": results,
     }
     Path(out).write_text(json.dumps(report, indent=1) + "\n")

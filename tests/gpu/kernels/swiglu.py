@@ -28,7 +28,7 @@ def _cases(name: str, size: int, **form: Any) -> list[Case]:
     out = torch.empty_like(gate_up)
     forward, backward = torch.compile(reference.swiglu), torch.compile(reference.swiglu_backward)
 
-    def back(function: Callable[..., Tensor]) -> Tensor:
+    def back(function: Callable[..., Tensor], activation: Tensor | None = None) -> Tensor:
         return function(dy, gate_up, out, activation, **form)
 
     liger = {} if form else _liger(gate_up, dy)
@@ -41,17 +41,26 @@ def _cases(name: str, size: int, **form: Any) -> list[Case]:
             gate_up.nbytes + dy.nbytes,
         ),
         Case(
-            f"SwiGLU backward with the activation, {name}",
+            f"SwiGLU backward, {name}",
             lambda: back(swiglu_backward),
             {"eager": lambda: back(reference.swiglu_backward), "compiled": lambda: back(backward)}
             | liger.get("backward", {}),
+            2 * gate_up.nbytes + dy.nbytes,
+        ),
+        Case(
+            f"SwiGLU backward with the activation, {name}",
+            lambda: back(swiglu_backward, activation),
+            {
+                "eager": lambda: back(reference.swiglu_backward, activation),
+                "compiled": lambda: back(backward, activation),
+            },
             2 * gate_up.nbytes + 2 * dy.nbytes,
         ),
     ]
 
 
 def _liger(gate_up: Tensor, dy: Tensor) -> dict[str, dict[str, Callable[[], object]]]:
-    """Of gate and up in tensors of their own, and without the activation."""
+    """Of gate and up in tensors of their own."""
     try:
         from liger_kernel.ops.swiglu import LigerSiLUMulFunction
     except ImportError:
