@@ -117,23 +117,33 @@ def qk_norm_rope_backward_triton(
     assert qkv.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
     assert all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in (dq, dk, dv))
     tokens, heads, size = dq.shape
+    kv_heads = dk.shape[1]
+    assert heads >= kv_heads
     if not tokens:
         return qkv
+    place = reference.split_heads(qkv, kv_heads, size)[2]
+    copied = dv.data_ptr() != place.data_ptr() or dv.stride() != place.stride()
+    constants, each = _backward_sizes(heads, kv_heads, size, norm is not None)
+    constants |= {"H": heads, "K": kv_heads}
     strides = dict(zip(STRIDES, (stride for x in (dq, dk, dv) for stride in x.stride()[:2]), strict=True))
-    options: dict[str, Any] = {"H": heads, "K": dk.shape[1], "NORM": norm is not None, **_tile(heads, size)}
+    q_groups, k_groups = (triton.cdiv(count, constants["BLOCK_H"]) for count in (heads, kv_heads))
+    groups, count = q_groups + k_groups, triton.cdiv(tokens, constants["TOKENS"])
+    copies = copied * triton.cdiv(tokens, constants["VALUES"]) * k_groups
+    inputs = (dq, dk, dv, qkv, cos, sin)
     if norm is None or rstd is None or grads is None:
-        _backward[(tokens,)](dq, dk, dv, qkv, cos, sin, cos, cos, cos, cos, tokens, **strides, **options)
+        grid = (count * groups + copies,)
+        _backward[grid](*inputs, cos, cos, cos, cos, tokens, count, **strides, **constants, NORM=False)
         return qkv
-    count = min(programs(qkv.device, 4), tokens)
-    partials = torch.empty(count, 2, size, dtype=torch.float32, device=qkv.device)
-    inputs = (dq, dk, dv, qkv, cos, sin, norm.q_weight, norm.k_weight, rstd)
-    _backward[(count,)](*inputs, partials, tokens, **strides, **options)
+    count = min(count, max(1, programs(qkv.device, each) // groups))
+    partials = torch.empty(count * q_groups, 2, size, dtype=torch.float32, device=qkv.device)
+    inputs += (norm.q_weight, norm.k_weight, rstd, partials)
+    _backward[(count * groups + copies,)](*inputs, tokens, count, **strides, **constants, NORM=True)
     add_partials(partials, grads)
     return qkv
 
 
 def _tile(heads: int, size: int) -> dict[str, Any]:
-    """Heads and columns that a program has in registers at a time: two halves of 8 elements for each thread.
+    """Heads and columns that a program of forward has in registers at a time: 8 elements of each half a thread.
 
     A tile is never smaller than the program's threads, unless these are one warp: were an element held by several
     warps, one could read it after another has written over it.
@@ -141,6 +151,22 @@ def _tile(heads: int, size: int) -> dict[str, Any]:
     columns = power_of_2(size // 2)
     block = max(1, min(power_of_2(heads), 1024 // columns))
     return {"HALF": size // 2, "BLOCK_H": block, "BLOCK_C": columns, "num_warps": max(1, block * columns // 256)}
+
+
+def _backward_sizes(heads: int, kv_heads: int, size: int, norm: bool) -> tuple[dict[str, Any], int]:
+    """Backward's constants, and the programs a multiprocessor that share the queries and keys where there are norms.
+
+    A tile is TOKENS tokens and BLOCK_H heads, in registers, and as in `_tile` never smaller than the program's threads:
+    with norms 4 elements of each half a thread, which lets 32 warps on a multiprocessor, else 8. Held to the registers
+    that they have, the compiler issues all loads of a tile at once; else it saves registers by awaiting some before it
+    issues others. VALUES tokens are copied at a time, 32 elements a thread.
+    """
+    columns = power_of_2(size // 2)
+    block = max(1, min(power_of_2(heads), max(4, power_of_2(kv_heads)), 8, 1024 // columns))
+    tokens = max(1, 1024 // (block * columns))
+    warps = max(1, tokens * block * columns // (128 if norm else 256))
+    sizes = {"TOKENS": tokens, "BLOCK_H": block, "VALUES": max(1, 512 * warps // (block * columns))}
+    return sizes | {"HALF": size // 2, "BLOCK_C": columns, "num_warps": warps, "maxnreg": 64}, 4
 
 
 @triton.jit
@@ -202,80 +228,104 @@ def _forward(
 
 
 @triton.jit
-def _heads_backward(
-    source, stride, target, weight, rstd, cos, sin, half, w_total_first, w_total_second,
-    COUNT: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr, NORM: tl.constexpr,
+def _copy(
+    source, token_stride, head_stride, target, start, first_head, tokens,
+    COUNT: tl.constexpr, ROW: tl.constexpr,
+    HALF: tl.constexpr, VALUES: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of all queries or all keys of a token over their values; adds to the weight's gradient."""
+    """The gradients of some heads' values, for some tokens."""
+    row, column = tl.arange(0, VALUES * BLOCK_H), tl.arange(0, 2 * BLOCK_C)
+    token, head = row // BLOCK_H, first_head + row % BLOCK_H
+    there = ((start + token < tokens) & (head < COUNT))[:, None] & (column < 2 * HALF)[None, :]
+    taken = (token.to(tl.int64) * token_stride + head.to(tl.int64) * head_stride)[:, None] + column[None, :]
+    placed = (token * ROW + head * (2 * HALF))[:, None] + column[None, :]
+    values = tl.load(source + start * token_stride + taken, mask=there)
+    tl.store(target + start * ROW + placed, values, mask=there)
+
+
+@triton.jit
+def _heads_backward(
+    source, token_stride, head_stride, target, weight, rstd, cos, sin, totals, program, count, first_head, tokens,
+    COUNT: tl.constexpr, ROW: tl.constexpr, STATS: tl.constexpr, NORM: tl.constexpr,
+    HALF: tl.constexpr, TOKENS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The gradients of some heads' queries or keys over their values, for every count-th tile of tokens.
+
+    The norm's weight's gradient stays in registers by the tile's rows until the end.
+    """
+    row, half = tl.arange(0, TOKENS * BLOCK_H), tl.arange(0, BLOCK_C)
+    token, head = row // BLOCK_H, first_head + row % BLOCK_H
+    taken = (token.to(tl.int64) * token_stride + head.to(tl.int64) * head_stride)[:, None] + half[None, :]
+    placed = (token * ROW + head * (2 * HALF))[:, None] + half[None, :]
+    angle = (token * HALF)[:, None] + half[None, :]
     w_first, w_second = 1.0, 1.0
     if NORM:
         w_first = tl.load(weight + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
         w_second = tl.load(weight + HALF + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
-    for start in range(0, COUNT, BLOCK_H):
-        head = start + tl.arange(0, BLOCK_H)
-        place, there = _halves(source, head, stride, half, COUNT, HALF)
-        first = tl.load(place, mask=there, other=0).to(tl.float32)
-        second = tl.load(place + HALF, mask=there, other=0).to(tl.float32)
-        first, second = _rotate(first, second, cos, -sin)
-        place, there = _halves(target, head, 2 * HALF, half, COUNT, HALF)
+    total_first = tl.zeros((TOKENS * BLOCK_H, BLOCK_C), tl.float32)
+    total_second = total_first
+    for start in range(program * TOKENS, tokens, count * TOKENS):
+        inside = (start + token < tokens) & (head < COUNT)
+        there = inside[:, None] & (half < HALF)[None, :]
+        gradient, place = source + start * token_stride + taken, target + start * ROW + placed
+        first = tl.load(gradient, mask=there, other=0).to(tl.float32)
+        second = tl.load(gradient + HALF, mask=there, other=0).to(tl.float32)
+        c = tl.load(cos + start * HALF + angle, mask=there, other=0).to(tl.float32)
+        s = tl.load(sin + start * HALF + angle, mask=there, other=0).to(tl.float32)
+        first, second = _rotate(first, second, c, -s)
         if NORM:
-            inverse = tl.load(rstd + head, mask=head < COUNT, other=0)[:, None]
+            inverse = tl.load(rstd + start * STATS + (token * STATS + head), mask=inside, other=0)[:, None]
             normed_first = tl.load(place, mask=there, other=0).to(tl.float32) * inverse
             normed_second = tl.load(place + HALF, mask=there, other=0).to(tl.float32) * inverse
-            w_total_first += first * normed_first
-            w_total_second += second * normed_second
+            total_first += first * normed_first
+            total_second += second * normed_second
             first, second = first * w_first, second * w_second
             mean = (tl.sum(first * normed_first + second * normed_second, 1) / (2 * HALF))[:, None]
             first, second = (first - normed_first * mean) * inverse, (second - normed_second * mean) * inverse
         tl.store(place, first.to(target.dtype.element_ty), mask=there)
         tl.store(place + HALF, second.to(target.dtype.element_ty), mask=there)
-    return w_total_first, w_total_second
-
-
-@triton.jit
-def _copy_heads(
-    source, stride, target, half, COUNT: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr
-):  # fmt: skip
-    for start in range(0, COUNT, BLOCK_H):
-        head = start + tl.arange(0, BLOCK_H)
-        taken, there = _halves(source, head, stride, half, COUNT, HALF)
-        place, there = _halves(target, head, 2 * HALF, half, COUNT, HALF)
-        tl.store(place, tl.load(taken, mask=there), mask=there)
-        tl.store(place + HALF, tl.load(taken + HALF, mask=there), mask=there)
+    if NORM:
+        tl.store(totals + half, tl.sum(total_first, 0), mask=half < HALF)
+        tl.store(totals + HALF + half, tl.sum(total_second, 0), mask=half < HALF)
 
 
 @triton.jit
 def _backward(
-    dq, dk, dv, qkv, cos, sin, q_weight, k_weight, rstd, partials, tokens,
+    dq, dk, dv, qkv, cos, sin, q_weight, k_weight, rstd, partials, tokens, count,
     dq_token, dq_head, dk_token, dk_head, dv_token, dv_head,
     H: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
-    HALF: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
+    HALF: tl.constexpr, TOKENS: tl.constexpr, VALUES: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Every programs-th token; the weights' gradients stay in registers by head until the end."""
-    program = tl.program_id(0).to(tl.int64)
-    count = tl.num_programs(0)
-    half = tl.arange(0, BLOCK_C)
-    q_first = tl.zeros((BLOCK_H, BLOCK_C), tl.float32)
-    q_second, k_first, k_second = q_first, q_first, q_first
-    for step in range(0, tl.cdiv(tokens - tl.program_id(0), count)):
-        token = program + step * count
-        c = tl.load(cos + token * HALF + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
-        s = tl.load(sin + token * HALF + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
-        queries = qkv + token * ((H + 2 * K) * 2 * HALF)
-        keys, values = queries + H * 2 * HALF, queries + (H + K) * 2 * HALF
-        stats = rstd + token * (H + K)
-        q_first, q_second = _heads_backward(
-            dq + token * dq_token, dq_head, queries, q_weight, stats, c, s, half, q_first, q_second,
-            H, HALF, BLOCK_H, NORM,
+    """A program has a group of heads of q, k or v alone. Its loads are not held up by stores of the others.
+
+    `count` programs share the tokens of each group of q and k; the rest copy a tile of v each. With norms a program of
+    q or k leaves its sum in partials [count, groups of q, 2, C]; where k has no such group, that of q leaves zeros.
+    """
+    Q_GROUPS: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
+    K_GROUPS: tl.constexpr = (K + BLOCK_H - 1) // BLOCK_H
+    GROUPS: tl.constexpr = Q_GROUPS + K_GROUPS
+    ROW: tl.constexpr = (H + 2 * K) * 2 * HALF
+    copy = tl.program_id(0) - count * GROUPS
+    group, program = tl.program_id(0) % GROUPS, (tl.program_id(0) // GROUPS).to(tl.int64)
+    totals = partials + program * (Q_GROUPS * 4 * HALF)
+    if copy >= 0:
+        start, first_head = (copy // K_GROUPS).to(tl.int64) * VALUES, copy % K_GROUPS * BLOCK_H
+        values = qkv + (H + K) * 2 * HALF
+        _copy(dv, dv_token, dv_head, values, start, first_head, tokens, K, ROW, HALF, VALUES, BLOCK_H, BLOCK_C)
+    elif group < Q_GROUPS:
+        totals += group * (4 * HALF)
+        _heads_backward(
+            dq, dq_token, dq_head, qkv, q_weight, rstd, cos, sin, totals, program, count, group * BLOCK_H, tokens,
+            H, ROW, H + K, NORM, HALF, TOKENS, BLOCK_H, BLOCK_C,
         )  # fmt: skip
-        k_first, k_second = _heads_backward(
-            dk + token * dk_token, dk_head, keys, k_weight, stats + H, c, s, half, k_first, k_second,
-            K, HALF, BLOCK_H, NORM,
+        if NORM and group >= K_GROUPS:
+            column = tl.arange(0, 2 * BLOCK_C)
+            tl.store(totals + 2 * HALF + column, tl.zeros((2 * BLOCK_C,), tl.float32), mask=column < 2 * HALF)
+    else:
+        group -= Q_GROUPS
+        totals += group * (4 * HALF) + 2 * HALF
+        _heads_backward(
+            dk, dk_token, dk_head, qkv + H * 2 * HALF, k_weight, rstd + H, cos, sin, totals,
+            program, count, group * BLOCK_H, tokens,
+            K, ROW, H + K, NORM, HALF, TOKENS, BLOCK_H, BLOCK_C,
         )  # fmt: skip
-        _copy_heads(dv + token * dv_token, dv_head, values, half, K, HALF, BLOCK_H)
-    if NORM:
-        place = partials + program * (4 * HALF) + half
-        tl.store(place, tl.sum(q_first, 0), mask=half < HALF)
-        tl.store(place + HALF, tl.sum(q_second, 0), mask=half < HALF)
-        tl.store(place + 2 * HALF, tl.sum(k_first, 0), mask=half < HALF)
-        tl.store(place + 3 * HALF, tl.sum(k_second, 0), mask=half < HALF)

@@ -8,10 +8,9 @@ from rptrain.kernels.rope import QKNorm
 from tests.kernels.exact import DTYPES, close, exact, no_worse, random
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-# tokens, H, K, C: tiles that are whole, cut, and several for the heads of one token
-shapes = pytest.mark.parametrize(
-    "shape", [(5, 4, 2, 6), (1, 1, 1, 2), (7, 3, 1, 32), (3, 20, 5, 256), (2, 12, 4, 80), (9, 6, 6, 10)], ids=str
-)
+# tokens, H, K, C: tiles that are whole, cut, several for the heads of one token, and several a program of backward
+SHAPES = [(1, 1, 1, 2), (7, 3, 1, 32), (3, 20, 5, 256), (5, 4, 2, 256), (2, 12, 4, 80), (9, 6, 6, 10), (3, 17, 9, 6)]
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 norms = pytest.mark.parametrize("norm", [False, True])
 EPS = 1e-3
 
@@ -78,7 +77,8 @@ def test_forward(shape, norm, dtype, device) -> None:
 @dtypes
 @shapes
 @norms
-def test_backward(shape, norm, dtype, device) -> None:
+def test_backward(shape, norm, dtype, device, monkeypatch) -> None:
+    monkeypatch.setattr(rope, "programs", lambda device, each: 4)  # few, so that they take several tiles each
     case = Inputs(shape, norm, dtype, device)
     rstd, wide_rstd = (x.forward(reference.qk_norm_rope)[3] for x in (case, case.exact()))
     ours = case.backward(rope.qk_norm_rope_backward_triton, rstd)
@@ -89,6 +89,36 @@ def test_backward(shape, norm, dtype, device) -> None:
         close(grad, wide)
     again = case.backward(rope.qk_norm_rope_backward_triton, rstd)
     assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
+
+
+@norms
+def test_values_that_are_in_place_are_not_copied(norm, device, monkeypatch) -> None:
+    case = Inputs((5, 4, 2, 256), norm, torch.float32, device)
+    rstd = case.forward(reference.qk_norm_rope)[3]
+    expected, *expected_grads = case.backward(rope.qk_norm_rope_backward_triton, rstd)
+    kernel, grids = rope._backward, []
+
+    class Recorder:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return kernel[grid]
+
+    def in_place(dq, dk, dv, dqkv, *rest):
+        place = reference.split_heads(dqkv, case.kv_heads, dv.shape[2])[2]
+        return rope.qk_norm_rope_backward_triton(dq, dk, place.copy_(dv), dqkv, *rest)
+
+    def elsewhere(dq, dk, dv, dqkv, *rest):
+        place = reference.split_heads(torch.empty_like(dqkv), case.kv_heads, dv.shape[2])[2]
+        return rope.qk_norm_rope_backward_triton(dq, dk, place.copy_(dv), dqkv, *rest)
+
+    monkeypatch.setattr(rope, "_backward", Recorder())
+    for function in (in_place, elsewhere):
+        dqkv, *grads = case.backward(function, rstd)
+        assert torch.equal(dqkv, expected)
+        assert all(torch.equal(a, b) for a, b in zip(grads, expected_grads, strict=True))
+    (without,), (copying,) = grids
+    tile = rope._backward_sizes(4, 2, 256, norm)[0]["VALUES"]
+    assert copying - without == -(-5 // tile)
 
 
 @norms

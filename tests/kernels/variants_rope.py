@@ -3,37 +3,47 @@
 from rptrain.kernels import rope
 from tests.kernels.compiling import Variant
 
-MODELS = {  # H, K, C, norms: Qwen3-1.7B, Qwen3-32B, Llama-3.1-8B, GPT-OSS, and heads of 32 and 256
+MODELS = {  # H, K, C, norms: Qwen3-1.7B, Qwen3-32B, Llama-3.1-8B, GPT-OSS, and heads of 32, 64 and 256
     "qwen3-1.7b": (16, 8, 128, True),
     "qwen3-32b": (64, 8, 128, True),
     "llama-3.1-8b": (32, 8, 128, False),
     "gpt-oss": (64, 8, 64, False),
     "small": (4, 1, 32, True),
+    "medium": (16, 8, 64, True),
     "large": (16, 1, 256, True),
+    "larger": (16, 8, 256, True),
 }
 
 
-def constants(heads: int, kv_heads: int, size: int, norm: bool) -> tuple[dict[str, int], dict[str, int]]:
-    tile = rope._tile(heads, size)
-    warps = tile.pop("num_warps")
-    return {"H": heads, "K": kv_heads, "NORM": norm, **tile}, {"num_warps": warps}
-
-
-def forward(kind: str, *model: int) -> Variant:
+def forward(kind: str, heads: int, kv_heads: int, size: int, norm: bool) -> Variant:
+    constants = {"H": heads, "K": kv_heads, "NORM": norm, **rope._tile(heads, size)}
     signature = dict.fromkeys(("qkv", "q", "k", "q_weight", "k_weight"), f"*{kind}")
     signature |= dict.fromkeys(("cos", "sin", "rstd"), "*fp32")
     signature |= {"eps": "fp32", "q_stride": "i32", "k_stride": "i32"}
-    return Variant(rope._forward, signature, *constants(*model))
+    return Variant(rope._forward, signature, constants, {"num_warps": constants.pop("num_warps")})
 
 
-def backward(kind: str, *model: int) -> Variant:
+def backward(kind: str, heads: int, kv_heads: int, size: int, norm: bool, strided: bool = False) -> Variant:
+    """Of contiguous gradients, which are read 8 or 16 bytes at a time, or of `strided` ones."""
+    sizes, _ = rope._backward_sizes(heads, kv_heads, size, norm)
+    constants = {"H": heads, "K": kv_heads, "NORM": norm, **sizes}
+    options = {name: constants.pop(name) for name in ("num_warps", "maxnreg")}
     signature = dict.fromkeys(("dq", "dk", "dv", "qkv", "q_weight", "k_weight"), f"*{kind}")
-    signature |= dict.fromkeys(("cos", "sin", "rstd", "partials"), "*fp32") | {"tokens": "i32"}
-    signature |= {f"d{x}_{of}": "i32" for x in "qkv" for of in ("token", "head")}
-    return Variant(rope._backward, signature, *constants(*model))
+    signature |= dict.fromkeys(("cos", "sin", "rstd", "partials"), "*fp32")
+    signature |= {"tokens": "i32", "count": "i32"}
+    if strided:
+        signature |= dict.fromkeys(rope.STRIDES, "i32")
+    else:
+        counts = {"q": heads, "k": kv_heads, "v": kv_heads}
+        constants |= {f"d{x}_token": count * size for x, count in counts.items()}
+        constants |= {f"d{x}_head": size for x in counts}
+    return Variant(rope._backward, signature, constants, options)
 
 
 VARIANTS = [
-    *(make("bf16", *model) for make in (forward, backward) for model in MODELS.values()),
+    *(forward("bf16", *MODELS[name]) for name in ("qwen3-1.7b", "qwen3-32b", "llama-3.1-8b", "small", "large")),
+    *(backward("bf16", *model) for model in MODELS.values()),
     *(make(kind, *MODELS["qwen3-1.7b"]) for make in (forward, backward) for kind in ("fp16", "fp32")),
+    *(backward("fp32", *MODELS[name]) for name in ("small", "medium", "larger")),
+    backward("bf16", *MODELS["qwen3-1.7b"], strided=True),
 ]
