@@ -3,6 +3,8 @@
 import ctypes
 import math
 import os
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache, partial
@@ -15,6 +17,7 @@ from torch import Tensor
 
 CHUNK, LANES = 65536, 512  # as in adam.c
 FALLBACK_CHUNK = 1 << 18  # elements: temporaries stay in the caches
+NICE = 5
 MAX_THREADS = 16  # more gain little, and the bandwidth is shared with the transfers
 
 _NAMES = {torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
@@ -36,6 +39,13 @@ def _library() -> ctypes.CDLL | None:
     return ctypes.CDLL(spec.origin) if spec and spec.origin else None
 
 
+def _stand_back() -> None:
+    """Lets the threads that launch the devices' work go first where there are fewer cores than threads."""
+    if sys.platform == "linux":  # where a priority is a thread's own
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, min(os.getpriority(os.PRIO_PROCESS, thread) + NICE, 19))
+
+
 class CpuAdam:
     """Updates flat buffers with AdamW (decoupled weight decay, bias correction; torch.optim.AdamW's maths).
 
@@ -55,7 +65,7 @@ class CpuAdam:
         self.betas, self.eps = betas, eps
         self.threads = threads or min(cores, MAX_THREADS)
         self._library = None if force_fallback else _library()
-        self.pool = ThreadPoolExecutor(self.threads, "adam")
+        self.pool = ThreadPoolExecutor(self.threads, "adam", initializer=_stand_back)
 
     def __enter__(self) -> Self:
         return self
