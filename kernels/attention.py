@@ -87,7 +87,7 @@ def attention(
     chosen = backend(
         q_THC.dtype,
         q_THC.device.type,
-        mb.uniform,
+        mb.uniform and mb.max_seqlen > 1,  # cuDNN takes no single keys
         q_THC.shape[-1],
         plain=window is None and sinks is None,
         deterministic=torch.are_deterministic_algorithms_enabled(),

@@ -1,6 +1,7 @@
 """Times pieces of work in turn, so that figures of one run can be set against each other."""
 
 import time
+import warnings
 from collections.abc import Callable, Hashable, Mapping
 from statistics import median
 from typing import TypeVar
@@ -43,6 +44,7 @@ def seconds(works: Mapping[K, Work], device: torch.device, *, turns: int = TURNS
 def captured(work: Work) -> Work:
     """`work`, warmed up, as a graph; as it is where it cannot be captured."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             work()
@@ -51,7 +53,10 @@ def captured(work: Work) -> Work:
     try:
         with torch.cuda.graph(graph):
             work()
-    except RuntimeError:  # it allocates by the driver, or waits
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # it allocates by the driver, or waits
+        warnings.warn(f"timed with its launches, as it cannot be captured: {error}", stacklevel=2)
         torch.cuda.synchronize()
         return work
     return graph.replay

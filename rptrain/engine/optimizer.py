@@ -13,13 +13,11 @@ import math
 import queue
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from rptrain.engine.adam import CpuAdam
 from rptrain.engine.context import Context
 from rptrain.engine.device import stamp
 from rptrain.engine.embedding import RowGradients
-from rptrain.engine.errors import Aborted
 from rptrain.engine.iteration import Iteration, StepRequest, StepResult
 from rptrain.engine.memory import UnitState
 from rptrain.engine.meter import timed
@@ -44,7 +42,7 @@ class OptimizerWorker:
             pool=adam.pool,
             threads=adam.threads,
         )
-        self._row_thread = ThreadPoolExecutor(1, "embedding gradients")
+        self._row_thread: threading.Thread | None = None  # of the present iteration
         self._where = "waiting"
         self._queue: queue.SimpleQueue[Iteration | StepRequest | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
@@ -59,7 +57,8 @@ class OptimizerWorker:
     def join(self) -> None:
         """Waits for the thread's end; what it took of the host's memory is given back."""
         self._thread.join()
-        self._row_thread.shutdown()
+        if self._row_thread is not None:
+            self._row_thread.join()
         self._rows.close()
 
     def _main(self) -> None:
@@ -78,7 +77,14 @@ class OptimizerWorker:
     def _collect(self, iteration: Iteration) -> float:
         """Waits for each unit's gradient in the order in which backward stages finish; the sum of their squares."""
         context, rounds = self._context, self._context.plan.rounds
-        rows = self._row_thread.submit(self._sum_rows, iteration)
+        # beside this one: rows arrive while gradients of units do, and either may be waited for
+        self._row_thread = threading.Thread(
+            target=context.guard,
+            args=(lambda: "gradient rows of the embedding", lambda: self._collect_rows(iteration)),
+            name="embedding gradients",
+            daemon=True,
+        )
+        self._row_thread.start()
         sums = {}
         for unit in self._arrival_order():
             self._where = f"gradient of {context.store.spec.units[unit].name}"
@@ -86,20 +92,10 @@ class OptimizerWorker:
             if unit != 0:
                 sums[unit] = self._adam.square_sum(context.store.units[unit].grad)
         self._where = "gradient rows of the embedding"
-        rows.result()
+        context.board.wait(("rows",), iteration.number)
         self._rows.apply()
         sums[0] = self._adam.square_sum(context.store.units[0].grad)
         return math.fsum(sums[unit] for unit in sorted(sums))
-
-    def _sum_rows(self, iteration: Iteration) -> None:
-        """In a thread of its own: rows arrive while gradients of units do, which either may be waited for."""
-        try:
-            self._collect_rows(iteration)
-        except Aborted:
-            raise
-        except BaseException as error:  # who waits for units is to learn of it now
-            self._context.fail("gradient rows of the embedding", error)
-            raise
 
     def _collect_rows(self, iteration: Iteration) -> None:
         """Sums the gradients of the embedding's outputs, the last to arrive in a round, as they arrive."""
@@ -114,6 +110,7 @@ class OptimizerWorker:
                 context.probe(f"gradient rows m{m}")
             self._rows.add(m, gradient)
             context.board.publish(key, number)
+        context.board.publish(("rows",), iteration.number)
 
     def _arrival_order(self) -> Sequence[int]:
         stack = self._context.store.spec.stack

@@ -87,6 +87,15 @@ def test_the_quickest_attention_counts(monkeypatch) -> None:
     assert not any(line.operation == "slow" for line in lines)
 
 
+def test_attention_runs_both_ways() -> None:
+    spec = registry.build({**TINY, "architectures": ["LlamaForCausalLM"]})
+    (operation,) = floor._attention(spec.layers[0], 2, 8, torch.float32, CPU)
+    assert operation.name == "attention (reference)"
+    out, _ = operation.forward()
+    dq, dk, dv = operation.backward()
+    assert out.shape == dq.shape == (16, 6, 10) and dk.shape == dv.shape == (16, 2, 10)
+
+
 def test_the_clock_counts_what_runs() -> None:
     counts = {"a": 0, "b": 0}
 

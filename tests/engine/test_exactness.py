@@ -148,6 +148,22 @@ def test_an_optimizer_slower_than_the_devices_changes_nothing(workers):
     assert all(torch.equal(slowed[2][name], reference[2][name]) for name in slowed[2])
 
 
+@pytest.mark.parametrize("plan", PLANS)
+def test_uploads_slower_than_the_devices_change_nothing(plan):
+    """No stage may compute with parameters that are still on their way."""
+    cfg = plain.config()
+    batches = plain.make_batches(4)
+
+    def slow(where):
+        if where.endswith(" upload") and "batch" not in where:
+            time.sleep(0.02)
+
+    plan = f"{plan} | N=2 M=4 MR=4"
+    reference, slowed = (runs.run(cfg, batches, plan, asynchronous=True, probe=probe) for probe in (None, slow))
+    assert slowed[:2] == reference[:2]
+    assert all(torch.equal(slowed[2][name], reference[2][name]) for name in slowed[2])
+
+
 def test_losses_are_sent_before_the_next_iteration_overwrites_them():
     cfg = plain.config()
     batches = plain.make_batches(4)

@@ -116,6 +116,18 @@ def test_a_failure_anywhere_surfaces_with_its_place_and_ends_every_thread(place)
     assert threading.active_count() == before
 
 
+def test_gradient_rows_that_fail_end_every_wait():
+    """The other rounds wait for boundary 0, whose gradients nobody takes any more."""
+
+    def fail(where):
+        if where == "gradient rows m0":
+            raise OSError("planted")
+
+    plan = Plan.parse("F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=4 MR=1")
+    with pytest.raises(EngineError, match="planted"):
+        runs.run(CFG, plain.make_batches(3), plan, asynchronous=False, probe=fail)
+
+
 def test_an_error_of_the_caller_ends_the_engine_at_once():
     before = threading.active_count()
     batches = plain.make_batches(3)

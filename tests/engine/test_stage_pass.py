@@ -1,0 +1,76 @@
+"""Which passes a stage makes over its layers, in which order, with which parameters."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rptrain.engine.stage_pass import StagePass
+from rptrain.plan.schedule import Stage
+
+
+@dataclass
+class Layer:
+    """Adds its parameter on the way forward, subtracts it on the way back."""
+
+    name: str
+    log: list
+
+    def forward(self, p, x, mb):
+        self.log.append(f"{self.name} forward")
+        return x + p["w"]
+
+    def forward_saved(self, p, x, mb):
+        self.log.append(f"{self.name} forward_saved")
+        return x + p["w"], x
+
+    def recompute(self, p, x, mb):
+        self.log.append(f"{self.name} recompute")
+        return x
+
+    def backward(self, p, g, saved, dy, mb):
+        self.log.append(f"{self.name} backward of {saved.item():g}")
+        return dy - p["w"]
+
+    def loss_backward(self, p, g, x, mb, scale):
+        self.log.append(f"{self.name} loss of {x.item():g}")
+        return x.sum(), x * scale
+
+
+def run(stage, outputs, dy=None):
+    log = []
+    spec = SimpleNamespace(layers=[Layer(f"l{i}", log) for i in range(3)], head=Layer("head", log))
+    layers = Stage.parse(stage)
+    params = [{"w": torch.tensor([10.0**i])} for i in layers.layers]
+    written = {boundary: torch.full((1,), torch.nan) for boundary in outputs}
+    described = lambda: log.append("mb")  # noqa: E731
+    loss = torch.full((), torch.nan)
+    work = StagePass(
+        spec, layers, described, params, params, torch.zeros(1), dy, written, lambda kind, index: nullcontext()
+    )
+    work.run(2.0, loss)
+    return log, {boundary: value.item() for boundary, value in written.items()}, loss.item()
+
+
+def test_forward_writes_the_boundaries_that_are_asked_for():
+    log, written, _ = run("F0-2", (1, 3))
+    assert log == ["mb", "l0 forward", "l1 forward", "l2 forward"]
+    assert written == {1: 1, 3: 111}
+
+
+def test_the_last_layer_of_a_backward_stage_recomputes_no_output():
+    log, written, _ = run("B1-2", (1,), dy=torch.tensor([1000.0]))
+    assert log == ["mb", "l1 forward_saved", "l2 recompute", "l2 backward of 10", "l1 backward of 0"]
+    assert written == {1: 1000 - 100 - 10}
+
+
+@pytest.mark.parametrize(("stage", "seen"), [("FB1-3", ["l1", "l2"]), ("FB3-3", [])])
+def test_a_fused_stage_goes_through_the_head_and_back(stage, seen):
+    log, written, loss = run(stage, (3 - len(seen),))
+    total = 110 if seen else 0
+    assert log[: 1 + len(seen)] == ["mb", *(f"{name} forward_saved" for name in seen)]
+    assert log[1 + len(seen)] == f"head loss of {total}" and loss == total
+    assert [entry.split()[0] for entry in log[2 + len(seen) :]] == seen[::-1]
+    assert written == {3 - len(seen): 2 * total - total}
