@@ -1,24 +1,12 @@
 /* Fused Adam with decoupled weight decay: one pass that reads the gradient, the moments and the master weight
  * and writes the moments and the new parameter.
  *
- * Loaded with ctypes, without Python headers. Every entry takes a Job that the threads of a pool share: each
- * takes the next chunk until none is left. A chunk's result does not depend on who takes it. Compiled without
- * contraction to fused multiply-add, so that every clone and the fallback in torch compute the same bits.
+ * Every entry takes a Job that the threads of a pool share: each takes the next chunk until none is left. A chunk's
+ * result does not depend on who takes it.
  */
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "native.h"
 
-#if defined(CLONES) /* given on the command line */
-#elif defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
-#if __GNUC__ >= 12
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#endif
-#else
-#define CLONES
-#endif
+#include <math.h>
 
 #if defined(__GNUC__) && !defined(__clang__)
 #define INDEPENDENT _Pragma("GCC ivdep") /* source may be target: the same element, never another one */
@@ -41,14 +29,6 @@ static int take(Job *job, int64_t *start, int64_t *stop)
     *start = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED) * CHUNK;
     *stop = job->count - *start < CHUNK ? job->count : *start + CHUNK;
     return *start < job->count;
-}
-
-static inline float widen(uint16_t value)
-{
-    uint32_t bits = (uint32_t)value << 16;
-    float result;
-    memcpy(&result, &bits, sizeof result);
-    return result;
 }
 
 /* The remainder is the signed distance from the parameter, rounded half up, to the master weight's bits. */

@@ -5,22 +5,21 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from functools import cache, partial
-from importlib.util import find_spec
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rptrain.engine import native
+from rptrain.engine.native import SUFFIXES, finish
+
 CHUNK, LANES = 65536, 512  # as in adam.c
 FALLBACK_CHUNK = 1 << 18  # elements: temporaries stay in the caches
 NICE = 5
 MAX_THREADS = 16  # more gain little, and the bandwidth is shared with the transfers
-
-_NAMES = {torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
 
 
 class _Job(ctypes.Structure):
@@ -32,11 +31,8 @@ class _Job(ctypes.Structure):
     )
 
 
-@cache
 def _library() -> ctypes.CDLL | None:
-    """The compiled adam.c; None where the package was installed without a compiler."""
-    spec = find_spec("rptrain.engine._adam")
-    return ctypes.CDLL(spec.origin) if spec and spec.origin else None
+    return native.library("rptrain.engine._adam")
 
 
 def _stand_back() -> None:
@@ -125,20 +121,20 @@ class CpuAdam:
             "eps": self.eps,
         }
         if self._library:
-            self._run(f"adam_{_NAMES[source.dtype]}_{_NAMES[grad.dtype]}", tensors, factors)
+            self._run(f"adam_{SUFFIXES[source.dtype]}_{SUFFIXES[grad.dtype]}", tensors, factors)
         else:
             parts = zip(*(tensor.split(FALLBACK_CHUNK) for tensor in tensors.values()), strict=True)
             calls = [partial(_update, **dict(zip(tensors, part, strict=True)), **factors) for part in parts]
-            self._finish(calls)
+            finish(self.pool, calls)
 
     def square_sum(self, grad: Tensor) -> float:
         """The sum of squares of a flat buffer, in double and in a fixed order."""
         sums = torch.empty(-(-len(grad) // CHUNK), dtype=torch.float64)
         if self._library:
-            self._run(f"square_sum_{_NAMES[grad.dtype]}", {"grad": grad, "target": sums}, {})
+            self._run(f"square_sum_{SUFFIXES[grad.dtype]}", {"grad": grad, "target": sums}, {})
         else:
             parts = zip(grad.split(FALLBACK_CHUNK), sums.split(FALLBACK_CHUNK // CHUNK), strict=True)
-            self._finish([partial(_square_sums, part, target) for part, target in parts])
+            finish(self.pool, [partial(_square_sums, part, target) for part, target in parts])
         return math.fsum(sums.tolist())
 
     def traffic(self, **tensors: Tensor) -> None:
@@ -154,16 +150,7 @@ class CpuAdam:
         assert all(len(t) == count for t in tensors.values()) or name.startswith("square_sum")
         job = _Job(count=count, **{name: t.data_ptr() for name, t in tensors.items()}, **factors)
         call = partial(getattr(self._library, name), ctypes.byref(job))
-        self._finish([call] * min(self.threads, -(-count // CHUNK)))
-
-    def _finish(self, calls: Sequence[Callable[[], object]]) -> None:
-        if len(calls) == 1:
-            calls[0]()
-            return
-        workers = [self.pool.submit(call) for call in calls]
-        wait(workers)  # all of them, before an error lets go of the buffers
-        for worker in workers:
-            worker.result()
+        finish(self.pool, [call] * min(self.threads, -(-count // CHUNK)))
 
 
 def _update(

@@ -1,22 +1,9 @@
 /* Gradient rows of the embedding, summed by token in a wide type, and the sums added to the table's gradient.
  *
- * Loaded with ctypes, without Python headers. Every entry takes a Job that the threads of a pool share: each
- * takes the next part until none is left. Each element is summed by one thread in token order, so that results
- * do not depend on who takes what. Compiled without contraction to fused multiply-add, as adam.c.
+ * Every entry takes a Job that the threads of a pool share: each takes the next part until none is left. Each element
+ * is summed by one thread in token order, so that results do not depend on who takes what.
  */
-#include <stdint.h>
-#include <string.h>
-
-#if defined(CLONES) /* given on the command line */
-#elif defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
-#if __GNUC__ >= 12
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#endif
-#else
-#define CLONES
-#endif
+#include "native.h"
 
 enum { LINE = 64, AHEAD = 2048 }; /* bytes of a cache line; bytes of sums and gradient that are fetched ahead */
 
@@ -34,14 +21,6 @@ static int take(Job *job, int64_t count, int64_t *start, int64_t *stop)
     *start = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED) * job->part;
     *stop = count - *start < job->part ? count : *start + job->part;
     return *start < count;
-}
-
-static inline float widen(uint16_t value)
-{
-    uint32_t bits = (uint32_t)value << 16;
-    float result;
-    memcpy(&result, &bits, sizeof result);
-    return result;
 }
 
 /* To the nearest, ties to even. */

@@ -1,20 +1,18 @@
 """Sums of gradient rows by token on the CPU: in native code (rows.c), or the same additions in torch."""
 
 import ctypes
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, wait
-from functools import cache, partial
-from importlib.util import find_spec
-from typing import Any
+from concurrent.futures import Executor
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from rptrain.engine import native
+from rptrain.engine.native import SUFFIXES, finish
+
 LINE = 64  # bytes of a cache line
 ROWS = 64  # that a thread takes at a time where no row comes twice
 FALLBACK_TOKENS = 256  # temporaries stay in the caches
-
-_NAMES = {torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
 
 
 class _Job(ctypes.Structure):
@@ -24,11 +22,8 @@ class _Job(ctypes.Structure):
     )
 
 
-@cache
 def _library() -> ctypes.CDLL | None:
-    """The compiled rows.c; None where the package was installed without a compiler."""
-    spec = find_spec("rptrain.engine._rows")
-    return ctypes.CDLL(spec.origin) if spec and spec.origin else None
+    return native.library("rptrain.engine._rows")
 
 
 def row_stride(columns: int, dtype: torch.dtype) -> int:
@@ -61,7 +56,7 @@ class CpuRows:
 
     def zero(self, sums: Tensor) -> None:
         """Sets contiguous sums to zero."""
-        self._finish([part.zero_ for part in sums.view(-1).chunk(self._threads)])
+        finish(self._pool, [part.zero_ for part in sums.view(-1).chunk(self._threads)])
 
     def add(self, sums: Tensor, places: Tensor, gradient: Tensor) -> None:
         """Adds row t of `gradient` [T, D] to row places[t] of `sums`, for each t in order; `places` is int64 [T]."""
@@ -70,10 +65,10 @@ class CpuRows:
         if self._library:
             tensors = {"index": places, "gradient": gradient, "sums": sums}
             sizes = {"count": len(places), "columns": columns, "stride": sums.shape[1]}
-            self._run(f"rows_add_{_NAMES[gradient.dtype]}", tensors, sizes, columns, width)
+            self._run(f"rows_add_{SUFFIXES[gradient.dtype]}", tensors, sizes, columns, width)
         else:
             parts = zip(sums[:, :columns].split(width, 1), gradient.split(width, 1), strict=True)
-            self._finish([partial(_add, part, places, rows) for part, rows in parts])
+            finish(self._pool, [partial(_add, part, places, rows) for part, rows in parts])
 
     def apply(self, sums: Tensor, rows: Tensor, table: Tensor) -> None:
         """Adds row i of `sums` to row rows[i] of `table` [V, D], rounded once; `rows` is int64 [R], none twice."""
@@ -81,10 +76,10 @@ class CpuRows:
         if self._library:
             tensors = {"index": rows, "sums": sums, "table": table}
             sizes = {"count": len(rows), "columns": columns, "stride": sums.shape[1]}
-            self._run(f"rows_apply_{_NAMES[table.dtype]}", tensors, sizes, len(rows), ROWS)
+            self._run(f"rows_apply_{SUFFIXES[table.dtype]}", tensors, sizes, len(rows), ROWS)
         else:
             parts = zip(sums[:, :columns].split(ROWS), rows.split(ROWS), strict=True)
-            self._finish([partial(_apply, part, at, table) for part, at in parts])
+            finish(self._pool, [partial(_apply, part, at, table) for part, at in parts])
 
     def clear(self, table: Tensor, rows: Tensor) -> None:
         """Sets rows [R] of `table` [V, D] to zero; `rows` is int64 [R]."""
@@ -92,20 +87,15 @@ class CpuRows:
             sizes = {"count": len(rows), "stride": table.shape[1] * table.itemsize}
             self._run("rows_clear", {"index": rows, "table": table}, sizes, len(rows), ROWS)
         else:
-            self._finish([partial(table.index_fill_, 0, part, 0) for part in rows.split(ROWS)])
+            finish(self._pool, [partial(table.index_fill_, 0, part, 0) for part in rows.split(ROWS)])
 
     def _run(self, name: str, tensors: dict[str, Tensor], sizes: dict[str, int], total: int, part: int) -> None:
         """Lets the threads take parts of `total` columns or rows, each `part` of them."""
         assert all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors.values())
+        assert tensors["index"].dtype == torch.int64
         job = _Job(part=part, **sizes, **{name: tensor.data_ptr() for name, tensor in tensors.items()})
         call = partial(getattr(self._library, name), ctypes.byref(job))
-        self._finish([call] * min(self._threads, -(-total // part)))
-
-    def _finish(self, calls: Sequence[Callable[[], Any]]) -> None:
-        workers = [self._pool.submit(call) for call in calls]
-        wait(workers)  # all of them, before an error lets go of the buffers
-        for worker in workers:
-            worker.result()
+        finish(self._pool, [call] * min(self._threads, -(-total // part)))
 
 
 def _add(sums: Tensor, places: Tensor, gradient: Tensor) -> None:
