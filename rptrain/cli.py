@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
@@ -59,6 +60,11 @@ def exit_codes() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+def _keep_allocator_tidy() -> None:
+    """Before torch is there: slots are large and live long, and room between them would be lost."""
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         print(f"rptrain {__version__}")
@@ -107,8 +113,7 @@ def train(
         resolved = resolve(config, overrides or ())
         found = find(resolved)
         if not dry_run:
-            # Slots are large and live long; this keeps the allocator from losing room between them.
-            os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+            _keep_allocator_tidy()
             from rptrain.trainer import train as run
 
             trained = run(resolved, quiet=as_json)
@@ -159,6 +164,46 @@ def plan(
         write_pictures(found, svg, trace)
         if not found.fits:
             raise typer.Exit(2)
+
+
+@app.command()
+def bench(
+    config: Annotated[Path, typer.Option(help="The run's TOML file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Such as engine.devices=cuda:0.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="How many steps to measure.")] = 4,
+    warmup: Annotated[int, typer.Option(min=1, help="How many steps to do before.")] = 2,
+    floor: Annotated[bool, typer.Option("--floor", help="Time the arithmetic alone, and compare.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object, and no progress.")] = False,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the steps for chrome://tracing.")] = None,
+) -> None:
+    """Measure how fast a config trains on this machine, and where the time goes.
+
+    Trains for some steps with random weights and tokens: reads no weights and no data, and saves nothing.
+    """
+    with exit_codes():
+        from rptrain.bench.trace import check, write
+        from rptrain.config_source import resolve
+
+        resolved = resolve(config, overrides or ())
+        if trace is not None:
+            check(trace)
+        _keep_allocator_tidy()
+        from rptrain.bench.run import bench as run
+
+        tell = (lambda text: None) if as_json else partial(print, file=sys.stderr)
+        measured = run(resolved, steps=steps, warmup=warmup, with_floor=floor, tell=tell)
+        if as_json:
+            print(json.dumps(measured.to_dict(), indent=2))
+        else:
+            from rich.console import Console
+
+            from rptrain.bench.show import show
+
+            show(measured, Console(highlight=False))
+        if trace is not None:
+            write(trace, measured.lanes, measured.updates, measured.window)
 
 
 @app.command()

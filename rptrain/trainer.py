@@ -18,11 +18,11 @@ from rptrain.checkpoint.state import load_state, prune, read_state, save_state
 from rptrain.config_source import Resolved
 from rptrain.data.batch import Batch
 from rptrain.devices import here
-from rptrain.engine.context import Span
 from rptrain.engine.engine import Engine, Optimizer
 from rptrain.engine.iteration import Pending
 from rptrain.engine.memory import ModelStore
 from rptrain.engine.schedule import learning_rate
+from rptrain.engine.trace import Span
 from rptrain.errors import TrainingError, UserError
 from rptrain.evaluate import ask_questions
 from rptrain.job import Job, prepare_job, replan, settle
@@ -57,15 +57,7 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
     with ExitStack() as stack:
         log = stack.enter_context(metrics.EventLog(run.events_path))
         progress = stack.enter_context(metrics.Progress(job.total_steps, quiet=quiet))
-        store = stack.enter_context(
-            ModelStore(
-                job.spec,
-                job.dtype,
-                generations=1 + job.asynchronous,
-                wide_grad=job.plan.plan.rounds > 1,
-                lock=job.devices[0].startswith("cuda"),
-            )
-        )
+        store = stack.enter_context(open_store(job))
         trainer = Trainer(job, run, log, progress, store, measure=replans and known is None)
         try:
             trainer.run(checkpoint)
@@ -73,6 +65,42 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
             log.write(metrics.Failed(f"{type(error).__name__}: {error}"))
             raise
     return run
+
+
+def open_store(job: Job) -> ModelStore:
+    """The host's memory for the job's model, filled with zeros."""
+    return ModelStore(
+        job.spec,
+        job.dtype,
+        generations=1 + job.asynchronous,
+        wide_grad=job.plan.plan.rounds > 1,
+        lock=job.devices[0].startswith("cuda"),
+    )
+
+
+def open_engine(
+    job: Job, store: ModelStore, *, applied: int = 0, meter: bool = False, trace: bool | None = None
+) -> Engine:
+    """The engine that trains as the job's config says; `trace` is by default what the config says of it."""
+    optim = job.config.optim
+    return Engine(
+        store,
+        job.plan.plan,
+        job.devices,
+        Optimizer(
+            betas=optim.betas,
+            eps=optim.eps,
+            weight_decay=optim.weight_decay,
+            max_grad_norm=optim.max_grad_norm,
+            asynchronous=job.asynchronous,
+            threads=job.config.engine.optimizer_threads,
+        ),
+        tokens=job.config.train.rows * job.config.data.max_length,
+        applied=applied,
+        device_limit=job.device_limit,
+        trace=job.config.engine.trace if trace is None else trace,
+        meter=meter,
+    )
 
 
 @dataclass
@@ -146,27 +174,9 @@ class Trainer:
             self._loop(engine, range(done, total))
 
     def _engine(self, done: int, applied: int, *, meter: bool = False) -> Engine:
-        job, optim = self._job, self._job.config.optim
         self._opened = done
-        engine = Engine(
-            self._store,
-            job.plan.plan,
-            job.devices,
-            Optimizer(
-                betas=optim.betas,
-                eps=optim.eps,
-                weight_decay=optim.weight_decay,
-                max_grad_norm=optim.max_grad_norm,
-                asynchronous=job.asynchronous,
-                threads=job.config.engine.optimizer_threads,
-            ),
-            tokens=job.config.train.rows * job.config.data.max_length,
-            applied=applied,
-            device_limit=job.device_limit,
-            trace=job.config.engine.trace,
-            meter=meter,
-        )
-        if not engine.locked and job.devices[0].startswith("cuda"):
+        engine = open_engine(self._job, self._store, applied=applied, meter=meter)
+        if not engine.locked and self._job.devices[0].startswith("cuda"):
             self._progress.note("host memory could not be page-locked: transfers will be slower")
         return engine
 
@@ -338,7 +348,7 @@ def _conditions(job: Job) -> Conditions:
 
 
 def _slots(step: int, spans: list[Span]) -> metrics.Slots:
-    """One record a slot, from its first micro-batch to its last."""
+    """One record a slot, from the start of its first computation to the end of its last."""
     times: dict[Slot, list[Span]] = {}
     for span in spans:
         times.setdefault(span.slot, []).append(span)

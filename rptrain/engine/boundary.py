@@ -46,4 +46,6 @@ class BoundaryBuffers:
         return self._arena.locked
 
     def close(self) -> None:
+        """Gives back the memory, too: an engine may be kept for longer than it is used."""
         self._arena.close()
+        self._buffers.clear()

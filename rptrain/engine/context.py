@@ -10,38 +10,9 @@ from rptrain.engine.device import Probe
 from rptrain.engine.errors import Aborted, EngineError
 from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter
+from rptrain.engine.trace import Trace
 from rptrain.plan.lower import Boundaries
-from rptrain.plan.schedule import Plan, Slot
-
-
-@dataclass(frozen=True)
-class Span:
-    """A micro-batch's computation in a slot; the times are on `time.perf_counter`'s scale."""
-
-    iteration: int
-    slot: Slot
-    micro_batch: int
-    start: Callable[[], float]
-    end: Callable[[], float]
-
-
-class Trace:
-    """Spans of slots that were issued, until somebody takes them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._spans: list[Span] = []
-
-    def add(self, span: Span) -> None:
-        with self._lock:
-            self._spans.append(span)
-
-    def take(self, iteration: int) -> list[Span]:
-        """Removes and returns an iteration's spans, in the order in which they were issued."""
-        with self._lock:
-            taken = [span for span in self._spans if span.iteration == iteration]
-            self._spans = [span for span in self._spans if span.iteration != iteration]
-        return taken
+from rptrain.plan.schedule import Plan
 
 
 @dataclass
@@ -60,9 +31,12 @@ class Context:
     probe: Probe | None
     trace: Trace | None
     meter: Meter | None
-    board: Board = field(default_factory=Board)
+    board: Board = field(init=False)
     failure: EngineError | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.board = Board() if self.trace is None else self.trace.board
 
     def fail(self, where: str, error: BaseException) -> None:
         """Keeps the first failure with where it happened, and releases every thread that waits."""

@@ -9,7 +9,7 @@ from typing import Any
 from rptrain.data.batch import Batch
 from rptrain.engine.adam import CpuAdam
 from rptrain.engine.boundary import BoundaryBuffers
-from rptrain.engine.context import Context, Trace
+from rptrain.engine.context import Context
 from rptrain.engine.cuda import CudaDevice
 from rptrain.engine.device import CpuDevice, Device, Probe
 from rptrain.engine.embedding import EmbeddingWorker
@@ -17,9 +17,10 @@ from rptrain.engine.errors import Aborted
 from rptrain.engine.footprint import Shapes, footprint
 from rptrain.engine.iteration import Pending, StepRequest, StepResult, make_iteration
 from rptrain.engine.memory import ModelStore, accumulate_dtype
-from rptrain.engine.meter import Measured, Meter
+from rptrain.engine.meter import Measured, Meter, Reading
 from rptrain.engine.optimizer import OptimizerWorker
 from rptrain.engine.reproducible import Reproducible
+from rptrain.engine.trace import Trace
 from rptrain.engine.worker import Worker
 from rptrain.plan.lower import boundaries
 from rptrain.plan.schedule import Plan
@@ -133,6 +134,8 @@ class Engine:
         dtype = accumulate_dtype(self.store.dtype)
         iteration = make_iteration(self._next, batch, dtype, pin=self._cuda)
         self._next += 1
+        if self.trace is not None:
+            self.trace.submit(iteration.number)
         for thread in self._threads:
             thread.submit(iteration)
 
@@ -181,6 +184,11 @@ class Engine:
         self._context.meter = None
         return None if self._meter is None else self._meter.measured(self.store.spec)
 
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        """With `meter`, all that was read."""
+        return () if self._meter is None else self._meter.readings
+
     def _wait(self, key: Hashable, number: int) -> Any:
         try:
             return self._context.board.wait(key, number)
@@ -197,6 +205,7 @@ class Engine:
             thread.submit(None)
         for thread in self._threads:
             thread.join()
+        self._threads.clear()  # what they hold of the devices' memory goes before the devices do
 
     def close(self) -> None:
         """Ends the threads, after what was submitted if all is well, at once if a thread failed, and frees memory."""

@@ -32,7 +32,7 @@ class Arena:
 
     def __init__(self, nbytes: int, *, lock: bool) -> None:
         self._size = max(aligned(nbytes), ALIGNMENT)
-        self._map = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._map: mmap.mmap | None = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._map.madvise(mmap.MADV_HUGEPAGE)  # first touch and registration at memory speed
         self._map.madvise(mmap.MADV_DONTFORK)
         self._base = torch.frombuffer(self._map, dtype=torch.uint8)
@@ -62,6 +62,7 @@ class Arena:
     def close(self) -> None:
         """Unlocks the memory; it is unmapped when its last tensor is gone (never before it is unlocked)."""
         self._unregister()
+        self._base, self._map = self._base.new_empty(0), None
 
     def __enter__(self) -> "Arena":
         return self

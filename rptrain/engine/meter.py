@@ -38,8 +38,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class Reading:
-    """One operation between two stamps."""
+    """One operation between two stamps; `thread` begins with the name of the device."""
 
+    thread: str
     iteration: int
     kind: Kind
     subject: int  # the layer in the stack; of a copy its bytes
@@ -59,9 +60,14 @@ class Meter:
         """Reads what is done inside; see `timed` below."""
         start = stamp()
         yield
-        reading = Reading(iteration, kind, subject, start, stamp())
+        reading = Reading(threading.current_thread().name, iteration, kind, subject, start, stamp())
         with self._lock:
             self._readings.append(reading)
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        with self._lock:
+            return tuple(self._readings)
 
     def measured(self, spec: ModelSpec) -> Measured | None:
         """What is typical of the steps that are complete; None where there are none yet.
@@ -69,8 +75,7 @@ class Meter:
         A step is complete once its update is, which follows all else. One that was skipped had no update, and does
         not count. A rate is that of all copies of an iteration together; the median is over iterations.
         """
-        with self._lock:
-            readings = tuple(self._readings)
+        readings = self.readings
         complete = {reading.iteration for reading in readings if reading.kind == "update"}
         if not complete:
             return None

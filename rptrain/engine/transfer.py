@@ -15,6 +15,7 @@ from rptrain.engine.context import Context
 from rptrain.engine.device import Device, Event, Stream
 from rptrain.engine.footprint import stage_numel
 from rptrain.engine.meter import Kind, timed
+from rptrain.engine.trace import Arrival
 from rptrain.plan.lower import CHUNK_BYTES, Chunk, windows
 from rptrain.plan.schedule import Slot, Stage
 
@@ -128,6 +129,15 @@ class Upload(_Transfer):
         """
         self._issue_all(self._layout.units if units is None else units)
         return self._stream.record()
+
+    def arrival(self, units: Collection[int] | None = None) -> Arrival | None:
+        """In a traced engine, behind `finish`: when these units (all without) were published, and arrived."""
+        trace = self._context.trace
+        if trace is None:
+            return None
+        wanted = self._layout.units if units is None else units
+        published = max(trace.board.published(("version", unit), self._version) for unit in wanted)
+        return Arrival(published, self._stream.mark())
 
     def _copy(self, chunk: Chunk) -> None:
         generation = self._context.board.wait(("version", chunk.unit), self._version)

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Hashable, Iterator
 from functools import partial
 from typing import Any
@@ -10,12 +11,13 @@ import torch
 from torch import Tensor
 
 from rptrain.engine import meter
-from rptrain.engine.context import Context, Span
+from rptrain.engine.context import Context
 from rptrain.engine.device import Device, Event, Stream
 from rptrain.engine.footprint import RING, Footprint
 from rptrain.engine.iteration import Iteration
 from rptrain.engine.memory import accumulate_dtype
 from rptrain.engine.stage_pass import StagePass
+from rptrain.engine.trace import Span, Work, computing, copying
 from rptrain.engine.transfer import Download, StageLayout, Upload
 from rptrain.models import rope
 from rptrain.models.spec import MicroBatch, ModelSpec
@@ -82,6 +84,8 @@ class Worker:
         self._rope_scale = spec.rope_scale
         self._layouts = [StageLayout(context, stage) for stage in context.plan.stages]
         self._download: Download | None = None
+        self._span: Span | None = None  # that is being issued, where the engine is traced
+        self._left: dict[int, meter.Stamp] = {}  # there, when what an entry of the output ring held was with the host
         self._where = "waiting"
         self._queue: queue.SimpleQueue[Iteration | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
@@ -177,12 +181,15 @@ class Worker:
         for m in slot.micro_batches:
             self._where = f"{slot} micro-batch {m}"
             first = m == slot.micro_batches.start
+            self._span = self._traced(iteration, slot, m)
             arrived, done, left = self._micro_batch(iteration, slot, m, params, sums, upload if first else None)
             if first and other is not None:
                 device.param_upload.wait(other)
             following.issue(arrived)
             if self._download is not None:
                 self._download.issue(left)
+            if self._span is not None:
+                self._span.issued = time.perf_counter()
         assert done is not None
         self._param_read[parity] = done
         if stage.backward:
@@ -213,14 +220,14 @@ class Worker:
         accesses = io.x_out if io.dx_out is None else (io.dx_out,)
         entries = [self._out.claim(device.compute) for _ in accesses]
         outputs = {a.boundary: out for a, (_, out) in zip(accesses, entries, strict=True)}
-        start = device.compute.mark() if context.trace is not None else None
+        if self._span is not None and context.trace is not None:
+            self._span.freed = [self._left[entry] for entry, _ in entries if entry in self._left]
+            self._span.embedded = context.trace.board.published(("version", 0), context.read_version(iteration.number))
         timed = partial(meter.timed, context.meter, device.compute.stamp, iteration.number)
         work = StagePass(
             self._spec, slot.stage, lambda: self._describe(iteration, m), params, sums, x, dy, outputs, timed
         )
         self._compute(work, slot, f"{slot} micro-batch {m}", iteration.scale, self._losses[m], upload)
-        if start is not None and context.trace is not None:
-            context.trace.add(Span(iteration.number, slot, m, start, device.compute.mark()))
         done = device.compute.record()
         self._x.release(x_entry, done)
         if dy is not None:
@@ -230,6 +237,8 @@ class Worker:
         for access, (entry, out) in zip(accesses, entries, strict=True):
             left = self._send(access, pass_index, m, out)
             self._out.release(entry, left)
+            if self._span is not None:
+                self._left[entry] = device.activation_download.mark()
         return arrived, done, left
 
     def _compute(
@@ -240,11 +249,18 @@ class Worker:
         if upload is None or upload.is_issued:
             if upload is not None:
                 compute.wait(upload.finish())
-            compute.run(where, lambda: work.run(scale, loss))
+            with computing(self._span, compute, upload and upload.arrival()):
+                compute.run(where, lambda: work.run(scale, loss))
             return
         for i, layer in enumerate(slot.stage.layers):
-            compute.wait(upload.finish(self._spec.stack[layer].units))
-            compute.run(where, lambda i=i: work.step(i, scale, loss))
+            units = self._spec.stack[layer].units
+            compute.wait(upload.finish(units))
+            with computing(self._span, compute, upload.arrival(units)):
+                compute.run(where, lambda i=i: work.step(i, scale, loss))
+
+    def _traced(self, iteration: Iteration, slot: Slot, work: Work) -> Span | None:
+        trace = self._context.trace
+        return None if trace is None else trace.begin(iteration.number, slot, work)
 
     def _receive(self, ring: Ring, access: Access, pass_index: int, m: int) -> tuple[int, Tensor]:
         stream = self._device.activation_upload
@@ -253,7 +269,8 @@ class Worker:
         if written is not None:
             stream.wait(written)
         entry, target = ring.claim(stream)
-        stream.run(f"{self._where} input", lambda: target.copy_(source, non_blocking=True))
+        with copying(self._span, stream):
+            stream.run(f"{self._where} input", lambda: target.copy_(source, non_blocking=True))
         self._context.board.publish(key, number, stream.record())
         return entry, target
 
@@ -288,7 +305,8 @@ class Worker:
         """Gradient sums start at zero, or in a later round at the partial sums that the round before left."""
         sums, compute = self._sums[: layout.numel], self._device.compute
         if slot.round == 0:
-            compute.run(f"{slot} sums", lambda: sums.zero_())
+            with computing(self._traced(iteration, slot, "zeroing"), compute):
+                compute.run(f"{slot} sums", lambda: sums.zero_())
             return
         previous = iteration.number * self._context.plan.rounds + slot.round - 1
         for unit in layout.units:
@@ -300,11 +318,13 @@ class Worker:
     def _end_sums(self, iteration: Iteration, slot: Slot, layout: StageLayout) -> None:
         """Rounds the sums once into the slot that is downloaded, which frees them for the next stage."""
         self._flush()
+        compute = self._device.compute
         if self._grads_read is not None:
-            self._device.compute.wait(self._grads_read)
+            compute.wait(self._grads_read)
         sums, grads = self._sums[: layout.numel], self._grads[: layout.numel]
-        self._device.compute.run(f"{slot} rounding", lambda: grads.copy_(sums))
-        self._device.grad_download.wait(self._device.compute.record())
+        with computing(self._traced(iteration, slot, "rounding"), compute):
+            compute.run(f"{slot} rounding", lambda: grads.copy_(sums))
+        self._device.grad_download.wait(compute.record())
         self._download = Download(self._context, self._device, layout, iteration.number, slot, grads)
 
     def _send_losses(self, iteration: Iteration, slot: Slot) -> None:

@@ -1,5 +1,7 @@
-"""A simulated schedule as trace events, which chrome://tracing and Perfetto show."""
+"""Slices of time as trace events, which chrome://tracing and Perfetto show: any slices, and a simulated schedule's."""
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rptrain.plan.simulate import Lane, Timeline
@@ -7,39 +9,70 @@ from rptrain.plan.simulate import Lane, Timeline
 LANES: dict[Lane, str] = {"compute": "compute", "up": "link up", "down": "link down", "optimizer": "optimizer"}
 
 
-def chrome_trace(timeline: Timeline) -> dict[str, Any]:
-    """What `json.dump` writes as a trace file: a process a device, a thread a lane, times in microseconds.
+@dataclass(frozen=True)
+class Slice:
+    """Something that a lane of a process did, from `start` to `end` in seconds."""
 
-    The optimizer has a process of its own, numbered after the last device. Tasks that take no time are left out.
+    process: int
+    lane: str
+    name: str
+    category: str
+    start: float
+    end: float
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def document(slices: Iterable[Slice], processes: Mapping[int, str], lanes: Sequence[str]) -> dict[str, Any]:
+    """What `json.dump` writes as a trace file: times in microseconds, processes with their names, threads for lanes.
+
+    Processes are shown by number, lanes in the order given; those without a slice are left out.
     """
-    host = timeline.program.devices
-    threads = {lane: number for number, lane in enumerate(LANES)}
-    seen: set[tuple[int, Lane]] = set()
     events: list[dict[str, Any]] = []
-    for task, start, end in zip(timeline.program.tasks, timeline.starts, timeline.ends, strict=True):
-        if end == start:
-            continue
-        process = host if task.lane == "optimizer" else task.device
-        seen.add((process, task.lane))
+    seen: set[tuple[int, int]] = set()
+    for piece in slices:
+        thread = lanes.index(piece.lane)
+        seen.add((piece.process, thread))
         events.append(
             {
-                "name": f"{task.kind}{task.layers[0]}-{task.layers[-1]}",
-                "cat": task.kind,
+                "name": piece.name,
+                "cat": piece.category,
                 "ph": "X",
-                "ts": start * 1e6,
-                "dur": (end - start) * 1e6,
-                "pid": process,
-                "tid": threads[task.lane],
-                "args": {"micro_batch": task.micro_batch, "round": task.round, "iteration": task.iteration},
+                "ts": piece.start * 1e6,
+                "dur": (piece.end - piece.start) * 1e6,
+                "pid": piece.process,
+                "tid": thread,
+                "args": dict(piece.arguments),
             }
         )
     names: list[dict[str, Any]] = []
     for process in sorted({process for process, _ in seen}):
-        name = "host" if process == host else f"device {process}, bubble {timeline.bubble(process):.1%}"
-        names.append({"name": "process_name", "ph": "M", "pid": process, "args": {"name": name}})
+        names.append({"name": "process_name", "ph": "M", "pid": process, "args": {"name": processes[process]}})
         names.append({"name": "process_sort_index", "ph": "M", "pid": process, "args": {"sort_index": process}})
-    for process, lane in sorted(seen, key=lambda key: (key[0], threads[key[1]])):
-        where = {"pid": process, "tid": threads[lane]}
-        names.append({"name": "thread_name", "ph": "M", **where, "args": {"name": LANES[lane]}})
-        names.append({"name": "thread_sort_index", "ph": "M", **where, "args": {"sort_index": threads[lane]}})
+    for process, thread in sorted(seen):
+        where = {"pid": process, "tid": thread}
+        names.append({"name": "thread_name", "ph": "M", **where, "args": {"name": lanes[thread]}})
+        names.append({"name": "thread_sort_index", "ph": "M", **where, "args": {"sort_index": thread}})
     return {"traceEvents": names + events, "displayTimeUnit": "ms"}
+
+
+def chrome_trace(timeline: Timeline) -> dict[str, Any]:
+    """A simulated schedule: a process a device, a thread a lane.
+
+    The optimizer has a process of its own, numbered after the last device. Tasks that take no time are left out.
+    """
+    host = timeline.program.devices
+    slices = [
+        Slice(
+            host if task.lane == "optimizer" else task.device,
+            LANES[task.lane],
+            f"{task.kind}{task.layers[0]}-{task.layers[-1]}",
+            task.kind,
+            start,
+            end,
+            {"micro_batch": task.micro_batch, "round": task.round, "iteration": task.iteration},
+        )
+        for task, start, end in zip(timeline.program.tasks, timeline.starts, timeline.ends, strict=True)
+        if end > start
+    ]
+    processes = {device: f"device {device}, bubble {timeline.bubble(device):.1%}" for device in range(host)}
+    return document(slices, {**processes, host: "host"}, [*LANES.values()])

@@ -81,5 +81,6 @@ def train(store, batches, plan, *, rate=1e-3, lagged=True, **options):
             losses.append(loss.result if lagged else partial(float, loss.result()))
         engine.synchronize()
         spans = [s for i in range(len(batches)) for s in (engine.trace.take(i) if engine.trace else [])]
+        spans = [span for span in spans if span.micro_batch is not None]
         values = [loss() for loss in losses], [step.result().grad_norm for step in steps]
     return *values, checkpoint_tensors(store), spans

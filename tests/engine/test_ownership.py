@@ -2,13 +2,16 @@
 
 import threading
 import time
+import weakref
 
 import pytest
 import torch
 
+from rptrain.engine import boundary
 from rptrain.engine import engine as module
 from rptrain.engine.device import CpuDevice
 from rptrain.engine.errors import EngineError
+from rptrain.engine.memory import Arena
 
 from . import plain, runs
 
@@ -91,6 +94,37 @@ def test_losses_that_are_read_late(nothing_left):
         runs.run(CFG, batches, "FB0-4 | N=4 M=4 MR=4", asynchronous=True, probe=probe)[0] for probe in (None, late)
     )
     assert quick == slow
+
+
+def test_a_closed_engine_that_somebody_still_holds_has_no_memory(monkeypatch, nothing_left):
+    """Another one may be opened meanwhile, with the same limits."""
+    taken, maps = [], []
+    empty = CpuDevice.empty
+
+    def watched_empty(device, numel, dtype):
+        tensor = empty(device, numel, dtype)
+        taken.append(weakref.ref(tensor))
+        return tensor
+
+    class WatchedArena(Arena):
+        def __init__(self, nbytes, *, lock):
+            super().__init__(nbytes, lock=lock)
+            maps.append(weakref.ref(self._map))
+
+    monkeypatch.setattr(CpuDevice, "empty", watched_empty)
+    monkeypatch.setattr(boundary, "Arena", WatchedArena)
+    with runs.make_store(CFG, torch.float32, asynchronous=True) as store:
+        with runs.engine_of(store, PLAN, tokens=32, meter=True, trace=True) as engine:
+            for batch in plain.make_batches(3):
+                engine.forward_backward(batch)
+                engine.step(1e-3)
+            engine.synchronize()
+            slots = sum(tensor is not None for tensor in (of() for of in taken))
+            assert slots >= 2 * (2 + 1 + 1), "of each device: parameters twice, sums, gradients"
+            assert [of() is None for of in maps] == [False]
+        assert not any(of() is not None for of in taken)
+        assert [of() is None for of in maps] == [True]
+        assert engine.applied == 3
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])

@@ -1,0 +1,175 @@
+"""Why a device was idle: each gap before a computation is divided among what the computation waited for.
+
+A computation begins once four things are there: the host has launched it, its inputs have arrived, its parameters
+have, and the places of its outputs are free. **What came last decides**, and the gap is divided along the way that it
+took:
+
+- the launch: the host's time, up to the launch;
+- an input: the host's time, until its copy was issued; "producers", until that which computes it had brought it to the
+  host and the copy could begin; "activations", until it had arrived;
+- the parameters: "optimizer", until the last of their versions was published; "parameters", until they had arrived;
+- a free place: "activations", until the output that lay there had left.
+
+The embedding computes the first inputs of an iteration, and waits for its weights too: "producers" is "optimizer" as
+long as they were not published.
+
+What remains of the gap, when everything was there, is "gradients" before a computation that also waits for copies of
+gradients, else "other": what it takes a device to go on.
+
+The host's time is "boundary" until the iteration was submitted, or "optimizer" while its caller waited for a step; from
+then on what the worker's thread was blocked by, or "launch" while it was not.
+
+All times are in seconds on one clock. A computation that starves because its own launches come too late counts as
+busy: the share of the host's launches tells that (`rptrain/bench/timeline.py`).
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Literal, get_args
+
+Cause = Literal["parameters", "activations", "producers", "optimizer", "gradients", "launch", "boundary", "other"]
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+Step = tuple[float, Cause | None]  # until when something was on its way, and what that is called; None: the host's time
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A stretch of time that has a cause."""
+
+    cause: Cause
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Input:
+    """When the copy of an input was issued, could begin, and had arrived."""
+
+    issued: float
+    began: float
+    arrived: float
+
+    @property
+    def way(self) -> tuple[Step, ...]:
+        return (self.issued, None), (self.began, "producers"), (self.arrived, "activations")
+
+
+@dataclass(frozen=True)
+class Computation:
+    """What a device computes without a wait in between, and when that which it needed was there."""
+
+    name: str
+    start: float
+    end: float
+    submitted: float  # its iteration
+    launched: float
+    inputs: tuple[Input, ...] = ()  # in the order in which they were copied
+    parameters: tuple[float, float] | None = None  # the last of their versions was published; all had arrived
+    freed: float | None = None  # the places of its outputs
+    embedded: float = -inf  # the weights of its iteration's embedding were published
+    rest: Cause = "other"
+
+
+class Host:
+    """What the thread that launches for a device was blocked by, and its caller: intervals in order, apart."""
+
+    def __init__(self, blocked: Sequence[Interval] = (), caller: Sequence[Interval] = ()) -> None:
+        self.blocked, self.caller = blocked, caller
+        self._blocked, self._caller = ([interval.end for interval in of] for of in (blocked, caller))
+
+    def time(self, start: float, end: float, submitted: float) -> Iterator[Interval]:
+        """The host's time from `start` to `end`, for a computation of an iteration that was `submitted` then."""
+        middle = min(max(submitted, start), end)
+        yield from _overlaid(start, middle, "boundary", self.caller, self._caller)
+        yield from _overlaid(middle, end, "launch", self.blocked, self._blocked)
+
+    def blocked_for(self, start: float, end: float) -> float:
+        """Seconds."""
+        found = _overlaid(start, end, "launch", self.blocked, self._blocked)
+        return sum(interval.end - interval.start for interval in found if interval.cause != "launch")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How a device spent a stretch of time, in seconds: `busy` and the causes of `idle` add up to `total`."""
+
+    total: float
+    busy: float
+    idle: dict[Cause, float]
+
+
+def usage(computations: Sequence[Computation], host: Host, window: tuple[float, float]) -> Usage:
+    total, idle = window[1] - window[0], dict.fromkeys(CAUSES, 0.0)
+    for gap in gaps(computations, host, window):
+        idle[gap.cause] += gap.end - gap.start
+    return Usage(total, total - sum(idle.values()), idle)
+
+
+def gaps(computations: Sequence[Computation], host: Host, window: tuple[float, float]) -> list[Interval]:
+    """All that is not computation within the window, in order. What no computation comes after is "boundary"."""
+    found: list[Interval] = []
+    at, stop = window
+    for computation in computations:
+        if at >= stop:
+            break
+        if computation.start > at:
+            parts = _optimized(_divided(at, computation, host), computation.embedded)
+            found += [Interval(part.cause, part.start, min(part.end, stop)) for part in parts if part.start < stop]
+        at = max(at, computation.end)
+    if at < stop:
+        found.append(Interval("boundary", at, stop))
+    return found
+
+
+def _divided(start: float, computation: Computation, host: Host) -> Iterator[Interval]:
+    """The gap from `start` to the computation."""
+    ways: list[tuple[Step, ...]] = [((computation.launched, None),)]
+    if computation.inputs:
+        ways.append(tuple(step for copy in computation.inputs for step in copy.way))
+    if computation.parameters is not None:
+        published, arrived = computation.parameters
+        ways.append(((published, "optimizer"), (arrived, "parameters")))
+    if computation.freed is not None:
+        ways.append(((computation.freed, "activations"),))
+    decisive = max(ways, key=lambda way: way[-1][0])
+    steps: tuple[Step, ...] = (*decisive, (computation.start, computation.rest))
+    at = start
+    for until, cause in steps:
+        end = min(max(until, at), computation.start)
+        if cause is None:
+            yield from host.time(at, end, computation.submitted)
+        elif end > at:
+            yield Interval(cause, at, end)
+        at = max(at, end)
+
+
+def _optimized(parts: Iterable[Interval], embedded: float) -> Iterator[Interval]:
+    """With "optimizer" for what is "producers" before the embedding has its weights."""
+    for part in parts:
+        if part.cause != "producers" or part.start >= embedded:
+            yield part
+            continue
+        yield Interval("optimizer", part.start, min(part.end, embedded))
+        if part.end > embedded:
+            yield Interval("producers", embedded, part.end)
+
+
+def _overlaid(
+    start: float, end: float, otherwise: Cause, intervals: Sequence[Interval], ends: Sequence[float]
+) -> Iterator[Interval]:
+    """The time from `start` to `end`: the intervals where there are some, `otherwise` between them."""
+    if end <= start:
+        return
+    at = start
+    for index in range(bisect_right(ends, start), len(intervals)):
+        interval = intervals[index]
+        if interval.start >= end:
+            break
+        if interval.start > at:
+            yield Interval(otherwise, at, interval.start)
+        yield Interval(interval.cause, max(at, interval.start), min(interval.end, end))
+        at = min(interval.end, end)
+    if end > at:
+        yield Interval(otherwise, at, end)

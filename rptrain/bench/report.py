@@ -1,0 +1,232 @@
+"""What `rptrain bench` found out: speed, memory, and where the time of each device went.
+
+As JSON: one object with these keys, which stay. Times are in seconds, sizes in bytes, rates in bytes a second; shares
+are of 1.
+
+    model        path, architecture, parameters, layers (the head is one)
+    machine      devices (name, kind), torch, rptrain (their versions)
+    step         micro_batch_size, length, micro_batches, round_size, tokens, update
+    plan         text (rptrain/plan/schedule.py reads it), seconds_per_step (what the planner estimated)
+    throughput   seconds_per_step (the median), steps (the seconds of each measured one), tokens_per_second (of all of
+                 them together), losses (of all steps, those of the warm-up too; null where one is not finite), skipped
+                 (steps without finite gradients, which have no update)
+    first_step   seconds, and what they are made of: preparing (config, plan, data), memory (taking and locking it,
+                 starting the engine), weights (drawing them), step (the first one)
+    memory       gpus (device, peak: by the driver, context and other processes included, planned: the same, limit,
+                 allocator_peak: of the framework's allocator, allocator_planned, driver_allocations: in the measured
+                 steps), host (states_per_parameter, states, activations, process: its proportional set size, locked)
+    devices      a device each: name, seconds (of the measured steps), busy and idle: shares that add up to 1. idle is
+                 by cause, which rptrain/bench/idle.py explains: parameters, activations, producers, optimizer,
+                 gradients, launch, boundary, other
+    transfers    upload (of parameters), download (of gradients): rates while they move, of one device; null where
+                 there were none
+    optimizer    seconds (of an update), parameters_per_second, bytes_per_parameter (read and written),
+                 bytes_per_second; null without an update
+    launches     share (what launching takes the host over what the devices compute, at most), stages (stage, host: the
+                 median for a micro-batch, least, device: the median). A thread that is far ahead waits within its
+                 launches for room in the device's queue, so that the least counts, and is still too much
+    floor        tokens_per_second (of all devices, each layer's forward recomputed), without_recompute, achieved (of
+                 the first), copy (rate), layers (name, count, forward, backward, recomputed, operations: name,
+                 forward, backward; for a micro-batch); null without --floor
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from math import isfinite
+from statistics import median
+from typing import Any
+
+import torch
+
+import rptrain
+from rptrain.bench.floor import Floor
+from rptrain.bench.idle import Usage, usage
+from rptrain.bench.memory import Peak
+from rptrain.bench.timeline import Lane, StageLaunches, by_stage
+from rptrain.devices import device_kind
+from rptrain.engine.meter import Measured
+from rptrain.job import Job
+from rptrain.planner import LIBRARIES
+
+
+@dataclass(frozen=True)
+class Startup:
+    """The way to the end of the first step, in seconds."""
+
+    preparing: float
+    memory: float
+    weights: float
+    step: float
+
+    @property
+    def seconds(self) -> float:
+        return self.preparing + self.memory + self.weights + self.step
+
+
+@dataclass(frozen=True)
+class Report:
+    """A measured run. `ends` are the times at which steps ended: that before the measured ones, and theirs."""
+
+    job: Job
+    ends: tuple[float, ...]
+    losses: tuple[float, ...]
+    skipped: int
+    startup: Startup
+    peaks: tuple[Peak, ...]  # of each GPU
+    allocations: tuple[int, ...]  # by the driver in the measured steps, for each GPU
+    process: int  # bytes
+    locked: bool
+    adam_bytes: int  # of a parameter
+    lanes: tuple[Lane, ...]
+    updates: tuple[tuple[float, float], ...]
+    measured: Measured | None
+    floor: Floor | None
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """The time of the measured steps."""
+        return self.ends[0], self.ends[-1]
+
+    @property
+    def steps(self) -> list[float]:
+        return [after - before for before, after in zip(self.ends, self.ends[1:], strict=False)]
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.job.config.train.global_batch_size * self.job.config.data.max_length
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens * len(self.steps) / (self.ends[-1] - self.ends[0])
+
+    @cached_property
+    def usages(self) -> list[Usage]:
+        """Of each device."""
+        return [usage(lane.computations, lane.host, self.window) for lane in self.lanes]
+
+    @cached_property
+    def launches(self) -> list[StageLaunches]:
+        return by_stage(launch for lane in self.lanes for launch in lane.launches)
+
+    @property
+    def launch_share(self) -> float:
+        """Every stage computes every micro-batch once a step."""
+        return sum(stage.least for stage in self.launches) / sum(stage.device for stage in self.launches)
+
+    @property
+    def floor_tokens_per_second(self) -> tuple[float, float]:
+        """Of all devices, with recompute and without."""
+        assert self.floor is not None
+        count = len(self.lanes)
+        return count * self.floor.tokens_per_second(), count * self.floor.tokens_per_second(recompute=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object that the module's text describes."""
+        job, config = self.job, self.job.config
+        return {
+            "model": {
+                "path": config.model.path,
+                "architecture": job.spec.architecture,
+                "parameters": job.spec.num_parameters,
+                "layers": len(job.spec.stack),
+            },
+            "machine": {
+                "devices": [{"name": name, "kind": device_kind(name)} for name in job.devices],
+                "torch": torch.__version__,
+                "rptrain": rptrain.__version__,
+            },
+            "step": {
+                "micro_batch_size": config.train.rows,
+                "length": config.data.max_length,
+                "micro_batches": config.train.micro_batches,
+                "round_size": config.round_size,
+                "tokens": self.tokens,
+                "update": config.optim.update,
+            },
+            "plan": {"text": str(job.plan.plan), "seconds_per_step": job.plan.estimate.period},
+            "throughput": {
+                "seconds_per_step": median(self.steps),
+                "steps": self.steps,
+                "tokens_per_second": self.tokens_per_second,
+                "losses": [loss if isfinite(loss) else None for loss in self.losses],
+                "skipped": self.skipped,
+            },
+            "first_step": {"seconds": self.startup.seconds, **asdict(self.startup)},
+            "memory": {
+                "gpus": [*self._gpus()],
+                "host": {
+                    "states_per_parameter": job.plan.store_bytes / job.spec.num_parameters,
+                    "states": job.plan.store_bytes,
+                    "activations": job.plan.boundary_bytes,
+                    "process": self.process,
+                    "locked": self.locked,
+                },
+            },
+            "devices": [
+                {
+                    "name": lane.device,
+                    "seconds": used.total,
+                    "busy": used.busy / used.total,
+                    "idle": {cause: seconds / used.total for cause, seconds in used.idle.items()},
+                }
+                for lane, used in zip(self.lanes, self.usages, strict=True)
+            ],
+            "transfers": {
+                "upload": self.measured and self.measured.upload,
+                "download": self.measured and self.measured.download,
+            },
+            "optimizer": self._optimizer(),
+            "launches": {"share": self.launch_share, "stages": [asdict(stage) for stage in self.launches]},
+            "floor": self._floor(),
+        }
+
+    def _gpus(self) -> Iterator[dict[str, Any]]:
+        job = self.job
+        for gpu, peak, allocations in zip(job.hardware.gpus, self.peaks, self.allocations, strict=True):
+            yield {
+                "device": gpu.name,
+                "peak": peak.driver,
+                "planned": job.plan.device.total + LIBRARIES + gpu.context,
+                "limit": gpu.limit,
+                "allocator_peak": peak.allocator,
+                "allocator_planned": job.plan.device.total,
+                "driver_allocations": allocations,
+            }
+
+    def _optimizer(self) -> dict[str, Any] | None:
+        if self.measured is None:
+            return None
+        rate = self.job.spec.num_parameters / self.measured.update
+        return {
+            "seconds": self.measured.update,
+            "parameters_per_second": rate,
+            "bytes_per_parameter": self.adam_bytes,
+            "bytes_per_second": rate * self.adam_bytes,
+        }
+
+    def _floor(self) -> dict[str, Any] | None:
+        if self.floor is None:
+            return None
+        recomputed, without = self.floor_tokens_per_second
+        return {
+            "tokens_per_second": recomputed,
+            "without_recompute": without,
+            "achieved": self.tokens_per_second / recomputed,
+            "copy": self.floor.copy,
+            "layers": [
+                {
+                    "name": layer.name,
+                    "count": layer.count,
+                    "forward": layer.forward,
+                    "backward": layer.backward,
+                    "recomputed": layer.recomputed,
+                    "operations": [
+                        {"name": line.operation, "forward": line.forward, "backward": line.backward}
+                        for line in layer.lines
+                    ],
+                }
+                for layer in self.floor.layers
+            ],
+        }

@@ -1,0 +1,169 @@
+"""Trains a config's model for some steps, with random weights and tokens, and collects how that went."""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import torch
+
+from rptrain.bench import floor
+from rptrain.bench.memory import Sampler, driver_allocations
+from rptrain.bench.report import Report, Startup
+from rptrain.bench.timeline import lanes, updates
+from rptrain.config import Eval, TrainSet
+from rptrain.config_source import Resolved
+from rptrain.data.loader import RANDOM
+from rptrain.devices import here, program_bytes
+from rptrain.engine.engine import Engine
+from rptrain.engine.iteration import Pending
+from rptrain.engine.memory import ModelStore
+from rptrain.engine.reproducible import Reproducible
+from rptrain.job import Job, prepare_job, replan, settle
+from rptrain.trainer import MEASURE, open_engine, open_store
+
+RATE = 1e-6  # the learning rate: the weights stay what they are, near enough
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step that is done."""
+
+    end: float
+    loss: float
+    skipped: bool
+    driver_allocations: tuple[int, ...]
+
+
+def bench(
+    resolved: Resolved, *, steps: int, warmup: int, with_floor: bool = False, tell: Callable[[str], object]
+) -> Report:
+    """Measures `steps` steps behind `warmup` others, on the plan that training would use.
+
+    Where training would plan again with measured times, the steps that they are measured in come first. `tell` is
+    called with what is done next. UserError, before memory is taken, for what a person can mend. Nothing is written.
+    """
+    tell("planning")
+    began = time.perf_counter()
+    job = _prepare(resolved)
+    preparing = time.perf_counter() - began
+    found = _floor(job, tell) if with_floor else None
+    with ExitStack() as stack:
+        tell("taking memory")
+        began = time.perf_counter()
+        store = stack.enter_context(open_store(job))
+        taken = time.perf_counter()
+        _fill(store)
+        filled = time.perf_counter()
+        first: tuple[float, float] | None = None  # when the first engine was open, and when it had done a step
+        if job.config.engine.replan:
+            with open_engine(job, store, meter=True) as engine:
+                opened = time.perf_counter()
+                first = opened, _train(engine, job, MEASURE, tell, "step {} of {} to plan with")[0].end
+                measured = engine.measured()
+            job = job if measured is None else replace(job, plan=replan(job, measured))
+        sampler = stack.enter_context(Sampler(job.devices))
+        with open_engine(job, store, meter=True, trace=True) as engine:
+            opened = time.perf_counter()
+            done = _train(engine, job, warmup + steps + 1, tell, "step {} of {}")
+            process, peaks, measured = program_bytes(), sampler.peaks(), engine.measured()
+        opened, ended = first or (opened, done[0].end)
+        assert engine.trace is not None
+        spans = [span for iteration in range(len(done)) for span in engine.trace.take(iteration)]
+        ends = [step.end for step in done[warmup - 1 : warmup + steps]]
+        return Report(
+            job=job,
+            ends=tuple(ends),
+            losses=tuple(step.loss for step in done),
+            skipped=sum(step.skipped for step in done),
+            startup=Startup(preparing, taken - began + opened - filled, filled - taken, ended - opened),
+            peaks=tuple(peaks),
+            allocations=_grown(done[warmup - 1], done[warmup + steps - 1]),
+            process=process,
+            locked=engine.locked,
+            adam_bytes=_adam_bytes(store),
+            lanes=tuple(lanes(job.devices, spans, engine.readings)),
+            updates=tuple(updates(engine.readings)),
+            measured=measured,
+            floor=found,
+        )
+
+
+def _prepare(resolved: Resolved) -> Job:
+    """The job with random weights and tokens. No room on the disk is asked for, as nothing is saved."""
+    config = resolved.config
+    given = config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"init": "random"}),
+            "data": config.data.model_copy(update={"train": (TrainSet(path=RANDOM),), "chat_template": None}),
+            "eval": Eval(),
+        }
+    )
+    hardware = replace(here(config.engine), here=False)
+    return prepare_job(settle(replace(resolved, config=given), None, hardware).config, hardware)
+
+
+def _floor(job: Job, tell: Callable[[str], object]) -> floor.Floor:
+    """Of one device; a worker on the CPU has one thread. Its memory is given back."""
+    tell("measuring the floor")
+    device = torch.device(job.devices[0])
+    config = job.config
+    if device.type == "cuda":
+        found = floor.floor(job.spec, config.train.rows, config.data.max_length, job.dtype, device)
+        torch._C._cuda_clearCublasWorkspaces()  # each stream that a product was captured on has one
+        torch.cuda.empty_cache()
+        return found
+    settings = Reproducible(cuda=False)
+    try:
+        return floor.floor(job.spec, config.train.rows, config.data.max_length, job.dtype, torch.device("cpu"))
+    finally:
+        settings.restore()
+
+
+def _fill(store: ModelStore) -> None:
+    """Weights of the usual size; equal parameters share their numbers, which makes it quick."""
+    generator = torch.Generator().manual_seed(0)
+    seen: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+    for index, unit in enumerate(store.spec.units):
+        for param in unit.params:
+            view, key = store.view(index, param.name), (param.name, param.shape)
+            if param.std is None:
+                view.fill_(1)
+            elif key in seen:
+                view.copy_(seen[key])
+            else:
+                seen[key] = view.normal_(0, param.std, generator=generator)
+    store.loaded()
+
+
+def _train(engine: Engine, job: Job, count: int, tell: Callable[[str], object], text: str) -> list[_Step]:
+    """One step is under way while the one before is waited for, as in training; the last has none beside it."""
+    done: list[_Step] = []
+
+    def finish(loss: Pending, update: Pending) -> None:
+        value, skipped = loss.result(), update.result().skipped
+        done.append(_Step(time.perf_counter(), value, skipped, driver_allocations(job.devices)))
+
+    under_way: tuple[Pending, Pending] | None = None
+    for step in range(count):
+        tell(text.format(step + 1, count))
+        batch = job.batches.batch(step)
+        started = engine.forward_backward(batch), engine.step(RATE)
+        if under_way is not None:
+            finish(*under_way)
+        under_way = started
+    assert under_way is not None
+    finish(*under_way)
+    engine.synchronize()
+    return done
+
+
+def _grown(before: _Step, after: _Step) -> tuple[int, ...]:
+    return tuple(b - a for a, b in zip(before.driver_allocations, after.driver_allocations, strict=True))
+
+
+def _adam_bytes(store: ModelStore) -> int:
+    """Bytes of a parameter that an update reads and writes: the gradient is only read."""
+    state = store.units[0]
+    both = [state.params[0], state.exp_avg, state.exp_avg_sq, *([] if state.remainder is None else [state.remainder])]
+    return state.grad.element_size() + 2 * sum(tensor.element_size() for tensor in both)

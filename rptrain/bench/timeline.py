@@ -1,0 +1,151 @@
+"""A traced run as values: what each device computed, copied and waited for, and what launching it took the host."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from rptrain.bench.idle import Cause, Computation, Host, Input, Interval
+from rptrain.engine.meter import Reading
+from rptrain.engine.trace import Blocked, Span
+
+WORKER: dict[str, Cause] = {"boundary": "producers", "version": "optimizer", "grad": "gradients"}
+CALLER: dict[str, Cause] = {"step": "optimizer"}  # where it waits for a loss it has not submitted: "boundary"
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A copy of parameters to a device or of gradients from it: seconds and bytes."""
+
+    kind: Literal["upload", "download"]
+    start: float
+    end: float
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What it took a worker's thread to issue a micro-batch, and the device to compute it, in seconds.
+
+    A thread that is far ahead waits within its launches for room in the device's queue: no more than the least of many
+    is launching.
+    """
+
+    stage: str
+    host: float
+    device: float
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A device's part of a run. `issuing` is from when to when its thread issued something, with the name of it."""
+
+    device: str
+    computations: tuple[Computation, ...]
+    host: Host
+    transfers: tuple[Transfer, ...]
+    launches: tuple[Launch, ...]
+    issuing: tuple[tuple[str, float, float], ...]
+
+
+def lanes(devices: Sequence[str], spans: Sequence[Span], readings: Iterable[Reading]) -> list[Lane]:
+    """Of a run that has ended: one for each device, from spans in the order in which they were issued."""
+    submissions = {span.iteration: span.submission for span in spans}
+    caller = _intervals((b for _, s in sorted(submissions.items()) for b in s.blocked), CALLER)
+    transfers = _transfers(readings)
+    found = []
+    for index, device in enumerate(devices):
+        own = [span for span in spans if span.slot.device == index]
+        host = Host(_intervals((blocked for span in own for blocked in span.blocked), WORKER), caller)
+        found.append(
+            Lane(
+                device,
+                tuple(computation for span in own for computation in _computations(span)),
+                host,
+                tuple(transfers.get(device, ())),
+                tuple(_launch(span, host) for span in own if span.micro_batch is not None),
+                tuple((_name(span), span.begun, span.issued) for span in own),
+            )
+        )
+    return found
+
+
+def updates(readings: Iterable[Reading]) -> Iterator[tuple[float, float]]:
+    """From when to when the optimizer updated the weights."""
+    return ((reading.start(), reading.end()) for reading in readings if reading.kind == "update")
+
+
+def _transfers(readings: Iterable[Reading]) -> dict[str, list[Transfer]]:
+    """By device, which the thread of a reading is named for."""
+    found: dict[str, list[Transfer]] = defaultdict(list)
+    for reading in readings:
+        if reading.kind in ("upload", "download"):
+            transfer = Transfer(reading.kind, reading.start(), reading.end(), reading.subject)
+            found[reading.thread.partition(" ")[0]].append(transfer)
+    return found
+
+
+@dataclass(frozen=True)
+class StageLaunches:
+    """Launches of a stage for a micro-batch: the median of what the host takes, the least, and the device's median."""
+
+    stage: str
+    host: float
+    least: float
+    device: float
+
+
+def by_stage(launches: Iterable[Launch]) -> list[StageLaunches]:
+    """In the order in which stages appear."""
+    found: dict[str, list[Launch]] = defaultdict(list)
+    for launch in launches:
+        found[launch.stage].append(launch)
+    return [
+        StageLaunches(
+            stage,
+            median(launch.host for launch in of),
+            min(launch.host for launch in of),
+            median(launch.device for launch in of),
+        )
+        for stage, of in found.items()
+    ]
+
+
+def _name(span: Span) -> str:
+    return f"{span.slot.stage} {span.work if span.micro_batch is None else f'm{span.micro_batch}'}"
+
+
+def _computations(span: Span) -> Iterator[Computation]:
+    """The first piece waits for all that the micro-batch needs, a later one for its layer's parameters."""
+    stage = span.slot.stage
+    sums_come = stage.backward and span.slot.round > 0 and span.micro_batch == span.slot.micro_batches.start
+    rest: Cause = "gradients" if span.work == "rounding" or sums_come else "other"
+    inputs = tuple(Input(copy.issued, copy.began(), copy.arrived()) for copy in span.copies)
+    freed = max((stamp() for stamp in span.freed), default=None)
+    for index, piece in enumerate(span.pieces):
+        first = index == 0
+        yield Computation(
+            _name(span),
+            piece.start(),
+            piece.end(),
+            span.submission.time,
+            piece.launched,
+            inputs if first else (),
+            piece.parameters and (piece.parameters.published, piece.parameters.arrived()),
+            freed if first else None,
+            span.embedded,
+            rest if first else "other",
+        )
+
+
+def _launch(span: Span, host: Host) -> Launch:
+    return Launch(
+        str(span.slot.stage),
+        span.issued - span.begun - host.blocked_for(span.begun, span.issued),
+        sum(piece.end() - piece.start() for piece in span.pieces),
+    )
+
+
+def _intervals(blocked: Iterable[Blocked], causes: dict[str, Cause]) -> list[Interval]:
+    return [Interval(causes[b.kind], b.start, b.end) for b in blocked if b.kind in causes]
