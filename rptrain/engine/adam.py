@@ -3,8 +3,6 @@
 import ctypes
 import math
 import os
-import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Self
@@ -18,7 +16,6 @@ from rptrain.engine.native import SUFFIXES, finish
 
 CHUNK, LANES = 65536, 512  # as in adam.c
 FALLBACK_CHUNK = 1 << 18  # elements: temporaries stay in the caches
-NICE = 5
 MAX_THREADS = 16  # more gain little, and the bandwidth is shared with the transfers
 
 
@@ -33,13 +30,6 @@ class _Job(ctypes.Structure):
 
 def _library() -> ctypes.CDLL | None:
     return native.library("rptrain.engine._adam")
-
-
-def _stand_back() -> None:
-    """Lets the threads that launch the devices' work go first where there are fewer cores than threads."""
-    if sys.platform == "linux":  # where a priority is a thread's own
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, min(os.getpriority(os.PRIO_PROCESS, thread) + NICE, 19))
 
 
 class CpuAdam:
@@ -61,7 +51,7 @@ class CpuAdam:
         self.betas, self.eps = betas, eps
         self.threads = threads or min(cores, MAX_THREADS)
         self._library = None if force_fallback else _library()
-        self.pool = ThreadPoolExecutor(self.threads, "adam", initializer=_stand_back)
+        self.pool = ThreadPoolExecutor(self.threads, "adam")
 
     def __enter__(self) -> Self:
         return self

@@ -1,16 +1,13 @@
 import ctypes
-import os
 import shutil
 import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 from rptrain.engine import adam
-from rptrain.engine.adam import CHUNK, NICE, CpuAdam, join, split
+from rptrain.engine.adam import CHUNK, CpuAdam, join, split
 
 BETAS, EPS = (0.9, 0.95), 1e-8
 LENGTHS = (1, 7, CHUNK, 3 * CHUNK + 1357)
@@ -330,12 +327,3 @@ def test_without_the_compiled_library_torch_runs(monkeypatch):
     with CpuAdam(BETAS, EPS) as optimizer:
         assert not optimizer.native
         assert optimizer.square_sum(torch.full((3,), 2.0)) == 12.0
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="priorities are those of processes")
-def test_its_threads_let_others_go_first():
-    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    with CpuAdam(BETAS, EPS, 2) as optimizer:
-        theirs = optimizer.pool.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result()
-    assert theirs == min(own + NICE, 19)
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
