@@ -20,7 +20,7 @@ PROGRAM = 384 << 20  # of a process that trains, beside all that is planned, on 
 CONTEXT = 512 << 20  # bytes of a CUDA context on a GPU that is not here to be asked
 # What a process grows by once it trains, measured with torch 2.13 on the CPU: stacks of threads and code that is first
 # used then; and modules, where they are not there yet, that `torch.use_deterministic_algorithms` imports.
-GROWTH = 32 << 20
+GROWTH = 4 << 20
 LATER = {"torch._inductor.config": 72 << 20, "triton": 66 << 20}
 
 
