@@ -216,6 +216,22 @@ class Config(Section):
         return self.engine.round_size or self.train.micro_batches
 
     @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.train.global_batch_size * self.data.max_length
+
+    def step_sizes(self) -> dict[str, Any]:
+        """What a step is made of, as the JSON of commands says it; of a config without "auto"."""
+        return {
+            "micro_batch_size": self.train.rows,
+            "length": self.data.max_length,
+            "micro_batches": self.train.micro_batches,
+            "round_size": self.round_size,
+            "tokens": self.tokens,
+            "update": self.optim.update,
+        }
+
+    @property
     def digest(self) -> str:
         """A short hash of all values, to tell configs apart."""
         return sha256(self.model_dump_json().encode()).hexdigest()[:16]

@@ -101,7 +101,7 @@ class PlanReport:
                 "text": str(self.run.plan),
                 "stages": [{"kind": s.kind, "first": s.start, "last": s.stop - 1} for s in self.run.plan.stages],
                 "seconds_per_step": self.run.estimate.period,
-                "tokens_per_second": self.tokens / self.run.estimate.period,
+                "tokens_per_second": config.tokens / self.run.estimate.period,
                 "bubble": self.run.estimate.bubble,
                 "source": self.source,
             }
@@ -132,24 +132,12 @@ class PlanReport:
                 "gpus": bool(self.hardware.gpus),
                 "asked": self.asked,
             },
-            "step": {
-                "micro_batch_size": config.train.rows,
-                "length": config.data.max_length,
-                "micro_batches": config.train.micro_batches,
-                "round_size": config.round_size,
-                "tokens": self.tokens,
-                "update": config.optim.update,
-            },
+            "step": config.step_sizes(),
             "plan": plan,
             "roofline": roofline,
             "memory": [place.to_dict() for place in self.memory.places],
             "advice": self.advice.to_dict(),
         }
-
-    @property
-    def tokens(self) -> int:
-        """Of a step."""
-        return self.config.train.global_batch_size * self.config.data.max_length
 
 
 def report(path: Path, overrides: list[str], flags: MachineFlags) -> PlanReport:

@@ -102,8 +102,8 @@ def _plan(report: PlanReport) -> Iterator[str]:
     yield describe(plan.stages)
     yield str(plan)
     yield (
-        f"{_seconds(found.period)} a step, {report.tokens / found.period:,.0f} tokens/s, bubble {found.bubble:.1%}: "
-        f"estimated with the {report.source}"
+        f"{_seconds(found.period)} a step, {report.config.tokens / found.period:,.0f} tokens/s, "
+        f"bubble {found.bubble:.1%}: estimated with the {report.source}"
     )
 
 

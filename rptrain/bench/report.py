@@ -93,13 +93,8 @@ class Report:
         return [after - before for before, after in zip(self.ends, self.ends[1:], strict=False)]
 
     @property
-    def tokens(self) -> int:
-        """Of a step."""
-        return self.job.config.train.global_batch_size * self.job.config.data.max_length
-
-    @property
     def tokens_per_second(self) -> float:
-        return self.tokens * len(self.steps) / (self.ends[-1] - self.ends[0])
+        return self.job.config.tokens * len(self.steps) / (self.ends[-1] - self.ends[0])
 
     @cached_property
     def usages(self) -> list[Usage]:
@@ -137,14 +132,7 @@ class Report:
                 "torch": torch.__version__,
                 "rptrain": rptrain.__version__,
             },
-            "step": {
-                "micro_batch_size": config.train.rows,
-                "length": config.data.max_length,
-                "micro_batches": config.train.micro_batches,
-                "round_size": config.round_size,
-                "tokens": self.tokens,
-                "update": config.optim.update,
-            },
+            "step": config.step_sizes(),
             "plan": {"text": str(job.plan.plan), "seconds_per_step": job.plan.estimate.period},
             "throughput": {
                 "seconds_per_step": median(self.steps),
