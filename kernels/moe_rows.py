@@ -85,9 +85,12 @@ class Combine(torch.autograd.Function):
 
 def gather_triton(x_TD: Tensor, perm: Permutation) -> Tensor:
     """`gather` as a kernel; this and the others take contiguous tensors."""
-    rows, width = perm.order.numel(), x_TD.shape[1]
-    out = x_TD.new_empty(rows, width)
-    _gather_kernel[(rows,)](x_TD, perm.order, out, perm.places.shape[1], **_columns(width))
+    tokens, active = perm.places.shape
+    width = x_TD.shape[1]
+    out = x_TD.new_empty(tokens * active, width)
+    sizes = _columns(width)
+    grid = (tokens, triton.cdiv(width, sizes["BLOCK"]))
+    _gather_kernel[grid](x_TD, perm.places, out, ACTIVE=active, **sizes)
     return out
 
 
@@ -116,10 +119,11 @@ def weigh_triton(dact_NI: Tensor, act_NI: Tensor, perm: Permutation, weights_TX:
 
 def _weigh(grads: Tensor, rows: Tensor, dact: Tensor, act: Tensor | None, perm: Permutation, weights: Tensor) -> Tensor:
     """Gradients by token where `act` is None, by row otherwise."""
+    by_token = act is None
     dweights = torch.empty_like(weights, dtype=wide(weights.dtype))
     _weigh_kernel[(perm.order.numel(),)](
-        grads, rows, weights, perm.order, dact, act, dweights, weights.shape[1],
-        BY_TOKEN=act is None, **_columns(rows.shape[1]),
+        grads, rows, weights, perm.places if by_token else perm.order, dact, act, dweights, weights.shape[1],
+        BY_TOKEN=by_token, **_columns(rows.shape[1]),
     )  # fmt: skip
     return dweights
 
@@ -130,13 +134,15 @@ def _columns(width: int) -> dict[str, Any]:
 
 
 @triton.jit
-def _gather_kernel(x, order, out, active, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    token = (tl.load(order + row) // active).to(tl.int64)
-    for start in range(0, WIDTH, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        mask = columns < WIDTH
-        tl.store(out + row * WIDTH + columns, tl.load(x + token * WIDTH + columns, mask=mask), mask=mask)
+def _gather_kernel(x, places, out, ACTIVE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """A token a program: it is read once, and written to each of its places."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < WIDTH
+    row = tl.load(x + token * WIDTH + columns, mask=mask)
+    for number in range(ACTIVE):
+        place = tl.load(places + token * ACTIVE + number).to(tl.int64)
+        tl.store(out + place * WIDTH + columns, row, mask=mask)
 
 
 @triton.jit
@@ -159,11 +165,16 @@ def _combine_kernel(
 
 @triton.jit
 def _weigh_kernel(
-    grads, rows, weights, order, dact, act, dweights, active,
+    grads, rows, weights, other, dact, act, dweights, active,
     BY_TOKEN: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(order + row).to(tl.int64)
+    """A row a program, in the order that the gradients lie in; `other` is its number in the other order.
+
+    So the rows of a token are taken at about the same time, and its gradient comes from memory once.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    place = tl.load(other + program).to(tl.int64)
+    slot, row = (program, place) if BY_TOKEN else (place, program)
     weight = tl.load(weights + slot).to(tl.float32)
     source = slot // active if BY_TOKEN else row
     total = tl.zeros((BLOCK,), tl.float32)

@@ -18,7 +18,9 @@ from rptrain.kernels import reference_quant as reference
 from rptrain.kernels.launch import fused, tl, triton
 
 CHUNK = 2**22  # elements that are quantised at a time: bounds the temporary memory
-ELEMENTS = 2048  # of a program
+ELEMENTS = 2048  # of a program, in 8 bits
+LANES = 128  # threads of a program, in 4 bits
+WORDS = 4 * LANES  # of 8 codes, of a program
 
 
 @dataclass(frozen=True)
@@ -83,16 +85,22 @@ def dequantize(codes: Tensor, scales: Tensor, fmt: Format, out: Tensor) -> Tenso
 
 def dequantize_triton(codes: Tensor, scales: Tensor, fmt: Format, out: Tensor) -> Tensor:
     """`dequantize` as a kernel."""
-    rows = ELEMENTS // fmt.block
-    grid = (triton.cdiv(scales.numel(), rows),)
-    sizes: dict[str, Any] = {"BLOCK": fmt.block, "ROWS": rows, "num_warps": 4}
     if fmt is INT8:
-        _int8_kernel[grid](codes, scales, out, out.numel(), **sizes)
-    elif fmt is MXFP4:
-        _mxfp4_kernel[grid](codes, scales, out, out.numel(), **sizes)
+        rows = ELEMENTS // fmt.block
+        grid = (triton.cdiv(scales.numel(), rows),)
+        _int8_kernel[grid](codes, scales, out, out.numel(), BLOCK=fmt.block, ROWS=rows, num_warps=4)
     else:
-        _nf4_kernel[grid](codes, scales, _nf4_table(out.device), out, out.numel(), **sizes)
+        table = _table(fmt.name, out.device)
+        words = out.numel() % 8 == 0 and codes.data_ptr() % 4 == 0
+        grid = (triton.cdiv(out.numel(), 8 * WORDS),)
+        _4bit_kernel[grid](codes, scales, table, out, out.numel(), **constants(fmt, words))
     return out
+
+
+def constants(fmt: Format, words: bool) -> dict[str, Any]:
+    """What the kernel of a 4-bit format is compiled for; `words`: codes can be read 32 bits at a time."""
+    options = {"BLOCK": fmt.block, "HIGH_FIRST": int(fmt.high_first), "EXPONENTS": fmt is MXFP4, "AS_WORDS": words}
+    return options | {"TILES": WORDS // LANES, "LANES": LANES, "num_warps": LANES // 32}
 
 
 def _encode_nf4(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,50 +135,73 @@ FORMATS = {fmt.name: fmt for fmt in (NF4, MXFP4, INT8)}
 
 
 @functools.cache
-def _nf4_table(device: torch.device) -> Tensor:
-    return torch.tensor(reference.NF4, device=device)
+def _table(name: str, device: torch.device) -> Tensor:
+    """float32 of each code."""
+    e2m1 = reference.E2M1
+    values = reference.NF4 if name == NF4.name else (*e2m1, *(-value for value in e2m1))
+    return torch.tensor(values, device=device)
 
 
 @triton.jit
-def _load_4bit(codes, numel, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """Blocks of the program, and their codes: low and high halves [ROWS, BLOCK / 2]."""
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    at = rows[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
-    packed = tl.load(codes + at, mask=2 * at < numel, other=0).to(tl.int32)
-    return rows, packed & 15, packed >> 4
+def _4bit_kernel(
+    codes, scales, table, out, numel,
+    BLOCK: tl.constexpr,
+    HIGH_FIRST: tl.constexpr,  # 0 or 1
+    EXPONENTS: tl.constexpr,  # scales are exponents of two
+    AS_WORDS: tl.constexpr,
+    TILES: tl.constexpr,  # words in a thread
+    LANES: tl.constexpr,  # threads
+):  # fmt: skip
+    """8 codes, a word of 32 bits, become 8 neighbours in one thread: a store of 16 bytes in 16-bit types.
+
+    All words and scales are read before the first is widened.
+    """
+    first = tl.program_id(0).to(tl.int64) * (TILES * LANES)  # word
+    left = tl.minimum(numel - first * 8, TILES * LANES * 8).to(tl.int32)  # elements
+    codes += first * 4
+    out += first * 8
+    scales += first * 8 // BLOCK
+    lanes = tl.arange(0, LANES)
+    words, factors = (), ()
+    for i in tl.static_range(TILES):
+        at = i * LANES + lanes
+        inside = at * 8 < left
+        if AS_WORDS:
+            words += (tl.load(codes.to(tl.pointer_type(tl.int32)) + at, mask=inside, other=0),)
+        else:
+            words += (_word(codes, at, left),)
+        factors += (tl.load(scales + at * 8 // BLOCK, mask=inside, other=0),)
+    for i in tl.static_range(TILES):
+        factor = _power_of_2(factors[i]) if EXPONENTS else factors[i]
+        x = ()
+        for j in tl.static_range(8):
+            x += (tl.load(table + ((words[i] >> (4 * (j ^ HIGH_FIRST))) & 15)) * factor,)
+        # each join adds a last dimension: element 4 a + 2 b + c stands at [a, b, c]
+        even = tl.join(tl.join(x[0], x[4]), tl.join(x[2], x[6]))
+        odd = tl.join(tl.join(x[1], x[5]), tl.join(x[3], x[7]))
+        values = tl.reshape(tl.join(even, odd), (LANES, 8))
+        begin = (i * LANES + lanes)[:, None] * 8
+        at = begin + tl.arange(0, 8)[None, :]
+        inside = begin < left if AS_WORDS else at < left  # one for a word: it is stored at once
+        tl.store(out + at, values.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _store(values, rows, out, numel, BLOCK: tl.constexpr):
-    at = rows[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    tl.store(out + at, values.to(out.dtype.element_ty), mask=at < numel)
+def _word(codes, at, left):
+    """The bytes of a word one by one: the last ones may be missing, and words not aligned."""
+    word = tl.zeros(at.shape, tl.int32)
+    for i in tl.static_range(4):
+        byte = tl.load(codes + at * 4 + i, mask=at * 8 + 2 * i < left, other=0)
+        word |= byte.to(tl.int32) << (8 * i)
+    return word
 
 
 @triton.jit
-def _nf4_kernel(codes, scales, table, out, numel, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    rows, low, high = _load_4bit(codes, numel, BLOCK, ROWS)
-    scale = tl.load(scales + rows, mask=rows * BLOCK < numel, other=0.0)
-    pairs = tl.join(tl.load(table + high), tl.load(table + low))
-    _store(tl.reshape(pairs, (ROWS, BLOCK)) * scale[:, None], rows, out, numel, BLOCK)
-
-
-@triton.jit
-def _e2m1(code):
-    """float32 of a code: above 1 exponent and mantissa are those of float32, but for the bias."""
-    magnitude = code & 7
-    bits = tl.where(magnitude < 2, magnitude * 0x3F000000, (magnitude << 22) + (126 << 23))
-    return (bits | ((code & 8) << 28)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _mxfp4_kernel(codes, scales, out, numel, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    rows, low, high = _load_4bit(codes, numel, BLOCK, ROWS)
-    exponent = tl.load(scales + rows, mask=rows * BLOCK < numel, other=127).to(tl.int32)
+def _power_of_2(exponent):
+    """float32 of 2 ** (exponent - 127), NaN for 255."""
+    exponent = exponent.to(tl.int32)
     bits = tl.where(exponent == 0, 0x00400000, exponent << 23)  # 2 ** -127 is subnormal
-    bits = tl.where(exponent == 255, 0x7FC00000, bits)
-    scale = bits.to(tl.float32, bitcast=True)
-    pairs = tl.join(_e2m1(low), _e2m1(high))
-    _store(tl.reshape(pairs, (ROWS, BLOCK)) * scale[:, None], rows, out, numel, BLOCK)
+    return tl.where(exponent == 255, 0x7FC00000, bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -179,4 +210,4 @@ def _int8_kernel(codes, scales, out, numel, BLOCK: tl.constexpr, ROWS: tl.conste
     at = rows[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     code = tl.load(codes + at, mask=at < numel, other=0).to(tl.float32)
     scale = tl.load(scales + rows, mask=rows * BLOCK < numel, other=0.0)
-    _store(code * scale[:, None], rows, out, numel, BLOCK)
+    tl.store(out + at, (code * scale[:, None]).to(out.dtype.element_ty), mask=at < numel)

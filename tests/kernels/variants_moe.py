@@ -26,10 +26,10 @@ def _rows(width: int) -> list[Variant]:
     sizes = moe_rows._columns(width)
     options = {"num_warps": sizes.pop("num_warps")}
     names = ("x", "out", "rows", "weights", "grads", "dact", "act")
-    common = {"order": "*i32", "places": "*i32", "dweights": "*fp32", "active": "i32"}
+    common = {"other": "*i32", "places": "*i32", "dweights": "*fp32", "active": "i32"}
     common |= dict.fromkeys(names, "*bf16")
     return [
-        Variant(moe_rows._gather_kernel, common, sizes, options),
+        Variant(moe_rows._gather_kernel, common, sizes | {"ACTIVE": 8}, options),
         Variant(moe_rows._combine_kernel, common, sizes | {"ACTIVE": 8, "WEIGHTED": True}, options),
         Variant(moe_rows._combine_kernel, common, sizes | {"ACTIVE": 4, "WEIGHTED": False}, options),
         Variant(moe_rows._weigh_kernel, common, sizes | {"BY_TOKEN": True}, options),

@@ -1,22 +1,25 @@
-"""What kernels/quant.py launches: each format into each type."""
+"""What kernels/quant.py launches: each format into each type, 4-bit codes as words and byte by byte."""
 
 from rptrain.kernels import quant
 from tests.kernels.compiling import Variant
 
-COMMON = {"scales": "*fp32", "numel": "i64"}
-SIGNATURES = {
-    "nf4": (quant._nf4_kernel, COMMON | {"codes": "*u8", "table": "*fp32"}),
-    "mxfp4": (quant._mxfp4_kernel, COMMON | {"codes": "*u8", "scales": "*u8"}),
-    "int8": (quant._int8_kernel, COMMON | {"codes": "*i8"}),
-}
+
+def _4bit(fmt: quant.Format, out: str, words: bool) -> Variant:
+    scales = "*u8" if fmt is quant.MXFP4 else "*fp32"
+    signature = {"codes": "*u8", "scales": scales, "table": "*fp32", "numel": "i64", "out": out}
+    constants = quant.constants(fmt, words)
+    options = {"num_warps": constants.pop("num_warps")}
+    return Variant(quant._4bit_kernel, signature, constants, options)
+
+
+def _int8(out: str) -> Variant:
+    signature = {"codes": "*i8", "scales": "*fp32", "numel": "i64", "out": out}
+    sizes = {"BLOCK": quant.INT8.block, "ROWS": quant.ELEMENTS // quant.INT8.block}
+    return Variant(quant._int8_kernel, signature, sizes, {"num_warps": 4})
+
+
 VARIANTS = [
-    Variant(
-        kernel,
-        signature | {"out": out},
-        {"BLOCK": fmt.block, "ROWS": quant.ELEMENTS // fmt.block},
-        {"num_warps": 4},
-    )
-    for fmt in quant.FORMATS.values()
-    for kernel, signature in [SIGNATURES[fmt.name]]
-    for out in ("*bf16", "*fp32")
+    *(_4bit(quant.NF4, out, words) for out in ("*bf16", "*fp32") for words in (True, False)),
+    *(_4bit(quant.MXFP4, out, words) for out in ("*bf16", "*fp32") for words in (True, False)),
+    *(_int8(out) for out in ("*bf16", "*fp32")),
 ]
