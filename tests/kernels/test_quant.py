@@ -34,6 +34,14 @@ def test_kernel_gives_the_bits_of_the_oracle(fmt, dtype, numel, device) -> None:
     assert (ours[numel:] == 7).all()
 
 
+@pytest.mark.parametrize("fmt", [NF4, MXFP4], ids=["nf4", "mxfp4"])
+def test_codes_may_start_anywhere(fmt, device) -> None:
+    codes, scales = quantize(weights(256), fmt)
+    shifted = torch.cat((codes[:1], codes)).to(device)[1:]
+    ours = dequantize_triton(shifted, scales.to(device), fmt, torch.empty(256, device=device))
+    assert torch.equal(ours.cpu(), widened(codes, scales, fmt, 256))
+
+
 @formats
 def test_sizes_are_those_announced(fmt) -> None:
     codes, scales = quantize(weights(5, 77), fmt)
