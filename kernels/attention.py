@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels import flash, reference
+from rptrain.kernels.launch import capability as card
 from rptrain.models.spec import MicroBatch
 
 aten = torch.ops.aten
@@ -91,7 +92,7 @@ def attention(
         q_THC.shape[-1],
         plain=window is None and sinks is None,
         deterministic=torch.are_deterministic_algorithms_enabled(),
-        capability=(0, 0) if force else flash.capability(q_THC.device),
+        capability=(0, 0) if force else card(q_THC.device),
         force=force,
     )
     if chosen == "triton":

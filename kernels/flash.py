@@ -10,13 +10,12 @@ its keys, and one for dk and dv, where a block of keys goes over its queries, he
 one order, so bits depend on the tiles alone, which a table gives by architecture, head size and pass.
 """
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rptrain.kernels.launch import DTYPES, HAS_TRITON, power_of_2, tl, triton
+from rptrain.kernels.launch import DTYPES, HAS_TRITON, capability, power_of_2, tl, triton
 
 MAX_HEAD_SIZE = 256
 UNLIMITED = 1 << 30  # a window that hides nothing
@@ -91,12 +90,6 @@ def tiles(dtype: torch.dtype, head_size: int, capability: tuple[int, int]) -> Pa
         return NARROW["medium"][size]
     large = capability[0] in (9, 10) and head_size % 8 == 0  # the accelerator wants 16 bytes
     return NARROW["large" if large else "small"][size]
-
-
-@cache
-def capability(device: torch.device) -> tuple[int, int]:
-    """The card's compute capability; off CUDA that of a small card."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (8, 6)
 
 
 def forward_triton(

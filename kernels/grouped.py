@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rptrain.kernels import reference_moe as reference
-from rptrain.kernels.launch import fused, power_of_2, tl, triton
+from rptrain.kernels.launch import capability, fused, power_of_2, tl, triton
 from rptrain.kernels.reference import wide
 
 
@@ -87,7 +87,7 @@ def _cutlass(x_NK: Tensor, w_EKM: Tensor) -> bool:
     strides = x_NK.stride()[:1] + w_EKM.stride()
     return (
         x_NK.dtype == w_EKM.dtype == torch.bfloat16
-        and torch.cuda.get_device_capability(x_NK.device)[0] in (9, 10)
+        and capability(x_NK.device)[0] in (9, 10)
         and x_NK.stride(1) == 1
         and 1 in w_EKM.stride()[1:]
         and all(stride == 1 or stride % 8 == 0 for stride in strides)
@@ -97,7 +97,7 @@ def _cutlass(x_NK: Tensor, w_EKM: Tensor) -> bool:
 
 
 def _tiles(x: Tensor) -> Tiles:
-    return _tiles_for(x.dtype, torch.cuda.get_device_capability(x.device) if x.is_cuda else (8, 6))
+    return _tiles_for(x.dtype, capability(x.device))
 
 
 def _tiles_for(dtype: torch.dtype, capability: tuple[int, int]) -> Tiles:

@@ -1,5 +1,6 @@
 """Whether Triton kernels run, and the sizes that they are launched with."""
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -31,7 +32,7 @@ else:
 HAS_TRITON = hasattr(triton, "cdiv")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-__all__ = ["DTYPES", "HAS_TRITON", "fused", "power_of_2", "programs", "tl", "triton", "warps"]
+__all__ = ["DTYPES", "HAS_TRITON", "capability", "fused", "power_of_2", "programs", "tl", "triton", "warps"]
 
 
 def fused(*tensors: Tensor) -> bool:
@@ -50,6 +51,12 @@ def power_of_2(n: int) -> int:
 def warps(elements: int) -> int:
     """Warps of a program that works on so many elements at once: 8 to 16 a thread."""
     return max(1, min(16, power_of_2(elements) // 512))
+
+
+@cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """The card's compute capability; off CUDA that of a small card."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (8, 6)
 
 
 def programs(device: torch.device, each: int) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels import reference
-from rptrain.kernels.launch import fused, power_of_2, programs, tl, triton
+from rptrain.kernels.launch import capability, fused, power_of_2, programs, tl, triton
 from rptrain.kernels.linear import accumulate_weight_grad
 from rptrain.kernels.reference import IGNORED, wide
 
@@ -121,7 +121,7 @@ def cross_entropy_triton(
     tokens, width = logits_TW.shape
     assert logits_TW.is_contiguous() and width == _width(vocab)
     assert labels_T.is_contiguous() and losses_T.is_contiguous() and lse_T.is_contiguous()
-    cut = sizes(vocab, logits_TW.itemsize, scale is not None)
+    cut = sizes(vocab, logits_TW.itemsize, scale is not None, capability(logits_TW.device))
     count = min(tokens, programs(logits_TW.device, cut.programs)) if cut.programs else tokens
     factor = 0.0 if scale is None else scale
     options = constants(vocab, logits_TW.itemsize, scale is not None, cut)
@@ -138,14 +138,14 @@ class Sizes(NamedTuple):
     programs: int  # on a multiprocessor, which take rows in turn; 0: one for each row
 
 
-def sizes(vocab: int, itemsize: int, gradient: bool) -> Sizes:
+def sizes(vocab: int, itemsize: int, gradient: bool, capability: tuple[int, int]) -> Sizes:
     """For the gradient of 16-bit logits 16 warps on a multiprocessor, with 128 registers a thread; else 32 with 64."""
     row = _width(vocab) * itemsize
     if not gradient:  # nothing is read again
         return cut(row, resident=32, keep=6, group=2)
     if itemsize == 4:  # there are no pairs to unpack: 4 tiles and the next 4 are too many
         return cut(row, resident=32, keep=0, group=2)
-    return cut(row, resident=16, keep=8, group=6)
+    return cut(row, resident=16, keep=8, group=8 if capability < (12, 0) else 6)  # from 12.0 on 8 would spill
 
 
 def cut(row: int, *, resident: int, keep: int, group: int) -> Sizes:

@@ -176,14 +176,19 @@ def _4bit_kernel(
         x = ()
         for j in tl.static_range(8):
             x += (tl.load(table + ((words[i] >> (4 * (j ^ HIGH_FIRST))) & 15)) * factor,)
-        # each join adds a last dimension: element 4 a + 2 b + c stands at [a, b, c]
-        even = tl.join(tl.join(x[0], x[4]), tl.join(x[2], x[6]))
-        odd = tl.join(tl.join(x[1], x[5]), tl.join(x[3], x[7]))
-        values = tl.reshape(tl.join(even, odd), (LANES, 8))
+        values = tl.reshape(_side_by_side(x), (LANES, 8))
         begin = (i * LANES + lanes)[:, None] * 8
         at = begin + tl.arange(0, 8)[None, :]
         inside = begin < left if AS_WORDS else at < left  # one for a word: it is stored at once
         tl.store(out + at, values.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _side_by_side(x):
+    """[..., 2, 2, 2] of 8: each join adds a last dimension, and element 4 a + 2 b + c stands at [a, b, c]."""
+    even = tl.join(tl.join(x[0], x[4]), tl.join(x[2], x[6]))
+    odd = tl.join(tl.join(x[1], x[5]), tl.join(x[3], x[7]))
+    return tl.join(even, odd)
 
 
 @triton.jit

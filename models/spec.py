@@ -94,9 +94,9 @@ class MicroBatch:
     length: int
     positions: Tensor  # int64 [T], from 0 in each document
     labels: Tensor  # int64 [T], already shifted: the next token, or -100
-    cu_seqlens: Tensor  # int32 [documents + 1], where documents start in the flattened tokens
-    max_seqlen: int
-    uniform: bool  # every document is known to be of max_seqlen tokens
+    cu_seqlens: Tensor  # int32 [documents + 1 or more], where documents start in the flattened tokens; then only T
+    max_seqlen: int  # no document has more tokens
+    uniform: bool  # every document is known to be of max_seqlen tokens, and there are as many as cu_seqlens says
     cos: Tensor  # [T, C / 2], float32 (float64 for float64 models)
     sin: Tensor
 

@@ -21,6 +21,7 @@ from rptrain.devices import here
 from rptrain.engine.engine import Engine, Optimizer
 from rptrain.engine.iteration import Pending
 from rptrain.engine.memory import ModelStore
+from rptrain.engine.meter import Meter
 from rptrain.engine.schedule import learning_rate
 from rptrain.engine.trace import Span
 from rptrain.errors import TrainingError, UserError
@@ -79,7 +80,7 @@ def open_store(job: Job) -> ModelStore:
 
 
 def open_engine(
-    job: Job, store: ModelStore, *, applied: int = 0, meter: bool = False, trace: bool | None = None
+    job: Job, store: ModelStore, *, applied: int = 0, meter: Meter | None = None, trace: bool | None = None
 ) -> Engine:
     """The engine that trains as the job's config says; `trace` is by default what the config says of it."""
     optim = job.config.optim
@@ -164,7 +165,7 @@ class Trainer:
         total = self._job.total_steps
         if self._measure and total - done >= MEASURE + 2:  # with fewer steps there is nothing to gain
             rest = done + MEASURE
-            with self._engine(done, applied, meter=True) as engine:
+            with self._engine(done, applied, meter=Meter()) as engine:
                 self._loop(engine, range(done, rest))
                 if not self._replan(engine):
                     self._loop(engine, range(rest, total))
@@ -173,7 +174,7 @@ class Trainer:
         with self._engine(done, applied) as engine:
             self._loop(engine, range(done, total))
 
-    def _engine(self, done: int, applied: int, *, meter: bool = False) -> Engine:
+    def _engine(self, done: int, applied: int, *, meter: Meter | None = None) -> Engine:
         self._opened = done
         engine = open_engine(self._job, self._store, applied=applied, meter=meter)
         if not engine.locked and self._job.devices[0].startswith("cuda"):

@@ -18,6 +18,7 @@ from rptrain.devices import here, program_bytes
 from rptrain.engine.engine import Engine
 from rptrain.engine.iteration import Pending
 from rptrain.engine.memory import ModelStore
+from rptrain.engine.meter import Meter
 from rptrain.engine.reproducible import Reproducible
 from rptrain.job import Job, prepare_job, replan, settle
 from rptrain.trainer import MEASURE, open_engine, open_store
@@ -57,13 +58,13 @@ def bench(
         filled = time.perf_counter()
         first: tuple[float, float] | None = None  # when the first engine was open, and when it had done a step
         if job.config.engine.replan:
-            with open_engine(job, store, meter=True) as engine:
+            with open_engine(job, store, meter=Meter()) as engine:
                 opened = time.perf_counter()
                 first = opened, _train(engine, job, MEASURE, tell, "step {} of {} to plan with")[0].end
                 measured = engine.measured()
             job = job if measured is None else replace(job, plan=replan(job, measured))
         sampler = stack.enter_context(Sampler(job.devices))
-        with open_engine(job, store, meter=True, trace=True) as engine:
+        with open_engine(job, store, meter=Meter(layers=False), trace=True) as engine:
             opened = time.perf_counter()
             done = _train(engine, job, warmup + steps + 1, tell, "step {} of {}")
             process, peaks, measured = program_bytes(), sampler.peaks(), engine.measured()

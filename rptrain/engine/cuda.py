@@ -1,7 +1,9 @@
-"""A GPU as a device: five CUDA streams, memory from the framework's allocator under a limit, timing events."""
+"""A GPU as a device: five CUDA streams, captured graphs, memory from the framework's allocator under a limit."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,17 +12,43 @@ from rptrain.engine.device import STREAMS, Event, Probe
 
 
 class CudaStream:
-    """Runs work at once, as the launches that it makes are asynchronous and ordered by the stream."""
+    """Runs work at once, as the launches that it makes are asynchronous and ordered by the stream.
 
-    def __init__(self, device: "CudaDevice") -> None:
-        self._device = device
+    What the work allocates comes from `pool`, where there is one.
+    """
+
+    def __init__(self, device: "CudaDevice", pool: torch.cuda.MemPool | None = None) -> None:
+        self._device, self._pool = device, pool
         self._stream = torch.cuda.Stream(device.torch_device)
 
     def run(self, where: str, work: Callable[[], object]) -> None:
         if self._device.probe is not None:
             self._device.probe(where)
-        with torch.cuda.stream(self._stream):
+        with ExitStack() as stack:
+            stack.enter_context(torch.cuda.stream(self._stream))
+            if self._pool is not None:
+                stack.enter_context(torch.cuda.use_mem_pool(self._pool))
             work()
+
+    def capture(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        """The operations that `work` launches, as a graph that allocates from the stream's pool. None of them runs.
+
+        Other threads go on meanwhile: nothing that they do is part of it, or forbidden to them.
+        """
+        assert self._pool is not None
+        pool: Any = self._pool.id
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=pool, capture_error_mode="relaxed")
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        return graph
+
+    def close(self) -> None:
+        """Gives the pool back: nothing runs any more, and its graphs are gone."""
+        self._pool = None
 
     def wait(self, event: Event) -> None:
         assert isinstance(event, torch.cuda.Event)
@@ -39,7 +67,12 @@ class CudaStream:
 
 
 class CudaDevice:
-    """One GPU. `limit` caps what the framework's allocator may take, in bytes, the context not included."""
+    """One GPU. `limit` caps what the framework's allocator may take, in bytes, the context not included.
+
+    Work that repeats is launched operation by operation once, which compiles kernels and fills the libraries' caches,
+    and is captured the second time: from then on it costs the host one launch. All that is computed on has one pool of
+    memory: the computations of a stream follow one another, so a graph may use again what another one has used.
+    """
 
     def __init__(self, index: int, limit: int | None = None, probe: Probe | None = None) -> None:
         self.name = f"cuda:{index}"
@@ -48,7 +81,8 @@ class CudaDevice:
         total = torch.cuda.get_device_properties(index).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total) if limit else 1.0, index)
         with torch.cuda.device(index):
-            streams = {name: CudaStream(self) for name in STREAMS}
+            pool = torch.cuda.MemPool()
+            streams = {name: CudaStream(self, pool if name == "compute" else None) for name in STREAMS}
             self._origin = torch.cuda.Event(enable_timing=True)
             self._origin.record()
             self._origin.synchronize()
@@ -58,6 +92,7 @@ class CudaDevice:
         self.grad_download = streams["grad_download"]
         self.activation_upload = streams["activation_upload"]
         self.activation_download = streams["activation_download"]
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}  # None: it was run once
 
     @property
     def torch_device(self) -> torch.device:
@@ -65,6 +100,16 @@ class CudaDevice:
 
     def enter(self) -> None:
         torch.cuda.set_device(self._device)
+
+    def repeat(self, key: Hashable, where: str, work: Callable[[], object]) -> None:
+        if key not in self._graphs:
+            self._graphs[key] = None
+            self.compute.run(where, work)
+            return
+        graph = self._graphs[key]
+        if graph is None:
+            graph = self._graphs[key] = self.compute.capture(work)
+        self.compute.run(where, graph.replay)
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(numel, dtype=dtype, device=self._device)
@@ -76,6 +121,12 @@ class CudaDevice:
 
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
+        for graph in self._graphs.values():
+            if graph is not None:
+                graph.reset()
+        self._graphs.clear()
+        torch._C._cuda_clearCublasWorkspaces()  # that of the compute stream lies in its pool
+        self.compute.close()
         torch.cuda.set_per_process_memory_fraction(1.0, self._device)
         with torch.cuda.device(self._device):
             torch.cuda.empty_cache()

@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Protocol
 
 import torch
@@ -69,6 +69,10 @@ class Device(Protocol):
 
     def enter(self) -> None:
         """Makes the device current in the calling thread."""
+        ...
+
+    def repeat(self, key: Hashable, where: str, work: Callable[[], object]) -> None:
+        """As `compute.run`, of work that with an equal key is the same operations on the same memory."""
         ...
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor: ...
@@ -179,6 +183,9 @@ class CpuDevice:
 
     def enter(self) -> None:
         """The CPU is always current."""
+
+    def repeat(self, key: Hashable, where: str, work: Callable[[], object]) -> None:
+        self.compute.run(where, work)
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(numel, dtype=dtype)

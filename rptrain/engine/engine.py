@@ -61,7 +61,7 @@ class Engine:
         device_limit: int | None = None,
         probe: Probe | None = None,
         trace: bool = False,
-        meter: bool = False,
+        meter: Meter | None = None,
     ) -> None:
         validate(plan, len(store.spec.stack))
         assert len(devices) == plan.devices
@@ -69,7 +69,7 @@ class Engine:
         assert store.wide_grad == (plan.rounds > 1)
         self.plan, self.store = plan, store
         self.trace = Trace() if trace else None
-        self._meter = Meter() if meter else None
+        self._meter = meter
         self._tokens = tokens
         self._cuda = any(name.startswith("cuda") for name in devices)
         self._next = 0

@@ -20,7 +20,7 @@ class Iteration:
     input_ids: Tensor  # int64 [M, T]
     positions: Tensor  # int64 [M, T]
     labels: Tensor  # int64 [M, T]
-    cu_seqlens: Tensor  # int32 [M, T + 1]; the first len(documents[m]) + 1 entries count
+    cu_seqlens: Tensor  # int32 [M, T + 1]; behind the first len(documents[m]) + 1 entries all are T
     documents: tuple[tuple[int, ...], ...]
     rows: int
     length: int
@@ -42,7 +42,8 @@ class Iteration:
 def make_iteration(number: int, batch: Batch, dtype: torch.dtype, *, pin: bool) -> Iteration:
     """A batch with its index tensors where devices can read them: page-locked for CUDA."""
     micro_batches, tokens = batch.input_ids.shape
-    cu_seqlens = torch.zeros(micro_batches, tokens + 1, dtype=torch.int32)
+    cu_seqlens = torch.full((micro_batches, tokens + 1), tokens, dtype=torch.int32)
+    cu_seqlens[:, 0] = 0
     for m, lengths in enumerate(batch.documents):
         cu_seqlens[m, 1 : len(lengths) + 1] = torch.tensor(lengths).cumsum(0)
     losses = torch.zeros(micro_batches, dtype=dtype)

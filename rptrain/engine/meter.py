@@ -21,7 +21,8 @@ Kind = Literal["forward", "backward", "upload", "download", "update"]
 
 @dataclass(frozen=True)
 class Measured:
-    """Times of a run; those of layers are lower quartiles over micro-batches and iterations, in seconds a micro-batch.
+    """Times of a run; those of layers are lower quartiles over micro-batches and iterations, in seconds a micro-batch,
+    and empty where the meter does not read layers.
 
     `forward` and `backward` are by layer of the stack, the head last; layers that differ in name and place only share
     theirs. `backward` has no recomputed forward in it, which takes what `forward` says. The head is computed forward
@@ -49,9 +50,13 @@ class Reading:
 
 
 class Meter:
-    """Collects the readings of an engine's threads. Thread-safe."""
+    """Collects the readings of an engine's threads. Thread-safe.
 
-    def __init__(self) -> None:
+    `layers`: reads each pass over a layer too, for which a stage cannot be launched as one graph.
+    """
+
+    def __init__(self, *, layers: bool = True) -> None:
+        self.layers = layers
         self._lock = threading.Lock()
         self._readings: list[Reading] = []
 
@@ -95,9 +100,11 @@ class Meter:
             rates = [nbytes / seconds for (of, _), (nbytes, seconds) in totals.items() if of == kind]
             return median(rates) if rates else None
 
+        forward = (*(_typical(layers["forward", likeness(layer)]) for layer in spec.layers), 0.0) if self.layers else ()
+        backward = (*(_typical(layers["backward", likeness(layer)]) for layer in spec.stack),) if self.layers else ()
         return Measured(
-            forward=(*(_typical(layers["forward", likeness(layer)]) for layer in spec.layers), 0.0),
-            backward=tuple(_typical(layers["backward", likeness(layer)]) for layer in spec.stack),
+            forward=forward,
+            backward=backward,
             upload=rate("upload"),
             download=rate("download"),
             update=median(totals["update", iteration][1] for iteration in complete),

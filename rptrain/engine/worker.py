@@ -3,9 +3,11 @@
 import queue
 import threading
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from math import ceil, log
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -26,35 +28,63 @@ from rptrain.plan.schedule import Slot
 
 
 class Ring:
-    """Buffers used in turn; an entry's next writer waits for its last reader."""
+    """Entries of buffers used in turn; an entry's next writer waits for its last reader."""
 
     def __init__(self, buffers: list[Tensor]) -> None:
         self._buffers = buffers
         self._free: list[Event | None] = [None] * len(buffers)
-        self._next = 0
 
-    def claim(self, writer: Stream) -> tuple[int, Tensor]:
-        entry = self._next
-        self._next = (entry + 1) % len(self._buffers)
+    def claim(self, entry: int, writer: Stream) -> Tensor:
         free = self._free[entry]
         if free is not None:
             writer.wait(free)
-        return entry, self._buffers[entry]
+        return self._buffers[entry]
 
     def release(self, entry: int, read: Event) -> None:
         self._free[entry] = read
 
 
 class Indices:
-    """The batch's index tensors on the device, for two iterations in turn: more are never under way (AHEAD)."""
+    """The batch's index tensors on the device: two iterations in turn, as more are never under way (AHEAD), and those
+    of the micro-batch that is computed, which always lie in the same place.
+    """
 
     def __init__(self, device: Device, micro_batches: int, tokens: int) -> None:
         def empty(width: int, dtype: torch.dtype) -> list[Tensor]:
             return [device.empty(micro_batches * width, dtype).view(micro_batches, width) for _ in range(2)]
 
-        self.positions = empty(tokens, torch.int64)
-        self.labels = empty(tokens, torch.int64)
-        self.cu_seqlens = empty(tokens + 1, torch.int32)
+        self._batches = (empty(tokens, torch.int64), empty(tokens, torch.int64), empty(tokens + 1, torch.int32))
+        self.positions = device.empty(tokens, torch.int64)
+        self.labels = device.empty(tokens, torch.int64)
+        self.cu_seqlens = device.empty(tokens + 1, torch.int32)
+
+    def upload(self, iteration: Iteration, stream: Stream) -> None:
+        sources = (iteration.positions, iteration.labels, iteration.cu_seqlens)
+        for batches, source in zip(self._batches, sources, strict=True):
+            target = batches[iteration.number % 2]
+            stream.run("batch upload", lambda t=target, s=source: t.copy_(s, non_blocking=True))
+
+    def select(self, iteration: Iteration, m: int, stream: Stream) -> None:
+        """Micro-batch `m` is computed next."""
+        targets = (self.positions, self.labels, self.cu_seqlens)
+        for batches, target in zip(self._batches, targets, strict=True):
+            source = batches[iteration.number % 2][m]
+            stream.run("", lambda t=target, s=source: t.copy_(s))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What of a micro-batch's documents the launches depend on."""
+
+    max_seqlen: int
+    uniform: bool
+    documents: int  # as many as there are, or more
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], row: int) -> Self:
+        if min(lengths) == max(lengths):
+            return cls(lengths[0], True, len(lengths))
+        return cls(row, False, 16 ** ceil(log(len(lengths), 16)))  # few layouts: each is captured by itself
 
 
 class Worker:
@@ -77,8 +107,10 @@ class Worker:
             return Ring([device.empty(tokens * spec.hidden_size, dtype).view(boundary) for _ in range(entries)])
 
         self._x, self._dy, self._out = ring(RING), ring(RING), ring(sizes.outputs)
+        self._computed = 0  # micro-batches: the rings' entries go by it
         self._indices = Indices(device, context.plan.micro_batches, tokens)
         self._losses = device.empty(context.plan.micro_batches, wide)
+        self._loss = device.empty(1, wide)[0]  # of the micro-batch that is computed
         self._losses_read: Event | None = None
         self._inv_freq = torch.tensor(spec.inv_freq, dtype=wide).to(device.torch_device)
         self._rope_scale = spec.rope_scale
@@ -140,13 +172,7 @@ class Worker:
         if iteration is None:
             self._flush()
             return None
-        indices, parity, stream = self._indices, iteration.number % 2, self._device.activation_upload
-        for target, source in (
-            (indices.positions[parity], iteration.positions),
-            (indices.labels[parity], iteration.labels),
-            (indices.cu_seqlens[parity], iteration.cu_seqlens),
-        ):
-            stream.run("batch upload", lambda t=target, s=source: t.copy_(s, non_blocking=True))
+        self._indices.upload(iteration, self._device.activation_upload)
         return iteration
 
     def _upload(self, number: int, slot: Slot, turn: int) -> Upload:
@@ -182,7 +208,7 @@ class Worker:
             self._where = f"{slot} micro-batch {m}"
             first = m == slot.micro_batches.start
             self._span = self._traced(iteration, slot, m)
-            arrived, done, left = self._micro_batch(iteration, slot, m, params, sums, upload if first else None)
+            arrived, done, left = self._micro_batch(iteration, slot, m, parity, params, sums, upload if first else None)
             if first and other is not None:
                 device.param_upload.wait(other)
             following.issue(arrived)
@@ -202,77 +228,96 @@ class Worker:
         iteration: Iteration,
         slot: Slot,
         m: int,
+        parity: int,
         params: list[dict[str, Tensor]],
         sums: list[dict[str, Tensor]],
         upload: Upload | None,
     ) -> tuple[Event, Event, Event]:
         """Issues one micro-batch; returns the events of its inputs' arrival, its computation, its outputs' leaving.
 
-        The first one waits for the `upload` of the parameters.
+        `parity`: of the parameters' slot. The first one waits for the `upload` of the parameters.
         """
         device, context = self._device, self._context
         io = context.bounds.stages[slot.stage_index]
         pass_index = iteration.number * context.plan.rounds + slot.round
-        x_entry, x = self._receive(self._x, io.x_in, pass_index, m)
-        dy_entry, dy = self._receive(self._dy, io.dy_in, pass_index, m) if io.dy_in else (0, None)
+        turn = self._computed % RING
+        self._computed += 1
+        x = self._receive(self._x, turn, io.x_in, pass_index, m)
+        dy = self._receive(self._dy, turn, io.dy_in, pass_index, m) if io.dy_in else None
         arrived = device.activation_upload.record()
         device.compute.wait(arrived)
         accesses = io.x_out if io.dx_out is None else (io.dx_out,)
-        entries = [self._out.claim(device.compute) for _ in accesses]
-        outputs = {a.boundary: out for a, (_, out) in zip(accesses, entries, strict=True)}
+        entries = range(turn, turn + RING * len(accesses), RING)
+        outputs = {
+            a.boundary: self._out.claim(entry, device.compute) for a, entry in zip(accesses, entries, strict=True)
+        }
         if self._span is not None and context.trace is not None:
-            self._span.freed = [self._left[entry] for entry, _ in entries if entry in self._left]
+            self._span.freed = [self._left[entry] for entry in entries if entry in self._left]
             self._span.embedded = context.trace.board.published(("version", 0), context.read_version(iteration.number))
-        timed = partial(meter.timed, context.meter, device.compute.stamp, iteration.number)
+        self._indices.select(iteration, m, device.compute)
+        layout = Layout.of(iteration.documents[m], iteration.length)
+        metered = context.meter
+        layers = metered if metered is not None and metered.layers else None
+        timed = partial(meter.timed, layers, device.compute.stamp, iteration.number)
         work = StagePass(
-            self._spec, slot.stage, lambda: self._describe(iteration, m), params, sums, x, dy, outputs, timed
+            self._spec, slot.stage, lambda: self._describe(iteration, layout), params, sums, x, dy, outputs, timed
         )
-        self._compute(work, slot, f"{slot} micro-batch {m}", iteration.scale, self._losses[m], upload)
+        places = None if layers is not None else (parity, turn, layout)
+        self._compute(work, slot, m, iteration.scale, places, upload)
+        if slot.stage.kind == "FB":
+            device.compute.run("", lambda: self._losses[m].copy_(self._loss))
         done = device.compute.record()
-        self._x.release(x_entry, done)
+        self._x.release(turn, done)
         if dy is not None:
-            self._dy.release(dy_entry, done)
+            self._dy.release(turn, done)
         device.activation_download.wait(done)
         left = done
-        for access, (entry, out) in zip(accesses, entries, strict=True):
-            left = self._send(access, pass_index, m, out)
+        for access, entry in zip(accesses, entries, strict=True):
+            left = self._send(access, pass_index, m, outputs[access.boundary])
             self._out.release(entry, left)
             if self._span is not None:
                 self._left[entry] = device.activation_download.mark()
         return arrived, done, left
 
     def _compute(
-        self, work: StagePass, slot: Slot, where: str, scale: float, loss: Tensor, upload: Upload | None
+        self, work: StagePass, slot: Slot, m: int, scale: float, places: Hashable | None, upload: Upload | None
     ) -> None:
-        """Layer by layer where parameters are still on their way, so that the optimizer may be at the later ones."""
-        compute = self._device.compute
+        """Layer by layer where parameters are still on their way, so that the optimizer may be at the later ones.
+
+        Computations of the stage with equal `places` are the same, on the same memory. None: with time stamps inside.
+        """
+        compute, where = self._device.compute, f"{slot} micro-batch {m}"
         if upload is None or upload.is_issued:
             if upload is not None:
                 compute.wait(upload.finish())
             with computing(self._span, compute, upload and upload.arrival()):
-                compute.run(where, lambda: work.run(scale, loss))
+                if places is None:
+                    compute.run(where, lambda: work.run(scale, self._loss))
+                else:
+                    key = (slot.stage_index, scale if slot.stage.kind == "FB" else None, places)
+                    self._device.repeat(key, where, lambda: work.run(scale, self._loss))
             return
         for i, layer in enumerate(slot.stage.layers):
             units = self._spec.stack[layer].units
             compute.wait(upload.finish(units))
             with computing(self._span, compute, upload.arrival(units)):
-                compute.run(where, lambda i=i: work.step(i, scale, loss))
+                compute.run(where, lambda i=i: work.step(i, scale, self._loss))
 
     def _traced(self, iteration: Iteration, slot: Slot, work: Work) -> Span | None:
         trace = self._context.trace
         return None if trace is None else trace.begin(iteration.number, slot, work)
 
-    def _receive(self, ring: Ring, access: Access, pass_index: int, m: int) -> tuple[int, Tensor]:
+    def _receive(self, ring: Ring, entry: int, access: Access, pass_index: int, m: int) -> Tensor:
         stream = self._device.activation_upload
         source, key, number = self._context.buffers.locate(access, pass_index, m)
         written = self._wait(key, number - 1)
         if written is not None:
             stream.wait(written)
-        entry, target = ring.claim(stream)
+        target = ring.claim(entry, stream)
         with copying(self._span, stream):
             stream.run(f"{self._where} input", lambda: target.copy_(source, non_blocking=True))
         self._context.board.publish(key, number, stream.record())
-        return entry, target
+        return target
 
     def _send(self, access: Access, pass_index: int, m: int, source: Tensor) -> Event:
         stream = self._device.activation_download
@@ -285,18 +330,17 @@ class Worker:
         self._context.board.publish(key, number, sent)
         return sent
 
-    def _describe(self, iteration: Iteration, m: int) -> MicroBatch:
-        indices, parity, lengths = self._indices, iteration.number % 2, iteration.documents[m]
-        positions = indices.positions[parity][m]
-        cos, sin = rope.tables(self._inv_freq, positions, self._rope_scale)
+    def _describe(self, iteration: Iteration, layout: Layout) -> MicroBatch:
+        indices = self._indices
+        cos, sin = rope.tables(self._inv_freq, indices.positions, self._rope_scale)
         return MicroBatch(
             rows=iteration.rows,
             length=iteration.length,
-            positions=positions,
-            labels=indices.labels[parity][m],
-            cu_seqlens=indices.cu_seqlens[parity][m, : len(lengths) + 1],
-            max_seqlen=max(lengths),
-            uniform=min(lengths) == max(lengths),
+            positions=indices.positions,
+            labels=indices.labels,
+            cu_seqlens=indices.cu_seqlens[: layout.documents + 1],
+            max_seqlen=layout.max_seqlen,
+            uniform=layout.uniform,
             cos=cos,
             sin=sin,
         )

@@ -54,7 +54,7 @@ def engine_of(
     device="cpu",
     probe=None,
     trace=False,
-    meter=False,
+    meter=None,
     applied=0,
     **options,
 ):

@@ -20,7 +20,7 @@ PAUSE = 0.02
 
 
 def measure(store, plan=f"{PLANS[0]} | N=2 M=4 MR=4", steps=3, **options) -> Measured | None:
-    with runs.engine_of(store, plan, tokens=32, meter=True, **options) as engine:
+    with runs.engine_of(store, plan, tokens=32, meter=Meter(), **options) as engine:
         for batch in plain.make_batches(steps):
             engine.forward_backward(batch)
             engine.step(1e-3)
@@ -142,7 +142,7 @@ def test_without_a_complete_step_after_the_first_there_is_nothing():
 
 def test_a_step_that_was_skipped_does_not_count():
     batches = plain.make_batches(4)
-    with made() as store, runs.engine_of(store, f"{PLANS[0]} | N=2 M=4 MR=4", tokens=32, meter=True) as engine:
+    with made() as store, runs.engine_of(store, f"{PLANS[0]} | N=2 M=4 MR=4", tokens=32, meter=Meter()) as engine:
         for step, batch in enumerate(batches):
             engine.forward_backward(batch)
             engine.step(1e38 if step == 0 else 1e-3)
@@ -154,7 +154,7 @@ def test_a_step_that_was_skipped_does_not_count():
 
 def test_nothing_is_measured_after_the_times_were_asked_for():
     batches = plain.make_batches(4)
-    with made() as store, runs.engine_of(store, f"{PLANS[0]} | N=2 M=4 MR=4", tokens=32, meter=True) as engine:
+    with made() as store, runs.engine_of(store, f"{PLANS[0]} | N=2 M=4 MR=4", tokens=32, meter=Meter()) as engine:
         for step, batch in enumerate(batches):
             engine.forward_backward(batch)
             engine.step(1e-3)
@@ -167,12 +167,27 @@ def test_nothing_is_measured_after_the_times_were_asked_for():
 def test_measuring_changes_no_bit(asynchronous):
     batches = plain.make_batches(4)
     plan = f"{PLANS[0]} | N=2 M=4 MR=4"
-    without, measured = (
+    without, *others = (
         runs.run(CFG, batches, plan, asynchronous=asynchronous, dtype=torch.bfloat16, meter=meter)
-        for meter in (False, True)
+        for meter in (None, Meter(), Meter(layers=False))
     )
-    assert measured[:2] == without[:2]
-    assert all(torch.equal(measured[2][name], without[2][name]) for name in without[2])
+    for measured in others:
+        assert measured[:2] == without[:2]
+        assert all(torch.equal(measured[2][name], without[2][name]) for name in without[2])
+
+
+def test_layers_need_not_be_measured():
+    plan, batches = f"{PLANS[0]} | N=2 M=4 MR=4", plain.make_batches(3)
+    meter = Meter(layers=False)
+    with made() as store, runs.engine_of(store, plan, tokens=32, meter=meter) as engine:
+        for batch in batches:
+            engine.forward_backward(batch)
+            engine.step(1e-3)
+        engine.synchronize()
+        measured = engine.measured()
+    assert measured is not None and measured.forward == measured.backward == ()
+    assert {reading.kind for reading in meter.readings} == {"upload", "download", "update"}
+    assert measured.upload and measured.download and measured.update
 
 
 def test_the_median_leaves_a_single_late_reading_out(monkeypatch):

@@ -12,6 +12,7 @@ from rptrain.engine import engine as module
 from rptrain.engine.device import CpuDevice
 from rptrain.engine.errors import EngineError
 from rptrain.engine.memory import Arena
+from rptrain.engine.meter import Meter
 
 from . import plain, runs
 
@@ -114,7 +115,7 @@ def test_a_closed_engine_that_somebody_still_holds_has_no_memory(monkeypatch, no
     monkeypatch.setattr(CpuDevice, "empty", watched_empty)
     monkeypatch.setattr(boundary, "Arena", WatchedArena)
     with runs.make_store(CFG, torch.float32, asynchronous=True) as store:
-        with runs.engine_of(store, PLAN, tokens=32, meter=True, trace=True) as engine:
+        with runs.engine_of(store, PLAN, tokens=32, meter=Meter(), trace=True) as engine:
             for batch in plain.make_batches(3):
                 engine.forward_backward(batch)
                 engine.step(1e-3)

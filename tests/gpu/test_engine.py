@@ -1,7 +1,11 @@
 """The engine on GPUs: the CPU engine's results, the same bits every time, no allocation in steady state."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+
+from rptrain.engine.cuda import CudaDevice
 
 from ..engine import plain, runs
 
@@ -41,6 +45,31 @@ def test_the_same_bits_every_time_and_with_any_plan(asynchronous, packed):
     assert first[0][-1] < first[0][0]
     for plan in (*PLANS, *PLANS):
         assert same(first, go(f"{plan} | N=1 M=4 MR=4")), plan
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_graphs_change_nothing(plan, monkeypatch):
+    """Documents of several kinds and other numbers of supervised tokens: each is captured by itself, or not at all."""
+    batches = plain.make_batches(8, length=64)
+    batches[2:6:2] = [plain.uniform(batch) for batch in batches[2:6:2]]
+    batches[3] = replace(batches[3], supervised=batches[3].supervised // 4)  # another scale of the loss
+    captured, replay = [], torch.cuda.CUDAGraph.replay
+
+    def counted(graph):
+        captured.append(id(graph))
+        replay(graph)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted)
+
+    def go():
+        return runs.run(CFG, batches, f"{plan} | N=1 M=4 MR=4", asynchronous=True, dtype=torch.bfloat16, device="cuda")
+
+    first = go()
+    launched = len(captured)
+    assert launched > 2 * len(batches)  # micro-batches
+    monkeypatch.setattr(CudaDevice, "repeat", lambda device, key, where, work: device.compute.run(where, work))
+    assert same(first, go())
+    assert len(captured) == launched
 
 
 @pytest.mark.multigpu

@@ -10,7 +10,7 @@ from rptrain.kernels.launch import DTYPES
 from rptrain.kernels.reference import IGNORED, cross_entropy_, wide
 
 
-def small(vocab: int, itemsize: int, gradient: bool) -> lce.Sizes:
+def small(vocab: int, itemsize: int, gradient: bool, capability: tuple[int, int]) -> lce.Sizes:
     """Stands in for `sizes`: several blocks in a short row."""
     return lce.cut(-(-vocab // lce.ALIGNMENT) * lce.ALIGNMENT * itemsize, resident=32, keep=2, group=2)
 
@@ -151,7 +151,7 @@ def test_programs_take_rows_in_turn(dtype, scale, device, monkeypatch) -> None:
     vocab = 3001
     logits, labels = torch.randn(7, vocab).to(dtype), torch.randint(vocab, (7,))
     labels[[0, 3, 5]] = IGNORED
-    assert lce.sizes(vocab, dtype.itemsize, True).blocks > 1
+    assert lce.sizes(vocab, dtype.itemsize, True, (9, 0)).blocks > 1
     together = softmax(logits, labels, scale, device)
     for row in range(7):
         alone = softmax(logits[row : row + 1], labels[row : row + 1], scale, device)
@@ -163,7 +163,7 @@ def test_the_target_may_be_anywhere(dtype, device, monkeypatch) -> None:
     """In each tile of a row, whether it is kept or read again, at its ends and inside."""
     monkeypatch.setattr(lce, "sizes", small)
     vocab = 1501
-    cut = lce.sizes(vocab, dtype.itemsize, True)
+    cut = lce.sizes(vocab, dtype.itemsize, True, (9, 0))
     assert cut.blocks > 1 and cut.kept == 2
     tile = 512 * cut.warps // dtype.itemsize
     labels = torch.tensor([min(i * tile + j, vocab - 1) for i in range(-(-vocab // tile)) for j in (0, 13, tile - 1)])
@@ -207,19 +207,20 @@ def test_workspace_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vocab", "itemsize", "gradient", "cut"),
+    ("vocab", "itemsize", "gradient", "capability", "cut"),
     [
-        (1, 2, True, (1, 0, 0, 1, 0)),
-        (1000, 4, True, (1, 3, 2, 2, 32)),
-        (32000, 2, True, (16, 0, 0, 8, 0)),
-        (128256, 2, True, (16, 4, 6, 8, 1)),
-        (151936, 2, True, (16, 5, 6, 8, 1)),
-        (151936, 2, False, (16, 16, 2, 6, 2)),
-        (202047, 4, True, (16, 49, 2, 1, 2)),
+        (1, 2, True, (9, 0), (1, 0, 0, 1, 0)),
+        (1000, 4, True, (9, 0), (1, 3, 2, 2, 32)),
+        (32000, 2, True, (9, 0), (16, 0, 0, 8, 0)),
+        (128256, 2, True, (9, 0), (16, 3, 8, 8, 1)),
+        (151936, 2, True, (9, 0), (16, 4, 8, 6, 1)),
+        (151936, 2, True, (12, 0), (16, 5, 6, 8, 1)),
+        (151936, 2, False, (9, 0), (16, 16, 2, 6, 2)),
+        (202047, 4, True, (9, 0), (16, 49, 2, 1, 2)),
     ],
 )
-def test_a_row_is_cut_into_tiles(vocab, itemsize, gradient, cut) -> None:
-    found = lce.sizes(vocab, itemsize, gradient)
+def test_a_row_is_cut_into_tiles(vocab, itemsize, gradient, capability, cut) -> None:
+    found = lce.sizes(vocab, itemsize, gradient, capability)
     assert found[:5] == cut
     bytes_of_a_tile = 512 * found.warps
     tiles = found.blocks * found.group + found.kept
