@@ -1,4 +1,4 @@
-"""The safetensors format: headers read and checked without loading, files written tensor by tensor.
+"""The safetensors format: headers checked without loading, tensors read in pieces, files written tensor by tensor.
 
 A file is 8 bytes of header length (little endian), a JSON header with each tensor's dtype, shape and byte
 range, and the bytes themselves, without gaps.
@@ -7,6 +7,7 @@ range, and the bytes themselves, without gaps.
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,17 +16,22 @@ import torch
 from torch import Tensor
 
 from rptrain.errors import UserError
+from rptrain.parallel import in_parallel
+from rptrain.reading import OpenFile
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
+PIECE = 1 << 23  # bytes read at a time, so that all threads have work
+CONVERTED = 1 << 20  # bytes converted at a time: they stay in a core's cache
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file."""
+    """A tensor in a file, `offset` bytes from its beginning."""
 
     file: Path
+    offset: int
     dtype: torch.dtype
     shape: tuple[int, ...]
 
@@ -53,12 +59,48 @@ def read_header(file: Path) -> dict[str, Stored]:
             )
         if begin != end or stop - begin != prod(shape) * dtype.itemsize:
             raise UserError(f"{file}: the byte range of {name} does not fit its shape; the file is damaged")
-        stored[name], end = Stored(file, dtype, shape), stop
+        stored[name], end = Stored(file, 8 + length + begin, dtype, shape), stop
     if 8 + length + end > actual:
         raise UserError(_cut_short(file, 8 + length + end, actual))
     if 8 + length + end < actual:
         raise UserError(f"{file} is damaged: {8 + length + end} bytes expected, {actual} there")
     return stored
+
+
+def read(tensors: Iterable[tuple[Stored, Tensor]]) -> None:
+    """Fills each tensor, which is contiguous, with a stored one of its shape, converted to its dtype.
+
+    By all cores, in pieces that go straight to where they belong; where the dtype differs, a core holds CONVERTED bytes
+    beside. UserError that names a file which is gone or was cut short since its header was read.
+    """
+    with ExitStack() as stack:
+        files: dict[Path, OpenFile] = {}
+        pieces: list[tuple[OpenFile, int, torch.dtype, Tensor]] = []
+        for stored, tensor in tensors:
+            assert stored.shape == tensor.shape
+            if stored.file not in files:
+                files[stored.file] = stack.enter_context(OpenFile(stored.file))
+            itemsize = stored.dtype.itemsize
+            for index, piece in enumerate(tensor.view(-1).split(PIECE // itemsize)):
+                pieces.append((files[stored.file], stored.offset + index * PIECE, stored.dtype, piece))
+        in_parallel(_read_piece, pieces)
+
+
+def _read_piece(piece: tuple[OpenFile, int, torch.dtype, Tensor]) -> None:
+    file, offset, dtype, target = piece
+    if dtype == target.dtype:
+        file.read(offset, as_bytes(target))
+        return
+    buffer = torch.empty(CONVERTED // dtype.itemsize, dtype=dtype)
+    for index, part in enumerate(target.split(len(buffer))):
+        stored = buffer[: len(part)]
+        file.read(offset + index * CONVERTED, as_bytes(stored))
+        part.copy_(stored)
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU."""
+    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 def write(file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, tensors: Iterable[Tensor]) -> None:
@@ -74,8 +116,7 @@ def write(file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype,
         stream.write(len(encoded).to_bytes(8, "little") + encoded)
         for shape, tensor in zip(shapes.values(), tensors, strict=True):
             assert tensor.shape == shape
-            flat = tensor.detach().to(device="cpu", dtype=dtype).contiguous().flatten()
-            stream.write(flat.view(torch.uint8).numpy().data)
+            stream.write(as_bytes(tensor.detach().to(device="cpu", dtype=dtype).contiguous()))
         stream.flush()
         os.fsync(stream.fileno())
 

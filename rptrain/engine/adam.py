@@ -2,7 +2,6 @@
 
 import ctypes
 import math
-import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Self
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from rptrain.engine import native
 from rptrain.engine.native import SUFFIXES, finish
+from rptrain.parallel import cores
 
 CHUNK, LANES = 65536, 512  # as in adam.c
 FALLBACK_CHUNK = 1 << 18  # elements: temporaries stay in the caches
@@ -47,9 +47,8 @@ class CpuAdam:
         *,
         force_fallback: bool = False,
     ) -> None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.betas, self.eps = betas, eps
-        self.threads = threads or min(cores, MAX_THREADS)
+        self.threads = threads or min(cores(), MAX_THREADS)
         self._library = None if force_fallback else _library()
         self.pool = ThreadPoolExecutor(self.threads, "adam")
 

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from rptrain.errors import UserError
+from rptrain.models import shards as shards_module
 from rptrain.models import weights
 
 ARCHITECTURE = "Qwen3ForCausalLM"
@@ -77,6 +79,35 @@ def test_loading_converts_dtypes(saved, fresh) -> None:
     narrow = fresh(ARCHITECTURE, torch.bfloat16)
     weights.load(weights.check(directory, narrow.spec), narrow.spec, narrow.view)
     assert same(model, narrow, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_loading_in_pieces(dtype, saved, fresh, monkeypatch) -> None:
+    """That do not divide a tensor, whether straight into place or converted."""
+    model, directory = saved
+    again = fresh(ARCHITECTURE, dtype)
+    for unit in again.params:
+        for tensor in unit.values():
+            tensor.fill_(float("nan"))
+    monkeypatch.setattr(shards_module, "PIECE", 400)
+    monkeypatch.setattr(shards_module, "CONVERTED", 28)
+    weights.load(weights.check(directory, again.spec), again.spec, again.view)
+    assert same(model, again, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_shard_that_is_cut_short_or_gone_since_it_was_checked(dtype, saved, fresh) -> None:
+    model, directory = saved
+    again = fresh(ARCHITECTURE, dtype)
+    files = weights.check(directory, model.spec)
+    file = shards(directory)[1]
+    whole = file.stat().st_size
+    os.truncate(file, whole - 1)
+    with pytest.raises(UserError, match=rf"{file.name} ends after {whole - 1} bytes"):
+        weights.load(files, again.spec, again.view)
+    file.unlink()
+    with pytest.raises(UserError, match=f"cannot read .*{file.name}: No such file"):
+        weights.load(files, again.spec, again.view)
 
 
 def test_everything_that_does_not_fit_at_once(saved) -> None:

@@ -1,0 +1,43 @@
+"""Byte ranges of a file, read straight into memory by any number of threads."""
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rptrain.errors import UserError
+
+
+class OpenFile:
+    """A file to read from; a context manager. UserError that names it where it cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def read(self, offset: int, buffer: memoryview) -> None:
+        """Fills the buffer, of bytes, with what begins `offset` bytes into the file. UserError where it ends before."""
+        done = 0
+        while done < len(buffer):
+            try:
+                count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
+            except OSError as error:
+                raise self._unreadable(error) from error
+            if count == 0:
+                raise UserError(
+                    f"{self._path} ends after {offset + done} bytes, before all of it was read: it was cut short "
+                    "meanwhile; bring it back whole"
+                )
+            done += count
+
+    def _unreadable(self, error: OSError) -> UserError:
+        return UserError(f"cannot read {self._path}: {error.strerror}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        os.close(self._descriptor)

@@ -1,0 +1,54 @@
+"""Many calls on the threads of a pool."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from rptrain.parallel import in_parallel
+
+
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_every_item_once_on_several_threads():
+    barrier = threading.Barrier(4, timeout=60)
+    got = []
+
+    def call(item):
+        barrier.wait()
+        got.append((item, threading.get_ident()))
+
+    in_parallel(call, range(8), threads=4)
+    assert sorted(item for item, _ in got) == list(range(8))
+    assert len({thread for _, thread in got}) == 4
+
+
+def test_operations_of_torch_have_one_thread_each_meanwhile(three_threads):
+    counts = []
+    in_parallel(lambda _: counts.append(torch.get_num_threads()), range(8))
+    assert counts == [1] * 8
+    assert torch.get_num_threads() == 3
+
+
+def test_the_first_error_is_raised_once_all_threads_have_ended(three_threads):
+    count = threading.active_count()
+    begun = []
+
+    def call(item):
+        begun.append(item)
+        if item:
+            time.sleep(0.3)
+        raise ValueError(f"item {item}")
+
+    with pytest.raises(ValueError, match="item 0"):
+        in_parallel(call, range(50), threads=2)
+    assert threading.active_count() == count
+    assert len(begun) < 50
+    assert torch.get_num_threads() == 3
