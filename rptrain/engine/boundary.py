@@ -22,13 +22,15 @@ class BoundaryBuffers:
     ) -> None:
         self.chain = bounds.chain
         self._round_size = round_size
-        self._arena = Arena(self.nbytes(len(bounds.chain), round_size, tokens, hidden, dtype), lock=lock)
+        self._arena = Arena(self.nbytes(len(bounds.chain), round_size, tokens, hidden, dtype))
         self._buffers = {
             (boundary, parity, m): self._arena.take(tokens * hidden, dtype).view(tokens, hidden)
             for boundary in bounds.chain
             for parity in range(2 if boundary == 0 else 1)
             for m in range(round_size)
         }
+        if lock:
+            self._arena.lock()
 
     @staticmethod
     def nbytes(boundaries: int, round_size: int, tokens: int, hidden: int, dtype: torch.dtype) -> int:

@@ -34,11 +34,11 @@ class RowGradients:
         self._cpu = CpuRows(pool, threads)
         self._table = state.unit.views(state.grad)["embed"]
         if not tied:
-            self._table.zero_()
+            self._cpu.zero(self._table)  # an engine before this one may have left rows there
         vocab_size, hidden_size = self._table.shape
         wide = accumulate_dtype(state.params[0].dtype)
         shape = min(tokens, vocab_size), row_stride(hidden_size, wide)
-        self._buffer = Arena(math.prod(shape) * wide.itemsize, lock=False).take(math.prod(shape), wide).view(shape)
+        self._buffer = Arena(math.prod(shape) * wide.itemsize).take(math.prod(shape), wide).view(shape)
         self._rows = torch.empty(0, dtype=torch.int64)  # of the table, ascending: those that occur
         self._places = self._rows  # [M, T], the place among them of each token
         self._sums = self._buffer[:0]

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from rptrain.models.spec import ModelShape, ModelSpec, Unit
+from rptrain.parallel import in_parallel
 
 ALIGNMENT = mmap.PAGESIZE  # bytes: every tensor of an arena is page-locked by itself
 PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device
+COPIED = 1 << 22  # elements copied at a time, so that all threads have work
 
 
 def aligned(nbytes: int) -> int:
@@ -26,42 +28,59 @@ class Arena:
     """Host memory of an exact size, cut into tensors; page-locked for CUDA.
 
     It is mapped and then registered, as the framework's pinned allocator rounds sizes up to powers of two. Each
-    tensor is registered by itself: a copy must not cross from one registration into another. If the system refuses
-    to lock one, all memory stays pageable and `locked` says so. Context manager.
+    tensor is registered by itself: a copy must not cross from one registration into another. Context manager.
     """
 
-    def __init__(self, nbytes: int, *, lock: bool) -> None:
+    def __init__(self, nbytes: int) -> None:
         self._size = max(aligned(nbytes), ALIGNMENT)
         self._map: mmap.mmap | None = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._map.madvise(mmap.MADV_HUGEPAGE)  # first touch and registration at memory speed
         self._map.madvise(mmap.MADV_DONTFORK)
         self._base = torch.frombuffer(self._map, dtype=torch.uint8)
         self._used = 0
+        self._pieces: list[Tensor] = []  # what was taken, in bytes and in whole pages
         self._registered: list[int] = []
         # Memory that is unmapped while registered poisons later registrations of its addresses.
         self._unregister = weakref.finalize(self, _unregister, self._registered)
-        self.locked = lock
+        self.locked = False
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
         """The next `numel` elements, zero-filled, on pages of their own."""
         nbytes = numel * dtype.itemsize
         assert self._used + nbytes <= self._size, (self._used, nbytes, self._size)
-        piece = self._base[self._used : self._used + nbytes].view(dtype)
+        self._pieces.append(self._base[self._used : self._used + aligned(nbytes)])
         self._used += aligned(nbytes)
-        if self.locked:
-            self._register(piece.data_ptr(), aligned(nbytes))
-        return piece
+        return self._pieces[-1][:nbytes].view(dtype)
 
-    def _register(self, address: int, nbytes: int) -> None:
-        if int(_cudart().cudaHostRegister(address, nbytes, PORTABLE)) == 0:
-            self._registered.append(address)
-        else:
+    def lock(self) -> None:
+        """Page-locks what was taken, before anything is written to it.
+
+        If the system refuses to lock a tensor, all memory stays pageable and `locked` says so.
+        """
+        cudart = _cudart()
+        refused = False
+
+        def register(piece: Tensor) -> None:
+            nonlocal refused
+            if refused:
+                return
+            # A thread clears pages at a few GB/s, by a write to each as within the call that registers them. Behind the
+            # writes that call is short; others write meanwhile.
+            piece[::ALIGNMENT].zero_()
+            if int(cudart.cudaHostRegister(piece.data_ptr(), len(piece), PORTABLE)) == 0:
+                self._registered.append(piece.data_ptr())
+            else:
+                refused = True
+
+        in_parallel(register, sorted(self._pieces, key=len, reverse=True))
+        if refused:
             _unregister(self._registered)
-            self.locked = False
+        self.locked = not refused
 
     def close(self) -> None:
         """Unlocks the memory; it is unmapped when its last tensor is gone (never before it is unlocked)."""
         self._unregister()
+        self._pieces.clear()
         self._base, self._map = self._base.new_empty(0), None
 
     def __enter__(self) -> "Arena":
@@ -138,8 +157,10 @@ class ModelStore:
     ) -> None:
         self.spec, self.dtype, self.wide_grad = spec, dtype, wide_grad
         self._layout = _layout(dtype, generations, wide_grad)
-        self._arena = Arena(self.nbytes(spec, dtype, generations=generations, wide_grad=wide_grad), lock=lock)
+        self._arena = Arena(self.nbytes(spec, dtype, generations=generations, wide_grad=wide_grad))
         self.units = [self._unit(unit) for unit in spec.units]
+        if lock:
+            self._arena.lock()
 
     @staticmethod
     def nbytes(spec: ModelShape, dtype: torch.dtype, *, generations: int, wide_grad: bool = False) -> int:
@@ -175,10 +196,10 @@ class ModelStore:
 
     def loaded(self) -> None:
         """To be called once weights were written through `view`: fills the other generation, W_{-1} = W_0."""
-        for state in self.units:
-            for index, flat in enumerate(state.params):
-                if index != state.current:
-                    flat.copy_(state.params[state.current])
+        pairs = [(state.params[state.spare], state.params[state.current]) for state in self.units]
+        pieces = [piece for pair in pairs for piece in zip(*(flat.split(COPIED) for flat in pair), strict=True)]
+        if len(self.units[0].params) == 2:
+            in_parallel(lambda piece: piece[0].copy_(piece[1]), pieces)
 
     def close(self) -> None:
         self._arena.close()

@@ -108,8 +108,8 @@ def test_a_closed_engine_that_somebody_still_holds_has_no_memory(monkeypatch, no
         return tensor
 
     class WatchedArena(Arena):
-        def __init__(self, nbytes, *, lock):
-            super().__init__(nbytes, lock=lock)
+        def __init__(self, nbytes):
+            super().__init__(nbytes)
             maps.append(weakref.ref(self._map))
 
     monkeypatch.setattr(CpuDevice, "empty", watched_empty)

@@ -271,8 +271,8 @@ def test_the_buffer_is_given_back_with_the_engines_threads(monkeypatch):
     maps = []
 
     class Watched(Arena):
-        def __init__(self, nbytes, *, lock):
-            super().__init__(nbytes, lock=lock)
+        def __init__(self, nbytes):
+            super().__init__(nbytes)
             maps.append(weakref.ref(self._map))
 
     monkeypatch.setattr(embedding, "Arena", Watched)

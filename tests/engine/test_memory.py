@@ -1,0 +1,103 @@
+"""Page-locked memory, with a stand-in for CUDA's runtime that knows what is registered and what was in memory."""
+
+import ctypes
+import mmap
+import threading
+import weakref
+
+import pytest
+import torch
+
+from rptrain.engine import memory
+from rptrain.engine.memory import Arena
+from rptrain.parallel import cores
+
+from . import plain, runs
+
+PAGE = mmap.PAGESIZE
+
+
+class Runtime:
+    """Registers ranges as CUDA does: none twice, and refuses the call of number `refused`, from 0."""
+
+    def __init__(self, refused=None):
+        self.refused = refused
+        self.calls = 0
+        self.registered, self.resident = {}, []
+        self._lock = threading.Lock()
+
+    def cudaHostRegister(self, address, nbytes, flags):
+        assert flags == 1
+        pages = (ctypes.c_ubyte * (nbytes // PAGE))()
+        assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), pages) == 0
+        with self._lock:
+            self.calls += 1
+            if self.calls - 1 == self.refused:
+                return 2
+            assert all(at + size <= address or address + nbytes <= at for at, size in self.registered.items())
+            self.registered[address] = nbytes
+            self.resident.append(all(page & 1 for page in pages))
+        return 0
+
+    def cudaHostUnregister(self, address):
+        with self._lock:
+            del self.registered[address]
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    made = Runtime()
+    monkeypatch.setattr(memory, "_cudart", lambda: made)
+    return made
+
+
+def tensors(store):
+    for state in store.units:
+        yield from [*state.params, state.grad, state.exp_avg, state.exp_avg_sq, state.remainder]
+
+
+def test_each_tensor_is_locked_by_itself_in_whole_pages_that_are_there(runtime):
+    with runs.make_store(plain.config(), torch.bfloat16, asynchronous=True, lock=True) as store:
+        assert store.locked
+        assert runtime.registered == {t.data_ptr(): -(-t.nbytes // PAGE) * PAGE for t in tensors(store)}
+        assert all(runtime.resident)
+    assert not runtime.registered
+
+
+def test_memory_is_zero_locked_or_not(runtime):
+    with Arena(5 * PAGE) as locked, Arena(5 * PAGE) as free:
+        taken = [(arena.take(3 * PAGE // 2, torch.int16), arena.take(7, torch.int64)) for arena in (locked, free)]
+        locked.lock()
+        assert locked.locked and not free.locked
+        assert not any(tensor.any() for pair in taken for tensor in pair)
+
+
+@pytest.mark.parametrize("refused", [0, 7, 23])
+def test_where_one_is_refused_none_stays_locked(runtime, refused):
+    runtime.refused = refused
+    with runs.make_store(plain.config(), torch.bfloat16, asynchronous=False, lock=True) as store:
+        assert not store.locked
+        assert not runtime.registered
+        assert runtime.calls <= refused + cores()
+
+
+def test_memory_is_unlocked_before_it_is_unmapped(runtime):
+    """Also where nobody closes it."""
+    store = runs.make_store(plain.config(), torch.float32, asynchronous=True, lock=True)
+    mapping = weakref.ref(store._arena._map)
+    left = []
+    weakref.finalize(mapping(), lambda: left.append(len(runtime.registered)))
+    assert runtime.registered
+    del store
+    assert mapping() is None and left == [0]
+
+
+@pytest.mark.parametrize("generations", [1, 2])
+def test_both_generations_hold_what_was_loaded(generations, monkeypatch):
+    """Where the pieces that are copied do not divide a buffer."""
+    monkeypatch.setattr(memory, "COPIED", 100)
+    with runs.make_store(plain.config(), torch.bfloat16, asynchronous=generations == 2) as store:
+        for state in store.units:
+            assert len(state.params) == generations
+            assert state.params[0].any()
+            assert all(torch.equal(flat, state.params[0]) for flat in state.params)
