@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -130,6 +131,54 @@ def test_a_run_takes_what_was_planned(folder, overrides):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["planned"] == pytest.approx(found["measured"], rel=0.05), found
+
+
+# What a process grows by at most while it fills buffers that it has: its resident set, files that it maps included.
+
+LOADING = """
+import json, os, sys
+from pathlib import Path
+import torch
+from rptrain.checkpoint.state import load_state, save_state
+from rptrain.engine.memory import ModelStore
+from rptrain.models import registry, weights
+
+def kib(name):
+    return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
+
+def growth(load):
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now
+    before = kib("VmRSS")
+    load()
+    return kib("VmHWM") - before
+
+def load(name):
+    weights.load(weights.check(folder / name, spec), spec, store.view)
+    store.loaded()
+
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+folder = Path(sys.argv[1])
+spec = registry.build(registry.read_config(folder / "model"))
+store = ModelStore(spec, torch.bfloat16, generations=2)
+for state in store.units:
+    for tensor in (*state.params, state.grad, state.exp_avg, state.exp_avg_sq, state.remainder):
+        tensor.fill_(1)
+weights.save(folder / "same", spec, store.view, torch.bfloat16)
+weights.save(folder / "other", spec, store.view, torch.float32)
+state = save_state(folder, store.units, step=1, meta={"model_dir": str(folder / "model")})
+found = {name: growth(lambda: load(name)) for name in ("same", "other")}
+print(json.dumps(found | {"state": growth(lambda: load_state(state, store.units))}))
+"""
+
+
+def test_loading_takes_nothing_beside_the_buffers_that_were_planned(folder):
+    """Of 45, 90 and 360 MiB that are read; code that is first used then comes beside, and pieces that are converted."""
+    shutil.copyfile(registry.PRESETS / "tiny-tasks" / "tokenizer.json", folder / "model" / "tokenizer.json")
+    line = [sys.executable, "-P", "-c", LOADING, str(folder)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert all(kib << 10 < 24 << 20 for kib in found.values()), found
 
 
 @pytest.mark.parametrize("update", ["sync", "async"])

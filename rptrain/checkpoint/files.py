@@ -4,14 +4,15 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rptrain.errors import UserError
+from rptrain.parallel import in_parallel
+from rptrain.reading import OpenFile
 
 FORMAT = 1
 MANIFEST = "complete.json"
@@ -20,11 +21,10 @@ PARTIAL, REPLACED = (
     ".replaced",
 )  # suffixes of what is being written, and of what makes room for it
 CHECKPOINT = re.compile(r"checkpoint-(\d+)(?:\.replaced)?")
-PIECE = 1 << 24  # bytes hashed, written and read at a time
-THREADS = 4  # files at a time: one core hashes slower than a disk writes
+PIECE = 1 << 24  # bytes hashed and written at a time
+THREADS = 4  # files that are written at a time: one core hashes slower than a disk writes
+HASHED = 1 << 20  # bytes read and hashed at a time: they stay in a core's cache
 SLACK = 64 << 20  # bytes for headers, JSON and the file system's own records
-
-T = TypeVar("T")
 
 
 class DiskFull(OSError):
@@ -64,7 +64,7 @@ class Aside:
             file = self.path / name
             self._entries[name] = {"size": file.stat().st_size, "sha256": _hash(file)}
 
-        in_parallel(hash_file, [name for name in names if name not in self._entries])
+        in_parallel(hash_file, [name for name in names if name not in self._entries], THREADS)
         files = {name: self._entries[name] for name in names}
         self.write_json(MANIFEST, {"format": FORMAT, **facts, "files": files})
         for folder in (*(entry for entry in self.path.rglob("*") if entry.is_dir()), self.path):
@@ -126,27 +126,21 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def read_into(file: Path, entry: Mapping[str, Any], buffers: Iterable[memoryview]) -> None:
-    """Fills the buffers from the whole file, in turn; UserError if its hash is not the manifest's."""
-    digest = sha256()
-    with file.open("rb") as stream:
+    """Fills the buffers from the whole file, in turn; UserError if it ends before or its hash is not the manifest's."""
+    digest, done = sha256(), 0
+    with OpenFile(file) as stream:
         for buffer in buffers:
-            for start in range(0, len(buffer), PIECE):
-                piece = buffer[start : start + PIECE]
-                stream.readinto(piece)
+            for start in range(0, len(buffer), HASHED):
+                piece = buffer[start : start + HASHED]
+                stream.read(done, piece)
                 digest.update(piece)
+                done += len(piece)
     _compare(file, entry, digest.hexdigest())
 
 
 def check_hash(file: Path, entry: Mapping[str, Any]) -> None:
     """UserError if the file's hash is not the manifest's."""
     _compare(file, entry, _hash(file))
-
-
-def in_parallel(function: Callable[[T], object], items: Iterable[T]) -> None:
-    """Calls it on every item from a few threads; raises the first error."""
-    with ThreadPoolExecutor(THREADS, "checkpoint") as pool:
-        for _ in pool.map(function, items):
-            pass
 
 
 def remove(directory: Path) -> None:

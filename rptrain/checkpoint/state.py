@@ -23,9 +23,9 @@ from rptrain.checkpoint.files import (
     FORMAT,
     PARTIAL,
     REPLACED,
+    THREADS,
     check_hash,
     complete_checkpoints,
-    in_parallel,
     read_into,
     read_manifest,
     remove,
@@ -33,7 +33,9 @@ from rptrain.checkpoint.files import (
 )
 from rptrain.engine.memory import UnitState
 from rptrain.errors import UserError
+from rptrain.models.shards import as_bytes
 from rptrain.models.spec import Unit
+from rptrain.parallel import in_parallel
 
 STATE = "trainer_state.json"
 KIND = "checkpoint"
@@ -57,9 +59,9 @@ def save_state(checkpoints_dir: Path, units: Sequence[UnitState], *, step: int, 
 
         def write(index: int) -> None:
             tensors = _tensors(units[index])
-            aside.write(names[index], [_header(tensors), *map(_bytes, tensors.values())])
+            aside.write(names[index], [_header(tensors), *map(as_bytes, tensors.values())])
 
-        in_parallel(write, range(len(units)))
+        in_parallel(write, range(len(units)), THREADS)
         for name, content in base.items():
             aside.write(f"{BASE}/{name}", [content])
         layouts = {name: _layout(_tensors(state)) for name, state in zip(names, units, strict=True)}
@@ -93,9 +95,9 @@ def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
     def read(name: str) -> None:
         tensors = _tensors(expected[name])
         header = memoryview(bytearray(len(_header(tensors))))
-        read_into(directory / name, files[name], [header, *map(_bytes, tensors.values())])
+        read_into(directory / name, files[name], [header, *map(as_bytes, tensors.values())])
 
-    in_parallel(read, expected)
+    in_parallel(read, sorted(expected, key=lambda name: files[name]["size"], reverse=True))
     return state
 
 
@@ -150,11 +152,6 @@ def _tensors(state: UnitState) -> dict[str, Tensor]:
     if state.remainder is not None:
         tensors["remainder"] = state.remainder
     return tensors | {"exp_avg": state.exp_avg, "exp_avg_sq": state.exp_avg_sq}
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    array: Any = tensor.view(torch.uint8).numpy()
-    return memoryview(array)
 
 
 def _layout(tensors: Mapping[str, Tensor]) -> Layout:

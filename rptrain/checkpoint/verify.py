@@ -5,10 +5,11 @@ from pathlib import Path
 
 import torch
 
-from rptrain.checkpoint.files import MANIFEST, check_hash, in_parallel, read_manifest
+from rptrain.checkpoint.files import MANIFEST, THREADS, check_hash, read_manifest
 from rptrain.errors import UserError
 from rptrain.models import registry, weights
 from rptrain.models.spec import ModelSpec
+from rptrain.parallel import in_parallel
 
 
 def verify(directory: Path, spec: ModelSpec | None = None, *, finite: bool = True) -> None:
@@ -36,7 +37,7 @@ def verify(directory: Path, spec: ModelSpec | None = None, *, finite: bool = Tru
         by_file: dict[Path, list[str]] = {}
         for name, stored in tensors.items():
             by_file.setdefault(stored.file, []).append(name)
-        in_parallel(lambda file: _check_finite(file, by_file[file]), by_file)
+        in_parallel(lambda file: _check_finite(file, by_file[file]), by_file, THREADS)
 
 
 def _check_finite(file: Path, names: list[str]) -> None:

@@ -127,6 +127,9 @@ def test_reading_compares_hashes(tmp_path):
         read_into(file, entry, [memoryview(first), memoryview(second)])
     with pytest.raises(UserError, match="file is damaged"):
         check_hash(file, entry)
+    file.write_bytes(b"cont")
+    with pytest.raises(UserError, match="file ends after 4 bytes"):
+        read_into(file, entry, [memoryview(first), memoryview(second)])
 
 
 def test_a_deletion_cut_short_does_not_look_whole(tmp_path, monkeypatch):
