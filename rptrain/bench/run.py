@@ -21,6 +21,7 @@ from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter
 from rptrain.engine.reproducible import Reproducible
 from rptrain.job import Job, prepare_job, replan, settle
+from rptrain.models import weights
 from rptrain.trainer import MEASURE, open_engine, open_store
 
 RATE = 1e-6  # the learning rate: the weights stay what they are, near enough
@@ -54,7 +55,8 @@ def bench(
         began = time.perf_counter()
         store = stack.enter_context(open_store(job))
         taken = time.perf_counter()
-        _fill(store)
+        weights.initialise(job.spec, store.view, job.config.train.seed)
+        store.loaded()
         filled = time.perf_counter()
         first: tuple[float, float] | None = None  # when the first engine was open, and when it had done a step
         if job.config.engine.replan:
@@ -119,22 +121,6 @@ def _floor(job: Job, tell: Callable[[str], object]) -> floor.Floor:
         return floor.floor(job.spec, config.train.rows, config.data.max_length, job.dtype, torch.device("cpu"))
     finally:
         settings.restore()
-
-
-def _fill(store: ModelStore) -> None:
-    """Weights of the usual size; equal parameters share their numbers, which makes it quick."""
-    generator = torch.Generator().manual_seed(0)
-    seen: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
-    for index, unit in enumerate(store.spec.units):
-        for param in unit.params:
-            view, key = store.view(index, param.name), (param.name, param.shape)
-            if param.std is None:
-                view.fill_(1)
-            elif key in seen:
-                view.copy_(seen[key])
-            else:
-                seen[key] = view.normal_(0, param.std, generator=generator)
-    store.loaded()
 
 
 def _train(engine: Engine, job: Job, count: int, tell: Callable[[str], object], text: str) -> list[_Step]:
