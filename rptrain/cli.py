@@ -173,7 +173,10 @@ def bench(
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Such as engine.devices=cuda:0.")
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="How many steps to measure.")] = 4,
-    warmup: Annotated[int, typer.Option(min=1, help="How many steps to do before.")] = 2,
+    warmup: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many steps to do before; by default until nothing is new."),
+    ] = None,
     floor: Annotated[bool, typer.Option("--floor", help="Time the arithmetic alone, and compare.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object, and no progress.")] = False,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the steps for chrome://tracing.")] = None,

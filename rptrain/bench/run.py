@@ -22,6 +22,7 @@ from rptrain.engine.meter import Meter
 from rptrain.engine.reproducible import Reproducible
 from rptrain.job import Job, prepare_job, replan, settle
 from rptrain.models import weights
+from rptrain.plan.schedule import Plan
 from rptrain.trainer import MEASURE, open_engine, open_store
 
 RATE = 1e-6  # the learning rate: the weights stay what they are, near enough
@@ -38,9 +39,14 @@ class _Step:
 
 
 def bench(
-    resolved: Resolved, *, steps: int, warmup: int, with_floor: bool = False, tell: Callable[[str], object]
+    resolved: Resolved,
+    *,
+    steps: int,
+    warmup: int | None = None,
+    with_floor: bool = False,
+    tell: Callable[[str], object],
 ) -> Report:
-    """Measures `steps` steps behind `warmup` others, on the plan that training would use.
+    """Measures `steps` steps behind `warmup` others (default: `settled`), on the plan that training would use.
 
     Where training would plan again with measured times, the steps that they are measured in come first. `tell` is
     called with what is done next. UserError, before memory is taken, for what a person can mend. Nothing is written.
@@ -65,6 +71,7 @@ def bench(
                 first = opened, _train(engine, job, MEASURE, tell, "step {} of {} to plan with")[0].end
                 measured = engine.measured()
             job = job if measured is None else replace(job, plan=replan(job, measured))
+        warmup = settled(job.plan.plan) if warmup is None else warmup
         sampler = stack.enter_context(Sampler(job.devices))
         with open_engine(job, store, meter=Meter(layers=False), trace=True) as engine:
             opened = time.perf_counter()
@@ -90,6 +97,24 @@ def bench(
             measured=measured,
             floor=found,
         )
+
+
+def settled(plan: Plan) -> int:
+    """Iterations after which no device computes a stage in a place that is new to it, and one more."""
+    turns = [0] * plan.devices
+    met: set[tuple[int, int, int]] = set()  # device, stage, which of its two parameter slots
+    states: set[tuple[int, ...]] = set()
+    last = number = 0
+    while (state := (plan.slots(number)[0].device, *(turn % 2 for turn in turns))) not in states:
+        states.add(state)
+        for slot in plan.slots(number):
+            place = (slot.device, slot.stage_index, turns[slot.device] % 2)
+            turns[slot.device] += 1
+            if place not in met:
+                met.add(place)
+                last = number
+        number += 1
+    return last + 2
 
 
 def _prepare(resolved: Resolved) -> Job:

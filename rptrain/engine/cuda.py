@@ -69,9 +69,10 @@ class CudaStream:
 class CudaDevice:
     """One GPU. `limit` caps what the framework's allocator may take, in bytes, the context not included.
 
-    Work that repeats is launched operation by operation once, which compiles kernels and fills the libraries' caches,
-    and is captured the second time: from then on it costs the host one launch. All that is computed on has one pool of
-    memory: the computations of a stream follow one another, so a graph may use again what another one has used.
+    Work that repeats is launched operation by operation the first time, which compiles kernels and fills the libraries'
+    caches, and then captured, for each set of places by itself: from then on it costs the host one launch. All that is
+    computed on has one pool of memory: the computations of a stream follow one another, so a graph may use again what
+    another one has used.
     """
 
     def __init__(self, index: int, limit: int | None = None, probe: Probe | None = None) -> None:
@@ -92,7 +93,8 @@ class CudaDevice:
         self.grad_download = streams["grad_download"]
         self.activation_upload = streams["activation_upload"]
         self.activation_download = streams["activation_download"]
-        self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}  # None: it was run once
+        self._launched: set[Hashable] = set()
+        self._graphs: dict[tuple[Hashable, Hashable], torch.cuda.CUDAGraph] = {}
 
     @property
     def torch_device(self) -> torch.device:
@@ -101,14 +103,14 @@ class CudaDevice:
     def enter(self) -> None:
         torch.cuda.set_device(self._device)
 
-    def repeat(self, key: Hashable, where: str, work: Callable[[], object]) -> None:
-        if key not in self._graphs:
-            self._graphs[key] = None
+    def repeat(self, key: Hashable, places: Hashable, where: str, work: Callable[[], object]) -> None:
+        if key not in self._launched:
+            self._launched.add(key)
             self.compute.run(where, work)
             return
-        graph = self._graphs[key]
+        graph = self._graphs.get((key, places))
         if graph is None:
-            graph = self._graphs[key] = self.compute.capture(work)
+            graph = self._graphs[key, places] = self.compute.capture(work)
         self.compute.run(where, graph.replay)
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
@@ -122,8 +124,7 @@ class CudaDevice:
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
         for graph in self._graphs.values():
-            if graph is not None:
-                graph.reset()
+            graph.reset()
         self._graphs.clear()
         torch._C._cuda_clearCublasWorkspaces()  # that of the compute stream lies in its pool
         self.compute.close()

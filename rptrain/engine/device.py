@@ -71,8 +71,8 @@ class Device(Protocol):
         """Makes the device current in the calling thread."""
         ...
 
-    def repeat(self, key: Hashable, where: str, work: Callable[[], object]) -> None:
-        """As `compute.run`, of work that with an equal key is the same operations on the same memory."""
+    def repeat(self, key: Hashable, places: Hashable, where: str, work: Callable[[], object]) -> None:
+        """As `compute.run`. With an equal key it is the same operations, and with equal places on the same memory."""
         ...
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor: ...
@@ -184,7 +184,7 @@ class CpuDevice:
     def enter(self) -> None:
         """The CPU is always current."""
 
-    def repeat(self, key: Hashable, where: str, work: Callable[[], object]) -> None:
+    def repeat(self, key: Hashable, places: Hashable, where: str, work: Callable[[], object]) -> None:
         self.compute.run(where, work)
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:

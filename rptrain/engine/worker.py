@@ -262,8 +262,9 @@ class Worker:
         work = StagePass(
             self._spec, slot.stage, lambda: self._describe(iteration, layout), params, sums, x, dy, outputs, timed
         )
-        places = None if layers is not None else (parity, turn, layout)
-        self._compute(work, slot, m, iteration.scale, places, upload)
+        key = (slot.stage_index, layout, iteration.scale if slot.stage.kind == "FB" else None)
+        places = None if layers is not None else (parity, turn)
+        self._compute(work, slot, m, iteration.scale, key, places, upload)
         if slot.stage.kind == "FB":
             device.compute.run("", lambda: self._losses[m].copy_(self._loss))
         done = device.compute.record()
@@ -280,11 +281,18 @@ class Worker:
         return arrived, done, left
 
     def _compute(
-        self, work: StagePass, slot: Slot, m: int, scale: float, places: Hashable | None, upload: Upload | None
+        self,
+        work: StagePass,
+        slot: Slot,
+        m: int,
+        scale: float,
+        key: Hashable,
+        places: Hashable | None,
+        upload: Upload | None,
     ) -> None:
         """Layer by layer where parameters are still on their way, so that the optimizer may be at the later ones.
 
-        Computations of the stage with equal `places` are the same, on the same memory. None: with time stamps inside.
+        `key` and `places` are those of Device.repeat; without places there are time stamps inside, and it is not used.
         """
         compute, where = self._device.compute, f"{slot} micro-batch {m}"
         if upload is None or upload.is_issued:
@@ -294,8 +302,7 @@ class Worker:
                 if places is None:
                     compute.run(where, lambda: work.run(scale, self._loss))
                 else:
-                    key = (slot.stage_index, scale if slot.stage.kind == "FB" else None, places)
-                    self._device.repeat(key, where, lambda: work.run(scale, self._loss))
+                    self._device.repeat(key, places, where, lambda: work.run(scale, self._loss))
             return
         for i, layer in enumerate(slot.stage.layers):
             units = self._spec.stack[layer].units

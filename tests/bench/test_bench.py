@@ -370,7 +370,7 @@ def test_ctrl_c_ends_it_with_130(folder):
     process = tools.command("bench", "--config", "run.toml", "--steps", "100000")
     assert process.stderr is not None
     for line in process.stderr:
-        if line.startswith("step 9 of 100003"):
+        if line.startswith("step 9 of 10000"):
             break
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
@@ -381,3 +381,16 @@ def test_a_plan_for_more_devices_than_stages_is_measured_too():
     found = measured("engine.devices=cpu:3", "engine.replan=false", steps=3)
     assert Plan.parse(found.to_dict()["plan"]["text"]).devices == 3
     assert all(used.busy > 0 for used in found.usages)
+
+
+@pytest.mark.parametrize(
+    ("plan", "steps"),
+    [
+        ("FB0-4 | N=1 M=4 MR=4", 3),  # one slot a step: the other place in the second
+        ("F0-3 FB4-4 B0-3 | N=1 M=4 MR=4", 3),
+        ("F0-3 FB4-4 | N=1 M=4 MR=4", 2),
+        ("F0-3 FB4-4 B0-3 | N=2 M=4 MR=4", 5),
+    ],
+)
+def test_warm_up_lasts_until_every_stage_was_everywhere(plan, steps) -> None:
+    assert run.settled(Plan.parse(plan)) == steps
