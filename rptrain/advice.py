@@ -19,6 +19,7 @@ from rptrain.models.spec import ModelShape
 SHORTEST = 128  # tokens: shorter rows are not proposed
 GIB = 1 << 30
 SWITCH = 2.0  # how large a change `optim.update` counts as, beside keys that are divided by so much
+MOMENTS = {"bf16": 2.0, "int8": 4.0}  # and `optim.moments`
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,8 @@ class _Adviser:
         yield [Change("engine.round_size", n, size / n) for n in _divisors(train.micro_batches) if n < size]
         if self._config.optim.update == "async":
             yield [Change("optim.update", "sync", SWITCH)]
+        if self._config.optim.moments == "fp32":
+            yield [Change("optim.moments", kind, size) for kind, size in MOMENTS.items()]
         total, length = train.global_batch_size, self._config.data.max_length
         yield [Change("train.global_batch_size", total // n, n) for n in _powers(total) if total % n == 0]
         shorter = [n for n in reversed(_powers(length)) if SHORTEST <= n < length]

@@ -129,6 +129,8 @@ class Optim(Section):
     """added to the divisor"""
     max_grad_norm: NonNegativeFloat = 1.0
     """a longer gradient is cut to this norm; 0: never"""
+    moments: Literal["fp32", "bf16", "int8"] = "fp32"
+    """how AdamW's averages are kept: 8 bytes a parameter, 4, or 2; the small ones are rounded at random"""
     update: Literal["async", "sync"] = "async"
     """"async": weights are one step late and no device waits; "sync": exact"""
 
@@ -207,6 +209,13 @@ class Config(Section):
         if self.train.micro_batches % size:
             message = f"{size} does not divide the {self.train.micro_batches} micro-batches of a step"
             raise _mistake("engine.round_size", message)
+        return self
+
+    @model_validator(mode="after")
+    def _moments(self) -> "Config":
+        if self.model.dtype == "float64" and self.optim.moments != "fp32":
+            message = f'"{self.optim.moments}" is for models in bfloat16 or float32: remove it, or set model.dtype'
+            raise _mistake("optim.moments", message)
         return self
 
     @property

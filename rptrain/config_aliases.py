@@ -30,6 +30,7 @@ _ALIASES = {
     "optim.weight_decay": "wd decay",
     "optim.betas": "adam_beta1 adam_beta2 beta1 beta2 adam_betas",
     "optim.eps": "adam_epsilon adam_eps epsilon",
+    "optim.moments": "optim_bits optimizer_bits optimizer_state_dtype optim_state_dtype",
     "optim.max_grad_norm": "gradient_clipping clip_grad_norm gradient_clip_val grad_clip max_norm clip_grad",
     "engine.devices": "device gpus num_gpus n_gpu n_gpus gpu_ids cuda_visible_devices nproc_per_node num_processes",
     "engine.vram_limit": "gpu_memory_limit max_gpu_memory vram",
@@ -68,7 +69,7 @@ _UNAVAILABLE = {
     word: feature
     for feature, words in {
         "LoRA": "lora lora_* r use_rslora use_dora target_modules modules_to_save peft_layers_to_transform",
-        "quantization": "qlora load_in_4bit load_in_8bit quantization quantization_* bnb_4bit_* use_bnb moments",
+        "quantization": "qlora load_in_4bit load_in_8bit quantization quantization_* bnb_4bit_* use_bnb",
         "training in fp16": "fp16 fp16_* float16 loss_scale",
         "a choice of optimizer": "optimizer optim_args optimizer_type optimizer_in_bwd",
         "weighting data sets": "weight weights interleave_probs mix_strategy",

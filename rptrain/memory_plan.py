@@ -17,6 +17,7 @@ from rptrain.engine.engine import AHEAD
 from rptrain.engine.footprint import Footprint, Shapes, stage_numel, stage_parts
 from rptrain.engine.memory import accumulate_dtype, aligned
 from rptrain.engine.meter import Measured
+from rptrain.engine.moments import bytes_each, layout
 from rptrain.errors import UserError
 from rptrain.models.spec import ModelShape
 from rptrain.plan.schedule import Plan, Stage
@@ -33,7 +34,8 @@ Kind = Literal["host memory", "GPU memory", "disk space"]
 USES = {  # what takes it, and what to do where there is too little
     "host memory": (
         "weights, gradients, optimizer states, activations and the program itself",
-        'lower train.global_batch_size or data.max_length, set engine.round_size, or use optim.update = "sync"',
+        'lower train.global_batch_size or data.max_length, set engine.round_size, or use optim.update = "sync" or '
+        'optim.moments = "int8"',
     ),
     "disk space": (
         "checkpoints and the exported model",
@@ -170,17 +172,18 @@ def _memory(
 
 def state_parts(spec: ModelShape, workload: Workload) -> list[Part]:
     """The buffers of ModelStore, by kind."""
-    wide, itemsize = accumulate_dtype(workload.dtype).itemsize, workload.dtype.itemsize
+    wide, itemsize = accumulate_dtype(workload.dtype), workload.dtype.itemsize
     generations = 1 + workload.asynchronous
-    rounds = workload.shapes.wide_grad
+    rounds, grad = workload.shapes.wide_grad, wide.itemsize if workload.shapes.wide_grad else itemsize
+    moments = layout(workload.moments, wide)
 
-    def buffers(itemsize: int) -> int:
-        return sum(aligned(unit.numel * itemsize) for unit in spec.units)
+    def buffers(itemsize: int, shared: int = 1) -> int:
+        return sum(aligned(unit.numel // shared * itemsize) for unit in spec.units)
 
     parts = [
         Part("weights" if generations == 1 else f"weights, {generations} generations", generations * buffers(itemsize)),
-        Part("gradients, summed over rounds" if rounds else "gradients", buffers(wide if rounds else itemsize)),
-        Part("moments of AdamW", 2 * buffers(wide)),
+        Part("gradients, summed over rounds" if rounds else "gradients", buffers(grad)),
+        Part("moments of AdamW", sum(buffers(kind.itemsize, shared) for _, kind, shared in moments)),
     ]
     return [*parts, Part("rest of the float32 weights", buffers(2))] if itemsize == 2 else parts
 
@@ -278,9 +281,9 @@ def _disk(config: Config, spec: ModelShape, saved: int) -> Place:
     written.
     """
     workload = Workload.of(config)
-    wide, itemsize = accumulate_dtype(workload.dtype).itemsize, workload.dtype.itemsize
-    each = itemsize * (1 + workload.asynchronous) + 2 * wide + (2 if itemsize == 2 else 0)
-    one = each * sum(unit.numel for unit in spec.units)
+    itemsize, moments = workload.dtype.itemsize, bytes_each(workload.moments, accumulate_dtype(workload.dtype))
+    each = itemsize * (1 + workload.asynchronous) + moments + (2 if itemsize == 2 else 0)
+    one = int(each * sum(unit.numel for unit in spec.units))
     written, keep = saves(config), config.save.save_total_limit
     notes = []
     if written is None and keep is None:

@@ -14,6 +14,7 @@ from rptrain.engine.embedding import RowGradients
 from rptrain.engine.footprint import Footprint, Shapes, footprint, ring_parts, stage_parts
 from rptrain.engine.memory import ModelStore, accumulate_dtype
 from rptrain.engine.meter import Measured
+from rptrain.engine.moments import Moments, bytes_each
 from rptrain.errors import UserError
 from rptrain.models.spec import ModelShape
 from rptrain.plan.costs import LayerCost, Work
@@ -38,6 +39,7 @@ class Workload:
     round_size: int
     dtype: torch.dtype
     asynchronous: bool
+    moments: Moments = "fp32"
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -50,6 +52,7 @@ class Workload:
             round_size=config.round_size,
             dtype=DTYPES[config.model.dtype],
             asynchronous=config.optim.update == "async",
+            moments=config.optim.moments,
         )
 
     @property
@@ -81,9 +84,10 @@ def layer_costs(
     """Measured times where there are some, else estimates from operations and bytes. The embedding's update counts to
     the first layer, which waits for it.
     """
-    itemsize, wide = workload.dtype.itemsize, accumulate_dtype(workload.dtype).itemsize
+    itemsize, accumulate = workload.dtype.itemsize, accumulate_dtype(workload.dtype)
+    wide = accumulate.itemsize
     grad = wide if workload.shapes.wide_grad else itemsize
-    pace = machine.update_seconds(1)
+    pace = machine.update_seconds(1, bytes_each(workload.moments, accumulate))
     if measured is not None and measured.update:
         pace = measured.update / spec.num_parameters
     costs = []
@@ -139,7 +143,11 @@ def make_plan(
         Links(up, down, boundary),
     )
     store = ModelStore.nbytes(
-        spec, workload.dtype, generations=1 + workload.asynchronous, wide_grad=workload.shapes.wide_grad
+        spec,
+        workload.dtype,
+        generations=1 + workload.asynchronous,
+        wide_grad=workload.shapes.wide_grad,
+        moments=workload.moments,
     )
     rows = RowGradients.nbytes(spec, workload.dtype, workload.tokens * workload.micro_batches)
     room = None if device_limit is None else device_limit - LIBRARIES

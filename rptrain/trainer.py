@@ -75,6 +75,7 @@ def open_store(job: Job) -> ModelStore:
         job.dtype,
         generations=1 + job.asynchronous,
         wide_grad=job.plan.plan.rounds > 1,
+        moments=job.config.optim.moments,
         lock=job.devices[0].startswith("cuda"),
     )
 
@@ -95,6 +96,7 @@ def open_engine(
             max_grad_norm=optim.max_grad_norm,
             asynchronous=job.asynchronous,
             threads=job.config.engine.optimizer_threads,
+            seed=job.config.train.seed,
         ),
         tokens=job.config.train.rows * job.config.data.max_length,
         applied=applied,

@@ -202,6 +202,8 @@ def test_overrides_that_are_none(folder, override, message):
         ("[engine]\nvram_limit = 0", "c.toml:7: `engine.vram_limit` must be greater than 0, not 0"),
         ("[engine]\ndevices = 'gpu'", 'c.toml:7: `engine.devices` must be "auto"'),
         ("[optim]\nlr_scheduler_type = 'cosin'", 'not "cosin"; did you mean "cosine"?'),
+        ("[optim]\nmoments = 'int4'", 'c.toml:7: `optim.moments`: must be one of "fp32", "bf16", "int8", not "int4"'),
+        ("[optim]\noptim_bits = 8", "unknown key `optim.optim_bits`: rptrain calls this `optim.moments`"),
         ("[optim]\nbetas = [0.9]", "c.toml:7: `optim.betas` has too few values"),
         ("[optim]\nbetas = [0.9, 0.9, 0.9]", "c.toml:7: `optim.betas` must have at most 2 items"),
         ("[optim]\nbetas = [0.9, 1.0]", "c.toml:7: `optim.betas.1` must be less than 1, not 1.0"),
@@ -225,6 +227,14 @@ def test_overrides_that_are_none(folder, override, message):
 def test_mistakes(folder, line, message):
     (mistake,) = mistakes(MINIMAL + line)
     assert message in mistake
+
+
+@pytest.mark.parametrize("moments", ["bf16", "int8"])
+def test_small_moments_are_not_for_float64(folder, moments):
+    text = MINIMAL + f"[optim]\nmoments = '{moments}'"
+    (mistake,) = mistakes(text, "model.dtype=float64")
+    assert mistake.startswith(f'c.toml:7: `optim.moments`: "{moments}" is for models in bfloat16 or float32')
+    assert resolve("c.toml", ["model.dtype=float32"]).config.optim.moments == moments
 
 
 def test_a_single_data_table_is_told_from_an_array(folder):

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,7 @@ print(json.dumps({"planned": host.total, "measured": peak << 10, "parts": parts}
     [
         ["model.dtype=bfloat16", "optim.update=async", "engine.devices=cpu:2"],
         ["model.dtype=bfloat16", "optim.update=sync", "engine.devices=cpu:1", "engine.round_size=2"],
+        ["model.dtype=bfloat16", "optim.update=sync", "engine.devices=cpu:1", "optim.moments=int8"],
         ["model.dtype=float32", "optim.update=async", "engine.devices=cpu:1"],
         ["model.dtype=float32", "optim.update=sync", "engine.devices=cpu:2"],
     ],
@@ -194,18 +196,23 @@ def test_cuda_takes_of_the_host_what_was_measured(update, gpus):
 # The parts
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("dtype", "moments"),
+    [("float64", "fp32"), *product(("bfloat16", "float32"), ("fp32", "bf16", "int8"))],
+)
 @pytest.mark.parametrize("update", ["sync", "async"])
 @pytest.mark.parametrize("size", [4, 2])
-def test_states_are_the_buffers_of_the_store(folder, dtype, update, size):
-    config, spec, _, run, _ = planned(
-        folder, f"model.dtype={dtype}", f"optim.update={update}", f"engine.round_size={size}", "engine.devices=cpu:2"
-    )
+def test_states_are_the_buffers_of_the_store(folder, dtype, moments, update, size):
+    kind = (f"model.dtype={dtype}", f"optim.update={update}", f"optim.moments={moments}")
+    config, spec, _, run, _ = planned(folder, *kind, f"engine.round_size={size}", "engine.devices=cpu:2")
     workload = Workload.of(config)
     parts = state_parts(spec, workload)
     generations = 1 + workload.asynchronous
     assert sum(part.nbytes for part in parts) == run.store_bytes
-    assert run.store_bytes == ModelStore.nbytes(spec, workload.dtype, generations=generations, wide_grad=size == 2)
+    options = {"generations": generations, "wide_grad": size == 2, "moments": moments}
+    assert run.store_bytes == ModelStore.nbytes(spec, workload.dtype, **options)
+    with ModelStore(spec, workload.dtype, **options) as store:
+        assert store._arena._used == run.store_bytes
 
 
 def test_workers_are_counted_with_the_stages_that_come_to_them(folder):
@@ -230,10 +237,11 @@ def test_a_worker_whose_stages_come_in_twos_has_another_half_in_each_slot(folder
     assert taken[1] - taken[0] == 4 * (4 * block + head - 2 * block)
 
 
-def test_the_disk_holds_what_was_planned(tmp_path):
+@pytest.mark.parametrize("moments", ["fp32", "bf16", "int8"])
+def test_the_disk_holds_what_was_planned(tmp_path, moments):
     """The files of a run that keeps one checkpoint and writes another, and of its export."""
     tools.write_model(tmp_path / "model")
-    overrides = ["engine.devices=cpu:2", "save.save_steps=3", "save.save_total_limit=2"]
+    overrides = ["engine.devices=cpu:2", "save.save_steps=3", "save.save_total_limit=2", f"optim.moments={moments}"]
     resolved = tools.write_config(tmp_path, *overrides)
     spec = registry.build(registry.read_config(tmp_path / "model"))
     disk = plan_run(resolved.config, spec, devices.here(resolved.config.engine))[1].disk

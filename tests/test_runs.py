@@ -15,7 +15,7 @@ import torch
 
 from rptrain import metrics
 from rptrain.engine import device
-from rptrain.errors import TrainingError
+from rptrain.errors import TrainingError, UserError
 from rptrain.models import registry, rope, weights
 from rptrain.models.spec import MicroBatch
 from rptrain.plan.schedule import Plan
@@ -82,6 +82,19 @@ def test_killed_twice_and_resumed(folder, trainers, undisturbed, update, dtype):
     check_same(run, undisturbed(*kind))
     losses = [loss for loss, _, _ in tools.steps(run).values()]
     assert len(set(losses)) == 6 and losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("moments", ["bf16", "int8"])
+def test_killed_and_resumed_with_small_moments(folder, trainers, undisturbed, moments):
+    """Rounding goes on with the random numbers that it would have drawn."""
+    kind = (f"optim.moments={moments}", "model.dtype=bfloat16")
+    assert trainers.train(folder, *kind, *EVERY_TWO, "engine.devices=cpu:1", event=5) == -signal.SIGKILL
+    with pytest.raises(UserError, match=f"optim.moments was {moments}, is fp32"):
+        tools.train_here(folder, kind[1], *EVERY_TWO)
+    run = tools.train_here(folder, *kind, *EVERY_TWO)
+    assert [event.step for event in tools.events(run, metrics.Resumed)] == [4]
+    check_same(run, undisturbed(*kind))
+    assert tools.steps(run) != undisturbed(kind[1]).steps
 
 
 @pytest.mark.parametrize("call", [1, 8, 15, 16, 17, 18, 19, 25])

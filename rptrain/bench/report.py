@@ -77,7 +77,7 @@ class Report:
     allocations: tuple[int, ...]  # by the driver in the measured steps, for each GPU
     process: int  # bytes
     locked: bool
-    adam_bytes: int  # of a parameter
+    adam_bytes: float  # of a parameter
     lanes: tuple[Lane, ...]
     updates: tuple[tuple[float, float], ...]
     measured: Measured | None

@@ -174,8 +174,8 @@ def _grown(before: _Step, after: _Step) -> tuple[int, ...]:
     return tuple(b - a for a, b in zip(before.driver_allocations, after.driver_allocations, strict=True))
 
 
-def _adam_bytes(store: ModelStore) -> int:
+def _adam_bytes(store: ModelStore) -> float:
     """Bytes of a parameter that an update reads and writes: the gradient is only read."""
     state = store.units[0]
-    both = [state.params[0], state.exp_avg, state.exp_avg_sq, *([] if state.remainder is None else [state.remainder])]
-    return state.grad.element_size() + 2 * sum(tensor.element_size() for tensor in both)
+    both = [state.params[0], *state.moments.values(), *([] if state.remainder is None else [state.remainder])]
+    return (state.grad.nbytes + 2 * sum(tensor.nbytes for tensor in both)) / state.unit.numel

@@ -90,7 +90,7 @@ def _transfers(values: dict[str, Any]) -> Iterator[str]:
         return
     yield (
         f"an update: {_seconds(update['seconds'])}, {update['parameters_per_second'] / GB:,.2f} billion parameters a "
-        f"second, {update['bytes_per_second'] / GB:,.1f} GB/s ({update['bytes_per_parameter']} bytes each)"
+        f"second, {update['bytes_per_second'] / GB:,.1f} GB/s ({update['bytes_per_parameter']:g} bytes each)"
     )
 
 

@@ -1,7 +1,7 @@
 """Resume state: parameters, moments and where training stands, to the bit, in `checkpoint-<step>`.
 
     checkpoint-120/
-      units/00003-layers.2.safetensors    param, previous (async only), remainder, exp_avg, exp_avg_sq: flat
+      units/00003-layers.2.safetensors    param, previous (async only), remainder, and the moments: flat
       base/                               config, tokenizer and chat template of the model, for the export
       trainer_state.json                  step and meta
       complete.json                       sizes and hashes of the rest; written last
@@ -32,6 +32,7 @@ from rptrain.checkpoint.files import (
     written_aside,
 )
 from rptrain.engine.memory import UnitState
+from rptrain.engine.moments import kind_of
 from rptrain.errors import UserError
 from rptrain.models.shards import as_bytes
 from rptrain.models.spec import Unit
@@ -39,7 +40,14 @@ from rptrain.parallel import in_parallel
 
 STATE = "trainer_state.json"
 KIND = "checkpoint"
-DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64", torch.int16: "I16"}
+DTYPES = {
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}
 
 Layout = Mapping[str, Mapping[str, Any]]  # dtype, shape and place of a file's tensors: its safetensors header
 
@@ -78,8 +86,8 @@ def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
     """Fills the units from a checkpoint and returns `step` and `meta`; generation 0 becomes the current one.
 
     UserError that names the file and the reason if the checkpoint is damaged, incomplete, of another model or
-    dtype, or of the other kind of update. All but the units' hashes is checked before a buffer is touched;
-    after an error the buffers are not to be used.
+    dtype, of other moments, or of the other kind of update. All but the units' hashes is checked before a buffer is
+    touched; after an error the buffers are not to be used.
     """
     directory = Path(directory)
     state, files = _read_state(directory)
@@ -151,7 +159,7 @@ def _tensors(state: UnitState) -> dict[str, Tensor]:
         tensors["previous"] = state.params[state.before]
     if state.remainder is not None:
         tensors["remainder"] = state.remainder
-    return tensors | {"exp_avg": state.exp_avg, "exp_avg_sq": state.exp_avg_sq}
+    return tensors | state.moments
 
 
 def _layout(tensors: Mapping[str, Tensor]) -> Layout:
@@ -183,6 +191,13 @@ def _compare(file: Path, stored: Layout, expected: Layout) -> None:
         raise UserError(
             f'{file} was saved with model.dtype = "{names[there["dtype"]]}" and cannot go on with '
             f'"{names[here["dtype"]]}": set model.dtype, or export the checkpoint and start a new run from it'
+        )
+    kinds = {name: kind for kind, name in DTYPES.items()}
+    saved, wanted = (kind_of(kinds[layout["exp_avg"]["dtype"]]) for layout in (stored, expected))
+    if saved != wanted:
+        raise UserError(
+            f'{file} was saved with optim.moments = "{saved}" and cannot go on with "{wanted}": set '
+            f'optim.moments = "{saved}", or export the checkpoint and start a new run from it'
         )
     if stored != expected:
         raise UserError(f"{file} is of another model: {there['shape']} elements, not {here['shape']}")

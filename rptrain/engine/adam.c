@@ -1,9 +1,10 @@
 /* Fused Adam with decoupled weight decay: one pass that reads the gradient, the moments and the master weight
- * and writes the moments and the new parameter.
+ * and writes the moments and the new parameter. moments.h has the formats of small moments.
  *
  * Every entry takes a Job that the threads of a pool share: each takes the next chunk until none is left. A chunk's
  * result does not depend on who takes it.
  */
+#include "moments.h"
 #include "native.h"
 
 #include <math.h>
@@ -18,8 +19,10 @@ enum { CHUNK = 65536, LANES = 512 };
 
 typedef struct {
     int64_t next, count; /* the first chunk that nobody has taken; elements */
+    int64_t noise;       /* what element 0 draws its random numbers from; element i from noise + i */
     const void *source, *grad;
     void *target, *remainder, *exp_avg, *exp_avg_sq;
+    float *exp_avg_scale, *exp_avg_sq_scale; /* of each block, for codes */
     double grad_scale, beta1, beta2, rest1, rest2, decay, step_size, root_scale, eps;
 } Job;
 
@@ -35,55 +38,110 @@ static int take(Job *job, int64_t *start, int64_t *stop)
 static inline float join(uint16_t param, int16_t remainder)
 {
     uint32_t bits = ((uint32_t)param << 16) + (uint32_t)(int32_t)remainder;
-    float master;
-    memcpy(&master, &bits, sizeof master);
-    return master;
+    return of_bits(bits);
 }
 
 static inline void split(float master, uint16_t *param, int16_t *remainder)
 {
-    uint32_t bits;
-    memcpy(&bits, &master, sizeof bits);
+    uint32_t bits = bits_of(master);
     *param = (uint16_t)((bits + 0x8000u) >> 16);
     *remainder = (int16_t)bits;
 }
 
 #define SAME(value) (value)
+#define KEEP(value, random) ((void)(random), (value))
 #define JOIN(i) join(source[i], remainder[i])
 #define SPLIT(i, master) split(master, &target[i], &remainder[i])
 #define READ(i) source[i]
 #define WRITE(i, master) target[i] = (master)
 
-#define ADAM(NAME, REAL, ROOT, PARAM, REMAINDER, GRAD, WIDEN, LOAD, STORE)                                   \
+#define ADAM(NAME, REAL, ROOT, PARAM, REMAINDER, GRAD, WIDEN, LOAD, STORE, MOMENT, DECODE, ENCODE)           \
     CLONES void NAME(Job *job)                                                                               \
     {                                                                                                        \
         const PARAM *source = job->source;                                                                   \
         PARAM *target = job->target;                                                                         \
         REMAINDER *remainder = job->remainder;                                                               \
         const GRAD *grad = job->grad;                                                                        \
-        REAL *exp_avg = job->exp_avg, *exp_avg_sq = job->exp_avg_sq;                                         \
+        MOMENT *exp_avg = job->exp_avg, *exp_avg_sq = job->exp_avg_sq;                                       \
         const REAL grad_scale = (REAL)job->grad_scale, decay = (REAL)job->decay, eps = (REAL)job->eps;       \
         const REAL beta1 = (REAL)job->beta1, rest1 = (REAL)job->rest1, step_size = (REAL)job->step_size;     \
         const REAL beta2 = (REAL)job->beta2, rest2 = (REAL)job->rest2, root_scale = (REAL)job->root_scale;   \
+        const uint32_t noise = (uint32_t)job->noise;                                                         \
         (void)remainder;                                                                                     \
         for (int64_t start, stop; take(job, &start, &stop);) {                                               \
             INDEPENDENT                                                                                      \
             for (int64_t i = start; i < stop; i++) {                                                         \
                 REAL g = WIDEN(grad[i]) * grad_scale;                                                        \
-                REAL m = beta1 * exp_avg[i] + rest1 * g;                                                     \
-                REAL v = beta2 * exp_avg_sq[i] + rest2 * (g * g);                                            \
-                exp_avg[i] = m;                                                                              \
-                exp_avg_sq[i] = v;                                                                           \
+                REAL m = beta1 * DECODE(exp_avg[i]) + rest1 * g;                                             \
+                REAL v = beta2 * DECODE(exp_avg_sq[i]) + rest2 * (g * g);                                    \
+                uint32_t random = mix(noise + (uint32_t)i);                                                  \
+                exp_avg[i] = ENCODE(m, random & 0xFFFFu);                                                    \
+                exp_avg_sq[i] = ENCODE(v, random >> 16);                                                     \
                 REAL master = LOAD(i) * decay - step_size * m / (ROOT(v) * root_scale + eps);                \
                 STORE(i, master);                                                                            \
             }                                                                                                \
         }                                                                                                    \
     }
 
-ADAM(adam_bf16_bf16, float, sqrtf, uint16_t, int16_t, uint16_t, widen, JOIN, SPLIT)
-ADAM(adam_bf16_f32, float, sqrtf, uint16_t, int16_t, float, SAME, JOIN, SPLIT)
-ADAM(adam_f32_f32, float, sqrtf, float, void, float, SAME, READ, WRITE)
-ADAM(adam_f64_f64, double, sqrt, double, void, double, SAME, READ, WRITE)
+ADAM(adam_bf16_bf16_f32, float, sqrtf, uint16_t, int16_t, uint16_t, widen, JOIN, SPLIT, float, SAME, KEEP)
+ADAM(adam_bf16_f32_f32, float, sqrtf, uint16_t, int16_t, float, SAME, JOIN, SPLIT, float, SAME, KEEP)
+ADAM(adam_f32_f32_f32, float, sqrtf, float, void, float, SAME, READ, WRITE, float, SAME, KEEP)
+ADAM(adam_f64_f64_f64, double, sqrt, double, void, double, SAME, READ, WRITE, double, SAME, KEEP)
+ADAM(adam_bf16_bf16_bf16, float, sqrtf, uint16_t, int16_t, uint16_t, widen, JOIN, SPLIT, uint16_t, widen, dithered)
+ADAM(adam_bf16_f32_bf16, float, sqrtf, uint16_t, int16_t, float, SAME, JOIN, SPLIT, uint16_t, widen, dithered)
+ADAM(adam_f32_f32_bf16, float, sqrtf, float, void, float, SAME, READ, WRITE, uint16_t, widen, dithered)
+
+/* With moments in codes, block by block: their scales are known once all of a block was computed. */
+#define ADAM_CODES(NAME, PARAM, REMAINDER, GRAD, WIDEN, LOAD, STORE)                                         \
+    CLONES void NAME(Job *job)                                                                               \
+    {                                                                                                        \
+        const PARAM *source = job->source;                                                                   \
+        PARAM *target = job->target;                                                                         \
+        REMAINDER *remainder = job->remainder;                                                               \
+        const GRAD *grad = job->grad;                                                                        \
+        int8_t *exp_avg = job->exp_avg;                                                                      \
+        uint8_t *exp_avg_sq = job->exp_avg_sq;                                                               \
+        const float grad_scale = (float)job->grad_scale, decay = (float)job->decay, eps = (float)job->eps;   \
+        const float beta1 = (float)job->beta1, rest1 = (float)job->rest1, step_size = (float)job->step_size; \
+        const float beta2 = (float)job->beta2, rest2 = (float)job->rest2;                                    \
+        const float root_scale = (float)job->root_scale;                                                     \
+        (void)remainder;                                                                                     \
+        for (int64_t start, stop; take(job, &start, &stop);)                                                 \
+            for (int64_t first = start; first < stop; first += BLOCK) {                                      \
+                float *m_scale = job->exp_avg_scale + first / BLOCK;                                         \
+                float *r_scale = job->exp_avg_sq_scale + first / BLOCK;                                      \
+                const float m_unit = *m_scale, r_unit = *r_scale;                                            \
+                const uint32_t noise = (uint32_t)(job->noise + first);                                       \
+                float ms[BLOCK], roots[BLOCK];                                                               \
+                uint32_t m_top = bits_of(LEAST), r_top = bits_of(LEAST);                                     \
+                INDEPENDENT                                                                                  \
+                for (int k = 0; k < BLOCK; k++) {                                                            \
+                    int64_t i = first + k;                                                                   \
+                    float g = WIDEN(grad[i]) * grad_scale;                                                   \
+                    float m = beta1 * mean_of(exp_avg[i], m_unit) + rest1 * g;                               \
+                    float root = root_of(exp_avg_sq[i], r_unit);                                             \
+                    root = sqrtf(least(beta2 * (root * root) + rest2 * (g * g), MOST));                      \
+                    ms[k] = m;                                                                               \
+                    roots[k] = root;                                                                         \
+                    m_top = larger(m_top, fabsf(m));                                                         \
+                    r_top = larger(r_top, root);                                                             \
+                    float master = LOAD(i) * decay - step_size * m / (root * root_scale + eps);              \
+                    STORE(i, master);                                                                        \
+                }                                                                                            \
+                const float m_per = M_TOP / of_bits(m_top), r_per = R_TOP / of_bits(r_top);                  \
+                *m_scale = of_bits(m_top) / M_TOP;                                                           \
+                *r_scale = of_bits(r_top) / R_TOP;                                                           \
+                for (int k = 0; k < BLOCK; k++) {                                                            \
+                    uint32_t random = mix(noise + (uint32_t)k);                                              \
+                    exp_avg[first + k] = mean_code(ms[k] * m_per, random & 0xFFFFu);                         \
+                    exp_avg_sq[first + k] = root_code(roots[k] * r_per, random >> 16);                       \
+                }                                                                                            \
+            }                                                                                                \
+    }
+
+ADAM_CODES(adam_bf16_bf16_i8, uint16_t, int16_t, uint16_t, widen, JOIN, SPLIT)
+ADAM_CODES(adam_bf16_f32_i8, uint16_t, int16_t, float, SAME, JOIN, SPLIT)
+ADAM_CODES(adam_f32_f32_i8, float, void, float, SAME, READ, WRITE)
 
 /* Sums of squares of `grad`, one a chunk, into `target`: element i of a chunk goes to lane i % LANES; lanes
  * are then added in halves. */
@@ -111,7 +169,7 @@ SQUARE_SUM(square_sum_bf16, uint16_t, widen)
 SQUARE_SUM(square_sum_f32, float, SAME)
 SQUARE_SUM(square_sum_f64, double, SAME)
 
-/* The yardstick: the traffic of adam_bf16_bf16 with next to no arithmetic. The buffers' contents are lost. */
+/* The yardstick: the traffic of adam_bf16_bf16_f32 with next to no arithmetic. The buffers' contents are lost. */
 CLONES void traffic_bf16_bf16(Job *job)
 {
     const uint16_t *source = job->source, *grad = job->grad;

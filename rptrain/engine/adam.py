@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rptrain.engine import native
+from rptrain.engine import moments, native
 from rptrain.engine.native import SUFFIXES, finish
 from rptrain.parallel import cores
 
@@ -21,8 +21,9 @@ MAX_THREADS = 16  # more gain little, and the bandwidth is shared with the trans
 
 class _Job(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("next", "count")),
+        *((name, ctypes.c_int64) for name in ("next", "count", "noise")),
         *((name, ctypes.c_void_p) for name in ("source", "grad", "target", "remainder", "exp_avg", "exp_avg_sq")),
+        *((name, ctypes.c_void_p) for name in ("exp_avg_scale", "exp_avg_sq_scale")),
         *((name, ctypes.c_double) for name in ("grad_scale", "beta1", "beta2", "rest1", "rest2")),
         *((name, ctypes.c_double) for name in ("decay", "step_size", "root_scale", "eps")),
     )
@@ -74,29 +75,37 @@ class CpuAdam:
         grad: Tensor,
         exp_avg: Tensor,
         exp_avg_sq: Tensor,
+        exp_avg_scale: Tensor | None = None,
+        exp_avg_sq_scale: Tensor | None = None,
         lr: float,
         weight_decay: float,
         step: int,
         grad_scale: float,
+        noise: int = 0,
     ) -> None:
         """Writes to `target` the parameter read from `source`, updated; they may be one. States in place.
 
         One-dimensional contiguous CPU tensors of one length. bfloat16 parameters take an int16 or uint16
         `remainder` (see `UnitState`), a bfloat16 or float32 gradient and float32 moments; float32 and float64
-        ones take everything in their own type and no remainder. `step` counts from 1; the gradient is
-        multiplied by `grad_scale` first.
+        ones take everything in their own type and no remainder. But for float64, moments may be in one of the small
+        formats of moments.py: then element i of these tensors is rounded with the random number of `noise` + i, and
+        `int8` takes whole blocks, and a scale for each. `step` counts from 1; the gradient is multiplied by
+        `grad_scale` first.
         """
         assert step >= 1
         assert (remainder is None) == (source.dtype != torch.bfloat16)
-        tensors = {
+        assert (exp_avg_scale is None) == (exp_avg.dtype != torch.int8)
+        given = {
             "source": source,
             "grad": grad,
             "target": target,
             "exp_avg": exp_avg,
             "exp_avg_sq": exp_avg_sq,
+            "remainder": remainder,
+            "exp_avg_scale": exp_avg_scale,
+            "exp_avg_sq_scale": exp_avg_sq_scale,
         }
-        if remainder is not None:
-            tensors["remainder"] = remainder
+        tensors = {name: tensor for name, tensor in given.items() if tensor is not None}
         beta1, beta2 = self.betas
         factors = {
             "grad_scale": grad_scale,
@@ -110,10 +119,14 @@ class CpuAdam:
             "eps": self.eps,
         }
         if self._library:
-            self._run(f"adam_{SUFFIXES[source.dtype]}_{SUFFIXES[grad.dtype]}", tensors, factors)
+            kinds = (source.dtype, grad.dtype, exp_avg.dtype)
+            self._run(f"adam_{'_'.join(SUFFIXES[kind] for kind in kinds)}", tensors, factors, noise)
         else:
-            parts = zip(*(tensor.split(FALLBACK_CHUNK) for tensor in tensors.values()), strict=True)
-            calls = [partial(_update, **dict(zip(tensors, part, strict=True)), **factors) for part in parts]
+            pieces = {name: tensor.split(FALLBACK_CHUNK // _shared(name)) for name, tensor in tensors.items()}
+            calls = [
+                partial(_update, dict(zip(pieces, part, strict=True)), noise + index * FALLBACK_CHUNK, **factors)
+                for index, part in enumerate(zip(*pieces.values(), strict=True))
+            ]
             finish(self.pool, calls)
 
     def square_sum(self, grad: Tensor) -> float:
@@ -133,36 +146,39 @@ class CpuAdam:
         """
         self._run("traffic_bf16_bf16", tensors, {})
 
-    def _run(self, name: str, tensors: dict[str, Tensor], factors: dict[str, float]) -> None:
+    def _run(self, name: str, tensors: dict[str, Tensor], factors: dict[str, float], noise: int = 0) -> None:
         count = len(tensors["grad"])
         assert all(t.is_cpu and t.dim() == 1 and t.is_contiguous() for t in tensors.values())
-        assert all(len(t) == count for t in tensors.values()) or name.startswith("square_sum")
-        job = _Job(count=count, **{name: t.data_ptr() for name, t in tensors.items()}, **factors)
+        sizes = (len(tensor) * _shared(kind) for kind, tensor in tensors.items())
+        assert all(size == count for size in sizes) or name.startswith("square_sum")
+        job = _Job(count=count, noise=noise, **{name: t.data_ptr() for name, t in tensors.items()}, **factors)
         call = partial(getattr(self._library, name), ctypes.byref(job))
         finish(self.pool, [call] * min(self.threads, -(-count // CHUNK)))
 
 
-def _update(
-    *,
-    source: Tensor,
-    target: Tensor,
-    grad: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    remainder: Tensor | None = None,
-    **factors: float,
-) -> None:
+def _shared(name: str) -> int:
+    """How many elements share one of a buffer's."""
+    return moments.BLOCK if name.endswith("_scale") else 1
+
+
+def _update(buffers: dict[str, Tensor], noise: int, **factors: float) -> None:
     """A chunk of the update, operation by operation as in adam.c: torch's fused ones round differently."""
     f: Any = factors
+    source, grad, exp_avg, exp_avg_sq = (buffers[name] for name in ("source", "grad", "exp_avg", "exp_avg_sq"))
+    small = exp_avg.dtype in (torch.bfloat16, torch.int8)
+    if small:
+        exp_avg, exp_avg_sq = moments.read(buffers)
     g = grad.to(exp_avg.dtype) * f["grad_scale"]
     exp_avg.mul_(f["beta1"]).add_(g * f["rest1"])
     exp_avg_sq.mul_(f["beta2"]).add_(g.square_().mul_(f["rest2"]))
+    if small:
+        moments.write(buffers, exp_avg, exp_avg_sq, noise)
     root = torch.from_numpy(np.sqrt(exp_avg_sq.numpy()))  # torch's, from a vector library, is not the nearest
     change = (exp_avg * f["step_size"]).div_(root.mul_(f["root_scale"]).add_(f["eps"]))
-    if remainder is None:
-        torch.sub(source * f["decay"], change, out=target)
+    if "remainder" not in buffers:
+        torch.sub(source * f["decay"], change, out=buffers["target"])
     else:
-        split(join(source, remainder) * f["decay"] - change, target, remainder)
+        split(join(source, buffers["remainder"]) * f["decay"] - change, buffers["target"], buffers["remainder"])
 
 
 def join(param: Tensor, remainder: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ class Optimizer:
     max_grad_norm: float = 0.0  # 0: no clipping
     asynchronous: bool = True
     threads: int | None = None
+    seed: int = 0  # of the random numbers by which small moments are rounded
 
 
 class Engine:
@@ -97,6 +98,7 @@ class Engine:
                 adam,
                 weight_decay=optimizer.weight_decay,
                 max_grad_norm=optimizer.max_grad_norm,
+                seed=optimizer.seed,
                 applied=applied,
             )
             self._threads.append(self._optimizer)

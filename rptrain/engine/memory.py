@@ -12,6 +12,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from rptrain.engine.moments import Moments, layout
 from rptrain.models.spec import ModelShape, ModelSpec, Unit
 from rptrain.parallel import in_parallel
 
@@ -101,7 +102,7 @@ def _unregister(registered: list[int]) -> None:
 
 @dataclass
 class UnitState:
-    """One unit's flat buffers, all of `unit.numel` elements.
+    """One unit's flat buffers, all of `unit.numel` elements, but for those in `moments` that are scales of blocks.
 
     `params` holds two generations in async (one is read by the devices while the optimizer writes the other)
     and one in sync. `current` is the index of W_T, `before` that of W_{T-1}: the same after a step that was
@@ -113,8 +114,7 @@ class UnitState:
     unit: Unit
     params: list[Tensor]
     grad: Tensor
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
+    moments: dict[str, Tensor]  # exp_avg, exp_avg_sq and their scales, as moments.layout says
     remainder: Tensor | None
     current: int = 0
     before: int = field(init=False)
@@ -129,13 +129,21 @@ class UnitState:
         """The generation that the next step writes: nobody reads it by then."""
         return (self.current + 1) % len(self.params)
 
+    def moments_of(self, part: slice) -> dict[str, Tensor]:
+        """The moments of a range of elements."""
+        found = {}
+        for name, tensor in self.moments.items():
+            shared = self.unit.numel // len(tensor)
+            found[name] = tensor[part.start // shared : part.stop // shared]
+        return found
+
     def flip(self) -> None:
         """The spare generation was written: it is W_T now."""
         self.before, self.current = self.current, self.spare
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What gradients accumulate in on a device, and what moments are kept in."""
+    """What gradients accumulate in on a device, and what `fp32` moments are kept in."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -143,7 +151,7 @@ class ModelStore:
     """The host's copy of a model and its training state: one UnitState for each unit of the spec, in order.
 
     Bytes a parameter, bfloat16: sync 2 + 2 + 2 + 8 = 14, async 16; with several rounds the gradient is kept as
-    the float32 partial sum, 2 more.
+    the float32 partial sum, 2 more. In place of 8 bytes, moments take 4 as `bf16` and 2 1/16 as `int8`.
     """
 
     def __init__(
@@ -153,19 +161,21 @@ class ModelStore:
         *,
         generations: int,
         wide_grad: bool = False,
+        moments: Moments = "fp32",
         lock: bool = False,
     ) -> None:
         self.spec, self.dtype, self.wide_grad = spec, dtype, wide_grad
-        self._layout = _layout(dtype, generations, wide_grad)
-        self._arena = Arena(self.nbytes(spec, dtype, generations=generations, wide_grad=wide_grad))
+        self._layout = _layout(dtype, generations, wide_grad, moments)
+        self._arena = Arena(_nbytes(spec, self._layout))
         self.units = [self._unit(unit) for unit in spec.units]
         if lock:
             self._arena.lock()
 
     @staticmethod
-    def nbytes(spec: ModelShape, dtype: torch.dtype, *, generations: int, wide_grad: bool = False) -> int:
-        layout = _layout(dtype, generations, wide_grad)
-        return sum(aligned(unit.numel * kind.itemsize) for unit in spec.units for _, kind in layout)
+    def nbytes(
+        spec: ModelShape, dtype: torch.dtype, *, generations: int, wide_grad: bool = False, moments: Moments = "fp32"
+    ) -> int:
+        return _nbytes(spec, _layout(dtype, generations, wide_grad, moments))
 
     @property
     def locked(self) -> bool:
@@ -173,14 +183,13 @@ class ModelStore:
 
     def _unit(self, unit: Unit) -> UnitState:
         buffers: dict[str, list[Tensor]] = {}
-        for name, dtype in self._layout:
-            buffers.setdefault(name, []).append(self._arena.take(unit.numel, dtype))
+        for name, dtype, shared in self._layout:
+            buffers.setdefault(name, []).append(self._arena.take(unit.numel // shared, dtype))
         return UnitState(
             unit,
             params=buffers["params"],
             grad=buffers["grad"][0],
-            exp_avg=buffers["exp_avg"][0],
-            exp_avg_sq=buffers["exp_avg_sq"][0],
+            moments={name: buffer for name, (buffer, *_) in buffers.items() if name.startswith("exp_avg")},
             remainder=buffers["remainder"][0] if "remainder" in buffers else None,
         )
 
@@ -211,11 +220,18 @@ class ModelStore:
         self.close()
 
 
-def _layout(dtype: torch.dtype, generations: int, wide_grad: bool) -> Sequence[tuple[str, torch.dtype]]:
+def _layout(
+    dtype: torch.dtype, generations: int, wide_grad: bool, moments: Moments
+) -> Sequence[tuple[str, torch.dtype, int]]:
+    """A unit's buffers: name, type, and how many of the unit's elements share one."""
     wide = accumulate_dtype(dtype)
-    layout = [("params", dtype)] * generations
-    layout += [("grad", wide if wide_grad else dtype), ("exp_avg", wide), ("exp_avg_sq", wide)]
-    return [*layout, ("remainder", torch.int16)] if dtype == torch.bfloat16 else layout
+    buffers = [*[("params", dtype, 1)] * generations, ("grad", wide if wide_grad else dtype, 1)]
+    buffers += layout(moments, wide)
+    return [*buffers, ("remainder", torch.int16, 1)] if dtype == torch.bfloat16 else buffers
+
+
+def _nbytes(spec: ModelShape, buffers: Sequence[tuple[str, torch.dtype, int]]) -> int:
+    return sum(aligned(unit.numel // shared * kind.itemsize) for unit in spec.units for _, kind, shared in buffers)
 
 
 def available_bytes() -> int:

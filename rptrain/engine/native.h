@@ -18,13 +18,24 @@
 #define CLONES
 #endif
 
+static inline uint32_t bits_of(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float of_bits(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 /* The float32 of a bfloat16. */
 static inline float widen(uint16_t value)
 {
-    uint32_t bits = (uint32_t)value << 16;
-    float result;
-    memcpy(&result, &bits, sizeof result);
-    return result;
+    return of_bits((uint32_t)value << 16);
 }
 
 #endif

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import torch
 
-SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}  # of the entries, by type
+SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64", torch.int8: "i8"}  # of entries
 
 
 @cache

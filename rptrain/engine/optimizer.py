@@ -14,6 +14,7 @@ import queue
 import threading
 from collections.abc import Sequence
 
+from rptrain.engine import moments
 from rptrain.engine.adam import CpuAdam
 from rptrain.engine.context import Context
 from rptrain.engine.device import stamp
@@ -29,9 +30,16 @@ class OptimizerWorker:
     """Takes an iteration, then its step, in turn; publishes ("version", unit) and ("step",)."""
 
     def __init__(
-        self, context: Context, adam: CpuAdam, *, weight_decay: float, max_grad_norm: float, applied: int
+        self,
+        context: Context,
+        adam: CpuAdam,
+        *,
+        weight_decay: float,
+        max_grad_norm: float,
+        seed: int,
+        applied: int,
     ) -> None:
-        self._context, self._adam = context, adam
+        self._context, self._adam, self._seed = context, adam, seed
         self._weight_decay, self._max_grad_norm = weight_decay, max_grad_norm
         self.applied = applied  # steps that were not skipped, over the whole training: bias correction counts them
         outputs, _, _ = context.buffers.locate(Access(0, 0), 0, 0)  # [T, D], the embeddings of a micro-batch
@@ -140,10 +148,10 @@ class OptimizerWorker:
             if result.skipped:
                 state.before = state.current
             else:
-                self._update_unit(state, rate, factor)
+                self._update_unit(state, rate, factor, moments.noise(self._seed, self.applied, index))
             context.board.publish(("version", index), iteration.number + 1, state.current)
 
-    def _update_unit(self, state: UnitState, rate: float, factor: float) -> None:
+    def _update_unit(self, state: UnitState, rate: float, factor: float, noise: int) -> None:
         source, target = state.params[state.current], state.params[state.spare]
         for part, weight_decay in _decay_ranges(state.unit, self._weight_decay):
             self._adam.update(
@@ -151,12 +159,12 @@ class OptimizerWorker:
                 target=target[part],
                 remainder=None if state.remainder is None else state.remainder[part],
                 grad=state.grad[part],
-                exp_avg=state.exp_avg[part],
-                exp_avg_sq=state.exp_avg_sq[part],
+                **state.moments_of(part),
                 lr=rate,
                 weight_decay=weight_decay,
                 step=self.applied,
                 grad_scale=factor,
+                noise=noise + part.start,
             )
         state.flip()
 

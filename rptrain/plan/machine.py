@@ -10,7 +10,7 @@ GB, GIB = 10**9, 2**30
 # attention forward and backward together 0.4 to 0.5, copies 0.85), and taken for the other cards too.
 MATMUL, GROUPED, ATTENTION, TRAFFIC = 0.80, 0.61, 0.45, 0.85
 LAUNCH = 0.2e-3  # seconds that a pass over a layer takes at least: its launches
-ADAM_BYTES = 28  # of memory traffic for a parameter: gradient 2, moments 16, remainder 4, weight 2 read and 4 written
+ADAM_BYTES = 12  # of memory traffic for a parameter: gradient 2, remainder 4, weight 2 read and 4 written
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Machine:
         """Bytes a second each way for a device while all copy."""
         return min(self.card.pcie, (self.pcie_total or float("inf")) / self.devices)
 
-    def update_seconds(self, parameters: int) -> float:
-        """Of one optimizer step over so many parameters."""
-        return parameters * ADAM_BYTES / self.host_bandwidth
+    def update_seconds(self, parameters: int, moments: float = 8) -> float:
+        """Of one optimizer step over so many parameters, each with so many bytes of moments, read and written."""
+        return parameters * (ADAM_BYTES + 2 * moments) / self.host_bandwidth
 
 
 def card_named(device: str) -> Card | None:

@@ -122,6 +122,11 @@ def test_the_optimizers_bytes_in_16_bits(monkeypatch):
     assert 16 < found["memory"]["host"]["states_per_parameter"] < 40  # pages of a tiny model are not full
 
 
+def test_the_optimizers_bytes_with_small_moments(monkeypatch):
+    found = as_json("model.dtype=bfloat16", "engine.replan=false", "optim.moments=int8")
+    assert found["optimizer"]["bytes_per_parameter"] == 2 * (2 + 1 + 1 + 2 + 2 * 4 / 128) + 2
+
+
 def test_the_table_and_the_floor(monkeypatch):
     monkeypatch.setattr(floor, "COPY", 1 << 16)
     for columns in ("80", "120"):

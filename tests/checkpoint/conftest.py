@@ -7,6 +7,7 @@ import torch
 
 from rptrain.engine.adam import split
 from rptrain.engine.memory import UnitState, accumulate_dtype
+from rptrain.engine.moments import layout
 from rptrain.models import registry
 
 CONFIG = {
@@ -42,7 +43,7 @@ def spec():
     return registry.build(CONFIG)
 
 
-def make_units(spec, dtype=torch.bfloat16, generations=1, seed=0):
+def make_units(spec, dtype=torch.bfloat16, generations=1, seed=0, moments="fp32"):
     """Every buffer full of random numbers; of two generations the second is the current one."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -56,16 +57,18 @@ def make_units(spec, dtype=torch.bfloat16, generations=1, seed=0):
         if dtype == torch.bfloat16:
             remainder = torch.empty(unit.numel, dtype=torch.int16)
             split(random(unit.numel, torch.float32), params[-1], remainder)
-        wide = accumulate_dtype(dtype)
-        moments = random(unit.numel, wide), random(unit.numel, wide).square()
-        units.append(UnitState(unit, params, random(unit.numel, dtype), *moments, remainder, generations - 1))
+        buffers = {
+            name: (10 * random(unit.numel // shared, torch.float64)).abs().to(kind)
+            for name, kind, shared in layout(moments, accumulate_dtype(dtype))
+        }
+        units.append(UnitState(unit, params, random(unit.numel, dtype), buffers, remainder, generations - 1))
     return units
 
 
 def kept(units):
     """What a checkpoint is to bring back of each unit."""
     return [
-        [unit.params[unit.current], unit.params[unit.before], unit.exp_avg, unit.exp_avg_sq]
+        [unit.params[unit.current], unit.params[unit.before], *unit.moments.values()]
         + ([] if unit.remainder is None else [unit.remainder])
         for unit in units
     ]

@@ -9,6 +9,7 @@ from rptrain.checkpoint.state import latest, load_state, prune, read_state, save
 from rptrain.errors import UserError
 from rptrain.models import registry
 
+MOMENTS = pytest.mark.parametrize("moments", ["fp32", "bf16", "int8"])
 KINDS = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 
 
@@ -21,12 +22,14 @@ def save(tmp_path, model_dir):
 
 
 @KINDS
+@MOMENTS
 @pytest.mark.parametrize("generations", [1, 2], ids=["sync", "async"])
-def test_everything_comes_back_to_the_bit(save, spec, states, dtype, generations):
-    saved = states.make(spec, dtype, generations)
+def test_everything_comes_back_to_the_bit(save, spec, states, dtype, moments, generations):
+    saved = states.make(spec, dtype, generations, moments=moments)
     directory = save(saved, cursor=[3, 4], applied=6)
     assert directory.name == "checkpoint-7"
-    fresh = states.make(spec, dtype, generations, seed=1)
+    fresh = states.make(spec, dtype, generations, seed=1, moments=moments)
+    assert not states.same_bits(states.kept(saved), states.kept(fresh))
     addresses = [unit.params[0].data_ptr() for unit in fresh]
     state = load_state(directory, fresh)
     assert states.same_bits(states.kept(saved), states.kept(fresh))
@@ -92,6 +95,22 @@ def test_the_dtype_cannot_change(save, spec, states):
     directory = save(states.make(spec))
     with pytest.raises(UserError, match=r'model.dtype = "bfloat16" and cannot go on with "float32"'):
         load_state(directory, states.make(spec, torch.float32))
+
+
+@pytest.mark.parametrize(("before", "after"), [("fp32", "int8"), ("bf16", "fp32"), ("int8", "bf16")])
+def test_the_moments_cannot_change(save, spec, states, before, after):
+    directory = save(states.make(spec, moments=before))
+    with pytest.raises(UserError, match=f'optim.moments = "{before}" and cannot go on with "{after}": set optim'):
+        load_state(directory, states.make(spec, moments=after))
+
+
+def test_small_moments_are_plain_tensors_of_the_file(save, spec, states):
+    (unit, *_) = units = states.make(spec, moments="int8")
+    tensors = load_file(min((save(units) / "units").iterdir()))
+    assert set(tensors) == {"param", "remainder", *unit.moments}
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in unit.moments.items())
+    assert (tensors["exp_avg"].dtype, tensors["exp_avg_sq"].dtype) == (torch.int8, torch.uint8)
+    assert len(tensors["exp_avg_scale"]) == len(tensors["exp_avg_sq_scale"]) == unit.unit.numel // 128
 
 
 @pytest.mark.parametrize("change", [{"num_hidden_layers": 3}, {"num_hidden_layers": 1}, {"vocab_size": 99}])

@@ -12,10 +12,10 @@ from rptrain.plan.schedule import Plan
 BETAS = (0.9, 0.95)
 
 
-def make_store(cfg, dtype, *, asynchronous, wide_grad=False, lock=False, seed=0):
+def make_store(cfg, dtype, *, asynchronous, wide_grad=False, lock=False, seed=0, moments="fp32"):
     """A store with random weights that depend on the seed and each parameter's name alone."""
     spec = build(cfg)
-    store = ModelStore(spec, dtype, generations=1 + asynchronous, wide_grad=wide_grad, lock=lock)
+    store = ModelStore(spec, dtype, generations=1 + asynchronous, wide_grad=wide_grad, moments=moments, lock=lock)
     for index, unit in enumerate(spec.units):
         for param in unit.params:
             generator = torch.Generator().manual_seed(seed + sum(map(ord, unit.name + param.name)))

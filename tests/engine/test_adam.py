@@ -1,17 +1,13 @@
-import ctypes
-import shutil
-import subprocess
-from pathlib import Path
-
 import pytest
 import torch
 
 from rptrain.engine import adam
 from rptrain.engine.adam import CHUNK, CpuAdam, join, split
 
-BETAS, EPS = (0.9, 0.95), 1e-8
+from .updates import BETAS, EPS, PATHS, assert_same_bits, instruction_sets, make_adam, values
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 LENGTHS = (1, 7, CHUNK, 3 * CHUNK + 1357)
-PATHS = pytest.mark.parametrize("fallback", [False, True], ids=["native", "fallback"])
 KINDS = pytest.mark.parametrize(
     ("dtype", "grad_dtype"),
     [
@@ -22,32 +18,6 @@ KINDS = pytest.mark.parametrize(
     ],
     ids=["bf16-bf16", "bf16-f32", "f32", "f64"],
 )
-
-
-@pytest.fixture(autouse=True)
-def one_torch_thread():
-    """As the engine sets it: the pool's threads are the only ones."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def make_adam(fallback=False, threads=2):
-    optimizer = CpuAdam(BETAS, EPS, threads, force_fallback=fallback)
-    if not fallback and not optimizer.native:
-        pytest.skip("installed without a compiler")
-    return optimizer
-
-
-def values(count, seed, dtype=torch.float32):
-    """Normal numbers of many sizes, with zeros, denormals and large ones among them."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(count, generator=generator, dtype=torch.float64)
-    x *= 10 ** torch.randint(-6, 3, (count,), generator=generator).double()
-    for i, special in enumerate((0.0, -0.0, 1e-40, -1e-40, 1e30, -1e30)):
-        x[10 + i :: 1000] = special
-    return x.to(dtype)
 
 
 def make_states(count, dtype, seed=0):
@@ -75,13 +45,6 @@ def run(optimizer, states, grad_dtype, steps=5, in_place=True):
         )
         states["source"] = target
     return states
-
-
-def assert_same_bits(left, right):
-    for name, tensor in left.items():
-        if tensor is not None:
-            kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-            assert torch.equal(tensor.view(kind), right[name].view(kind)), name
 
 
 def reference(master, grad_dtype, steps=5):
@@ -276,29 +239,9 @@ def test_traffic_touches_what_an_update_writes():
     assert all(bool((t.view(torch.int16) != before[name].view(torch.int16)).any()) for name, t in states.items())
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
-def test_every_instruction_set_gives_the_same_bits(tmp_path, monkeypatch):
-    """The clones that target_clones makes, compiled one at a time."""
-    source = Path(adam.__file__).with_name("adam.c")
-    flags = [
-        "-O3",
-        "-ffp-contract=off",
-        "-fno-math-errno",
-        "-fno-trapping-math",
-        "-fPIC",
-        "-shared",
-        "-DCLONES=",
-    ]
-    known = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
-    instruction_sets = [("x86-64", "sse2"), ("x86-64-v3", "avx2"), ("x86-64-v4", "avx512bw")]
-    available = [name for name, flag in instruction_sets if flag in known]
-    if len(available) < 2:
-        pytest.skip("one instruction set only")
+def test_every_instruction_set_gives_the_same_bits(tmp_path):
     results = []
-    for name in available:
-        library = tmp_path / f"{name}.so"
-        subprocess.run(["gcc", *flags, f"-march={name}", "-o", library, source, "-lm"], check=True)
-        monkeypatch.setattr(adam, "_library", lambda library=library: ctypes.CDLL(str(library)))
+    for _ in instruction_sets(tmp_path):
         with make_adam() as optimizer:
             run_all = {}
             for dtype in (torch.bfloat16, torch.float32, torch.float64):

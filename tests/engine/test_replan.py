@@ -20,7 +20,7 @@ def tensors(store):
     """Every bit of the training state: both generations in order of age, moments, remainders."""
     found = []
     for state in store.units:
-        found += [state.params[state.before], state.params[state.current], state.exp_avg, state.exp_avg_sq]
+        found += [state.params[state.before], state.params[state.current], *state.moments.values()]
         found += [] if state.remainder is None else [state.remainder]
     return [tensor.clone() for tensor in found]
 

@@ -1,0 +1,127 @@
+"""How AdamW's moments are kept: exactly, in 16 bits or in 8, and the rounding that keeps their means.
+
+A change of exp_avg_sq is mostly its decay, 1 - beta2 of it: below half a step of any of the small formats, so rounding
+to the nearest would hold it where it is (the "signal swamping" of arXiv 2505.00347). Both formats round up or down at
+random instead, with chances by which the mean of what is stored is the value; so sums over steps come out right. The
+random numbers follow from seed, step, unit and element alone. The update itself uses the moments before rounding.
+
+`bf16`: both moments in bfloat16, whose exponent is that of float32.
+
+`int8`: codes in blocks of 128 elements with a float32 scale for each moment (block-wise, as in arXiv 2110.02861). A
+code c stands for c * |c| of the scale, and in exp_avg_sq for the root of it: c ** 4 for itself. The largest of a block
+is exact; steps grow finer towards zero, as those of that paper's codes do, but are computed without a table. exp_avg_sq
+spans 4e9 in a block. What is smaller still is kept as the smallest code, never as zero, by which the update would be
+divided (arXiv 2309.01507).
+"""
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rptrain.models.spec import ALIGNMENT
+
+Moments = Literal["fp32", "bf16", "int8"]
+BLOCK = ALIGNMENT  # elements; as in moments.h. No block has elements of two parameters
+MEAN_TOP, ROOT_TOP, LEAST = (np.float32(x) for x in (127**2, 255**2, 1e-20))  # as there
+MOST = 1e38
+
+Array = np.ndarray
+
+
+def layout(moments: Moments, wide: torch.dtype) -> tuple[tuple[str, torch.dtype, int], ...]:
+    """The buffers of a unit: name, type, and how many of the unit's elements share one. `fp32` means `wide`."""
+    if moments == "int8":
+        codes = (("exp_avg", torch.int8, 1), ("exp_avg_sq", torch.uint8, 1))
+        return (*codes, *((f"{name}_scale", torch.float32, BLOCK) for name, _, _ in codes))
+    kind = torch.bfloat16 if moments == "bf16" else wide
+    return ("exp_avg", kind, 1), ("exp_avg_sq", kind, 1)
+
+
+def kind_of(exp_avg: torch.dtype) -> Moments:
+    """The format that has this type of exp_avg."""
+    small = {torch.bfloat16: "bf16", torch.int8: "int8"}
+    (kind,) = (name for name in get_args(Moments) if name == small.get(exp_avg, "fp32"))
+    return kind
+
+
+def bytes_each(moments: Moments, wide: torch.dtype) -> float:
+    """Bytes of a parameter that its moments take."""
+    return sum(dtype.itemsize / shared for _, dtype, shared in layout(moments, wide))
+
+
+def noise(seed: int, step: int, unit: int) -> int:
+    """Where the random numbers of a unit's first element begin in a step; 32 bits."""
+    return int(np.random.SeedSequence((seed, step, unit)).generate_state(1)[0])
+
+
+def read(buffers: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Both moments in float32, from buffers of a small format."""
+    if "exp_avg_scale" not in buffers:
+        return buffers["exp_avg"].float(), buffers["exp_avg_sq"].float()
+    codes, roots = (_blocks(buffers[name]).astype(np.float32) for name in ("exp_avg", "exp_avg_sq"))
+    mean = codes * np.abs(codes) * _scales(buffers, "exp_avg")
+    root = roots * roots * _scales(buffers, "exp_avg_sq")
+    return _flat(mean), _flat(root * root)
+
+
+def write(buffers: Mapping[str, Tensor], exp_avg: Tensor, exp_avg_sq: Tensor, noise: int) -> None:
+    """Rounds both moments into buffers of a small format; element i draws from noise + i.
+
+    Codes need finite numbers: an exp_avg_sq that is larger is cut, also for the caller.
+    """
+    random = _random(noise, len(exp_avg))
+    if "exp_avg_scale" not in buffers:
+        for name, value, bits in (("exp_avg", exp_avg, random & 0xFFFF), ("exp_avg_sq", exp_avg_sq, random >> 16)):
+            rounded = (value.numpy().view(np.uint32) + bits) >> 16
+            buffers[name].view(torch.int16).numpy()[:] = rounded.astype(np.uint16).view(np.int16)
+        return
+    random = random.reshape(-1, BLOCK)
+    exp_avg_sq.clamp_(max=MOST)
+    mean, root = exp_avg.numpy().reshape(-1, BLOCK), np.sqrt(exp_avg_sq.numpy()).reshape(-1, BLOCK)
+    mean_top, root_top = (np.maximum(np.abs(x).max(1, keepdims=True), LEAST) for x in (mean, root))
+    _scales(buffers, "exp_avg")[:] = mean_top / MEAN_TOP
+    _scales(buffers, "exp_avg_sq")[:] = root_top / ROOT_TOP
+    _blocks(buffers["exp_avg"])[:] = _mean_codes(mean * (MEAN_TOP / mean_top), random & 0xFFFF)
+    _blocks(buffers["exp_avg_sq"])[:] = _root_codes(root * (ROOT_TOP / root_top), random >> 16)
+
+
+def _random(noise: int, count: int) -> Array:
+    """32 bits for each element: the last steps of MurmurHash3 (Appleby), which mix a counter."""
+    x = np.arange(noise, noise + count, dtype=np.uint64).astype(np.uint32)
+    x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
+
+def _share(bits: Array) -> Array:
+    """16 bits as a number between 0 and 1, neither of them."""
+    return (bits.astype(np.float32) + np.float32(0.5)) * np.float32(1 / 65536)
+
+
+def _mean_codes(value: Array, bits: Array) -> Array:
+    size = np.abs(value)
+    low = np.minimum(np.floor(np.sqrt(size)), np.float32(126))
+    code = low + (_share(bits) * (2 * low + 1) < size - low * low)
+    return np.where(value < 0, -code, code).astype(np.int8)
+
+
+def _root_codes(root: Array, bits: Array) -> Array:
+    code = np.clip(np.floor(np.sqrt(root)), np.float32(1), np.float32(254))
+    low, high = code * code, (code + 1) * (code + 1)
+    code = code + (_share(bits) * (high * high - low * low) < root * root - low * low)
+    return np.where(root > 0, code, 0).astype(np.uint8)
+
+
+def _blocks(codes: Tensor) -> Array:
+    return codes.numpy().reshape(-1, BLOCK)
+
+
+def _scales(buffers: Mapping[str, Tensor], name: str) -> Array:
+    return buffers[f"{name}_scale"].numpy()[:, None]
+
+
+def _flat(blocks: Array) -> Tensor:
+    return torch.from_numpy(blocks.reshape(-1))
