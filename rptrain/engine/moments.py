@@ -7,15 +7,15 @@ random numbers follow from seed, step, unit and element alone. The update itself
 
 `bf16`: both moments in bfloat16, whose exponent is that of float32.
 
-`int8`: codes in blocks of 128 elements with a float32 scale for each moment (block-wise, as in arXiv 2110.02861). A
-code c stands for c * |c| of the scale, and in exp_avg_sq for the root of it: c ** 4 for itself. The largest of a block
-is exact; steps grow finer towards zero, as those of that paper's codes do, but are computed without a table. exp_avg_sq
-spans 4e9 in a block. What is smaller still is kept as the smallest code, never as zero, by which the update would be
-divided (arXiv 2309.01507).
+`int8`: codes in blocks of 128 elements with a float32 scale for each moment (block-wise, as in arXiv 2110.02861). With
+code c and scale s, exp_avg is c * |c| * s, and the root of exp_avg_sq is c * c * s. The largest of a block is exact;
+steps grow finer towards zero, as those of that paper's codes do, but are computed without a table. exp_avg_sq spans 4e9
+in a block. What is smaller still is kept as the smallest code, never as zero, by which the update would be divided
+(arXiv 2309.01507).
 """
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -42,9 +42,8 @@ def layout(moments: Moments, wide: torch.dtype) -> tuple[tuple[str, torch.dtype,
 
 def kind_of(exp_avg: torch.dtype) -> Moments:
     """The format that has this type of exp_avg."""
-    small = {torch.bfloat16: "bf16", torch.int8: "int8"}
-    (kind,) = (name for name in get_args(Moments) if name == small.get(exp_avg, "fp32"))
-    return kind
+    small: dict[torch.dtype, Moments] = {torch.bfloat16: "bf16", torch.int8: "int8"}
+    return small.get(exp_avg, "fp32")
 
 
 def bytes_each(moments: Moments, wide: torch.dtype) -> float:

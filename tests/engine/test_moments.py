@@ -231,6 +231,31 @@ def test_a_small_first_moment_is_learnt_beside_a_large_one(kind):
     assert m[inner].mean() == pytest.approx(0.37e-5 * (1 - 0.9**steps), rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("kind", "decades", "most"), [("bf16", 0, 0.02), ("bf16", 2, 0.02), ("int8", 0, 0.05), ("int8", 2, 0.14)]
+)
+def test_how_far_updates_are_off(kind, decades, most):
+    """Root mean square, of the update itself, once the noise has gathered; gradients in a block differ by `decades`."""
+    count, steps, settled = 32 * moments.BLOCK, 1500, 1000
+    generator = torch.Generator().manual_seed(0)
+    size = 1e-3 * 10 ** (-decades * torch.rand(count, generator=generator))
+    exact = {"source": torch.zeros(count), "remainder": None, **empty("fp32", count)}
+    small = {"source": torch.zeros(count), "remainder": None, **empty(kind, count)}
+    right, found = [], []
+    with make_adam() as optimizer:
+        optimizer.betas = (0.9, 0.999)
+        for step in range(1, steps + 1):
+            grad = torch.randn(count, generator=generator) * size
+            for states, changes in ((exact, right), (small, found)):
+                states["source"].zero_()
+                update(optimizer, states, grad, step)
+                if step > settled and step % 20 == 0:
+                    changes.append(states["source"].double())
+    right, found = torch.stack(right), torch.stack(found)
+    assert most / 3 < (found - right).norm() / right.norm() < most
+    assert (found * right).sum() / right.square().sum() == pytest.approx(1, abs=0.03)
+
+
 def test_only_zero_becomes_the_divisor_zero():
     v = torch.zeros(2 * moments.BLOCK)
     v[0], v[1] = 1.0, 1e-30
