@@ -9,7 +9,7 @@ from rptrain.errors import UserError
 from rptrain.models import registry
 from rptrain.plan.machine import CARDS, Machine
 from rptrain.plan.validate import validate
-from rptrain.planner import LIBRARIES, Workload, make_plan
+from rptrain.planner import LIBRARIES, Workload, layer_costs, make_plan
 
 GIB = 2**30
 
@@ -53,6 +53,15 @@ def test_host_states_are_14_bytes_a_parameter_in_sync_and_16_in_async():
     sync, asynchronous = (plan_of("qwen3-1.7b", None, asynchronous=a).store_bytes for a in (False, True))
     assert 14 <= sync / parameters < 14.01
     assert 16 <= asynchronous / parameters < 16.01
+
+
+@pytest.mark.parametrize(("moments", "moved"), [("fp32", 28), ("bf16", 20), ("int8", 16.125)])
+def test_small_moments_make_updates_shorter(moments, moved):
+    spec, machine = spec_of("qwen3-1.7b"), Machine(CARDS["rtx4090"], 1)
+    workload = Workload(4, 2048, 16, 16, torch.bfloat16, False, moments)
+    costs = layer_costs(spec, workload, machine, None)
+    numel = sum(unit.numel for unit in spec.units)
+    assert sum(cost.update for cost in costs) == pytest.approx(moved * numel / machine.host_bandwidth)
 
 
 def test_rounds_need_less_host_memory_for_activations():
