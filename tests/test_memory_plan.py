@@ -121,7 +121,7 @@ print(json.dumps({"planned": host.total, "measured": peak << 10, "parts": parts}
     [
         ["model.dtype=bfloat16", "optim.update=async", "engine.devices=cpu:2"],
         ["model.dtype=bfloat16", "optim.update=sync", "engine.devices=cpu:1", "engine.round_size=2"],
-        ["model.dtype=bfloat16", "optim.update=sync", "engine.devices=cpu:1", "optim.moments=int8"],
+        ["model.dtype=bfloat16", "optim.update=async", "engine.devices=cpu:2", "optim.moments=int8"],
         ["model.dtype=float32", "optim.update=async", "engine.devices=cpu:1"],
         ["model.dtype=float32", "optim.update=sync", "engine.devices=cpu:2"],
     ],
