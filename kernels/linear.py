@@ -1,13 +1,13 @@
-"""Products with a weight [out, in], and its gradient accumulated in a wider type."""
+"""Products with a weight [out, in] and its bias, and their gradients accumulated in a wider type."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 
-def linear(x: Tensor, w: Tensor) -> Tensor:
-    """x [T, in] times the transposed weight: [T, out]."""
-    return F.linear(x, w)
+def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [T, in] times the transposed weight, plus the bias [out] where given: [T, out]."""
+    return F.linear(x, w, bias)
 
 
 def linear_add(x: Tensor, w: Tensor, residual: Tensor, *, overwrite: bool = False) -> Tensor:
@@ -34,3 +34,8 @@ def accumulate_weight_grad(acc: Tensor, dy: Tensor, x: Tensor) -> None:
         torch.addmm(acc, dy.t(), x, out_dtype=acc.dtype, out=acc)
     else:  # the CPU has no product of mixed types
         acc.addmm_(dy.t().to(acc.dtype), x.to(acc.dtype))
+
+
+def accumulate_bias_grad(acc: Tensor, dy: Tensor) -> None:
+    """acc [out] += the sum of the rows of dy [T, out], which is made in the type of acc."""
+    acc += dy.sum(0, dtype=acc.dtype)

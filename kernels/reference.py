@@ -125,8 +125,10 @@ def swiglu(gate_up: Tensor, interleaved: bool = False, clamp: Clamp | None = Non
     gate, up = _gate_and_up(gate_up, interleaved)
     if clamp is None:
         return F.silu(gate) * up
-    gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
-    return (up + 1) * (gate * torch.sigmoid(gate * clamp.alpha))
+    gate = gate.clamp(max=clamp.limit)
+    glu = gate * (gate * clamp.alpha).sigmoid_()
+    del gate
+    return glu * up.clamp(-clamp.limit, clamp.limit).add_(1)
 
 
 def swiglu_backward(
@@ -147,12 +149,13 @@ def swiglu_backward(
         glu = gate * sigmoid
         slope = (1 - sigmoid).mul_(glu).add_(sigmoid).mul_(up)
     else:
-        gate_over, up_over = gate > clamp.limit, up.abs() > clamp.limit
-        gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit).to(dtype) + 1
-        sigmoid = torch.sigmoid(gate.to(dtype) * clamp.alpha)
-        glu = gate * sigmoid
-        slope = (1 - sigmoid).mul_(glu).mul_(clamp.alpha).add_(sigmoid).mul_(up).masked_fill_(gate_over, 0)
-        glu.masked_fill_(up_over, 0)
+        held = gate.clamp(max=clamp.limit)
+        sigmoid = held.to(dtype).mul(clamp.alpha).sigmoid_()
+        glu = held * sigmoid
+        slope = (1 - sigmoid).mul_(glu).mul_(clamp.alpha).add_(sigmoid)
+        del held, sigmoid
+        slope.mul_(up.clamp(-clamp.limit, clamp.limit).to(dtype).add_(1)).masked_fill_(gate > clamp.limit, 0)
+        glu.masked_fill_(up.abs() > clamp.limit, 0)
     d_gate, d_up = _gate_and_up(out, interleaved)
     d_gate.copy_(slope.mul_(dy))
     d_up.copy_(glu.mul_(dy))

@@ -65,20 +65,22 @@ def gather(x_TD: Tensor, order_N: Tensor, active: int) -> Tensor:
 def combine(rows_ND: Tensor, places_TX: Tensor, weights_TX: Tensor | None) -> Tensor:
     """The sum of each token's rows, weighted or not: [T, D], rounded once."""
     dtype = wide(rows_ND.dtype)
-    rows = rows_ND[places_TX.long()].to(dtype)
-    if weights_TX is not None:
-        rows = rows * weights_TX.to(dtype).unsqueeze(-1)
-    return rows.sum(1).to(rows_ND.dtype)
+    places = places_TX.long()
+    total = torch.zeros(len(places), rows_ND.shape[1], dtype=dtype, device=rows_ND.device)
+    for number in range(places.shape[1]):
+        rows = rows_ND[places[:, number]]
+        total = total + (rows if weights_TX is None else rows * weights_TX[:, number, None].to(dtype))
+    return total.to(rows_ND.dtype)
 
 
 def weigh(drows_ND: Tensor, rows_ND: Tensor, weights_TX: Tensor, order_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Both arguments times the weights, and the weights' gradient [T, X] in the wide type: products of rows."""
     dtype = wide(rows_ND.dtype)
     order = order_N.long()
-    drows, rows, weights = drows_ND.to(dtype), rows_ND.to(dtype), weights_TX.to(dtype).flatten()[order, None]
+    weights = weights_TX.to(dtype).flatten()[order, None]
     dweights = torch.empty_like(weights_TX, dtype=dtype)
-    dweights.view(-1)[order] = (drows * rows).sum(1)
-    return (drows * weights).to(drows_ND.dtype), (rows * weights).to(rows_ND.dtype), dweights
+    dweights.view(-1)[order] = (drows_ND.to(dtype) * rows_ND).sum(1)
+    return (drows_ND * weights).to(drows_ND.dtype), (rows_ND * weights).to(rows_ND.dtype), dweights
 
 
 def grouped_mm(x_NK: Tensor, w_EKM: Tensor, ends_E: Tensor, bias_EM: Tensor | None) -> Tensor:
@@ -92,7 +94,7 @@ def grouped_mm(x_NK: Tensor, w_EKM: Tensor, ends_E: Tensor, bias_EM: Tensor | No
 
 def grouped_weight_grad(acc_EKM: Tensor, x_NK: Tensor, dy_NM: Tensor, ends_E: Tensor) -> None:
     for expert, rows in _groups(ends_E):
-        acc_EKM[expert] += x_NK[rows].to(acc_EKM.dtype).T @ dy_NM[rows].to(acc_EKM.dtype)
+        acc_EKM[expert].addmm_(x_NK[rows].to(acc_EKM.dtype).T, dy_NM[rows].to(acc_EKM.dtype))
 
 
 def grouped_bias_grad(acc_EM: Tensor, dy_NM: Tensor, ends_E: Tensor) -> None:

@@ -23,6 +23,8 @@ class BlockShape(ABC):
     head_size: int
     intermediate: int
     qk_norm: bool = False
+    biases: bool = False  # on every product of the block
+    window: int | None = None  # keys that a query sees at most, itself included
 
     @property
     def units(self) -> tuple[int, ...]:
@@ -41,7 +43,7 @@ class BlockShape(ABC):
         if self.qk_norm:  # q and k before their norms; the values lie in the same buffer
             elements += heads + kv_heads
             statistics += self.heads + self.kv_heads
-        return tokens * (elements * itemsize + statistics * max(itemsize, 4) + self.mlp_kept(itemsize))
+        return tokens * (elements * itemsize + statistics * max(itemsize, 4)) + self.mlp_kept(tokens, itemsize)
 
     def workspace_bytes(self, tokens: int, itemsize: int) -> int:
         """Upper bound of the bytes that backward needs at once beside what is kept, once a device.
@@ -57,16 +59,17 @@ class BlockShape(ABC):
         return tokens * (max(attention, mlp) + max(inside, mlp_inside))
 
     def attended(self, length: int) -> float:
-        """The mean number of keys that a query of a row of `length` tokens sees: the causal half."""
-        return (length + 1) / 2
+        """The mean number of keys that a query of a row of `length` tokens sees: the causal half, or the window."""
+        seen = length if self.window is None else min(length, self.window)
+        return seen * (2 * length - seen + 1) / (2 * length)
 
     @abstractmethod
     def mlp_work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
         """Forward and backward of the MLP, from the output of its norm to the residual sum."""
 
     @abstractmethod
-    def mlp_kept(self, itemsize: int) -> int:
-        """Bytes a token that the MLP keeps, its norm included."""
+    def mlp_kept(self, tokens: int, itemsize: int) -> int:
+        """Bytes that the MLP keeps, its norm included."""
 
     @abstractmethod
     def mlp_workspace(self, itemsize: int) -> tuple[int, int]:
@@ -85,6 +88,8 @@ class BlockShape(ABC):
         # q and k before their norms; the values' gradient, copied
         rotation_back = rotation + self.qk_norm * (heads + kv_heads) + 2 * kv_heads
         backward = {"norm and sum, backward": 4 * self.hidden, "rotation, backward": rotation_back}
+        if self.biases:
+            backward["biases, backward"] = heads + 2 * kv_heads + self.hidden
         return (
             Work(matmul=matmul, attention=attention, elementwise=scaled(forward, tokens * itemsize)),
             Work(matmul=2 * matmul, attention=2 * attention, elementwise=scaled(backward, tokens * itemsize)),

@@ -1,11 +1,11 @@
-"""What decoders are put together from: parameters by their names in checkpoints, units, the head."""
+"""What decoders are put together from: parameters by their names in checkpoints, units, blocks, the head."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rptrain.models.hf_config import Sizes
+from rptrain.models.hf_config import Shape, Sizes
 from rptrain.models.layers import Block, Head
-from rptrain.models.spec import LayerShape, ModelShape, Param, Part, Unit
+from rptrain.models.spec import Layer, ModelSpec, Param, Part, Unit
 
 
 def matrix(name: str, columns: int, std: float, *stacked: tuple[str, int]) -> Param:
@@ -68,51 +68,46 @@ def dense_unit(sizes: Sizes, index: int, qk_norm: bool) -> Unit:
     return Unit(f"layers.{index}", params)
 
 
+def block_sizes(sizes: Sizes, index: int) -> dict[str, Any]:
+    """What every kind of block has; its unit is that after the embedding's and those of earlier blocks."""
+    return {
+        "name": f"layers.{index}",
+        "unit": index + 1,
+        "hidden": sizes.hidden,
+        "heads": sizes.heads,
+        "kv_heads": sizes.kv_heads,
+        "head_size": sizes.head_size,
+        "intermediate": sizes.intermediate,
+        "eps": sizes.eps,
+    }
+
+
 def dense_block(sizes: Sizes, index: int, qk_norm: bool) -> Block:
-    """The block of `dense_unit`, which is the model's unit after the embedding's and those of earlier blocks."""
-    return Block(
-        name=f"layers.{index}",
-        unit=index + 1,
-        hidden=sizes.hidden,
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-        head_size=sizes.head_size,
-        intermediate=sizes.intermediate,
-        eps=sizes.eps,
-        qk_norm=qk_norm,
-    )
+    """The block of `dense_unit`."""
+    return Block(**block_sizes(sizes, index), qk_norm=qk_norm)
 
 
-def with_ends(sizes: Sizes, blocks: Sequence[Unit]) -> tuple[tuple[Unit, ...], Head]:
-    """All units, from the embedding to the head's, and the head."""
-    embed = Unit("embed", (matrix("embed", sizes.hidden, sizes.std, ("model.embed_tokens", sizes.vocab)),))
-    units = [embed, *blocks, Unit("norm", (norm("norm", "model.norm", sizes.hidden),))]
+def model(
+    architecture: str, config: Mapping[str, Any], shape: Shape, blocks: Sequence[Unit], layers: Sequence[Layer]
+) -> ModelSpec:
+    """The decoder of these blocks, with embedding, last norm and head around them."""
+    embed = Unit("embed", (matrix("embed", shape.hidden, shape.std, ("model.embed_tokens", shape.vocab)),))
+    units = [embed, *blocks, Unit("norm", (norm("norm", "model.norm", shape.hidden),))]
     last = projection = len(units) - 1
-    if sizes.tied:
+    if shape.tied:
         projection = 0
     else:
-        units.append(Unit("head", (matrix("head", sizes.hidden, sizes.std, ("lm_head", sizes.vocab)),)))
+        units.append(Unit("head", (matrix("head", shape.hidden, shape.std, ("lm_head", shape.vocab)),)))
         projection += 1
-    head = Head(last, projection, "embed" if sizes.tied else "head", sizes.hidden, sizes.vocab, sizes.eps)
-    return tuple(units), head
-
-
-def model_shape(
-    architecture: str,
-    config: Mapping[str, Any],
-    sizes: Sizes,
-    blocks: Sequence[Unit],
-    layers: Sequence[LayerShape],
-) -> ModelShape:
-    """The shape of a decoder with these blocks."""
-    units, head = with_ends(sizes, blocks)
-    return ModelShape(
+    return ModelSpec(
         architecture=architecture,
         config=config,
-        units=units,
+        units=tuple(units),
         layers=tuple(layers),
-        head=head,
-        hidden_size=sizes.hidden,
-        vocab_size=sizes.vocab,
-        tied=sizes.tied,
+        head=Head(last, projection, "embed" if shape.tied else "head", shape.hidden, shape.vocab, shape.eps),
+        hidden_size=shape.hidden,
+        vocab_size=shape.vocab,
+        inv_freq=shape.inv_freq,
+        rope_scale=shape.rope_scale,
+        tied=shape.tied,
     )

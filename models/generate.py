@@ -11,7 +11,7 @@ from rptrain.errors import UserError
 from rptrain.kernels.attention import attention
 from rptrain.kernels.reference import wide
 from rptrain.models import rope
-from rptrain.models.layers import Block
+from rptrain.models.attention import AttentionBlock
 from rptrain.models.spec import MicroBatch, ModelSpec
 
 Weights = Callable[[int], Mapping[str, Tensor]]  # a unit's parameters by name
@@ -105,32 +105,50 @@ class Cache:
         self.lengths = self.lengths + 1
         return self
 
-    def attend(self, layer: int, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor) -> tuple[Tensor, None]:
-        """Stores the current keys and values, and attends to all of each token's sequence so far."""
+    def attend(
+        self,
+        layer: int,
+        window: int | None,
+        sinks: Tensor | None,
+        q_THC: Tensor,
+        k_TKC: Tensor,
+        v_TKC: Tensor,
+    ) -> tuple[Tensor, None]:
+        """Stores the current keys and values, and attends to all of each token's sequence so far.
+
+        Window and sinks are those of kernels/attention.py.
+        """
         keys, values = self.buffers[layer]
         keys[self.sequence, self.positions] = k_TKC
         values[self.sequence, self.positions] = v_TKC
         if self.packed is not None:
-            return attention(q_THC, k_TKC, v_TKC, self.packed)[0], None
+            return attention(q_THC, k_TKC, v_TKC, self.packed, window=window, sinks=sinks)[0], None
         longest = int(self.lengths.max())
         dtype = wide(q_THC.dtype)
-        absent = torch.arange(longest, device=q_THC.device) >= self.lengths.unsqueeze(1)
+        index, ends = torch.arange(longest, device=q_THC.device), self.lengths.unsqueeze(1)
+        absent = index >= ends
+        if window is not None:
+            absent |= index < ends - window
         keys, values = (x[:, :longest].transpose(1, 2).to(dtype) for x in (keys, values))
         grouped = q_THC.unflatten(1, (keys.shape[1], -1)).to(dtype)
         scores = (grouped @ keys.mT) * q_THC.shape[-1] ** -0.5
         scores = scores.masked_fill(absent[:, None, None], float("-inf"))
-        return (scores.softmax(-1) @ values).flatten(1, 2).to(q_THC.dtype), None
+        if sinks is not None:
+            sink = sinks.to(dtype).unflatten(0, (keys.shape[1], -1))
+            scores = torch.cat((scores, sink.expand(scores.shape[:-1]).unsqueeze(-1)), -1)
+        return (scores.softmax(-1)[..., :longest] @ values).flatten(1, 2).to(q_THC.dtype), None
 
 
 def _forward(spec: ModelSpec, weights: Weights, x_TD: Tensor, cache: Cache) -> Tensor:
     for index, block in enumerate(_blocks(spec)):
         (unit,) = block.units
-        x_TD = block.step(weights(unit), x_TD, cache.cos, cache.sin, partial(cache.attend, index))
+        p = weights(unit)
+        x_TD = block.step(p, x_TD, cache.cos, cache.sin, partial(cache.attend, index, block.window, p.get("sinks")))
     return x_TD
 
 
-def _blocks(spec: ModelSpec) -> tuple[Block, ...]:
-    return cast(tuple[Block, ...], spec.layers)
+def _blocks(spec: ModelSpec) -> tuple[AttentionBlock, ...]:
+    return cast(tuple[AttentionBlock, ...], spec.layers)
 
 
 def _head_weights(spec: ModelSpec, weights: Weights) -> dict[str, Tensor]:

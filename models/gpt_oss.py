@@ -1,43 +1,68 @@
-"""GPT-OSS: biases everywhere, attention sinks, windows in every other layer, experts; its shape, for plans."""
+"""GPT-OSS: biases everywhere, attention sinks, windows in every other layer, experts."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from rptrain.kernels.swiglu import Clamp
 from rptrain.models import decoder
-from rptrain.models.hf_config import Sizes, read_experts, read_number, read_sizes, refuse
-from rptrain.models.moe import moe_block
-from rptrain.models.spec import ModelShape, Param, Part, Unit
+from rptrain.models.hf_config import Sizes, read_experts, read_number, read_shape
+from rptrain.models.moe import MoEBlock
+from rptrain.models.spec import ModelSpec, Param, Part, Unit
 
 ARCHITECTURE = "GptOssForCausalLM"
-HEAD_SIZE = 64  # where config.json leaves it out; so is the window
-WINDOW = 128
 KINDS = ("sliding_attention", "full_attention")
+DEFAULTS = {  # where config.json leaves them out
+    "head_dim": 64,
+    "sliding_window": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000.0,
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 7.0,
+}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 
 
-def shape(config: Mapping[str, Any]) -> ModelShape:
-    """The shape that a config.json describes; UserError that lists what would give wrong sizes or costs.
+def build(config: Mapping[str, Any]) -> ModelSpec:
+    """The model of a Hugging Face config.json; UserError if it asks for what is not supported.
 
-    Published checkpoints hold the experts in 4 bits; the shape is that of the 16-bit weights, which are trained.
+    Published checkpoints hold the experts in 4 bits (MXFP4); they are widened when they are loaded.
     """
+    filled = DEFAULTS | {key: value for key, value in config.items() if value is not None}
+    if not (filled.get("rope_scaling") or filled.get("rope_parameters")):
+        filled["rope_parameters"] = YARN
     found: list[str] = []
-    sizes = read_sizes(config, found, HEAD_SIZE)
-    experts, active = read_experts(config, "num_local_experts", found)
-    windows = _windows(config, sizes.layers, found)
-    if config.get("attention_bias") is False:
-        found.append("attention_bias False is not supported; it must be on")
-    refuse(found, "planned")
+    experts, active = read_experts(filled, "num_local_experts", found)
+    windows = _windows(filled, found)
+    alpha, limit = (read_number(filled, key, found, kind=float) for key in ("swiglu_alpha", "swiglu_limit"))
+    shape = read_shape(filled, unsupported=found, biases=True, quantised="mxfp4")
 
-    units = [_unit(sizes, index, experts) for index in range(sizes.layers)]
     layers = [
-        moe_block(sizes, index, intermediate=sizes.intermediate, experts=experts, active=active, window=window)
+        MoEBlock(
+            **decoder.block_sizes(shape, index),
+            biases=True,
+            window=window,
+            experts=experts,
+            active=active,
+            over_chosen=True,
+            clamp=Clamp(alpha, limit),
+        )
         for index, window in enumerate(windows)
     ]
-    return decoder.model_shape(ARCHITECTURE, config, sizes, units, layers)
+    units = [_unit(shape, index, experts) for index in range(shape.layers)]
+    return decoder.model(ARCHITECTURE, config, shape, units, layers)
 
 
-def _windows(config: Mapping[str, Any], layers: int, found: list[str]) -> list[int | None]:
-    """The window of each layer's attention, None where it sees all."""
-    window = read_number(config, "sliding_window", found, WINDOW)
+def _windows(config: Mapping[str, Any], found: list[str]) -> list[int | None]:
+    """The window of each layer's attention, None where it sees all; problems are added to `found`."""
+    layers = read_number(config, "num_hidden_layers", [])  # `read_shape` says what is wrong with it
+    window = read_number(config, "sliding_window", found)
     kinds = config.get("layer_types")
     if kinds is None:
         kinds = [KINDS[index % 2] for index in range(layers)]

@@ -36,23 +36,37 @@ class Shape(Sizes):
     rope_scale: float
 
 
-def read_shape(config: Mapping[str, Any], head_size: int | None = None, unsupported: list[str] | None = None) -> Shape:
-    """The shape of a decoder that is to be trained, or a UserError that lists every problem.
+def read_shape(
+    config: Mapping[str, Any],
+    head_size: int | None = None,
+    unsupported: list[str] | None = None,
+    *,
+    biases: bool = False,
+    quantised: str | None = None,
+) -> Shape:
+    """The shape of a decoder, or a UserError that lists every problem.
 
-    `head_size` is that of `read_sizes`; `unsupported` are problems that the caller found.
+    `head_size` is that of `read_sizes`; `unsupported` are problems that the caller found. `biases`: whether attention
+    has them. `quantised` is the `quant_method` of weights that can be read nevertheless.
     """
     found = list(unsupported or [])
     sizes = read_sizes(config, found, head_size)
     if (activation := _get(config, "hidden_act", "silu")) not in ("silu", "swish"):
         found.append(f"hidden_act {activation!r} is not supported; silu is")
-    for key in ("attention_bias", "mlp_bias", "attention_dropout"):
+    if bool(_get(config, "attention_bias", biases)) != biases:
+        must = "on" if biases else "off"
+        found.append(f"attention_bias {config['attention_bias']!r} is not supported; it must be {must}")
+    for key in ("mlp_bias", "attention_dropout"):
         if config.get(key):
             found.append(f"{key} {config[key]!r} is not supported; it must be off")
-    if config.get("quantization_config"):
+    if (stored := config.get("quantization_config")) and not (
+        quantised and isinstance(stored, Mapping) and stored.get("quant_method") == quantised
+    ):
         found.append("quantization_config: the weights are quantised; use the 16-bit or 32-bit original")
     settings = rope.parameters(config)
     found += rope.problems(settings)
-    refuse(found, "trained")
+    if found:
+        raise UserError("config.json describes a model that cannot be trained here:\n- " + "\n- ".join(found))
     return Shape(
         **asdict(sizes),
         inv_freq=rope.inverse_frequencies(settings, sizes.head_size),
@@ -91,6 +105,10 @@ def read_sizes(config: Mapping[str, Any], found: list[str], head_size: int | Non
 
 def read_experts(config: Mapping[str, Any], key: str, found: list[str]) -> tuple[int, int]:
     """The number of experts under `key`, and of those that a token is sent to; problems are added to `found`."""
+    if config.get("output_router_logits"):
+        found.append(
+            "output_router_logits asks for the router's auxiliary loss, which is not supported; set it to false"
+        )
     before = len(found)
     experts = read_number(config, key, found)
     active = read_number(config, "num_experts_per_tok", found)
@@ -111,12 +129,6 @@ def read_number(config: Mapping[str, Any], key: str, found: list[str], default: 
     what = "a positive whole number" if kind is int else "a positive number"
     found.append(f"{key} is missing" if value is None else f"{key} must be {what}, not {value!r}")
     return 1
-
-
-def refuse(found: list[str], purpose: str) -> None:
-    """UserError that lists the problems, where there are any; `purpose` is what cannot be done: trained, planned."""
-    if found:
-        raise UserError(f"config.json describes a model that cannot be {purpose} here:\n- " + "\n- ".join(found))
 
 
 def _get(config: Mapping[str, Any], key: str, default: Any) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rptrain.models.decoder import dense_block, dense_unit, with_ends
+from rptrain.models.decoder import dense_block, dense_unit, model
 from rptrain.models.hf_config import Shape, read_shape
 from rptrain.models.spec import ModelSpec
 
@@ -15,16 +15,6 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
 
 def decoder(architecture: str, config: Mapping[str, Any], shape: Shape, qk_norm: bool = False) -> ModelSpec:
     """Embedding, blocks, norm and head; `qk_norm` puts a norm on every head's queries and keys."""
-    units, head = with_ends(shape, [dense_unit(shape, i, qk_norm) for i in range(shape.layers)])
-    return ModelSpec(
-        architecture=architecture,
-        config=config,
-        units=units,
-        layers=tuple(dense_block(shape, i, qk_norm) for i in range(shape.layers)),
-        head=head,
-        hidden_size=shape.hidden,
-        vocab_size=shape.vocab,
-        inv_freq=shape.inv_freq,
-        rope_scale=shape.rope_scale,
-        tied=shape.tied,
-    )
+    blocks = [dense_unit(shape, i, qk_norm) for i in range(shape.layers)]
+    layers = [dense_block(shape, i, qk_norm) for i in range(shape.layers)]
+    return model(architecture, config, shape, blocks, layers)

@@ -1,87 +1,151 @@
-"""The shape of a decoder block whose MLP is a mixture of experts: sizes and costs, no computation."""
+"""A decoder block whose MLP is a mixture of experts, with explicit backward.
+
+Values are rounded where Hugging Face's modelling code rounds them, except that a token's experts are added in the wide
+type. Suffixes as in models/spec.py; X experts of a token, N = T * X routed rows, sorted by expert. Nothing waits for
+the device: how many rows an expert has is known there only. Backward takes over gate_up, as in models/layers.py.
+"""
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from rptrain.models.block import BlockShape, scaled
-from rptrain.models.hf_config import Sizes
+from torch import Tensor
+
+from rptrain.kernels.grouped import grouped_bias_grad, grouped_mm, grouped_weight_grad
+from rptrain.kernels.linear import accumulate_bias_grad, accumulate_weight_grad, linear, linear_add
+from rptrain.kernels.moe import Permutation, choose, permute, route, route_backward
+from rptrain.kernels.moe_rows import combine, gather, weigh
+from rptrain.kernels.rms_norm import add_rms_norm, rms_norm_backward
+from rptrain.kernels.swiglu import Clamp, swiglu, swiglu_backward
+from rptrain.models.attention import AttentionBlock
+from rptrain.models.block import scaled
+from rptrain.models.spec import Grads, Params
 from rptrain.plan.costs import Work
 
 
+class MoESaved(NamedTuple):
+    x: Tensor  # [T, D]
+    rstd: Tensor  # [T]
+    normed: Tensor  # [T, D]
+    logits: Tensor  # [T, E], the router's
+    choice: Tensor  # int32 [T, X]
+    weights: Tensor  # [T, X]
+    perm: Permutation
+    gate_up: Tensor  # [N, 2I]; backward computes its activation again
+
+
 @dataclass(frozen=True, kw_only=True)
-class MoEBlock(BlockShape):
+class MoEBlock(AttentionBlock):
     """A block that sends each token to `active` of its experts, gated MLPs of `intermediate` columns.
 
-    Backward keeps the router's probabilities, each token's choice with its weights and places, and the product
-    gate_up of the routed tokens. It gathers the experts' inputs again and computes their activation again.
+    Its parameters: post_norm [D], router [E, D], experts_gate_up [2IE, D] and experts_down [DE, I], or, of GPT-OSS,
+    [E, D, 2I] and [E, I, D]; with `biases`, router_bias [E], experts_gate_up_bias [E, 2I] and experts_down_bias [E, D].
     """
 
     experts: int
     active: int
-    window: int | None = None  # keys that a query sees at most, itself included
+    over_chosen: bool  # whether the weights of a token's experts add up to 1
+    clamp: Clamp | None = None  # GPT-OSS's activation, of gates and ups that alternate
 
-    def attended(self, length: int) -> float:
-        seen = length if self.window is None else min(length, self.window)
-        return seen * (2 * length - seen + 1) / (2 * length)
+    def mlp(self, p: Params, product: Tensor, x_TD: Tensor) -> MoESaved:
+        h_TD, normed, rstd = add_rms_norm(product, x_TD, p["post_norm"], self.eps)
+        logits = linear(normed, p["router"], p.get("router_bias"))
+        choice = choose(logits, self.active)
+        weights = route(logits, choice, self.over_chosen)
+        perm = permute(choice, self.experts)
+        inputs = gather(normed, perm)
+        gate_up = grouped_mm(inputs, self._whole(p["experts_gate_up"]), perm.ends, p.get("experts_gate_up_bias"))
+        return MoESaved(h_TD, rstd, normed, logits, choice, weights, perm, gate_up)
+
+    def mlp_output(self, p: Params, saved: MoESaved, *, overwrite: bool = False) -> Tensor:
+        activation = swiglu(saved.gate_up, **self._form)
+        outputs = grouped_mm(activation, self._whole(p["experts_down"]), saved.perm.ends, p.get("experts_down_bias"))
+        return combine(outputs, saved.perm, saved.weights).add_(saved.x)
+
+    def mlp_backward(self, p: Params, g: Grads, saved: MoESaved, dy_TD: Tensor) -> Tensor:
+        perm, ends = saved.perm, saved.perm.ends
+        dweights, dgate_up = self._experts_backward(p, g, saved, dy_TD)
+
+        inputs = gather(saved.normed, perm)
+        grouped_weight_grad(self._whole(g["experts_gate_up"]), inputs, dgate_up, ends)
+        del inputs
+        if self.biases:
+            grouped_bias_grad(g["experts_gate_up_bias"], dgate_up, ends)
+        dnormed = combine(grouped_mm(dgate_up, self._whole(p["experts_gate_up"]).mT, ends), perm)
+
+        dlogits = route_backward(dweights, saved.logits, saved.choice, self.over_chosen)
+        accumulate_weight_grad(g["router"], dlogits, saved.normed)
+        if self.biases:
+            accumulate_bias_grad(g["router_bias"], dlogits)
+        linear_add(dlogits, p["router"].t(), dnormed, overwrite=True)
+        return rms_norm_backward(dnormed, saved.x, p["post_norm"], saved.rstd, g["post_norm"], dy_TD)
+
+    def _experts_backward(self, p: Params, g: Grads, saved: MoESaved, dy_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of the experts' weights [T, X] and, written over it, of gate_up; adds those after it to `g`.
+
+        The experts' outputs are not computed again: kernels/moe_rows.py, `weigh`.
+        """
+        perm, ends = saved.perm, saved.perm.ends
+        drows = gather(dy_TD, perm)
+        dactivation = grouped_mm(drows, self._whole(p["experts_down"]).mT, ends)
+        activation = swiglu(saved.gate_up, **self._form)
+        dweights = weigh(dactivation, activation, perm, saved.weights)
+        grouped_weight_grad(self._whole(g["experts_down"]), activation, drows, ends)
+        if self.biases:  # a row's output has the bias as often as its weight says
+            by_row = saved.weights.flatten().index_select(0, perm.order).unsqueeze(1)
+            grouped_weight_grad(g["experts_down_bias"].unsqueeze(1), by_row, drows, ends)
+            dweights += linear(dy_TD, p["experts_down_bias"]).gather(1, saved.choice.long())
+        del drows, activation
+        return dweights, swiglu_backward(dactivation, saved.gate_up, saved.gate_up, **self._form)
+
+    def _whole(self, stored: Tensor) -> Tensor:
+        """[E, in, out]: as GPT-OSS stores the experts, or a view of theirs stacked, [E * out, in]."""
+        return stored if stored.dim() == 3 else stored.view(self.experts, -1, stored.shape[1]).mT
+
+    @property
+    def _form(self) -> dict[str, Any]:
+        return {"interleaved": self.clamp is not None, "clamp": self.clamp}
 
     def mlp_work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
         """In traffic also: the weights of experts that tokens may reach, tokens gathered by expert and combined.
 
-        Forward gathers the tokens and adds what the experts make of them to the residual. Backward gathers the
-        gradients and the tokens, and combines the gradients. The gradients of experts' weights are operands.
+        Forward gathers the tokens and combines what the experts make of them. Backward gathers the gradients and the
+        tokens, and combines the gradients. The gradients of experts' weights are operands.
         """
         router = 2.0 * tokens * self.hidden * self.experts
         grouped = 6.0 * tokens * self.active * self.hidden * self.intermediate
         touched = min(self.experts, tokens * self.active)
         weights = touched * 3 * self.hidden * self.intermediate * itemsize
         routed = self.active * self.hidden
-        gather = self.hidden + routed
+        rows = self.hidden + routed  # gathered or combined
         activation = self.active * self.intermediate
-        forward = {"router": self.experts, "gather": gather, "activation": 3 * activation}
-        forward["combination and sum"] = routed + 2 * self.hidden
-        backward = {"router, backward": 2 * self.experts, "gather": 2 * gather, "activation, backward": 6 * activation}
-        backward |= {"combination": gather, "norm and sum, backward": 4 * self.hidden}
+        forward = {"router": self.experts, "gather": rows, "activation": 3 * activation}
+        forward |= {"combination": rows, "sum": 3 * self.hidden}
+        # the activation is computed again, and multiplied by the experts' weights together with its gradient
+        backward = {"router, backward": 2 * self.experts, "gather": 2 * rows, "activation": 3 * activation}
+        backward |= {"weights, backward": 4 * activation, "activation, backward": 5 * activation}
+        backward |= {"combination": rows, "norm and sum, backward": 4 * self.hidden}
+        if self.biases:
+            backward["biases, backward"] = 2 * activation + routed
         ahead, back = (
             {**scaled(elements, tokens * itemsize), "experts' weights": weights} for elements in (forward, backward)
         )
         return (
             Work(matmul=router, grouped=grouped, elementwise=ahead),
-            Work(matmul=2 * router, grouped=2 * grouped, elementwise=back),
+            # with biases, the weights' gradient also has the product of those of `down` with the gradient
+            Work(matmul=(2 + self.biases) * router, grouped=2 * grouped, elementwise=back),
         )
 
-    def mlp_kept(self, itemsize: int) -> int:
-        wide = max(itemsize, 4)
-        choice = self.active * (wide + 8 + 8)  # the weight, the expert and the place among the routed tokens
-        routed = self.active * 2 * self.intermediate
-        return itemsize * (2 * self.hidden + routed) + wide * (1 + self.experts) + choice
+    def mlp_kept(self, tokens: int, itemsize: int) -> int:
+        choice = self.active * (itemsize + 3 * 4)  # weight, expert, row and place
+        elements = 2 * self.hidden + self.experts + self.active * 2 * self.intermediate
+        return tokens * (itemsize * elements + max(itemsize, 4) + choice) + 4 * self.experts
 
     def mlp_workspace(self, itemsize: int) -> tuple[int, int]:
-        routed = self.active * (self.hidden + 3 * self.intermediate)
-        # SwiGLU and its products with the sum of the routed gradients, a norm, the router's softmax
-        inside = max(3 * self.active * self.intermediate + self.hidden, 5 * self.hidden, 3 * self.experts)
-        return itemsize * (2 * self.hidden + routed), max(itemsize, 4) * inside
-
-
-def moe_block(
-    sizes: Sizes,
-    index: int,
-    *,
-    intermediate: int,
-    experts: int,
-    active: int,
-    qk_norm: bool = False,
-    window: int | None = None,
-) -> MoEBlock:
-    """Block `index` of a decoder of these sizes; `intermediate` is that of one expert."""
-    return MoEBlock(
-        name=f"layers.{index}",
-        unit=index + 1,
-        hidden=sizes.hidden,
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-        head_size=sizes.head_size,
-        intermediate=intermediate,
-        qk_norm=qk_norm,
-        experts=experts,
-        active=active,
-        window=window,
-    )
+        wide = max(itemsize, 4)
+        activation = self.active * self.intermediate
+        routing = self.active * (wide + 24)  # the gradient of the weights; rows' numbers, wide
+        # the gradients of the routed rows and of their activation, with the activation; the gradient of a token
+        between = itemsize * (self.active * self.hidden + 2 * activation + self.hidden) + routing
+        # SwiGLU, a norm, the router's softmax, the operands of one expert's products
+        inside = max(3 * activation, 5 * self.hidden, 3 * self.experts, self.hidden + 2 * self.intermediate)
+        return between, wide * inside

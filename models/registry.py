@@ -1,23 +1,21 @@
-"""From what a person calls a model to its files, and from its config.json to a ModelShape or a ModelSpec."""
+"""From what a person calls a model to its files, and from its config.json to a ModelSpec."""
 
 import difflib
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rptrain.errors import UserError
 from rptrain.models import gpt_oss, llama, qwen3, qwen3_moe
-from rptrain.models.spec import ModelShape, ModelSpec
+from rptrain.models.spec import ModelSpec
 
 BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
     "LlamaForCausalLM": llama.build,
     "Qwen3ForCausalLM": qwen3.build,
-}
-SHAPES: Mapping[str, Callable[[Mapping[str, Any]], ModelShape]] = {  # of what can be planned but not trained
-    qwen3_moe.ARCHITECTURE: qwen3_moe.shape,
-    gpt_oss.ARCHITECTURE: gpt_oss.shape,
+    qwen3_moe.ARCHITECTURE: qwen3_moe.build,
+    gpt_oss.ARCHITECTURE: gpt_oss.build,
 }
 MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
@@ -72,30 +70,14 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
-    """The model of a config.json; UserError where it cannot be trained."""
-    return BUILDERS[_architecture(config, BUILDERS)](config)
-
-
-def shape(config: Mapping[str, Any]) -> ModelShape:
-    """What a plan for the model of a config.json needs, also of models that cannot be trained."""
-    known = {**BUILDERS, **SHAPES}
-    return known[_architecture(config, known)](config)
-
-
-def _architecture(config: Mapping[str, Any], known: Collection[str]) -> str:
-    """By `architectures` or, without it, `model_type`; UserError where it is not one of `known`."""
+    """The model of a config.json, by `architectures` or, without it, `model_type`; UserError where it is not known."""
     by_type = MODEL_TYPES.get(str(config.get("model_type")), config.get("model_type"))
     named = config.get("architectures") or [by_type]
     architecture = named[0] if isinstance(named, list) else named
-    if isinstance(architecture, str) and architecture in known:
-        return architecture
-    if isinstance(architecture, str) and architecture in SHAPES:
-        raise UserError(
-            f"config.json: {architecture} cannot be trained, but `rptrain plan` can plan it; "
-            f"those that can be trained are {', '.join(sorted(BUILDERS))}"
-        )
+    if isinstance(architecture, str) and architecture in BUILDERS:
+        return BUILDERS[architecture](config)
     problem = f"architecture {architecture!r} is not supported" if architecture else "no architecture named"
-    raise UserError(f"config.json: {problem}; supported are {', '.join(sorted(known))}")
+    raise UserError(f"config.json: {problem}; supported are {', '.join(sorted(BUILDERS))}")
 
 
 def _hub_cache() -> Path:

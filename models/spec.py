@@ -102,7 +102,7 @@ class MicroBatch:
 
 
 class LayerShape(Protocol):
-    """What planning needs to know of a layer. A layer that cannot be trained has no more than this."""
+    """What planning needs to know of a layer."""
 
     @property
     def name(self) -> str: ...
@@ -197,7 +197,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class ModelSpec(ModelShape):
-    """A model that can be trained: its layers compute."""
+    """A model whose layers compute."""
 
     layers: tuple[Layer, ...]
     head: HeadLayer

@@ -4,7 +4,7 @@ As JSON: one object with these keys, which stay. Times are in seconds, sizes in 
 
     fits         whether all places that are known have room
     problem      why there is no plan, in words; null where there is one
-    model        path, architecture, parameters, layers (the head is one), trainable
+    model        path, architecture, parameters, layers (the head is one)
     machine      here, card, tflops, link (a GPU's, each way), devices (that are used), gpus (false: workers on the
                  CPU), asked (devices that there are)
     step         micro_batch_size, length, micro_batches, round_size, tokens, update
@@ -75,10 +75,6 @@ class PlanReport:
         return self.run is not None and self.memory.fits
 
     @property
-    def trainable(self) -> bool:
-        return self.spec.architecture in registry.BUILDERS
-
-    @property
     def ridge(self) -> float:
         machine = self.hardware.machine
         return ridge(machine.card.tflops, machine.link)
@@ -121,7 +117,6 @@ class PlanReport:
                 "architecture": spec.architecture,
                 "parameters": spec.num_parameters,
                 "layers": len(spec.stack),
-                "trainable": self.trainable,
             },
             "machine": {
                 "here": self.hardware.here,
@@ -145,7 +140,7 @@ def report(path: Path, overrides: list[str], flags: MachineFlags) -> PlanReport:
     resolved = resolve(path, overrides)
     config = resolved.config
     hardware = flags.machine(config)
-    spec = registry.shape(registry.read_config(registry.locate(config.model.path)))
+    spec = registry.build(registry.read_config(registry.locate(config.model.path)))
     found = _unfinished(resolved) if hardware.here else None
     hardware = going_on(hardware, found)
     if found is not None:

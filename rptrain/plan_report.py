@@ -72,8 +72,6 @@ def describe(stages: Sequence[Stage]) -> str:
 def _head(report: PlanReport) -> Iterator[str]:
     config, spec, hardware = report.config, report.spec, report.hardware
     yield f"{config.model.path}: {spec.num_parameters:,} parameters, {len(spec.stack)} layers, {config.model.dtype}"
-    if not report.trainable:
-        yield f"This version plans {spec.architecture} but cannot train it."
     rounds = config.train.micro_batches // config.round_size
     of_rounds = f" in {rounds} rounds of {config.round_size}" if rounds > 1 else ""
     yield (

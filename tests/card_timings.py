@@ -42,7 +42,7 @@ def frozen_times(spec, card):
 def timings(name):
     card, models = CARDS[name], {}
     for model, method in MODELS.items():
-        spec = registry.shape(registry.read_config(registry.locate(model)))
+        spec = registry.build(registry.read_config(registry.locate(model)))
         if method == "full":
             costs = layer_costs(spec, WORKLOAD, Machine(card, 8), None)
             times = [(cost.forward, cost.backward) for cost in costs]

@@ -141,12 +141,6 @@ def test_host_memory_that_is_not_known_is_not_judged():
     assert "host memory not judged" in run("--gpus", "8").stdout
 
 
-def test_a_model_that_can_be_planned_only():
-    write("gpt-oss-20b")
-    assert "This version plans GptOssForCausalLM but cannot train it.\n" in run(*SERVER).stdout
-    assert as_json(*SERVER)[0]["model"]["trainable"] is False
-
-
 def test_this_machine_without_a_gpu():
     write("tiny-tasks")
     found, code = as_json("engine.devices=cpu:2")
@@ -211,7 +205,7 @@ def hardware(config: Config, host: int, vram: int = 24 * GIB, gpus: int = 8):
 
 
 def spec_of(name: str):
-    return registry.shape(registry.read_config(registry.locate(name)))
+    return registry.build(registry.read_config(registry.locate(name)))
 
 
 def test_the_largest_value_that_fits_is_given():
@@ -350,7 +344,7 @@ def test_fewer_micro_batches_than_devices_use_fewer():
 
 KEYS = {
     "": ["fits", "problem", "model", "machine", "step", "plan", "roofline", "memory", "advice"],
-    "model": ["path", "architecture", "parameters", "layers", "trainable"],
+    "model": ["path", "architecture", "parameters", "layers"],
     "machine": ["here", "card", "tflops", "link", "devices", "gpus", "asked"],
     "step": ["micro_batch_size", "length", "micro_batches", "round_size", "tokens", "update"],
     "plan": ["text", "stages", "seconds_per_step", "tokens_per_second", "bubble", "source"],

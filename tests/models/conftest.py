@@ -34,6 +34,8 @@ COMMON = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+QWEN3_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 7}
+GPT_OSS_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 4}
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama-tied": {"model_type": "llama", "tie_word_embeddings": True, "head_dim": 10},
@@ -42,7 +44,28 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3-yarn": {"model_type": "qwen3", "head_dim": 8, "rope_parameters": {**YARN, "attention_factor": 0.8}},
     "qwen3": {"model_type": "qwen3", "head_dim": 10, "num_key_value_heads": 6},
     "qwen3-tied": {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
+    "qwen3-moe": {"model_type": "qwen3_moe", "head_dim": 10, **QWEN3_EXPERTS},
+    "qwen3-moe-some-dense": {
+        "model_type": "qwen3_moe",
+        **QWEN3_EXPERTS,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 4,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [3],
+        "tie_word_embeddings": True,
+    },
+    "gpt-oss": {"model_type": "gpt_oss", "head_dim": 10, **GPT_OSS_EXPERTS},
+    "gpt-oss-yarn": {
+        "model_type": "gpt_oss",
+        "head_dim": 8,
+        **GPT_OSS_EXPERTS,
+        "rope_parameters": {**YARN, "truncate": False},
+        "layer_types": ["full_attention", "sliding_attention"],
+        "swiglu_limit": 0.5,
+        "swiglu_alpha": 1.1,
+    },
 }
+SETTINGS = {"Qwen3MoeForCausalLM": QWEN3_EXPERTS, "GptOssForCausalLM": GPT_OSS_EXPERTS}  # that `fresh` adds
 
 
 class Native:
@@ -109,15 +132,16 @@ def native() -> Callable[..., Native]:
 @pytest.fixture
 def fresh() -> Callable[..., Native]:
     def build(architecture: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Native:
-        """Random weights, norms included, without a checkpoint."""
+        """Random weights, norms and biases included, without a checkpoint."""
         config = {**COMMON, "num_attention_heads": 4, "head_dim": 6, "architectures": [architecture]}
-        model = Native(registry.build({**config, **settings}), dtype)
+        model = Native(registry.build({**config, **SETTINGS.get(architecture, {}), **settings}), dtype)
         weights.initialise(model.spec, model.view, seed=1)
         generator = torch.Generator().manual_seed(2)
         for unit, params in zip(model.spec.units, model.params, strict=True):
             for param in unit.params:
-                if param.std is None:
-                    params[param.name].uniform_(0.5, 1.5, generator=generator)
+                if not param.std:
+                    low = 0.5 if param.std is None else -0.5
+                    params[param.name].uniform_(low, low + 1, generator=generator)
         return model
 
     return build
@@ -156,10 +180,13 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     settings = {**COMMON, **VARIANTS[request.param]}
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    model.set_experts_implementation("eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.uniform_(0.5, 1.5)
+            if "bias" in name:
+                parameter.uniform_(-0.5, 0.5)
     directory = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(directory)
     return model.eval(), directory

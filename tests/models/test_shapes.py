@@ -1,4 +1,4 @@
-"""Shapes for plans: sizes against transformers' models, work and memory against counts made by hand."""
+"""Sizes against transformers' models, work and memory against counts made by hand."""
 
 from collections import Counter
 
@@ -9,7 +9,6 @@ from rptrain.errors import UserError
 from rptrain.models import registry, weights
 from rptrain.models.layers import Block, Head
 from rptrain.models.moe import MoEBlock
-from rptrain.models.spec import ModelSpec
 from rptrain.plan.costs import Work
 
 TINY = {
@@ -72,7 +71,7 @@ def sizes_of(shape) -> dict[str, int]:
 
 @variants
 def test_units_have_the_sizes_of_transformers(variant) -> None:
-    shape = registry.shape(VARIANTS[variant])
+    shape = registry.build(VARIANTS[variant])
     assert sizes_of(shape) == parameters_by_unit(theirs(VARIANTS[variant], "meta"))
     assert [shape.units[unit].name for layer in shape.layers for unit in layer.units] == [
         layer.name for layer in shape.layers
@@ -82,7 +81,7 @@ def test_units_have_the_sizes_of_transformers(variant) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_have_the_published_sizes(preset) -> None:
     config = registry.read_config(registry.locate(preset))
-    shape = registry.shape(config)
+    shape = registry.build(config)
     assert shape.num_parameters == PRESETS[preset]
     assert sizes_of(shape) == parameters_by_unit(theirs(config, "meta"))
 
@@ -90,7 +89,7 @@ def test_presets_have_the_published_sizes(preset) -> None:
 @variants
 def test_parts_are_the_tensors_of_a_checkpoint(variant, tmp_path) -> None:
     theirs(VARIANTS[variant]).save_pretrained(tmp_path)
-    shape = registry.shape(registry.read_config(tmp_path))
+    shape = registry.build(registry.read_config(tmp_path))
     files = weights.check(tmp_path, shape)
     assert sum(unit.name.startswith("layers") for unit in shape.units) == 4
     assert files.num_bytes == 4 * shape.num_parameters
@@ -112,35 +111,44 @@ def test_products_are_those_that_transformers_computes(variant) -> None:
             counted["matmul"] += by_kind["aten.mm"] + by_kind["aten.addmm"]
         if module.endswith(".experts"):
             counted["grouped"] += by_kind["aten.mm"] + by_kind["aten.addmm"]
-    works = [layer.work(rows * length, length, 4) for layer in registry.shape(VARIANTS[variant]).stack]
+    shape = registry.build(VARIANTS[variant])
+    works = [layer.work(rows * length, length, 4) for layer in shape.stack]
     assert sum(forward.grouped for forward, _ in works) == counted["grouped"] > 0
     assert sum(forward.matmul for forward, _ in works) == counted["matmul"] - counted["grouped"]
+    biased = sum(2 * rows * length * 24 * 5 for unit in shape.units for p in unit.params if p.name == "router_bias")
+    assert sum(backward.matmul for _, backward in works) == 2 * sum(forward.matmul for forward, _ in works) + biased
     for forward, backward in works:
-        products = (forward.matmul, forward.grouped, forward.attention)
-        assert (backward.matmul, backward.grouped, backward.attention) == tuple(2 * count for count in products)
+        assert (backward.grouped, backward.attention) == (2 * forward.grouped, 2 * forward.attention)
 
 
 def test_work_of_experts_by_hand() -> None:
     """Two rows of 3 tokens, D 24, queries of 60, keys of 20, 3 of 5 experts of 7."""
-    layer = registry.shape(QWEN3_MOE).layers[0]
+    layer = registry.build(QWEN3_MOE).layers[0]
     forward, backward = layer.work(6, 3, 2)
     assert forward.matmul == 2 * 6 * 24 * (60 + 20 + 20 + 60 + 5)
     assert forward.grouped == 2 * 6 * 3 * (24 * 14 + 7 * 24)
     assert forward.attention == 2 * 2 * 2 * (1 + 2 + 3) * 60
     norm, rotation, sum_and_norm = 24 + 24, 80 + 80, 24 + 24 + 24 + 24
-    router, gather, swiglu, combine = 5, 24 + 72, 42 + 21, 72 + 24 + 24
+    router, gather, swiglu, combine, add = 5, 24 + 72, 42 + 21, 72 + 24, 24 + 24 + 24
     weights = 5 * (24 * 14 + 7 * 24)
-    elements = norm + rotation + sum_and_norm + router + gather + swiglu + combine
+    elements = norm + rotation + sum_and_norm + router + gather + swiglu + combine + add
     assert forward.traffic == 2 * (6 * elements + weights)
-    # gradients gathered, backward of the activation, which is written again, tokens gathered again, their gradients
-    # combined, the router's softmax; two norms with the residual's gradient; the rotation with both norms; the
-    # values' gradient
-    mlp = gather + (21 + 42 + 42 + 21) + gather + (72 + 24) + 2 * 5 + 4 * 24
-    assert backward.traffic == 2 * (6 * (mlp + 4 * 24 + 3 * 80 + 2 * 20) + weights)
+    # gradients gathered; the activation again, it and its gradient times the experts' weights, its backward; tokens
+    # gathered again, their gradients combined, the router's softmax; two norms with the residual's gradient; the
+    # rotation with both norms; the values' gradient
+    experts = gather + swiglu + 2 * (21 + 21) + (21 + 42 + 42) + gather + combine
+    assert backward.traffic == 2 * (6 * (experts + 2 * 5 + 2 * 4 * 24 + 3 * 80 + 2 * 20) + weights)
+
+
+def test_work_of_biases_by_hand() -> None:
+    """As above with experts of 20, a window, and biases in place of norms on queries and keys."""
+    biased = registry.build(GPT_OSS).layers[0].work(6, 3, 2)[1]
+    assert biased.matmul == 2 * 2 * 6 * 24 * (60 + 20 + 20 + 60 + 5) + 2 * 6 * 24 * 5  # and the weights' share of down
+    assert biased.elementwise["biases, backward"] == 2 * 6 * (60 + 20 + 20 + 24 + 3 * 40 + 3 * 24)
 
 
 def test_few_tokens_reach_few_experts() -> None:
-    layer = registry.shape({**QWEN3_MOE, "num_experts": 50}).layers[0]
+    layer = registry.build({**QWEN3_MOE, "num_experts": 50}).layers[0]
     one, two, many, more = (layer.work(tokens, tokens, 2)[0].traffic for tokens in (1, 2, 100, 101))
     assert two - one == (more - many) + 2 * 3 * 3 * 24 * 7
 
@@ -150,7 +158,7 @@ def test_few_tokens_reach_few_experts() -> None:
     [(11, 1 + 2 + 3 + 4 * 8, 66), (4, 10, 10), (2, 3, 3)],
 )
 def test_windows_bound_the_scores(length, windowed, full) -> None:
-    layers = registry.shape(GPT_OSS).layers
+    layers = registry.build(GPT_OSS).layers
     pairs = [layer.work(5 * length, length, 2)[0].attention / (2 * 2 * 60 * 5) for layer in layers]
     assert pairs == pytest.approx([windowed, full, windowed, full])
 
@@ -174,43 +182,44 @@ def test_traffic_of_a_dense_block_and_the_head_by_hand(qk_norm) -> None:
 
 def test_kept_bytes_of_experts_by_hand() -> None:
     """D 24, queries of 60 in 6 heads, keys of 20 in 2, 3 of 5 experts, of 7 and of 20."""
-    qwen3, gpt_oss = (registry.shape(config).layers[0] for config in (QWEN3_MOE, GPT_OSS))
+    qwen3, gpt_oss = (registry.build(config).layers[0] for config in (QWEN3_MOE, GPT_OSS))
     inputs_and_norms, qkv_and_out = 4 * 24, 60 + 20 + 20 + 60
-    statistics = 2 + 6 + 5  # both norms, log-sum-exp, the router's probabilities
-    places = 3 * (4 + 8 + 8)
-    elements = inputs_and_norms + qkv_and_out + 3 * 2 * 20
-    assert gpt_oss.kept_bytes(10, 2) == 10 * (2 * elements + 4 * statistics + places)
-    elements = inputs_and_norms + qkv_and_out + 80 + 3 * 2 * 7
-    assert qwen3.kept_bytes(10, 2) == 10 * (2 * elements + 4 * (statistics + 8) + places)
+    statistics = 2 + 6  # both norms, log-sum-exp
+    routing = 5 + 3  # logits and weights
+    places = 3 * (4 + 4 + 4)  # the choice, rows by place, places by row
+    elements = inputs_and_norms + qkv_and_out + routing + 3 * 2 * 20
+    assert gpt_oss.kept_bytes(10, 2) == 10 * (2 * elements + 4 * statistics + places) + 4 * 5
+    elements = inputs_and_norms + qkv_and_out + 80 + routing + 3 * 2 * 7
+    assert qwen3.kept_bytes(10, 2) == 10 * (2 * elements + 4 * (statistics + 8) + places) + 4 * 5
 
 
 def test_workspace_of_experts_by_hand() -> None:
     """Where the MLP needs most: D 24, 3 of 5 experts of 60, one narrow head; then where the router does."""
     narrow = {**GPT_OSS, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2, "intermediate_size": 60}
-    tensors = 2 * 24 + 3 * (24 + 3 * 60)  # [T, D] twice; of the routed tokens inputs, gate_up, activation
-    layer = registry.shape(narrow).layers[0]
-    assert layer.workspace_bytes(10, 2) == 10 * (2 * tensors + 4 * (3 * 3 * 60 + 24))
-    layer = registry.shape({**narrow, "num_local_experts": 1000}).layers[0]
-    assert layer.workspace_bytes(10, 2) == 10 * (2 * tensors + 4 * 3 * 1000)
+    tensors = 24 + 3 * (24 + 2 * 60)  # [T, D]; of the routed tokens gradients, the activation and its gradient
+    layer = registry.build(narrow).layers[0]
+    assert layer.workspace_bytes(10, 2) == 10 * (2 * tensors + 3 * 28 + 4 * 3 * 3 * 60)
+    layer = registry.build({**narrow, "num_local_experts": 1000}).layers[0]
+    assert layer.workspace_bytes(10, 2) == 10 * (2 * tensors + 3 * 28 + 4 * 3 * 1000)
 
 
 @variants
 def test_memory_grows_with_tokens_and_active_experts(variant) -> None:
     config = {**VARIANTS[variant], "head_dim": 2, "intermediate_size": 60, "moe_intermediate_size": 60}
-    layers = registry.shape(config).layers
-    more = registry.shape({**config, "num_experts_per_tok": 4}).layers
+    layers = registry.build(config).layers
+    more = registry.build({**config, "num_experts_per_tok": 4}).layers
     for layer, larger in zip(layers, more, strict=True):
         for name in ("kept_bytes", "workspace_bytes"):
             size = getattr(layer, name)
-            assert 0 < size(10, 2) < size(10, 4) and size(30, 2) == 3 * size(10, 2)
+            assert 0 < size(10, 2) < size(10, 4) and size(30, 2) - size(20, 2) == size(20, 2) - size(10, 2)
             assert (getattr(larger, name)(10, 2) > size(10, 2)) == isinstance(layer, MoEBlock)
 
 
 def test_one_expert_needs_what_a_dense_block_does_and_its_routing() -> None:
     settings = {"num_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 20}
-    expert, dense = (registry.shape({**QWEN3_MOE, **settings, "mlp_only_layers": only}).layers[0] for only in ([], [0]))
+    expert, dense = (registry.build({**QWEN3_MOE, **settings, "mlp_only_layers": only}).layers[0] for only in ([], [0]))
     assert isinstance(expert, MoEBlock) and isinstance(dense, Block)
-    assert expert.kept_bytes(10, 2) == dense.kept_bytes(10, 2) + 10 * (4 + 4 + 8 + 8)
+    assert expert.kept_bytes(10, 2) == dense.kept_bytes(10, 2) + 10 * (2 + 2 + 3 * 4) + 4
     assert expert.workspace_bytes(10, 2) >= dense.workspace_bytes(10, 2)
     router = Work(matmul=2.0 * 10 * 24)
     assert expert.work(10, 5, 2)[0].flops == (dense.work(10, 5, 2)[0] + router).flops
@@ -223,6 +232,12 @@ def test_one_expert_needs_what_a_dense_block_does_and_its_routing() -> None:
             {**QWEN3_MOE, "moe_intermediate_size": None, "attention_bias": True, "num_experts_per_tok": 6},
             ["moe_intermediate_size is missing", "attention_bias True", "num_experts_per_tok 6 is more than num_exp"],
         ),
+        ({**QWEN3_MOE, "output_router_logits": True}, ["auxiliary loss, which is not supported; set it to false"]),
+        (
+            {**GPT_OSS, "output_router_logits": True, "quantization_config": {"quant_method": "awq"}},
+            ["auxiliary loss", "quantization_config"],
+        ),
+        ({**GPT_OSS, "swiglu_limit": -1.0, "hidden_act": "gelu"}, ["swiglu_limit must be", "hidden_act 'gelu'"]),
         (
             {**QWEN3_MOE, "num_experts": None, "decoder_sparse_step": 0, "mlp_only_layers": "all", "vocab_size": 0},
             ["num_experts is missing", "decoder_sparse_step must be", "mlp_only_layers must be", "vocab_size must be"],
@@ -239,48 +254,47 @@ def test_one_expert_needs_what_a_dense_block_does_and_its_routing() -> None:
         ),
     ],
 )
-def test_what_would_be_planned_wrongly_is_refused_with_all_problems(config, problems) -> None:
-    with pytest.raises(UserError, match="cannot be planned here") as caught:
-        registry.shape(config)
+def test_what_would_be_computed_wrongly_is_refused_with_all_problems(config, problems) -> None:
+    with pytest.raises(UserError, match="cannot be trained here") as caught:
+        registry.build(config)
     assert [problem for problem in problems if problem not in str(caught.value)] == []
     assert str(caught.value).count("\n- ") == len(problems)
 
 
-def test_what_does_not_change_sizes_is_planned() -> None:
-    """The published config of GPT-OSS is of 4-bit weights and stretched rotations."""
-    yarn = {"rope_type": "yarn", "factor": 32.0}
-    shape = registry.shape({**GPT_OSS, "quantization_config": {"quant_method": "mxfp4"}, "rope_scaling": yarn})
-    assert sizes_of(shape) == sizes_of(registry.shape(GPT_OSS))
+def test_defaults_of_gpt_oss() -> None:
+    """What config.json leaves out, or says null for, is what transformers takes."""
+    from transformers import GptOssConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRotaryEmbedding
+
+    theirs = GptOssConfig()
+    sizes = {key: value for key, value in GPT_OSS.items() if key not in ("head_dim", "sliding_window")}
+    spec = registry.build({**sizes, "rope_scaling": None, "quantization_config": {"quant_method": "mxfp4"}})
+    block, full = spec.layers[:2]
+    assert (block.head_size, block.window, block.eps) == (theirs.head_dim, theirs.sliding_window, theirs.rms_norm_eps)
+    assert block.clamp == (theirs.swiglu_alpha, theirs.swiglu_limit) and full.window is None
+    rotary = GptOssRotaryEmbedding(theirs)
+    assert torch.equal(torch.tensor(spec.inv_freq), rotary.inv_freq)
+    assert spec.rope_scale == pytest.approx(rotary.attention_scaling, rel=1e-14)
 
 
 def test_biases_and_norms_do_not_decay() -> None:
     for config in (QWEN3_MOE, GPT_OSS):
-        for unit in registry.shape(config).units:
+        for unit in registry.build(config).units:
             for param in unit.params:
                 assert param.decay != param.name.endswith(("norm", "bias", "sinks")), param.name
                 assert (param.std is None) == param.name.endswith("norm"), param.name
                 assert (param.std == 0) == param.name.endswith("bias"), param.name
 
 
-def test_every_preset_has_a_shape() -> None:
+def test_every_preset_is_built() -> None:
     for preset in registry.presets():
-        assert registry.shape(registry.read_config(registry.locate(preset))).num_parameters > 0
+        assert registry.build(registry.read_config(registry.locate(preset))).num_parameters > 0
 
 
-def test_what_can_be_trained_is_built_and_what_cannot_says_so() -> None:
-    dense = {**TINY, "model_type": "qwen3"}
-    assert isinstance(registry.shape(dense), ModelSpec) and registry.shape(dense) == registry.build(dense)
+def test_architectures_by_name_and_by_type() -> None:
     for config, name in ((QWEN3_MOE, "Qwen3MoeForCausalLM"), (GPT_OSS, "GptOssForCausalLM")):
-        assert registry.shape(config).architecture == name
         for spelled in (config, {**config, "architectures": [name]}):
-            with pytest.raises(UserError) as caught:
-                registry.build(spelled)
-            assert all(
-                word in str(caught.value)
-                for word in (name, "cannot be trained", "`rptrain plan`", "LlamaForCausalLM, Qwen3ForCausalLM")
-            )
+            assert registry.build(spelled).architecture == name
     for unknown in ({"architectures": ["MambaForCausalLM"]}, {"architectures": [{}]}):
-        with pytest.raises(UserError, match=r"GptOssForCausalLM, LlamaForCausalLM, .*Qwen3MoeForCausalLM"):
-            registry.shape(unknown)
-        with pytest.raises(UserError, match=r"supported are LlamaForCausalLM, Qwen3ForCausalLM$"):
+        with pytest.raises(UserError, match=r"supported are GptOss.*, LlamaForCausalLM, .*, Qwen3MoeForCausalLM$"):
             registry.build(unknown)

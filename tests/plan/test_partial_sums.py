@@ -102,7 +102,7 @@ def test_pictures_show_them_as_idle_and_as_copies():
 @pytest.mark.parametrize("devices", [1, 3])
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_simulated_peak_is_within_what_is_planned(dtype, round_size, devices, asynchronous):
-    spec = registry.shape(registry.read_config(registry.locate("qwen3-1.7b")))
+    spec = registry.build(registry.read_config(registry.locate("qwen3-1.7b")))
     workload = Workload(1, 2048, 8, round_size, dtype, asynchronous)
     costs = layer_costs(spec, workload, Machine(CARDS["rtx4090"], devices), None)
     stages = partition(costs, devices, 8)

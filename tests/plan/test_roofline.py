@@ -30,7 +30,7 @@ NOMINAL = {"rtx3090": 32e9, "rtx4090": 32e9, "rtx5090": 64e9, "a800": 32e9}  # P
 
 
 def sizes_of(preset: str, index: int = -1) -> Sizes:
-    block = registry.shape(registry.read_config(registry.locate(preset))).layers[index]
+    block = registry.build(registry.read_config(registry.locate(preset))).layers[index]
     sizes = Sizes(block.hidden, block.heads, block.kv_heads, block.head_size, block.intermediate)
     if isinstance(block, MoEBlock):
         sizes = replace(sizes, experts=block.experts, active=block.active, window=block.window)

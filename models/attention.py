@@ -1,0 +1,126 @@
+"""The attention of a decoder block, forward and backward; the MLP after it is by those who build on it."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from rptrain.kernels import attention as attn
+from rptrain.kernels.linear import accumulate_bias_grad, accumulate_weight_grad, linear, linear_backward_input
+from rptrain.kernels.rms_norm import rms_norm, rms_norm_backward
+from rptrain.kernels.rope import QKNorm, qk_norm_rope, qk_norm_rope_backward
+from rptrain.models.block import BlockShape
+from rptrain.models.spec import Grads, MicroBatch, Params
+
+Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]]  # q, k, v to out, and what backward needs
+
+
+class AttentionSaved(NamedTuple):
+    x: Tensor  # [T, D]
+    rstd: Tensor  # [T]
+    normed: Tensor  # [T, D]
+    qkv: Tensor  # [T, (H + 2K) C]; v is a view of it, and without q/k norm q and k are too
+    qk_rstd: Tensor | None  # [T, H + K], with q/k norm
+    q: Tensor  # [T, H, C], rotated; k, v [T, K, C]
+    k: Tensor
+    v: Tensor
+    out: Tensor  # [T, H, C]
+    attention: Any  # attn.Saved
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionBlock(BlockShape):
+    """A pre-norm decoder block: grouped-query attention with rotary positions, then an MLP.
+
+    Parameters of the attention: input_norm [D], qkv [(H + 2K) C, D], o [D, H C]; q_norm and k_norm [C] where `qk_norm`,
+    qkv_bias and o_bias where `biases`, and sinks [H] where there are any.
+    """
+
+    eps: float
+    attention_backend: str | None = None  # None: kernels/attention.py chooses
+
+    @abstractmethod
+    def mlp(self, p: Params, product: Tensor, x_TD: Tensor) -> Any:
+        """What the MLP's backward needs, of the attention's product and the block's input."""
+
+    @abstractmethod
+    def mlp_output(self, p: Params, saved: Any, *, overwrite: bool = False) -> Tensor:
+        """The block's output from there on; `overwrite` lets it take over what was saved."""
+
+    @abstractmethod
+    def mlp_backward(self, p: Params, g: Grads, saved: Any, dy_TD: Tensor) -> Tensor:
+        """Adds the MLP's gradients to `g`; the gradient of the sum of product and input."""
+
+    def forward(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor:
+        return self.step(p, x_TD, mb.cos, mb.sin, self._attend(p, mb))
+
+    def step(self, p: Params, x_TD: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """Forward with the caller's attention over the rotated q, k and v, as decoding with a cache needs."""
+        product = self._attention(p, x_TD, cos, sin, attend)[0]
+        return self.mlp_output(p, self.mlp(p, product, x_TD), overwrite=True)
+
+    def forward_saved(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[Tensor, tuple[AttentionSaved, Any]]:
+        attention, mlp = self.recompute(p, x_TD, mb)
+        return self.mlp_output(p, mlp), (attention, mlp)
+
+    def recompute(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[AttentionSaved, Any]:
+        product, attention = self._attention(p, x_TD, mb.cos, mb.sin, self._attend(p, mb))
+        return attention, self.mlp(p, product, x_TD)
+
+    def backward(self, p: Params, g: Grads, saved: tuple[AttentionSaved, Any], dy_TD: Tensor, mb: MicroBatch) -> Tensor:
+        attention, mlp = saved
+        return self._attention_backward(p, g, attention, self.mlp_backward(p, g, mlp, dy_TD), mb)
+
+    def _attend(self, p: Params, mb: MicroBatch) -> Attend:
+        extras = {"window": self.window, "sinks": p.get("sinks")}
+        return lambda q, k, v: attn.attention(q, k, v, mb, self.attention_backend, **extras)
+
+    def _attention(
+        self, p: Params, x_TD: Tensor, cos: Tensor, sin: Tensor, attend: Attend
+    ) -> tuple[Tensor, AttentionSaved]:
+        """The output projection's product [T, D], which the residual is yet to be added to."""
+        normed, rstd = rms_norm(x_TD, p["input_norm"], self.eps)
+        qkv = linear(normed, p["qkv"], p.get("qkv_bias"))
+        q, k, v, qk_rstd = qk_norm_rope(qkv, cos, sin, self.kv_heads, self._norms(p))
+        out, attention = attend(q, k, v)
+        saved = AttentionSaved(x_TD, rstd, normed, qkv, qk_rstd, q, k, v, out, attention)
+        return linear(out.flatten(1), p["o"], p.get("o_bias")), saved
+
+    def _attention_backward(self, p: Params, g: Grads, saved: AttentionSaved, dh_TD: Tensor, mb: MicroBatch) -> Tensor:
+        accumulate_weight_grad(g["o"], dh_TD, saved.out.flatten(1))
+        dqkv = qk_norm_rope_backward(
+            *self._attend_backward(p, g, linear_backward_input(dh_TD, p["o"]), saved, mb),
+            saved.qkv,
+            mb.cos,
+            mb.sin,
+            self._norms(p),
+            saved.qk_rstd,
+            (g["q_norm"], g["k_norm"]) if self.qk_norm else None,
+        )
+        accumulate_weight_grad(g["qkv"], dqkv, saved.normed)
+        if self.biases:
+            accumulate_bias_grad(g["o_bias"], dh_TD)
+            accumulate_bias_grad(g["qkv_bias"], dqkv)
+        dnormed = linear_backward_input(dqkv, p["qkv"])
+        return rms_norm_backward(dnormed, saved.x, p["input_norm"], saved.rstd, g["input_norm"], dh_TD)
+
+    def _attend_backward(
+        self, p: Params, g: Grads, dout: Tensor, saved: AttentionSaved, mb: MicroBatch
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return attn.attention_backward(
+            dout.view_as(saved.out),
+            saved.q,
+            saved.k,
+            saved.v,
+            saved.out,
+            saved.attention,
+            mb,
+            window=self.window,
+            sinks=p.get("sinks"),
+            grad_sinks=g.get("sinks"),
+        )
+
+    def _norms(self, p: Params) -> QKNorm | None:
+        return QKNorm(p["q_norm"], p["k_norm"], self.eps) if self.qk_norm else None
