@@ -78,8 +78,10 @@ def _unit(sizes: Sizes, index: int, experts: int) -> Unit:
     router, stored = f"{at}.mlp.router", f"{at}.mlp.experts"
     hidden, intermediate = sizes.hidden, sizes.intermediate
 
-    def whole(name: str, key: str, shape: tuple[int, ...], std: float, decay: bool = False) -> Param:
-        return Param(name, shape, (Part(key, shape[0]),), decay, std)
+    def whole(name: str, key: str, shape: tuple[int, ...], std: float) -> Param:
+        """The matrices of experts decay, and published checkpoints hold them in 4 bits."""
+        matrices = len(shape) == 3
+        return Param(name, shape, (Part(key, shape[0], mxfp4=matrices),), matrices, std)
 
     params = (
         *decoder.attention_params(sizes, at, biases=True),
@@ -87,9 +89,9 @@ def _unit(sizes: Sizes, index: int, experts: int) -> Unit:
         decoder.post_norm(sizes, at),
         decoder.matrix("router", hidden, sizes.std, (router, experts)),
         decoder.bias("router_bias", (router, experts)),
-        whole("experts_gate_up", f"{stored}.gate_up_proj", (experts, hidden, 2 * intermediate), sizes.std, True),
+        whole("experts_gate_up", f"{stored}.gate_up_proj", (experts, hidden, 2 * intermediate), sizes.std),
         whole("experts_gate_up_bias", f"{stored}.gate_up_proj_bias", (experts, 2 * intermediate), 0.0),
-        whole("experts_down", f"{stored}.down_proj", (experts, intermediate, hidden), sizes.std, True),
+        whole("experts_down", f"{stored}.down_proj", (experts, intermediate, hidden), sizes.std),
         whole("experts_down_bias", f"{stored}.down_proj_bias", (experts, hidden), 0.0),
     )
     return Unit(f"layers.{index}", params)

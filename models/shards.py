@@ -6,7 +6,7 @@ range, and the bytes themselves, without gaps.
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
@@ -36,8 +36,11 @@ class Stored:
     shape: tuple[int, ...]
 
 
-def read_header(file: Path) -> dict[str, Stored]:
-    """The tensors of a file by name; UserError if it is cut short or no safetensors file."""
+def read_header(file: Path, packed: Collection[str] = ()) -> dict[str, Stored]:
+    """The tensors of a file by name; UserError if it is cut short or no safetensors file.
+
+    Those that `packed` names may be bytes (U8).
+    """
     try:
         actual = file.stat().st_size
         with file.open("rb") as stream:
@@ -51,7 +54,7 @@ def read_header(file: Path) -> dict[str, Stored]:
         raise UserError(f"cannot read {file}: {error.strerror}") from error
     stored, end = {}, 0
     for begin, stop, name, kind, shape in _entries(file, encoded):
-        dtype = DTYPES.get(kind)
+        dtype = torch.uint8 if kind == "U8" and name in packed else DTYPES.get(kind)
         if dtype is None:
             raise UserError(
                 f"{file}: {name} is stored as {kind}; {', '.join(DTYPES)} can be read, so use the model's "
@@ -65,6 +68,13 @@ def read_header(file: Path) -> dict[str, Stored]:
     if 8 + length + end < actual:
         raise UserError(f"{file} is damaged: {8 + length + end} bytes expected, {actual} there")
     return stored
+
+
+def read_here(stored: Stored, tensor: Tensor) -> None:
+    """`read` of one tensor of the same dtype, by the calling thread."""
+    assert (stored.shape, stored.dtype) == (tensor.shape, tensor.dtype)
+    with OpenFile(stored.file) as file:
+        file.read(stored.offset, as_bytes(tensor))
 
 
 def read(tensors: Iterable[tuple[Stored, Tensor]]) -> None:

@@ -26,6 +26,7 @@ class Part:
 
     key: str
     rows: int
+    mxfp4: bool = False  # whether it may be stored in 4 bits: models/mxfp4.py
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from rptrain.errors import UserError
+from rptrain.models import mxfp4
 from rptrain.models.registry import read_config
 from rptrain.models.shards import Stored, read, read_header, write
-from rptrain.models.spec import ModelSpec, Param
+from rptrain.models.spec import ModelSpec, Param, Part
 from rptrain.parallel import in_parallel
 
 View = Callable[[int, str], Tensor]  # a parameter on the host by unit index and name, to read or to fill
@@ -29,7 +30,7 @@ DRAWN = 1 << 18  # numbers drawn at a time: they stay in a core's cache; a multi
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """The checked tensors of a checkpoint by name: all that the model has, of its shapes."""
+    """The checked tensors of a checkpoint by name: all that the model has, of its shapes or in 4 bits."""
 
     directory: Path
     tensors: Mapping[str, Stored]
@@ -46,14 +47,19 @@ class _Place:
     unit: int
     param: Param
     start: int
-    rows: int
+    part: Part
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.rows, *self.param.shape[1:])
+        return (self.part.rows, *self.param.shape[1:])
+
+    @property
+    def packed(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors in 4 bits that a checkpoint may hold instead, by name."""
+        return mxfp4.shapes(self.part.key, self.shape) if self.part.mxfp4 else {}
 
     def of(self, view: View) -> Tensor:
-        return view(self.unit, self.param.name)[self.start : self.start + self.rows]
+        return view(self.unit, self.param.name)[self.start : self.start + self.part.rows]
 
 
 def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
@@ -63,25 +69,35 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     missing, cut short or not safetensors.
     """
     directory = Path(directory)
-    stored = {name: tensor for file in _files(directory) for name, tensor in read_header(file).items()}
     places = _places(spec)
-    missing = [f"{name} is missing" for name in places if name not in stored]
-    extra = [f"{name} is not part of the model" for name in stored if name not in places and not _ignored(name, spec)]
+    packed = {name for place in places.values() for name in place.packed}
+    stored = {name: tensor for file in _files(directory) for name, tensor in read_header(file, packed).items()}
+    wanted: dict[str, tuple[int, ...]] = {}
+    for name, place in places.items():
+        wanted |= place.packed if not stored.keys().isdisjoint(place.packed) else {name: place.shape}
+    missing = [f"{name} is missing" for name in wanted if name not in stored]
+    extra = [f"{name} is not part of the model" for name in stored if name not in wanted and not _ignored(name, spec)]
     shapes = [
-        f"{name} has shape {list(stored[name].shape)}, not {list(place.shape)}"
-        for name, place in places.items()
-        if name in stored and stored[name].shape != place.shape
+        f"{name} has shape {list(stored[name].shape)}, not {list(shape)}"
+        for name, shape in wanted.items()
+        if name in stored and stored[name].shape != shape
     ]
-    if problems := missing + extra + shapes:
+    wide = [f"{name} must be bytes" for name in packed & stored.keys() if stored[name].dtype != mxfp4.DTYPE]
+    if problems := missing + extra + shapes + sorted(wide):
         shown = problems[:20] + ([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])
         raise UserError(f"the weights in {directory} do not fit its config.json:\n- " + "\n- ".join(shown))
-    return WeightFiles(directory, {name: stored[name] for name in places})
+    return WeightFiles(directory, {name: stored[name] for name in wanted})
 
 
 def load(files: WeightFiles, spec: ModelSpec, view: View) -> None:
     """Fills the host views, converting to their dtype. UserError for a file that is gone or cut short by now."""
-    places = _places(spec)
-    read((stored, places[name].of(view)) for name, stored in files.tensors.items())
+    places, stored = _places(spec), files.tensors
+    read((stored[name], place.of(view)) for name, place in places.items() if name in stored)
+    packed = [
+        (*(stored[part] for part in mxfp4.names(name)), place) for name, place in places.items() if name not in stored
+    ]
+    pieces = [piece for blocks, scales, place in packed for piece in mxfp4.pieces(blocks, scales, place.of(view))]
+    in_parallel(mxfp4.load, pieces)
 
 
 def initialise(spec: ModelSpec, view: View, seed: int) -> None:
@@ -130,7 +146,7 @@ def save(
         total = dtype.itemsize * sum(prod(place.shape) for place in places.values())
         by_tensor = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
         _write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": by_tensor})
-    config = {key: value for key, value in spec.config.items() if key != "torch_dtype"}
+    config = {key: value for key, value in spec.config.items() if key not in ("torch_dtype", "quantization_config")}
     config |= {"architectures": [spec.architecture], "dtype": str(dtype).removeprefix("torch.")}
     _write_json(directory / "config.json", config)
     return _verified(directory, spec, dtype, config)
@@ -152,7 +168,7 @@ def _places(spec: ModelSpec) -> dict[str, _Place]:
         for param in unit.params:
             start = 0
             for part in param.parts:
-                places[part.key] = _Place(index, param, start, part.rows)
+                places[part.key] = _Place(index, param, start, part)
                 start += part.rows
     return places
 

@@ -1,10 +1,12 @@
 """The training loop that the engine is held against: plain PyTorch with autograd, one device, no engine.
 
-Its model is a Llama written for reading: batch of rows, one mask, whole logits.
+Its model is a Llama written for reading: batch of rows, one mask, whole logits. With other weights it is a Qwen3-MoE
+or a GPT-OSS: norms of queries and keys, biases, sinks and experts are there if their weights are.
 """
 
 import dataclasses
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +28,22 @@ CONFIG = {
     "hidden_act": "silu",
     "max_position_embeddings": 128,
     "tie_word_embeddings": False,
+}
+QWEN3_MOE = CONFIG | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "norm_topk_prob": False,
+}
+GPT_OSS = CONFIG | {
+    "architectures": ["GptOssForCausalLM"],
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": 5,
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 1.0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
 
 
@@ -89,12 +107,15 @@ def forward(weights, cfg, ids, positions):
     index = torch.arange(length)
     start = index - positions  # of each token's document
     mask = (index[None, None, :] <= index[None, :, None]) & (index[None, None, :] >= start[:, :, None])
+    near = index[None, :] > index[:, None] - cfg.get("sliding_window", length)
     x = weights["model.embed_tokens.weight"][ids]
     frequencies = 1 / cfg["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float32) / size)  # as published
     angles = torch.cat([positions[..., None] * frequencies.to(x.dtype)] * 2, -1)[:, None]
     scale = cfg.get("rope_parameters", {}).get("attention_factor", 1)  # of YaRN; the frequencies stay as they are
 
     def norm(x, name):
+        if name not in weights:
+            return x
         return weights[name] * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + cfg["rms_norm_eps"])
 
     def rotate(x):
@@ -104,20 +125,57 @@ def forward(weights, cfg, ids, positions):
     for i in range(cfg["num_hidden_layers"]):
         at = f"model.layers.{i}."
 
-        def project(h, name, count, at=at):
-            return (h @ weights[f"{at}self_attn.{name}_proj.weight"].T).unflatten(-1, (count, size)).transpose(1, 2)
+        def project(h, name, at=at):
+            return h @ weights[f"{at}{name}.weight"].T + weights.get(f"{at}{name}.bias", 0)
 
         h = norm(x, f"{at}input_layernorm.weight")
-        q, k, v = rotate(project(h, "q", heads)), rotate(project(h, "k", keys)), project(h, "v", keys)
+        q, k, v = (
+            project(h, f"self_attn.{name}_proj").unflatten(-1, (count, size)).transpose(1, 2)
+            for name, count in (("q", heads), ("k", keys), ("v", keys))
+        )
+        q, k = (rotate(norm(t, f"{at}self_attn.{name}_norm.weight")) for t, name in ((q, "q"), (k, "k")))
         k, v = (t.repeat_interleave(heads // keys, 1) for t in (k, v))
-        scores = (q @ k.transpose(-1, -2) / math.sqrt(size)).masked_fill(~mask[:, None], -math.inf)
-        attended = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
-        x = x + attended @ weights[f"{at}self_attn.o_proj.weight"].T
+        seen = mask & near if i % 2 == 0 else mask
+        scores = (q @ k.transpose(-1, -2) / math.sqrt(size)).masked_fill(~seen[:, None], -math.inf)
+        if f"{at}self_attn.sinks" in weights:
+            sinks = weights[f"{at}self_attn.sinks"][None, :, None, None].expand(*scores.shape[:-1], 1)
+            scores = torch.cat([scores, sinks], -1)
+        attended = (scores.softmax(-1)[..., :length] @ v).transpose(1, 2).flatten(2)
+        x = x + project(attended, "self_attn.o_proj")
         h = norm(x, f"{at}post_attention_layernorm.weight")
-        gate, up = (h @ weights[f"{at}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-        x = x + (F.silu(gate) * up) @ weights[f"{at}mlp.down_proj.weight"].T
+        if f"{at}mlp.gate.weight" in weights:
+            shares = project(h, "mlp.gate").softmax(-1)  # of all experts
+            x = x + chosen_experts(h, shares, partial(expert, weights, f"{at}mlp.experts."), cfg)
+        elif f"{at}mlp.router.weight" in weights:
+            logits = project(h, "mlp.router")
+            lowest = logits.topk(cfg["num_experts_per_tok"]).values[..., -1:]
+            shares = logits.masked_fill(logits < lowest, -math.inf).softmax(-1)  # of those that are chosen
+            x = x + chosen_experts(h, shares, partial(clamped_expert, weights, f"{at}mlp.experts.", cfg), cfg)
+        else:
+            gate, up = (project(h, f"mlp.{name}_proj") for name in ("gate", "up"))
+            x = x + project(F.silu(gate) * up, "mlp.down_proj")
     head = "model.embed_tokens.weight" if cfg["tie_word_embeddings"] else "lm_head.weight"
     return norm(x, "model.norm.weight") @ weights[head].T
+
+
+def chosen_experts(h, shares, compute, cfg):
+    """The sum over the experts with the largest shares, each computed for all tokens."""
+    values, chosen = shares.topk(cfg["num_experts_per_tok"])
+    kept = torch.zeros_like(shares).scatter(-1, chosen, values)
+    return sum(kept[..., e, None] * compute(h, e) for e in range(shares.shape[-1]))
+
+
+def expert(weights, at, h, e):
+    gate, up = (h @ weights[f"{at}{e}.{name}_proj.weight"].T for name in ("gate", "up"))
+    return (F.silu(gate) * up) @ weights[f"{at}{e}.down_proj.weight"].T
+
+
+def clamped_expert(weights, at, cfg, h, e):
+    gate_up = h @ weights[f"{at}gate_up_proj"][e] + weights[f"{at}gate_up_proj_bias"][e]
+    limit = cfg["swiglu_limit"]
+    gate, up = gate_up[..., ::2].clamp(max=limit), gate_up[..., 1::2].clamp(-limit, limit)
+    product = (up + 1) * gate * torch.sigmoid(cfg["swiglu_alpha"] * gate)
+    return product @ weights[f"{at}down_proj"][e] + weights[f"{at}down_proj_bias"][e]
 
 
 def train(weights, cfg, batches, rates, *, delayed, betas, weight_decay=0.0, max_grad_norm=0.0):
@@ -127,8 +185,8 @@ def train(weights, cfg, batches, rates, *, delayed, betas, weight_decay=0.0, max
     """
     for tensor in weights.values():
         tensor.requires_grad_()
-    decayed = [w for name, w in weights.items() if "norm" not in name]
-    plain = [w for name, w in weights.items() if "norm" in name]
+    plain = [w for name, w in weights.items() if any(word in name for word in ("norm", "bias", "sinks"))]
+    decayed = [w for w in weights.values() if all(w is not other for other in plain)]
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}],
         betas=betas,

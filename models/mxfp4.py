@@ -1,0 +1,62 @@
+"""Experts that a checkpoint holds in 4 bits (MXFP4, as GPT-OSS is published): names, shapes, and how they are widened.
+
+A parameter KEY [E, in, out] is stored as KEY_blocks, bytes [E, out, in / 32, 16] of two elements each, and KEY_scales,
+bytes [E, out, in / 32].
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rptrain.kernels.quant import MXFP4, dequantize
+from rptrain.models.shards import Stored, read_here
+
+DTYPE = torch.uint8  # of both tensors
+ROWS = 256  # that a thread reads and widens at a time
+
+
+def names(key: str) -> tuple[str, str]:
+    """Of the blocks and of the scales."""
+    return f"{key}_blocks", f"{key}_scales"
+
+
+def shapes(key: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Of the two tensors by name, of a parameter [E, in, out]."""
+    experts, inner, outer = shape
+    scales = (experts, outer, ceil(inner / MXFP4.block))
+    return dict(zip(names(key), ((*scales, MXFP4.code_bytes(MXFP4.block)), scales), strict=True))
+
+
+class Piece(NamedTuple):
+    """Some rows of one expert, as they are stored, and the columns [in, rows] that they fill."""
+
+    blocks: Stored
+    scales: Stored
+    target: Tensor
+
+
+def pieces(blocks: Stored, scales: Stored, target: Tensor) -> Iterator[Piece]:
+    """All of a parameter [E, in, out]."""
+    _, outer, width, _ = blocks.shape
+    for expert, place in enumerate(target):
+        for begin in range(0, outer, ROWS):
+            rows = min(ROWS, outer - begin)
+            start = (expert * outer + begin) * width
+            codes = replace(
+                blocks, offset=blocks.offset + start * blocks.shape[3], shape=(rows * width * blocks.shape[3],)
+            )
+            exponents = replace(scales, offset=scales.offset + start, shape=(rows * width,))
+            yield Piece(codes, exponents, place[:, begin : begin + rows])
+
+
+def load(piece: Piece) -> None:
+    """Reads and widens it, by the calling thread."""
+    codes, exponents = (torch.empty(part.shape, dtype=DTYPE) for part in piece[:2])
+    read_here(piece.blocks, codes)
+    read_here(piece.scales, exponents)
+    rows = torch.empty(piece.target.shape[::-1], dtype=piece.target.dtype)
+    piece.target.copy_(dequantize(codes, exponents, MXFP4, rows).T)

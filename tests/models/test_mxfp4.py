@@ -1,0 +1,96 @@
+"""Checkpoints of GPT-OSS as they are published, with experts in 4 bits."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rptrain.errors import UserError
+from rptrain.models import registry, weights
+
+SIZES = {"model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2}
+PACKED = ("gate_up_proj", "down_proj")
+
+
+@pytest.fixture
+def published(fresh, tmp_path):
+    """A model's checkpoint with random experts in 4 bits, blocks and scales in two files, and its tensors."""
+    model = fresh("GptOssForCausalLM", **SIZES)
+    weights.save(tmp_path, model.spec, model.view, torch.bfloat16)
+    (file,) = tmp_path.glob("*.safetensors")
+    tensors, generator = load_file(file), torch.Generator().manual_seed(1)
+    for name in [name for name in tensors if name.endswith(PACKED)]:
+        experts, inner, outer = tensors.pop(name).shape
+        shape = (experts, outer, inner // 32)
+        tensors[f"{name}_blocks"] = torch.randint(256, (*shape, 16), dtype=torch.uint8, generator=generator)
+        tensors[f"{name}_scales"] = torch.randint(118, 124, shape, dtype=torch.uint8, generator=generator)
+    file.unlink()
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    store(tmp_path, tensors)
+    return tmp_path, tensors
+
+
+def store(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """In two files, of which one has all scales."""
+    files = {name: f"{name.endswith('_scales')}.safetensors" for name in tensors}
+    for file in set(files.values()):
+        save_file({name: tensors[name] for name in files if files[name] == file}, directory / file)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+def test_experts_are_widened_as_transformers_does(published, native) -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    directory, tensors = published
+    ours = native(directory, torch.bfloat16)
+    files = weights.check(directory, ours.spec)
+    assert files.num_bytes == sum(tensor.nbytes for tensor in tensors.values())
+    for layer, params in enumerate(ours.params[1:3]):
+        at = f"model.layers.{layer}.mlp.experts"
+        for name, key in (("experts_gate_up", "gate_up_proj"), ("experts_down", "down_proj")):
+            blocks, scales = (tensors[f"{at}.{key}_{kind}"] for kind in ("blocks", "scales"))
+            expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16)
+            assert torch.equal(params[name], expected) and params[name].std() > 0
+        assert torch.equal(params["router"], tensors[f"model.layers.{layer}.mlp.router.weight"])
+
+
+def test_what_is_saved_is_in_16_bits_and_says_so(published, native, tmp_path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    ours = native(published[0], torch.bfloat16)
+    to = tmp_path / "saved"
+    weights.save(to, ours.spec, ours.view, torch.bfloat16)
+    assert "quantization_config" not in registry.read_config(to)
+    again, info = AutoModelForCausalLM.from_pretrained(to, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert torch.equal(again.model.layers[1].mlp.experts.down_proj, ours.params[2]["experts_down"])
+
+
+def test_what_does_not_fit(published) -> None:
+    directory, tensors = published
+    at = "model.layers.0.mlp.experts"
+    tensors[f"{at}.down_proj_blocks"] = tensors[f"{at}.down_proj_blocks"][:, :, :, :8].contiguous()
+    tensors[f"{at}.down_proj_scales"] = tensors[f"{at}.down_proj_scales"].half()
+    tensors[f"{at}.gate_up_proj"] = torch.zeros(5, 64, 64)
+    del tensors[f"{at}.gate_up_proj_scales"]
+    store(directory, tensors)
+    with pytest.raises(UserError) as caught:
+        weights.check(directory, registry.build(registry.read_config(directory)))
+    assert str(caught.value).split("\n- ")[1:] == [
+        f"{at}.gate_up_proj_scales is missing",
+        f"{at}.gate_up_proj is not part of the model",
+        f"{at}.down_proj_blocks has shape [5, 64, 1, 8], not [5, 64, 1, 16]",
+        f"{at}.down_proj_scales must be bytes",
+    ]
+
+
+def test_bytes_are_for_experts_only(published) -> None:
+    directory, tensors = published
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.uint8)
+    store(directory, tensors)
+    with pytest.raises(UserError, match=r"model\.norm\.weight is stored as U8"):
+        weights.check(directory, registry.build(registry.read_config(directory)))
