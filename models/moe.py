@@ -53,12 +53,12 @@ class MoEBlock(AttentionBlock):
         weights = route(logits, choice, self.over_chosen)
         perm = permute(choice, self.experts)
         inputs = gather(normed, perm)
-        gate_up = grouped_mm(inputs, self._whole(p["experts_gate_up"]), perm.ends, p.get("experts_gate_up_bias"))
+        gate_up = grouped_mm(inputs, self.whole(p["experts_gate_up"]), perm.ends, p.get("experts_gate_up_bias"))
         return MoESaved(h_TD, rstd, normed, logits, choice, weights, perm, gate_up)
 
     def mlp_output(self, p: Params, saved: MoESaved, *, overwrite: bool = False) -> Tensor:
         activation = swiglu(saved.gate_up, **self._form)
-        outputs = grouped_mm(activation, self._whole(p["experts_down"]), saved.perm.ends, p.get("experts_down_bias"))
+        outputs = grouped_mm(activation, self.whole(p["experts_down"]), saved.perm.ends, p.get("experts_down_bias"))
         return combine(outputs, saved.perm, saved.weights).add_(saved.x)
 
     def mlp_backward(self, p: Params, g: Grads, saved: MoESaved, dy_TD: Tensor) -> Tensor:
@@ -66,11 +66,11 @@ class MoEBlock(AttentionBlock):
         dweights, dgate_up = self._experts_backward(p, g, saved, dy_TD)
 
         inputs = gather(saved.normed, perm)
-        grouped_weight_grad(self._whole(g["experts_gate_up"]), inputs, dgate_up, ends)
+        grouped_weight_grad(self.whole(g["experts_gate_up"]), inputs, dgate_up, ends)
         del inputs
         if self.biases:
             grouped_bias_grad(g["experts_gate_up_bias"], dgate_up, ends)
-        dnormed = combine(grouped_mm(dgate_up, self._whole(p["experts_gate_up"]).mT, ends), perm)
+        dnormed = combine(grouped_mm(dgate_up, self.whole(p["experts_gate_up"]).mT, ends), perm)
 
         dlogits = route_backward(dweights, saved.logits, saved.choice, self.over_chosen)
         accumulate_weight_grad(g["router"], dlogits, saved.normed)
@@ -86,10 +86,10 @@ class MoEBlock(AttentionBlock):
         """
         perm, ends = saved.perm, saved.perm.ends
         drows = gather(dy_TD, perm)
-        dactivation = grouped_mm(drows, self._whole(p["experts_down"]).mT, ends)
+        dactivation = grouped_mm(drows, self.whole(p["experts_down"]).mT, ends)
         activation = swiglu(saved.gate_up, **self._form)
         dweights = weigh(dactivation, activation, perm, saved.weights)
-        grouped_weight_grad(self._whole(g["experts_down"]), activation, drows, ends)
+        grouped_weight_grad(self.whole(g["experts_down"]), activation, drows, ends)
         if self.biases:  # a row's output has the bias as often as its weight says
             by_row = saved.weights.flatten().index_select(0, perm.order).unsqueeze(1)
             grouped_weight_grad(g["experts_down_bias"].unsqueeze(1), by_row, drows, ends)
@@ -97,7 +97,7 @@ class MoEBlock(AttentionBlock):
         del drows, activation
         return dweights, swiglu_backward(dactivation, saved.gate_up, saved.gate_up, **self._form)
 
-    def _whole(self, stored: Tensor) -> Tensor:
+    def whole(self, stored: Tensor) -> Tensor:
         """[E, in, out]: as GPT-OSS stores the experts, or a view of theirs stacked, [E * out, in]."""
         return stored if stored.dim() == 3 else stored.view(self.experts, -1, stored.shape[1]).mT
 

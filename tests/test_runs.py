@@ -336,7 +336,7 @@ def our_logits(directory: Path, ids: torch.Tensor) -> torch.Tensor:
         return {name: tensor for unit in layer.units for name, tensor in params[unit].items()}
 
     positions = torch.arange(len(ids))
-    cos, sin = rope.tables(torch.tensor(spec.inv_freq), positions)
+    cos, sin = rope.tables(torch.tensor(spec.inv_freq), positions, spec.rope_scale)
     ends = torch.tensor([0, len(ids)], dtype=torch.int32)
     mb = MicroBatch(1, len(ids), positions, torch.full_like(ids, -100), ends, len(ids), True, cos, sin)
     x = params[0]["embed"][ids]
@@ -348,18 +348,38 @@ def our_logits(directory: Path, ids: torch.Tensor) -> torch.Tensor:
 QUESTIONS = ["Spell backwards: abc", "Sort the digits: 41", "Write in capitals: xyz"]
 
 
+MODELS = {
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True},
+    "llama": {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False},
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "tie_word_embeddings": True,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 12,
+    },
+    "gpt_oss": {
+        "architectures": ["GptOssForCausalLM"],
+        "tie_word_embeddings": False,
+        "attention_bias": True,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+}
+
+
 @pytest.mark.parametrize(
     ("kind", "dtype"),
-    [("qwen3", "float32"), ("qwen3", "bfloat16"), ("llama", "float32")],
-    ids=["qwen3-tied", "qwen3-tied-bf16", "llama-untied"],
+    [(kind, "float32") for kind in MODELS] + [("qwen3", "bfloat16")],
+    ids=[*MODELS, "qwen3-bf16"],
 )
 def test_transformers_reads_what_we_write(tmp_path, kind, dtype):
     """The model folder and an export are the same model, in which nothing is missing, to transformers and to us."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    architectures = {"qwen3": ["Qwen3ForCausalLM"], "llama": ["LlamaForCausalLM"]}[kind]
-    changes = {"model_type": kind, "architectures": architectures, "tie_word_embeddings": kind == "qwen3"}
-    tools.write_model(tmp_path / "model", **changes)
+    tools.write_model(tmp_path / "model", model_type=kind, **MODELS[kind])
     run = tools.train_here(tmp_path, f"model.dtype={dtype}", "optim.learning_rate=3e-2")
     exported = tmp_path / "exported"
     written = tools.invoke("export", run.path, "--to", exported)
@@ -373,7 +393,7 @@ def test_transformers_reads_what_we_write(tmp_path, kind, dtype):
         model.eval()
         assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
         assert str(model.dtype) == f"torch.{dtype}"
-        assert model.config.tie_word_embeddings is (kind == "qwen3")
+        assert model.config.tie_word_embeddings is MODELS[kind]["tie_word_embeddings"]
         tokenizer = AutoTokenizer.from_pretrained(directory)
         ids = torch.tensor(tokenizer(" ".join(prompts), add_special_tokens=False)["input_ids"])
         tolerance = {"float32": 1e-4, "bfloat16": 0.05}[dtype]

@@ -1,7 +1,8 @@
 """The floor: the least time that the arithmetic of a training step takes on a device, operation by operation.
 
-Products run in the framework's matrix library, attention in the fastest deterministic implementation, elementwise
-operations read and write each operand once at the speed of a copy. A layer's operations are timed one after the
+Products run in the framework's matrix library, those of experts in the faster of its grouped product and ours, with
+as many tokens for each, attention in the fastest deterministic implementation, elementwise operations read and write
+each operand once at the speed of a copy. A layer's operations are timed one after the
 other, with nothing in between, round and round, as a device in training may be too warm for its highest clock. What
 is left out: gradient sums, rotary tables, transfers.
 """
@@ -16,10 +17,14 @@ from torch import Tensor
 
 from rptrain.bench import clock
 from rptrain.kernels import attention as attn
+from rptrain.kernels.grouped import grouped_mm, grouped_weight_grad
+from rptrain.kernels.reference import wide
 from rptrain.models.block import BlockShape
+from rptrain.models.moe import MoEBlock
 from rptrain.models.spec import HeadLayer, Layer, MicroBatch, ModelSpec
 
 COPY = 512 << 20  # bytes that a copy reads and writes, for its rate
+EXPERTS = ("experts_gate_up", "experts_down")
 BACKENDS = ("hybrid", "triton", "reference")  # whose backward has one order of sums whatever is asked of torch
 
 
@@ -73,7 +78,8 @@ def floor(spec: ModelSpec, rows: int, length: int, dtype: torch.dtype, device: t
     for (name, layer), count in _kinds(spec).items():
         operations = [*_products(spec, layer, tokens, dtype, device)]
         if isinstance(layer, BlockShape):
-            choices = _attention(layer, rows, length, dtype, device)
+            sinks = any(param.name == "sinks" for unit in layer.units for param in spec.units[unit].params)
+            choices = _attention(layer, sinks, rows, length, dtype, device)
             taken = [2 * line.forward + line.backward for line in _lines(choices, device)]
             operations.append(choices[taken.index(min(taken))])
         ahead, back = layer.work(tokens, length, dtype.itemsize)
@@ -144,7 +150,12 @@ def _products(
     """x [T, in] times each weight [out, in]; in backward the gradients of the input and of the weight."""
     for unit in layer.units:
         for param in spec.units[unit].params:
-            if len(param.shape) != 2:
+            if isinstance(layer, MoEBlock) and param.name in EXPERTS:
+                w = layer.whole(torch.randn(param.shape, dtype=dtype, device=device))
+                experts, size, out = w.shape
+                yield _Operation(f"{param.name} {size} x {out} x {experts}", *_grouped(w, tokens * layer.active))
+                continue
+            if len(param.shape) != 2 or param.name.endswith("bias"):
                 continue
             out, size = param.shape
             w, x, y = (
@@ -163,7 +174,23 @@ def _product(w: Tensor, x: Tensor, y: Tensor) -> tuple[clock.Work, clock.Work]:
     return lambda: torch.mm(x, w.t(), out=y), backward
 
 
-def _attention(block: BlockShape, rows: int, length: int, dtype: torch.dtype, device: torch.device) -> list[_Operation]:
+def _grouped(w: Tensor, rows: int) -> tuple[clock.Work, clock.Work]:
+    """Products of so many rows, as many for each expert, with weights [E, in, out]."""
+    experts, size, out = w.shape
+    x, y = (torch.randn(rows, columns, dtype=w.dtype, device=w.device) for columns in (size, out))
+    ends = (torch.arange(1, experts + 1, device=w.device) * rows // experts).int()
+    dw = torch.zeros_like(w, dtype=wide(w.dtype))
+
+    def backward() -> None:
+        grouped_mm(y, w.mT, ends)
+        grouped_weight_grad(dw, x, y, ends)
+
+    return lambda: grouped_mm(x, w, ends), backward
+
+
+def _attention(
+    block: BlockShape, with_sinks: bool, rows: int, length: int, dtype: torch.dtype, device: torch.device
+) -> list[_Operation]:
     """Of whole rows, by every deterministic implementation."""
     positions = torch.arange(length, device=device).repeat(rows)
     mb = MicroBatch(
@@ -182,25 +209,28 @@ def _attention(block: BlockShape, rows: int, length: int, dtype: torch.dtype, de
         for heads in (block.heads, block.kv_heads, block.kv_heads)
     )
     dout = torch.randn_like(q)
+    sinks = torch.randn(block.heads, dtype=dtype, device=device) if with_sinks else None
+    extras = {"window": block.window, "sinks": sinks}
+    back = {**extras, "grad_sinks": None if sinks is None else torch.zeros_like(sinks, dtype=wide(dtype))}
     found = []
-    for name in _backends(dtype, device, block.head_size):
-        out, saved = attn.attention(q, k, v, mb, name)
+    for name in _backends(dtype, device, block.head_size, block.window is None and not with_sinks):
+        out, saved = attn.attention(q, k, v, mb, name, **extras)
         found.append(
             _Operation(
                 f"attention ({name})",
-                lambda name=name: attn.attention(q, k, v, mb, name),
-                lambda out=out, saved=saved: attn.attention_backward(dout, q, k, v, out, saved, mb),
+                lambda name=name: attn.attention(q, k, v, mb, name, **extras),
+                lambda out=out, saved=saved: attn.attention_backward(dout, q, k, v, out, saved, mb, **back),
             )
         )
     return found
 
 
-def _backends(dtype: torch.dtype, device: torch.device, head_size: int) -> list[str]:
-    """Those that take such inputs; the reference only where nothing else does."""
+def _backends(dtype: torch.dtype, device: torch.device, head_size: int, plain: bool) -> list[str]:
+    """Those that take such inputs, `plain` without window and sinks; the reference only where nothing else does."""
     found = []
     for name in BACKENDS:
         try:
-            found.append(attn.backend(dtype, device.type, True, head_size, force=name))
+            found.append(attn.backend(dtype, device.type, True, head_size, plain=plain, force=name))
         except ValueError:
             continue
     return found[:-1] or found

@@ -6,7 +6,7 @@ import torch
 from rptrain.bench import clock, floor
 from rptrain.models import registry
 
-from ..models.test_shapes import TINY
+from ..models.test_shapes import GPT_OSS, QWEN3_MOE, TINY
 
 CPU = torch.device("cpu")
 
@@ -30,6 +30,8 @@ def seconds(monkeypatch):
     attention = floor._Operation("attention", lambda: spend(100.0), lambda: spend(100.0))
     monkeypatch.setattr(clock, "seconds", take)
     monkeypatch.setattr(torch, "mm", lambda a, b, out: spend(1.0))
+    monkeypatch.setattr(floor, "grouped_mm", lambda x, w, ends: spend(10.0))
+    monkeypatch.setattr(floor, "grouped_weight_grad", lambda acc, x, dy, ends: spend(10.0))
     monkeypatch.setattr(floor, "_attention", lambda *_: [attention])
     monkeypatch.setattr(floor, "_move", lambda halves, nbytes: spend(nbytes / 1e9))
 
@@ -54,6 +56,31 @@ def test_a_block_by_hand(architecture, seconds, monkeypatch) -> None:
     assert head.seconds() == head.seconds(recompute=False) == pytest.approx(1 + forward + 2 + backward)
     assert found.tokens_per_second() == pytest.approx(16 / (block.count * block.seconds() + head.seconds()))
     assert found.tokens_per_second(recompute=False) > found.tokens_per_second()
+
+
+@pytest.mark.parametrize(("config", "inner"), [(QWEN3_MOE, 7), (GPT_OSS, 20)], ids=["qwen3", "gpt-oss"])
+def test_a_block_with_experts_by_hand(config, inner, seconds, monkeypatch) -> None:
+    monkeypatch.setattr(floor, "COPY", 1 << 10)
+    spec = registry.build(config)
+    found = floor.floor(spec, 2, 8, torch.float32, CPU)
+    assert [layer.count for layer in found.layers] == ([4, 1] if config is QWEN3_MOE else [2, 2, 1])
+    assert [(line.operation, line.forward, line.backward) for line in found.layers[0].lines[:6]] == [
+        ("qkv 24 x 100", 1, 2), ("o 60 x 24", 1, 2), ("router 24 x 5", 1, 2),
+        (f"experts_gate_up 24 x {2 * inner} x 5", 10, 20), (f"experts_down {inner} x 24 x 5", 10, 20),
+        ("attention", 100, 100),
+    ]  # fmt: skip
+
+
+def test_the_products_of_experts_compute_what_they_stand_for(monkeypatch) -> None:
+    seen = []
+    product = floor.grouped_mm
+    monkeypatch.setattr(floor, "grouped_mm", lambda x, w, ends: seen.append((x, w, ends)) or product(x, w, ends))
+    w = torch.randn(3, 4, 5)
+    forward, backward = floor._grouped(w, 8)
+    assert forward().shape == (8, 5)
+    backward()
+    assert [(tuple(x.shape), tuple(w.shape)) for x, w, _ in seen] == [((8, 4), (3, 4, 5)), ((8, 5), (3, 5, 4))]
+    assert all(ends.tolist() == [2, 5, 8] for _, _, ends in seen)
 
 
 def test_a_move_reads_and_writes_the_bytes() -> None:
@@ -89,11 +116,28 @@ def test_the_quickest_attention_counts(monkeypatch) -> None:
 
 def test_attention_runs_both_ways() -> None:
     spec = registry.build({**TINY, "architectures": ["LlamaForCausalLM"]})
-    (operation,) = floor._attention(spec.layers[0], 2, 8, torch.float32, CPU)
+    (operation,) = floor._attention(spec.layers[0], False, 2, 8, torch.float32, CPU)
     assert operation.name == "attention (reference)"
     out, _ = operation.forward()
     dq, dk, dv = operation.backward()
     assert out.shape == dq.shape == (16, 6, 10) and dk.shape == dv.shape == (16, 2, 10)
+
+
+def test_attention_has_the_window_and_the_sinks(monkeypatch) -> None:
+    calls = []
+    for name in ("attention", "attention_backward"):
+        real = getattr(floor.attn, name)
+
+        def spy(*args, real=real, **extras):
+            calls.append(extras)
+            return real(*args, **extras)
+
+        monkeypatch.setattr(floor.attn, name, spy)
+    (operation,) = floor._attention(registry.build(GPT_OSS).layers[0], True, 2, 8, torch.float32, CPU)
+    operation.forward()
+    assert operation.backward()[0].shape == (16, 6, 10)
+    assert [(extras["window"], extras["sinks"].shape) for extras in calls] == [(4, (6,))] * 3
+    assert calls[-1]["grad_sinks"].abs().sum() > 0
 
 
 def test_the_clock_counts_what_runs() -> None:

@@ -15,6 +15,19 @@ DOCUMENTS = [[5, 6], [11]]
 EVERY_EXPERT = {"num_experts_per_tok": 5}  # so that rounding changes no choice
 
 
+def times(name: str) -> int:
+    """By how much more a gradient may be off: that of the keys' biases is a small difference of large sums."""
+    return 2 if name.endswith("k_proj.bias") else 1
+
+
+def to_cuda(model, mb):
+    """Moves the model there; the micro-batch there."""
+    for unit in (*model.params, *model.grads):
+        unit.update({name: tensor.cuda() for name, tensor in unit.items()})
+    names = ("positions", "labels", "cu_seqlens", "cos", "sin")
+    return replace(mb, **{name: getattr(mb, name).cuda() for name in names})
+
+
 @pytest.fixture
 def batch(micro_batch):
     def build(model):
@@ -48,11 +61,11 @@ def test_narrow_types_follow_float64(architecture, dtype, fresh, batch) -> None:
         for name, tensor in unit.items():
             tensor.copy_(source[name])
     losses = [model.backward(*batch(model)) for model in (narrow, exact)]
-    tolerance = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 0.12}[dtype]
+    tolerance = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 0.1}[dtype]
     torch.testing.assert_close(losses[0].double(), losses[1], rtol=tolerance, atol=0)
     for name, gradient in narrow.gradients().items():
         theirs = exact.gradients()[name]
-        assert (gradient.double() - theirs).norm() <= tolerance * theirs.norm(), name
+        assert (gradient.double() - theirs).norm() <= times(name) * tolerance * theirs.norm(), name
 
 
 @architectures
@@ -128,11 +141,7 @@ def test_cuda_follows_float64(architecture, documents, deterministic, fresh, mic
     ids, labels = torch.randint(61, (22,)), torch.randint(61, (22,))
     expected = exact.backward(ids, micro_batch(exact.spec, documents, labels, torch.float64))
 
-    for unit in (*model.params, *model.grads):
-        unit.update({name: tensor.cuda() for name, tensor in unit.items()})
-    mb = micro_batch(model.spec, documents, labels)
-    names = ("positions", "labels", "cu_seqlens", "cos", "sin")
-    mb = replace(mb, **{name: getattr(mb, name).cuda() for name in names})
+    mb = to_cuda(model, micro_batch(model.spec, documents, labels))
     torch.use_deterministic_algorithms(deterministic)
     try:
         loss = model.backward(ids.cuda(), mb)
@@ -141,7 +150,21 @@ def test_cuda_follows_float64(architecture, documents, deterministic, fresh, mic
     torch.testing.assert_close(loss.double().cpu(), expected, rtol=0.1, atol=0)
     for name, gradient in model.gradients().items():
         theirs = exact.gradients()[name]
-        assert (gradient.double().cpu() - theirs).norm() <= 0.1 * theirs.norm(), name
+        assert (gradient.double().cpu() - theirs).norm() <= times(name) * 0.1 * theirs.norm(), name
+
+
+@pytest.mark.gpu
+@architectures
+def test_cuda_never_waits(architecture, fresh, batch) -> None:
+    model = fresh(architecture, torch.bfloat16, head_dim=16)
+    ids, mb = batch(model)
+    mb, ids = to_cuda(model, mb), ids.cuda()
+    model.backward(ids, mb)  # compiles
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        model.backward(ids, mb)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 class LiveBytes(TorchDispatchMode):
