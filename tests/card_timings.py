@@ -33,7 +33,7 @@ def frozen_times(spec, card):
     times = []
     for layer in spec.stack:
         forward, backward = layer.work(WORKLOAD.tokens, WORKLOAD.length, WORKLOAD.dtype.itemsize)
-        inputs = Work(backward.matmul / 2, backward.grouped / 2, backward.attention, backward.traffic)
+        inputs = Work(backward.matmul / 2, backward.grouped / 2, backward.attention, backward.elementwise)
         ahead = card.seconds(forward)
         times.append((ahead, ahead + card.seconds(inputs)))
     return times
