@@ -203,11 +203,20 @@ class LiveBytes(TorchDispatchMode):
 @architectures
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    "sizes", [(64, 160, 4, 2), (64, 32, 8, 8), (96, 24, 4, 1), (64, 640, 1, 1), (64, 32, 8, 1)], ids=str
+    "sizes",
+    [
+        (64, 160, 4, 2, 5),
+        (64, 32, 8, 8, 5),
+        (96, 24, 4, 1, 5),
+        (64, 640, 1, 1, 5),
+        (64, 32, 8, 1, 5),
+        (64, 32, 1, 1, 400),
+    ],
+    ids=str,
 )
 def test_bounds_of_memory_hold(architecture, dtype, sizes, fresh, micro_batch) -> None:
     """On documents so short that the scores of the reference's attention weigh nothing."""
-    hidden, intermediate, heads, kv_heads = sizes
+    hidden, intermediate, heads, kv_heads, experts = sizes
     model = fresh(
         architecture,
         dtype,
@@ -216,6 +225,8 @@ def test_bounds_of_memory_hold(architecture, dtype, sizes, fresh, micro_batch) -
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         moe_intermediate_size=intermediate,
+        num_experts=experts,
+        num_local_experts=experts,
         head_dim=64,
     )
     rows, tokens = 256, 512
