@@ -114,8 +114,6 @@ def forward(weights, cfg, ids, positions):
     scale = cfg.get("rope_parameters", {}).get("attention_factor", 1)  # of YaRN; the frequencies stay as they are
 
     def norm(x, name):
-        if name not in weights:
-            return x
         return weights[name] * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + cfg["rms_norm_eps"])
 
     def rotate(x):
@@ -133,7 +131,9 @@ def forward(weights, cfg, ids, positions):
             project(h, f"self_attn.{name}_proj").unflatten(-1, (count, size)).transpose(1, 2)
             for name, count in (("q", heads), ("k", keys), ("v", keys))
         )
-        q, k = (rotate(norm(t, f"{at}self_attn.{name}_norm.weight")) for t, name in ((q, "q"), (k, "k")))
+        if f"{at}self_attn.q_norm.weight" in weights:
+            q, k = (norm(t, f"{at}self_attn.{name}_norm.weight") for t, name in ((q, "q"), (k, "k")))
+        q, k = rotate(q), rotate(k)
         k, v = (t.repeat_interleave(heads // keys, 1) for t in (k, v))
         seen = mask & near if i % 2 == 0 else mask
         scores = (q @ k.transpose(-1, -2) / math.sqrt(size)).masked_fill(~seen[:, None], -math.inf)
