@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-import torch
-
 MOST = 32  # threads: fewer have all the bandwidth of a host's memory
 
 T = TypeVar("T")
@@ -24,6 +22,8 @@ def in_parallel(function: Callable[[T], object], items: Iterable[T], threads: in
     meanwhile, in the whole process, as each of these threads would begin a pool of its own: to be called by one thread
     at a time, while no other work is under way.
     """
+    import torch  # a run is checked before it is imported
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -163,7 +163,7 @@ folder = Path(sys.argv[1])
 spec = registry.build(registry.read_config(folder / "model"))
 store = ModelStore(spec, torch.bfloat16, generations=2)
 for state in store.units:
-    for tensor in (*state.params, state.grad, state.exp_avg, state.exp_avg_sq, state.remainder):
+    for tensor in (*state.params, state.grad, *state.moments.values(), state.remainder):
         tensor.fill_(1)
 weights.save(folder / "same", spec, store.view, torch.bfloat16)
 weights.save(folder / "other", spec, store.view, torch.float32)
@@ -351,5 +351,8 @@ def test_groups_of_version_1_and_those_that_a_container_hides(tmp_path):
     assert list(_left_in_groups(tmp_path / "none", tmp_path / "nothing")) == []
 
 
-def test_this_process_has_memory():
-    assert 50 << 20 < devices.program_bytes() < GIB
+def test_a_process_has_memory():
+    """One of its own: that of the tests has what they left."""
+    code = "from rptrain import devices; print(devices.program_bytes())"
+    found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert 5 << 20 < int(found.stdout) < GIB

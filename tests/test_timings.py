@@ -139,7 +139,7 @@ def metered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     engine = rptrain.trainer.Engine
 
     def noted(*arguments, **named):
-        opened.append(named["meter"])
+        opened.append(named["meter"] is not None)
         return engine(*arguments, **named)
 
     monkeypatch.setattr(rptrain.trainer, "Engine", noted)

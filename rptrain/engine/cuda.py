@@ -55,7 +55,9 @@ class CudaStream:
         self._stream.wait_event(event)
 
     def record(self) -> Event:
-        return self._stream.record_event()
+        event = torch.cuda.Event(blocking=True)  # who waits for it leaves its core to others
+        event.record(self._stream)
+        return event
 
     def mark(self) -> Callable[[], float]:
         event = torch.cuda.Event(enable_timing=True)

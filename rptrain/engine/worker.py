@@ -3,6 +3,7 @@
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,8 @@ from rptrain.models import rope
 from rptrain.models.spec import MicroBatch, ModelSpec
 from rptrain.plan.lower import Access
 from rptrain.plan.schedule import Slot
+
+AHEAD = 2  # micro-batches issued and not computed: were there more, the driver's queues would fill, and block it
 
 
 class Ring:
@@ -108,6 +111,7 @@ class Worker:
 
         self._x, self._dy, self._out = ring(RING), ring(RING), ring(sizes.outputs)
         self._computed = 0  # micro-batches: the rings' entries go by it
+        self._ahead: deque[Event] = deque()  # the ends of the last micro-batches that were issued
         self._indices = Indices(device, context.plan.micro_batches, tokens)
         self._losses = device.empty(context.plan.micro_batches, wide)
         self._loss = device.empty(1, wide)[0]  # of the micro-batch that is computed
@@ -206,9 +210,12 @@ class Worker:
         other = self._param_read[1 - parity]
         for m in slot.micro_batches:
             self._where = f"{slot} micro-batch {m}"
+            if len(self._ahead) == AHEAD:
+                self._ahead.popleft().synchronize()
             first = m == slot.micro_batches.start
             self._span = self._traced(iteration, slot, m)
             arrived, done, left = self._micro_batch(iteration, slot, m, parity, params, sums, upload if first else None)
+            self._ahead.append(done)
             if first and other is not None:
                 device.param_upload.wait(other)
             following.issue(arrived)
