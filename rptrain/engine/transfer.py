@@ -19,6 +19,8 @@ from rptrain.engine.trace import Arrival
 from rptrain.plan.lower import CHUNK_BYTES, Chunk, windows
 from rptrain.plan.schedule import Slot, Stage
 
+DRAINED = 16 * CHUNK_BYTES  # of gradients in a window: a few milliseconds of a link
+
 
 class StageLayout:
     """Where each unit of a stage lies in a device's parameter and gradient slots, in elements."""
@@ -56,13 +58,14 @@ class _Transfer(ABC):
         layout: StageLayout,
         units: Sequence[int],
         iteration: int,
-        slot: Slot,
+        count: int,
         dtype: torch.dtype,
     ) -> None:
+        """`count` windows."""
         self._context, self._stream, self._layout = context, stream, layout
         self._iteration = iteration
         sizes = [(unit, context.store.spec.units[unit].numel) for unit in units]
-        self._windows = deque(windows(sizes, len(slot.micro_batches), CHUNK_BYTES // dtype.itemsize))
+        self._windows = deque(windows(sizes, count, CHUNK_BYTES // dtype.itemsize))
         self._late: deque[Chunk] = deque()  # of windows that have passed
 
     def issue(self, after: Event) -> None:
@@ -104,7 +107,8 @@ class Upload(_Transfer):
     def __init__(
         self, context: Context, device: Device, layout: StageLayout, iteration: int, slot: Slot, target: Tensor
     ) -> None:
-        super().__init__(context, device.param_upload, layout, layout.units, iteration, slot, target.dtype)
+        count = len(slot.micro_batches)
+        super().__init__(context, device.param_upload, layout, layout.units, iteration, count, target.dtype)
         self._where, self._target = f"{slot} upload", target
         self._version = context.read_version(iteration)
 
@@ -148,12 +152,17 @@ class Upload(_Transfer):
 
 
 class Download(_Transfer):
-    """Drains a gradient slot to the host, during the slot after it, the last layers first: async updates them first."""
+    """Drains a gradient slot to the host, during the slot after it, the last layers first: async updates them first.
+
+    Not over the whole of that slot, but in windows of DRAINED bytes: the update, which the iteration after the next
+    waits for, cannot begin before the last of them.
+    """
 
     def __init__(
         self, context: Context, device: Device, layout: StageLayout, iteration: int, slot: Slot, source: Tensor
     ) -> None:
-        super().__init__(context, device.grad_download, layout, layout.units[::-1], iteration, slot, source.dtype)
+        count = min(len(slot.micro_batches), -(-source.nbytes // DRAINED))
+        super().__init__(context, device.grad_download, layout, layout.units[::-1], iteration, count, source.dtype)
         self._where, self._source = f"{slot} download", source
         self._pass = iteration * context.plan.rounds + slot.round
         self._left = Counter(chunk.unit for window in self._windows for chunk in window)
