@@ -35,7 +35,7 @@ class AttentionBlock(BlockShape):
     """A pre-norm decoder block: grouped-query attention with rotary positions, then an MLP.
 
     Parameters of the attention: input_norm [D], qkv [(H + 2K) C, D], o [D, H C]; q_norm and k_norm [C] where `qk_norm`,
-    qkv_bias and o_bias where `biases`, and sinks [H] where there are any.
+    qkv_bias [(H + 2K) C] and o_bias [D] where they are on, and sinks [H] where there are any.
     """
 
     eps: float
@@ -100,8 +100,9 @@ class AttentionBlock(BlockShape):
             (g["q_norm"], g["k_norm"]) if self.qk_norm else None,
         )
         accumulate_weight_grad(g["qkv"], dqkv, saved.normed)
-        if self.biases:
+        if self.o_bias:
             accumulate_bias_grad(g["o_bias"], dh_TD)
+        if self.qkv_bias:
             accumulate_bias_grad(g["qkv_bias"], dqkv)
         dnormed = linear_backward_input(dqkv, p["qkv"])
         return rms_norm_backward(dnormed, saved.x, p["input_norm"], saved.rstd, g["input_norm"], dh_TD)

@@ -23,7 +23,8 @@ class BlockShape(ABC):
     head_size: int
     intermediate: int
     qk_norm: bool = False
-    biases: bool = False  # on every product of the block
+    qkv_bias: bool = False  # on the products of queries, keys and values
+    o_bias: bool = False  # on the output projection
     window: int | None = None  # keys that a query sees at most, itself included
 
     @property
@@ -88,8 +89,9 @@ class BlockShape(ABC):
         # q and k before their norms; the values' gradient, copied
         rotation_back = rotation + self.qk_norm * (heads + kv_heads) + 2 * kv_heads
         backward = {"norm and sum, backward": 4 * self.hidden, "rotation, backward": rotation_back}
-        if self.biases:
-            backward["biases, backward"] = heads + 2 * kv_heads + self.hidden
+        if self.qkv_bias or self.o_bias:
+            biases = self.qkv_bias * (heads + 2 * kv_heads) + self.o_bias * self.hidden
+            backward["biases, backward"] = biases
         return (
             Work(matmul=matmul, attention=attention, elementwise=scaled(forward, tokens * itemsize)),
             Work(matmul=2 * matmul, attention=2 * attention, elementwise=scaled(backward, tokens * itemsize)),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rptrain.models.hf_config import Shape, Sizes
-from rptrain.models.layers import Block, Head
+from rptrain.models.layers import Head
 from rptrain.models.spec import Layer, ModelSpec, Param, Part, Unit
 
 
@@ -24,7 +24,9 @@ def norm(name: str, module: str, size: int) -> Param:
     return Param(name, (size,), (Part(f"{module}.weight", size),), decay=False, std=None)
 
 
-def attention_params(sizes: Sizes, at: str, *, qk_norm: bool = False, biases: bool = False) -> list[Param]:
+def attention_params(
+    sizes: Sizes, at: str, *, qk_norm: bool = False, qkv_bias: bool = False, o_bias: bool = False
+) -> list[Param]:
     """The first norm and the attention of the block whose names in checkpoints begin with `at`."""
     attention = f"{at}.self_attn"
     heads, kv_heads = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
@@ -38,7 +40,7 @@ def attention_params(sizes: Sizes, at: str, *, qk_norm: bool = False, biases: bo
         norm("input_norm", f"{at}.input_layernorm", sizes.hidden),
         matrix("qkv", sizes.hidden, sizes.std, *qkv),
     ]
-    if biases:
+    if qkv_bias:
         params.append(bias("qkv_bias", *qkv))
     if qk_norm:
         params += [
@@ -46,7 +48,7 @@ def attention_params(sizes: Sizes, at: str, *, qk_norm: bool = False, biases: bo
             norm("k_norm", f"{attention}.k_norm", sizes.head_size),
         ]
     params.append(matrix("o", heads, sizes.std, o))
-    if biases:
+    if o_bias:
         params.append(bias("o_bias", o))
     return params
 
@@ -55,12 +57,12 @@ def post_norm(sizes: Sizes, at: str) -> Param:
     return norm("post_norm", f"{at}.post_attention_layernorm", sizes.hidden)
 
 
-def dense_unit(sizes: Sizes, index: int, qk_norm: bool) -> Unit:
+def dense_unit(sizes: Sizes, index: int, *, qk_norm: bool = False, qkv_bias: bool = False) -> Unit:
     """The parameters of a Block."""
     at = f"model.layers.{index}"
     gate_up = ((f"{at}.mlp.gate_proj", sizes.intermediate), (f"{at}.mlp.up_proj", sizes.intermediate))
     params = (
-        *attention_params(sizes, at, qk_norm=qk_norm),
+        *attention_params(sizes, at, qk_norm=qk_norm, qkv_bias=qkv_bias),
         post_norm(sizes, at),
         matrix("gate_up", sizes.hidden, sizes.std, *gate_up),
         matrix("down", sizes.intermediate, sizes.std, (f"{at}.mlp.down_proj", sizes.hidden)),
@@ -80,11 +82,6 @@ def block_sizes(sizes: Sizes, index: int) -> dict[str, Any]:
         "intermediate": sizes.intermediate,
         "eps": sizes.eps,
     }
-
-
-def dense_block(sizes: Sizes, index: int, qk_norm: bool) -> Block:
-    """The block of `dense_unit`."""
-    return Block(**block_sizes(sizes, index), qk_norm=qk_norm)
 
 
 def model(

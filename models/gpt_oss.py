@@ -5,12 +5,11 @@ from typing import Any
 
 from rptrain.kernels.swiglu import Clamp
 from rptrain.models import decoder
-from rptrain.models.hf_config import Sizes, read_experts, read_number, read_shape
+from rptrain.models.hf_config import Sizes, read_experts, read_number, read_shape, read_windows
 from rptrain.models.moe import MoEBlock
 from rptrain.models.spec import ModelSpec, Param, Part, Unit
 
 ARCHITECTURE = "GptOssForCausalLM"
-KINDS = ("sliding_attention", "full_attention")
 DEFAULTS = {  # where config.json leaves them out
     "head_dim": 64,
     "sliding_window": 128,
@@ -46,6 +45,8 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     layers = [
         MoEBlock(
             **decoder.block_sizes(shape, index),
+            qkv_bias=True,
+            o_bias=True,
             biases=True,
             window=window,
             experts=experts,
@@ -60,16 +61,10 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _windows(config: Mapping[str, Any], found: list[str]) -> list[int | None]:
-    """The window of each layer's attention, None where it sees all; problems are added to `found`."""
+    """The window of each layer's attention: every other layer has one, where config.json does not say which."""
     layers = read_number(config, "num_hidden_layers", [])  # `read_shape` says what is wrong with it
     window = read_number(config, "sliding_window", found)
-    kinds = config.get("layer_types")
-    if kinds is None:
-        kinds = [KINDS[index % 2] for index in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in KINDS for kind in kinds):
-        found.append(f"layer_types must name {' or '.join(KINDS)} for each of {layers} layers")
-        return []
-    return [window if kind == "sliding_attention" else None for kind in kinds]
+    return read_windows(config, window, [index % 2 == 0 for index in range(layers)], found)
 
 
 def _unit(sizes: Sizes, index: int, experts: int) -> Unit:
@@ -84,7 +79,7 @@ def _unit(sizes: Sizes, index: int, experts: int) -> Unit:
         return Param(name, shape, (Part(key, shape[0], mxfp4=matrices),), matrices, std)
 
     params = (
-        *decoder.attention_params(sizes, at, biases=True),
+        *decoder.attention_params(sizes, at, qkv_bias=True, o_bias=True),
         whole("sinks", f"{at}.self_attn.sinks", (sizes.heads,), sizes.std),
         decoder.post_norm(sizes, at),
         decoder.matrix("router", hidden, sizes.std, (router, experts)),

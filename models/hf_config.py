@@ -1,6 +1,6 @@
 """A decoder's shape out of a Hugging Face config.json; what we would compute wrongly is an error."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
@@ -10,6 +10,8 @@ from rptrain.models import rope
 
 # more is a slip, and would take all memory before it shows
 MOST = {"num_hidden_layers": 1_000, "head_dim": 65_536, "num_experts": 4096, "num_local_experts": 4096}
+
+KINDS = ("sliding_attention", "full_attention")  # of layer_types
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,24 @@ def read_experts(config: Mapping[str, Any], key: str, found: list[str]) -> tuple
     if len(found) == before and active > experts:
         found.append(f"num_experts_per_tok {active} is more than {key} {experts}")
     return experts, active
+
+
+def read_windows(
+    config: Mapping[str, Any], window: int | None, windowed: Sequence[bool], found: list[str]
+) -> list[int | None]:
+    """The window of each layer's attention, None where it sees all; problems are added to `found`.
+
+    `windowed` says which layers have the window where layer_types does not.
+    """
+    kinds = config.get("layer_types")
+    if kinds is None:
+        kinds = ["sliding_attention" if has else "full_attention" for has in windowed]
+    if not isinstance(kinds, list) or len(kinds) != len(windowed) or not all(kind in KINDS for kind in kinds):
+        found.append(f"layer_types must name {' or '.join(KINDS)} for each of {len(windowed)} layers")
+        return []
+    if window is None and "sliding_attention" in kinds:
+        found.append("layer_types asks for sliding_attention, but no sliding window is on")
+    return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
 def read_number(config: Mapping[str, Any], key: str, found: list[str], default: Any = None, kind: type = int) -> Any:

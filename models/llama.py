@@ -1,10 +1,11 @@
-"""Llama 3 and models of its shape; Qwen3 builds on the same block."""
+"""Llama 3 and models of its shape; Mistral, Qwen2 and Qwen3 build on the same block."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rptrain.models.decoder import dense_block, dense_unit, model
+from rptrain.models.decoder import block_sizes, dense_unit, model
 from rptrain.models.hf_config import Shape, read_shape
+from rptrain.models.layers import Block
 from rptrain.models.spec import ModelSpec
 
 
@@ -13,8 +14,22 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     return decoder("LlamaForCausalLM", config, read_shape(config))
 
 
-def decoder(architecture: str, config: Mapping[str, Any], shape: Shape, qk_norm: bool = False) -> ModelSpec:
-    """Embedding, blocks, norm and head; `qk_norm` puts a norm on every head's queries and keys."""
-    blocks = [dense_unit(shape, i, qk_norm) for i in range(shape.layers)]
-    layers = [dense_block(shape, i, qk_norm) for i in range(shape.layers)]
-    return model(architecture, config, shape, blocks, layers)
+def decoder(
+    architecture: str,
+    config: Mapping[str, Any],
+    shape: Shape,
+    windows: Sequence[int | None] | None = None,
+    *,
+    qk_norm: bool = False,
+    qkv_bias: bool = False,
+) -> ModelSpec:
+    """Embedding, blocks, norm and head; `windows` by layer, None where attention sees all.
+
+    `qk_norm` puts a norm on every head's queries and keys, `qkv_bias` a bias on queries, keys and values.
+    """
+    units = [dense_unit(shape, index, qk_norm=qk_norm, qkv_bias=qkv_bias) for index in range(shape.layers)]
+    layers = [
+        Block(**block_sizes(shape, index), window=window, qk_norm=qk_norm, qkv_bias=qkv_bias)
+        for index, window in enumerate(windows or [None] * shape.layers)
+    ]
+    return model(architecture, config, shape, units, layers)

@@ -44,6 +44,7 @@ class MoEBlock(AttentionBlock):
     experts: int
     active: int
     over_chosen: bool  # whether the weights of a token's experts add up to 1
+    biases: bool = False  # of the router and the experts
     clamp: Clamp | None = None  # GPT-OSS's activation, of gates and ups that alternate
 
     def mlp(self, p: Params, product: Tensor, x_TD: Tensor) -> MoESaved:

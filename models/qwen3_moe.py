@@ -5,6 +5,7 @@ from typing import Any
 
 from rptrain.models import decoder
 from rptrain.models.hf_config import Sizes, read_experts, read_number, read_shape
+from rptrain.models.layers import Block
 from rptrain.models.moe import MoEBlock
 from rptrain.models.spec import ModelSpec, Unit
 
@@ -32,7 +33,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     for index in range(shape.layers):
         if index in dense or (index + 1) % step:
             units.append(decoder.dense_unit(shape, index, qk_norm=True))
-            layers.append(decoder.dense_block(shape, index, qk_norm=True))
+            layers.append(Block(**decoder.block_sizes(shape, index), qk_norm=True))
             continue
         units.append(_unit(shape, index, intermediate, experts))
         sizes = decoder.block_sizes(shape, index) | {"intermediate": intermediate}

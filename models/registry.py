@@ -8,17 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from rptrain.errors import UserError
-from rptrain.models import gpt_oss, llama, qwen3, qwen3_moe
+from rptrain.models import gpt_oss, llama, mistral, qwen2, qwen3, qwen3_moe
 from rptrain.models.spec import ModelSpec
 
 BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
     "LlamaForCausalLM": llama.build,
+    mistral.ARCHITECTURE: mistral.build,
+    qwen2.ARCHITECTURE: qwen2.build,
     "Qwen3ForCausalLM": qwen3.build,
     qwen3_moe.ARCHITECTURE: qwen3_moe.build,
     gpt_oss.ARCHITECTURE: gpt_oss.build,
 }
 MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
+    "mistral": mistral.ARCHITECTURE,
+    "qwen2": qwen2.ARCHITECTURE,
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": qwen3_moe.ARCHITECTURE,
     "gpt_oss": gpt_oss.ARCHITECTURE,

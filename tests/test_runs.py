@@ -351,6 +351,15 @@ QUESTIONS = ["Spell backwards: abc", "Sort the digits: 41", "Write in capitals: 
 MODELS = {
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True},
     "llama": {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False},
+    "mistral": {"architectures": ["MistralForCausalLM"], "tie_word_embeddings": False, "sliding_window": 4},
+    "qwen2": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "max_window_layers": 1,
+    },
     "qwen3_moe": {
         "architectures": ["Qwen3MoeForCausalLM"],
         "tie_word_embeddings": True,

@@ -1,7 +1,7 @@
 """The training loop that the engine is held against: plain PyTorch with autograd, one device, no engine.
 
-Its model is a Llama written for reading: batch of rows, one mask, whole logits. With other weights it is a Qwen3-MoE
-or a GPT-OSS: norms of queries and keys, biases, sinks and experts are there if their weights are.
+Its model is a Llama written for reading: batch of rows, one mask, whole logits. With other weights it is a Qwen2,
+a Qwen3-MoE or a GPT-OSS: norms of queries and keys, biases, sinks and experts are there if their weights are.
 """
 
 import dataclasses
@@ -29,6 +29,7 @@ CONFIG = {
     "max_position_embeddings": 128,
     "tie_word_embeddings": False,
 }
+QWEN2 = CONFIG | {"architectures": ["Qwen2ForCausalLM"]}
 QWEN3_MOE = CONFIG | {
     "architectures": ["Qwen3MoeForCausalLM"],
     "num_experts": 5,

@@ -21,11 +21,12 @@ PLANS = [
     [
         (plain.CONFIG, 20),
         (plain.config(tie_word_embeddings=True), 20),
+        (plain.QWEN2, 3),
         (plain.QWEN3_MOE, 3),
         (plain.QWEN3_MOE | {"decoder_sparse_step": 2}, 3),
         (plain.GPT_OSS, 3),
     ],
-    ids=["untied", "tied", "qwen3-moe", "qwen3-moe-some-dense", "gpt-oss"],
+    ids=["untied", "tied", "qwen2", "qwen3-moe", "qwen3-moe-some-dense", "gpt-oss"],
 )
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_equals_the_plain_loop(asynchronous, cfg, steps):

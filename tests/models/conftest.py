@@ -36,14 +36,20 @@ COMMON = {
 }
 QWEN3_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 7}
 GPT_OSS_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 4}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama-tied": {"model_type": "llama", "tie_word_embeddings": True, "head_dim": 10},
     "llama3-rope": {"model_type": "llama", "rope_parameters": LLAMA3, "rms_norm_eps": 1e-5},
     "llama-yarn": {"model_type": "llama", "rope_parameters": YARN},
     "qwen3-yarn": {"model_type": "qwen3", "head_dim": 8, "rope_parameters": {**YARN, "attention_factor": 0.8}},
+    "mistral": {"model_type": "mistral", "head_dim": 10, "sliding_window": 4},
+    "mistral-no-window": {"model_type": "mistral", "sliding_window": None, "tie_word_embeddings": True},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen2-tied": {"model_type": "qwen2", "tie_word_embeddings": True, **WINDOWS},
     "qwen3": {"model_type": "qwen3", "head_dim": 10, "num_key_value_heads": 6},
     "qwen3-tied": {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
+    "qwen3-windows": {"model_type": "qwen3", **WINDOWS, "layer_types": ["sliding_attention", "full_attention"]},
     "qwen3-moe": {"model_type": "qwen3_moe", "head_dim": 10, **QWEN3_EXPERTS},
     "qwen3-moe-some-dense": {
         "model_type": "qwen3_moe",
@@ -65,7 +71,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "swiglu_alpha": 1.1,
     },
 }
-SETTINGS = {"Qwen3MoeForCausalLM": QWEN3_EXPERTS, "GptOssForCausalLM": GPT_OSS_EXPERTS}  # that `fresh` adds
+SETTINGS: dict[str, dict[str, Any]] = {  # that `fresh` adds
+    "MistralForCausalLM": {"sliding_window": 4},
+    "Qwen2ForCausalLM": WINDOWS,
+    "Qwen3MoeForCausalLM": QWEN3_EXPERTS,
+    "GptOssForCausalLM": GPT_OSS_EXPERTS,
+}
 
 
 class Native:

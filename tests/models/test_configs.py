@@ -14,7 +14,10 @@ CONFIG = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
+MISTRAL = {**CONFIG, "architectures": ["MistralForCausalLM"], "num_key_value_heads": 2}
+QWEN2 = {**CONFIG, "architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = {**CONFIG, "architectures": ["Qwen3ForCausalLM"]}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 YARN = {"max_position_embeddings": 4096}  # the length of the original context
 LLAMA3 = {
     "factor": 8.0,
@@ -30,6 +33,8 @@ LLAMA3 = {
         ("qwen3-1.7b", 1_720_574_976, 28, True),
         ("llama-3.1-8b", 8_030_261_248, 32, False),
         ("qwen3-32b", 32_762_123_264, 64, False),
+        ("qwen2.5-7b", 7_615_616_512, 28, False),
+        ("mistral-7b", 7_241_732_096, 32, False),
     ],
 )
 def test_presets_have_the_published_sizes(preset, parameters, layers, tied) -> None:
@@ -148,11 +153,16 @@ def test_rope_tables_are_of_the_asked_precision() -> None:
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({**QWEN3, "layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
-        (
-            {**QWEN3, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-            "sliding-window",
-        ),
+        ({**QWEN3, "layer_types": ["full_attention", "sliding_attention"]}, "no sliding window is on"),
+        ({**QWEN3, **WINDOWS, "layer_types": ["full_attention"]}, "layer_types must name .* for each of 2 layers"),
+        ({**QWEN2, "layer_types": ["full_attention", "chunked_attention"]}, "layer_types must name"),
+        ({**QWEN2, **WINDOWS, "sliding_window": 0}, "sliding_window must be a positive whole number, not 0"),
+        ({**QWEN2, **WINDOWS, "max_window_layers": "all"}, "max_window_layers must be a whole number, not 'all'"),
+        ({**QWEN2, "attention_bias": False}, "attention_bias False is not supported; it must be on"),
+        ({**MISTRAL, "attention_bias": True}, "attention_bias True is not supported; it must be off"),
+        ({**MISTRAL, "sliding_window": "4096"}, "sliding_window must be a positive whole number, not '4096'"),
+        ({**MISTRAL, "sliding_window": 0}, "sliding_window must be a positive whole number, not 0"),
+        ({**MISTRAL, "layer_types": ["sliding_attention", "full_attention"]}, "layer_types is not supported"),
         ({**CONFIG, "rope_scaling": {"type": "longrope", "factor": 4.0}}, "rope type 'longrope'"),
         ({**CONFIG, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "original_max_position_embeddings"),
         ({**CONFIG, **YARN, "rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": "32"}}, "beta_fast.*'32'"),
@@ -173,7 +183,7 @@ def test_rope_tables_are_of_the_asked_precision() -> None:
         ({**CONFIG, "hidden_size": 18}, "not a multiple of num_attention_heads"),
         ({**CONFIG, "num_key_value_heads": 3}, "not a multiple of num_key_value_heads"),
         ({**CONFIG, "head_dim": 5}, "head_dim must be even"),
-        ({**CONFIG, "architectures": ["MambaForCausalLM"]}, "'MambaForCausalLM'.*LlamaForCausalLM, Qwen3"),
+        ({**CONFIG, "architectures": ["MambaForCausalLM"]}, "'MambaForCausalLM' is not supported; supported are"),
         ({"model_type": "gemma"}, "'gemma'"),
         ({}, "no architecture named"),
     ],
@@ -183,9 +193,44 @@ def test_what_would_be_computed_wrongly_is_refused(config, problem) -> None:
         registry.build(config)
 
 
-def test_windows_that_are_not_in_use_are_fine() -> None:
-    registry.build({**QWEN3, "use_sliding_window": False, "sliding_window": 8, "max_window_layers": 0})
-    registry.build({**QWEN3, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2})
+def windows(config) -> list[int | None]:
+    return [layer.window for layer in registry.build(config).layers]
+
+
+@pytest.mark.parametrize("qwen", [QWEN2, QWEN3], ids=["qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [None, None]),
+        ({"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 0}, [None, None]),
+        ({"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}, [None, None]),
+        ({"use_sliding_window": True, "sliding_window": 8}, [None, None]),
+        ({"use_sliding_window": True, "max_window_layers": 0}, [4096, 4096]),
+        (WINDOWS, [None, 8]),
+        ({**WINDOWS, "layer_types": ["sliding_attention", "full_attention"]}, [8, None]),
+    ],
+)
+def test_windows_of_qwen(qwen, settings, expected) -> None:
+    """As transformers reads the same config.json."""
+    from transformers import AutoConfig
+
+    assert windows({**qwen, **settings}) == expected
+    model_type = {"Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}[qwen["architectures"][0]]
+    theirs = AutoConfig.for_model(model_type, **{**qwen, **settings})
+    assert [theirs.sliding_window if kind == "sliding_attention" else None for kind in theirs.layer_types] == expected
+
+
+def test_defaults_of_mistral() -> None:
+    """What config.json leaves out is what transformers takes; null is no window."""
+    from transformers import MistralConfig
+
+    left_out = {key: value for key, value in MISTRAL.items() if key != "num_key_value_heads"}
+    block = registry.build({**left_out, "num_attention_heads": 8}).layers[0]
+    theirs = MistralConfig()
+    assert (block.window, block.kv_heads, block.eps) == (
+        theirs.sliding_window, theirs.num_key_value_heads, theirs.rms_norm_eps
+    )  # fmt: skip
+    assert windows({**MISTRAL, "sliding_window": None}) == [None, None]
 
 
 def test_all_problems_at_once() -> None:

@@ -6,10 +6,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rptrain.models import registry
 from rptrain.models.moe import MoEBlock
 
-ARCHITECTURES = ["LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM"]
-architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
+architectures = pytest.mark.parametrize("architecture", registry.BUILDERS)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 DOCUMENTS = [[5, 6], [11]]
 EVERY_EXPERT = {"num_experts_per_tok": 5}  # so that rounding changes no choice

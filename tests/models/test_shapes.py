@@ -35,6 +35,8 @@ VARIANTS = {
     "gpt-oss-all-full": {**GPT_OSS, "layer_types": ["full_attention"] * 4, "num_experts_per_tok": 1},
 }
 PRESETS = {
+    "mistral-7b": 7_241_732_096,
+    "qwen2.5-7b": 7_615_616_512,
     "qwen3-32b": 32_762_123_264,
     "gpt-oss-20b": 20_914_757_184,
     "qwen3-235b-a22b": 235_093_634_560,
@@ -163,16 +165,17 @@ def test_windows_bound_the_scores(length, windowed, full) -> None:
     assert pairs == pytest.approx([windowed, full, windowed, full])
 
 
-@pytest.mark.parametrize("qk_norm", [False, True])
-def test_traffic_of_a_dense_block_and_the_head_by_hand(qk_norm) -> None:
-    architecture = "Qwen3ForCausalLM" if qk_norm else "LlamaForCausalLM"
+@pytest.mark.parametrize(
+    ("architecture", "normed", "biases"),
+    [("LlamaForCausalLM", 0, 0), ("Qwen3ForCausalLM", 80, 0), ("Qwen2ForCausalLM", 0, 100)],
+)
+def test_traffic_of_a_dense_block_and_the_head_by_hand(architecture, normed, biases) -> None:
     spec = registry.build({**TINY, "architectures": [architecture]})
     block, head = spec.layers[0], spec.head
     assert isinstance(block, Block) and isinstance(head, Head)
     forward, backward = block.work(8, 4, 4)
     assert forward.traffic == 4 * 8 * (48 + 160 + 96 + (40 + 20) + 72)
-    rotation = 160 + (80 if qk_norm else 0)
-    assert backward.traffic == 4 * 8 * ((20 + 40 + 40 + 20) + 96 + rotation + 40 + 96)
+    assert backward.traffic == 4 * 8 * ((20 + 40 + 40 + 20) + 96 + 160 + normed + biases + 40 + 96)
     assert backward.elementwise["norm and sum, backward"] == 4 * 8 * 2 * 96  # of both norms
     forward, backward = head.work(8, 4, 4)
     assert (forward.matmul, backward.matmul) == (2 * 8 * 24 * 61, 4 * 8 * 24 * 61)

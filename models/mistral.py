@@ -1,0 +1,24 @@
+"""Mistral: Llama's block; attention has one window in all layers, or none."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rptrain.models.hf_config import read_number, read_shape
+from rptrain.models.llama import decoder
+from rptrain.models.spec import ModelSpec
+
+ARCHITECTURE = "MistralForCausalLM"
+DEFAULTS = {"sliding_window": 4096, "num_key_value_heads": 8}  # where config.json leaves them out; null is a value
+
+
+def build(config: Mapping[str, Any]) -> ModelSpec:
+    """The model of a Hugging Face config.json; UserError if it asks for what is not supported."""
+    filled = {**DEFAULTS, **config}
+    found: list[str] = []
+    window = filled["sliding_window"]
+    if window is not None:
+        window = read_number(filled, "sliding_window", found)
+    if filled.get("layer_types"):
+        found.append("layer_types is not supported; a Mistral has the same attention in all layers")
+    shape = read_shape(filled, unsupported=found)
+    return decoder(ARCHITECTURE, config, shape, [window] * shape.layers)

@@ -1,0 +1,35 @@
+"""Qwen2 and Qwen2.5: Llama's block with biases on queries, keys and values, and windows that are off by default."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rptrain.models.hf_config import read_number, read_shape, read_windows
+from rptrain.models.llama import decoder
+from rptrain.models.spec import ModelSpec
+
+ARCHITECTURE = "Qwen2ForCausalLM"
+
+
+def build(config: Mapping[str, Any]) -> ModelSpec:
+    """The model of a Hugging Face config.json; UserError if it asks for what is not supported."""
+    found: list[str] = []
+    layer_windows = windows(config, found)
+    shape = read_shape(config, unsupported=found, biases=True)  # its config.json need not say so
+    return decoder(ARCHITECTURE, config, shape, layer_windows, qkv_bias=True)
+
+
+def windows(config: Mapping[str, Any], found: list[str]) -> list[int | None]:
+    """The window of each layer's attention, as Qwen2 and Qwen3 read it; problems are added to `found`.
+
+    With `use_sliding_window` it is on from layer `max_window_layers` on.
+    """
+    layers = read_number(config, "num_hidden_layers", [])  # `read_shape` says what is wrong with it
+    window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
+    if window is None:
+        return read_windows(config, None, [False] * layers, found)
+    window = read_number(config, "sliding_window", found, 4096)
+    first = config.get("max_window_layers", 28)
+    if isinstance(first, bool) or not isinstance(first, int):
+        found.append(f"max_window_layers must be a whole number, not {first!r}")
+        return []
+    return read_windows(config, window, [index >= first for index in range(layers)], found)
