@@ -1,10 +1,14 @@
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
 
 from rptrain.errors import UserError
 from rptrain.models import registry, rope
+
+from .conftest import VARIANTS
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -231,6 +235,15 @@ def test_defaults_of_mistral() -> None:
         theirs.sliding_window, theirs.num_key_value_heads, theirs.rms_norm_eps
     )  # fmt: skip
     assert windows({**MISTRAL, "sliding_window": None}) == [None, None]
+
+
+def test_every_architecture_is_compared_with_transformers_and_in_the_readme() -> None:
+    assert {variant["model_type"] for variant in VARIANTS.values()} == registry.MODEL_TYPES.keys()
+    assert set(registry.MODEL_TYPES.values()) == registry.BUILDERS.keys()
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    section = readme.split("## Supported models\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == registry.BUILDERS.keys()
+    assert [preset for preset in registry.presets() if f"`{preset}`" not in section] == []
 
 
 def test_all_problems_at_once() -> None:
