@@ -3,8 +3,9 @@
 from rptrain.kernels import rope
 from tests.kernels.compiling import Variant
 
-MODELS = {  # H, K, C, norms: Qwen3-1.7B, Qwen3-32B, Llama-3.1-8B, GPT-OSS, and heads of 32, 64 and 256
+MODELS = {  # H, K, C, norms: Qwen3-1.7B, Qwen2.5-7B, Qwen3-32B, Llama-3.1-8B, GPT-OSS, and heads of 32, 64 and 256
     "qwen3-1.7b": (16, 8, 128, True),
+    "qwen2.5-7b": (28, 4, 128, False),
     "qwen3-32b": (64, 8, 128, True),
     "llama-3.1-8b": (32, 8, 128, False),
     "gpt-oss": (64, 8, 64, False),
