@@ -4,7 +4,7 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Mapping
 from statistics import median
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -22,8 +22,7 @@ def seconds(works: Mapping[K, Work], device: torch.device, *, turns: int = TURNS
     """
     if device.type != "cuda":
         return {name: median(_on_cpu(work) for _ in range(turns)) for name, work in works.items()}
-    pool = torch.cuda.graph_pool_handle()  # one runs behind the other
-    runs = {name: captured(work, pool) for name, work in works.items()}
+    runs = {name: captured(work) for name, work in works.items()}
     flush = torch.empty(FLUSH, dtype=torch.uint8, device=device)
     found: dict[K, list[float]] = {name: [] for name in runs}
     for turn in range(-1, turns):  # the first is not counted
@@ -42,8 +41,8 @@ def seconds(works: Mapping[K, Work], device: torch.device, *, turns: int = TURNS
     return {name: median(taken) for name, taken in found.items()}
 
 
-def captured(work: Work, pool: Any) -> Work:
-    """`work`, warmed up, as a graph that allocates from `pool`; as it is where it cannot be captured."""
+def captured(work: Work) -> Work:
+    """`work`, warmed up, as a graph; as it is where it cannot be captured."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -52,7 +51,7 @@ def captured(work: Work, pool: Any) -> Work:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph):
             work()
     except torch.OutOfMemoryError:
         raise

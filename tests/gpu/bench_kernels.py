@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.utils.deterministic
 
 from rptrain.bench import clock
 
@@ -48,6 +49,8 @@ def measured(case):
 
 
 def main(out, operations):
+    torch.use_deterministic_algorithms(True)  # as in training
+    torch.utils.deterministic.fill_uninitialized_memory = False
     folder = Path(__file__).parent / "kernels"
     names = operations or sorted(p.stem for p in folder.glob("*.py") if p.stem not in ("__init__", "case"))
     results = []
@@ -63,7 +66,7 @@ def main(out, operations):
             )
             each = "  ".join(f"{key} {value * 1e3:.3f}" for key, value in result["seconds"].items())
             print(f"{name}: {case.name}: {each} ms  {ratios}", flush=True)
-        torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
     rivals = [
         (r["seconds"]["ours"], min(r["seconds"][n] for n in RIVALS if n in r["seconds"]))
         for r in results
