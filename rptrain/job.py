@@ -1,7 +1,7 @@
 """Everything about a run that can be known, and found wrong, before memory is taken and weights are read."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -113,21 +113,22 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
 
 
 def replan(job: Job, measured: Measured) -> RunPlan:
-    """The plan with measured times, where its steps are shorter by more than WORTH; otherwise the job's own.
+    """The plan with measured times, where its steps are shorter by more than WORTH; otherwise the job's own stages.
 
     A plan that the host's memory has no room for is not taken either, with a warning.
     """
     plan, memory = plan_run(job.config, job.spec, job.hardware, measured)
     present = estimate(plan.costs, job.plan.plan.stages, plan.setting)
+    own = replace(job.plan, estimate=present, costs=plan.costs, setting=plan.setting)
     if plan.estimate.period > present.period * (1 - WORTH):
-        return job.plan
+        return own
     if memory.host.missing:
         log.warning(
             "a plan with measured times would need %s of host memory, but %s: it is not taken",
             readable(memory.host.total),
             memory.host.allowed,
         )
-        return job.plan
+        return own
     return plan
 
 

@@ -13,6 +13,7 @@ from rptrain.config_source import resolve
 from rptrain.engine.meter import Measured
 from rptrain.job import Job, prepare_job, replan
 from rptrain.memory_plan import plan_run
+from rptrain.plan.estimate import estimate
 from rptrain.plan.schedule import Plan
 from rptrain.rundir import RunDir
 from rptrain.timings import FILE, Conditions, Timings, load
@@ -100,7 +101,11 @@ def test_a_plan_that_gains_next_to_nothing_is_not_taken(tmp_path, monkeypatch):
         quicker = replace(job.plan.estimate, period=job.plan.estimate.period * (1 - gain))
         other = replace(job.plan, estimate=quicker)
         monkeypatch.setattr(memory_plan, "make_plan", lambda *arguments, other=other, **named: other)
-        assert (replan(job, MEASURED) is other) == taken
+        found = replan(job, MEASURED)
+        assert (found is other) == taken
+        if not taken:  # its own stages, but the time that they take as measured
+            assert found.plan is job.plan.plan and found.costs is other.costs
+            assert found.estimate == estimate(other.costs, job.plan.plan.stages, other.setting)
 
 
 def test_a_plan_that_the_host_has_no_room_for_is_not_taken(tmp_path, monkeypatch, caplog):
@@ -113,7 +118,7 @@ def test_a_plan_that_the_host_has_no_room_for_is_not_taken(tmp_path, monkeypatch
     assert replan(job, MEASURED) is other
     assert not caplog.records
     other = replace(other, boundary_bytes=other.boundary_bytes + 1)
-    assert replan(job, MEASURED) is job.plan
+    assert replan(job, MEASURED).plan is job.plan.plan
     assert "host memory" in caplog.text
 
 

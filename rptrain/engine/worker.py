@@ -69,10 +69,13 @@ class Indices:
 
     def select(self, iteration: Iteration, m: int, stream: Stream) -> None:
         """Micro-batch `m` is computed next."""
-        targets = (self.positions, self.labels, self.cu_seqlens)
-        for batches, target in zip(self._batches, targets, strict=True):
-            source = batches[iteration.number % 2][m]
-            stream.run("", lambda t=target, s=source: t.copy_(s))
+        sources = [batches[iteration.number % 2][m] for batches in self._batches]
+
+        def copy() -> None:
+            for target, source in zip((self.positions, self.labels, self.cu_seqlens), sources, strict=True):
+                target.copy_(source)
+
+        stream.run("", copy)
 
 
 @dataclass(frozen=True)

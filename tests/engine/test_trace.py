@@ -22,7 +22,7 @@ TWO = "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=4 MR=4"
 ONE = TWO.replace("N=2", "N=1")
 FUSED = "FB0-4 | N=1 M=4 MR=2"
 ROUNDS = "F0-2 FB3-4 B2-2 B1-1 B0-0 | N=2 M=4 MR=2"
-PAUSE = 0.03
+PAUSE = 0.05
 STEPS = 4
 
 
