@@ -4,6 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rptrain.kernels.grouped import grouped_weight_grad_triton
+from rptrain.kernels.launch import fused
+
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [T, in] times the transposed weight, plus the bias [out] where given: [T, out]."""
@@ -26,10 +29,14 @@ def linear_backward_input(dy: Tensor, w: Tensor) -> Tensor:
 def accumulate_weight_grad(acc: Tensor, dy: Tensor, x: Tensor) -> None:
     """acc [out, in] += dy.T @ x in place; acc is float32, or float64 for float64 inputs.
 
-    16-bit inputs are never rounded to 16 bits in between: CUDA multiplies them into the float32 sum.
+    16-bit inputs are never rounded to 16 bits in between: CUDA multiplies them into the float32 sum. Where torch sums
+    products in float16, its libraries have none with a float32 result, so a kernel of ours takes their place.
     """
     if acc.dtype == x.dtype:
         acc.addmm_(dy.t(), x)
+    elif x.dtype == torch.float16 and torch.backends.cuda.matmul.allow_fp16_accumulation and fused(dy, x):
+        ends = torch.full((1,), x.shape[0], dtype=torch.int32, device=x.device)
+        grouped_weight_grad_triton(acc[None], dy, x, ends)
     elif x.is_cuda:
         torch.addmm(acc, dy.t(), x, out_dtype=acc.dtype, out=acc)
     else:  # the CPU has no product of mixed types

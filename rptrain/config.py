@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from hashlib import sha256
+from math import frexp
 from typing import Any, Literal, get_args
 
 from pydantic import (
@@ -12,6 +13,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    field_validator,
     model_validator,
 )
 from pydantic.fields import FieldInfo
@@ -19,6 +21,7 @@ from pydantic_core import PydanticCustomError
 
 from rptrain.config_values import Beta, Devices, PathText, RunName, Size, Text
 
+LOSS_SCALE, LOSS_SCALE_STEPS = 65536.0, 2000
 AUTOMATIC = ("train.micro_batch_size", "engine.round_size")  # keys that can be "auto" until a run begins
 
 
@@ -38,7 +41,7 @@ class Model(Section):
 
     path: PathText
     """a directory with a Hugging Face checkpoint, or the name of a bundled preset"""
-    dtype: Literal["bfloat16", "float32", "float64"] = "bfloat16"
+    dtype: Literal["bfloat16", "float16", "float32", "float64"] = "bfloat16"
     """the type of the weights"""
     init: Literal["auto", "random"] = "auto"
     """"random" draws new weights; "auto" does so only where the preset has none"""
@@ -131,8 +134,19 @@ class Optim(Section):
     """a longer gradient is cut to this norm; 0: never"""
     moments: Literal["fp32", "bf16", "int8"] = "fp32"
     """how AdamW's averages are kept: 8 bytes a parameter, 4, or 2; the small ones are rounded at random"""
+    loss_scale: float = LOSS_SCALE
+    """with float16, what the loss is multiplied by at first, a power of two; halved when a gradient overflows"""
+    loss_scale_steps: PositiveInt = LOSS_SCALE_STEPS
+    """with float16, steps without overflow after which the loss scale doubles"""
     update: Literal["async", "sync"] = "async"
     """"async": weights are one step late and no device waits; "sync": exact"""
+
+    @field_validator("loss_scale")
+    @classmethod
+    def _power_of_two(cls, scale: float) -> float:
+        if scale < 1 or frexp(scale)[0] != 0.5:
+            raise PydanticCustomError("value", "{text}", {"text": f"{scale:g} is no power of two from 1 on"})
+        return scale
 
     @model_validator(mode="after")
     def _warmup(self) -> "Optim":
@@ -161,6 +175,8 @@ class Engine(Section):
     """micro-batches a round, the same for the whole run; unset: all of a step; "auto": what is planned to be fastest"""
     optimizer_threads: PositiveInt | None = None
     """CPU threads of the optimizer; unset: by the number of cores"""
+    fp16_accumulation: bool = False
+    """with float16, let GPUs sum products in float16: faster on consumer cards, less exact"""
     replan: bool = True
     """measure the layers in the first steps and plan again with the times"""
     trace: bool = False
@@ -214,8 +230,21 @@ class Config(Section):
     @model_validator(mode="after")
     def _moments(self) -> "Config":
         if self.model.dtype == "float64" and self.optim.moments != "fp32":
-            message = f'"{self.optim.moments}" is for models in bfloat16 or float32: remove it, or set model.dtype'
+            message = f'"{self.optim.moments}" is not for models in float64: remove it, or set model.dtype'
             raise _mistake("optim.moments", message)
+        return self
+
+    @model_validator(mode="after")
+    def _float16(self) -> "Config":
+        if self.model.dtype == "float16":
+            return self
+        for key, given, default in (
+            ("engine.fp16_accumulation", self.engine.fp16_accumulation, False),
+            ("optim.loss_scale", self.optim.loss_scale, LOSS_SCALE),
+            ("optim.loss_scale_steps", self.optim.loss_scale_steps, LOSS_SCALE_STEPS),
+        ):
+            if given != default:
+                raise _mistake(key, 'this is for model.dtype = "float16": remove it, or set model.dtype')
         return self
 
     @property

@@ -7,7 +7,7 @@ from rptrain.config import Config, keys
 # The words of Hugging Face's TrainingArguments, TRL, axolotl, LLaMA-Factory and torchtune for keys of ours.
 _ALIASES = {
     "model.path": "model_name_or_path pretrained_model_name_or_path base_model model_name model_id checkpoint_dir",
-    "model.dtype": "torch_dtype precision model_dtype bf16 pure_bf16 bfloat16 fp32 float32",
+    "model.dtype": "torch_dtype precision model_dtype bf16 pure_bf16 bfloat16 fp32 float32 fp16 float16 half pure_fp16",
     "model.init": "train_from_scratch random_init from_scratch",
     "data.train": "dataset datasets dataset_name train_dataset",
     "data.train.path": "train_file data_path data_file data_files dataset_path dataset_dir source",
@@ -31,11 +31,14 @@ _ALIASES = {
     "optim.betas": "adam_beta1 adam_beta2 beta1 beta2 adam_betas",
     "optim.eps": "adam_epsilon adam_eps epsilon",
     "optim.moments": "optim_bits optimizer_bits optimizer_state_dtype optim_state_dtype",
+    "optim.loss_scale": "init_scale initial_loss_scale initial_scale_power loss_scale_init",
+    "optim.loss_scale_steps": "loss_scale_window growth_interval scale_window",
     "optim.max_grad_norm": "gradient_clipping clip_grad_norm gradient_clip_val grad_clip max_norm clip_grad",
     "engine.devices": "device gpus num_gpus n_gpu n_gpus gpu_ids cuda_visible_devices nproc_per_node num_processes",
     "engine.vram_limit": "gpu_memory_limit max_gpu_memory vram",
     "engine.host_limit": "cpu_memory_limit max_cpu_memory ram_limit",
     "engine.optimizer_threads": "num_threads omp_num_threads cpu_threads",
+    "engine.fp16_accumulation": "allow_fp16_accumulation fp16_accumulate",
     "engine.trace": "profile profiler",
     "save.save_steps": "save_every save_every_n_steps checkpoint_every checkpoint_steps save_interval",
     "save.save_total_limit": "keep_last_n_checkpoints max_checkpoints",
@@ -56,6 +59,8 @@ _ADVICE = {
         "gradient_checkpointing activation_checkpointing enable_activation_checkpointing "
         "gradient_checkpointing_kwargs enable_activation_offloading activation_offloading": "not needed: "
         "rptrain recomputes and offloads activations by itself",
+        "fp16_opt_level fp16_backend half_precision_backend": "not needed: "
+        '`model.dtype = "float16"` is all that training in fp16 takes',
         "deepspeed fsdp fsdp_config fsdp_version accelerator_config fsdp_cpu_offload": "not needed: "
         "rptrain keeps the model in host memory by itself; `engine.devices` names the GPUs",
         "flash_attention attn_implementation flash_attn sdp_attention use_flash_attention_2": "not needed: "
@@ -70,7 +75,6 @@ _UNAVAILABLE = {
     for feature, words in {
         "LoRA": "lora lora_* r use_rslora use_dora target_modules modules_to_save peft_layers_to_transform",
         "quantization": "qlora load_in_4bit load_in_8bit quantization quantization_* bnb_4bit_* use_bnb",
-        "training in fp16": "fp16 fp16_* float16 loss_scale",
         "a choice of optimizer": "optimizer optim_args optimizer_type optimizer_in_bwd",
         "weighting data sets": "weight weights interleave_probs mix_strategy",
         "validation loss": "val_size val_set_size val_* eval_* evaluation_strategy test_datasets sets "

@@ -15,7 +15,7 @@ from rptrain.devices import Gpu, Hardware, readable
 from rptrain.engine.embedding import RowGradients
 from rptrain.engine.engine import AHEAD
 from rptrain.engine.footprint import Footprint, Shapes, stage_numel, stage_parts
-from rptrain.engine.memory import accumulate_dtype, aligned
+from rptrain.engine.memory import REST, accumulate_dtype, aligned
 from rptrain.engine.meter import Measured
 from rptrain.engine.moments import bytes_each, layout
 from rptrain.errors import UserError
@@ -185,7 +185,9 @@ def state_parts(spec: ModelShape, workload: Workload) -> list[Part]:
         Part("gradients, summed over rounds" if rounds else "gradients", buffers(grad)),
         Part("moments of AdamW", sum(buffers(kind.itemsize, shared) for _, kind, shared in moments)),
     ]
-    return [*parts, Part("rest of the float32 weights", buffers(2))] if itemsize == 2 else parts
+    rest = REST.get(workload.dtype, {})
+    name = "rest of the float32 weights" if "remainder" in rest else "float32 weights"
+    return [*parts, *(Part(name, buffers(kind.itemsize)) for kind in rest.values())]
 
 
 def _process(config: Config, workload: Workload, hardware: Hardware) -> list[Part]:
@@ -282,7 +284,8 @@ def _disk(config: Config, spec: ModelShape, saved: int) -> Place:
     """
     workload = Workload.of(config)
     itemsize, moments = workload.dtype.itemsize, bytes_each(workload.moments, accumulate_dtype(workload.dtype))
-    each = itemsize * (1 + workload.asynchronous) + moments + (2 if itemsize == 2 else 0)
+    rest = sum(kind.itemsize for kind in REST.get(workload.dtype, {}).values())
+    each = itemsize * (1 + workload.asynchronous) + moments + rest
     one = int(each * sum(unit.numel for unit in spec.units))
     written, keep = saves(config), config.save.save_total_limit
     notes = []

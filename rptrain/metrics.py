@@ -56,6 +56,14 @@ class Step(Event):
     skipped: bool = False
 
 
+@dataclass(frozen=True)
+class LossScale(Event):
+    """From this step on the loss is multiplied by `scale`: of float16 runs, ahead of the step's record."""
+
+    step: int
+    scale: float
+
+
 class SlotTime(NamedTuple):
     """When a device ran a slot of a round: seconds of a monotonic clock."""
 
@@ -113,6 +121,7 @@ EVENTS: dict[str, type[Event]] = {
     "run_started": RunStarted,
     "plan": Plan,
     "step": Step,
+    "loss_scale": LossScale,
     "slots": Slots,
     "evaluation": Evaluation,
     "checkpoint_saved": CheckpointSaved,

@@ -25,7 +25,7 @@ from rptrain.plan.machine import Machine
 from rptrain.plan.schedule import Plan, Stage
 from rptrain.plan.search import search
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 LIBRARIES = 512 << 20  # bytes of a GPU's limit left to matrix and attention libraries, and to fragments
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+
 import rptrain
 from rptrain import metrics
 from rptrain.checkpoint.base import BASE
@@ -19,7 +21,8 @@ from rptrain.config_source import Resolved
 from rptrain.data.batch import Batch
 from rptrain.devices import here
 from rptrain.engine.engine import Engine, Optimizer
-from rptrain.engine.iteration import Pending
+from rptrain.engine.iteration import Pending, StepResult
+from rptrain.engine.loss_scale import UNSCALED, LossScale
 from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter
 from rptrain.engine.schedule import learning_rate
@@ -34,7 +37,7 @@ from rptrain.rundir import RunDir, begin, find
 from rptrain.timings import Conditions, Timings, load
 
 MEASURE = 3  # steps whose times the rest of a run is planned with; the first of them is left out
-MAX_SKIPPED = 20  # steps in a row without finite gradients: more would not mend themselves
+MAX_SKIPPED = 20  # steps in a row without finite gradients: more would not mend themselves, but for a loss scale
 
 
 def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
@@ -81,9 +84,15 @@ def open_store(job: Job) -> ModelStore:
 
 
 def open_engine(
-    job: Job, store: ModelStore, *, applied: int = 0, meter: Meter | None = None, trace: bool | None = None
+    job: Job,
+    store: ModelStore,
+    *,
+    applied: int = 0,
+    loss_scale: LossScale | None = None,
+    meter: Meter | None = None,
+    trace: bool | None = None,
 ) -> Engine:
-    """The engine that trains as the job's config says; `trace` is by default what the config says of it."""
+    """The engine that trains as the job's config says; `loss_scale` and `trace` are by default what it says of them."""
     optim = job.config.optim
     return Engine(
         store,
@@ -100,10 +109,18 @@ def open_engine(
         ),
         tokens=job.config.train.rows * job.config.data.max_length,
         applied=applied,
+        loss_scale=loss_scale or starting_scale(job),
+        fp16_accumulation=job.config.engine.fp16_accumulation,
         device_limit=job.device_limit,
         trace=job.config.engine.trace if trace is None else trace,
         meter=meter,
     )
+
+
+def starting_scale(job: Job) -> LossScale:
+    """The loss scale of new weights."""
+    optim = job.config.optim
+    return LossScale.start(optim.loss_scale, optim.loss_scale_steps) if job.dtype == torch.float16 else UNSCALED
 
 
 @dataclass
@@ -138,6 +155,8 @@ class Trainer:
         self._seconds = 0.0  # of steps since the last report, while none is under way
         self._tokens = 0  # since the last report
         self._skipped = 0  # steps in a row
+        self._loss_scale = starting_scale(job)  # of the weights with which the next engine begins
+        self._told_scale: float | None = None  # the last that was told
 
     def run(self, checkpoint: Path | None) -> None:
         job, log = self._job, self._log
@@ -172,13 +191,13 @@ class Trainer:
                 if not self._replan(engine):
                     self._loop(engine, range(rest, total))
                     return
-            done, applied = rest, engine.applied
+            done, applied, self._loss_scale = rest, engine.applied, engine.loss_scale
         with self._engine(done, applied) as engine:
             self._loop(engine, range(done, total))
 
     def _engine(self, done: int, applied: int, *, meter: Meter | None = None) -> Engine:
         self._opened = done
-        engine = open_engine(self._job, self._store, applied=applied, meter=meter)
+        engine = open_engine(self._job, self._store, applied=applied, loss_scale=self._loss_scale, meter=meter)
         if not engine.locked and self._job.devices[0].startswith("cuda"):
             self._progress.note("host memory could not be page-locked: transfers will be slower")
         return engine
@@ -239,7 +258,9 @@ class Trainer:
         loss, update = started.loss.result(), started.update.result()
         self._tokens += started.batch.tokens
         self._skipped = self._skipped + 1 if update.skipped else 0
-        if self._skipped == MAX_SKIPPED:
+        if self._job.dtype == torch.float16:
+            self._follow_scale(started.step, update)
+        elif self._skipped == MAX_SKIPPED:
             raise TrainingError(
                 f"the gradients of the last {MAX_SKIPPED} steps, up to step {started.step}, were not finite: the model "
                 "has diverged. Begin a new run (save.resume=never) with a lower optim.learning_rate"
@@ -263,6 +284,18 @@ class Trainer:
         self._log.write(event)
         self._progress.update(event)
 
+    def _follow_scale(self, step: int, update: StepResult) -> None:
+        if update.loss_scale != self._told_scale:
+            self._told_scale = update.loss_scale
+            self._log.write(metrics.LossScale(step, update.loss_scale))
+        if update.skipped and update.loss_scale <= 1:
+            raise TrainingError(
+                f"the gradients of step {step} were not finite in float16, and the loss scale would fall below 1: "
+                "the model has numbers that are too large for float16, or has diverged. Begin a new run "
+                '(save.resume=never) with model.dtype="bfloat16", or with a lower optim.learning_rate if the loss '
+                "had begun to rise"
+            )
+
     # ---- state
 
     def _load(self, checkpoint: Path | None) -> tuple[int, int]:
@@ -278,6 +311,8 @@ class Trainer:
         state = load_state(checkpoint, self._store.units)
         self._log.write(metrics.Resumed(state["step"], str(checkpoint)))
         self._progress.note(f"resumed from {checkpoint}")
+        if (scale := state["meta"].get("loss_scale")) is not None:
+            self._loss_scale = replace(self._loss_scale, **scale)
         return state["step"], state["meta"]["applied"]
 
     def _save(self, engine: Engine, step: int) -> None:
@@ -289,6 +324,9 @@ class Trainer:
             "data": self._job.rows.content_hash,
             "model_dir": str(self._job.model_dir),
         }
+        if self._job.dtype == torch.float16:
+            scale = engine.loss_scale
+            meta["loss_scale"] = {"scale": scale.scale, "before": scale.before, "good": scale.good}
         if self._job.chat_template is not None:
             meta["chat_template"] = self._job.chat_template
         path = save_state(self._run.checkpoints_path, self._store.units, step=step, meta=meta)

@@ -233,7 +233,7 @@ def test_mistakes(folder, line, message):
 def test_small_moments_are_not_for_float64(folder, moments):
     text = MINIMAL + f"[optim]\nmoments = '{moments}'"
     (mistake,) = mistakes(text, "model.dtype=float64")
-    assert mistake.startswith(f'c.toml:7: `optim.moments`: "{moments}" is for models in bfloat16 or float32')
+    assert mistake.startswith(f'c.toml:7: `optim.moments`: "{moments}" is not for models in float64')
     assert resolve("c.toml", ["model.dtype=float32"]).config.optim.moments == moments
 
 
@@ -323,7 +323,11 @@ def test_files_that_cannot_be_read(folder):
         ("load_in_4bit", "quantization is not available in this version"),
         ("report_to", "reporting to trackers is not available in this version"),
         ("val_set_size", "validation loss is not available"),
-        ("fp16", "fp16 is not available"),
+        ("fp16", "rptrain calls this `model.dtype`"),
+        ("fp16_opt_level", '`model.dtype = "float16"` is all'),
+        ("initial_scale_power", "`optim.loss_scale`"),
+        ("loss_scale_window", "`optim.loss_scale_steps`"),
+        ("allow_fp16_accumulation", "`engine.fp16_accumulation`"),
         ("xyzzy", "the tables are: [model], [data]"),
         ("train.xyzzy", "[train] has: method, micro_batch_size"),
         ("data.train.0.pth", "did you mean `data.train.path`?"),

@@ -122,6 +122,7 @@ print(json.dumps({"planned": host.total, "measured": peak << 10, "parts": parts}
         ["model.dtype=bfloat16", "optim.update=async", "engine.devices=cpu:2"],
         ["model.dtype=bfloat16", "optim.update=sync", "engine.devices=cpu:1", "engine.round_size=2"],
         ["model.dtype=bfloat16", "optim.update=async", "engine.devices=cpu:2", "optim.moments=int8"],
+        ["model.dtype=float16", "optim.update=async", "engine.devices=cpu:2"],
         ["model.dtype=float32", "optim.update=async", "engine.devices=cpu:1"],
         ["model.dtype=float32", "optim.update=sync", "engine.devices=cpu:2"],
     ],
@@ -198,7 +199,7 @@ def test_cuda_takes_of_the_host_what_was_measured(update, gpus):
 
 @pytest.mark.parametrize(
     ("dtype", "moments"),
-    [("float64", "fp32"), *product(("bfloat16", "float32"), ("fp32", "bf16", "int8"))],
+    [("float64", "fp32"), *product(("bfloat16", "float16", "float32"), ("fp32", "bf16", "int8"))],
 )
 @pytest.mark.parametrize("update", ["sync", "async"])
 @pytest.mark.parametrize("size", [4, 2])

@@ -137,7 +137,11 @@ def _floor(job: Job, tell: Callable[[str], object]) -> floor.Floor:
     device = torch.device(job.devices[0])
     config = job.config
     if device.type == "cuda":
-        found = floor.floor(job.spec, config.train.rows, config.data.max_length, job.dtype, device)
+        settings = Reproducible(cuda=False, fp16_accumulation=config.engine.fp16_accumulation)
+        try:
+            found = floor.floor(job.spec, config.train.rows, config.data.max_length, job.dtype, device)
+        finally:
+            settings.restore()
         torch._C._cuda_clearCublasWorkspaces()  # each stream that a product was captured on has one
         torch.cuda.empty_cache()
         return found

@@ -10,7 +10,12 @@ from rptrain.bench.idle import Cause, Computation, Host, Input, Interval
 from rptrain.engine.meter import Reading
 from rptrain.engine.trace import Blocked, Span
 
-WORKER: dict[str, Cause] = {"boundary": "producers", "version": "optimizer", "grad": "gradients"}
+WORKER: dict[str, Cause] = {
+    "boundary": "producers",
+    "version": "optimizer",
+    "scale": "optimizer",
+    "grad": "gradients",
+}
 CALLER: dict[str, Cause] = {"step": "optimizer"}  # where it waits for a loss it has not submitted: "boundary"
 
 

@@ -76,8 +76,11 @@ def checkpoint_view(checkpoint: Path, spec: ModelSpec, dtype: torch.dtype | None
         unit = spec.units[index]
         with safe_open(checkpoint / unit_file(index, unit), framework="pt") as stored:
             flat = stored.get_tensor("param")
-            if dtype not in (None, flat.dtype) and "remainder" in stored.keys():  # noqa: SIM118
+            held = set(stored.keys())
+            if dtype not in (None, flat.dtype) and "remainder" in held:
                 flat = join(flat, stored.get_tensor("remainder"))
+            elif dtype not in (None, flat.dtype) and "masters" in held:
+                flat = stored.get_tensor("masters")
         return unit.views(flat)
 
     return lambda index, name: parameters(index)[name]

@@ -1,7 +1,7 @@
 """Resume state: parameters, moments and where training stands, to the bit, in `checkpoint-<step>`.
 
     checkpoint-120/
-      units/00003-layers.2.safetensors    param, previous (async only), remainder, and the moments: flat
+      units/00003-layers.2.safetensors    param, previous (async only), remainder or masters, and the moments: flat
       base/                               config, tokenizer and chat template of the model, for the export
       trainer_state.json                  step and meta
       complete.json                       sizes and hashes of the rest; written last
@@ -42,6 +42,7 @@ STATE = "trainer_state.json"
 KIND = "checkpoint"
 DTYPES = {
     torch.bfloat16: "BF16",
+    torch.float16: "F16",
     torch.float32: "F32",
     torch.float64: "F64",
     torch.int16: "I16",
@@ -159,6 +160,8 @@ def _tensors(state: UnitState) -> dict[str, Tensor]:
         tensors["previous"] = state.params[state.before]
     if state.remainder is not None:
         tensors["remainder"] = state.remainder
+    if state.masters is not None:
+        tensors["masters"] = state.masters
     return tensors | state.moments
 
 

@@ -23,6 +23,7 @@ typedef struct {
     const void *source, *grad;
     void *target, *remainder, *exp_avg, *exp_avg_sq;
     float *exp_avg_scale, *exp_avg_sq_scale; /* of each block, for codes */
+    float *masters;                          /* the master weights of float16 parameters */
     double grad_scale, beta1, beta2, rest1, rest2, decay, step_size, root_scale, eps;
 } Job;
 
@@ -52,6 +53,8 @@ static inline void split(float master, uint16_t *param, int16_t *remainder)
 #define KEEP(value, random) ((void)(random), (value))
 #define JOIN(i) join(source[i], remainder[i])
 #define SPLIT(i, master) split(master, &target[i], &remainder[i])
+#define MASTER(i) masters[i]
+#define HALVE(i, master) (masters[i] = (master), target[i] = narrow_half(master))
 #define READ(i) source[i]
 #define WRITE(i, master) target[i] = (master)
 
@@ -61,13 +64,14 @@ static inline void split(float master, uint16_t *param, int16_t *remainder)
         const PARAM *source = job->source;                                                                   \
         PARAM *target = job->target;                                                                         \
         REMAINDER *remainder = job->remainder;                                                               \
+        float *masters = job->masters;                                                                       \
         const GRAD *grad = job->grad;                                                                        \
         MOMENT *exp_avg = job->exp_avg, *exp_avg_sq = job->exp_avg_sq;                                       \
         const REAL grad_scale = (REAL)job->grad_scale, decay = (REAL)job->decay, eps = (REAL)job->eps;       \
         const REAL beta1 = (REAL)job->beta1, rest1 = (REAL)job->rest1, step_size = (REAL)job->step_size;     \
         const REAL beta2 = (REAL)job->beta2, rest2 = (REAL)job->rest2, root_scale = (REAL)job->root_scale;   \
         const uint32_t noise = (uint32_t)job->noise;                                                         \
-        (void)remainder;                                                                                     \
+        (void)source, (void)remainder, (void)masters;                                                        \
         for (int64_t start, stop; take(job, &start, &stop);) {                                               \
             INDEPENDENT                                                                                      \
             for (int64_t i = start; i < stop; i++) {                                                         \
@@ -85,10 +89,14 @@ static inline void split(float master, uint16_t *param, int16_t *remainder)
 
 ADAM(adam_bf16_bf16_f32, float, sqrtf, uint16_t, int16_t, uint16_t, widen, JOIN, SPLIT, float, SAME, KEEP)
 ADAM(adam_bf16_f32_f32, float, sqrtf, uint16_t, int16_t, float, SAME, JOIN, SPLIT, float, SAME, KEEP)
+ADAM(adam_f16_f16_f32, float, sqrtf, uint16_t, void, uint16_t, widen_half, MASTER, HALVE, float, SAME, KEEP)
+ADAM(adam_f16_f32_f32, float, sqrtf, uint16_t, void, float, SAME, MASTER, HALVE, float, SAME, KEEP)
 ADAM(adam_f32_f32_f32, float, sqrtf, float, void, float, SAME, READ, WRITE, float, SAME, KEEP)
 ADAM(adam_f64_f64_f64, double, sqrt, double, void, double, SAME, READ, WRITE, double, SAME, KEEP)
 ADAM(adam_bf16_bf16_bf16, float, sqrtf, uint16_t, int16_t, uint16_t, widen, JOIN, SPLIT, uint16_t, widen, dithered)
 ADAM(adam_bf16_f32_bf16, float, sqrtf, uint16_t, int16_t, float, SAME, JOIN, SPLIT, uint16_t, widen, dithered)
+ADAM(adam_f16_f16_bf16, float, sqrtf, uint16_t, void, uint16_t, widen_half, MASTER, HALVE, uint16_t, widen, dithered)
+ADAM(adam_f16_f32_bf16, float, sqrtf, uint16_t, void, float, SAME, MASTER, HALVE, uint16_t, widen, dithered)
 ADAM(adam_f32_f32_bf16, float, sqrtf, float, void, float, SAME, READ, WRITE, uint16_t, widen, dithered)
 
 /* With moments in codes, block by block: their scales are known once all of a block was computed. */
@@ -98,6 +106,7 @@ ADAM(adam_f32_f32_bf16, float, sqrtf, float, void, float, SAME, READ, WRITE, uin
         const PARAM *source = job->source;                                                                   \
         PARAM *target = job->target;                                                                         \
         REMAINDER *remainder = job->remainder;                                                               \
+        float *masters = job->masters;                                                                       \
         const GRAD *grad = job->grad;                                                                        \
         int8_t *exp_avg = job->exp_avg;                                                                      \
         uint8_t *exp_avg_sq = job->exp_avg_sq;                                                               \
@@ -105,7 +114,7 @@ ADAM(adam_f32_f32_bf16, float, sqrtf, float, void, float, SAME, READ, WRITE, uin
         const float beta1 = (float)job->beta1, rest1 = (float)job->rest1, step_size = (float)job->step_size; \
         const float beta2 = (float)job->beta2, rest2 = (float)job->rest2;                                    \
         const float root_scale = (float)job->root_scale;                                                     \
-        (void)remainder;                                                                                     \
+        (void)source, (void)remainder, (void)masters;                                                        \
         for (int64_t start, stop; take(job, &start, &stop);)                                                 \
             for (int64_t first = start; first < stop; first += BLOCK) {                                      \
                 float *m_scale = job->exp_avg_scale + first / BLOCK;                                         \
@@ -141,6 +150,8 @@ ADAM(adam_f32_f32_bf16, float, sqrtf, float, void, float, SAME, READ, WRITE, uin
 
 ADAM_CODES(adam_bf16_bf16_i8, uint16_t, int16_t, uint16_t, widen, JOIN, SPLIT)
 ADAM_CODES(adam_bf16_f32_i8, uint16_t, int16_t, float, SAME, JOIN, SPLIT)
+ADAM_CODES(adam_f16_f16_i8, uint16_t, void, uint16_t, widen_half, MASTER, HALVE)
+ADAM_CODES(adam_f16_f32_i8, uint16_t, void, float, SAME, MASTER, HALVE)
 ADAM_CODES(adam_f32_f32_i8, float, void, float, SAME, READ, WRITE)
 
 /* Sums of squares of `grad`, one a chunk, into `target`: element i of a chunk goes to lane i % LANES; lanes
@@ -166,6 +177,7 @@ ADAM_CODES(adam_f32_f32_i8, float, void, float, SAME, READ, WRITE)
     }
 
 SQUARE_SUM(square_sum_bf16, uint16_t, widen)
+SQUARE_SUM(square_sum_f16, uint16_t, widen_half)
 SQUARE_SUM(square_sum_f32, float, SAME)
 SQUARE_SUM(square_sum_f64, double, SAME)
 

@@ -23,7 +23,7 @@ class _Job(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("next", "count", "noise")),
         *((name, ctypes.c_void_p) for name in ("source", "grad", "target", "remainder", "exp_avg", "exp_avg_sq")),
-        *((name, ctypes.c_void_p) for name in ("exp_avg_scale", "exp_avg_sq_scale")),
+        *((name, ctypes.c_void_p) for name in ("exp_avg_scale", "exp_avg_sq_scale", "masters")),
         *((name, ctypes.c_double) for name in ("grad_scale", "beta1", "beta2", "rest1", "rest2")),
         *((name, ctypes.c_double) for name in ("decay", "step_size", "root_scale", "eps")),
     )
@@ -72,6 +72,7 @@ class CpuAdam:
         source: Tensor,
         target: Tensor,
         remainder: Tensor | None,
+        masters: Tensor | None = None,
         grad: Tensor,
         exp_avg: Tensor,
         exp_avg_sq: Tensor,
@@ -86,14 +87,16 @@ class CpuAdam:
         """Writes to `target` the parameter read from `source`, updated; they may be one. States in place.
 
         One-dimensional contiguous CPU tensors of one length. bfloat16 parameters take an int16 or uint16
-        `remainder` (see `UnitState`), a bfloat16 or float32 gradient and float32 moments; float32 and float64
-        ones take everything in their own type and no remainder. But for float64, moments may be in one of the small
+        `remainder` (see `UnitState`), a bfloat16 or float32 gradient and float32 moments; float16 ones float32
+        `masters`, of which they are the rounded copy, a float16 or float32 gradient and float32 moments; float32 and
+        float64 ones take everything in their own type and neither. But for float64, moments may be in one of the small
         formats of moments.py: then element i of these tensors is rounded with the random number of `noise` + i, and
         `int8` takes whole blocks, and a scale for each. `step` counts from 1; the gradient is multiplied by
         `grad_scale` first.
         """
         assert step >= 1
         assert (remainder is None) == (source.dtype != torch.bfloat16)
+        assert (masters is None) == (source.dtype != torch.float16)
         assert (exp_avg_scale is None) == (exp_avg.dtype != torch.int8)
         given = {
             "source": source,
@@ -102,6 +105,7 @@ class CpuAdam:
             "exp_avg": exp_avg,
             "exp_avg_sq": exp_avg_sq,
             "remainder": remainder,
+            "masters": masters,
             "exp_avg_scale": exp_avg_scale,
             "exp_avg_sq_scale": exp_avg_sq_scale,
         }
@@ -175,7 +179,9 @@ def _update(buffers: dict[str, Tensor], noise: int, **factors: float) -> None:
         moments.write(buffers, exp_avg, exp_avg_sq, noise)
     root = torch.from_numpy(np.sqrt(exp_avg_sq.numpy()))  # torch's, from a vector library, is not the nearest
     change = (exp_avg * f["step_size"]).div_(root.mul_(f["root_scale"]).add_(f["eps"]))
-    if "remainder" not in buffers:
+    if "masters" in buffers:
+        buffers["target"].copy_(buffers["masters"].mul_(f["decay"]).sub_(change))
+    elif "remainder" not in buffers:
         torch.sub(source * f["decay"], change, out=buffers["target"])
     else:
         split(join(source, buffers["remainder"]) * f["decay"] - change, buffers["target"], buffers["remainder"])

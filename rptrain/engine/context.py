@@ -19,8 +19,9 @@ from rptrain.plan.schedule import Plan
 class Context:
     """Shared by the engine's threads.
 
-    Board keys: ("boundary", ...), ("grad", unit), ("version", unit), ("loss", round), ("step",).
-    Version v of a unit holds the weights after v steps, its payload is the index of its generation.
+    Board keys: ("boundary", ...), ("grad", unit), ("version", unit), ("loss", round), ("scale",), ("step",).
+    Version v of a unit holds the weights after v steps, its payload is the index of its generation; that of the scale
+    is what the loss is multiplied by in an iteration that reads version v.
     """
 
     plan: Plan

@@ -16,6 +16,7 @@ from rptrain.engine.embedding import EmbeddingWorker
 from rptrain.engine.errors import Aborted
 from rptrain.engine.footprint import Shapes, footprint
 from rptrain.engine.iteration import Pending, StepRequest, StepResult, make_iteration
+from rptrain.engine.loss_scale import UNSCALED, LossScale
 from rptrain.engine.memory import ModelStore, accumulate_dtype
 from rptrain.engine.meter import Measured, Meter, Reading
 from rptrain.engine.optimizer import OptimizerWorker
@@ -59,6 +60,8 @@ class Engine:
         *,
         tokens: int,
         applied: int = 0,
+        loss_scale: LossScale = UNSCALED,
+        fp16_accumulation: bool = False,
         device_limit: int | None = None,
         probe: Probe | None = None,
         trace: bool = False,
@@ -77,7 +80,7 @@ class Engine:
         self._steps = 0
         self._threads: list[Worker | OptimizerWorker | EmbeddingWorker] = []
         with ExitStack() as stack:
-            stack.callback(Reproducible(cuda=self._cuda).restore)
+            stack.callback(Reproducible(cuda=self._cuda, fp16_accumulation=fp16_accumulation).restore)
             bounds = boundaries(plan.stages)
             buffers = BoundaryBuffers(
                 bounds, plan.round_size, tokens, store.spec.hidden_size, store.dtype, lock=self._cuda
@@ -100,6 +103,7 @@ class Engine:
                 max_grad_norm=optimizer.max_grad_norm,
                 seed=optimizer.seed,
                 applied=applied,
+                loss_scale=loss_scale,
             )
             self._threads.append(self._optimizer)
             self._threads.append(EmbeddingWorker(self._context))
@@ -122,6 +126,11 @@ class Engine:
     def applied(self) -> int:
         """Steps that were not skipped, over the whole training; complete after `synchronize`."""
         return self._optimizer.applied
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """That of the newest weights; complete after `synchronize`."""
+        return self._optimizer.loss_scale
 
     def forward_backward(self, batch: Batch) -> Pending:
         """Starts an iteration; the handle gives the loss, a float: the mean over the batch's supervised tokens."""

@@ -30,12 +30,12 @@ class Iteration:
 
     @property
     def scale(self) -> float:
-        """What losses are multiplied by on the device: a power of two, so that nothing is rounded."""
+        """What losses are multiplied by on the device, beside the LossScale: a power of two, so nothing is rounded."""
         return 2.0 ** -floor(log2(max(self.supervised, 1)))
 
     @property
     def rest(self) -> float:
-        """What is left of 1 / supervised; the optimizer applies it together with clipping."""
+        """What is left of 1 / supervised; the optimizer applies it together with the LossScale and clipping."""
         return 1.0 / (self.scale * max(self.supervised, 1))
 
 
@@ -72,6 +72,7 @@ class StepResult:
 
     grad_norm: float
     skipped: bool
+    loss_scale: float  # that its loss was multiplied by
 
 
 @dataclass

@@ -19,6 +19,10 @@ from rptrain.parallel import in_parallel
 ALIGNMENT = mmap.PAGESIZE  # bytes: every tensor of an arena is page-locked by itself
 PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device
 COPIED = 1 << 22  # elements copied at a time, so that all threads have work
+REST = {  # what float32 master weights take beside the parameters, by their type
+    torch.bfloat16: {"remainder": torch.int16},
+    torch.float16: {"masters": torch.float32},
+}
 
 
 def aligned(nbytes: int) -> int:
@@ -108,7 +112,8 @@ class UnitState:
     and one in sync. `current` is the index of W_T, `before` that of W_{T-1}: the same after a step that was
     skipped. A bfloat16 parameter and `remainder` hold a
     float32 master weight exactly: its bits, plus 0x8000, shifted right by 16, are the parameter; its low 16
-    bits are the remainder. For float32 and float64 the parameter is the master and `remainder` is None.
+    bits are the remainder. A float16 parameter is the rounded copy of a float32 master weight in `masters`. For
+    float32 and float64 the parameter is the master, and both are None.
     """
 
     unit: Unit
@@ -117,6 +122,7 @@ class UnitState:
     moments: dict[str, Tensor]  # exp_avg, exp_avg_sq and their scales, as moments.layout says
     remainder: Tensor | None
     current: int = 0
+    masters: Tensor | None = None
     before: int = field(init=False)
     views: list[dict[str, Tensor]] = field(default_factory=list)  # params by name, for each generation
 
@@ -150,8 +156,9 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
 class ModelStore:
     """The host's copy of a model and its training state: one UnitState for each unit of the spec, in order.
 
-    Bytes a parameter, bfloat16: sync 2 + 2 + 2 + 8 = 14, async 16; with several rounds the gradient is kept as
-    the float32 partial sum, 2 more. In place of 8 bytes, moments take 4 as `bf16` and 2 1/16 as `int8`.
+    Bytes a parameter, bfloat16: sync 2 + 2 + 2 + 8 = 14, async 16; float16: sync 2 + 4 + 2 + 8 = 16, async 18. With
+    several rounds the gradient is kept as the float32 partial sum, 2 more. In place of 8 bytes, moments take 4 as
+    `bf16` and 2 1/16 as `int8`.
     """
 
     def __init__(
@@ -191,6 +198,7 @@ class ModelStore:
             grad=buffers["grad"][0],
             moments={name: buffer for name, (buffer, *_) in buffers.items() if name.startswith("exp_avg")},
             remainder=buffers["remainder"][0] if "remainder" in buffers else None,
+            masters=buffers["masters"][0] if "masters" in buffers else None,
         )
 
     def view(self, unit: int, name: str) -> Tensor:
@@ -204,11 +212,15 @@ class ModelStore:
         return state.views[state.current]
 
     def loaded(self) -> None:
-        """To be called once weights were written through `view`: fills the other generation, W_{-1} = W_0."""
+        """To be called once weights were written through `view`: fills the other generation, W_{-1} = W_0, and the
+        master weights that lie apart.
+        """
         pairs = [(state.params[state.spare], state.params[state.current]) for state in self.units]
+        if len(self.units[0].params) == 1:
+            pairs.clear()
+        pairs += [(state.masters, state.params[state.current]) for state in self.units if state.masters is not None]
         pieces = [piece for pair in pairs for piece in zip(*(flat.split(COPIED) for flat in pair), strict=True)]
-        if len(self.units[0].params) == 2:
-            in_parallel(lambda piece: piece[0].copy_(piece[1]), pieces)
+        in_parallel(lambda piece: piece[0].copy_(piece[1]), pieces)
 
     def close(self) -> None:
         self._arena.close()
@@ -227,7 +239,7 @@ def _layout(
     wide = accumulate_dtype(dtype)
     buffers = [*[("params", dtype, 1)] * generations, ("grad", wide if wide_grad else dtype, 1)]
     buffers += layout(moments, wide)
-    return [*buffers, ("remainder", torch.int16, 1)] if dtype == torch.bfloat16 else buffers
+    return [*buffers, *((name, kind, 1) for name, kind in REST.get(dtype, {}).items())]
 
 
 def _nbytes(spec: ModelShape, buffers: Sequence[tuple[str, torch.dtype, int]]) -> int:

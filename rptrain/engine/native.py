@@ -8,7 +8,13 @@ from importlib.util import find_spec
 
 import torch
 
-SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64", torch.int8: "i8"}  # of entries
+SUFFIXES = {  # of entries
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.int8: "i8",
+}
 
 
 @cache

@@ -20,6 +20,7 @@ from rptrain.engine.context import Context
 from rptrain.engine.device import stamp
 from rptrain.engine.embedding import RowGradients
 from rptrain.engine.iteration import Iteration, StepRequest, StepResult
+from rptrain.engine.loss_scale import LossScale
 from rptrain.engine.memory import UnitState
 from rptrain.engine.meter import timed
 from rptrain.models.spec import Unit
@@ -27,7 +28,7 @@ from rptrain.plan.lower import Access
 
 
 class OptimizerWorker:
-    """Takes an iteration, then its step, in turn; publishes ("version", unit) and ("step",)."""
+    """Takes an iteration, then its step, in turn; publishes ("scale",), ("version", unit) and ("step",)."""
 
     def __init__(
         self,
@@ -38,10 +39,14 @@ class OptimizerWorker:
         max_grad_norm: float,
         seed: int,
         applied: int,
+        loss_scale: LossScale,
     ) -> None:
         self._context, self._adam, self._seed = context, adam, seed
         self._weight_decay, self._max_grad_norm = weight_decay, max_grad_norm
         self.applied = applied  # steps that were not skipped, over the whole training: bias correction counts them
+        self.loss_scale = loss_scale  # of the weights after the last step
+        for version, scale in ((-1, loss_scale.before), (0, loss_scale.scale)):
+            context.board.publish(("scale",), version, scale)
         outputs, _, _ = context.buffers.locate(Access(0, 0), 0, 0)  # [T, D], the embeddings of a micro-batch
         self._rows = RowGradients(
             context.store.units[0],
@@ -75,8 +80,12 @@ class OptimizerWorker:
             request = self._queue.get()
             if not isinstance(request, StepRequest):
                 return
-            norm = math.sqrt(square_sum) * iteration.rest
-            request.result = StepResult(norm, skipped=not math.isfinite(norm))
+            lag = bool(self._context.lag)
+            scale = self.loss_scale.used(asynchronous=lag)
+            norm = math.sqrt(square_sum) * iteration.rest / scale
+            request.result = StepResult(norm, not math.isfinite(norm), scale)
+            self.loss_scale = self.loss_scale.after(asynchronous=lag, skipped=request.result.skipped)
+            self._context.board.publish(("scale",), iteration.number + 1, self.loss_scale.scale)
             meter = None if request.result.skipped else self._context.meter
             with timed(meter, stamp, iteration.number, "update"):
                 self._update(iteration, request.learning_rate, request.result)
@@ -135,7 +144,7 @@ class OptimizerWorker:
     def _update(self, iteration: Iteration, rate: float, result: StepResult) -> None:
         """Clips as torch.nn.utils.clip_grad_norm_ does and applies AdamW; a skipped step flips no generation."""
         context = self._context
-        factor = iteration.rest
+        factor = iteration.rest / result.loss_scale
         if self._max_grad_norm:
             factor *= min(1.0, self._max_grad_norm / (result.grad_norm + 1e-6))
         if not result.skipped:
@@ -158,6 +167,7 @@ class OptimizerWorker:
                 source=source[part],
                 target=target[part],
                 remainder=None if state.remainder is None else state.remainder[part],
+                masters=None if state.masters is None else state.masters[part],
                 grad=state.grad[part],
                 **state.moments_of(part),
                 lr=rate,

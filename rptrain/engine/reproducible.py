@@ -7,6 +7,7 @@ import torch
 import torch.utils.deterministic
 
 deterministic: Any = torch.utils.deterministic
+matmul: Any = torch.backends.cuda.matmul
 
 
 class Reproducible:
@@ -14,14 +15,17 @@ class Reproducible:
 
     One thread for each CPU operation: sums differ between one thread and two. On CUDA, attention's backward adds in
     a fixed order only while torch's deterministic algorithms are asked for; the matrix library's workspace must then
-    be of a fixed size, and filling every new tensor with NaN, which comes with it, is turned off.
+    be of a fixed size, and filling every new tensor with NaN, which comes with it, is turned off. With
+    `fp16_accumulation` products of float16 matrices on CUDA are summed in float16.
     """
 
-    def __init__(self, *, cuda: bool) -> None:
+    def __init__(self, *, cuda: bool, fp16_accumulation: bool = False) -> None:
         self._threads = torch.get_num_threads()
         self._deterministic = torch.are_deterministic_algorithms_enabled()
         self._fill = deterministic.fill_uninitialized_memory
+        self._fp16_accumulation = matmul.allow_fp16_accumulation
         torch.set_num_threads(1)
+        matmul.allow_fp16_accumulation = fp16_accumulation
         if cuda:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
@@ -30,4 +34,5 @@ class Reproducible:
     def restore(self) -> None:
         torch.set_num_threads(self._threads)
         torch.use_deterministic_algorithms(self._deterministic)
+        matmul.allow_fp16_accumulation = self._fp16_accumulation
         deterministic.fill_uninitialized_memory = self._fill

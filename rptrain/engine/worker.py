@@ -272,9 +272,12 @@ class Worker:
         work = StagePass(
             self._spec, slot.stage, lambda: self._describe(iteration, layout), params, sums, x, dy, outputs, timed
         )
-        key = (slot.stage_index, layout, iteration.scale if slot.stage.kind == "FB" else None)
+        scale = iteration.scale
+        if slot.stage.kind == "FB":
+            scale *= self._wait(("scale",), context.read_version(iteration.number))
+        key = (slot.stage_index, layout, scale if slot.stage.kind == "FB" else None)
         places = None if layers is not None else (parity, turn)
-        self._compute(work, slot, m, iteration.scale, key, places, upload)
+        self._compute(work, slot, m, scale, key, places, upload)
         if slot.stage.kind == "FB":
             device.compute.run("", lambda: self._losses[m].copy_(self._loss))
         done = device.compute.record()

@@ -61,7 +61,10 @@ def make_units(spec, dtype=torch.bfloat16, generations=1, seed=0, moments="fp32"
             name: (10 * random(unit.numel // shared, torch.float64)).abs().to(kind)
             for name, kind, shared in layout(moments, accumulate_dtype(dtype))
         }
-        units.append(UnitState(unit, params, random(unit.numel, dtype), buffers, remainder, generations - 1))
+        masters = random(unit.numel, torch.float32) if dtype == torch.float16 else None
+        if masters is not None:
+            params[-1].copy_(masters)
+        units.append(UnitState(unit, params, random(unit.numel, dtype), buffers, remainder, generations - 1, masters))
     return units
 
 
@@ -69,7 +72,7 @@ def kept(units):
     """What a checkpoint is to bring back of each unit."""
     return [
         [unit.params[unit.current], unit.params[unit.before], *unit.moments.values()]
-        + ([] if unit.remainder is None else [unit.remainder])
+        + [rest for rest in (unit.remainder, unit.masters) if rest is not None]
         for unit in units
     ]
 

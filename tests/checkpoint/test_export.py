@@ -69,6 +69,17 @@ def test_another_dtype_is_made_from_the_master_weights(run, tmp_path):
         assert json.loads((to / "config.json").read_text())["dtype"] == name
 
 
+def test_another_dtype_of_a_float16_run_is_made_from_its_masters(spec, states, model_dir, tmp_path):
+    from safetensors.torch import load_file
+
+    units = states.make(spec, torch.float16, generations=2)
+    save_state(tmp_path / "checkpoints", units, step=10, meta={"model_dir": str(model_dir)})
+    masters = named(units, [unit.masters for unit in units])
+    for name, dtype in ((None, torch.float16), ("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+        stored = load_file(export(tmp_path, tmp_path / f"to-{name}", name) / "model.safetensors")
+        assert all(torch.equal(stored[key], tensor.to(dtype)) for key, tensor in masters.items())
+
+
 def test_a_model_in_memory_is_exported_with_its_template(spec, states, model_dir, tmp_path):
     from safetensors.torch import load_file
 

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -13,10 +15,12 @@ KINDS = pytest.mark.parametrize(
     [
         (torch.bfloat16, torch.bfloat16),
         (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float16),
+        (torch.float16, torch.float32),
         (torch.float32, torch.float32),
         (torch.float64, torch.float64),
     ],
-    ids=["bf16-bf16", "bf16-f32", "f32", "f64"],
+    ids=["bf16-bf16", "bf16-f32", "f16-f16", "f16-f32", "f32", "f64"],
 )
 
 
@@ -28,6 +32,8 @@ def make_states(count, dtype, seed=0):
         "exp_avg": torch.zeros_like(master),
         "exp_avg_sq": torch.zeros_like(master),
     }
+    if dtype == torch.float16:
+        states["masters"] = master.clone()
     if dtype == torch.bfloat16:
         split(master, states["source"], states["remainder"])
     else:
@@ -64,7 +70,9 @@ def assert_follows_torch(result, master, grad_dtype, tolerance):
     param, exp_avg, exp_avg_sq = reference(master, grad_dtype)
     largest = torch.stack([values(len(master), 100 + step, grad_dtype).to(master.dtype) for step in range(1, 6)])
     largest = largest.abs().amax(0) + 1e-36  # among denormal numbers an absolute error remains
-    ours = join(result["source"], result["remainder"]) if result["source"].dtype == torch.bfloat16 else result["source"]
+    if (ours := result.get("masters")) is None:
+        ours = result["source"]
+        ours = join(ours, result["remainder"]) if ours.dtype == torch.bfloat16 else ours
     for name, mine, theirs, scale in (
         ("parameter", ours, param, master.abs() + 1e-2),
         ("exp_avg", result["exp_avg"], exp_avg, largest),
@@ -82,9 +90,17 @@ def test_float64_equals_torch(fallback):
 
 
 @PATHS
-@pytest.mark.parametrize("grad_dtype", [torch.bfloat16, torch.float32])
-def test_master_weights_follow_torch_in_float32(fallback, grad_dtype):
-    states, master = make_states(70_001, torch.bfloat16)
+@pytest.mark.parametrize(
+    ("dtype", "grad_dtype"),
+    [
+        (torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float16),
+        (torch.float16, torch.float32),
+    ],
+)
+def test_master_weights_follow_torch_in_float32(fallback, dtype, grad_dtype):
+    states, master = make_states(70_001, dtype)
     with make_adam(fallback) as optimizer:
         result = run(optimizer, states, grad_dtype)
     assert_follows_torch(result, master, grad_dtype, 1e-6)
@@ -115,6 +131,84 @@ def test_bfloat16_with_remainder_is_an_exact_float32_master(fallback, grad_dtype
     assert torch.equal(result["source"].view(torch.int16), ((bits + 0x8000) >> 16).short())
     assert torch.equal(result["exp_avg"], oracle["exp_avg"])
     assert torch.equal(result["exp_avg_sq"], oracle["exp_avg_sq"])
+
+
+@PATHS
+@pytest.mark.parametrize("count", [70_001])
+def test_float16_is_the_rounded_copy_of_a_float32_master(fallback, count):
+    """The float32 variant on the master gives the same bits; parameters are it as torch rounds it."""
+    states, master = make_states(count, torch.float16)
+    oracle, _ = make_states(count, torch.float32)
+    with make_adam(fallback) as optimizer:
+        result = run(optimizer, states, torch.float16)
+        for step in range(1, 6):
+            grad = values(count, 100 + step, torch.float16).float()
+            options = {"lr": 1e-2 / step, "weight_decay": 0.1, "step": step, "grad_scale": 0.37}
+            optimizer.update(**oracle, target=oracle["source"], grad=grad, **options)
+    assert torch.equal(result["masters"], oracle["source"])
+    assert not torch.equal(result["masters"], master)
+    assert torch.equal(result["source"], oracle["source"].half())
+
+
+def halves():
+    """Every float16."""
+    return torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).short().view(torch.float16)
+
+
+def around(numbers):
+    """Float32 numbers: these, their middles with the next larger, and the neighbours of both."""
+    ends = numbers[torch.isfinite(numbers)].float().unique()
+    ends = torch.cat([ends, (ends[1:] + ends[:-1]) / 2, torch.tensor([65519.0, 65520.0, 65536.0, 1e30, -1e30])])
+    bits = ends.view(torch.int32)
+    near = torch.cat([bits + offset for offset in (-1, 0, 1)]).view(torch.float32)
+    return torch.cat([near[near.isfinite()], torch.tensor([torch.inf, -torch.inf, 1e-40, -1e-40, 2.0**-25])])
+
+
+def test_native_code_rounds_to_float16_as_torch_does():
+    """With nothing to learn from an update writes the rounded master."""
+    masters = around(halves())
+    before, zeros, target = masters.clone(), torch.zeros(len(masters)), torch.empty(len(masters), dtype=torch.float16)
+    with make_adam() as optimizer:
+        optimizer.update(
+            source=target,
+            target=target,
+            remainder=None,
+            masters=masters,
+            grad=zeros.half(),
+            exp_avg=zeros.clone(),
+            exp_avg_sq=zeros.clone(),
+            lr=1.0,
+            weight_decay=0.0,
+            step=1,
+            grad_scale=1.0,
+        )
+    assert torch.equal(masters, before)
+    assert torch.equal(target.view(torch.int16), before.half().view(torch.int16))
+
+
+def test_native_code_reads_every_float16_as_torch_does():
+    """With betas of 0 the moment is the gradient."""
+    grad = halves()
+    grad = grad[torch.isfinite(grad)]
+    zeros = torch.zeros(len(grad))
+    with CpuAdam((0.0, 0.0), EPS, 1) as optimizer:
+        if not optimizer.native:
+            pytest.skip("installed without a compiler")
+        source, exp_avg = zeros.half(), zeros.clone()
+        optimizer.update(
+            source=source,
+            target=source,
+            remainder=None,
+            masters=zeros.clone(),
+            grad=grad,
+            exp_avg=exp_avg,
+            exp_avg_sq=zeros.clone(),
+            lr=1.0,
+            weight_decay=0.0,
+            step=1,
+            grad_scale=1.0,
+        )
+    assert torch.equal(exp_avg, grad.float())
 
 
 def test_split_and_join_hold_every_float32():
@@ -206,7 +300,7 @@ def test_a_view_leaves_its_neighbours_alone():
     assert not torch.equal(states["exp_avg"][part], before["exp_avg"][part])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("count", LENGTHS)
 def test_square_sum_is_exact_to_double_and_does_not_depend_on_threads(dtype, count):
     grad = values(count, 5).clamp(-1e3, 1e3).to(dtype)
@@ -223,10 +317,11 @@ def test_square_sum_is_exact_to_double_and_does_not_depend_on_threads(dtype, cou
 @PATHS
 def test_square_sum_shows_what_is_not_finite(fallback):
     with make_adam(fallback) as optimizer:
-        for value in (float("nan"), float("inf")):
+        for value in (float("nan"), float("inf"), 65520.0):
             grad = torch.ones(3 * CHUNK + 10)
             grad[2 * CHUNK + 5] = value
-            assert not optimizer.square_sum(grad) < float("inf")
+            assert not optimizer.square_sum(grad.half()) < float("inf")
+            assert math.isfinite(value) or not optimizer.square_sum(grad) < float("inf")
         assert optimizer.square_sum(torch.empty(0)) == 0
 
 
@@ -244,7 +339,7 @@ def test_every_instruction_set_gives_the_same_bits(tmp_path):
     for _ in instruction_sets(tmp_path):
         with make_adam() as optimizer:
             run_all = {}
-            for dtype in (torch.bfloat16, torch.float32, torch.float64):
+            for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
                 states, _ = make_states(CHUNK + 1357, dtype)
                 run_all |= {f"{dtype} {k}": t for k, t in run(optimizer, states, dtype).items()}
                 run_all[f"{dtype} sum"] = torch.tensor(

@@ -92,12 +92,15 @@ def test_memory_is_unlocked_before_it_is_unmapped(runtime):
     assert mapping() is None and left == [0]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("generations", [1, 2])
-def test_both_generations_hold_what_was_loaded(generations, monkeypatch):
+def test_both_generations_and_masters_hold_what_was_loaded(generations, dtype, monkeypatch):
     """Where the pieces that are copied do not divide a buffer."""
     monkeypatch.setattr(memory, "COPIED", 100)
-    with runs.make_store(plain.config(), torch.bfloat16, asynchronous=generations == 2) as store:
+    with runs.make_store(plain.config(), dtype, asynchronous=generations == 2) as store:
         for state in store.units:
             assert len(state.params) == generations
             assert state.params[0].any()
             assert all(torch.equal(flat, state.params[0]) for flat in state.params)
+            assert (state.masters is None) == (dtype == torch.bfloat16)
+            assert state.masters is None or torch.equal(state.masters, state.params[0].float())

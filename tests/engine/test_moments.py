@@ -19,9 +19,11 @@ DTYPES = pytest.mark.parametrize(
     [
         (torch.bfloat16, torch.bfloat16),
         (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float16),
+        (torch.float16, torch.float32),
         (torch.float32, torch.float32),
     ],
-    ids=["bf16-bf16", "bf16-f32", "f32"],
+    ids=["bf16-bf16", "bf16-f32", "f16-f16", "f16-f32", "f32"],
 )
 PINNED = [3964924996, 2564193407]
 F = np.float32
@@ -37,6 +39,8 @@ def gradients(count, seed, dtype=torch.float32):
     grad = values(count, seed, torch.float64) * 10 ** torch.linspace(-6, 1, count, dtype=torch.float64)
     grad[:: moments.BLOCK] *= 1e3
     grad[-moments.BLOCK :] = 0
+    if dtype == torch.float16:
+        grad.clamp_(-6e4, 6e4)
     return grad.to(dtype)
 
 
@@ -46,6 +50,8 @@ def start(kind, dtype, count):
     if dtype == torch.bfloat16:
         states |= {"source": master.to(dtype), "remainder": torch.empty(count, dtype=torch.int16)}
         split(master, states["source"], states["remainder"])
+    elif dtype == torch.float16:
+        states |= {"source": master.to(dtype), "masters": master.clone()}
     return states, master
 
 
@@ -161,7 +167,8 @@ def test_equals_the_oracle_to_the_bit(kind, dtype, grad_dtype, fallback):
     expected = oracle(kind, master, grads)
     with make_adam(fallback) as optimizer:
         states = trained(optimizer, kind, dtype, grad_dtype, count, steps)
-    weights = states["source"] if dtype == torch.float32 else join(states["source"], states["remainder"])
+    weights = states.get("masters", states["source"])
+    weights = join(weights, states["remainder"]) if dtype == torch.bfloat16 else weights
     for name, ours, theirs in zip(
         ("weights", "exp_avg", "exp_avg_sq"), (weights, *moments.read(states)), expected, strict=True
     ):
@@ -330,7 +337,7 @@ def test_every_instruction_set_gives_the_same_bits(kind, tmp_path):
     for _ in instruction_sets(tmp_path):
         with make_adam() as optimizer:
             found = {}
-            for dtype, grad_dtype in ((torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32)):
+            for dtype, grad_dtype in ((torch.bfloat16,) * 2, (torch.float16,) * 2, (torch.float32,) * 2):
                 states = trained(optimizer, kind, dtype, grad_dtype, COUNT)
                 found |= {f"{dtype} {name}": tensor for name, tensor in states.items()}
             results.append(found)
@@ -384,16 +391,17 @@ def test_follows_the_run_with_exact_moments(kind):
 
 
 @FORMATS
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("generations", [1, 2], ids=["sync", "async"])
 def test_a_store_takes_the_bytes_that_are_counted(kind, dtype, generations):
     spec = registry.build(plain.config())
     with ModelStore(spec, dtype, generations=generations, moments=kind) as store:
         for state in store.units:
             buffers = [*state.params, state.grad, *state.moments.values()]
-            buffers += [] if state.remainder is None else [state.remainder]
+            buffers += [rest for rest in (state.remainder, state.masters) if rest is not None]
             wide = moments.bytes_each(kind, torch.float32)
-            each = dtype.itemsize * (generations + 1) + wide + (2 if dtype == torch.bfloat16 else 0)
+            rest = {torch.bfloat16: 2, torch.float16: 4, torch.float32: 0}[dtype]
+            each = dtype.itemsize * (generations + 1) + wide + rest
             assert sum(tensor.nbytes for tensor in buffers) == each * state.unit.numel
 
 

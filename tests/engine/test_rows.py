@@ -18,8 +18,8 @@ from rptrain.engine.rows import LINE, ROWS, CpuRows, columns_each, row_stride
 from . import plain, runs
 
 TOKENS = 700
-DTYPES = (torch.bfloat16, torch.float32, torch.float64)
-KINDS = pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "f32", "f64"])
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+KINDS = pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "f16", "f32", "f64"])
 PATHS = pytest.mark.parametrize("fallback", [False, True], ids=["native", "fallback"])
 WIDTHS = pytest.mark.parametrize("columns", [1, 7, 130])
 IDS = {
