@@ -237,6 +237,23 @@ def test_small_moments_are_not_for_float64(folder, moments):
     assert resolve("c.toml", ["model.dtype=float32"]).config.optim.moments == moments
 
 
+@pytest.mark.parametrize(
+    "line", ["[engine]\nfp16_accumulation = true", "[optim]\nloss_scale = 4", "[optim]\nloss_scale_steps = 9"]
+)
+def test_what_is_for_float16_alone(folder, line):
+    (mistake,) = mistakes(MINIMAL + line)
+    assert mistake.endswith('this is for model.dtype = "float16": remove it, or set model.dtype')
+    assert mistake.startswith(f"c.toml:7: `{line[1:].split(']')[0]}.{line.split()[1]}`")
+    (folder / "c.toml").write_text(MINIMAL + line)
+    assert resolve("c.toml", ["model.dtype=float16"]).config.model.dtype == "float16"
+
+
+@pytest.mark.parametrize("scale", ["0.5", "0", "-2", "3", "65535"])
+def test_a_loss_scale_is_a_power_of_two(folder, scale):
+    (mistake,) = mistakes(MINIMAL + f"[optim]\nloss_scale = {scale}", "model.dtype=float16")
+    assert mistake.startswith("c.toml:7: `optim.loss_scale`") and "is no power of two from 1 on" in mistake
+
+
 def test_a_single_data_table_is_told_from_an_array(folder):
     (mistake,) = mistakes("[model]\npath = 'm'\n[data.train]\npath = 'x'")
     assert mistake.startswith("c.toml:3: `data.train` must be an array of tables: write [[data.train]]")

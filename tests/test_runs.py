@@ -97,6 +97,31 @@ def test_killed_and_resumed_with_small_moments(folder, trainers, undisturbed, mo
     assert tools.steps(run) != undisturbed(kind[1]).steps
 
 
+@pytest.mark.parametrize("update", ["async", "sync"])
+def test_killed_twice_and_resumed_in_float16(folder, trainers, undisturbed, update):
+    """The loss scale rises until gradients overflow, behind the first checkpoint, and what it was goes on."""
+    kind = (f"optim.update={update}", "model.dtype=float16", "optim.loss_scale=262144", "optim.loss_scale_steps=1")
+    assert trainers.train(folder, *kind, *EVERY_TWO, event=3) == -signal.SIGKILL
+    assert trainers.train(folder, *kind, *EVERY_TWO, "engine.devices=cpu:1", event=6) == -signal.SIGKILL
+    run = tools.train_here(folder, *kind, *EVERY_TWO)
+    assert [event.step for event in tools.events(run, metrics.Resumed)] == [2, 4]
+    check_same(run, undisturbed(*kind))
+    scales = [(event.step, event.scale) for event in tools.events(run, metrics.LossScale)]
+    assert scales[0] == (1, 262144) and len({scale for _, scale in scales}) > 1
+    skipped = {event.step for event in tools.events(run, metrics.Step) if event.skipped}
+    assert skipped and 1 not in skipped
+
+
+def test_a_loss_scale_below_1_ends_the_run(folder):
+    kind = ("model.dtype=float16", "optim.loss_scale=4", "optim.learning_rate=1e30", "train.max_steps=20")
+    with pytest.raises(TrainingError, match=r'step \d+ were not finite in float16.*model.dtype="bfloat16"'):
+        tools.train_here(folder, *kind)
+    (run,) = (folder / "runs").iterdir()
+    scales = [event.scale for event in tools.events(RunDir(run), metrics.LossScale)]
+    assert scales == [4, 2, 1]
+    assert "loss scale would fall below 1" in tools.events(RunDir(run), metrics.Failed)[0].message
+
+
 @pytest.mark.parametrize("call", [1, 8, 15, 16, 17, 18, 19, 25])
 def test_killed_while_saving(folder, trainers, undisturbed, call):
     """Before the first and a middle file is synced, the folders, the renaming; while the old checkpoint is deleted."""
@@ -381,8 +406,8 @@ MODELS = {
 
 @pytest.mark.parametrize(
     ("kind", "dtype"),
-    [(kind, "float32") for kind in MODELS] + [("qwen3", "bfloat16")],
-    ids=[*MODELS, "qwen3-bf16"],
+    [(kind, "float32") for kind in MODELS] + [("qwen3", "bfloat16"), ("llama", "float16")],
+    ids=[*MODELS, "qwen3-bf16", "llama-fp16"],
 )
 def test_transformers_reads_what_we_write(tmp_path, kind, dtype):
     """The model folder and an export are the same model, in which nothing is missing, to transformers and to us."""
@@ -405,7 +430,7 @@ def test_transformers_reads_what_we_write(tmp_path, kind, dtype):
         assert model.config.tie_word_embeddings is MODELS[kind]["tie_word_embeddings"]
         tokenizer = AutoTokenizer.from_pretrained(directory)
         ids = torch.tensor(tokenizer(" ".join(prompts), add_special_tokens=False)["input_ids"])
-        tolerance = {"float32": 1e-4, "bfloat16": 0.05}[dtype]
+        tolerance = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.01}[dtype]
         with torch.no_grad():
             theirs = model(ids[None]).logits[0]
         assert theirs.std() > 0.1  # not all alike
@@ -414,7 +439,7 @@ def test_transformers_reads_what_we_write(tmp_path, kind, dtype):
     assert texts[run.model_path] == texts[exported]
     assert len(set(texts[exported])) > 1
 
-    if dtype == "float32":  # in bfloat16 their sums and ours differ, and a tie may be broken otherwise
+    if dtype == "float32":  # in 16 bits their sums and ours differ, and a tie may be broken otherwise
         for source in (run.path, run.checkpoints()[-1], exported, run.model_path):
             assert our_answers(source, prompts) == texts[exported]
     else:

@@ -5,6 +5,7 @@ from functools import partial
 import torch
 
 from rptrain.engine.engine import Engine, Optimizer
+from rptrain.engine.loss_scale import UNSCALED
 from rptrain.engine.memory import ModelStore
 from rptrain.models.registry import build
 from rptrain.plan.schedule import Plan
@@ -56,6 +57,7 @@ def engine_of(
     trace=False,
     meter=None,
     applied=0,
+    loss_scale=UNSCALED,
     **options,
 ):
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
@@ -66,6 +68,7 @@ def engine_of(
         Optimizer(betas=BETAS, asynchronous=asynchronous, **options),
         tokens=tokens,
         applied=applied,
+        loss_scale=loss_scale,
         probe=probe,
         trace=trace,
         meter=meter,

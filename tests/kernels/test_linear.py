@@ -1,6 +1,9 @@
 import pytest
 import torch
 
+from rptrain.engine.reproducible import Reproducible
+from rptrain.kernels import grouped
+from rptrain.kernels import linear as module
 from rptrain.kernels.linear import accumulate_weight_grad, linear, linear_backward_input
 from rptrain.kernels.reference import wide
 
@@ -53,3 +56,27 @@ def test_the_sum_may_be_a_view_of_a_flat_buffer(dtype, device) -> None:
     product = 2 * dy.double().T @ x.double()
     assert (change[128:-88].view(7, 24) - product).abs().max() <= 1e-5 * product.abs().max()
     assert not change[:128].any() and not change[-88:].any()
+
+
+def test_where_products_are_summed_in_float16_the_weights_gradient_is_not(device, monkeypatch) -> None:
+    """It is left to a kernel of ours: the libraries have no such product with a float32 result."""
+    calls = []
+
+    def watched(*tensors) -> None:
+        calls.append(tensors)
+        grouped.grouped_weight_grad_triton(*tensors)
+
+    monkeypatch.setattr(module, "grouped_weight_grad_triton", watched)
+    monkeypatch.setattr(module, "fused", lambda *tensors: True)  # as on CUDA
+    monkeypatch.setattr(grouped, "_tiles", lambda x: grouped.Tiles(16, 32, 16, 4, 1))
+    tokens = 3000  # more ones than float16 can add
+    wide_dy, x = torch.ones(tokens, 40, device=device), torch.ones(tokens, 24, device=device)
+    dy = wide_dy.half()[:, :7]
+    for wanted in (False, True):
+        settings = Reproducible(cuda=False, fp16_accumulation=wanted)
+        for dtype in (torch.float16, torch.bfloat16):
+            acc = torch.full((7, 24), 0.5, device=device)
+            accumulate_weight_grad(acc, dy.to(dtype), x.to(dtype))
+            assert torch.equal(acc, torch.full_like(acc, 0.5 + tokens))
+        settings.restore()
+        assert len(calls) == wanted
