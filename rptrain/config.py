@@ -145,7 +145,7 @@ class Optim(Section):
     @classmethod
     def _power_of_two(cls, scale: float) -> float:
         if scale < 1 or frexp(scale)[0] != 0.5:
-            raise PydanticCustomError("value", "{text}", {"text": f"{scale:g} is no power of two from 1 on"})
+            raise PydanticCustomError("value", "{text}", {"text": "must be a power of two, 1 or more"})
         return scale
 
     @model_validator(mode="after")

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import rptrain.trainer
 from rptrain import metrics
 from rptrain.engine import device
 from rptrain.errors import TrainingError, UserError
@@ -110,6 +111,16 @@ def test_killed_twice_and_resumed_in_float16(folder, trainers, undisturbed, upda
     assert scales[0] == (1, 262144) and len({scale for _, scale in scales}) > 1
     skipped = {event.step for event in tools.events(run, metrics.Step) if event.skipped}
     assert skipped and 1 not in skipped
+
+
+@pytest.mark.parametrize("update", ["async", "sync"])
+def test_another_plan_after_the_first_steps_keeps_the_loss_scale(folder, undisturbed, monkeypatch, update):
+    kind = (f"optim.update={update}", "model.dtype=float16", "optim.loss_scale=262144", "optim.loss_scale_steps=1")
+    expected = undisturbed(*kind)
+    monkeypatch.setattr(rptrain.trainer, "replan", lambda job, measured: tools.with_stages(job.plan, tools.STAGES))
+    run = tools.train_here(folder, *kind)
+    check_same(run, expected)
+    assert len(tools.events(run, metrics.Plan)) == 2
 
 
 def test_a_loss_scale_below_1_ends_the_run(folder):

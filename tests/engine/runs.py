@@ -58,6 +58,7 @@ def engine_of(
     meter=None,
     applied=0,
     loss_scale=UNSCALED,
+    fp16_accumulation=False,
     **options,
 ):
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
@@ -69,6 +70,7 @@ def engine_of(
         tokens=tokens,
         applied=applied,
         loss_scale=loss_scale,
+        fp16_accumulation=fp16_accumulation,
         probe=probe,
         trace=trace,
         meter=meter,

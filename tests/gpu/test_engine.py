@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rptrain.engine.cuda import CudaDevice
+from rptrain.engine.loss_scale import LossScale
 
 from ..engine import plain, runs
 
@@ -45,6 +46,31 @@ def test_the_same_bits_every_time_and_with_any_plan(asynchronous, packed):
     assert first[0][-1] < first[0][0]
     for plan in (*PLANS, *PLANS):
         assert same(first, go(f"{plan} | N=1 M=4 MR=4")), plan
+
+
+@pytest.mark.parametrize("fp16_accumulation", [False, True])
+def test_float16_has_the_same_bits_with_any_plan_and_learns_as_on_the_cpu(fp16_accumulation):
+    """The loss scale changes every two steps."""
+    batches = plain.make_batches(6, length=64)
+
+    def go(plan, device, **options):
+        return runs.run(
+            CFG,
+            batches,
+            f"{plan} | N=1 M=4 MR=4",
+            asynchronous=True,
+            dtype=torch.float16,
+            device=device,
+            loss_scale=LossScale.start(2.0**10, 2),
+            **options,
+        )
+
+    first = go(PLANS[0], "cuda", fp16_accumulation=fp16_accumulation)
+    assert first[0] == pytest.approx(go(PLANS[0], "cpu")[0], rel=1e-2)
+    assert first[0][-1] < first[0][0]
+    for plan in (*PLANS, *PLANS):
+        assert same(first, go(plan, "cuda", fp16_accumulation=fp16_accumulation)), plan
+    assert not torch.backends.cuda.matmul.allow_fp16_accumulation
 
 
 @pytest.mark.parametrize("plan", PLANS)
