@@ -9,8 +9,7 @@ class LossScale:
     """A power of two that belongs to a version of the weights: after step t it follows from the outcomes up to t.
 
     An iteration's loss is multiplied by the scale of the version that it computes with: step t by `scale` after step
-    t - 1 in sync, after step t - 2 in async, where the outcome of step t - 1 is not known in time. So in async the two
-    steps behind a change have the scale before and the one after it.
+    t - 1 in sync, after step t - 2 in async, where step t begins before the outcome of step t - 1 is known.
     """
 
     scale: float  # of the newest version
