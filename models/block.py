@@ -16,7 +16,7 @@ class BlockShape(ABC):
     """
 
     name: str
-    unit: int
+    units: tuple[int, ...]
     hidden: int
     heads: int
     kv_heads: int
@@ -25,10 +25,6 @@ class BlockShape(ABC):
     qk_norm: bool = False
     biases: bool = False  # on every product of the block
     window: int | None = None  # keys that a query sees at most, itself included
-
-    @property
-    def units(self) -> tuple[int, ...]:
-        return (self.unit,)
 
     def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
         forward, backward = self._attention_work(tokens, length, itemsize)

@@ -103,6 +103,7 @@ def _unregister(registered: list[int]) -> None:
 @dataclass
 class UnitState:
     """One unit's flat buffers, all of `unit.numel` elements, but for those in `moments` that are scales of blocks.
+    A frozen unit has parameters only, one generation; its `grad` is empty.
 
     `params` holds two generations in async (one is read by the devices while the optimizer writes the other)
     and one in sync. `current` is the index of W_T, `before` that of W_{T-1}: the same after a step that was
@@ -151,7 +152,8 @@ class ModelStore:
     """The host's copy of a model and its training state: one UnitState for each unit of the spec, in order.
 
     Bytes a parameter, bfloat16: sync 2 + 2 + 2 + 8 = 14, async 16; with several rounds the gradient is kept as
-    the float32 partial sum, 2 more. In place of 8 bytes, moments take 4 as `bf16` and 2 1/16 as `int8`.
+    the float32 partial sum, 2 more. In place of 8 bytes, moments take 4 as `bf16` and 2 1/16 as `int8`. A frozen
+    parameter takes 2.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ class ModelStore:
         moments: Moments = "fp32",
         lock: bool = False,
     ) -> None:
-        self.spec, self.dtype, self.wide_grad = spec, dtype, wide_grad
+        self.spec, self.dtype, self.generations, self.wide_grad = spec, dtype, generations, wide_grad
         self._layout = _layout(dtype, generations, wide_grad, moments)
         self._arena = Arena(_nbytes(spec, self._layout))
         self.units = [self._unit(unit) for unit in spec.units]
@@ -181,14 +183,19 @@ class ModelStore:
     def locked(self) -> bool:
         return self._arena.locked
 
+    @property
+    def grad_dtype(self) -> torch.dtype:
+        """What gradients leave the devices as."""
+        return accumulate_dtype(self.dtype) if self.wide_grad else self.dtype
+
     def _unit(self, unit: Unit) -> UnitState:
         buffers: dict[str, list[Tensor]] = {}
-        for name, dtype, shared in self._layout:
+        for name, dtype, shared in _of(unit, self._layout):
             buffers.setdefault(name, []).append(self._arena.take(unit.numel // shared, dtype))
         return UnitState(
             unit,
             params=buffers["params"],
-            grad=buffers["grad"][0],
+            grad=buffers["grad"][0] if unit.trainable else torch.empty(0, dtype=self.grad_dtype),
             moments={name: buffer for name, (buffer, *_) in buffers.items() if name.startswith("exp_avg")},
             remainder=buffers["remainder"][0] if "remainder" in buffers else None,
         )
@@ -205,10 +212,10 @@ class ModelStore:
 
     def loaded(self) -> None:
         """To be called once weights were written through `view`: fills the other generation, W_{-1} = W_0."""
-        pairs = [(state.params[state.spare], state.params[state.current]) for state in self.units]
+        doubled = [state for state in self.units if len(state.params) == 2]
+        pairs = [(state.params[state.spare], state.params[state.current]) for state in doubled]
         pieces = [piece for pair in pairs for piece in zip(*(flat.split(COPIED) for flat in pair), strict=True)]
-        if len(self.units[0].params) == 2:
-            in_parallel(lambda piece: piece[0].copy_(piece[1]), pieces)
+        in_parallel(lambda piece: piece[0].copy_(piece[1]), pieces)
 
     def close(self) -> None:
         self._arena.close()
@@ -220,18 +227,26 @@ class ModelStore:
         self.close()
 
 
-def _layout(
-    dtype: torch.dtype, generations: int, wide_grad: bool, moments: Moments
-) -> Sequence[tuple[str, torch.dtype, int]]:
-    """A unit's buffers: name, type, and how many of the unit's elements share one."""
+Layout = Sequence[tuple[str, torch.dtype, int]]  # buffers: name, type, and how many of a unit's elements share one
+
+
+def _layout(dtype: torch.dtype, generations: int, wide_grad: bool, moments: Moments) -> Layout:
+    """The buffers of a trainable unit."""
     wide = accumulate_dtype(dtype)
     buffers = [*[("params", dtype, 1)] * generations, ("grad", wide if wide_grad else dtype, 1)]
     buffers += layout(moments, wide)
     return [*buffers, ("remainder", torch.int16, 1)] if dtype == torch.bfloat16 else buffers
 
 
-def _nbytes(spec: ModelShape, buffers: Sequence[tuple[str, torch.dtype, int]]) -> int:
-    return sum(aligned(unit.numel // shared * kind.itemsize) for unit in spec.units for _, kind, shared in buffers)
+def _of(unit: Unit, layout: Layout) -> Layout:
+    """A unit's part of the buffers: a frozen one has its parameters alone, once."""
+    return layout if unit.trainable else layout[:1]
+
+
+def _nbytes(spec: ModelShape, layout: Layout) -> int:
+    return sum(
+        aligned(unit.numel // shared * kind.itemsize) for unit in spec.units for _, kind, shared in _of(unit, layout)
+    )
 
 
 def available_bytes() -> int:

@@ -53,7 +53,7 @@ def runtime(monkeypatch):
 
 def tensors(store):
     for state in store.units:
-        yield from [*state.params, state.grad, state.exp_avg, state.exp_avg_sq, state.remainder]
+        yield from [*state.params, state.grad, *state.moments.values(), state.remainder]
 
 
 def test_each_tensor_is_locked_by_itself_in_whole_pages_that_are_there(runtime):
