@@ -50,8 +50,8 @@ def rms_norm_backward(
 ) -> Tensor:
     """dx like x, plus `dresidual`, the gradient that flows past the norm; rounded once.
 
-    Adds the weight's gradient to `grad_weight` [D], if any, in the wide type. With a residual, x is the sum, and dx is the
-    gradient of both its terms.
+    Adds the weight's gradient to `grad_weight` [D], if any, in the wide type. With a residual, x is the sum, and dx is
+    the gradient of both its terms.
     """
     if not fused(x):
         return reference.rms_norm_backward(dy, x, weight, rstd, grad_weight, dresidual)

@@ -46,8 +46,8 @@ def _is_frozen(param: Param, patterns: Sequence[str]) -> bool:
     if frozen and len(frozen) < len(param.parts):
         others = ", ".join(part.key for part in param.parts if part.key not in frozen)
         raise UserError(
-            f"train.freeze: {', '.join(frozen)} cannot be frozen without {others}: they are one matrix here; freeze all "
-            "of them or none"
+            f"train.freeze: {', '.join(frozen)} cannot be frozen without {others}, as they are one matrix here: "
+            "freeze all of them or none"
         )
     return bool(frozen)
 
