@@ -183,7 +183,7 @@ def dq_triton(
         tokens, 2 * documents + 1, window or UNLIMITED, size**-0.5, period,
         **_constants(tile, passes.tma, q=q, k=k, v=v, dout=dout, out=out, dq=dq),
     )  # fmt: skip
-    if partials is not None:
+    if partials is not None and grad_sinks is not None:
         sizes: dict[str, Any] = {"ROWS": 32, "BLOCK": power_of_2(heads)}
         _add_partials[1,](partials, grad_sinks, blocks, heads, **sizes)
     return delta, limits

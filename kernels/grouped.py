@@ -49,8 +49,10 @@ def grouped_weight_grad(acc_EKM: Tensor, x_NK: Tensor, dy_NM: Tensor, ends_E: Te
     return grouped_weight_grad_triton(acc_EKM, x_NK, dy_NM, ends_E)
 
 
-def grouped_bias_grad(acc_EM: Tensor, dy_NM: Tensor, ends_E: Tensor) -> None:
-    """Adds the sum of each expert's rows to its part of `acc_EM`, of the wide type."""
+def grouped_bias_grad(acc_EM: Tensor | None, dy_NM: Tensor, ends_E: Tensor) -> None:
+    """Adds the sum of each expert's rows to its part of `acc_EM`, of the wide type. None: nothing is computed."""
+    if acc_EM is None:
+        return None
     if not fused(dy_NM):
         return reference.grouped_bias_grad(acc_EM, dy_NM, ends_E)
     return grouped_bias_grad_triton(acc_EM, dy_NM, ends_E)

@@ -26,12 +26,14 @@ def linear_backward_input(dy: Tensor, w: Tensor) -> Tensor:
     return dy @ w
 
 
-def accumulate_weight_grad(acc: Tensor, dy: Tensor, x: Tensor) -> None:
-    """acc [out, in] += dy.T @ x in place; acc is float32, or float64 for float64 inputs.
+def accumulate_weight_grad(acc: Tensor | None, dy: Tensor, x: Tensor) -> None:
+    """acc [out, in] += dy.T @ x in place; acc is float32, or float64 for float64 inputs. None: nothing is computed.
 
     16-bit inputs are never rounded to 16 bits in between: CUDA multiplies them into the float32 sum. Where torch sums
     products in float16, its libraries have none with a float32 result, so a kernel of ours takes their place.
     """
+    if acc is None:
+        return
     if acc.dtype == x.dtype:
         acc.addmm_(dy.t(), x)
     elif x.dtype == torch.float16 and torch.backends.cuda.matmul.allow_fp16_accumulation and fused(dy, x):
@@ -43,6 +45,7 @@ def accumulate_weight_grad(acc: Tensor, dy: Tensor, x: Tensor) -> None:
         acc.addmm_(dy.t().to(acc.dtype), x.to(acc.dtype))
 
 
-def accumulate_bias_grad(acc: Tensor, dy: Tensor) -> None:
-    """acc [out] += the sum of the rows of dy [T, out], which is made in the type of acc."""
-    acc += dy.sum(0, dtype=acc.dtype)
+def accumulate_bias_grad(acc: Tensor | None, dy: Tensor) -> None:
+    """acc [out] += the sum of the rows of dy [T, out], which is made in the type of acc. None: nothing is computed."""
+    if acc is not None:
+        acc += dy.sum(0, dtype=acc.dtype)

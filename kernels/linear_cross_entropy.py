@@ -49,9 +49,9 @@ def linear_cross_entropy(h_TD: Tensor, w_VD: Tensor, labels_T: Tensor) -> Tensor
 
 
 def linear_cross_entropy_backward(
-    h_TD: Tensor, w_VD: Tensor, labels_T: Tensor, scale: float, grad_w_VD: Tensor
+    h_TD: Tensor, w_VD: Tensor, labels_T: Tensor, scale: float, grad_w_VD: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The unscaled loss sum, and the gradient [T, D] of `scale` times it; adds the weight's to its own."""
+    """The unscaled loss sum, and the gradient [T, D] of `scale` times it; adds the weight's to its own, if any."""
     statistics = _statistics(h_TD)
     dh_TD = torch.empty_like(h_TD)
     for span, dlogits in _chunks(h_TD, w_VD, labels_T, scale, statistics):

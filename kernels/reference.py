@@ -28,12 +28,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def rms_norm_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, grad_weight: Tensor, dresidual: Tensor | None = None
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    rstd: Tensor,
+    grad_weight: Tensor | None,
+    dresidual: Tensor | None = None,
 ) -> Tensor:
-    """dx like x, plus `dresidual`; adds the weight's gradient to `grad_weight` [D] in the wide type."""
+    """dx like x, plus `dresidual`; adds the weight's gradient to `grad_weight` [D], if any, in the wide type."""
     dtype = wide(x.dtype)
     dy_wide, normed = dy.to(dtype), x.to(dtype) * rstd.unsqueeze(-1)
-    grad_weight += (dy_wide * normed).flatten(0, -2).sum(0)
+    if grad_weight is not None:
+        grad_weight += (dy_wide * normed).flatten(0, -2).sum(0)
     scaled = dy_wide * weight
     dx = (scaled - normed * (scaled * normed).mean(-1, keepdim=True)) * rstd.unsqueeze(-1)
     return (dx if dresidual is None else dx + dresidual).to(x.dtype)
@@ -99,7 +105,7 @@ def qk_norm_rope_backward(
     sin: Tensor,
     norm: QKNorm | None = None,
     rstd: Tensor | None = None,
-    grads: tuple[Tensor, Tensor] | None = None,
+    grads: tuple[Tensor | None, Tensor | None] | None = None,
 ) -> Tensor:
     """The gradient of the product, written over it."""
     q, k, v = split_heads(qkv, dk.shape[1], dk.shape[2])

@@ -41,12 +41,17 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def rms_norm_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, grad_weight: Tensor, dresidual: Tensor | None = None
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    rstd: Tensor,
+    grad_weight: Tensor | None,
+    dresidual: Tensor | None = None,
 ) -> Tensor:
     """dx like x, plus `dresidual`, the gradient that flows past the norm; rounded once.
 
-    Adds the weight's gradient to `grad_weight` [D] in the wide type. With a residual, x is the sum, and dx is the
-    gradient of both its terms.
+    Adds the weight's gradient to `grad_weight` [D], if any, in the wide type. With a residual, x is the sum, and dx is
+    the gradient of both its terms.
     """
     if not fused(x):
         return reference.rms_norm_backward(dy, x, weight, rstd, grad_weight, dresidual)
@@ -88,7 +93,7 @@ def rms_norm_backward_triton(
     x: Tensor,
     weight: Tensor,
     rstd: Tensor,
-    grad_weight: Tensor,
+    grad_weight: Tensor | None,
     dresidual: Tensor | None,
     sizes: Sizes | None = None,
 ) -> Tensor:
@@ -107,13 +112,19 @@ def rms_norm_backward_triton(
     return dx
 
 
-def add_partials(partials: Tensor, totals: Sequence[Tensor]) -> None:
-    """Adds the sums over programs of partials [programs, N, D] to N accumulators [D], at most two, in a fixed order."""
+def add_partials(partials: Tensor, totals: Sequence[Tensor | None]) -> None:
+    """Adds the sums over programs of partials [programs, N, D] to N accumulators [D], at most two, in a fixed order.
+
+    Those of an accumulator None are left out.
+    """
     rows, count, size = partials.shape
     assert count == len(totals) <= 2
+    if all(total is None for total in totals):
+        return
+    places = [torch.empty_like(partials[0, 0]) if total is None else total for total in totals]
     columns = min(16, power_of_2(size))
     options: dict[str, Any] = {"COUNT": count, "SIZE": size, "COLUMNS": columns, **_lanes(rows, columns)}
-    _add_partials[(triton.cdiv(size, columns), count)](partials, totals[0], totals[-1], rows, **options)
+    _add_partials[(triton.cdiv(size, columns), count)](partials, places[0], places[-1], rows, **options)
 
 
 def _row(size: int) -> dict[str, Any]:

@@ -41,12 +41,12 @@ def qk_norm_rope_backward(
     sin: Tensor,
     norm: QKNorm | None = None,
     rstd: Tensor | None = None,
-    grads: tuple[Tensor, Tensor] | None = None,
+    grads: tuple[Tensor | None, Tensor | None] | None = None,
 ) -> Tensor:
     """The gradient of the product, written over qkv [T, (H + 2K) C] (without norms what that holds does not matter).
 
     dq [T, H, C], dk and dv [T, K, C] may be strided over tokens and heads. With norms, takes `rstd` of the forward
-    and adds the gradients of q's and k's weights to `grads`, each [C] in the wide type.
+    and adds the gradients of q's and k's weights to `grads`, each [C] in the wide type, or None to leave it out.
     """
     if not fused(qkv):
         return reference.qk_norm_rope_backward(dq, dk, dv, qkv, cos, sin, norm, rstd, grads)
@@ -112,7 +112,7 @@ def qk_norm_rope_backward_triton(
     sin: Tensor,
     norm: QKNorm | None,
     rstd: Tensor | None,
-    grads: tuple[Tensor, Tensor] | None,
+    grads: tuple[Tensor | None, Tensor | None] | None,
 ) -> Tensor:
     assert qkv.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
     assert all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in (dq, dk, dv))

@@ -89,7 +89,7 @@ class AttentionBlock(BlockShape):
         return linear(out.flatten(1), p["o"], p.get("o_bias")), saved
 
     def _attention_backward(self, p: Params, g: Grads, saved: AttentionSaved, dh_TD: Tensor, mb: MicroBatch) -> Tensor:
-        accumulate_weight_grad(g["o"], dh_TD, saved.out.flatten(1))
+        accumulate_weight_grad(g.get("o"), dh_TD, saved.out.flatten(1))
         dqkv = qk_norm_rope_backward(
             *self._attend_backward(p, g, linear_backward_input(dh_TD, p["o"]), saved, mb),
             saved.qkv,
@@ -97,15 +97,13 @@ class AttentionBlock(BlockShape):
             mb.sin,
             self._norms(p),
             saved.qk_rstd,
-            (g["q_norm"], g["k_norm"]) if self.qk_norm else None,
+            (g.get("q_norm"), g.get("k_norm")) if self.qk_norm else None,
         )
-        accumulate_weight_grad(g["qkv"], dqkv, saved.normed)
-        if self.o_bias:
-            accumulate_bias_grad(g["o_bias"], dh_TD)
-        if self.qkv_bias:
-            accumulate_bias_grad(g["qkv_bias"], dqkv)
+        accumulate_weight_grad(g.get("qkv"), dqkv, saved.normed)
+        accumulate_bias_grad(g.get("o_bias"), dh_TD)
+        accumulate_bias_grad(g.get("qkv_bias"), dqkv)
         dnormed = linear_backward_input(dqkv, p["qkv"])
-        return rms_norm_backward(dnormed, saved.x, p["input_norm"], saved.rstd, g["input_norm"], dh_TD)
+        return rms_norm_backward(dnormed, saved.x, p["input_norm"], saved.rstd, g.get("input_norm"), dh_TD)
 
     def _attend_backward(
         self, p: Params, g: Grads, dout: Tensor, saved: AttentionSaved, mb: MicroBatch

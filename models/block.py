@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rptrain.models.spec import Param
 from rptrain.plan.costs import Work
 
 
@@ -16,7 +17,7 @@ class BlockShape(ABC):
     """
 
     name: str
-    unit: int
+    units: tuple[int, ...]
     hidden: int
     heads: int
     kv_heads: int
@@ -27,14 +28,13 @@ class BlockShape(ABC):
     o_bias: bool = False  # on the output projection
     window: int | None = None  # keys that a query sees at most, itself included
 
-    @property
-    def units(self) -> tuple[int, ...]:
-        return (self.unit,)
-
     def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
         forward, backward = self._attention_work(tokens, length, itemsize)
         mlp_forward, mlp_backward = self.mlp_work(tokens, itemsize)
         return forward + mlp_forward, backward + mlp_backward
+
+    def gradient_work(self, param: Param, tokens: int) -> Work:
+        return product_gradient(param, tokens)
 
     def kept_bytes(self, tokens: int, itemsize: int) -> int:
         """Bytes that are kept from the recomputed forward until backward."""
@@ -96,6 +96,11 @@ class BlockShape(ABC):
             Work(matmul=matmul, attention=attention, elementwise=scaled(forward, tokens * itemsize)),
             Work(matmul=2 * matmul, attention=2 * attention, elementwise=scaled(backward, tokens * itemsize)),
         )
+
+
+def product_gradient(param: Param, tokens: int) -> Work:
+    """Of a weight [out, in] that every token is multiplied with; the gradients of vectors are no products."""
+    return Work(matmul=2.0 * tokens * param.numel if len(param.shape) == 2 else 0.0)
 
 
 def scaled(elements: Mapping[str, float], factor: float) -> dict[str, float]:

@@ -74,7 +74,7 @@ def block_sizes(sizes: Sizes, index: int) -> dict[str, Any]:
     """What every kind of block has; its unit is that after the embedding's and those of earlier blocks."""
     return {
         "name": f"layers.{index}",
-        "unit": index + 1,
+        "units": (index + 1,),
         "hidden": sizes.hidden,
         "heads": sizes.heads,
         "kv_heads": sizes.kv_heads,
@@ -101,7 +101,7 @@ def model(
         config=config,
         units=tuple(units),
         layers=tuple(layers),
-        head=Head(last, projection, "embed" if shape.tied else "head", shape.hidden, shape.vocab, shape.eps),
+        head=Head((last, projection), "embed" if shape.tied else "head", shape.hidden, shape.vocab, shape.eps),
         hidden_size=shape.hidden,
         vocab_size=shape.vocab,
         inv_freq=shape.inv_freq,

@@ -12,7 +12,7 @@ from rptrain.kernels.attention import attention
 from rptrain.kernels.reference import wide
 from rptrain.models import rope
 from rptrain.models.attention import AttentionBlock
-from rptrain.models.spec import MicroBatch, ModelSpec
+from rptrain.models.spec import LayerShape, MicroBatch, ModelSpec
 
 Weights = Callable[[int], Mapping[str, Tensor]]  # a unit's parameters by name
 
@@ -49,7 +49,7 @@ def generate(
     for step in range(max_new_tokens):
         if step:
             last = _forward(spec, weights, table[tokens], cache.advance())
-        tokens = _choose(spec.head.logits(_head_weights(spec, weights), last), temperature, generator)
+        tokens = _choose(spec.head.logits(_weights_of(spec.head, weights), last), temperature, generator)
         for index, token in enumerate(tokens.tolist()):
             if index in running:
                 answers[index].append(token)
@@ -141,8 +141,7 @@ class Cache:
 
 def _forward(spec: ModelSpec, weights: Weights, x_TD: Tensor, cache: Cache) -> Tensor:
     for index, block in enumerate(_blocks(spec)):
-        (unit,) = block.units
-        p = weights(unit)
+        p = _weights_of(block, weights)
         x_TD = block.step(p, x_TD, cache.cos, cache.sin, partial(cache.attend, index, block.window, p.get("sinks")))
     return x_TD
 
@@ -151,8 +150,8 @@ def _blocks(spec: ModelSpec) -> tuple[AttentionBlock, ...]:
     return cast(tuple[AttentionBlock, ...], spec.layers)
 
 
-def _head_weights(spec: ModelSpec, weights: Weights) -> dict[str, Tensor]:
-    return {name: tensor for unit in spec.head.units for name, tensor in weights(unit).items()}
+def _weights_of(layer: LayerShape, weights: Weights) -> dict[str, Tensor]:
+    return {name: tensor for unit in layer.units for name, tensor in weights(unit).items()}
 
 
 def _choose(logits_BV: Tensor, temperature: float, generator: torch.Generator) -> Tensor:

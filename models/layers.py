@@ -20,8 +20,8 @@ from rptrain.kernels.linear_cross_entropy import (
 from rptrain.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_backward
 from rptrain.kernels.swiglu import swiglu, swiglu_backward
 from rptrain.models.attention import AttentionBlock
-from rptrain.models.block import scaled
-from rptrain.models.spec import Grads, MicroBatch, Params
+from rptrain.models.block import product_gradient, scaled
+from rptrain.models.spec import Grads, MicroBatch, Param, Params
 from rptrain.plan.costs import Work
 
 
@@ -46,10 +46,10 @@ class Block(AttentionBlock):
     def mlp_backward(self, p: Params, g: Grads, saved: MLPSaved, dy_TD: Tensor) -> Tensor:
         activation = linear_backward_input(dy_TD, p["down"])  # its gradient, until it is written over
         dgate_up = swiglu_backward(activation, saved.gate_up, saved.gate_up, activation)
-        accumulate_weight_grad(g["down"], dy_TD, activation)
-        accumulate_weight_grad(g["gate_up"], dgate_up, saved.normed)
+        accumulate_weight_grad(g.get("down"), dy_TD, activation)
+        accumulate_weight_grad(g.get("gate_up"), dgate_up, saved.normed)
         dnormed = linear_backward_input(dgate_up, p["gate_up"])
-        return rms_norm_backward(dnormed, saved.x, p["post_norm"], saved.rstd, g["post_norm"], dy_TD)
+        return rms_norm_backward(dnormed, saved.x, p["post_norm"], saved.rstd, g.get("post_norm"), dy_TD)
 
     def mlp_work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
         matmul = 6.0 * tokens * self.hidden * self.intermediate
@@ -75,17 +75,12 @@ class Block(AttentionBlock):
 class Head:
     """Final norm, output projection and loss. Parameters: norm [D], and `projection` [V, D]."""
 
-    norm_unit: int
-    projection_unit: int
+    units: tuple[int, ...]  # of the norm and of the projection
     projection: str  # "embed" where the embedding table is the projection (tied), else "head"
     hidden: int
     vocab: int
     eps: float
     name: str = "head"
-
-    @property
-    def units(self) -> tuple[int, ...]:
-        return (self.norm_unit, self.projection_unit)
 
     def loss(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor:
         normed, _ = rms_norm(x_TD, p["norm"], self.eps)
@@ -93,8 +88,9 @@ class Head:
 
     def loss_backward(self, p: Params, g: Grads, x_TD: Tensor, mb: MicroBatch, scale: float) -> tuple[Tensor, Tensor]:
         normed, rstd = rms_norm(x_TD, p["norm"], self.eps)
-        loss, dnormed = linear_cross_entropy_backward(normed, p[self.projection], mb.labels, scale, g[self.projection])
-        return loss, rms_norm_backward(dnormed, x_TD, p["norm"], rstd, g["norm"])
+        projection = p[self.projection], mb.labels, scale, g.get(self.projection)
+        loss, dnormed = linear_cross_entropy_backward(normed, *projection)
+        return loss, rms_norm_backward(dnormed, x_TD, p["norm"], rstd, g.get("norm"))
 
     def logits(self, p: Params, x_TD: Tensor) -> Tensor:
         """[T, V] in the model's dtype."""
@@ -109,6 +105,9 @@ class Head:
             Work(matmul=matmul, elementwise=scaled(forward, tokens * itemsize)),
             Work(matmul=2 * matmul, elementwise=scaled(backward, tokens * itemsize)),
         )
+
+    def gradient_work(self, param: Param, tokens: int) -> Work:
+        return product_gradient(param, tokens)
 
     def kept_bytes(self, tokens: int, itemsize: int) -> int:
         return 0

@@ -18,7 +18,7 @@ from rptrain.kernels.rms_norm import add_rms_norm, rms_norm_backward
 from rptrain.kernels.swiglu import Clamp, swiglu, swiglu_backward
 from rptrain.models.attention import AttentionBlock
 from rptrain.models.block import scaled
-from rptrain.models.spec import Grads, Params
+from rptrain.models.spec import Grads, Param, Params
 from rptrain.plan.costs import Work
 
 
@@ -66,19 +66,16 @@ class MoEBlock(AttentionBlock):
         perm, ends = saved.perm, saved.perm.ends
         dweights, dgate_up = self._experts_backward(p, g, saved, dy_TD)
 
-        inputs = gather(saved.normed, perm)
-        grouped_weight_grad(self.whole(g["experts_gate_up"]), inputs, dgate_up, ends)
-        del inputs
-        if self.biases:
-            grouped_bias_grad(g["experts_gate_up_bias"], dgate_up, ends)
+        if "experts_gate_up" in g:
+            grouped_weight_grad(self.whole(g["experts_gate_up"]), gather(saved.normed, perm), dgate_up, ends)
+        grouped_bias_grad(g.get("experts_gate_up_bias"), dgate_up, ends)
         dnormed = combine(grouped_mm(dgate_up, self.whole(p["experts_gate_up"]).mT, ends), perm)
 
         dlogits = route_backward(dweights, saved.logits, saved.choice, self.over_chosen)
-        accumulate_weight_grad(g["router"], dlogits, saved.normed)
-        if self.biases:
-            accumulate_bias_grad(g["router_bias"], dlogits)
+        accumulate_weight_grad(g.get("router"), dlogits, saved.normed)
+        accumulate_bias_grad(g.get("router_bias"), dlogits)
         linear_add(dlogits, p["router"].t(), dnormed, overwrite=True)
-        return rms_norm_backward(dnormed, saved.x, p["post_norm"], saved.rstd, g["post_norm"], dy_TD)
+        return rms_norm_backward(dnormed, saved.x, p["post_norm"], saved.rstd, g.get("post_norm"), dy_TD)
 
     def _experts_backward(self, p: Params, g: Grads, saved: MoESaved, dy_TD: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients of the experts' weights [T, X] and, written over it, of gate_up; adds those after it to `g`.
@@ -90,10 +87,12 @@ class MoEBlock(AttentionBlock):
         dactivation = grouped_mm(drows, self.whole(p["experts_down"]).mT, ends)
         activation = swiglu(saved.gate_up, **self._form)
         dweights = weigh(dactivation, activation, perm, saved.weights)
-        grouped_weight_grad(self.whole(g["experts_down"]), activation, drows, ends)
-        if self.biases:  # a row's output has the bias as often as its weight says
+        if "experts_down" in g:
+            grouped_weight_grad(self.whole(g["experts_down"]), activation, drows, ends)
+        if "experts_down_bias" in g:  # a row's output has the bias as often as its weight says
             by_row = saved.weights.flatten().index_select(0, perm.order).unsqueeze(1)
             grouped_weight_grad(g["experts_down_bias"].unsqueeze(1), by_row, drows, ends)
+        if self.biases:
             dweights += linear(dy_TD, p["experts_down_bias"]).gather(1, saved.choice.long())
         del drows, activation
         return dweights, swiglu_backward(dactivation, saved.gate_up, saved.gate_up, **self._form)
@@ -135,6 +134,14 @@ class MoEBlock(AttentionBlock):
             # with biases, the weights' gradient also has the product of those of `down` with the gradient
             Work(matmul=(2 + self.biases) * router, grouped=2 * grouped, elementwise=back),
         )
+
+    def gradient_work(self, param: Param, tokens: int) -> Work:
+        """Each token reaches some of the experts; the gradients of their biases are read, not multiplied."""
+        if param.name in ("experts_gate_up", "experts_down"):
+            return Work(grouped=2.0 * tokens * param.numel * self.active / self.experts)
+        if param.name.startswith("experts"):
+            return Work()
+        return super().gradient_work(param, tokens)
 
     def mlp_kept(self, tokens: int, itemsize: int) -> int:
         choice = self.active * (itemsize + 3 * 4)  # weight, expert, row and place

@@ -4,7 +4,7 @@ Shape suffixes, here and in the layers: T tokens of a micro-batch, D hidden size
 C head size, I intermediate size, E experts, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -17,7 +17,7 @@ from rptrain.plan.costs import Work
 ALIGNMENT = 128  # elements: 256 bytes in 16-bit types, the widest vector loads and DMA bursts in use
 
 Params = Mapping[str, Tensor]  # a layer's parameters by name, in the model's dtype
-Grads = Mapping[str, Tensor]  # accumulators of the same shapes, float32 (float64 for float64 models)
+Grads = Mapping[str, Tensor]  # accumulators of the trainable ones, of their shapes, float32 (float64 for float64)
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,13 @@ class Segment:
 class Unit:
     """A flat buffer of parameters, with events, generations and optimizer states of its own.
 
-    Layers refer to units; tied embeddings are one unit that the embedding and the head both refer to.
+    Layers refer to units; tied embeddings are one unit that the embedding and the head both refer to. A unit that is
+    not `trainable` is frozen: it has one generation, no gradient and no states, and never changes.
     """
 
     name: str
     params: tuple[Param, ...]
+    trainable: bool = True
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -124,6 +126,10 @@ class LayerShape(Protocol):
         """
         ...
 
+    def gradient_work(self, param: Param, tokens: int) -> Work:
+        """The part of backward's products that makes a parameter's gradient: what it does without if that is frozen."""
+        ...
+
     def kept_bytes(self, tokens: int, itemsize: int) -> int:
         """Bytes that are kept from the recomputed forward until backward."""
         ...
@@ -149,7 +155,7 @@ class Layer(LayerShape, Protocol):
         ...
 
     def backward(self, p: Params, g: Grads, saved: Any, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
-        """Adds the parameters' gradients to `g` and returns the gradient of the input."""
+        """Adds the gradients of the parameters in `g` to them and returns that of the input."""
         ...
 
 
@@ -163,7 +169,7 @@ class HeadLayer(LayerShape, Protocol):
     def loss_backward(self, p: Params, g: Grads, x_TD: Tensor, mb: MicroBatch, scale: float) -> tuple[Tensor, Tensor]:
         """The unscaled loss sum, and the gradient of `scale` times it with respect to the input.
 
-        Adds the parameters' gradients of the scaled loss to `g`.
+        Adds the gradients of the scaled loss to the parameters in `g`.
         """
         ...
 
@@ -190,6 +196,15 @@ class ModelShape:
     def stack(self) -> tuple[LayerShape, ...]:
         """Every layer that runs on a device, the head last."""
         return (*self.layers, self.head)
+
+    def trained(self, units: Iterable[int]) -> tuple[int, ...]:
+        """Those of the units that are trainable."""
+        return tuple(unit for unit in units if self.units[unit].trainable)
+
+    @property
+    def frozen(self) -> tuple[int, ...]:
+        """The units that are not trainable."""
+        return tuple(index for index, unit in enumerate(self.units) if not unit.trainable)
 
     @property
     def num_parameters(self) -> int:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -89,9 +89,12 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     return WeightFiles(directory, {name: stored[name] for name in wanted})
 
 
-def load(files: WeightFiles, spec: ModelSpec, view: View) -> None:
-    """Fills the host views, converting to their dtype. UserError for a file that is gone or cut short by now."""
-    places, stored = _places(spec), files.tensors
+def load(files: WeightFiles, spec: ModelSpec, view: View, units: Collection[int] | None = None) -> None:
+    """Fills the host views, of all or of these units, converting to their dtype.
+
+    UserError for a file that is gone or cut short by now.
+    """
+    places, stored = _places(spec, units), files.tensors
     read((stored[name], place.of(view)) for name, place in places.items() if name in stored)
     packed = [
         (*(stored[part] for part in mxfp4.names(name)), place) for name, place in places.items() if name not in stored
@@ -100,8 +103,10 @@ def load(files: WeightFiles, spec: ModelSpec, view: View) -> None:
     in_parallel(mxfp4.load, pieces)
 
 
-def initialise(spec: ModelSpec, view: View, seed: int) -> None:
-    """Fresh weights: normal, or ones. Each tensor's numbers depend on the seed and on its name only."""
+def initialise(spec: ModelSpec, view: View, seed: int, units: Collection[int] | None = None) -> None:
+    """Fresh weights, of all or of these units: normal, or ones. Each tensor's numbers depend on the seed and on its
+    name only.
+    """
 
     def draw(item: tuple[str, _Place]) -> None:
         name, place = item
@@ -114,7 +119,7 @@ def initialise(spec: ModelSpec, view: View, seed: int) -> None:
         for piece in target.view(-1).split(DRAWN):
             piece.copy_(torch.empty(piece.shape).normal_(0, place.param.std, generator=generator))
 
-    largest_first = sorted(_places(spec).items(), key=lambda item: -prod(item[1].shape))
+    largest_first = sorted(_places(spec, units).items(), key=lambda item: -prod(item[1].shape))
     in_parallel(draw, largest_first)
 
 
@@ -162,10 +167,11 @@ def _verified(directory: Path, spec: ModelSpec, dtype: torch.dtype, config: Mapp
     return files
 
 
-def _places(spec: ModelSpec) -> dict[str, _Place]:
+def _places(spec: ModelSpec, units: Collection[int] | None = None) -> dict[str, _Place]:
+    """By the name of the tensor; of all or of these units."""
     places = {}
     for index, unit in enumerate(spec.units):
-        for param in unit.params:
+        for param in unit.params if units is None or index in units else ():
             start = 0
             for part in param.parts:
                 places[part.key] = _Place(index, param, start, part)

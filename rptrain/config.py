@@ -84,7 +84,9 @@ class Train(Section):
     """How long and in what portions to train."""
 
     method: Literal["full"] = "full"
-    """"full": every weight is trained"""
+    """"full": every weight is trained that is not frozen"""
+    freeze: tuple[Text, ...] = Field(default=(), strict=False)
+    """tensors that stay as they are, by name in the checkpoint; "*" is any text: "model.layers.0.*"; unset: none"""
     micro_batch_size: PositiveInt | Literal["auto"] = 1
     """rows that go through the model together; "auto": what is planned to be fastest"""
     global_batch_size: PositiveInt = 16

@@ -340,7 +340,7 @@ def test_files_that_cannot_be_read(folder):
         ("initial_scale_power", "`optim.loss_scale`"),
         ("allow_fp16_accumulation", "`engine.fp16_accumulation`"),
         ("xyzzy", "the tables are: [model], [data]"),
-        ("train.xyzzy", "[train] has: method, micro_batch_size"),
+        ("train.xyzzy", "[train] has: method, freeze, micro_batch_size"),
         ("data.train.0.pth", "did you mean `data.train.path`?"),
         ("train.learning_rat", "did you mean `optim.learning_rate`?"),
     ],

@@ -21,7 +21,8 @@ class Context:
 
     Board keys: ("boundary", ...), ("grad", unit), ("version", unit), ("loss", round), ("scale",), ("step",).
     Version v of a unit holds the weights after v steps, its payload is the index of its generation; that of the scale
-    is what the loss is multiplied by in an iteration that reads version v.
+    is what the loss is multiplied by in an iteration that reads version v. Of a frozen unit every version is published
+    from the start.
     """
 
     plan: Plan

@@ -69,7 +69,7 @@ class Engine:
     ) -> None:
         validate(plan, len(store.spec.stack))
         assert len(devices) == plan.devices
-        assert all(len(state.params) == 1 + optimizer.asynchronous for state in store.units)
+        assert store.generations == 1 + optimizer.asynchronous
         assert store.wide_grad == (plan.rounds > 1)
         self.plan, self.store = plan, store
         self.trace = Trace() if trace else None
@@ -90,6 +90,9 @@ class Engine:
             lag = int(optimizer.asynchronous)
             self._context = Context(plan, bounds, store, buffers, lag, probe, self.trace, self._meter)
             for index, state in enumerate(store.units):
+                if not state.unit.trainable:
+                    self._context.board.settle(("version", index), state.current)
+                    continue
                 for version, generation in ((-1, state.before), (0, state.current)):
                     self._context.board.publish(("version", index), version, generation)
             adam = CpuAdam(optimizer.betas, optimizer.eps, optimizer.threads)

@@ -45,18 +45,28 @@ class Footprint:
         return self.params + self.grads + self.rings + self.work
 
 
+def stage_units(spec: ModelShape, stage: Stage) -> tuple[int, ...]:
+    """The stage's parameter units, in order."""
+    return tuple(unit for layer in spec.stack[stage.start : stage.stop] for unit in layer.units)
+
+
 def stage_numel(spec: ModelShape, stage: Stage) -> int:
-    """Elements of the stage's parameter units."""
-    return sum(spec.units[u].numel for layer in spec.stack[stage.start : stage.stop] for u in layer.units)
+    """Elements of the stage's parameters."""
+    return sum(spec.units[unit].numel for unit in stage_units(spec, stage))
+
+
+def stage_grad_numel(spec: ModelShape, stage: Stage) -> int:
+    """Elements of the gradients that the stage makes."""
+    units = spec.trained(stage_units(spec, stage)) if stage.backward else ()
+    return sum(spec.units[unit].numel for unit in units)
 
 
 def stage_parts(spec: ModelShape, stage: Stage, shapes: Shapes) -> tuple[int, int, int]:
     """Bytes of parameter slots, gradient slots and work that one stage asks for; a plan has the largest of each."""
     itemsize, wide = shapes.dtype.itemsize, accumulate_dtype(shapes.dtype).itemsize
-    numel = stage_numel(spec, stage)
     return (
-        2 * numel * itemsize,
-        numel * (wide + (wide if shapes.wide_grad else itemsize)) if stage.backward else 0,
+        2 * stage_numel(spec, stage) * itemsize,
+        stage_grad_numel(spec, stage) * (wide + (wide if shapes.wide_grad else itemsize)),
         _work(spec, stage, shapes) + shapes.tokens * 1024,
     )
 
@@ -75,7 +85,7 @@ def footprint(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> Foot
     entries, rings = ring_parts(spec, stages, shapes)
     return Footprint(
         max(stage_numel(spec, stage) for stage in stages),
-        max(stage_numel(spec, stage) for stage in stages if stage.backward),
+        max(stage_grad_numel(spec, stage) for stage in stages),
         entries,
         params,
         grads,

@@ -107,6 +107,7 @@ def _unregister(registered: list[int]) -> None:
 @dataclass
 class UnitState:
     """One unit's flat buffers, all of `unit.numel` elements, but for those in `moments` that are scales of blocks.
+    A frozen unit has parameters only, one generation; its `grad` is empty.
 
     `params` holds two generations in async (one is read by the devices while the optimizer writes the other)
     and one in sync. `current` is the index of W_T, `before` that of W_{T-1}: the same after a step that was
@@ -158,7 +159,7 @@ class ModelStore:
 
     Bytes a parameter, bfloat16: sync 2 + 2 + 2 + 8 = 14, async 16; float16: sync 2 + 4 + 2 + 8 = 16, async 18. With
     several rounds the gradient is kept as the float32 partial sum, 2 more. In place of 8 bytes, moments take 4 as
-    `bf16` and 2 1/16 as `int8`.
+    `bf16` and 2 1/16 as `int8`. A frozen parameter takes 2.
     """
 
     def __init__(
@@ -171,7 +172,7 @@ class ModelStore:
         moments: Moments = "fp32",
         lock: bool = False,
     ) -> None:
-        self.spec, self.dtype, self.wide_grad = spec, dtype, wide_grad
+        self.spec, self.dtype, self.generations, self.wide_grad = spec, dtype, generations, wide_grad
         self._layout = _layout(dtype, generations, wide_grad, moments)
         self._arena = Arena(_nbytes(spec, self._layout))
         self.units = [self._unit(unit) for unit in spec.units]
@@ -188,14 +189,19 @@ class ModelStore:
     def locked(self) -> bool:
         return self._arena.locked
 
+    @property
+    def grad_dtype(self) -> torch.dtype:
+        """What gradients leave the devices as."""
+        return accumulate_dtype(self.dtype) if self.wide_grad else self.dtype
+
     def _unit(self, unit: Unit) -> UnitState:
         buffers: dict[str, list[Tensor]] = {}
-        for name, dtype, shared in self._layout:
+        for name, dtype, shared in _of(unit, self._layout):
             buffers.setdefault(name, []).append(self._arena.take(unit.numel // shared, dtype))
         return UnitState(
             unit,
             params=buffers["params"],
-            grad=buffers["grad"][0],
+            grad=buffers["grad"][0] if unit.trainable else torch.empty(0, dtype=self.grad_dtype),
             moments={name: buffer for name, (buffer, *_) in buffers.items() if name.startswith("exp_avg")},
             remainder=buffers["remainder"][0] if "remainder" in buffers else None,
             masters=buffers["masters"][0] if "masters" in buffers else None,
@@ -215,9 +221,8 @@ class ModelStore:
         """To be called once weights were written through `view`: fills the other generation, W_{-1} = W_0, and the
         master weights that lie apart.
         """
-        pairs = [(state.params[state.spare], state.params[state.current]) for state in self.units]
-        if len(self.units[0].params) == 1:
-            pairs.clear()
+        doubled = [state for state in self.units if len(state.params) == 2]
+        pairs = [(state.params[state.spare], state.params[state.current]) for state in doubled]
         pairs += [(state.masters, state.params[state.current]) for state in self.units if state.masters is not None]
         pieces = [piece for pair in pairs for piece in zip(*(flat.split(COPIED) for flat in pair), strict=True)]
         in_parallel(lambda piece: piece[0].copy_(piece[1]), pieces)
@@ -232,18 +237,26 @@ class ModelStore:
         self.close()
 
 
-def _layout(
-    dtype: torch.dtype, generations: int, wide_grad: bool, moments: Moments
-) -> Sequence[tuple[str, torch.dtype, int]]:
-    """A unit's buffers: name, type, and how many of the unit's elements share one."""
+Layout = Sequence[tuple[str, torch.dtype, int]]  # buffers: name, type, and how many of a unit's elements share one
+
+
+def _layout(dtype: torch.dtype, generations: int, wide_grad: bool, moments: Moments) -> Layout:
+    """The buffers of a trainable unit."""
     wide = accumulate_dtype(dtype)
     buffers = [*[("params", dtype, 1)] * generations, ("grad", wide if wide_grad else dtype, 1)]
     buffers += layout(moments, wide)
     return [*buffers, *((name, kind, 1) for name, kind in REST.get(dtype, {}).items())]
 
 
-def _nbytes(spec: ModelShape, buffers: Sequence[tuple[str, torch.dtype, int]]) -> int:
-    return sum(aligned(unit.numel // shared * kind.itemsize) for unit in spec.units for _, kind, shared in buffers)
+def _of(unit: Unit, layout: Layout) -> Layout:
+    """A unit's part of the buffers: a frozen one has its parameters alone, once."""
+    return layout if unit.trainable else layout[:1]
+
+
+def _nbytes(spec: ModelShape, layout: Layout) -> int:
+    return sum(
+        aligned(unit.numel // shared * kind.itemsize) for unit in spec.units for _, kind, shared in _of(unit, layout)
+    )
 
 
 def available_bytes() -> int:

@@ -91,7 +91,7 @@ class Meter:
                 continue
             seconds = reading.end() - reading.start()
             if reading.kind in ("forward", "backward"):
-                layers[reading.kind, likeness(spec.stack[reading.subject])].append(seconds)
+                layers[reading.kind, likeness(spec, spec.stack[reading.subject])].append(seconds)
             else:
                 nbytes, before = totals[reading.kind, reading.iteration]
                 totals[reading.kind, reading.iteration] = nbytes + reading.subject, before + seconds
@@ -100,8 +100,12 @@ class Meter:
             rates = [nbytes / seconds for (of, _), (nbytes, seconds) in totals.items() if of == kind]
             return median(rates) if rates else None
 
-        forward = (*(_typical(layers["forward", likeness(layer)]) for layer in spec.layers), 0.0) if self.layers else ()
-        backward = (*(_typical(layers["backward", likeness(layer)]) for layer in spec.stack),) if self.layers else ()
+        forward = (
+            (*(_typical(layers["forward", likeness(spec, layer)]) for layer in spec.layers), 0.0) if self.layers else ()
+        )
+        backward = (
+            (*(_typical(layers["backward", likeness(spec, layer)]) for layer in spec.stack),) if self.layers else ()
+        )
         return Measured(
             forward=forward,
             backward=backward,
@@ -126,11 +130,12 @@ def timed(
     return meter.timed(stamp, iteration, kind, subject)
 
 
-Likeness = tuple[type, tuple[tuple[str, object], ...]]
+Likeness = tuple[type, tuple[tuple[str, object], ...], tuple[str, ...]]
 
 
-def likeness(layer: Layer | HeadLayer) -> Likeness:
-    """Equal for layers that compute the same on other parameters."""
+def likeness(spec: ModelSpec, layer: Layer | HeadLayer) -> Likeness:
+    """Equal for layers that compute the same on other parameters, with the same of them trained."""
     assert is_dataclass(layer)
-    names = [f.name for f in fields(layer) if f.name != "name" and not f.name.endswith("unit")]
-    return type(layer), tuple((name, getattr(layer, name)) for name in names)
+    names = [f.name for f in fields(layer) if f.name not in ("name", "units")]
+    trained = (param.name for unit in spec.trained(layer.units) for param in spec.units[unit].params)
+    return type(layer), tuple((name, getattr(layer, name)) for name in names), tuple(sorted(trained))

@@ -48,13 +48,16 @@ class OptimizerWorker:
         for version, scale in ((-1, loss_scale.before), (0, loss_scale.scale)):
             context.board.publish(("scale",), version, scale)
         outputs, _, _ = context.buffers.locate(Access(0, 0), 0, 0)  # [T, D], the embeddings of a micro-batch
-        self._rows = RowGradients(
-            context.store.units[0],
-            len(outputs) * context.plan.micro_batches,
-            tied=context.store.spec.tied,
-            pool=adam.pool,
-            threads=adam.threads,
-        )
+        embedding = context.store.units[0]
+        self._rows: RowGradients | None = None
+        if embedding.unit.trainable:
+            self._rows = RowGradients(
+                embedding,
+                len(outputs) * context.plan.micro_batches,
+                tied=context.store.spec.tied,
+                pool=adam.pool,
+                threads=adam.threads,
+            )
         self._row_thread: threading.Thread | None = None  # of the present iteration
         self._where = "waiting"
         self._queue: queue.SimpleQueue[Iteration | StepRequest | None] = queue.SimpleQueue()
@@ -72,7 +75,8 @@ class OptimizerWorker:
         self._thread.join()
         if self._row_thread is not None:
             self._row_thread.join()
-        self._rows.close()
+        if self._rows is not None:
+            self._rows.close()
 
     def _main(self) -> None:
         while isinstance(iteration := self._queue.get(), Iteration):
@@ -110,14 +114,19 @@ class OptimizerWorker:
                 sums[unit] = self._adam.square_sum(context.store.units[unit].grad)
         self._where = "gradient rows of the embedding"
         context.board.wait(("rows",), iteration.number)
-        self._rows.apply()
-        sums[0] = self._adam.square_sum(context.store.units[0].grad)
+        if self._rows is not None:
+            self._rows.apply()
+            sums[0] = self._adam.square_sum(context.store.units[0].grad)
         return math.fsum(sums[unit] for unit in sorted(sums))
 
     def _collect_rows(self, iteration: Iteration) -> None:
-        """Sums the gradients of the embedding's outputs, the last to arrive in a round, as they arrive."""
+        """Sums the gradients of the embedding's outputs, the last to arrive in a round, as they arrive.
+
+        With a frozen embedding it only waits for them: then the devices are done with the iteration.
+        """
         context = self._context
-        self._rows.begin(iteration.input_ids)
+        if self._rows is not None:
+            self._rows.begin(iteration.input_ids)
         last = Access(0, context.bounds.chain[0] - 1)
         for m in range(context.plan.micro_batches):
             pass_index = iteration.number * context.plan.rounds + m // context.plan.round_size
@@ -125,21 +134,22 @@ class OptimizerWorker:
             context.board.wait(key, number - 1).synchronize()
             if context.probe is not None:
                 context.probe(f"gradient rows m{m}")
-            self._rows.add(m, gradient)
+            if self._rows is not None:
+                self._rows.add(m, gradient)
             context.board.publish(key, number)
         context.board.publish(("rows",), iteration.number)
 
     def _arrival_order(self) -> Sequence[int]:
-        stack = self._context.store.spec.stack
-        return [unit for layer in reversed(stack) for unit in layer.units]
+        """The units whose gradients come from devices."""
+        spec = self._context.store.spec
+        return spec.trained(unit for layer in reversed(spec.stack) for unit in layer.units)
 
     def _update_order(self) -> Sequence[int]:
         """Sync: as the next forward reads them. Async: as the running iteration rewrites the gradients."""
-        units = range(len(self._context.store.units))
-        if not self._context.lag:
-            return units
-        arrival = self._arrival_order()
-        return [*arrival, *(unit for unit in units if unit not in arrival)]
+        spec = self._context.store.spec
+        if self._context.lag:
+            return [*dict.fromkeys((*self._arrival_order(), *spec.trained([0])))]
+        return [*dict.fromkeys(spec.trained((0, *(unit for layer in spec.stack for unit in layer.units))))]
 
     def _update(self, iteration: Iteration, rate: float, result: StepResult) -> None:
         """Clips as torch.nn.utils.clip_grad_norm_ does and applies AdamW; a skipped step flips no generation."""

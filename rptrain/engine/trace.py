@@ -123,7 +123,7 @@ class WatchedBoard(Board):
 
     def __init__(self) -> None:
         super().__init__()
-        self._times: dict[tuple[Hashable, int], float] = {}
+        self._times: dict[tuple[Hashable, float], float] = {}
         self._thread = threading.local()
 
     def publish(self, key: Hashable, number: int, payload: Any = None) -> None:
@@ -131,9 +131,13 @@ class WatchedBoard(Board):
         self._times.pop((key, number - HISTORY), None)
         super().publish(key, number, payload)
 
+    def settle(self, key: Hashable, payload: Any = None) -> None:
+        self._times[key, inf] = time.perf_counter()
+        super().settle(key, payload)
+
     def published(self, key: Hashable, number: int) -> float:
-        """When one of the last numbers was."""
-        return self._times[key, number]
+        """When one of the last numbers was, or the key was settled."""
+        return self._times[key, inf if (key, inf) in self._times else number]
 
     def wait(self, key: Hashable, number: int) -> Any:
         blocked: list[Blocked] | None = getattr(self._thread, "blocked", None)

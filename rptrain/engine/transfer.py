@@ -13,9 +13,10 @@ from torch import Tensor
 
 from rptrain.engine.context import Context
 from rptrain.engine.device import Device, Event, Stream
-from rptrain.engine.footprint import stage_numel
+from rptrain.engine.footprint import stage_units
 from rptrain.engine.meter import Kind, timed
 from rptrain.engine.trace import Arrival
+from rptrain.models.spec import ModelSpec
 from rptrain.plan.lower import CHUNK_BYTES, Chunk, windows
 from rptrain.plan.schedule import Slot, Stage
 
@@ -23,28 +24,31 @@ DRAINED = 16 * CHUNK_BYTES  # of gradients in a window: a few milliseconds of a 
 
 
 class StageLayout:
-    """Where each unit of a stage lies in a device's parameter and gradient slots, in elements."""
+    """Where the units of a stage lie in a device's parameter slot, or the trainable ones in its gradient slot, in
+    elements.
+    """
 
-    def __init__(self, context: Context, stage: Stage) -> None:
-        spec = context.store.spec
-        self.units = tuple(u for layer in spec.stack[stage.start : stage.stop] for u in layer.units)
-        self.numel = stage_numel(spec, stage)
+    def __init__(self, spec: ModelSpec, stage: Stage, *, grads: bool = False) -> None:
+        units = stage_units(spec, stage)
+        self._spec, self._stage = spec, stage
+        self.units = spec.trained(units) if grads else units
         self.offsets: dict[int, int] = {}
-        offset = 0
+        self.numel = 0
         for unit in self.units:
-            self.offsets[unit] = offset
-            offset += spec.units[unit].numel
+            self.offsets[unit] = self.numel
+            self.numel += spec.units[unit].numel
 
-    def bind(self, context: Context, stage: Stage, flat: Tensor) -> list[dict[str, Tensor]]:
+    def bind(self, flat: Tensor) -> list[dict[str, Tensor]]:
         """For each layer of the stage, its parameters (or gradients) as views of a slot."""
-        spec = context.store.spec
+        spec = self._spec
         return [
             {
                 name: view
                 for u in layer.units
+                if u in self.offsets
                 for name, view in spec.units[u].views(flat[self.offsets[u] :][: spec.units[u].numel]).items()
             }
-            for layer in spec.stack[stage.start : stage.stop]
+            for layer in spec.stack[self._stage.start : self._stage.stop]
         ]
 
 

@@ -100,12 +100,11 @@ class Worker:
         self._context, self._index, self._device = context, index, device
         spec: ModelSpec = context.store.spec
         dtype, wide = context.store.dtype, accumulate_dtype(context.store.dtype)
-        grad_dtype = context.store.units[0].grad.dtype
         self._spec = spec
         self._params = [device.empty(sizes.param_numel, dtype) for _ in range(2)]
         self._param_read: list[Event | None] = [None, None]
         self._sums = device.empty(sizes.grad_numel, wide)
-        self._grads = device.empty(sizes.grad_numel, grad_dtype)
+        self._grads = device.empty(sizes.grad_numel, context.store.grad_dtype)
         self._grads_read: Event | None = None
 
         def ring(entries: int) -> Ring:
@@ -121,7 +120,8 @@ class Worker:
         self._losses_read: Event | None = None
         self._inv_freq = torch.tensor(spec.inv_freq, dtype=wide).to(device.torch_device)
         self._rope_scale = spec.rope_scale
-        self._layouts = [StageLayout(context, stage) for stage in context.plan.stages]
+        self._layouts = [StageLayout(spec, stage) for stage in context.plan.stages]
+        self._grad_layouts = [StageLayout(spec, stage, grads=True) for stage in context.plan.stages]
         self._download: Download | None = None
         self._span: Span | None = None  # that is being issued, where the engine is traced
         self._left: dict[int, meter.Stamp] = {}  # there, when what an entry of the output ring held was with the host
@@ -200,11 +200,11 @@ class Worker:
 
     def _run(self, iteration: Iteration, slot: Slot, parity: int, upload: Upload, following: Upload) -> None:
         device, stage = self._device, slot.stage
-        layout = self._layouts[slot.stage_index]
+        layout = self._grad_layouts[slot.stage_index]
         if upload.is_blocked():
             self._flush()
-        params = layout.bind(self._context, stage, self._params[parity])
-        sums = layout.bind(self._context, stage, self._sums) if stage.backward else []
+        params = self._layouts[slot.stage_index].bind(self._params[parity])
+        sums = layout.bind(self._sums) if stage.backward else []
         if stage.backward:
             self._start_sums(iteration, slot, layout)
         if stage.kind == "FB" and self._losses_read is not None:

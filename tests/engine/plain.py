@@ -179,11 +179,12 @@ def clamped_expert(weights, at, cfg, h, e):
     return product @ weights[f"{at}down_proj"][e] + weights[f"{at}down_proj_bias"][e]
 
 
-def train(weights, cfg, batches, rates, *, delayed, betas, weight_decay=0.0, max_grad_norm=0.0):
-    """Returns (losses, gradient norms). Changes `weights` in place.
+def train(everything, cfg, batches, rates, *, delayed, betas, weight_decay=0.0, max_grad_norm=0.0, frozen=()):
+    """Returns (losses, gradient norms). Changes `everything`, weights by name, in place, but for those in `frozen`.
 
     delayed: g_t = grad L(w_{t-2}), w_t = Adam(w_{t-1}, g_t), w_{-1} = w_0. Otherwise g_t = grad L(w_{t-1}).
     """
+    weights = {name: tensor for name, tensor in everything.items() if name not in frozen}
     for tensor in weights.values():
         tensor.requires_grad_()
     plain = [w for name, w in weights.items() if any(word in name for word in ("norm", "bias", "sinks"))]
@@ -196,7 +197,7 @@ def train(weights, cfg, batches, rates, *, delayed, betas, weight_decay=0.0, max
     losses, norms = [], []
     for batch, rate in zip(batches, rates, strict=True):
         at = {name: w.clone().requires_grad_() for name, w in before.items()} if delayed else weights
-        value = loss(at, cfg, batch)
+        value = loss(everything | at, cfg, batch)
         gradients = torch.autograd.grad(value, list(at.values()))
         before = {name: w.detach().clone() for name, w in weights.items()}
         for w, g in zip(weights.values(), gradients, strict=True):

@@ -7,19 +7,21 @@ import torch
 from rptrain.engine.engine import Engine, Optimizer
 from rptrain.engine.loss_scale import UNSCALED
 from rptrain.engine.memory import ModelStore
+from rptrain.models.freeze import freeze
 from rptrain.models.registry import build
 from rptrain.plan.schedule import Plan
 
 BETAS = (0.9, 0.95)
 
 
-def make_store(cfg, dtype, *, asynchronous, wide_grad=False, lock=False, seed=0, moments="fp32"):
+def make_store(cfg, dtype, *, asynchronous, wide_grad=False, lock=False, seed=0, moments="fp32", frozen=()):
     """A store with random weights that depend on the seed and each parameter's name alone."""
-    spec = build(cfg)
+    spec = freeze(build(cfg), frozen)
     store = ModelStore(spec, dtype, generations=1 + asynchronous, wide_grad=wide_grad, moments=moments, lock=lock)
     for index, unit in enumerate(spec.units):
         for param in unit.params:
-            generator = torch.Generator().manual_seed(seed + sum(map(ord, unit.name + param.name)))
+            name = unit.name.removesuffix(".trained") + param.name
+            generator = torch.Generator().manual_seed(seed + sum(map(ord, name)))
             values = torch.randn(param.shape, generator=generator, dtype=torch.float64) * 0.15
             store.view(index, param.name).copy_(1 + values if param.std is None else values)
     store.loaded()
@@ -36,13 +38,13 @@ def checkpoint_tensors(store):
     return tensors
 
 
-def run(cfg, batches, plan, *, dtype=torch.float32, asynchronous, store=None, device="cpu", **options):
+def run(cfg, batches, plan, *, dtype=torch.float32, asynchronous, store=None, device="cpu", frozen=(), **options):
     """Trains on `batches`; returns (losses, norms, final weights, spans of the trace)."""
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     if store is not None:
         return train(store, batches, plan, asynchronous=asynchronous, device=device, **options)
-    made = make_store(cfg, dtype, asynchronous=asynchronous, wide_grad=plan.rounds > 1, lock=device == "cuda")
-    with made as store:
+    kind = {"wide_grad": plan.rounds > 1, "lock": device == "cuda", "frozen": frozen}
+    with make_store(cfg, dtype, asynchronous=asynchronous, **kind) as store:
         return train(store, batches, plan, asynchronous=asynchronous, device=device, **options)
 
 

@@ -27,7 +27,7 @@ STEP = 64  # sequences
 
 def block(spec):
     """Forward of the first block, and backward, as the last of a backward stage and as one before."""
-    layer, unit = spec.layers[0], spec.units[spec.layers[0].unit]
+    layer, unit = spec.layers[0], spec.units[spec.layers[0].units[0]]
     flat = torch.empty(unit.numel, dtype=DTYPE, device=DEVICE).normal_(std=0.02)
     params = unit.views(flat)
     grads = unit.views(torch.zeros(unit.numel, dtype=accumulate_dtype(DTYPE), device=DEVICE))

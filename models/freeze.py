@@ -1,0 +1,57 @@
+"""Partial freezing: which parameters train, by patterns over the names of a checkpoint's tensors."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar, cast
+
+from rptrain.errors import UserError
+from rptrain.models.spec import LayerShape, ModelShape, Param, Unit
+
+Shape = TypeVar("Shape", bound=ModelShape)
+
+
+def freeze(spec: Shape, patterns: Sequence[str]) -> Shape:
+    """The model with every parameter frozen whose tensors match one of the patterns: "*" any text, "?" a character.
+
+    A unit of which all is frozen is no longer trainable. One of which a part is keeps the frozen part; the rest becomes
+    a unit "<name>.trained" at the end of `units`, which its layer refers to behind it. UserError for a pattern that
+    matches nothing or a part of what is one matrix to us, and where nothing is left to train.
+    """
+    names = [part.key for unit in spec.units for param in unit.params for part in param.parts]
+    if unknown := [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]:
+        raise UserError("\n".join(f"train.freeze: {_unmatched(pattern, names)}" for pattern in unknown))
+    units, rest = list(spec.units), dict[int, int]()  # where the trained part of a unit went
+    for index, unit in enumerate(spec.units):
+        frozen = tuple(param for param in unit.params if _is_frozen(param, patterns))
+        if not frozen:
+            continue
+        units[index] = replace(unit, params=frozen, trainable=False)
+        if trained := tuple(param for param in unit.params if param not in frozen):
+            rest[index] = len(units)
+            units.append(Unit(f"{unit.name}.trained", trained))
+    if not any(unit.trainable for unit in units):
+        raise UserError("train.freeze leaves nothing to train: take a pattern out of it")
+
+    def split(layer: LayerShape) -> Any:
+        places = (place for unit in layer.units for place in (unit, rest.get(unit)))
+        return replace(cast(Any, layer), units=tuple(place for place in places if place is not None))
+
+    return replace(spec, units=tuple(units), layers=tuple(map(split, spec.layers)), head=split(spec.head))
+
+
+def _is_frozen(param: Param, patterns: Sequence[str]) -> bool:
+    frozen = [part.key for part in param.parts if any(fnmatchcase(part.key, pattern) for pattern in patterns)]
+    if frozen and len(frozen) < len(param.parts):
+        others = ", ".join(part.key for part in param.parts if part.key not in frozen)
+        raise UserError(
+            f"train.freeze: {', '.join(frozen)} cannot be frozen without {others}, as they are one matrix here: "
+            "freeze all of them or none"
+        )
+    return bool(frozen)
+
+
+def _unmatched(pattern: str, names: Sequence[str]) -> str:
+    close = get_close_matches(pattern, names, n=3, cutoff=0)
+    return f"{pattern!r} matches no tensor of the model; the closest names are {', '.join(close)}"
