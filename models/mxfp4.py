@@ -58,5 +58,6 @@ def load(piece: Piece) -> None:
     codes, exponents = (torch.empty(part.shape, dtype=DTYPE) for part in piece[:2])
     read_here(piece.blocks, codes)
     read_here(piece.scales, exponents)
-    rows = torch.empty(piece.target.shape[::-1], dtype=piece.target.dtype)
-    piece.target.copy_(dequantize(codes, exponents, MXFP4, rows).T)
+    inner, rows = piece.target.shape
+    widened = torch.empty(rows, exponents.numel() // rows * MXFP4.block, dtype=piece.target.dtype)
+    piece.target.copy_(dequantize(codes, exponents, MXFP4, widened)[:, :inner].T)  # a row's last block may be longer

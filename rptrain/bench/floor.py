@@ -1,10 +1,9 @@
 """The floor: the least time that the arithmetic of a training step takes on a device, operation by operation.
 
-Products run in the framework's matrix library, those of experts in the faster of its grouped product and ours, with
-as many tokens for each, attention in the fastest deterministic implementation, elementwise operations read and write
-each operand once at the speed of a copy. A layer's operations are timed one after the
-other, with nothing in between, round and round, as a device in training may be too warm for its highest clock. What
-is left out: gradient sums, rotary tables, transfers.
+Products run in the framework's matrix library, those of experts as in training, with as many tokens for each expert,
+attention in the fastest deterministic implementation, elementwise operations read and write each operand once at the
+speed of a copy. A layer's operations are timed one after the other, with nothing in between, round and round, as a
+device in training may be too warm for its highest clock. What is left out: gradient sums, rotary tables, transfers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -100,7 +100,7 @@ def bench(
 
 
 def settled(plan: Plan) -> int:
-    """Iterations after which no device computes a stage in a place that is new to it, and one more."""
+    """Iterations after which no device computes a stage in a parameter slot that is new to it, and one more."""
     turns = [0] * plan.devices
     met: set[tuple[int, int, int]] = set()  # device, stage, which of its two parameter slots
     states: set[tuple[int, ...]] = set()

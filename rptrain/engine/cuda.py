@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Hashable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -42,8 +42,11 @@ class CudaStream:
             graph.capture_begin(pool=pool, capture_error_mode="relaxed")
             try:
                 work()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # what went wrong may have ended the capture
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return graph
 
     def close(self) -> None:
@@ -123,8 +126,11 @@ class CudaDevice:
         event.synchronize()
         return self._origin_seconds + self._origin.elapsed_time(event) / 1e3
 
-    def close(self) -> None:
+    def finish(self) -> None:
         torch.cuda.synchronize(self._device)
+
+    def close(self) -> None:
+        self.finish()
         for graph in self._graphs.values():
             graph.reset()
         self._graphs.clear()

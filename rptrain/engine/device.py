@@ -77,6 +77,10 @@ class Device(Protocol):
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor: ...
 
+    def finish(self) -> None:
+        """Waits until memory that its streams use may be given back."""
+        ...
+
     def close(self) -> None:
         """Waits for the streams to end and gives their threads back."""
         ...
@@ -189,6 +193,9 @@ class CpuDevice:
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(numel, dtype=dtype)
+
+    def finish(self) -> None:
+        """At once: what its threads still have to do holds the memory that it needs."""
 
     def close(self) -> None:
         for stream in self._streams:

@@ -97,7 +97,7 @@ class Engine:
                     self._context.board.publish(("version", index), version, generation)
             adam = CpuAdam(optimizer.betas, optimizer.eps, optimizer.threads)
             stack.callback(adam.close)
-            opened = [self._open(name, device_limit, probe, stack) for name in devices]
+            self._devices = [self._open(name, device_limit, probe, stack) for name in devices]
             stack.callback(self._end_threads)
             self._optimizer = OptimizerWorker(
                 self._context,
@@ -112,7 +112,7 @@ class Engine:
             self._threads.append(EmbeddingWorker(self._context))
             shapes = Shapes(tokens, plan.micro_batches, store.dtype, store.wide_grad)
             sizes = footprint(store.spec, plan.stages, shapes)
-            for index, device in enumerate(opened):
+            for index, device in enumerate(self._devices):
                 self._threads.append(Worker(self._context, index, device, sizes, tokens))
             self._resources = stack.pop_all()
 
@@ -219,6 +219,8 @@ class Engine:
             thread.submit(None)
         for thread in self._threads:
             thread.join()
+        for device in self._devices:  # all before any memory goes: giving back that of one may touch the others'
+            device.finish()
         self._threads.clear()  # what they hold of the devices' memory goes before the devices do
 
     def close(self) -> None:

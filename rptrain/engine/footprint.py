@@ -75,7 +75,7 @@ def ring_parts(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> tup
     """Entries of the output ring, and bytes of all rings and of the index tensors."""
     entries = RING * max(outputs(stages)[0])
     boundary = shapes.tokens * spec.hidden_size * shapes.dtype.itemsize
-    indices = 2 * shapes.micro_batches * shapes.tokens * (8 + 8 + 4)
+    indices = (2 * shapes.micro_batches + 1) * shapes.tokens * (8 + 8 + 4)
     return entries, (2 * RING + entries) * boundary + indices
 
 

@@ -158,8 +158,8 @@ class Upload(_Transfer):
 class Download(_Transfer):
     """Drains a gradient slot to the host, during the slot after it, the last layers first: async updates them first.
 
-    Not over the whole of that slot, but in windows of DRAINED bytes: the update, which the iteration after the next
-    waits for, cannot begin before the last of them.
+    Not over the whole of that slot, but in windows of DRAINED bytes, or larger where there are too few micro-batches:
+    the update, which the iteration after the next waits for, cannot begin before the last of them.
     """
 
     def __init__(

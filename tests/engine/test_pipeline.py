@@ -6,7 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from rptrain.engine import transfer, worker
 from rptrain.engine.errors import EngineError
+from rptrain.engine.stage_pass import StagePass
 from rptrain.plan.schedule import Plan
 
 from . import plain, runs
@@ -144,3 +146,41 @@ def test_a_failure_while_the_caller_waits_for_a_loss_is_told_in_full():
 
     with pytest.raises(EngineError, match="planted"):
         runs.run(CFG, plain.make_batches(2), PLAN, asynchronous=True, lagged=False, probe=fail)
+
+
+def test_a_worker_is_at_most_two_micro_batches_ahead(monkeypatch):
+    """Of a device that computes slowly."""
+    counts = {"issued": 0, "done": 0}
+    ahead = []
+
+    class Counted(StagePass):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            counts["issued"] += 1
+            ahead.append(counts["issued"] - counts["done"])
+
+        def step(self, i, scale, loss):
+            super().step(i, scale, loss)
+            if i == len(self._stage.layers) - 1:
+                time.sleep(0.01)
+                counts["done"] += 1
+
+    monkeypatch.setattr(worker, "StagePass", Counted)
+    runs.run(CFG, plain.make_batches(2), "F0-3 FB4-4 B0-3 | N=1 M=4 MR=4", asynchronous=True)
+    assert len(ahead) == 2 * 3 * 4 and max(ahead) == worker.AHEAD
+
+
+@pytest.mark.parametrize("drained", [1, 30_000, 1 << 30])
+def test_gradients_drain_in_the_first_windows_of_the_next_slot(drained, monkeypatch):
+    found = []
+    made = transfer.Download.__init__
+
+    def noted(download, *arguments):
+        made(download, *arguments)
+        found.append((len(download._windows), arguments[-1].nbytes))
+
+    monkeypatch.setattr(transfer, "DRAINED", drained)
+    monkeypatch.setattr(transfer.Download, "__init__", noted)
+    runs.run(CFG, plain.make_batches(2), "F0-3 FB4-4 B0-3 | N=1 M=4 MR=4", asynchronous=True)
+    assert [count for count, _ in found] == [min(4, -(-nbytes // drained)) for _, nbytes in found]
+    assert len(found) == 4

@@ -8,7 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.errors import UserError
-from rptrain.models import registry, weights
+from rptrain.kernels.quant import MXFP4, dequantize
+from rptrain.models import mxfp4, registry, weights
+from rptrain.models.shards import read_header
 
 SIZES = {"model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2}
 PACKED = ("gate_up_proj", "down_proj")
@@ -94,3 +96,19 @@ def test_bytes_are_for_experts_only(published) -> None:
     store(directory, tensors)
     with pytest.raises(UserError, match=r"model\.norm\.weight is stored as U8"):
         weights.check(directory, registry.build(registry.read_config(directory)))
+
+
+@pytest.mark.parametrize("inner", [32, 48, 96])
+def test_rows_may_end_inside_a_block(inner, tmp_path, monkeypatch) -> None:
+    """Codes of 300 rows of two experts, of which a thread widens 256 at a time."""
+    experts, outer, width = 2, 300, -(-inner // 32)
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randint(256, (experts, outer, width, 16), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(118, 124, (experts, outer, width), dtype=torch.uint8, generator=generator)
+    save_file({"w_blocks": blocks, "w_scales": scales}, tmp_path / "w.safetensors")
+    stored = read_header(tmp_path / "w.safetensors", packed=("w_blocks", "w_scales"))
+    target = torch.empty(experts, inner, outer)
+    for piece in mxfp4.pieces(stored["w_blocks"], stored["w_scales"], target):
+        mxfp4.load(piece)
+    rows = dequantize(blocks.flatten(), scales.flatten(), MXFP4, torch.empty(experts * outer, width * 32))
+    assert torch.equal(target, rows[:, :inner].reshape(experts, outer, inner).transpose(1, 2))
