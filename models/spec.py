@@ -38,6 +38,7 @@ class Param:
     parts: tuple[Part, ...]
     decay: bool = True
     std: float | None = 0.02  # of the normal initialisation; 0: zeros, None: ones
+    bound: float | None = None  # of a uniform initialisation in its place
 
     @property
     def numel(self) -> int:

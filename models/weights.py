@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -100,8 +100,11 @@ def load(files: WeightFiles, spec: ModelSpec, view: View) -> None:
     in_parallel(mxfp4.load, pieces)
 
 
-def initialise(spec: ModelSpec, view: View, seed: int) -> None:
-    """Fresh weights: normal, or ones. Each tensor's numbers depend on the seed and on its name only."""
+def initialise(spec: ModelSpec, view: View, seed: int, units: Collection[int] | None = None) -> None:
+    """Fresh weights of these units, or of all: normal, uniform, or ones.
+
+    Each tensor's numbers depend on the seed and on its name only.
+    """
 
     def draw(item: tuple[str, _Place]) -> None:
         name, place = item
@@ -112,10 +115,18 @@ def initialise(spec: ModelSpec, view: View, seed: int) -> None:
         digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
         for piece in target.view(-1).split(DRAWN):
-            piece.copy_(torch.empty(piece.shape).normal_(0, place.param.std, generator=generator))
+            piece.copy_(_drawn(len(piece), place.param, generator))
 
-    largest_first = sorted(_places(spec).items(), key=lambda item: -prod(item[1].shape))
-    in_parallel(draw, largest_first)
+    places = [item for item in _places(spec).items() if units is None or item[1].unit in units]
+    in_parallel(draw, sorted(places, key=lambda item: -prod(item[1].shape)))
+
+
+def _drawn(count: int, param: Param, generator: torch.Generator) -> Tensor:
+    if param.bound is None:
+        assert param.std is not None
+        return torch.empty(count).normal_(0, param.std, generator=generator)
+    whole = torch.empty(count, dtype=torch.int64).random_(1 << 24, generator=generator)
+    return ((whole.double() + 0.5) * 2.0**-23 - 1) * param.bound  # one rounding, so the same on every machine
 
 
 def save(

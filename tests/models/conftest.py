@@ -74,7 +74,9 @@ class Native:
     def __init__(self, spec: ModelSpec, dtype: torch.dtype):
         self.spec, self.dtype = spec, dtype
         self.params = [unit.views(torch.zeros(unit.numel, dtype=dtype)) for unit in spec.units]
-        self.grads = [unit.views(torch.zeros(unit.numel, dtype=wide(dtype))) for unit in spec.units]
+        self.grads = [
+            unit.views(torch.zeros(unit.numel, dtype=wide(dtype))) if unit.trainable else {} for unit in spec.units
+        ]
 
     def view(self, unit: int, name: str) -> Tensor:
         return self.params[unit][name]
@@ -103,17 +105,23 @@ class Native:
         loss, dx = head.loss_backward(self.of(head, self.params), self.of(head, self.grads), x, mb, scale)
         for layer, kept in zip(reversed(self.spec.layers), reversed(saved), strict=True):
             dx = layer.backward(self.of(layer, self.params), self.of(layer, self.grads), kept, dx, mb)
-        self.grads[0]["embed"].index_add_(0, ids, dx.to(wide(self.dtype)))
+        if self.grads[0]:
+            self.grads[0]["embed"].index_add_(0, ids, dx.to(wide(self.dtype)))
         return loss
 
     def gradients(self) -> dict[str, Tensor]:
         """By the checkpoint's names."""
+        return self.tensors(self.grads)
+
+    def tensors(self, buffers: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Views of buffers by unit, by the checkpoint's names."""
         return {
             part.key: piece
-            for unit, grads in zip(self.spec.units, self.grads, strict=True)
+            for unit, tensors in zip(self.spec.units, buffers, strict=True)
             for param in unit.params
+            if param.name in tensors
             for part, piece in zip(
-                param.parts, grads[param.name].split([part.rows for part in param.parts]), strict=True
+                param.parts, tensors[param.name].split([part.rows for part in param.parts]), strict=True
             )
         }
 
