@@ -123,7 +123,13 @@ def _targets(spec: ModelSpec, wanted: str | tuple[str, ...]) -> set[str]:
         matches = _pattern(entry) if isinstance(wanted, str) else _ending(entry)
         if refused := next(filter(matches, others), None):
             raise UserError(f"lora.target_modules: {entry!r} matches {refused}, {_why_not(refused, able)}")
-        if not (matched := set(filter(matches, able))):
+        matched = set(filter(matches, able))
+        if not matched and isinstance(wanted, str) and any(map(_ending(entry), able)):
+            raise UserError(
+                f"lora.target_modules: {entry} is a pattern of whole names; "
+                f'write ["{entry}"] for the modules that end so'
+            )
+        if not matched:
             raise UserError(f"lora.target_modules: no module that can have an adapter matches {_hint(entry, able)}")
         found |= matched
     return found

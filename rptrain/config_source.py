@@ -87,7 +87,7 @@ def render(resolved: Resolved) -> str:
     def table(values: Mapping[str, Any], prefix: str) -> Any:
         result = tomlkit.table()
         for name, value in values.items():
-            if isinstance(value, list) and isinstance(value[0], Mapping):
+            if isinstance(value, list) and value and isinstance(value[0], Mapping):
                 rows = tomlkit.aot()
                 for index, row in enumerate(value):
                     rows.append(table(row, f"{prefix}.{name}.{index}"))

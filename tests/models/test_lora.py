@@ -6,16 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rptrain.errors import UserError
 from rptrain.kernels.reference import wide
-from rptrain.models import registry, weights
+from rptrain.models import weights
 from rptrain.models.lora import LoRA, adapted, target_names, with_lora
-from tests.models.conftest import COMMON, Native
+from tests.models.conftest import Native
 from tests.models.test_layers import LiveBytes
 
 IDS, LABELS = torch.arange(22) * 7 % 61, torch.arange(22) * 11 % 61
-SEVEN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-TARGETS = {"all-linear": "all-linear", "some": ("k_proj", "up_proj"), "pattern": r".*\.1\.self_attn\.[qv]_proj"}
 MODELS = ["llama", "llama-tied", "qwen3", "qwen3-moe", "qwen3-moe-some-dense", "gpt-oss"]
 models = pytest.mark.parametrize("checkpoint", MODELS, indirect=True)
 
@@ -204,3 +201,54 @@ def test_the_numbers_of_a_fresh_adapter_stay_for_ever(fresh) -> None:
 
 def _adapter_names(spec, settings: LoRA) -> list[str]:
     return [f"{name}.lora_{ab}.weight" for name in adapted(with_lora(spec, settings)) for ab in "AB"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(64, 160, 4, 2, 4), (64, 32, 8, 8, 64), (96, 24, 4, 1, 9), (64, 640, 1, 1, 16)], ids=str
+)
+def test_bounds_of_memory_hold(dtype, sizes, fresh, micro_batch) -> None:
+    """As those of a dense block in test_layers.py; without dropout, whose mask on the CPU is made of wide integers."""
+    hidden, intermediate, heads, kv_heads, r = sizes
+    shape = {"hidden_size": hidden, "intermediate_size": intermediate, "head_dim": 64}
+    heads_of = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    model = fresh_lora(fresh, dtype, LoRA(r=r), **shape, **heads_of)
+    tokens = 512
+    mb = micro_batch(model.spec, [[2]] * 256, torch.randint(61, (tokens,)))
+    layer = model.spec.layers[0]
+    p, g = model.of(layer, model.params), model.of(layer, model.grads)
+    x, dy = (torch.randn(tokens, hidden).to(dtype) for _ in range(2))
+    itemsize = dtype.itemsize
+    assert layer.kept_bytes(tokens, itemsize) == replace(layer, adapters=()).kept_bytes(tokens, itemsize)
+    with LiveBytes() as live:
+        y, saved = layer.forward_saved(p, x, mb)
+        del y
+        kept = live.now + x.nbytes
+    assert 0.95 * layer.kept_bytes(tokens, itemsize) <= kept <= layer.kept_bytes(tokens, itemsize)
+    with LiveBytes() as live:
+        layer.backward(p, g, saved, dy, mb)
+    assert live.peak <= layer.workspace_bytes(tokens, itemsize) <= 2 * live.peak
+
+
+def test_workspace_and_traffic_of_dropout_by_hand(fresh) -> None:
+    spec = fresh("LlamaForCausalLM").spec
+    dry, wet = (with_lora(spec, LoRA(r=3, dropout=p)).layers[0] for p in (0, 0.1))
+    widest = 24  # of the inputs of products: 24, 24, 24 and 20
+    assert wet.workspace_bytes(10, 2) - dry.workspace_bytes(10, 2) == 10 * 2 * widest
+    ahead, back = (w.traffic - d.traffic for w, d in zip(wet.work(10, 5, 2), dry.work(10, 5, 2), strict=True))
+    inputs = 24 + 24 + 24 + 20
+    assert ahead == 10 * 2 * 2 * inputs  # read, and written with zeros
+    assert back == 10 * 2 * 3 * inputs  # the same again, and the part of the gradient that is added is read
+
+
+def test_work_by_hand(fresh) -> None:
+    """D 24, queries and keys of 24 and 12, I 20; rank 3 for v, o and down."""
+    spec = fresh("LlamaForCausalLM").spec
+    base, layer = spec.layers[0], with_lora(spec, LoRA(r=3, target_modules=("v_proj", "o_proj", "down_proj"))).layers[0]
+    plain, adapted = base.work(10, 5, 2), layer.work(10, 5, 2)
+    low, high = 3 * (24 + 24 + 20), 3 * (12 + 24 + 24)
+    assert adapted[0].matmul - plain[0].matmul == 2 * 10 * (low + high)
+    # the product with A again, the gradients of both products' inputs and of both weights
+    assert adapted[1].matmul - plain[1].matmul == 2 * 10 * (low + 2 * high + 2 * low)
+    assert adapted[0].traffic - plain[0].traffic == 10 * 2 * 2 * (12 + 24 + 24)  # added to columns of the product
+    assert adapted[1].traffic - plain[1].traffic == 10 * 2 * 2 * (24 + 24 + 20)  # added to the input's gradient
