@@ -43,6 +43,13 @@ class Adapters:
         mask = self._mask(layer, mb)
         lora_backward_weights(dy, dh, x, p[self.a], self.starts, self.scale, mask, g[self.a], self._b(g))
 
+    def merge(self, a: Tensor, b: Tensor, weight: Tensor) -> None:
+        """Adds what the adapters do to the product's weight; all of one type."""
+        first = 0
+        for start, width, columns in zip(self.starts, self.widths, b.split(self.widths), strict=True):
+            weight[start : start + width].addmm_(columns, a[first : first + self.rank], alpha=self.scale)
+            first += self.rank
+
     @property
     def a(self) -> str:
         return f"{self.name}_lora_A"

@@ -1,20 +1,22 @@
 """LoRA: a model with frozen weights and, beside its products, low-rank adapters that are trained, by PEFT's names."""
 
-import re
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from functools import lru_cache
 from math import sqrt
 
+from torch import Tensor
+
 from rptrain.errors import UserError
-from rptrain.models.adapters import PLACES, Adapters
+from rptrain.kernels.reference import wide
+from rptrain.models.adapters import Adapters
 from rptrain.models.attention import AttentionBlock
 from rptrain.models.freeze import split_units
-from rptrain.models.moe import MoEBlock
-from rptrain.models.spec import Layer, ModelSpec, Param, Part, Unit
+from rptrain.models.lora_modules import ALL, adapted_modules, end, is_saved, module, modules, products, saved_modules
+from rptrain.models.spec import Layer, ModelShape, ModelSpec, Param, Part, Unit
+from rptrain.models.weights import View
 
-ALL = "all-linear"
 A, B = ".lora_A.weight", ".lora_B.weight"
+UNIT = ".lora"  # how the names of units of adapters end
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class LoRA:
     """What is adapted, and how: as PEFT's LoraConfig says it."""
 
     r: int = 8
-    alpha: int = 8
+    alpha: float = 8
     dropout: float = 0.0
     target_modules: str | tuple[str, ...] = ALL  # a pattern of whole names, or names or their ends
     rslora: bool = False
@@ -42,26 +44,62 @@ def with_lora(spec: ModelSpec, settings: LoRA) -> ModelSpec:
     """
     if settings.r < 1:
         raise UserError(f"lora.r must be at least 1, not {settings.r}")
-    targets = _targets(spec, settings.target_modules)
-    saved = _saved(spec, settings.modules_to_save, targets)
-    base = split_units(spec, lambda param: not _is_saved(param, saved))
+    targets = adapted_modules(spec, settings.target_modules)
+    saved = saved_modules(spec, settings.modules_to_save, targets)
+    base = split_units(spec, lambda param: not is_saved(param, saved))
     units, layers = list(base.units), []
     for layer, original in zip(base.layers, spec.layers, strict=True):
         params, adapters = [], []
-        for param in _products(spec, original):
+        for param in products(spec, original):
             if found := _adapters(param, settings, targets):
                 adapters.append(found[0])
                 params += found[1:]
         if params:
             layer = replace(_block(layer), units=(*layer.units, len(units)), adapters=tuple(adapters))
-            units.append(Unit(f"{layer.name}.lora", tuple(params)))
+            units.append(Unit(layer.name + UNIT, tuple(params)))
         layers.append(layer)
     return replace(base, units=tuple(units), layers=tuple(layers))
 
 
-def module(part: Part) -> str:
-    """The name of the module that a tensor of a checkpoint belongs to."""
-    return part.key.rpartition(".")[0]
+def adapter_units(spec: ModelShape) -> range:
+    """The units of adapters: the last ones."""
+    count = sum(unit.name.endswith(UNIT) for unit in spec.units)
+    return range(len(spec.units) - count, len(spec.units))
+
+
+def without_adapters(spec: ModelSpec) -> ModelSpec:
+    """The units and layers that are the model's own, in their places: what its checkpoints hold."""
+    layers = [
+        replace(_block(layer), units=layer.units[:-1], adapters=()) if _block(layer).adapters else layer
+        for layer in spec.layers
+    ]
+    return replace(spec, units=spec.units[: adapter_units(spec).start], layers=tuple(layers))
+
+
+def merged(spec: ModelSpec, view: View) -> View:
+    """The weights of `without_adapters`, those of `view` with their adapters added, rounded once.
+
+    A parameter at a time is computed, in the wide type.
+    """
+    places = {
+        (unit, adapters.name): (layer.units[-1], adapters)
+        for layer in map(_block, spec.layers)
+        for adapters in layer.adapters
+        for unit in layer.units
+    }
+
+    @lru_cache(maxsize=1)
+    def parameter(unit: int, name: str) -> Tensor:
+        weight = view(unit, name)
+        if (unit, name) not in places:
+            return weight
+        adapter_unit, adapters = places[unit, name]
+        dtype = wide(weight.dtype)
+        total = weight.to(dtype, copy=True)
+        adapters.merge(view(adapter_unit, adapters.a).to(dtype), view(adapter_unit, adapters.b).to(dtype), total)
+        return total
+
+    return parameter
 
 
 def adapted(spec: ModelSpec) -> list[str]:
@@ -72,9 +110,9 @@ def adapted(spec: ModelSpec) -> list[str]:
 
 def target_names(spec: ModelSpec) -> list[str]:
     """The adapted modules as a list for PEFT: by the ends of their names where that means no other module."""
-    modules = adapted(spec)
-    ends = {_end(name): None for name in modules}
-    return modules if any(_end(name) in ends for name in {*_modules(spec)} - {*modules}) else list(ends)
+    names = adapted(spec)
+    ends = {end(name): None for name in names}
+    return names if any(end(name) in ends for name in {*modules(spec)} - {*names}) else list(ends)
 
 
 def _adapters(param: Param, settings: LoRA, targets: set[str]) -> tuple[Adapters, Param, Param] | None:
@@ -97,107 +135,6 @@ def _adapters(param: Param, settings: LoRA, targets: set[str]) -> tuple[Adapters
     )
 
 
-def _products(spec: ModelSpec, layer: Layer) -> Iterable[Param]:
-    """The weights of a layer that can have adapters.
-
-    In a model with experts these are attention's: PEFT takes all names of an MLP for those of experts.
-    """
-    names = PLACES[:2] if any(isinstance(layer, MoEBlock) for layer in spec.layers) else PLACES
-    params = [param for unit in layer.units for param in spec.units[unit].params]
-    return (param for name in names for param in params if param.name == name)
-
-
 def _block(layer: Layer) -> AttentionBlock:
     assert isinstance(layer, AttentionBlock)
     return layer
-
-
-def _targets(spec: ModelSpec, wanted: str | tuple[str, ...]) -> set[str]:
-    """The modules that are to have an adapter."""
-    able = [module(part) for layer in spec.layers for param in _products(spec, layer) for part in param.parts]
-    if wanted == ALL:
-        return set(able)
-    others = [name for name in _modules(spec) if name not in able]
-    found: set[str] = set()
-    for entry in (wanted,) if isinstance(wanted, str) else wanted:
-        matches = _pattern(entry) if isinstance(wanted, str) else _ending(entry)
-        if refused := next(filter(matches, others), None):
-            raise UserError(f"lora.target_modules: {entry!r} matches {refused}, {_why_not(refused, able)}")
-        matched = set(filter(matches, able))
-        if not matched and isinstance(wanted, str) and any(map(_ending(entry), able)):
-            raise UserError(
-                f"lora.target_modules: {entry} is a pattern of whole names; "
-                f'write ["{entry}"] for the modules that end so'
-            )
-        if not matched:
-            raise UserError(f"lora.target_modules: no module that can have an adapter matches {_hint(entry, able)}")
-        found |= matched
-    return found
-
-
-def _saved(spec: ModelSpec, wanted: Iterable[str], targets: set[str]) -> set[str]:
-    """The modules that are to be trained whole."""
-    names = [name for name in _modules(spec) if ".experts" not in name]
-    found: set[str] = set()
-    for entry in wanted:
-        if spec.tied and _ending(entry)("lm_head"):
-            raise UserError(
-                "lora.modules_to_save: lm_head is the embedding in this model: write embed_tokens, which trains both"
-            )
-        matched = set(filter(_ending(entry), names))
-        if not matched:
-            raise UserError(f"lora.modules_to_save: no module matches {_hint(entry, names)}")
-        if both := matched & targets:
-            raise UserError(
-                f"lora.modules_to_save: {min(both)} has an adapter by lora.target_modules, and is to be trained whole: "
-                "take it out of one of them"
-            )
-        found |= matched
-    return found
-
-
-def _is_saved(param: Param, saved: set[str]) -> bool:
-    whole = [module(part) for part in param.parts if module(part) in saved]
-    if whole and len(whole) < len(param.parts):
-        others = ", ".join(module(part) for part in param.parts if module(part) not in saved)
-        raise UserError(
-            f"lora.modules_to_save: {', '.join(whole)} cannot be trained without {others}: they are one matrix here; "
-            "name all of them or none"
-        )
-    return bool(whole)
-
-
-def _modules(spec: ModelSpec) -> list[str]:
-    keys = [part.key for unit in spec.units for param in unit.params for part in param.parts]
-    return [key.rpartition(".")[0] for key in keys if key.endswith((".weight", ".bias"))]
-
-
-def _ending(entry: str) -> Callable[[str], bool]:
-    return lambda name: f".{name}".endswith(f".{entry}")
-
-
-def _pattern(entry: str) -> Callable[[str], bool]:
-    try:
-        compiled = re.compile(entry)
-    except re.error as error:
-        raise UserError(f"lora.target_modules: {entry!r} is no pattern: {error}") from None
-    return lambda name: compiled.fullmatch(name) is not None
-
-
-def _why_not(name: str, able: list[str]) -> str:
-    if ".mlp." in name:
-        return f"and adapters of experts are not supported, nor of an MLP beside them; {_there_are(able)}"
-    return f"which can have no adapter, but can be trained whole: name it in lora.modules_to_save; {_there_are(able)}"
-
-
-def _hint(entry: str, names: list[str]) -> str:
-    near = get_close_matches(entry, set(map(_end, names)), 1)
-    return f"{entry!r}{f'; did you mean {near[0]!r}?' if near else ''}; {_there_are(names)}"
-
-
-def _there_are(names: Iterable[str]) -> str:
-    return f"there are {', '.join({_end(name): None for name in names})}"
-
-
-def _end(name: str) -> str:
-    return name.rpartition(".")[2]
