@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, Self
@@ -16,11 +17,11 @@ from rptrain.models import registry, shards
 from rptrain.models.lora import LoRA, target_names
 from rptrain.models.shards import Stored
 from rptrain.models.spec import ModelSpec
-from rptrain.models.weights import View
+from rptrain.models.weights import TIED_HEAD, View
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # PEFT's, before the names of the model's own checkpoint
-SHOWN = 20  # problems that are listed
+SHOWN = 10  # problems of a kind that are listed
 
 # What PEFT can do to an adapter that we do not compute; empty or false is no use of it.
 _OTHER = (
@@ -68,7 +69,7 @@ class Adapter:
             "init_lora_weights": True,
             "modules_to_save": saved or None,
         }
-        return config | ({"ensure_weight_tying": True} if spec.tied and spec.units[0].trainable else {})
+        return config | ({"ensure_weight_tying": True} if _ties(spec) else {})
 
 
 @dataclass(frozen=True)
@@ -87,24 +88,28 @@ def base_name(model_path: str, model_dir: Path) -> str:
 
 def saved_modules(spec: ModelSpec) -> list[str]:
     """The modules that are trained whole, by their full names."""
-    keys = [key for key in shapes(spec) if ".lora_" not in key]
+    keys = [key for key in shapes(spec) if ".lora_" not in key and not (spec.tied and key == TIED_HEAD)]
     return list(dict.fromkeys(key.rpartition(".")[0] for key in keys))
 
 
 def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """The tensors of the model's adapter, by the names of its checkpoint: all that is trained."""
-    return {
+    """The tensors of the model's adapter, by the names of its checkpoint: all that is trained.
+
+    Of a tied embedding PEFT keeps the head as well.
+    """
+    found = {
         part.key: (part.rows, *param.shape[1:])
         for unit in spec.units
         if unit.trainable
         for param in unit.params
         for part in param.parts
     }
+    return found | ({TIED_HEAD: spec.units[0].params[0].shape} if _ties(spec) else {})
 
 
 def write(aside: Aside, spec: ModelSpec, view: View, adapter: Adapter, dtype: torch.dtype) -> None:
     """Writes both files; one unit in memory at a time."""
-    tensors = (
+    own = (
         rows
         for index, unit in enumerate(spec.units)
         if unit.trainable
@@ -112,7 +117,8 @@ def write(aside: Aside, spec: ModelSpec, view: View, adapter: Adapter, dtype: to
         for rows in view(index, param.name).split([part.rows for part in param.parts])
     )
     named = {PREFIX + key: shape for key, shape in shapes(spec).items()}
-    shards.write(aside.path / WEIGHTS, named, dtype, tensors)
+    again = (view(0, param.name) for param in spec.units[0].params if _ties(spec))
+    shards.write(aside.path / WEIGHTS, named, dtype, chain(own, again))
     aside.write_json(CONFIG, adapter.config(spec))
 
 
@@ -136,10 +142,13 @@ def read(directory: str | Path) -> AdapterFiles:
 
 
 def settings_of(files: AdapterFiles, spec: ModelSpec) -> LoRA:
-    """The settings that an adapter was made with, of modules of this model; UserError where its config cannot be."""
+    """The settings that an adapter was made with, by its tensors; UserError where its config cannot be.
+
+    `spec` is its base model.
+    """
     config = files.config
     ends = (".lora_A.weight", ".lora_B.weight")
-    own = [name.removeprefix(PREFIX) for name in files.tensors]
+    own = [name.removeprefix(PREFIX) for name in files.tensors if not (spec.tied and name == PREFIX + TIED_HEAD)]
     targets = tuple(dict.fromkeys(name.removesuffix(ends[0]) for name in own if name.endswith(ends[0])))
     saved = tuple(dict.fromkeys(name.rpartition(".")[0] for name in own if not name.endswith(ends)))
     r, alpha = config.get("r", 8), config.get("lora_alpha", 8)
@@ -152,19 +161,19 @@ def check(files: AdapterFiles, spec: ModelSpec) -> None:
     """UserError that lists how the tensors differ from those of the model's adapter: missing, unexpected, shapes."""
     wanted = {PREFIX + key: shape for key, shape in shapes(spec).items()}
     stored = files.tensors
-    problems = [f"{name} is missing" for name in wanted if name not in stored]
-    problems += [f"{name} is not part of it" for name in stored if name not in wanted]
-    problems += [
+    missing = [f"{name} is missing" for name in wanted if name not in stored]
+    extra = [f"{name} is not part of it" for name in stored if name not in wanted]
+    other = [
         f"{name} has no elements"
         if not prod(stored[name].shape)
         else f"{name} has shape {list(stored[name].shape)}, not {list(shape)}"
         for name, shape in wanted.items()
         if name in stored and stored[name].shape != shape
     ]
-    if problems:
-        shown = problems[:SHOWN] + ([f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else [])
+    if problems := [line for kind in (missing, extra, other) for line in _shortened(kind)]:
         raise UserError(
-            f"the adapter in {files.directory} is not one of this model with these settings:\n- " + "\n- ".join(shown)
+            f"the adapter in {files.directory} is not one of this model with these settings:\n- "
+            + "\n- ".join(problems)
         )
 
 
@@ -194,6 +203,15 @@ def load(files: AdapterFiles, spec: ModelSpec, view: View) -> None:
             rows = view(index, param.name).split([part.rows for part in param.parts])
             pairs += [(files.tensors[PREFIX + part.key], piece) for part, piece in zip(param.parts, rows, strict=True)]
     shards.read(pairs)
+
+
+def _ties(spec: ModelSpec) -> bool:
+    """Whether an embedding is trained that is the head as well."""
+    return spec.tied and spec.units[0].trainable
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    return lines[:SHOWN] + ([f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])
 
 
 def _shown(value: object) -> str:

@@ -155,28 +155,29 @@ def fresh() -> Callable[..., Native]:
     return build
 
 
+def make_micro_batch(
+    spec: ModelSpec, documents: list[list[int]], labels: Tensor | None = None, dtype: torch.dtype = torch.float32
+) -> MicroBatch:
+    """Each inner list is a row: the lengths of its documents."""
+    flat = [length for row in documents for length in row]
+    positions = torch.cat([torch.arange(length) for length in flat])
+    cos, sin = rope.tables(torch.tensor(spec.inv_freq, dtype=wide(dtype)), positions, spec.rope_scale)
+    return MicroBatch(
+        rows=len(documents),
+        length=sum(documents[0]),
+        positions=positions,
+        labels=torch.full_like(positions, -100) if labels is None else labels,
+        cu_seqlens=torch.tensor([0, *torch.tensor(flat).cumsum(0)], dtype=torch.int32),
+        max_seqlen=max(flat),
+        uniform=len({length for row in documents for length in row}) == 1,
+        cos=cos,
+        sin=sin,
+    )
+
+
 @pytest.fixture
 def micro_batch() -> Callable[..., MicroBatch]:
-    def build(
-        spec: ModelSpec, documents: list[list[int]], labels: Tensor | None = None, dtype=torch.float32
-    ) -> MicroBatch:
-        """Each inner list is a row: the lengths of its documents."""
-        flat = [length for row in documents for length in row]
-        positions = torch.cat([torch.arange(length) for length in flat])
-        cos, sin = rope.tables(torch.tensor(spec.inv_freq, dtype=wide(dtype)), positions, spec.rope_scale)
-        return MicroBatch(
-            rows=len(documents),
-            length=sum(documents[0]),
-            positions=positions,
-            labels=torch.full_like(positions, -100) if labels is None else labels,
-            cu_seqlens=torch.tensor([0, *torch.tensor(flat).cumsum(0)], dtype=torch.int32),
-            max_seqlen=max(flat),
-            uniform=len({length for row in documents for length in row}) == 1,
-            cos=cos,
-            sin=sin,
-        )
-
-    return build
+    return make_micro_batch
 
 
 @pytest.fixture(scope="session", params=VARIANTS)
