@@ -153,7 +153,7 @@ AT = "base_model.model.model.layers"
     ("change", "message"),
     [
         (wrapped, f"{AT}.0.self_attn.q_proj.lora_A.weight is missing\n"),
-        (wrapped, "base_model.module.model.model.layers.0.self_attn.q_proj.lora_A.weight is not p"),
+        (wrapped, "base_model.module.model.model.layers.0.mlp.down_proj.lora_A.weight is not part of it\n"),
         (wrapped, "\n- and 18 more"),
         (emptied, f"{AT}.1.mlp.up_proj.lora_A.weight has no elements"),
         (spoiled, f"{AT}.0.self_attn.v_proj.lora_B.weight holds values that are infinite or not numbers"),
