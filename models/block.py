@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from rptrain.models.adapters import Adapters
+from rptrain.models.spec import Param
 from rptrain.plan.costs import Work, scaled
 
 
@@ -33,6 +34,9 @@ class BlockShape(ABC):
         for part_forward, part_backward in parts:
             forward, backward = forward + part_forward, backward + part_backward
         return forward, backward
+
+    def gradient_work(self, param: Param, tokens: int) -> Work:
+        return product_gradient(param, tokens)
 
     def kept_bytes(self, tokens: int, itemsize: int) -> int:
         """Bytes that are kept from the recomputed forward until backward."""
@@ -94,3 +98,8 @@ class BlockShape(ABC):
             Work(matmul=matmul, attention=attention, elementwise=scaled(forward, tokens * itemsize)),
             Work(matmul=2 * matmul, attention=2 * attention, elementwise=scaled(backward, tokens * itemsize)),
         )
+
+
+def product_gradient(param: Param, tokens: int) -> Work:
+    """Of a weight [out, in] that every token is multiplied with; the gradients of vectors are no products."""
+    return Work(matmul=2.0 * tokens * param.numel if len(param.shape) == 2 else 0.0)

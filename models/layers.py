@@ -20,7 +20,8 @@ from rptrain.kernels.linear_cross_entropy import (
 from rptrain.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_backward
 from rptrain.kernels.swiglu import swiglu, swiglu_backward
 from rptrain.models.attention import AttentionBlock
-from rptrain.models.spec import Grads, MicroBatch, Params
+from rptrain.models.block import product_gradient
+from rptrain.models.spec import Grads, MicroBatch, Param, Params
 from rptrain.plan.costs import Work, scaled
 
 
@@ -106,6 +107,9 @@ class Head:
             Work(matmul=matmul, elementwise=scaled(forward, tokens * itemsize)),
             Work(matmul=2 * matmul, elementwise=scaled(backward, tokens * itemsize)),
         )
+
+    def gradient_work(self, param: Param, tokens: int) -> Work:
+        return product_gradient(param, tokens)
 
     def kept_bytes(self, tokens: int, itemsize: int) -> int:
         return 0

@@ -17,7 +17,7 @@ from rptrain.kernels.moe_rows import combine, gather, weigh
 from rptrain.kernels.rms_norm import add_rms_norm, rms_norm_backward
 from rptrain.kernels.swiglu import Clamp, swiglu, swiglu_backward
 from rptrain.models.attention import AttentionBlock
-from rptrain.models.spec import Grads, MicroBatch, Params
+from rptrain.models.spec import Grads, MicroBatch, Param, Params
 from rptrain.plan.costs import Work, scaled
 
 
@@ -132,6 +132,14 @@ class MoEBlock(AttentionBlock):
             # with biases, the weights' gradient also has the product of those of `down` with the gradient
             Work(matmul=(2 + self.biases) * router, grouped=2 * grouped, elementwise=back),
         )
+
+    def gradient_work(self, param: Param, tokens: int) -> Work:
+        """Each token reaches some of the experts; the gradients of their biases are read, not multiplied."""
+        if param.name in ("experts_gate_up", "experts_down"):
+            return Work(grouped=2.0 * tokens * param.numel * self.active / self.experts)
+        if param.name.startswith("experts"):
+            return Work()
+        return super().gradient_work(param, tokens)
 
     def mlp_kept(self, tokens: int, itemsize: int) -> int:
         choice = self.active * (itemsize + 3 * 4)  # weight, expert, row and place

@@ -128,6 +128,10 @@ class LayerShape(Protocol):
         """
         ...
 
+    def gradient_work(self, param: Param, tokens: int) -> Work:
+        """The part of backward's products that makes a parameter's gradient: what it does without if that is frozen."""
+        ...
+
     def kept_bytes(self, tokens: int, itemsize: int) -> int:
         """Bytes that are kept from the recomputed forward until backward."""
         ...
@@ -198,6 +202,11 @@ class ModelShape:
     def trained(self, units: Iterable[int]) -> tuple[int, ...]:
         """Those of the units that are trainable."""
         return tuple(unit for unit in units if self.units[unit].trainable)
+
+    @property
+    def frozen(self) -> tuple[int, ...]:
+        """The units that are not trainable."""
+        return tuple(index for index, unit in enumerate(self.units) if not unit.trainable)
 
     @property
     def num_parameters(self) -> int:

@@ -89,9 +89,12 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     return WeightFiles(directory, {name: stored[name] for name in wanted})
 
 
-def load(files: WeightFiles, spec: ModelSpec, view: View) -> None:
-    """Fills the host views, converting to their dtype. UserError for a file that is gone or cut short by now."""
-    places, stored = _places(spec), files.tensors
+def load(files: WeightFiles, spec: ModelSpec, view: View, units: Collection[int] | None = None) -> None:
+    """Fills the host views, of all or of these units, converting to their dtype.
+
+    UserError for a file that is gone or cut short by now.
+    """
+    places, stored = _places(spec, units), files.tensors
     read((stored[name], place.of(view)) for name, place in places.items() if name in stored)
     packed = [
         (*(stored[part] for part in mxfp4.names(name)), place) for name, place in places.items() if name not in stored
@@ -101,7 +104,7 @@ def load(files: WeightFiles, spec: ModelSpec, view: View) -> None:
 
 
 def initialise(spec: ModelSpec, view: View, seed: int, units: Collection[int] | None = None) -> None:
-    """Fresh weights of these units, or of all: normal, uniform, or ones.
+    """Fresh weights, of all or of these units: normal, uniform, or ones.
 
     Each tensor's numbers depend on the seed and on its name only.
     """
@@ -117,8 +120,8 @@ def initialise(spec: ModelSpec, view: View, seed: int, units: Collection[int] | 
         for piece in target.view(-1).split(DRAWN):
             piece.copy_(_drawn(len(piece), place.param, generator))
 
-    places = [item for item in _places(spec).items() if units is None or item[1].unit in units]
-    in_parallel(draw, sorted(places, key=lambda item: -prod(item[1].shape)))
+    largest_first = sorted(_places(spec, units).items(), key=lambda item: -prod(item[1].shape))
+    in_parallel(draw, largest_first)
 
 
 def _drawn(count: int, param: Param, generator: torch.Generator) -> Tensor:
@@ -173,10 +176,11 @@ def _verified(directory: Path, spec: ModelSpec, dtype: torch.dtype, config: Mapp
     return files
 
 
-def _places(spec: ModelSpec) -> dict[str, _Place]:
+def _places(spec: ModelSpec, units: Collection[int] | None = None) -> dict[str, _Place]:
+    """By the name of the tensor; of all or of these units."""
     places = {}
     for index, unit in enumerate(spec.units):
-        for param in unit.params:
+        for param in unit.params if units is None or index in units else ():
             start = 0
             for part in param.parts:
                 places[part.key] = _Place(index, param, start, part)

@@ -82,6 +82,8 @@ class Train(Section):
 
     method: Literal["full", "lora"] | None = None
     """"full": the weights are trained; "lora": adapters are; unset: adapters where there is a [lora] table"""
+    freeze: tuple[Text, ...] = Field(default=(), strict=False)
+    """tensors that stay as they are, by name in the checkpoint; "*" is any text: "model.layers.0.*"; unset: none"""
     micro_batch_size: PositiveInt | Literal["auto"] = 1
     """rows that go through the model together; "auto": what is planned to be fastest"""
     global_batch_size: PositiveInt = 16

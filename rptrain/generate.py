@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from rptrain.checkpoint.base import BASE
-from rptrain.checkpoint.export import DTYPES, checkpoint_of, checkpoint_view
-from rptrain.checkpoint.state import read_state
+from rptrain.checkpoint.export import DTYPES, checkpoint_of, from_checkpoint
 from rptrain.data.loader import load_tokenizer
 from rptrain.errors import UserError
 from rptrain.evaluate import encode_prompt
@@ -37,10 +36,9 @@ def generate_text(
         spec, parameters, base = _from_directory(source)
     else:
         checkpoint = checkpoint_of(source)
-        read_state(checkpoint)  # a UserError where a file is missing or cut short
         base = checkpoint / BASE
-        spec = registry.build(registry.read_config(base))
-        parameters = _gather(spec, checkpoint_view(checkpoint, spec))
+        spec, view = from_checkpoint(checkpoint)
+        parameters = _gather(spec, view)
     tokenizer = load_tokenizer(base)
     device = _device(spec, parameters)
     placed = [{name: tensor.to(device) for name, tensor in unit.items()} for unit in parameters]

@@ -24,6 +24,7 @@ from rptrain.models.spec import ModelSpec
 from rptrain.plan.estimate import estimate
 from rptrain.planner import DTYPES, RunPlan
 from rptrain.rundir import RunDir
+from rptrain.training_model import training_model
 
 log = logging.getLogger(__name__)
 
@@ -73,14 +74,13 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     """Looks at everything the run needs, cheapest first. UserError for what a person can mend.
 
     `hardware` is by default what is here now. A resumed run has its weights in a checkpoint: the model directory's are
-    not looked at.
+    not looked at, but where some are frozen.
     """
-    model_dir = registry.locate(config.model.path)
-    spec = registry.build(registry.read_config(model_dir))
+    model_dir, spec = training_model(config)
     hardware = hardware or here(config.engine)
     files = None
     stored = any(model_dir.glob("*.safetensors")) or not _is_preset(model_dir)
-    if weights_needed and config.model.init == "auto" and stored:
+    if (weights_needed or spec.frozen) and config.model.init == "auto" and stored:
         files = weights.check(model_dir, spec)
     _warn_of_idle(config, hardware.devices)
     tokens_needed = any(source.path != "builtin:random" for source in config.data.train) or config.eval.questions
@@ -139,7 +139,7 @@ def settle(resolved: Resolved, found: tuple[RunDir, Path] | None, hardware: Hard
     if found is not None:
         run = found[0]
         return automatic.settled(resolved, automatic.recorded(config, run.config()), str(run.config_path))
-    spec = registry.build(registry.read_config(registry.locate(config.model.path)))
+    spec = training_model(config)[1]
     return automatic.settled(resolved, automatic.settle_on(config, spec, hardware), "planned")
 
 

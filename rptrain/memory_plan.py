@@ -12,7 +12,6 @@ from rptrain.checkpoint.files import SLACK
 from rptrain.config import Config
 from rptrain.data.loader import RANDOM, RANDOM_ROWS
 from rptrain.devices import Gpu, Hardware, readable
-from rptrain.engine.embedding import RowGradients
 from rptrain.engine.engine import AHEAD
 from rptrain.engine.footprint import Footprint, Shapes, stage_numel, stage_parts
 from rptrain.engine.memory import accumulate_dtype, aligned
@@ -21,7 +20,7 @@ from rptrain.engine.moments import bytes_each, layout
 from rptrain.errors import UserError
 from rptrain.models.spec import ModelShape
 from rptrain.plan.schedule import Plan, Stage
-from rptrain.planner import LIBRARIES, RunPlan, Workload, least_footprint, make_plan
+from rptrain.planner import LIBRARIES, RunPlan, Workload, least_footprint, make_plan, row_bytes
 from rptrain.rundir import RunDir
 
 # What CUDA takes of the host, fitted to tests/results/qwen3-1.7b-*.json (torch 2.11): their `process_pss_gib` less
@@ -177,10 +176,11 @@ def state_parts(spec: ModelShape, workload: Workload) -> list[Part]:
     rounds, grad = workload.shapes.wide_grad, wide.itemsize if workload.shapes.wide_grad else itemsize
     moments = layout(workload.moments, wide)
 
-    def buffers(itemsize: int, shared: int = 1) -> int:
-        return sum(aligned(unit.numel // shared * itemsize) for unit in spec.units)
+    def buffers(itemsize: int, shared: int = 1, *, frozen: bool = False) -> int:
+        return sum(aligned(unit.numel // shared * itemsize) for unit in spec.units if unit.trainable != frozen)
 
-    parts = [
+    parts = [Part("frozen weights", buffers(itemsize, frozen=True))] if spec.frozen else []
+    parts += [
         Part("weights" if generations == 1 else f"weights, {generations} generations", generations * buffers(itemsize)),
         Part("gradients, summed over rounds" if rounds else "gradients", buffers(grad)),
         Part("moments of AdamW", sum(buffers(kind.itemsize, shared) for _, kind, shared in moments)),
@@ -204,10 +204,11 @@ def _process(config: Config, workload: Workload, hardware: Hardware) -> list[Par
 def _host(
     config: Config, spec: ModelShape, workload: Workload, hardware: Hardware, activations: int, workers: int
 ) -> Place:
-    rows = RowGradients.nbytes(spec, workload.dtype, workload.tokens * workload.micro_batches)
+    rows = row_bytes(spec, workload)
     parts = [*state_parts(spec, workload), Part("activations between stages", activations)]
     locked = sum(part.nbytes for part in parts)
-    parts.append(Part("sums of the embedding's gradient", rows))
+    if rows:
+        parts.append(Part("sums of the embedding's gradient", rows))
     if workers:
         parts.append(Part(f"memory of {hardware.devices} CPU workers", workers))
     notes = []
@@ -283,7 +284,7 @@ def _disk(config: Config, spec: ModelShape, saved: int) -> Place:
     workload = Workload.of(config)
     itemsize, moments = workload.dtype.itemsize, bytes_each(workload.moments, accumulate_dtype(workload.dtype))
     each = itemsize * (1 + workload.asynchronous) + moments + (2 if itemsize == 2 else 0)
-    one = int(each * sum(unit.numel for unit in spec.units))
+    one = int(each * sum(unit.numel for unit in spec.units if unit.trainable))
     written, keep = saves(config), config.save.save_total_limit
     notes = []
     if written is None and keep is None:

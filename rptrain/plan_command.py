@@ -30,7 +30,6 @@ from rptrain.devices import Hardware
 from rptrain.errors import UserError
 from rptrain.machine_flags import MachineFlags
 from rptrain.memory_plan import MemoryPlan, going_on, least_memory, plan_run
-from rptrain.models import registry
 from rptrain.models.block import BlockShape
 from rptrain.models.moe import MoEBlock
 from rptrain.models.spec import ModelShape
@@ -40,6 +39,7 @@ from rptrain.plan.simulate import Timeline, simulate
 from rptrain.planner import RunPlan, Workload
 from rptrain.rundir import RunDir, find
 from rptrain.timings import Conditions, load
+from rptrain.training_model import training_model
 
 PICTURE_CHUNK = 256 << 20  # bytes: a picture shows no finer pieces of a copy
 
@@ -140,7 +140,7 @@ def report(path: Path, overrides: list[str], flags: MachineFlags) -> PlanReport:
     resolved = resolve(path, overrides)
     config = resolved.config
     hardware = flags.machine(config)
-    spec = registry.build(registry.read_config(registry.locate(config.model.path)))
+    spec = training_model(config)[1]
     found = _unfinished(resolved) if hardware.here else None
     hardware = going_on(hardware, found)
     if found is not None:

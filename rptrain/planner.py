@@ -89,30 +89,41 @@ def layer_costs(
     grad = wide if workload.shapes.wide_grad else itemsize
     pace = machine.update_seconds(1, bytes_each(workload.moments, accumulate))
     if measured is not None and measured.update:
-        pace = measured.update / spec.num_parameters
+        pace = measured.update / sum(spec.units[unit].numel for unit in spec.trained(range(len(spec.units))))
     costs = []
     updated: set[int] = set()
     for index, layer in enumerate(spec.stack):
-        numel = sum(spec.units[unit].numel for unit in layer.units)
+        numel, trained = (
+            sum(spec.units[unit].numel for unit in units) for units in (layer.units, spec.trained(layer.units))
+        )
         ahead, back = layer.work(workload.tokens, workload.length, itemsize)
-        sums = Work(elementwise={"gradient sums": 2 * numel * wide})  # read and written
+        for param in (param for unit in layer.units if unit in spec.frozen for param in spec.units[unit].params):
+            back = back.without(layer.gradient_work(param, workload.tokens))
+        sums = Work(elementwise={"gradient sums": 2 * trained * wide})  # read and written
         forward, backward = machine.card.seconds(ahead), machine.card.seconds(back + sums)
         if measured is not None:
             forward, backward = measured.forward[index] or forward, measured.backward[index]
-        new = {*layer.units, 0} - updated if index == 0 else {*layer.units} - updated
+        new = {*spec.trained((*layer.units, 0) if index == 0 else layer.units)} - updated
         updated |= new
         costs.append(
             LayerCost(
                 forward,
                 backward if measured is not None and layer is spec.head else forward + backward,
                 numel * itemsize,
-                numel * grad,
+                trained * grad,
                 layer.kept_bytes(workload.tokens, itemsize),
                 pace * sum(spec.units[unit].numel for unit in new),
-                numel * wide,
+                trained * wide,
             )
         )
     return tuple(costs)
+
+
+def row_bytes(spec: ModelShape, workload: Workload) -> int:
+    """What the sums of the embedding's gradient rows take of the host."""
+    if not spec.units[0].trainable:
+        return 0
+    return RowGradients.nbytes(spec, workload.dtype, workload.tokens * workload.micro_batches)
 
 
 def make_plan(
@@ -149,7 +160,7 @@ def make_plan(
         wide_grad=workload.shapes.wide_grad,
         moments=workload.moments,
     )
-    rows = RowGradients.nbytes(spec, workload.dtype, workload.tokens * workload.micro_batches)
+    rows = row_bytes(spec, workload)
     room = None if device_limit is None else device_limit - LIBRARIES
     _check_single_layers(spec, workload.shapes, room, limit_source)
     parts = cache(lambda stage: stage_parts(spec, stage, workload.shapes))

@@ -12,6 +12,7 @@ from typing import Any
 
 import rptrain
 from rptrain import metrics
+from rptrain.checkpoint import frozen
 from rptrain.checkpoint.base import BASE
 from rptrain.checkpoint.export import export_store
 from rptrain.checkpoint.state import load_state, prune, read_state, save_state
@@ -28,7 +29,7 @@ from rptrain.errors import TrainingError, UserError
 from rptrain.evaluate import ask_questions
 from rptrain.job import Job, prepare_job, replan, settle
 from rptrain.memory_plan import going_on
-from rptrain.models import registry, weights
+from rptrain.models import registry
 from rptrain.plan.schedule import Slot
 from rptrain.rundir import RunDir, begin, find
 from rptrain.timings import Conditions, Timings, load
@@ -138,6 +139,7 @@ class Trainer:
         self._seconds = 0.0  # of steps since the last report, while none is under way
         self._tokens = 0  # since the last report
         self._skipped = 0  # steps in a row
+        self._frozen: dict[str, Any] | None = None  # what checkpoints say of frozen weights
 
     def run(self, checkpoint: Path | None) -> None:
         job, log = self._job, self._log
@@ -267,15 +269,18 @@ class Trainer:
 
     def _load(self, checkpoint: Path | None) -> tuple[int, int]:
         """Fills the store; returns the steps that are done and those of them that were applied."""
-        job = self._job
+        job, seed = self._job, self._job.config.train.seed
+        fresh = range(len(job.spec.units)) if checkpoint is None else job.spec.frozen
+        frozen.fill(job.spec, self._store.view, job.files, seed, fresh)
+        if job.spec.frozen:
+            flats = [(state.unit, state.params[0]) for state in self._store.units if not state.unit.trainable]
+            self._frozen = frozen.describe(flats, job.config.train.freeze, seed, job.files is None)
         if checkpoint is None:
-            if job.files is None:
-                weights.initialise(job.spec, self._store.view, job.config.train.seed)
-            else:
-                weights.load(job.files, job.spec, self._store.view)
             self._store.loaded()
             return 0, 0
         state = load_state(checkpoint, self._store.units)
+        if self._frozen is not None:
+            frozen.check(state["meta"], self._frozen["sha256"])
         self._log.write(metrics.Resumed(state["step"], str(checkpoint)))
         self._progress.note(f"resumed from {checkpoint}")
         return state["step"], state["meta"]["applied"]
@@ -287,8 +292,10 @@ class Trainer:
         meta: dict[str, Any] = {
             "applied": engine.applied,
             "data": self._job.rows.content_hash,
-            "model_dir": str(self._job.model_dir),
+            "model_dir": str(self._job.model_dir.absolute()),
         }
+        if self._frozen is not None:
+            meta["frozen"] = self._frozen
         if self._job.chat_template is not None:
             meta["chat_template"] = self._job.chat_template
         path = save_state(self._run.checkpoints_path, self._store.units, step=step, meta=meta)

@@ -337,7 +337,7 @@ def test_files_that_cannot_be_read(folder):
         ("val_set_size", "validation loss is not available"),
         ("fp16", "fp16 is not available"),
         ("xyzzy", "the tables are: [model], [data]"),
-        ("train.xyzzy", "[train] has: method, micro_batch_size"),
+        ("train.xyzzy", "[train] has: method, freeze, micro_batch_size"),
         ("data.train.0.pth", "did you mean `data.train.path`?"),
         ("train.learning_rat", "did you mean `optim.learning_rate`?"),
     ],

@@ -8,7 +8,7 @@ is left out: gradient sums, rotary tables, transfers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rptrain.bench import clock
+from rptrain.engine.meter import likeness
 from rptrain.kernels import attention as attn
 from rptrain.kernels.grouped import grouped_mm, grouped_weight_grad
 from rptrain.kernels.reference import wide
@@ -134,12 +135,11 @@ def _move(halves: list[Tensor], nbytes: float) -> None:
 
 
 def _kinds(spec: ModelSpec) -> dict[tuple[str, Layer | HeadLayer], int]:
-    """One layer of each kind, and how many there are: layers that differ in name and place only are of one kind."""
+    """One layer of each kind, and how many there are."""
     found: dict[Any, tuple[str, Layer | HeadLayer]] = {}
     counts: dict[tuple[str, Layer | HeadLayer], int] = {}
     for layer in spec.stack:
-        kind = replace(layer, name="", unit=0) if isinstance(layer, BlockShape) else layer
-        first = found.setdefault(kind, (layer.name, layer))
+        first = found.setdefault(likeness(spec, layer), (layer.name, layer))
         counts[first] = counts.get(first, 0) + 1
     return counts
 
@@ -147,13 +147,17 @@ def _kinds(spec: ModelSpec) -> dict[tuple[str, Layer | HeadLayer], int]:
 def _products(
     spec: ModelSpec, layer: Layer | HeadLayer, tokens: int, dtype: torch.dtype, device: torch.device
 ) -> Iterator[_Operation]:
-    """x [T, in] times each weight [out, in]; in backward the gradients of the input and of the weight."""
-    for unit in layer.units:
-        for param in spec.units[unit].params:
+    """x [T, in] times each weight [out, in]; in backward the gradients of the input and, if it is trained, of the
+    weight.
+    """
+    for unit in (spec.units[index] for index in layer.units):
+        for param in unit.params:
             if isinstance(layer, MoEBlock) and param.name in EXPERTS:
                 w = layer.whole(torch.randn(param.shape, dtype=dtype, device=device))
                 experts, size, out = w.shape
-                yield _Operation(f"{param.name} {size} x {out} x {experts}", *_grouped(w, tokens * layer.active))
+                yield _Operation(
+                    f"{param.name} {size} x {out} x {experts}", *_grouped(w, tokens * layer.active, unit.trainable)
+                )
                 continue
             if len(param.shape) != 2 or param.name.endswith("bias"):
                 continue
@@ -161,20 +165,21 @@ def _products(
             w, x, y = (
                 torch.randn(shape, dtype=dtype, device=device) for shape in ((out, size), (tokens, size), (tokens, out))
             )
-            yield _Operation(f"{param.name} {size} x {out}", *_product(w, x, y))
+            yield _Operation(f"{param.name} {size} x {out}", *_product(w, x, y, unit.trainable))
 
 
-def _product(w: Tensor, x: Tensor, y: Tensor) -> tuple[clock.Work, clock.Work]:
+def _product(w: Tensor, x: Tensor, y: Tensor, trained: bool) -> tuple[clock.Work, clock.Work]:
     dw, dx = torch.empty_like(w), torch.empty_like(x)
 
     def backward() -> None:
         torch.mm(y, w, out=dx)
-        torch.mm(y.t(), x, out=dw)
+        if trained:
+            torch.mm(y.t(), x, out=dw)
 
     return lambda: torch.mm(x, w.t(), out=y), backward
 
 
-def _grouped(w: Tensor, rows: int) -> tuple[clock.Work, clock.Work]:
+def _grouped(w: Tensor, rows: int, trained: bool) -> tuple[clock.Work, clock.Work]:
     """Products of so many rows, as many for each expert, with weights [E, in, out]."""
     experts, size, out = w.shape
     x, y = (torch.randn(rows, columns, dtype=w.dtype, device=w.device) for columns in (size, out))
@@ -183,7 +188,8 @@ def _grouped(w: Tensor, rows: int) -> tuple[clock.Work, clock.Work]:
 
     def backward() -> None:
         grouped_mm(y, w.mT, ends)
-        grouped_weight_grad(dw, x, y, ends)
+        if trained:
+            grouped_weight_grad(dw, x, y, ends)
 
     return lambda: grouped_mm(x, w, ends), backward
 

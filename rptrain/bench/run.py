@@ -176,6 +176,6 @@ def _grown(before: _Step, after: _Step) -> tuple[int, ...]:
 
 def _adam_bytes(store: ModelStore) -> float:
     """Bytes of a parameter that an update reads and writes: the gradient is only read."""
-    state = store.units[0]
+    state = next(state for state in store.units if state.unit.trainable)
     both = [state.params[0], *state.moments.values(), *([] if state.remainder is None else [state.remainder])]
     return (state.grad.nbytes + 2 * sum(tensor.nbytes for tensor in both)) / state.unit.numel

@@ -6,13 +6,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rptrain.checkpoint import frozen
 from rptrain.checkpoint.base import BASE, base_files
 from rptrain.checkpoint.files import MANIFEST, read_manifest, written_aside
-from rptrain.checkpoint.state import latest, unit_file, verify_checkpoint
+from rptrain.checkpoint.state import dtype_of, latest, read_state, unit_file, verify_checkpoint
 from rptrain.checkpoint.verify import verify
 from rptrain.engine.adam import join
 from rptrain.errors import UserError
-from rptrain.models import registry, weights
+from rptrain.models import weights
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import View
 
@@ -33,8 +34,8 @@ def export(source: Path, to: Path, dtype: str | None = None) -> Path:
     to = _target(to)
     kind = _dtype(dtype)
     verify_checkpoint(checkpoint)
-    spec = registry.build(registry.read_config(checkpoint / BASE))
-    return _write(checkpoint_view(checkpoint, spec, kind), spec, base_files(checkpoint / BASE), to, kind)
+    spec, view = from_checkpoint(checkpoint, kind)
+    return _write(view, spec, base_files(checkpoint / BASE), to, kind)
 
 
 def export_store(
@@ -67,20 +68,29 @@ def _write(view: View, spec: ModelSpec, base: dict[str, bytes], to: Path, dtype:
     return to
 
 
-def checkpoint_view(checkpoint: Path, spec: ModelSpec, dtype: torch.dtype | None = None) -> View:
-    """A checkpoint's parameters, mapped one unit at a time; master weights for another `dtype`."""
+def from_checkpoint(checkpoint: Path, dtype: torch.dtype | None = None) -> tuple[ModelSpec, View]:
+    """A checkpoint's model, and its parameters, mapped one unit at a time; master weights for another `dtype`.
+
+    Frozen units come from where the run had them. UserError where something is missing, cut short or not as it was.
+    """
     from safetensors import safe_open
+
+    state = read_state(checkpoint)
+    spec = frozen.spec_of(checkpoint, state["meta"])
+    base = frozen.reader(state["meta"], spec, dtype_of(state)) if spec.frozen else None
 
     @lru_cache(maxsize=1)
     def parameters(index: int) -> dict[str, Tensor]:
         unit = spec.units[index]
+        if base is not None and not unit.trainable:
+            return unit.views(base(index))
         with safe_open(checkpoint / unit_file(index, unit), framework="pt") as stored:
             flat = stored.get_tensor("param")
             if dtype not in (None, flat.dtype) and "remainder" in stored.keys():  # noqa: SIM118
                 flat = join(flat, stored.get_tensor("remainder"))
         return unit.views(flat)
 
-    return lambda index, name: parameters(index)[name]
+    return spec, lambda index, name: parameters(index)[name]
 
 
 def checkpoint_of(source: Path) -> Path:

@@ -6,7 +6,7 @@
       trainer_state.json                  step and meta
       complete.json                       sizes and hashes of the rest; written last
 
-Gradients are not kept: a step consumes them.
+Gradients are not kept: a step consumes them. Nor are frozen units (frozen.py).
 """
 
 import json
@@ -61,18 +61,18 @@ def save_state(checkpoints_dir: Path, units: Sequence[UnitState], *, step: int, 
     """
     target = Path(checkpoints_dir) / f"checkpoint-{step}"
     base = base_files(Path(meta["model_dir"]), meta.get("chat_template"))
-    names = [unit_file(index, state.unit) for index, state in enumerate(units)]
-    needed = sum(tensor.nbytes for state in units for tensor in _tensors(state).values())
+    files = _files(units)
+    needed = sum(tensor.nbytes for state in files.values() for tensor in _tensors(state).values())
     with written_aside(target, {"kind": KIND, "step": step}, needed + sum(map(len, base.values()))) as aside:
 
-        def write(index: int) -> None:
-            tensors = _tensors(units[index])
-            aside.write(names[index], [_header(tensors), *map(as_bytes, tensors.values())])
+        def write(name: str) -> None:
+            tensors = _tensors(files[name])
+            aside.write(name, [_header(tensors), *map(as_bytes, tensors.values())])
 
-        in_parallel(write, range(len(units)), THREADS)
+        in_parallel(write, files, THREADS)
         for name, content in base.items():
             aside.write(f"{BASE}/{name}", [content])
-        layouts = {name: _layout(_tensors(state)) for name, state in zip(names, units, strict=True)}
+        layouts = {name: _layout(_tensors(state)) for name, state in files.items()}
         aside.write_json(STATE, {"format": FORMAT, "step": step, "meta": dict(meta), "units": layouts})
     return target
 
@@ -83,7 +83,7 @@ def read_state(directory: Path) -> dict[str, Any]:
 
 
 def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
-    """Fills the units from a checkpoint and returns `step` and `meta`; generation 0 becomes the current one.
+    """Fills the trainable units from a checkpoint and returns `step` and `meta`; generation 0 becomes the current one.
 
     UserError that names the file and the reason if the checkpoint is damaged, incomplete, of another model or
     dtype, of other moments, or of the other kind of update. All but the units' hashes is checked before a buffer is
@@ -91,13 +91,13 @@ def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
     """
     directory = Path(directory)
     state, files = _read_state(directory)
-    expected = {unit_file(index, unit.unit): unit for index, unit in enumerate(units)}
+    expected = _files(units)
     if odd := set(state["units"]) ^ set(expected):
         raise UserError(f"{directory} is of another model: {min(odd)} is in one of them only")
     for name, unit in expected.items():
         _compare(directory / name, state["units"][name], _layout(_tensors(unit)))
 
-    for unit in units:
+    for unit in expected.values():
         unit.current, unit.before = 0, len(unit.params) - 1
 
     def read(name: str) -> None:
@@ -152,6 +152,11 @@ def unit_file(index: int, unit: Unit) -> str:
     return f"units/{index:05}-{unit.name}.safetensors"
 
 
+def _files(units: Sequence[UnitState]) -> dict[str, UnitState]:
+    """The trainable units by file."""
+    return {unit_file(index, state.unit): state for index, state in enumerate(units) if state.unit.trainable}
+
+
 def _tensors(state: UnitState) -> dict[str, Tensor]:
     """What is kept of a unit, in the file's order: W_T, W_{T-1} (the same after a skipped step), the states."""
     tensors = {"param": state.params[state.current]}
@@ -160,6 +165,12 @@ def _tensors(state: UnitState) -> dict[str, Tensor]:
     if state.remainder is not None:
         tensors["remainder"] = state.remainder
     return tensors | state.moments
+
+
+def dtype_of(state: Mapping[str, Any]) -> torch.dtype:
+    """What the parameters of the checkpoint of which `read_state` gave this are kept in."""
+    name = next(iter(state["units"].values()))["param"]["dtype"]
+    return next(dtype for dtype, known in DTYPES.items() if known == name)
 
 
 def _layout(tensors: Mapping[str, Tensor]) -> Layout:

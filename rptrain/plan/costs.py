@@ -25,6 +25,12 @@ class Work:
     def flops(self) -> float:
         return self.matmul + self.grouped + self.attention
 
+    def without(self, other: "Work") -> "Work":
+        """What is left where the products of `other` are left out."""
+        return Work(
+            self.matmul - other.matmul, self.grouped - other.grouped, self.attention - other.attention, self.elementwise
+        )
+
     def __add__(self, other: "Work") -> "Work":
         return Work(
             self.matmul + other.matmul,
@@ -53,7 +59,7 @@ class LayerCost:
     forward: float
     backward: float
     params: int = 0  # uploaded for each stage that holds the layer
-    grads: int = 0  # downloaded after each backward stage
+    grads: int = 0  # of what is trained, downloaded after each backward stage
     kept: int = 0  # on the device from the recomputed forward to backward
     update: float = 0.0  # seconds of the CPU optimizer, once a step
     sums: int = 0  # what gradients accumulate in on the device, uploaded for each backward stage of a later round

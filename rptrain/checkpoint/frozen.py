@@ -1,0 +1,81 @@
+"""The frozen units of a run: checkpoints leave them out, as the model's own files have them; how they are found again.
+
+A checkpoint's meta says in `frozen` by which patterns they are frozen, whether they were drawn and with which seed, and
+their hashes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rptrain.checkpoint.base import BASE
+from rptrain.errors import UserError
+from rptrain.models import registry, weights
+from rptrain.models.freeze import freeze
+from rptrain.models.shards import as_bytes
+from rptrain.models.spec import ModelSpec, Unit
+from rptrain.parallel import in_parallel
+
+Flats = Sequence[tuple[Unit, Tensor]]  # frozen units, each with the flat buffer of its parameters
+
+
+def describe(flats: Flats, patterns: Sequence[str], seed: int, drawn: bool) -> dict[str, Any]:
+    """`frozen` of a checkpoint's meta; what was not `drawn` is in the model's files."""
+    return {"patterns": [*patterns], "drawn": drawn, "seed": seed, "sha256": hashes(flats)}
+
+
+def hashes(flats: Flats) -> dict[str, str]:
+    """By the name of the unit."""
+    found: dict[str, str] = {}
+
+    def digest(item: tuple[Unit, Tensor]) -> None:
+        found[item[0].name] = sha256(as_bytes(item[1])).hexdigest()
+
+    in_parallel(digest, flats)
+    return found
+
+
+def check(meta: Mapping[str, Any], found: Mapping[str, str]) -> None:
+    """UserError where the hashes of units are not those that the checkpoint of this meta was trained with."""
+    for name, digest in found.items():
+        if meta["frozen"]["sha256"].get(name) != digest:
+            raise UserError(
+                f"the frozen weights of {name} are not those that the run was trained with: bring the model's files in "
+                f"{meta['model_dir']} back as they were"
+            )
+
+
+def spec_of(checkpoint: Path, meta: Mapping[str, Any]) -> ModelSpec:
+    """The model of a checkpoint, with the units it was trained with."""
+    spec = registry.build(registry.read_config(checkpoint / BASE))
+    return freeze(spec, meta["frozen"]["patterns"]) if "frozen" in meta else spec
+
+
+def reader(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype) -> Callable[[int], Tensor]:
+    """Gives a frozen unit's flat buffer, from where the run had it. UserError where it is not there any more."""
+    drawn, seed = meta["frozen"]["drawn"], meta["frozen"]["seed"]
+    files = None if drawn else weights.check(meta["model_dir"], spec)
+
+    def read(index: int) -> Tensor:
+        unit = spec.units[index]
+        flat = torch.zeros(unit.numel, dtype=dtype)
+        views = unit.views(flat)
+        fill(spec, lambda _, name: views[name], files, seed, [index])
+        check(meta, hashes([(unit, flat)]))
+        return flat
+
+    return read
+
+
+def fill(
+    spec: ModelSpec, view: weights.View, files: weights.WeightFiles | None, seed: int, units: Sequence[int]
+) -> None:
+    """Fills the views of these units from the model's files, or draws them where it has none."""
+    if files is None:
+        weights.initialise(spec, view, seed, units)
+    else:
+        weights.load(files, spec, view, units)
