@@ -81,8 +81,9 @@ class AddLoRA(torch.autograd.Function):
         (dy,) = grad_outputs
         dx = torch.zeros_like(x)
         grad_a, *grad_b = (torch.zeros_like(weight, dtype=wide(weight.dtype)) for weight in (a, *b))
-        dh = lora_backward_input(dy, a, b, *ctx.form, dx)
-        lora_backward_weights(dy, dh, x, a, *ctx.form, grad_a, grad_b)
+        starts, scale, drop = ctx.form
+        dh = lora_backward_input(dy, a, b, starts, scale, drop, dx)
+        lora_backward_weights(dy, dh, x, a, starts, scale, drop, grad_a, grad_b)
         grads = (grad.to(a.dtype) for grad in (grad_a, *grad_b))
         return dy, dx, next(grads), None, None, None, *grads
 

@@ -121,13 +121,13 @@ class Lora(Section):
     """the rank: columns of each adapter"""
     alpha: PositiveInt = 8
     """an adapter's output is multiplied by alpha / r"""
-    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
     """share of an adapter's inputs that is left out, at random"""
     target_modules: Names = "all-linear"
     """"all-linear"; or names such as ["q_proj", "v_proj"]; or a pattern (regular expression) of whole names"""
     rslora: bool = False
     """multiply by alpha / sqrt(r) instead"""
-    modules_to_save: tuple[Text, ...] = Field((), strict=False)
+    modules_to_save: tuple[Text, ...] = Field(default=(), strict=False)
     """modules that are trained whole, such as ["embed_tokens", "lm_head"]"""
     adapter: PathText | None = None
     """the folder of an adapter by PEFT or rptrain to go on from, of the same settings; unset: a new one"""
@@ -245,6 +245,9 @@ class Config(Section):
         if self.train.method == "full" and self.lora is not None:
             message = 'adapters are trained where there is a [lora] table: write "lora", or remove the table'
             raise _mistake("train.method", message)
+        if self.adapters is not None and self.train.freeze:
+            message = "with adapters all weights stay as they are, but those of lora.modules_to_save: remove it"
+            raise _mistake("train.freeze", message)
         return self
 
     @property
