@@ -27,10 +27,12 @@ from rptrain.memory_plan import (
     worker_bytes,
 )
 from rptrain.models import registry
+from rptrain.models.freeze import freeze
 from rptrain.plan.machine import CARDS
 from rptrain.plan.schedule import Plan
 from rptrain.planner import Workload
 from rptrain.trainer import train
+from rptrain.training_model import training_model
 
 from . import run_tools as tools
 
@@ -163,7 +165,7 @@ folder = Path(sys.argv[1])
 spec = registry.build(registry.read_config(folder / "model"))
 store = ModelStore(spec, torch.bfloat16, generations=2)
 for state in store.units:
-    for tensor in (*state.params, state.grad, state.exp_avg, state.exp_avg_sq, state.remainder):
+    for tensor in (*state.params, state.grad, *state.moments.values(), state.remainder):
         tensor.fill_(1)
 weights.save(folder / "same", spec, store.view, torch.bfloat16)
 weights.save(folder / "other", spec, store.view, torch.float32)
@@ -202,11 +204,16 @@ def test_cuda_takes_of_the_host_what_was_measured(update, gpus):
 )
 @pytest.mark.parametrize("update", ["sync", "async"])
 @pytest.mark.parametrize("size", [4, 2])
-def test_states_are_the_buffers_of_the_store(folder, dtype, moments, update, size):
+@pytest.mark.parametrize("frozen", [(), ("model.embed_tokens.weight", "*.mlp.*", "model.layers.2.*")])
+def test_states_are_the_buffers_of_the_store(folder, dtype, moments, update, size, frozen):
     kind = (f"model.dtype={dtype}", f"optim.update={update}", f"optim.moments={moments}")
-    config, spec, _, run, _ = planned(folder, *kind, f"engine.round_size={size}", "engine.devices=cpu:2")
-    workload = Workload.of(config)
+    config, spec, *_ = planned(folder, *kind, f"engine.round_size={size}", "engine.devices=cpu:2")
+    spec, workload = freeze(spec, frozen), Workload.of(config)
+    run, memory = plan_run(config, spec, devices.here(config.engine))
     parts = state_parts(spec, workload)
+    assert [part.name == "frozen weights" for part in parts].count(True) == bool(frozen)
+    rows = [part for part in memory.host.parts if "embedding" in part.name]
+    assert len(rows) == (not frozen)
     generations = 1 + workload.asynchronous
     assert sum(part.nbytes for part in parts) == run.store_bytes
     options = {"generations": generations, "wide_grad": size == 2, "moments": moments}
@@ -237,13 +244,14 @@ def test_a_worker_whose_stages_come_in_twos_has_another_half_in_each_slot(folder
     assert taken[1] - taken[0] == 4 * (4 * block + head - 2 * block)
 
 
+@pytest.mark.parametrize("frozen", ["[]", '["*.mlp.*", "model.layers.1.*"]'])
 @pytest.mark.parametrize("moments", ["fp32", "bf16", "int8"])
-def test_the_disk_holds_what_was_planned(tmp_path, moments):
+def test_the_disk_holds_what_was_planned(tmp_path, moments, frozen):
     """The files of a run that keeps one checkpoint and writes another, and of its export."""
     tools.write_model(tmp_path / "model")
-    overrides = ["engine.devices=cpu:2", "save.save_steps=3", "save.save_total_limit=2", f"optim.moments={moments}"]
-    resolved = tools.write_config(tmp_path, *overrides)
-    spec = registry.build(registry.read_config(tmp_path / "model"))
+    overrides = ["engine.devices=cpu:2", "save.save_steps=3", "save.save_total_limit=2"]
+    resolved = tools.write_config(tmp_path, *overrides, f"optim.moments={moments}", f"train.freeze={frozen}")
+    _, spec = training_model(resolved.config)
     disk = plan_run(resolved.config, spec, devices.here(resolved.config.engine))[1].disk
     assert disk is not None and disk.parts[0].name.startswith("2 checkpoints")
     run = train(resolved, quiet=True)

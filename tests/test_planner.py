@@ -5,9 +5,14 @@ import re
 import pytest
 import torch
 
+from rptrain.engine.footprint import stage_parts
+from rptrain.engine.meter import Measured
 from rptrain.errors import UserError
 from rptrain.models import registry
+from rptrain.models.freeze import freeze
+from rptrain.plan.costs import Work
 from rptrain.plan.machine import CARDS, Machine
+from rptrain.plan.schedule import Stage
 from rptrain.plan.validate import validate
 from rptrain.planner import LIBRARIES, Workload, layer_costs, make_plan
 
@@ -62,6 +67,44 @@ def test_small_moments_make_updates_shorter(moments, moved):
     costs = layer_costs(spec, workload, machine, None)
     numel = sum(unit.numel for unit in spec.units)
     assert sum(cost.update for cost in costs) == pytest.approx(moved * numel / machine.host_bandwidth)
+
+
+def test_what_is_frozen_costs_an_upload_and_its_part_of_the_arithmetic():
+    """No gradient to compute, to keep or to bring down, no update."""
+    machine, whole = Machine(CARDS["rtx4090"], 1), spec_of("qwen3-1.7b")
+    workload = Workload(4, 2048, 16, 16, torch.bfloat16, False)
+    spec = freeze(whole, ["model.embed_tokens.weight", "model.layers.0.*", "model.layers.1.mlp.*"])
+    before, after = (layer_costs(s, workload, machine, None) for s in (whole, spec))
+    assert [cost.forward for cost in after] == [cost.forward for cost in before]
+    assert [(cost.params, cost.kept) for cost in after] == [(cost.params, cost.kept) for cost in before]
+    assert after[2:-1] == before[2:-1]
+    assert (after[0].grads, after[0].sums, after[0].update) == (0, 0, 0)
+    mlp = 3 * 2048 * 6144
+    assert after[1].grads == before[1].grads - 2 * mlp and after[1].sums == before[1].sums - 4 * mlp
+    assert after[1].update == pytest.approx(before[1].update - machine.update_seconds(mlp, 8))
+    table = 151936 * 2048
+    for index, numel in ((1, mlp), (28, table)):  # with the gradient sums, which are read and written
+        spared = Work(matmul=2 * 8192 * numel, elementwise={"gradient sums": 2 * 4 * numel})
+        seconds = machine.card.seconds(spared)
+        assert before[index].backward - after[index].backward == pytest.approx(seconds)
+    assert before[0].backward - after[0].backward > before[1].backward - after[1].backward
+    measured = Measured((1.0,) * 28 + (0.0,), (2.0,) * 29, None, None, update=3.0, steps=2)
+    assert sum(cost.update for cost in layer_costs(spec, workload, machine, measured)) == pytest.approx(3.0)
+
+
+def test_a_frozen_model_needs_less_of_the_host_and_of_the_gpu():
+    whole = spec_of("qwen3-1.7b")
+    frozen = freeze(whole, ["model.embed_tokens.weight", "*.mlp.*"])
+    workload = Workload(4, 2048, 16, 16, torch.bfloat16, False)
+    numel = 151936 * 2048 + 28 * 3 * 2048 * 6144
+    store = [
+        make_plan(s, Machine(CARDS["rtx4090"], 1), workload, device_limit=None).store_bytes for s in (whole, frozen)
+    ]
+    assert store[0] - store[1] == pytest.approx(12 * numel, abs=28 * 6 * 4096)  # 14 bytes each to 2, in whole pages
+    for stage in (Stage("FB", 0, 29), Stage("F", 0, 29)):
+        before, after = (stage_parts(s, stage, workload.shapes) for s in (whole, frozen))
+        assert (before[0], before[2]) == (after[0], after[2])
+        assert before[1] - after[1] == (6 * numel if stage.backward else 0)
 
 
 def test_rounds_need_less_host_memory_for_activations():

@@ -5,6 +5,7 @@ import torch
 
 from rptrain.bench import clock, floor
 from rptrain.models import registry
+from rptrain.models.freeze import freeze
 
 from ..models.test_shapes import GPT_OSS, QWEN3_MOE, TINY
 
@@ -71,12 +72,21 @@ def test_a_block_with_experts_by_hand(config, inner, seconds, monkeypatch) -> No
     ]  # fmt: skip
 
 
+def test_frozen_weights_have_no_gradient_and_their_layers_are_a_kind_of_their_own(seconds, monkeypatch) -> None:
+    monkeypatch.setattr(floor, "COPY", 1 << 10)
+    spec = freeze(registry.build(QWEN3_MOE), ["model.layers.1.*", "*.down_proj.weight"])
+    found = floor.floor(spec, 2, 8, torch.float32, CPU)
+    assert [(layer.name, layer.count) for layer in found.layers] == [("layers.0", 3), ("layers.1", 1), ("head", 1)]
+    for layer, backward in zip(found.layers, ([10, 2, 2, 2, 20], [1, 1, 1, 10, 10]), strict=False):
+        assert sorted(line.backward for line in layer.lines[:5]) == sorted(backward)
+
+
 def test_the_products_of_experts_compute_what_they_stand_for(monkeypatch) -> None:
     seen = []
     product = floor.grouped_mm
     monkeypatch.setattr(floor, "grouped_mm", lambda x, w, ends: seen.append((x, w, ends)) or product(x, w, ends))
     w = torch.randn(3, 4, 5)
-    forward, backward = floor._grouped(w, 8)
+    forward, backward = floor._grouped(w, 8, True)
     assert forward().shape == (8, 5)
     backward()
     assert [(tuple(x.shape), tuple(w.shape)) for x, w, _ in seen] == [((8, 4), (3, 4, 5)), ((8, 5), (3, 5, 4))]
@@ -95,7 +105,7 @@ def test_the_products_compute_what_they_stand_for(monkeypatch) -> None:
     seen = {}
     monkeypatch.setattr(torch, "mm", lambda a, b, out: seen.update({tuple(out.shape): (a @ b, out.copy_(a @ b))}))
     w, x, y = torch.randn(3, 5), torch.randn(7, 5), torch.empty(7, 3)
-    forward, backward = floor._product(w, x, y)
+    forward, backward = floor._product(w, x, y, True)
     forward()
     assert torch.equal(y, x @ w.t())
     backward()

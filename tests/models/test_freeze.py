@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rptrain.errors import UserError
 from rptrain.models import registry, weights
@@ -59,7 +60,7 @@ def test_every_tensor_that_matches_one_of_the_patterns_is_frozen():
     [
         (["model.layer.0.mlp.down_proj.weight"], "closest names are model.layers.0.mlp.down_proj.weight, "),
         (["*.mlp.*", "lm_heads.*", "x"], r"'lm_heads.\*' matches no .* lm_head.weight.*\n.*'x' matches no"),
-        (["*.q_proj.weight"], "without model.layers.0.self_attn.k_proj.weight, .*v_proj.weight, as they are one matrix"),
+        (["*.q_proj.weight"], "without model.layers.0.self_attn.k_proj.weight, .*v_proj.weight, as they are one"),
         (["*"], "leaves nothing to train"),
     ],
 )  # fmt: skip
@@ -95,3 +96,47 @@ def test_weights_of_some_units_alone():
             filled = index in spec.frozen
             expected = whole[index][param.name] if filled else torch.zeros(param.shape)
             assert torch.equal(some[index][param.name], expected)
+
+
+class Products(TorchDispatchMode):
+    """Counts the operations of matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_):
+            left, right = args[-2:]
+            self.count += 2 * left.shape[0] * left.shape[1] * right.shape[1]
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM"]
+)
+def test_a_gradient_that_nobody_asks_for_is_not_computed_and_changes_no_other(architecture, fresh, micro_batch):
+    model = fresh(architecture)
+    torch.manual_seed(3)
+    labels, x, dy = torch.randint(61, (22,)), torch.randn(22, 24), torch.randn(22, 24)
+    mb = micro_batch(model.spec, [[5, 6], [11]], labels)
+    for layer in (model.spec.layers[0], model.spec.head):
+        p = model.of(layer, model.params)
+
+        def backward(names, layer=layer, p=p):
+            g = {name: torch.zeros_like(p[name]) for name in names}
+            with Products() as products:
+                if layer is model.spec.head:
+                    return layer.loss_backward(p, g, x, mb, 1.0)[1], g, products
+                return layer.backward(p, g, layer.recompute(p, x, mb), dy, mb), g, products
+
+        dx, every, all_products = backward(p)
+        for left_out in (*({name} for name in p), set(p)):
+            got, others, products = backward(p.keys() - left_out)
+            assert torch.equal(got, dx), left_out
+            assert all(torch.equal(others[name], every[name]) for name in others), left_out
+            params = (param for unit in layer.units for param in model.spec.units[unit].params)
+            spared = sum(layer.gradient_work(param, 22).flops for param in params if param.name in left_out)
+            if "experts_down_bias" in left_out:  # a product of one column, which is not counted
+                spared += 2 * 22 * layer.active * layer.hidden
+            assert all_products.count - products.count == spared, left_out
