@@ -15,6 +15,7 @@ from rptrain.checkpoint.state import dtype_of, latest, read_state, unit_file, ve
 from rptrain.checkpoint.verify import verify, verify_adapter
 from rptrain.engine.adam import join
 from rptrain.errors import UserError
+from rptrain.kernels.reference import wide
 from rptrain.models import weights
 from rptrain.models.lora import merged, without_adapters
 from rptrain.models.spec import ModelSpec
@@ -38,15 +39,17 @@ def export(source: Path, to: Path, dtype: str | None = None, *, merge: bool = Fa
     to = _target(to)
     kind = _dtype(dtype)
     verify_checkpoint(checkpoint)
-    spec, view = from_checkpoint(checkpoint, kind)
-    base, meta = base_files(checkpoint / BASE), read_state(checkpoint)["meta"]
-    if "lora" in meta and not merge:
-        return _write_adapter(view, spec, Adapter.of(meta["lora"]), base, to, kind)
+    base, state = base_files(checkpoint / BASE), read_state(checkpoint)
+    lora = state["meta"].get("lora")
+    if merge and lora is None:
+        raise UserError(f"{checkpoint} has no adapters to merge: export it without --merge")
     if merge:
-        if "lora" not in meta:
-            raise UserError(f"{checkpoint} has no adapters to merge: export it without --merge")
-        kind = kind or view(0, spec.units[0].params[0].name).dtype
-        spec, view = without_adapters(spec), merged(spec, view)
+        kind = kind or dtype_of(state)
+        spec, view = from_checkpoint(checkpoint, wide(kind))
+        return _write(merged(spec, view), without_adapters(spec), base, to, kind)
+    spec, view = from_checkpoint(checkpoint, kind)
+    if lora is not None:
+        return _write_adapter(view, spec, Adapter.of(lora), base, to, kind)
     return _write(view, spec, base, to, kind)
 
 
