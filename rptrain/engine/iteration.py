@@ -47,7 +47,8 @@ def make_iteration(number: int, batch: Batch, dtype: torch.dtype, *, pin: bool) 
     cu_seqlens[:, 0] = 0
     for m, lengths in enumerate(batch.documents):
         cu_seqlens[m, 1 : len(lengths) + 1] = torch.tensor(lengths).cumsum(0)
-    samples = torch.tensor([[batch.seed, batch.step, m * batch.rows] for m in range(micro_batches)])
+    seed = batch.seed & (2**63 - 1)  # it may be of any size
+    samples = torch.tensor([[seed, batch.step, m * batch.rows] for m in range(micro_batches)])
     losses = torch.zeros(micro_batches, dtype=dtype)
 
     def place(tensor: Tensor) -> Tensor:

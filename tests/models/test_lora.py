@@ -10,7 +10,7 @@ from rptrain.kernels.reference import wide
 from rptrain.models import weights
 from rptrain.models.lora import LoRA, adapted, target_names, with_lora
 from tests.models.conftest import Native
-from tests.models.test_layers import LiveBytes
+from tests.models.test_layers import EVERY_EXPERT, LiveBytes, to_cuda
 
 IDS, LABELS = torch.arange(22) * 7 % 61, torch.arange(22) * 11 % 61
 MODELS = ["llama", "llama-tied", "qwen3", "qwen3-moe", "qwen3-moe-some-dense", "gpt-oss"]
@@ -201,6 +201,35 @@ def test_the_numbers_of_a_fresh_adapter_stay_for_ever(fresh) -> None:
 
 def _adapter_names(spec, settings: LoRA) -> list[str]:
     return [f"{name}.lora_{ab}.weight" for name in adapted(with_lora(spec, settings)) for ab in "AB"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_cuda_follows_float64_and_never_waits(architecture, dropout, fresh, micro_batch) -> None:
+    """With the masks of the CPU."""
+    settings = LoRA(r=3, alpha=5, dropout=dropout)
+    model, exact = (
+        fresh_lora(fresh, dtype, settings, architecture, head_dim=16, **EVERY_EXPERT)
+        for dtype in (torch.bfloat16, torch.float64)
+    )
+    for unit, source in zip(exact.params, model.params, strict=True):
+        for name, tensor in unit.items():
+            tensor.copy_(source[name])
+    expected = exact.backward(IDS, batch(micro_batch, exact.spec, torch.float64))
+    mb = batch(micro_batch, model.spec)
+    on_cuda = replace(to_cuda(model, mb), sample=torch.tensor((3, 4, 5)).cuda())
+    ids = IDS.cuda()
+    loss = model.backward(ids, on_cuda)
+    found = {name: gradient.double().cpu() for name, gradient in model.gradients().items()}
+    torch.testing.assert_close(loss.double().cpu(), expected, rtol=0.1, atol=0)
+    for name, theirs in exact.gradients().items():
+        assert (found[name] - theirs).norm() <= 0.1 * theirs.norm(), name
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        model.backward(ids, on_cuda)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
