@@ -20,7 +20,8 @@ class Context:
     """Shared by the engine's threads.
 
     Board keys: ("boundary", ...), ("grad", unit), ("version", unit), ("loss", round), ("step",).
-    Version v of a unit holds the weights after v steps, its payload is the index of its generation.
+    Version v of a unit holds the weights after v steps, its payload is the index of its generation. Of a frozen unit
+    every version is published from the start.
     """
 
     plan: Plan

@@ -55,3 +55,10 @@ def test_abort_releases_waiters_and_who_waits_is_shown():
     assert seen == ["released"]
     with pytest.raises(Aborted):
         board.wait("anything", 0)
+
+
+def test_a_settled_key_is_ready_for_every_number_with_one_payload():
+    board = Board()
+    assert not board.ready("k", -1)
+    board.settle("k", 7)
+    assert all(board.ready("k", number) and board.wait("k", number) == 7 for number in (-1, 0, 10**6))
