@@ -35,8 +35,7 @@ def logits(directory, folder=None):
         return model.eval()(IDS).logits
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("update", ["async", "sync"])
+@pytest.mark.parametrize(("update", "dtype"), [("async", "bfloat16"), ("sync", "float32")])
 def test_killed_and_resumed_on_another_number_of_workers(folder, update, dtype):
     kind = (f"optim.update={update}", f"model.dtype={dtype}", *LORA)
     with tools.Trainers() as trainers:
