@@ -1,6 +1,7 @@
 """Whole runs that train adapters: killed and resumed, on other workers, exported, merged, gone on from, asked."""
 
 import json
+import shutil
 import signal
 
 import pytest
@@ -108,6 +109,16 @@ def test_an_adapter_is_gone_on_from(folder):
     )
     before, after = (load_file(run.model_path / "adapter_model.safetensors") for run in (first, again))
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_resumed_run_needs_the_adapter_that_it_began_with_no_more(folder):
+    first = tools.train_here(folder, *LORA)
+    more = (f"lora.adapter={first.model_path}", "log.run_name=again")
+    with tools.Trainers() as trainers:
+        assert trainers.train(folder, *LORA, *more, event=5) == -signal.SIGKILL
+    shutil.rmtree(first.model_path)
+    again = tools.train_here(folder, *LORA, *more)
+    assert [event.step for event in tools.events(again, metrics.Resumed)] == [4]
 
 
 def test_an_adapter_that_does_not_fit_is_found_before_memory_is_taken(folder):
