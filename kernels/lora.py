@@ -1,7 +1,8 @@
 """Low-rank adapters: y = x W.T + s (dropout(x) A.T) B.T, several on one input; gradients of A, B and x.
 
 Adapters that share an input (of q, k and v; of gate and up) share its dropout and one product with A: their A are
-stacked in [R, in], R the sum of their ranks, and each B [out, rank] adds to its columns of the stacked output.
+stacked in [R, in], R the sum of their ranks, and each B [out, rank] adds to its columns of the stacked output. Nothing
+is kept for backward: the product with A is computed again where dropout(x) is needed anyway.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,42 +18,48 @@ from rptrain.kernels.reference import wide
 
 def add_lora(
     y: Tensor, x: Tensor, a: Tensor, b: Sequence[Tensor], starts: Sequence[int], scale: float, drop: Dropout | None
-) -> Tensor:
-    """Adds the adapters' outputs to y [T, out], x's product with the frozen weight; returns h [T, R] for backward.
+) -> None:
+    """Adds the adapters' outputs to y [T, out], x's product with the frozen weight.
 
     `starts` are the first columns of each adapter's output.
     """
     h = linear(_dropped(x, drop), a)
     for columns, ranks, weight in _parts(b, starts):
         y[:, columns].addmm_(h[:, ranks], weight.t(), alpha=scale)
-    return h
 
 
-def lora_backward(
-    dy: Tensor,
-    x: Tensor,
-    h: Tensor,
-    a: Tensor,
-    b: Sequence[Tensor],
-    starts: Sequence[int],
-    scale: float,
-    drop: Dropout | None,
-    dx: Tensor,
-    grad_a: Tensor,
-    grad_b: Sequence[Tensor],
-) -> None:
-    """Adds the adapters' part to dx, and the gradients of A and of each B to theirs, of the wide type."""
-    dh, scaled = torch.empty_like(h), h * scale
-    for (columns, ranks, weight), grad in zip(_parts(b, starts), grad_b, strict=True):
-        part = dy[:, columns]
-        accumulate_weight_grad(grad, part, scaled[:, ranks])
-        dh[:, ranks] = part @ weight
+def lora_backward_input(
+    dy: Tensor, a: Tensor, b: Sequence[Tensor], starts: Sequence[int], scale: float, drop: Dropout | None, dx: Tensor
+) -> Tensor:
+    """Adds the adapters' part to dx; returns dh [T, R], the gradient of the product with A."""
+    dh = dy.new_empty(len(dy), len(a))
+    for columns, ranks, weight in _parts(b, starts):
+        dh[:, ranks] = dy[:, columns] @ weight
     dh.mul_(scale)
-    accumulate_weight_grad(grad_a, dh, _dropped(x, drop))
     if drop is None:
         dx.addmm_(dh, a)
     else:
         add_dropout(dx, dh @ a, drop)
+    return dh
+
+
+def lora_backward_weights(
+    dy: Tensor,
+    dh: Tensor,
+    x: Tensor,
+    a: Tensor,
+    starts: Sequence[int],
+    scale: float,
+    drop: Dropout | None,
+    grad_a: Tensor,
+    grad_b: Sequence[Tensor],
+) -> None:
+    """Adds the gradients of A and of each B to theirs, of the wide type; `dh` is that of `lora_backward_input`."""
+    dropped = _dropped(x, drop)
+    accumulate_weight_grad(grad_a, dh, dropped)
+    h = linear(dropped, a).mul_(scale)
+    for columns, ranks, grad in _parts(grad_b, starts):
+        accumulate_weight_grad(grad, dy[:, columns], h[:, ranks])
 
 
 class AddLoRA(torch.autograd.Function):
@@ -63,19 +70,22 @@ class AddLoRA(torch.autograd.Function):
         ctx: Any, y: Tensor, x: Tensor, a: Tensor, starts: Sequence[int], scale: float, drop: Dropout | None, *b: Tensor
     ) -> Tensor:
         y = y.clone()
-        ctx.save_for_backward(x, add_lora(y, x, a, b, starts, scale, drop), a, *b)
+        add_lora(y, x, a, b, starts, scale, drop)
+        ctx.save_for_backward(x, a, *b)
         ctx.form = (starts, scale, drop)
         return y
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        x, h, a, *b = ctx.saved_tensors
+        x, a, *b = ctx.saved_tensors
+        (dy,) = grad_outputs
         dx = torch.zeros_like(x)
         grad_a, *grad_b = (torch.zeros_like(weight, dtype=wide(weight.dtype)) for weight in (a, *b))
         starts, scale, drop = ctx.form
-        lora_backward(grad_outputs[0], x, h, a, b, starts, scale, drop, dx, grad_a, grad_b)
+        dh = lora_backward_input(dy, a, b, starts, scale, drop, dx)
+        lora_backward_weights(dy, dh, x, a, starts, scale, drop, grad_a, grad_b)
         grads = (grad.to(a.dtype) for grad in (grad_a, *grad_b))
-        return grad_outputs[0], dx, next(grads), None, None, None, *grads
+        return dy, dx, next(grads), None, None, None, *grads
 
 
 def _dropped(x: Tensor, drop: Dropout | None) -> Tensor:
@@ -83,7 +93,7 @@ def _dropped(x: Tensor, drop: Dropout | None) -> Tensor:
 
 
 def _parts(b: Sequence[Tensor], starts: Sequence[int]) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Each adapter's columns of the output, its columns of h, and its B."""
+    """Each adapter's columns of the output, its columns of h, and its B or the gradient of that."""
     first = 0
     for weight, start in zip(b, starts, strict=True):
         outer, rank = weight.shape

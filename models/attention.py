@@ -11,6 +11,7 @@ from rptrain.kernels import attention as attn
 from rptrain.kernels.linear import accumulate_bias_grad, accumulate_weight_grad, linear, linear_backward_input
 from rptrain.kernels.rms_norm import rms_norm, rms_norm_backward
 from rptrain.kernels.rope import QKNorm, qk_norm_rope, qk_norm_rope_backward
+from rptrain.models.adapters import Adapters
 from rptrain.models.block import BlockShape
 from rptrain.models.spec import Grads, MicroBatch, Params
 
@@ -42,56 +43,95 @@ class AttentionBlock(BlockShape):
     attention_backend: str | None = None  # None: kernels/attention.py chooses
 
     @abstractmethod
-    def mlp(self, p: Params, product: Tensor, x_TD: Tensor) -> Any:
+    def mlp(self, p: Params, product: Tensor, x_TD: Tensor, mb: MicroBatch | None) -> Any:
         """What the MLP's backward needs, of the attention's product and the block's input."""
 
     @abstractmethod
-    def mlp_output(self, p: Params, saved: Any, *, overwrite: bool = False) -> Tensor:
+    def mlp_output(self, p: Params, saved: Any, mb: MicroBatch | None, *, overwrite: bool = False) -> Tensor:
         """The block's output from there on; `overwrite` lets it take over what was saved."""
 
     @abstractmethod
-    def mlp_backward(self, p: Params, g: Grads, saved: Any, dy_TD: Tensor) -> Tensor:
+    def mlp_backward(self, p: Params, g: Grads, saved: Any, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
         """Adds the MLP's gradients to `g`; the gradient of the sum of product and input."""
 
     def forward(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor:
-        return self.step(p, x_TD, mb.cos, mb.sin, self._attend(p, mb))
+        return self.step(p, x_TD, mb.cos, mb.sin, self._attend(p, mb), mb)
 
-    def step(self, p: Params, x_TD: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Forward with the caller's attention over the rotated q, k and v, as decoding with a cache needs."""
-        product = self._attention(p, x_TD, cos, sin, attend)[0]
-        return self.mlp_output(p, self.mlp(p, product, x_TD), overwrite=True)
+    def step(
+        self, p: Params, x_TD: Tensor, cos: Tensor, sin: Tensor, attend: Attend, mb: MicroBatch | None = None
+    ) -> Tensor:
+        """Forward with the caller's attention over the rotated q, k and v, as decoding with a cache needs.
+
+        Without `mb` nothing is dropped.
+        """
+        product = self._attention(p, x_TD, cos, sin, attend, mb)[0]
+        return self.mlp_output(p, self.mlp(p, product, x_TD, mb), mb, overwrite=True)
 
     def forward_saved(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[Tensor, tuple[AttentionSaved, Any]]:
         attention, mlp = self.recompute(p, x_TD, mb)
-        return self.mlp_output(p, mlp), (attention, mlp)
+        return self.mlp_output(p, mlp, mb), (attention, mlp)
 
     def recompute(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[AttentionSaved, Any]:
-        product, attention = self._attention(p, x_TD, mb.cos, mb.sin, self._attend(p, mb))
-        return attention, self.mlp(p, product, x_TD)
+        product, attention = self._attention(p, x_TD, mb.cos, mb.sin, self._attend(p, mb), mb)
+        return attention, self.mlp(p, product, x_TD, mb)
 
     def backward(self, p: Params, g: Grads, saved: tuple[AttentionSaved, Any], dy_TD: Tensor, mb: MicroBatch) -> Tensor:
         attention, mlp = saved
-        return self._attention_backward(p, g, attention, self.mlp_backward(p, g, mlp, dy_TD), mb)
+        return self._attention_backward(p, g, attention, self.mlp_backward(p, g, mlp, dy_TD, mb), mb)
 
     def _attend(self, p: Params, mb: MicroBatch) -> Attend:
         extras = {"window": self.window, "sinks": p.get("sinks")}
         return lambda q, k, v: attn.attention(q, k, v, mb, self.attention_backend, **extras)
 
+    def product(self, p: Params, name: str, x: Tensor, mb: MicroBatch | None) -> Tensor:
+        """x times the weight `name`, with its bias and adapters where there are any."""
+        y = linear(x, p[name], p.get(f"{name}_bias"))
+        self.adapt(p, name, x, y, mb)
+        return y
+
+    def product_backward(self, p: Params, g: Grads, name: str, dy: Tensor, x: Tensor, mb: MicroBatch) -> Tensor:
+        """The gradient of x; adds those of the parameters to `g`."""
+        dx, dh = self.backward_input(p, name, dy, mb)
+        self.backward_weights(p, g, name, dy, dh, x, mb)
+        return dx
+
+    def adapt(self, p: Params, name: str, x: Tensor, y: Tensor, mb: MicroBatch | None) -> None:
+        """Adds the outputs of the product's adapters to y."""
+        if adapters := self._adapters(name):
+            adapters.add(p, x, y, self.units[0], mb)
+
+    def backward_input(self, p: Params, name: str, dy: Tensor, mb: MicroBatch) -> tuple[Tensor, Tensor | None]:
+        """The gradient of a product's input, and what `backward_weights` needs where there are adapters."""
+        dx = linear_backward_input(dy, p[name])
+        adapters = self._adapters(name)
+        return dx, adapters and adapters.backward_input(p, dy, dx, self.units[0], mb)
+
+    def backward_weights(
+        self, p: Params, g: Grads, name: str, dy: Tensor, dh: Tensor | None, x: Tensor, mb: MicroBatch
+    ) -> None:
+        accumulate_weight_grad(g.get(name), dy, x)
+        accumulate_bias_grad(g.get(f"{name}_bias"), dy)
+        adapters = self._adapters(name)
+        if adapters and dh is not None:
+            adapters.backward_weights(p, g, dy, dh, x, self.units[0], mb)
+
+    def _adapters(self, name: str) -> Adapters | None:
+        return next((adapters for adapters in self.adapters if adapters.name == name), None)
+
     def _attention(
-        self, p: Params, x_TD: Tensor, cos: Tensor, sin: Tensor, attend: Attend
+        self, p: Params, x_TD: Tensor, cos: Tensor, sin: Tensor, attend: Attend, mb: MicroBatch | None
     ) -> tuple[Tensor, AttentionSaved]:
         """The output projection's product [T, D], which the residual is yet to be added to."""
         normed, rstd = rms_norm(x_TD, p["input_norm"], self.eps)
-        qkv = linear(normed, p["qkv"], p.get("qkv_bias"))
+        qkv = self.product(p, "qkv", normed, mb)
         q, k, v, qk_rstd = qk_norm_rope(qkv, cos, sin, self.kv_heads, self._norms(p))
         out, attention = attend(q, k, v)
         saved = AttentionSaved(x_TD, rstd, normed, qkv, qk_rstd, q, k, v, out, attention)
-        return linear(out.flatten(1), p["o"], p.get("o_bias")), saved
+        return self.product(p, "o", out.flatten(1), mb), saved
 
     def _attention_backward(self, p: Params, g: Grads, saved: AttentionSaved, dh_TD: Tensor, mb: MicroBatch) -> Tensor:
-        accumulate_weight_grad(g.get("o"), dh_TD, saved.out.flatten(1))
         dqkv = qk_norm_rope_backward(
-            *self._attend_backward(p, g, linear_backward_input(dh_TD, p["o"]), saved, mb),
+            *self._attend_backward(p, g, dh_TD, saved, mb),
             saved.qkv,
             mb.cos,
             mb.sin,
@@ -99,15 +139,13 @@ class AttentionBlock(BlockShape):
             saved.qk_rstd,
             (g.get("q_norm"), g.get("k_norm")) if self.qk_norm else None,
         )
-        accumulate_weight_grad(g.get("qkv"), dqkv, saved.normed)
-        accumulate_bias_grad(g.get("o_bias"), dh_TD)
-        accumulate_bias_grad(g.get("qkv_bias"), dqkv)
-        dnormed = linear_backward_input(dqkv, p["qkv"])
+        dnormed = self.product_backward(p, g, "qkv", dqkv, saved.normed, mb)
         return rms_norm_backward(dnormed, saved.x, p["input_norm"], saved.rstd, g.get("input_norm"), dh_TD)
 
     def _attend_backward(
-        self, p: Params, g: Grads, dout: Tensor, saved: AttentionSaved, mb: MicroBatch
+        self, p: Params, g: Grads, dh_TD: Tensor, saved: AttentionSaved, mb: MicroBatch
     ) -> tuple[Tensor, Tensor, Tensor]:
+        dout = self.product_backward(p, g, "o", dh_TD, saved.out.flatten(1), mb)
         return attn.attention_backward(
             dout.view_as(saved.out),
             saved.q,

@@ -1,11 +1,11 @@
 """The sizes of a decoder block, and what it costs: its attention here, its MLP by those who build on it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rptrain.models.adapters import Adapters
 from rptrain.models.spec import Param
-from rptrain.plan.costs import Work
+from rptrain.plan.costs import Work, scaled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +27,14 @@ class BlockShape(ABC):
     qkv_bias: bool = False  # on the products of queries, keys and values
     o_bias: bool = False  # on the output projection
     window: int | None = None  # keys that a query sees at most, itself included
+    adapters: tuple[Adapters, ...] = ()
 
     def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
         forward, backward = self._attention_work(tokens, length, itemsize)
-        mlp_forward, mlp_backward = self.mlp_work(tokens, itemsize)
-        return forward + mlp_forward, backward + mlp_backward
+        parts = [self.mlp_work(tokens, itemsize), *(adapters.work(tokens, itemsize) for adapters in self.adapters)]
+        for part_forward, part_backward in parts:
+            forward, backward = forward + part_forward, backward + part_backward
+        return forward, backward
 
     def gradient_work(self, param: Param, tokens: int) -> Work:
         return product_gradient(param, tokens)
@@ -57,7 +60,8 @@ class BlockShape(ABC):
         attention = itemsize * (self.hidden + max(2 * heads + 3 * kv_heads, 2 * self.hidden))
         inside = max(itemsize, 4) * max(5 * self.hidden, 5 * heads, 4 * (heads + kv_heads))  # norms, attention
         mlp, mlp_inside = self.mlp_workspace(itemsize)
-        return tokens * (max(attention, mlp) + max(inside, mlp_inside))
+        adapters = max((adapters.workspace(itemsize) for adapters in self.adapters), default=0)
+        return tokens * (max(attention, mlp) + max(inside, mlp_inside) + adapters)
 
     def attended(self, length: int) -> float:
         """The mean number of keys that a query of a row of `length` tokens sees: the causal half, or the window."""
@@ -101,8 +105,3 @@ class BlockShape(ABC):
 def product_gradient(param: Param, tokens: int) -> Work:
     """Of a weight [out, in] that every token is multiplied with; the gradients of vectors are no products."""
     return Work(matmul=2.0 * tokens * param.numel if len(param.shape) == 2 else 0.0)
-
-
-def scaled(elements: Mapping[str, float], factor: float) -> dict[str, float]:
-    """Bytes by operation, of elements a token."""
-    return {name: factor * count for name, count in elements.items()}

@@ -1,6 +1,6 @@
 """Partial freezing: which parameters train, by patterns over the names of a checkpoint's tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -22,17 +22,23 @@ def freeze(spec: Shape, patterns: Sequence[str]) -> Shape:
     names = [part.key for unit in spec.units for param in unit.params for part in param.parts]
     if unknown := [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]:
         raise UserError("\n".join(f"train.freeze: {_unmatched(pattern, names)}" for pattern in unknown))
+    frozen = split_units(spec, lambda param: _is_frozen(param, patterns))
+    if not any(unit.trainable for unit in frozen.units):
+        raise UserError("train.freeze leaves nothing to train: take a pattern out of it")
+    return frozen
+
+
+def split_units(spec: Shape, is_frozen: Callable[[Param], bool]) -> Shape:
+    """The model with these parameters frozen, as `freeze` says it."""
     units, rest = list(spec.units), dict[int, int]()  # where the trained part of a unit went
     for index, unit in enumerate(spec.units):
-        frozen = tuple(param for param in unit.params if _is_frozen(param, patterns))
+        frozen = tuple(param for param in unit.params if is_frozen(param))
         if not frozen:
             continue
         units[index] = replace(unit, params=frozen, trainable=False)
         if trained := tuple(param for param in unit.params if param not in frozen):
             rest[index] = len(units)
             units.append(Unit(f"{unit.name}.trained", trained))
-    if not any(unit.trainable for unit in units):
-        raise UserError("train.freeze leaves nothing to train: take a pattern out of it")
 
     def split(layer: LayerShape) -> Any:
         places = (place for unit in layer.units for place in (unit, rest.get(unit)))

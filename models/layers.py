@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from rptrain.kernels.linear import accumulate_weight_grad, linear, linear_add, linear_backward_input
+from rptrain.kernels.linear import linear, linear_add
 from rptrain.kernels.linear_cross_entropy import (
     linear_cross_entropy,
     linear_cross_entropy_backward,
@@ -20,9 +20,9 @@ from rptrain.kernels.linear_cross_entropy import (
 from rptrain.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_backward
 from rptrain.kernels.swiglu import swiglu, swiglu_backward
 from rptrain.models.attention import AttentionBlock
-from rptrain.models.block import product_gradient, scaled
+from rptrain.models.block import product_gradient
 from rptrain.models.spec import Grads, MicroBatch, Param, Params
-from rptrain.plan.costs import Work
+from rptrain.plan.costs import Work, scaled
 
 
 class MLPSaved(NamedTuple):
@@ -36,19 +36,21 @@ class MLPSaved(NamedTuple):
 class Block(AttentionBlock):
     """A decoder block whose MLP is SwiGLU. Its parameters: post_norm [D], gate_up [2I, D], down [D, I]."""
 
-    def mlp(self, p: Params, product: Tensor, x_TD: Tensor) -> MLPSaved:
+    def mlp(self, p: Params, product: Tensor, x_TD: Tensor, mb: MicroBatch | None) -> MLPSaved:
         h_TD, normed, rstd = add_rms_norm(product, x_TD, p["post_norm"], self.eps)
-        return MLPSaved(h_TD, rstd, normed, linear(normed, p["gate_up"]))
+        return MLPSaved(h_TD, rstd, normed, self.product(p, "gate_up", normed, mb))
 
-    def mlp_output(self, p: Params, saved: MLPSaved, *, overwrite: bool = False) -> Tensor:
-        return linear_add(swiglu(saved.gate_up), p["down"], saved.x, overwrite=overwrite)
+    def mlp_output(self, p: Params, saved: MLPSaved, mb: MicroBatch | None, *, overwrite: bool = False) -> Tensor:
+        activation = swiglu(saved.gate_up)
+        y = linear_add(activation, p["down"], saved.x, overwrite=overwrite)
+        self.adapt(p, "down", activation, y, mb)
+        return y
 
-    def mlp_backward(self, p: Params, g: Grads, saved: MLPSaved, dy_TD: Tensor) -> Tensor:
-        activation = linear_backward_input(dy_TD, p["down"])  # its gradient, until it is written over
+    def mlp_backward(self, p: Params, g: Grads, saved: MLPSaved, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
+        activation, dh = self.backward_input(p, "down", dy_TD, mb)  # its gradient, until it is written over
         dgate_up = swiglu_backward(activation, saved.gate_up, saved.gate_up, activation)
-        accumulate_weight_grad(g.get("down"), dy_TD, activation)
-        accumulate_weight_grad(g.get("gate_up"), dgate_up, saved.normed)
-        dnormed = linear_backward_input(dgate_up, p["gate_up"])
+        self.backward_weights(p, g, "down", dy_TD, dh, activation, mb)
+        dnormed = self.product_backward(p, g, "gate_up", dgate_up, saved.normed, mb)
         return rms_norm_backward(dnormed, saved.x, p["post_norm"], saved.rstd, g.get("post_norm"), dy_TD)
 
     def mlp_work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:

@@ -17,9 +17,8 @@ from rptrain.kernels.moe_rows import combine, gather, weigh
 from rptrain.kernels.rms_norm import add_rms_norm, rms_norm_backward
 from rptrain.kernels.swiglu import Clamp, swiglu, swiglu_backward
 from rptrain.models.attention import AttentionBlock
-from rptrain.models.block import scaled
-from rptrain.models.spec import Grads, Param, Params
-from rptrain.plan.costs import Work
+from rptrain.models.spec import Grads, MicroBatch, Param, Params
+from rptrain.plan.costs import Work, scaled
 
 
 class MoESaved(NamedTuple):
@@ -47,7 +46,7 @@ class MoEBlock(AttentionBlock):
     biases: bool = False  # of the router and the experts
     clamp: Clamp | None = None  # GPT-OSS's activation, of gates and ups that alternate
 
-    def mlp(self, p: Params, product: Tensor, x_TD: Tensor) -> MoESaved:
+    def mlp(self, p: Params, product: Tensor, x_TD: Tensor, mb: MicroBatch | None) -> MoESaved:
         h_TD, normed, rstd = add_rms_norm(product, x_TD, p["post_norm"], self.eps)
         logits = linear(normed, p["router"], p.get("router_bias"))
         choice = choose(logits, self.active)
@@ -57,12 +56,12 @@ class MoEBlock(AttentionBlock):
         gate_up = grouped_mm(inputs, self.whole(p["experts_gate_up"]), perm.ends, p.get("experts_gate_up_bias"))
         return MoESaved(h_TD, rstd, normed, logits, choice, weights, perm, gate_up)
 
-    def mlp_output(self, p: Params, saved: MoESaved, *, overwrite: bool = False) -> Tensor:
+    def mlp_output(self, p: Params, saved: MoESaved, mb: MicroBatch | None, *, overwrite: bool = False) -> Tensor:
         activation = swiglu(saved.gate_up, **self._form)
         outputs = grouped_mm(activation, self.whole(p["experts_down"]), saved.perm.ends, p.get("experts_down_bias"))
         return combine(outputs, saved.perm, saved.weights).add_(saved.x)
 
-    def mlp_backward(self, p: Params, g: Grads, saved: MoESaved, dy_TD: Tensor) -> Tensor:
+    def mlp_backward(self, p: Params, g: Grads, saved: MoESaved, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
         perm, ends = saved.perm, saved.perm.ends
         dweights, dgate_up = self._experts_backward(p, g, saved, dy_TD)
 

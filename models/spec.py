@@ -38,6 +38,7 @@ class Param:
     parts: tuple[Part, ...]
     decay: bool = True
     std: float | None = 0.02  # of the normal initialisation; 0: zeros, None: ones
+    bound: float | None = None  # of a uniform initialisation in its place
 
     @property
     def numel(self) -> int:
@@ -102,6 +103,7 @@ class MicroBatch:
     uniform: bool  # every document is known to be of max_seqlen tokens, and there are as many as cu_seqlens says
     cos: Tensor  # [T, C / 2], float32 (float64 for float64 models)
     sin: Tensor
+    sample: Tensor | None = None  # int64 [3]: seed, step and the first row's number in it; None: nothing is dropped
 
 
 class LayerShape(Protocol):

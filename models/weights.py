@@ -104,8 +104,9 @@ def load(files: WeightFiles, spec: ModelSpec, view: View, units: Collection[int]
 
 
 def initialise(spec: ModelSpec, view: View, seed: int, units: Collection[int] | None = None) -> None:
-    """Fresh weights, of all or of these units: normal, or ones. Each tensor's numbers depend on the seed and on its
-    name only.
+    """Fresh weights, of all or of these units: normal, uniform, or ones.
+
+    Each tensor's numbers depend on the seed and on its name only.
     """
 
     def draw(item: tuple[str, _Place]) -> None:
@@ -117,10 +118,18 @@ def initialise(spec: ModelSpec, view: View, seed: int, units: Collection[int] | 
         digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
         for piece in target.view(-1).split(DRAWN):
-            piece.copy_(torch.empty(piece.shape).normal_(0, place.param.std, generator=generator))
+            piece.copy_(_drawn(len(piece), place.param, generator))
 
     largest_first = sorted(_places(spec, units).items(), key=lambda item: -prod(item[1].shape))
     in_parallel(draw, largest_first)
+
+
+def _drawn(count: int, param: Param, generator: torch.Generator) -> Tensor:
+    if param.bound is None:
+        assert param.std is not None
+        return torch.empty(count).normal_(0, param.std, generator=generator)
+    whole = torch.empty(count, dtype=torch.int64).random_(1 << 24, generator=generator)
+    return ((whole.double() + 0.5) * 2.0**-23 - 1) * param.bound  # one rounding, so the same on every machine
 
 
 def save(

@@ -216,12 +216,13 @@ def export(
     dtype: Annotated[
         str | None, typer.Option(help="Type of the weights written; that of the run if not given.")
     ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Add the adapters to the model's weights.")] = False,
 ) -> None:
-    """Write a Hugging Face model of a run's last checkpoint, or of one checkpoint."""
+    """Write a Hugging Face model, or an adapter, of a run's last checkpoint, or of one checkpoint."""
     with exit_codes():
         from rptrain.checkpoint.export import export as write
 
-        print(write(source, to, dtype))
+        print(write(source, to, dtype, merge=merge))
 
 
 @app.command()

@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from rptrain.config_values import Beta, Devices, PathText, RunName, Size, Text
+from rptrain.config_values import Beta, Devices, Names, PathText, RunName, Size, Text
 
 LOSS_SCALE, LOSS_SCALE_STEPS = 65536.0, 2000
 AUTOMATIC = ("train.micro_batch_size", "engine.round_size")  # keys that can be "auto" until a run begins
@@ -83,8 +83,8 @@ class Eval(Section):
 class Train(Section):
     """How long and in what portions to train."""
 
-    method: Literal["full"] = "full"
-    """"full": every weight is trained that is not frozen"""
+    method: Literal["full", "lora"] | None = None
+    """"full": the weights are trained; "lora": adapters are; unset: adapters where there is a [lora] table"""
     freeze: tuple[Text, ...] = Field(default=(), strict=False)
     """tensors that stay as they are, by name in the checkpoint; "*" is any text: "model.layers.0.*"; unset: none"""
     micro_batch_size: PositiveInt | Literal["auto"] = 1
@@ -115,6 +115,25 @@ class Train(Section):
         if part != "auto" and rows % part:
             raise _mistake("train.global_batch_size", f"{rows} is no multiple of train.micro_batch_size, {part}")
         return self
+
+
+class Lora(Section):
+    """Low-rank adapters, by PEFT's names; the model's own weights stay as they are."""
+
+    r: PositiveInt = 8
+    """the rank: columns of each adapter"""
+    alpha: PositiveInt = 8
+    """an adapter's output is multiplied by alpha / r"""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """share of an adapter's inputs that is left out, at random"""
+    target_modules: Names = "all-linear"
+    """"all-linear"; or names such as ["q_proj", "v_proj"]; or a pattern (regular expression) of whole names"""
+    rslora: bool = False
+    """multiply by alpha / sqrt(r) instead"""
+    modules_to_save: tuple[Text, ...] = Field(default=(), strict=False)
+    """modules that are trained whole, such as ["embed_tokens", "lm_head"]"""
+    adapter: PathText | None = None
+    """the folder of an adapter by PEFT or rptrain to go on from, of the same settings; unset: a new one"""
 
 
 class Optim(Section):
@@ -214,6 +233,7 @@ class Config(Section):
     data: Data
     eval: Eval = Eval()
     train: Train = Train()
+    lora: Lora | None = None
     optim: Optim = Optim()
     engine: Engine = Engine()
     save: Save = Save()
@@ -248,6 +268,21 @@ class Config(Section):
             if given != default:
                 raise _mistake(key, 'this is for model.dtype = "float16": remove it, or set model.dtype')
         return self
+
+    @model_validator(mode="after")
+    def _method(self) -> "Config":
+        if self.train.method == "full" and self.lora is not None:
+            message = 'adapters are trained where there is a [lora] table: write "lora", or remove the table'
+            raise _mistake("train.method", message)
+        if self.adapters is not None and self.train.freeze:
+            message = "with adapters all weights stay as they are, but those of lora.modules_to_save: remove it"
+            raise _mistake("train.freeze", message)
+        return self
+
+    @property
+    def adapters(self) -> Lora | None:
+        """Those that are trained; None where the weights themselves are."""
+        return self.lora or (Lora() if self.train.method == "lora" else None)
 
     @property
     def round_size(self) -> int:

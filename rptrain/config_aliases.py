@@ -17,7 +17,7 @@ _ALIASES = {
     "model_max_length block_size context_length",
     "data.packing": "sample_packing packed neat_packing pack",
     "data.chat_template": "template chat_template_path chat_template_jinja prompt_template conversation_template",
-    "train.method": "finetuning_type adapter use_peft peft_config training_type",
+    "train.method": "finetuning_type use_peft peft_config training_type",
     "train.freeze": "freeze_modules frozen_layers freeze_layers freeze_parameters frozen_parameters",
     "train.micro_batch_size": "per_device_train_batch_size per_gpu_train_batch_size batch_size "
     "train_batch_size train_micro_batch_size_per_gpu",
@@ -25,6 +25,13 @@ _ALIASES = {
     "train.num_epochs": "num_train_epochs epochs n_epochs epoch",
     "train.max_steps": "max_train_steps total_steps num_steps num_training_steps max_iters max_steps_per_epoch",
     "train.seed": "data_seed random_seed",
+    "lora.r": "lora_r lora_rank rank",
+    "lora.alpha": "lora_alpha",
+    "lora.dropout": "lora_dropout",
+    "lora.target_modules": "lora_target lora_target_modules lora_target_linear lora_attn_modules",
+    "lora.rslora": "use_rslora peft_use_rslora",
+    "lora.modules_to_save": "lora_modules_to_save additional_target",
+    "lora.adapter": "adapter_name_or_path lora_model_dir",
     "optim.learning_rate": "lr peak_lr max_lr",
     "optim.lr_scheduler_type": "lr_scheduler scheduler lr_schedule scheduler_type lr_decay_style",
     "optim.warmup_steps": "warmup_ratio num_warmup_steps warmup lr_warmup_steps",
@@ -74,7 +81,9 @@ _ADVICE = {
 _UNAVAILABLE = {
     word: feature
     for feature, words in {
-        "LoRA": "lora lora_* r use_rslora use_dora target_modules modules_to_save peft_layers_to_transform",
+        "DoRA": "use_dora dora",
+        "LoRA of some layers by number": "peft_layers_to_transform layers_to_transform lora_layers",
+        "other ways to begin an adapter": "init_lora_weights pissa_init loftq_config peft_init_lora_weights",
         "quantization": "qlora load_in_4bit load_in_8bit quantization quantization_* bnb_4bit_* use_bnb",
         "a choice of optimizer": "optimizer optim_args optimizer_type optimizer_in_bwd",
         "weighting data sets": "weight weights interleave_probs mix_strategy",

@@ -53,9 +53,18 @@ def _folder_name(name: str) -> str:
     return name
 
 
+def parse_names(value: object) -> object:
+    """A text, or several of them as a tuple."""
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError('must be text, or a list such as ["q_proj", "v_proj"]')
+    return value if isinstance(value, str) else tuple(names)
+
+
 Text = Annotated[str, Field(min_length=1)]
 PathText = Annotated[Text, AfterValidator(expanduser)]
 RunName = Annotated[Text, AfterValidator(_folder_name)]
 Size = Annotated[PositiveInt, BeforeValidator(parse_size), PlainSerializer(format_size, when_used="json")]
 Devices = Annotated[str, BeforeValidator(parse_devices)]
+Names = Annotated[str | tuple[str, ...], BeforeValidator(parse_names)]
 Beta = Annotated[float, Field(ge=0, lt=1)]

@@ -6,13 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rptrain.checkpoint import adapter
 from rptrain.checkpoint.base import BASE
 from rptrain.checkpoint.export import DTYPES, checkpoint_of, from_checkpoint
-from rptrain.data.loader import load_tokenizer
+from rptrain.data.loader import VOCABULARIES, load_tokenizer
 from rptrain.errors import UserError
 from rptrain.evaluate import encode_prompt
 from rptrain.models import registry, weights
 from rptrain.models.generate import generate
+from rptrain.models.lora import with_lora, without_adapters
 from rptrain.models.spec import ModelSpec
 
 ROOM = 0.8  # of a GPU's free memory may be weights; the rest is for the cache and the work
@@ -30,9 +32,11 @@ def generate_text(
     for number, prompt in enumerate(prompts, 1):
         if prompt != prompt.encode(errors="replace").decode():
             raise UserError(f"prompt {number} is no UTF-8 text")
-    if (source / "model" / "config.json").is_file():
+    if any((source / "model" / name).is_file() for name in ("config.json", adapter.CONFIG)):
         source = source / "model"
-    if (source / "config.json").is_file():
+    if (source / adapter.CONFIG).is_file():
+        spec, parameters, base = _from_adapter(source)
+    elif (source / "config.json").is_file():
         spec, parameters, base = _from_directory(source)
     else:
         checkpoint = checkpoint_of(source)
@@ -51,16 +55,35 @@ def generate_text(
     return tokenizer.batch_decode(answers, skip_special_tokens=True)
 
 
+def _from_adapter(source: Path) -> tuple[ModelSpec, list[dict[str, Tensor]], Path]:
+    """With the weights of its base model, which is looked for by its name."""
+    files = adapter.read(source)
+    base = registry.locate(str(files.config.get("base_model_name_or_path") or ""))
+    own = registry.build(registry.read_config(base))
+    spec = with_lora(own, adapter.settings_of(files, own))
+    adapter.check(files, spec)
+    parameters = _load(base, spec)
+    adapter.load(files, spec, lambda unit, name: parameters[unit][name])
+    tokenizer = any((source / name).is_file() for name in VOCABULARIES)
+    return spec, parameters, source if tokenizer else base
+
+
 def _from_directory(source: Path) -> tuple[ModelSpec, list[dict[str, Tensor]], Path]:
     spec = registry.build(registry.read_config(source))
-    files = weights.check(source, spec)
+    return spec, _load(source, spec), source
+
+
+def _load(source: Path, spec: ModelSpec) -> list[dict[str, Tensor]]:
+    """The parameters of each unit; adapters are zeros."""
+    own = without_adapters(spec)
+    files = weights.check(source, own)
     name = str(spec.config.get("dtype") or spec.config.get("torch_dtype") or "bfloat16")
     if name not in DTYPES:
         raise UserError(f"{source / 'config.json'}: no dtype {name!r}; it is one of {', '.join(DTYPES)}")
     dtype = DTYPES[name]
     parameters = [unit.views(torch.zeros(unit.numel, dtype=dtype)) for unit in spec.units]
-    weights.load(files, spec, lambda unit, name: parameters[unit][name])
-    return spec, parameters, source
+    weights.load(files, own, lambda unit, name: parameters[unit][name])
+    return parameters
 
 
 def _gather(spec: ModelSpec, view: weights.View) -> list[dict[str, Tensor]]:

@@ -10,6 +10,8 @@ import torch
 
 from rptrain import automatic
 from rptrain.advice import advise
+from rptrain.checkpoint import adapter
+from rptrain.checkpoint.adapter import Adapter, AdapterFiles, base_name
 from rptrain.config import Config
 from rptrain.config_source import Resolved
 from rptrain.data.loader import Batches, load_tokenizer, prepare
@@ -20,11 +22,12 @@ from rptrain.engine.meter import Measured
 from rptrain.errors import UserError
 from rptrain.memory_plan import plan_run
 from rptrain.models import registry, weights
+from rptrain.models.lora import without_adapters
 from rptrain.models.spec import ModelSpec
 from rptrain.plan.estimate import estimate
 from rptrain.planner import DTYPES, RunPlan
 from rptrain.rundir import RunDir
-from rptrain.training_model import training_model
+from rptrain.training_model import lora_settings, training_model
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,7 @@ class Job:
     model_dir: Path
     spec: ModelSpec
     files: weights.WeightFiles | None  # None: random weights, or those of a checkpoint
+    begin: AdapterFiles | None  # the adapter that is gone on from
     tokenizer: Any  # None where the data needs none
     rows: Rows
     batches: Batches
@@ -62,6 +66,14 @@ class Job:
         return None if given is None else load_template(self.tokenizer, given)
 
     @property
+    def adapter(self) -> Adapter | None:
+        """What is written with adapters, where they are trained."""
+        lora = self.config.adapters
+        if lora is None:
+            return None
+        return Adapter(lora_settings(lora), base_name(self.config.model.path, self.model_dir))
+
+    @property
     def dtype(self) -> torch.dtype:
         return DTYPES[self.config.model.dtype]
 
@@ -81,7 +93,8 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     files = None
     stored = any(model_dir.glob("*.safetensors")) or not _is_preset(model_dir)
     if (weights_needed or spec.frozen) and config.model.init == "auto" and stored:
-        files = weights.check(model_dir, spec)
+        files = weights.check(model_dir, without_adapters(spec))
+    begin = _adapter_to_begin_with(config, spec) if weights_needed and files is not None else None
     _warn_of_idle(config, hardware.devices)
     tokens_needed = any(source.path != "builtin:random" for source in config.data.train) or config.eval.questions
     tokenizer = load_tokenizer(model_dir) if tokens_needed else None
@@ -109,7 +122,7 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     batches = Batches(rows, train.rows, train.global_batch_size, train.seed)
     total = train.max_steps or max(1, ceil(train.num_epochs * batches.steps_per_epoch))
     used = hardware.first(config.round_size)
-    return Job(config, model_dir, spec, files, tokenizer, rows, batches, used, plan, total)
+    return Job(config, model_dir, spec, files, begin, tokenizer, rows, batches, used, plan, total)
 
 
 def replan(job: Job, measured: Measured) -> RunPlan:
@@ -142,6 +155,17 @@ def settle(resolved: Resolved, found: tuple[RunDir, Path] | None, hardware: Hard
         return automatic.settled(resolved, automatic.recorded(config, run.config()), str(run.config_path))
     spec = training_model(config)[1]
     return automatic.settled(resolved, automatic.settle_on(config, spec, hardware), "planned")
+
+
+def _adapter_to_begin_with(config: Config, spec: ModelSpec) -> AdapterFiles | None:
+    """That of lora.adapter, compared with the settings and the model."""
+    lora = config.adapters
+    if lora is None or lora.adapter is None:
+        return None
+    files = adapter.read(lora.adapter)
+    adapter.check_settings(files, lora_settings(lora), config.model.path)
+    adapter.check(files, spec)
+    return files
 
 
 def _plan(config: Config, spec: ModelSpec, hardware: Hardware) -> RunPlan:

@@ -296,6 +296,7 @@ def _disk(config: Config, spec: ModelShape, saved: int) -> Place:
     output = Path(config.save.output_dir).absolute()
     place = next(folder for folder in (output, *output.parents) if os.path.isdir(folder))  # False for a name too long
     usage = shutil.disk_usage(place)
+    exported = sum(p.numel for unit in spec.units if unit.trainable or not config.adapters for p in unit.params)
     earlier = min(saved, (count - 1) * one)
     source = f"free in {place}" if not earlier else f"free in {place}, with the {readable(earlier)} of its checkpoints"
     return Place(
@@ -303,7 +304,7 @@ def _disk(config: Config, spec: ModelShape, saved: int) -> Place:
         "disk",
         (
             Part("checkpoint" if count == 1 else f"{count} checkpoints of {readable(one)}", count * one),
-            Part("exported model", spec.num_parameters * itemsize),
+            Part("exported model", exported * itemsize),
             Part("their descriptions", SLACK),
         ),
         usage.free + earlier if usage.total else None,  # /proc and the like know no size

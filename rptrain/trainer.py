@@ -14,7 +14,7 @@ import torch
 
 import rptrain
 from rptrain import metrics
-from rptrain.checkpoint import frozen
+from rptrain.checkpoint import adapter, frozen
 from rptrain.checkpoint.base import BASE
 from rptrain.checkpoint.export import export_store
 from rptrain.checkpoint.state import load_state, prune, read_state, save_state
@@ -52,6 +52,11 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
     hardware = going_on(here(resolved.config.engine), found)
     resolved = settle(resolved, found, hardware)
     job = prepare_job(resolved.config, hardware, weights_needed=found is None)
+    if job.adapter is not None and job.files is None:
+        raise UserError(
+            f"adapters need a model that has weights, and {job.config.model.path} begins with random ones: train it "
+            "whole first, and set model.path to what comes of it"
+        )
     if found is not None:
         _check_resume(*found, job)
     run, checkpoint = begin(resolved, found)
@@ -179,7 +184,9 @@ class Trainer:
             self._train(done, applied)
         self._evaluate(job.total_steps)
         base = self._run.checkpoints()[-1] / BASE
-        export_store(self._store.view, job.spec, base, self._run.model_path, job.config.model.dtype)
+        export_store(
+            self._store.view, job.spec, base, self._run.model_path, job.config.model.dtype, adapter=job.adapter
+        )
         log.write(metrics.Finished(job.total_steps))
         self._progress.note(f"model: {self._run.model_path}")
 
@@ -309,6 +316,8 @@ class Trainer:
             flats = [(state.unit, state.params[0]) for state in self._store.units if not state.unit.trainable]
             self._frozen = frozen.describe(flats, job.config.train.freeze, seed, job.files is None)
         if checkpoint is None:
+            if job.begin is not None:
+                adapter.load(job.begin, job.spec, self._store.view)
             self._store.loaded()
             return 0, 0
         state = load_state(checkpoint, self._store.units)
@@ -334,6 +343,8 @@ class Trainer:
             meta["loss_scale"] = {"scale": scale.scale, "before": scale.before, "good": scale.good}
         if self._frozen is not None:
             meta["frozen"] = self._frozen
+        if self._job.adapter is not None:
+            meta["lora"] = self._job.adapter.to_dict()
         if self._job.chat_template is not None:
             meta["chat_template"] = self._job.chat_template
         path = save_state(self._run.checkpoints_path, self._store.units, step=step, meta=meta)

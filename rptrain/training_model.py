@@ -1,14 +1,23 @@
-"""The model that a config trains: where its files are, and what of it is frozen."""
+"""The model that a config trains: where its files are, what of it is frozen, and which adapters it has."""
 
 from pathlib import Path
 
-from rptrain.config import Config
+from rptrain.config import Config, Lora
 from rptrain.models import registry
 from rptrain.models.freeze import freeze
+from rptrain.models.lora import LoRA, with_lora
 from rptrain.models.spec import ModelSpec
 
 
 def training_model(config: Config) -> tuple[Path, ModelSpec]:
-    """Its directory and its spec. UserError where there is none, or train.freeze does not go with it."""
+    """Its directory and its spec. UserError where there is none, or train.freeze or [lora] does not go with it."""
     model_dir = registry.locate(config.model.path)
-    return model_dir, freeze(registry.build(registry.read_config(model_dir)), config.train.freeze)
+    spec = registry.build(registry.read_config(model_dir))
+    if config.adapters is not None:
+        return model_dir, with_lora(spec, lora_settings(config.adapters))
+    return model_dir, freeze(spec, config.train.freeze)
+
+
+def lora_settings(lora: Lora) -> LoRA:
+    """Those of the table, without where an adapter comes from."""
+    return LoRA(**lora.model_dump(exclude={"adapter"}))

@@ -175,15 +175,15 @@ def test_version_and_keys():
 def test_export(monkeypatch, folder):
     calls: list = []
 
-    def export(*arguments: object) -> Path:
-        calls.append(arguments)
+    def export(*arguments: object, merge: bool) -> Path:
+        calls.append((*arguments, merge))
         return Path("out")
 
     replace(monkeypatch, "rptrain.checkpoint.export", export=export)
     result = run("export", ".", "--to", "out", "--dtype", "float32")
     assert (result.exit_code, result.stdout) == (0, "out\n")
-    run("export", ".", "--to", "out")
-    assert calls == [(Path("."), Path("out"), "float32"), (Path("."), Path("out"), None)]
+    run("export", ".", "--to", "out", "--merge")
+    assert calls == [(Path("."), Path("out"), "float32", False), (Path("."), Path("out"), None, True)]
 
 
 def test_generate(monkeypatch):

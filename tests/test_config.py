@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from rptrain.config import Config, keys
+from rptrain.config import Config, Lora, keys
 from rptrain.config_aliases import _ALIASES, _CANONICAL
 from rptrain.config_lines import key_lines
 from rptrain.config_mistakes import ConfigError
@@ -185,13 +185,24 @@ def test_overrides_that_are_none(folder, override, message):
         ("[train]\nmax_step = 3", "c.toml:7: unknown key `train.max_step`: did you mean `train.max_steps`?"),
         ("[optim]\nlr = 3", "c.toml:7: unknown key `optim.lr`: rptrain calls this `optim.learning_rate`"),
         ("[optm]\neps = 3", "c.toml:7: unknown key `optm.eps`: rptrain calls this `optim.eps`"),
-        ("[lora]\nr = 3", "c.toml:7: unknown key `lora.r`: LoRA is not available in this version"),
+        ("[lora]\nrank = 3", "c.toml:7: unknown key `lora.rank`: rptrain calls this `lora.r`"),
+        ("[lora]\nuse_dora = true", "c.toml:7: unknown key `lora.use_dora`: DoRA is not available in this version"),
+        ("[lora]\nr = 0", "c.toml:7: `lora.r` must be greater than 0, not 0"),
+        ("[lora]\ndropout = 1", "c.toml:7: `lora.dropout` must be less than 1, not 1"),
+        (
+            "[lora]\ntarget_modules = []",
+            '`lora.target_modules` must be text, or a list such as ["q_proj", "v_proj"], not',
+        ),
+        ("[lora]\n[train]\nmethod = 'full'", "c.toml:8: `train.method`: adapters are trained where there is a [lora]"),
         ("[train]\nseed = 'x'", 'c.toml:7: `train.seed` must be a whole number, not "x"'),
         ("[train]\nseed = true", "c.toml:7: `train.seed` must be a whole number, not true"),
         ("[train]\nseed = 1.0", "c.toml:7: `train.seed` must be a whole number, not 1.0"),
         ("[train]\nseed = -1", "c.toml:7: `train.seed` must be greater than or equal to 0, not -1"),
         ("[train]\nmax_steps = 0", "c.toml:7: `train.max_steps` must be greater than 0, not 0"),
-        ("[train]\nmethod = 'lora'", 'only "full" is available in this version, not "lora"'),
+        (
+            "[train]\nmethod = 'qlora'",
+            '`train.method`: must be one of "full", "lora", not "qlora"; did you mean "lora"?',
+        ),
         (
             "[train]\nglobal_batch_size = 3\nmicro_batch_size = 2",
             "c.toml:7: `train.global_batch_size`: 3 is no",
@@ -331,7 +342,8 @@ def test_files_that_cannot_be_read(folder):
         ("gradient_accumulation_steps", "`train.global_batch_size` / `train.micro_batch_size`"),
         ("train_on_inputs", "the opposite, `data.assistant_only_loss`"),
         ("gradient_checkpointing", "not needed"),
-        ("lora_rank", "LoRA is not available in this version"),
+        ("lora_rank", "rptrain calls this `lora.r`"),
+        ("use_dora", "DoRA is not available in this version"),
         ("load_in_4bit", "quantization is not available in this version"),
         ("report_to", "reporting to trackers is not available in this version"),
         ("val_set_size", "validation loss is not available"),
@@ -395,10 +407,23 @@ def test_origins(folder):
     assert origins["optim.eps"] == origins["train.seed"] == "command line"
     assert origins["log.run_name"] == origins["train.max_steps"] == "default"
     assert origins["engine.devices"] == "c.toml:18"
-    assert {key.replace(".0.", ".").replace(".1.", ".") for key in origins} == set(keys())
+    found = {key.replace(".0.", ".").replace(".1.", ".") for key in origins}
+    assert found == {key for key in keys() if not key.startswith("lora.")} | {"lora"}  # a table that is not there
+    assert load(FULL, "lora.r=3").origins["lora.modules_to_save"] == "default"
 
 
-@pytest.mark.parametrize("text", [MINIMAL, FULL, (ROOT / "rptrain.toml").read_text(encoding="utf-8")])
+def test_adapters_are_trained_where_they_are_asked_for(folder):
+    assert load(MINIMAL).config.adapters is None
+    assert load(MINIMAL, "train.method=full").config.adapters is None
+    assert load(MINIMAL, "train.method=lora").config.adapters == Lora()
+    lora = load(MINIMAL, "lora.r=3", "lora.target_modules=['q_proj']").config.adapters
+    assert lora == Lora(r=3, target_modules=("q_proj",)) and lora.alpha == 8
+
+
+LORA = MINIMAL + "[lora]\nalpha = 4\ntarget_modules = ['q_proj']\nmodules_to_save = ['lm_head']\n"
+
+
+@pytest.mark.parametrize("text", [MINIMAL, FULL, LORA, (ROOT / "rptrain.toml").read_text(encoding="utf-8")])
 def test_rendering_parses_back_to_the_same_config(folder, text):
     resolved = load(text, "engine.host_limit=123456789", "train.max_steps=7")
     rendered = render(resolved)
@@ -497,4 +522,4 @@ def test_the_shipped_config_explains_every_key():
 
 def test_config_from_values():
     with pytest.raises(ValidationError):
-        Config.model_validate({"model": {"path": "m"}, "data": {"train": [{"path": "x"}]}, "lora": {}})
+        Config.model_validate({"model": {"path": "m"}, "data": {"train": [{"path": "x"}]}, "ui": {}})

@@ -1,19 +1,23 @@
 """Exports: a directory as Hugging Face lays it out, from a run, a checkpoint or a model in memory."""
 
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from rptrain.checkpoint import frozen
+from rptrain.checkpoint.adapter import Adapter, shapes, write
 from rptrain.checkpoint.base import BASE, base_files
 from rptrain.checkpoint.files import MANIFEST, read_manifest, written_aside
 from rptrain.checkpoint.state import dtype_of, latest, read_state, unit_file, verify_checkpoint
-from rptrain.checkpoint.verify import verify
+from rptrain.checkpoint.verify import verify, verify_adapter
 from rptrain.engine.adam import join
 from rptrain.errors import UserError
+from rptrain.kernels.reference import wide
 from rptrain.models import weights
+from rptrain.models.lora import merged, without_adapters
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import View
 
@@ -23,19 +27,30 @@ GENERATION = "generation_config.json"
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def export(source: Path, to: Path, dtype: str | None = None) -> Path:
+def export(source: Path, to: Path, dtype: str | None = None, *, merge: bool = False) -> Path:
     """Writes the newest weights of a run's directory, or of a checkpoint, to `to` and returns it.
 
-    `dtype` None keeps the run's; another is made from the exact master weights. The checkpoint is compared
-    with its hashes first, and the export is read back. UserError: the source holds no checkpoint or a damaged
-    one, or `to` holds something else than an earlier export. DiskFull.
+    Where adapters were trained that is an adapter as PEFT stores it; with `merge` the whole model, the adapters added
+    to its weights. `dtype` None keeps the run's; another is made from the exact master weights. The checkpoint is
+    compared with its hashes first, and the export is read back. UserError: the source holds no checkpoint or a damaged
+    one, or one without adapters to merge, or `to` holds something else than an earlier export. DiskFull.
     """
     checkpoint = checkpoint_of(Path(source))
     to = _target(to)
     kind = _dtype(dtype)
     verify_checkpoint(checkpoint)
+    base, state = base_files(checkpoint / BASE), read_state(checkpoint)
+    lora = state["meta"].get("lora")
+    if merge and lora is None:
+        raise UserError(f"{checkpoint} has no adapters to merge: export it without --merge")
+    if merge:
+        kind = kind or dtype_of(state)
+        spec, view = from_checkpoint(checkpoint, wide(kind))
+        return _write(merged(spec, view), without_adapters(spec), base, to, kind)
     spec, view = from_checkpoint(checkpoint, kind)
-    return _write(view, spec, base_files(checkpoint / BASE), to, kind)
+    if lora is not None:
+        return _write_adapter(view, spec, Adapter.of(lora), base, to, kind)
+    return _write(view, spec, base, to, kind)
 
 
 def export_store(
@@ -45,12 +60,17 @@ def export_store(
     to: Path,
     dtype: str | None = None,
     chat_template: str | None = None,
+    *,
+    adapter: Adapter | None = None,
 ) -> Path:
     """Writes a model in memory as `export` does; `view` gives its parameters, and `base_dir` all other files.
 
-    `chat_template` is Jinja text that takes the place of the base model's own.
+    `chat_template` is Jinja text that takes the place of the base model's own. With `adapter` only that is written.
     """
-    return _write(view, spec, base_files(Path(base_dir), chat_template), _target(to), _dtype(dtype))
+    base = base_files(Path(base_dir), chat_template)
+    if adapter is not None:
+        return _write_adapter(view, spec, adapter, base, _target(to), _dtype(dtype))
+    return _write(view, spec, base, _target(to), _dtype(dtype))
 
 
 def _write(view: View, spec: ModelSpec, base: dict[str, bytes], to: Path, dtype: torch.dtype | None) -> Path:
@@ -68,8 +88,23 @@ def _write(view: View, spec: ModelSpec, base: dict[str, bytes], to: Path, dtype:
     return to
 
 
+def _write_adapter(
+    view: View, spec: ModelSpec, made: Adapter, base: dict[str, bytes], to: Path, dtype: torch.dtype | None
+) -> Path:
+    """Without the model's config: loaders would take the directory for a whole model."""
+    dtype = dtype or view(0, spec.units[0].params[0].name).dtype
+    base = {name: content for name, content in base.items() if name not in ("config.json", GENERATION)}
+    needed = sum(map(prod, shapes(spec).values())) * dtype.itemsize + sum(map(len, base.values()))
+    with written_aside(to, {"kind": KIND}, needed) as aside:
+        write(aside, spec, view, made, dtype)
+        for name, content in base.items():
+            aside.write(name, [content])
+        verify_adapter(aside.path, spec, made)
+    return to
+
+
 def from_checkpoint(checkpoint: Path, dtype: torch.dtype | None = None) -> tuple[ModelSpec, View]:
-    """A checkpoint's model, and its parameters, mapped one unit at a time; master weights for another `dtype`.
+    """A checkpoint's model, and its parameters, mapped two units at a time; master weights for another `dtype`.
 
     Frozen units come from where the run had them. UserError where something is missing, cut short or not as it was.
     """
@@ -79,7 +114,7 @@ def from_checkpoint(checkpoint: Path, dtype: torch.dtype | None = None) -> tuple
     spec = frozen.spec_of(checkpoint, state["meta"])
     base = frozen.reader(state["meta"], spec, dtype_of(state)) if spec.frozen else None
 
-    @lru_cache(maxsize=1)
+    @lru_cache(maxsize=2)  # adapters are merged into another unit
     def parameters(index: int) -> dict[str, Tensor]:
         unit = spec.units[index]
         if base is not None and not unit.trainable:

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rptrain.checkpoint.adapter import Adapter
 from rptrain.checkpoint.base import BASE
 from rptrain.errors import UserError
 from rptrain.models import registry, weights
 from rptrain.models.freeze import freeze
+from rptrain.models.lora import adapter_units, with_lora, without_adapters
 from rptrain.models.shards import as_bytes
 from rptrain.models.spec import ModelSpec, Unit
 from rptrain.parallel import in_parallel
@@ -52,13 +54,15 @@ def check(meta: Mapping[str, Any], found: Mapping[str, str]) -> None:
 def spec_of(checkpoint: Path, meta: Mapping[str, Any]) -> ModelSpec:
     """The model of a checkpoint, with the units it was trained with."""
     spec = registry.build(registry.read_config(checkpoint / BASE))
+    if "lora" in meta:
+        return with_lora(spec, Adapter.of(meta["lora"]).settings)
     return freeze(spec, meta["frozen"]["patterns"]) if "frozen" in meta else spec
 
 
 def reader(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype) -> Callable[[int], Tensor]:
     """Gives a frozen unit's flat buffer, from where the run had it. UserError where it is not there any more."""
     drawn, seed = meta["frozen"]["drawn"], meta["frozen"]["seed"]
-    files = None if drawn else weights.check(meta["model_dir"], spec)
+    files = None if drawn else weights.check(meta["model_dir"], without_adapters(spec))
 
     def read(index: int) -> Tensor:
         unit = spec.units[index]
@@ -74,8 +78,8 @@ def reader(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype) -> Call
 def fill(
     spec: ModelSpec, view: weights.View, files: weights.WeightFiles | None, seed: int, units: Sequence[int]
 ) -> None:
-    """Fills the views of these units from the model's files, or draws them where it has none."""
-    if files is None:
-        weights.initialise(spec, view, seed, units)
-    else:
-        weights.load(files, spec, view, units)
+    """Fills the views of these units from the model's files, or draws them where it has none, as those of adapters."""
+    drawn = units if files is None else [unit for unit in units if unit in adapter_units(spec)]
+    weights.initialise(spec, view, seed, drawn)
+    if files is not None:
+        weights.load(files, spec, view, [unit for unit in units if unit not in drawn])

@@ -1,10 +1,12 @@
 """Reads an export back: everything is there, of the right shape, and a number."""
 
+import json
 from math import prod
 from pathlib import Path
 
 import torch
 
+from rptrain.checkpoint import adapter
 from rptrain.checkpoint.files import MANIFEST, THREADS, check_hash, read_manifest
 from rptrain.errors import UserError
 from rptrain.models import registry, weights
@@ -19,9 +21,7 @@ def verify(directory: Path, spec: ModelSpec | None = None, *, finite: bool = Tru
     that is infinite or not a number is an error. With a manifest, sizes and hashes are compared too.
     """
     directory = Path(directory)
-    if (directory / MANIFEST).is_file():
-        entries = read_manifest(directory)["files"]
-        in_parallel(lambda name: check_hash(directory / name, entries[name]), entries)
+    _check_hashes(directory)
     config = registry.read_config(directory)
     spec = spec or registry.build(config)
     tensors = weights.check(directory, spec).tensors
@@ -38,6 +38,27 @@ def verify(directory: Path, spec: ModelSpec | None = None, *, finite: bool = Tru
         for name, stored in tensors.items():
             by_file.setdefault(stored.file, []).append(name)
         in_parallel(lambda file: _check_finite(file, by_file[file]), by_file, THREADS)
+
+
+def verify_adapter(directory: Path, spec: ModelSpec, made: adapter.Adapter) -> None:
+    """UserError unless the directory holds the whole adapter of a model as PEFT reads it: its config, and the count,
+    names, shapes and dtype of its tensors, every number of them finite. With a manifest, hashes are compared too.
+    """
+    _check_hashes(directory)
+    files = adapter.read(directory)
+    adapter.check(files, spec)
+    wanted = json.loads(json.dumps(made.config(spec)))
+    if wrong := [key for key in wanted | files.config if wanted.get(key) != files.config.get(key)]:
+        raise UserError(f"{directory / adapter.CONFIG} does not hold what was written to it: {', '.join(wrong)}")
+    if len(found := {str(stored.dtype).removeprefix("torch.") for stored in files.tensors.values()}) > 1:
+        raise UserError(f"{directory}: weights are {', '.join(sorted(found))}, and should be of one type")
+    _check_finite(directory / adapter.WEIGHTS, [*files.tensors])
+
+
+def _check_hashes(directory: Path) -> None:
+    if (directory / MANIFEST).is_file():
+        entries = read_manifest(directory)["files"]
+        in_parallel(lambda name: check_hash(directory / name, entries[name]), entries)
 
 
 def _check_finite(file: Path, names: list[str]) -> None:

@@ -21,6 +21,8 @@ class Batch:
     rows: int
     length: int
     supervised: int  # labels that are not ignored, in the whole batch
+    seed: int = 0  # with the step, what dropout's masks follow from
+    step: int = 0  # over the whole training, from 0
 
     @property
     def tokens(self) -> int:

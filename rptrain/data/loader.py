@@ -91,6 +91,8 @@ class Batches:
             rows=self.micro_batch_size,
             length=length,
             supervised=int(self.rows.supervised[index].sum()),
+            seed=self.seed,
+            step=step,
         )
 
 

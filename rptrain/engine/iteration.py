@@ -21,6 +21,7 @@ class Iteration:
     positions: Tensor  # int64 [M, T]
     labels: Tensor  # int64 [M, T]
     cu_seqlens: Tensor  # int32 [M, T + 1]; behind the first len(documents[m]) + 1 entries all are T
+    samples: Tensor  # int64 [M, 3]: seed, step and the number of the micro-batch's first row in the step
     documents: tuple[tuple[int, ...], ...]
     rows: int
     length: int
@@ -46,6 +47,8 @@ def make_iteration(number: int, batch: Batch, dtype: torch.dtype, *, pin: bool) 
     cu_seqlens[:, 0] = 0
     for m, lengths in enumerate(batch.documents):
         cu_seqlens[m, 1 : len(lengths) + 1] = torch.tensor(lengths).cumsum(0)
+    seed = batch.seed & (2**63 - 1)  # it may be of any size
+    samples = torch.tensor([[seed, batch.step, m * batch.rows] for m in range(micro_batches)])
     losses = torch.zeros(micro_batches, dtype=dtype)
 
     def place(tensor: Tensor) -> Tensor:
@@ -57,6 +60,7 @@ def make_iteration(number: int, batch: Batch, dtype: torch.dtype, *, pin: bool) 
         place(batch.positions),
         place(batch.labels),
         place(cu_seqlens),
+        place(samples),
         batch.documents,
         batch.rows,
         batch.length,

@@ -56,13 +56,15 @@ class Indices:
         def empty(width: int, dtype: torch.dtype) -> list[Tensor]:
             return [device.empty(micro_batches * width, dtype).view(micro_batches, width) for _ in range(2)]
 
-        self._batches = (empty(tokens, torch.int64), empty(tokens, torch.int64), empty(tokens + 1, torch.int32))
+        widths = ((tokens, torch.int64), (tokens, torch.int64), (tokens + 1, torch.int32), (3, torch.int64))
+        self._batches = [empty(width, dtype) for width, dtype in widths]
         self.positions = device.empty(tokens, torch.int64)
         self.labels = device.empty(tokens, torch.int64)
         self.cu_seqlens = device.empty(tokens + 1, torch.int32)
+        self.sample = device.empty(3, torch.int64)
 
     def upload(self, iteration: Iteration, stream: Stream) -> None:
-        sources = (iteration.positions, iteration.labels, iteration.cu_seqlens)
+        sources = (iteration.positions, iteration.labels, iteration.cu_seqlens, iteration.samples)
         for batches, source in zip(self._batches, sources, strict=True):
             target = batches[iteration.number % 2]
             stream.run("batch upload", lambda t=target, s=source: t.copy_(s, non_blocking=True))
@@ -71,8 +73,10 @@ class Indices:
         """Micro-batch `m` is computed next."""
         sources = [batches[iteration.number % 2][m] for batches in self._batches]
 
+        targets = (self.positions, self.labels, self.cu_seqlens, self.sample)
+
         def copy() -> None:
-            for target, source in zip((self.positions, self.labels, self.cu_seqlens), sources, strict=True):
+            for target, source in zip(targets, sources, strict=True):
                 target.copy_(source)
 
         stream.run("", copy)
@@ -363,6 +367,7 @@ class Worker:
             uniform=layout.uniform,
             cos=cos,
             sin=sin,
+            sample=indices.sample,
         )
 
     def _start_sums(self, iteration: Iteration, slot: Slot, layout: StageLayout) -> None:

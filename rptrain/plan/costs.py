@@ -43,6 +43,11 @@ class Work:
         )
 
 
+def scaled(elements: Mapping[str, float], factor: float) -> dict[str, float]:
+    """Bytes by operation, of elements a token."""
+    return {name: factor * count for name, count in elements.items()}
+
+
 @dataclass(frozen=True)
 class LayerCost:
     """Times of a layer for one micro-batch, in seconds (or any one unit), and its sizes in bytes.

@@ -63,6 +63,11 @@ def test_a_batch_is_known_by_its_step(rows):
     assert same(Batches(rows, 2, 4, seed=3).batch(11), late[11])
 
 
+def test_a_batch_says_what_its_random_numbers_follow_from(rows):
+    found = Batches(rows, 2, 4, seed=3).batch(11)
+    assert (found.seed, found.step) == (3, 11)
+
+
 def test_micro_batches_split_the_same_batch(rows):
     whole, halves = Batches(rows, 4, 4, seed=3).batch(1), Batches(rows, 2, 4, seed=3).batch(1)
     assert whole.input_ids.shape == (1, 4 * LENGTH) and halves.input_ids.shape == (2, 2 * LENGTH)

@@ -125,7 +125,11 @@ def forward(weights, cfg, ids, positions):
         at = f"model.layers.{i}."
 
         def project(h, name, at=at):
-            return h @ weights[f"{at}{name}.weight"].T + weights.get(f"{at}{name}.bias", 0)
+            y = h @ weights[f"{at}{name}.weight"].T + weights.get(f"{at}{name}.bias", 0)
+            if f"{at}{name}.lora_A.weight" in weights:
+                low, high = (weights[f"{at}{name}.lora_{ab}.weight"] for ab in "AB")
+                y = y + cfg["lora_scale"] * (h @ low.T @ high.T)
+            return y
 
         h = norm(x, f"{at}input_layernorm.weight")
         q, k, v = (

@@ -8,15 +8,16 @@ from rptrain.engine.engine import Engine, Optimizer
 from rptrain.engine.loss_scale import UNSCALED
 from rptrain.engine.memory import ModelStore
 from rptrain.models.freeze import freeze
+from rptrain.models.lora import with_lora
 from rptrain.models.registry import build
 from rptrain.plan.schedule import Plan
 
 BETAS = (0.9, 0.95)
 
 
-def make_store(cfg, dtype, *, asynchronous, wide_grad=False, lock=False, seed=0, moments="fp32", frozen=()):
-    """A store with random weights that depend on the seed and each parameter's name alone."""
-    spec = freeze(build(cfg), frozen)
+def make_store(cfg, dtype, *, asynchronous, wide_grad=False, lock=False, seed=0, moments="fp32", frozen=(), lora=None):
+    """A store with random weights that depend on the seed and each parameter's name alone; `lora` is a LoRA."""
+    spec = with_lora(build(cfg), lora) if lora else freeze(build(cfg), frozen)
     store = ModelStore(spec, dtype, generations=1 + asynchronous, wide_grad=wide_grad, moments=moments, lock=lock)
     for index, unit in enumerate(spec.units):
         for param in unit.params:
@@ -38,12 +39,14 @@ def checkpoint_tensors(store):
     return tensors
 
 
-def run(cfg, batches, plan, *, dtype=torch.float32, asynchronous, store=None, device="cpu", frozen=(), **options):
+def run(
+    cfg, batches, plan, *, dtype=torch.float32, asynchronous, store=None, device="cpu", frozen=(), lora=None, **options
+):
     """Trains on `batches`; returns (losses, norms, final weights, spans of the trace)."""
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     if store is not None:
         return train(store, batches, plan, asynchronous=asynchronous, device=device, **options)
-    kind = {"wide_grad": plan.rounds > 1, "lock": device == "cuda", "frozen": frozen}
+    kind = {"wide_grad": plan.rounds > 1, "lock": device == "cuda", "frozen": frozen, "lora": lora}
     with make_store(cfg, dtype, asynchronous=asynchronous, **kind) as store:
         return train(store, batches, plan, asynchronous=asynchronous, device=device, **options)
 

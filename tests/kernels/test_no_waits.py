@@ -159,8 +159,9 @@ def adapters(rand: Rand, *, masked: bool) -> Run:
     drop = mask() if masked else None
 
     def run() -> None:
-        h = lora.add_lora(y, x, a, b, starts, 2.0, drop)
-        lora.lora_backward(dy, x, h, a, b, starts, 2.0, drop, dx, grad_a, grad_b)
+        lora.add_lora(y, x, a, b, starts, 2.0, drop)
+        dh = lora.lora_backward_input(dy, a, b, starts, 2.0, drop, dx)
+        lora.lora_backward_weights(dy, dh, x, a, starts, 2.0, drop, grad_a, grad_b)
 
     return run
 

@@ -85,7 +85,9 @@ class Native:
     def __init__(self, spec: ModelSpec, dtype: torch.dtype):
         self.spec, self.dtype = spec, dtype
         self.params = [unit.views(torch.zeros(unit.numel, dtype=dtype)) for unit in spec.units]
-        self.grads = [unit.views(torch.zeros(unit.numel, dtype=wide(dtype))) for unit in spec.units]
+        self.grads = [
+            unit.views(torch.zeros(unit.numel, dtype=wide(dtype))) if unit.trainable else {} for unit in spec.units
+        ]
 
     def view(self, unit: int, name: str) -> Tensor:
         return self.params[unit][name]
@@ -114,17 +116,23 @@ class Native:
         loss, dx = head.loss_backward(self.of(head, self.params), self.of(head, self.grads), x, mb, scale)
         for layer, kept in zip(reversed(self.spec.layers), reversed(saved), strict=True):
             dx = layer.backward(self.of(layer, self.params), self.of(layer, self.grads), kept, dx, mb)
-        self.grads[0]["embed"].index_add_(0, ids, dx.to(wide(self.dtype)))
+        if self.grads[0]:
+            self.grads[0]["embed"].index_add_(0, ids, dx.to(wide(self.dtype)))
         return loss
 
     def gradients(self) -> dict[str, Tensor]:
         """By the checkpoint's names."""
+        return self.tensors(self.grads)
+
+    def tensors(self, buffers: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Views of buffers by unit, by the checkpoint's names."""
         return {
             part.key: piece
-            for unit, grads in zip(self.spec.units, self.grads, strict=True)
+            for unit, tensors in zip(self.spec.units, buffers, strict=True)
             for param in unit.params
+            if param.name in tensors
             for part, piece in zip(
-                param.parts, grads[param.name].split([part.rows for part in param.parts]), strict=True
+                param.parts, tensors[param.name].split([part.rows for part in param.parts]), strict=True
             )
         }
 
@@ -158,28 +166,29 @@ def fresh() -> Callable[..., Native]:
     return build
 
 
+def make_micro_batch(
+    spec: ModelSpec, documents: list[list[int]], labels: Tensor | None = None, dtype: torch.dtype = torch.float32
+) -> MicroBatch:
+    """Each inner list is a row: the lengths of its documents."""
+    flat = [length for row in documents for length in row]
+    positions = torch.cat([torch.arange(length) for length in flat])
+    cos, sin = rope.tables(torch.tensor(spec.inv_freq, dtype=wide(dtype)), positions, spec.rope_scale)
+    return MicroBatch(
+        rows=len(documents),
+        length=sum(documents[0]),
+        positions=positions,
+        labels=torch.full_like(positions, -100) if labels is None else labels,
+        cu_seqlens=torch.tensor([0, *torch.tensor(flat).cumsum(0)], dtype=torch.int32),
+        max_seqlen=max(flat),
+        uniform=len({length for row in documents for length in row}) == 1,
+        cos=cos,
+        sin=sin,
+    )
+
+
 @pytest.fixture
 def micro_batch() -> Callable[..., MicroBatch]:
-    def build(
-        spec: ModelSpec, documents: list[list[int]], labels: Tensor | None = None, dtype=torch.float32
-    ) -> MicroBatch:
-        """Each inner list is a row: the lengths of its documents."""
-        flat = [length for row in documents for length in row]
-        positions = torch.cat([torch.arange(length) for length in flat])
-        cos, sin = rope.tables(torch.tensor(spec.inv_freq, dtype=wide(dtype)), positions, spec.rope_scale)
-        return MicroBatch(
-            rows=len(documents),
-            length=sum(documents[0]),
-            positions=positions,
-            labels=torch.full_like(positions, -100) if labels is None else labels,
-            cu_seqlens=torch.tensor([0, *torch.tensor(flat).cumsum(0)], dtype=torch.int32),
-            max_seqlen=max(flat),
-            uniform=len({length for row in documents for length in row}) == 1,
-            cos=cos,
-            sin=sin,
-        )
-
-    return build
+    return make_micro_batch
 
 
 @pytest.fixture(scope="session", params=VARIANTS)

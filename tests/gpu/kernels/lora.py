@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from rptrain.kernels.dropout import Dropout, dropout
-from rptrain.kernels.lora import add_lora, lora_backward
+from rptrain.kernels.lora import add_lora, lora_backward_input, lora_backward_weights
 from tests.gpu.kernels.case import Case
 
 TOKENS, LENGTH, RANK = 8192, 2048, 16
@@ -26,7 +26,7 @@ def _cases(name: str) -> Iterator[Case]:
     x, y = _random(TOKENS, hidden), _random(TOKENS, sum(widths))
     a, b = _random(3 * RANK, hidden), [_random(width, RANK) for width in widths]
     starts = (0, widths[0], widths[0] + widths[1])
-    h, dx, dy = _random(TOKENS, 3 * RANK), _random(TOKENS, hidden), _random(TOKENS, sum(widths))
+    dx, dy = _random(TOKENS, hidden), _random(TOKENS, sum(widths))
     grad_a, *grad_b = (torch.zeros_like(weight, dtype=torch.float32) for weight in (a, *b))
     torch_dropout = torch.compile(torch.nn.functional.dropout)
     yield Case(
@@ -36,6 +36,11 @@ def _cases(name: str) -> Iterator[Case]:
         2 * x.nbytes,
     )
     flops = 2.0 * TOKENS * RANK * (3 * hidden + sum(widths))
+
+    def backward(where: Dropout | None) -> None:
+        dh = lora_backward_input(dy, a, b, starts, 2.0, where, dx)
+        lora_backward_weights(dy, dh, x, a, starts, 2.0, where, grad_a, grad_b)
+
     for what, where in (("", None), (" with dropout", drop)):
         yield Case(
             f"lora{what}, {name}",
@@ -45,7 +50,7 @@ def _cases(name: str) -> Iterator[Case]:
         )
         yield Case(
             f"lora backward{what}, {name}",
-            lambda where=where: lora_backward(dy, x, h, a, b, starts, 2.0, where, dx, grad_a, grad_b),
+            lambda where=where: backward(where),
             nbytes=x.nbytes + dy.nbytes + 2 * dx.nbytes,
-            flops=2 * flops,
+            flops=2 * flops + 2.0 * TOKENS * RANK * 3 * hidden,
         )

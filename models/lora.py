@@ -1,0 +1,140 @@
+"""LoRA: a model with frozen weights and, beside its products, low-rank adapters that are trained, by PEFT's names."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import sqrt
+
+from torch import Tensor
+
+from rptrain.errors import UserError
+from rptrain.kernels.reference import wide
+from rptrain.models.adapters import Adapters
+from rptrain.models.attention import AttentionBlock
+from rptrain.models.freeze import split_units
+from rptrain.models.lora_modules import ALL, adapted_modules, end, is_saved, module, modules, products, saved_modules
+from rptrain.models.spec import Layer, ModelShape, ModelSpec, Param, Part, Unit
+from rptrain.models.weights import View
+
+A, B = ".lora_A.weight", ".lora_B.weight"
+UNIT = ".lora"  # how the names of units of adapters end
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """What is adapted, and how: as PEFT's LoraConfig says it."""
+
+    r: int = 8
+    alpha: float = 8
+    dropout: float = 0.0
+    target_modules: str | tuple[str, ...] = ALL  # a pattern of whole names, or names or their ends
+    rslora: bool = False
+    modules_to_save: tuple[str, ...] = ()  # names or their ends: trained whole
+
+    @property
+    def scale(self) -> float:
+        """Of an adapter's output; rsLoRA's (Kalajdzievski 2023, arXiv 2312.03732) divides by the root of the rank."""
+        return self.alpha / (sqrt(self.r) if self.rslora else self.r)
+
+
+def with_lora(spec: ModelSpec, settings: LoRA) -> ModelSpec:
+    """The model with a unit "layers.i.lora" of adapters behind the units of each layer that has some, the rest frozen.
+
+    `spec` is as the registry builds it. UserError where the settings name what there is none of, or what cannot have
+    an adapter.
+    """
+    if settings.r < 1:
+        raise UserError(f"lora.r must be at least 1, not {settings.r}")
+    targets = adapted_modules(spec, settings.target_modules)
+    saved = saved_modules(spec, settings.modules_to_save, targets)
+    base = split_units(spec, lambda param: not is_saved(param, saved))
+    units, layers = list(base.units), []
+    for layer, original in zip(base.layers, spec.layers, strict=True):
+        params, adapters = [], []
+        for param in products(spec, original):
+            if found := _adapters(param, settings, targets):
+                adapters.append(found[0])
+                params += found[1:]
+        if params:
+            layer = replace(_block(layer), units=(*layer.units, len(units)), adapters=tuple(adapters))
+            units.append(Unit(layer.name + UNIT, tuple(params)))
+        layers.append(layer)
+    return replace(base, units=tuple(units), layers=tuple(layers))
+
+
+def adapter_units(spec: ModelShape) -> range:
+    """The units of adapters: the last ones."""
+    count = sum(unit.name.endswith(UNIT) for unit in spec.units)
+    return range(len(spec.units) - count, len(spec.units))
+
+
+def without_adapters(spec: ModelSpec) -> ModelSpec:
+    """The units and layers that are the model's own, in their places: what its checkpoints hold."""
+    layers = [
+        replace(_block(layer), units=layer.units[:-1], adapters=()) if _block(layer).adapters else layer
+        for layer in spec.layers
+    ]
+    return replace(spec, units=spec.units[: adapter_units(spec).start], layers=tuple(layers))
+
+
+def merged(spec: ModelSpec, view: View) -> View:
+    """The weights of `without_adapters`, those of `view` with their adapters added, rounded once.
+
+    A parameter at a time is computed, in the wide type.
+    """
+    places = {
+        (unit, adapters.name): (layer.units[-1], adapters)
+        for layer in map(_block, spec.layers)
+        for adapters in layer.adapters
+        for unit in layer.units
+    }
+
+    @lru_cache(maxsize=1)
+    def parameter(unit: int, name: str) -> Tensor:
+        weight = view(unit, name)
+        if (unit, name) not in places:
+            return weight
+        adapter_unit, adapters = places[unit, name]
+        dtype = wide(weight.dtype)
+        total = weight.to(dtype, copy=True)
+        adapters.merge(view(adapter_unit, adapters.a).to(dtype), view(adapter_unit, adapters.b).to(dtype), total)
+        return total
+
+    return parameter
+
+
+def adapted(spec: ModelSpec) -> list[str]:
+    """The modules that have an adapter, in order."""
+    keys = [part.key for unit in spec.units for param in unit.params for part in param.parts]
+    return [key.removesuffix(A) for key in keys if key.endswith(A)]
+
+
+def target_names(spec: ModelSpec) -> list[str]:
+    """The adapted modules as a list for PEFT: by the ends of their names where that means no other module."""
+    names = adapted(spec)
+    ends = {end(name): None for name in names}
+    return names if any(end(name) in ends for name in {*modules(spec)} - {*names}) else list(ends)
+
+
+def _adapters(param: Param, settings: LoRA, targets: set[str]) -> tuple[Adapters, Param, Param] | None:
+    """Those of the product with this weight, and their parameters."""
+    start, found = 0, []
+    for part in param.parts:
+        if module(part) in targets:
+            found.append((start, part))
+        start += part.rows
+    if not found:
+        return None
+    starts, parts = zip(*found, strict=True)
+    widths, inputs, r = tuple(part.rows for part in parts), param.shape[1], settings.r
+    made = Adapters(param.name, starts, widths, inputs, r, settings.scale, settings.dropout)
+    names = [module(part) for part in parts]
+    return (
+        made,
+        Param(made.a, (made.ranks, inputs), tuple(Part(name + A, r) for name in names), bound=inputs**-0.5),
+        Param(made.b, (sum(widths), r), tuple(map(Part, (name + B for name in names), widths)), std=0.0),
+    )
+
+
+def _block(layer: Layer) -> AttentionBlock:
+    assert isinstance(layer, AttentionBlock)
+    return layer

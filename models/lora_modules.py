@@ -1,0 +1,118 @@
+"""Which modules LoRA adapts and which it trains whole: names, their ends and patterns, as PEFT reads them."""
+
+import re
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+
+from rptrain.errors import UserError
+from rptrain.models.adapters import PLACES
+from rptrain.models.moe import MoEBlock
+from rptrain.models.spec import Layer, ModelSpec, Param, Part
+
+ALL = "all-linear"
+
+
+def module(part: Part) -> str:
+    """The name of the module that a tensor of a checkpoint belongs to."""
+    return part.key.rpartition(".")[0]
+
+
+def products(spec: ModelSpec, layer: Layer) -> Iterable[Param]:
+    """The weights of a layer that can have adapters.
+
+    In a model with experts these are attention's: PEFT takes all names of an MLP for those of experts.
+    """
+    names = PLACES[:2] if any(isinstance(layer, MoEBlock) for layer in spec.layers) else PLACES
+    params = [param for unit in layer.units for param in spec.units[unit].params]
+    return (param for name in names for param in params if param.name == name)
+
+
+def adapted_modules(spec: ModelSpec, wanted: str | tuple[str, ...]) -> set[str]:
+    """The modules that are to have an adapter."""
+    able = [module(part) for layer in spec.layers for param in products(spec, layer) for part in param.parts]
+    if wanted == ALL:
+        return set(able)
+    others = [name for name in modules(spec) if name not in able]
+    found: set[str] = set()
+    for entry in (wanted,) if isinstance(wanted, str) else wanted:
+        matches = _pattern(entry) if isinstance(wanted, str) else _ending(entry)
+        if refused := next(filter(matches, others), None):
+            raise UserError(f"lora.target_modules: {entry!r} matches {refused}, {_why_not(refused, able)}")
+        matched = set(filter(matches, able))
+        if not matched and isinstance(wanted, str) and any(map(_ending(entry), able)):
+            raise UserError(
+                f"lora.target_modules: {entry} is a pattern of whole names; "
+                f'write ["{entry}"] for the modules that end so'
+            )
+        if not matched:
+            raise UserError(f"lora.target_modules: no module that can have an adapter matches {_hint(entry, able)}")
+        found |= matched
+    return found
+
+
+def saved_modules(spec: ModelSpec, wanted: Iterable[str], targets: set[str]) -> set[str]:
+    """The modules that are to be trained whole."""
+    names = [name for name in modules(spec) if ".experts" not in name]
+    found: set[str] = set()
+    for entry in wanted:
+        if spec.tied and _ending(entry)("lm_head"):
+            raise UserError(
+                "lora.modules_to_save: lm_head is the embedding in this model: write embed_tokens, which trains both"
+            )
+        matched = set(filter(_ending(entry), names))
+        if not matched:
+            raise UserError(f"lora.modules_to_save: no module matches {_hint(entry, names)}")
+        if both := matched & targets:
+            raise UserError(
+                f"lora.modules_to_save: {min(both)} has an adapter by lora.target_modules, and is to be trained whole: "
+                "take it out of one of them"
+            )
+        found |= matched
+    return found
+
+
+def is_saved(param: Param, saved: set[str]) -> bool:
+    whole = [module(part) for part in param.parts if module(part) in saved]
+    if whole and len(whole) < len(param.parts):
+        others = ", ".join(module(part) for part in param.parts if module(part) not in saved)
+        raise UserError(
+            f"lora.modules_to_save: {', '.join(whole)} cannot be trained without {others}: they are one matrix here; "
+            "name all of them or none"
+        )
+    return bool(whole)
+
+
+def modules(spec: ModelSpec) -> list[str]:
+    keys = [part.key for unit in spec.units for param in unit.params for part in param.parts]
+    return [key.rpartition(".")[0] for key in keys if key.endswith((".weight", ".bias"))]
+
+
+def _ending(entry: str) -> Callable[[str], bool]:
+    return lambda name: f".{name}".endswith(f".{entry}")
+
+
+def _pattern(entry: str) -> Callable[[str], bool]:
+    try:
+        compiled = re.compile(entry)
+    except re.error as error:
+        raise UserError(f"lora.target_modules: {entry!r} is no pattern: {error}") from None
+    return lambda name: compiled.fullmatch(name) is not None
+
+
+def _why_not(name: str, able: list[str]) -> str:
+    if ".mlp." in name:
+        return f"and adapters of experts are not supported, nor of an MLP beside them; {_there_are(able)}"
+    return f"which can have no adapter, but can be trained whole: name it in lora.modules_to_save; {_there_are(able)}"
+
+
+def _hint(entry: str, names: list[str]) -> str:
+    near = get_close_matches(entry, set(map(end, names)), 1)
+    return f"{entry!r}{f'; did you mean {near[0]!r}?' if near else ''}; {_there_are(names)}"
+
+
+def _there_are(names: Iterable[str]) -> str:
+    return f"there are {', '.join({end(name): None for name in names})}"
+
+
+def end(name: str) -> str:
+    return name.rpartition(".")[2]

@@ -1,0 +1,218 @@
+"""Adapters as PEFT stores them: adapter_config.json and adapter_model.safetensors, written, read and compared."""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from itertools import chain
+from math import prod
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from rptrain.checkpoint.files import Aside
+from rptrain.errors import UserError
+from rptrain.models import registry, shards
+from rptrain.models.lora import LoRA, target_names
+from rptrain.models.shards import Stored
+from rptrain.models.spec import ModelSpec
+from rptrain.models.weights import TIED_HEAD, View
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."  # PEFT's, before the names of the model's own checkpoint
+SHOWN = 10  # problems of a kind that are listed
+
+# What PEFT can do to an adapter that we do not compute; empty or false is no use of it.
+_OTHER = (
+    *("use_dora", "fan_in_fan_out", "lora_bias", "rank_pattern", "alpha_pattern", "layer_replication"),
+    *("target_parameters", "trainable_token_indices", "use_qalora", "use_bdlora", "alora_invocation_tokens"),
+    *("arrow_config", "kasa_config", "velora_config", "monteclora_config"),
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What is written of an adapter beside its weights: its settings, and what its base model is called."""
+
+    settings: LoRA
+    base: str
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any]) -> Self:
+        """From `to_dict`, of a checkpoint's meta."""
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["settings"].items()}
+        return cls(LoRA(**values), meta["base"])
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def config(self, spec: ModelSpec) -> dict[str, Any]:
+        """adapter_config.json."""
+        settings = self.settings
+        saved = saved_modules(spec)
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": self.base,
+            "inference_mode": True,
+            "r": settings.r,
+            "lora_alpha": settings.alpha,
+            "lora_dropout": settings.dropout,
+            "target_modules": target_names(spec),
+            "use_rslora": settings.rslora,
+            "use_dora": False,
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "init_lora_weights": True,
+            "modules_to_save": saved or None,
+        }
+        return config | ({"ensure_weight_tying": True} if _ties(spec) else {})
+
+
+@dataclass(frozen=True)
+class AdapterFiles:
+    """An adapter on disk: adapter_config.json, and its tensors by the names of the model's checkpoint."""
+
+    directory: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Stored]
+
+
+def base_name(model_path: str, model_dir: Path) -> str:
+    """What an adapter calls its base model: where it is, or its name on the hub."""
+    return str(model_dir.absolute()) if Path(model_path).expanduser().is_dir() else model_path
+
+
+def saved_modules(spec: ModelSpec) -> list[str]:
+    """The modules that are trained whole, by their full names."""
+    keys = [key for key in shapes(spec) if ".lora_" not in key and not (spec.tied and key == TIED_HEAD)]
+    return list(dict.fromkeys(key.rpartition(".")[0] for key in keys))
+
+
+def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """The tensors of the model's adapter, by the names of its checkpoint: all that is trained.
+
+    Of a tied embedding PEFT keeps the head as well.
+    """
+    found = {
+        part.key: (part.rows, *param.shape[1:])
+        for unit in spec.units
+        if unit.trainable
+        for param in unit.params
+        for part in param.parts
+    }
+    return found | ({TIED_HEAD: spec.units[0].params[0].shape} if _ties(spec) else {})
+
+
+def write(aside: Aside, spec: ModelSpec, view: View, adapter: Adapter, dtype: torch.dtype) -> None:
+    """Writes both files; one unit in memory at a time."""
+    own = (
+        rows
+        for index, unit in enumerate(spec.units)
+        if unit.trainable
+        for param in unit.params
+        for rows in view(index, param.name).split([part.rows for part in param.parts])
+    )
+    named = {PREFIX + key: shape for key, shape in shapes(spec).items()}
+    again = (view(0, param.name) for param in spec.units[0].params if _ties(spec))
+    shards.write(aside.path / WEIGHTS, named, dtype, chain(own, again))
+    aside.write_json(CONFIG, adapter.config(spec))
+
+
+def read(directory: str | Path) -> AdapterFiles:
+    """The adapter in a directory. UserError where it is none, or of a kind that is not computed here."""
+    directory = Path(directory).expanduser()
+    if not (directory / CONFIG).is_file():
+        raise UserError(f"{directory} is no adapter: there is no {CONFIG} in it")
+    config = registry.read_config(directory / CONFIG)
+    if config.get("peft_type") != "LORA":
+        raise UserError(f'{directory / CONFIG}: peft_type is {config.get("peft_type")!r}; only "LORA" can be read')
+    used = [key for key in _OTHER if config.get(key)]
+    if config.get("bias", "none") != "none":
+        used.append("bias")
+    if used:
+        raise UserError(f"{directory / CONFIG}: {', '.join(used)} cannot be trained here")
+    if not (directory / WEIGHTS).is_file():
+        pickled = "; pickled weights are not read" if any(directory.glob("*.bin")) else ""
+        raise UserError(f"{directory} is no whole adapter: there is no {WEIGHTS} in it{pickled}")
+    return AdapterFiles(directory, config, shards.read_header(directory / WEIGHTS))
+
+
+def settings_of(files: AdapterFiles, spec: ModelSpec) -> LoRA:
+    """The settings that an adapter was made with, by its tensors; UserError where its config cannot be.
+
+    `spec` is its base model.
+    """
+    config = files.config
+    ends = (".lora_A.weight", ".lora_B.weight")
+    own = [name.removeprefix(PREFIX) for name in files.tensors if not (spec.tied and name == PREFIX + TIED_HEAD)]
+    targets = tuple(dict.fromkeys(name.removesuffix(ends[0]) for name in own if name.endswith(ends[0])))
+    saved = tuple(dict.fromkeys(name.rpartition(".")[0] for name in own if not name.endswith(ends)))
+    r, alpha = config.get("r", 8), config.get("lora_alpha", 8)
+    if not isinstance(r, int) or isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        raise UserError(f"{files.directory / CONFIG}: r must be a whole number and lora_alpha a number")
+    return LoRA(r=r, alpha=alpha, target_modules=targets, rslora=bool(config.get("use_rslora")), modules_to_save=saved)
+
+
+def check(files: AdapterFiles, spec: ModelSpec) -> None:
+    """UserError that lists how the tensors differ from those of the model's adapter: missing, unexpected, shapes."""
+    wanted = {PREFIX + key: shape for key, shape in shapes(spec).items()}
+    stored = files.tensors
+    missing = [f"{name} is missing" for name in wanted if name not in stored]
+    extra = [f"{name} is not part of it" for name in stored if name not in wanted]
+    other = [
+        f"{name} has no elements"
+        if not prod(stored[name].shape)
+        else f"{name} has shape {list(stored[name].shape)}, not {list(shape)}"
+        for name, shape in wanted.items()
+        if name in stored and stored[name].shape != shape
+    ]
+    if problems := [line for kind in (missing, extra, other) for line in _shortened(kind)]:
+        raise UserError(
+            f"the adapter in {files.directory} is not one of this model with these settings:\n- "
+            + "\n- ".join(problems)
+        )
+
+
+def check_settings(files: AdapterFiles, settings: LoRA, base: str) -> None:
+    """UserError where a run with these settings would not go on with the adapter; a warning where its base has another
+    name.
+    """
+    there = {"r": "r", "alpha": "lora_alpha", "rslora": "use_rslora"}
+    defaults = asdict(LoRA())
+    differ = [
+        f"lora.{key} is {_shown(getattr(settings, key))}, the adapter's is {_shown(found)}"
+        for key, name in there.items()
+        if (found := files.config.get(name, defaults[key])) != getattr(settings, key)
+    ]
+    if differ:
+        raise UserError(f"{files.directory} has other settings: {'; '.join(differ)}. Set them alike")
+    named = files.config.get("base_model_name_or_path")
+    if named and Path(named).name != Path(base).name:
+        log.warning("the adapter in %s was trained on %s, and goes on with %s", files.directory, named, base)
+
+
+def load(files: AdapterFiles, spec: ModelSpec, view: View) -> None:
+    """Fills the views of all that is trained, converting to their type, after `check`."""
+    pairs = []
+    for index, unit in enumerate(spec.units):
+        for param in unit.params if unit.trainable else ():
+            rows = view(index, param.name).split([part.rows for part in param.parts])
+            pairs += [(files.tensors[PREFIX + part.key], piece) for part, piece in zip(param.parts, rows, strict=True)]
+    shards.read(pairs)
+
+
+def _ties(spec: ModelSpec) -> bool:
+    """Whether an embedding is trained that is the head as well."""
+    return spec.tied and spec.units[0].trainable
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    return lines[:SHOWN] + ([f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value)

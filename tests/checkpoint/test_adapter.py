@@ -1,0 +1,256 @@
+"""Adapters in PEFT's files: stock PEFT loads what is written, what PEFT writes is gone on from, and damage is found."""
+
+import json
+import logging
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rptrain.checkpoint import adapter
+from rptrain.checkpoint.adapter import Adapter
+from rptrain.checkpoint.files import written_aside
+from rptrain.checkpoint.verify import verify_adapter
+from rptrain.errors import UserError
+from rptrain.models import registry, weights
+from rptrain.models.lora import LoRA, adapter_units, merged, with_lora, without_adapters
+from tests.models.conftest import COMMON, VARIANTS, Native, make_micro_batch
+from tests.models.test_lora import IDS, in_peft
+
+SETTINGS = {
+    "all-linear": LoRA(r=4, alpha=8, dropout=0.1),
+    "rank one, rslora": LoRA(r=1, alpha=3, rslora=True),
+    "some": LoRA(r=5, target_modules=("k_proj", "o_proj")),
+    "pattern": LoRA(r=3, target_modules=r".*\.1\.self_attn\.[qv]_proj"),
+    "trained whole": LoRA(modules_to_save=("embed_tokens", "model.norm", "1.input_layernorm")),
+}
+
+
+@pytest.fixture(scope="session", params=["llama", "llama-tied", "qwen3", "qwen3-moe-some-dense", "gpt-oss"])
+def base(request, tmp_path_factory):
+    """A tiny random Hugging Face model and its directory."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    sizes = {**COMMON, **VARIANTS[request.param]}
+    config = AutoConfig.for_model(sizes.pop("model_type"), **sizes)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    model.set_experts_implementation("eager")
+    directory = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(directory)
+    return model.eval(), directory
+
+
+llama = pytest.mark.parametrize("base", ["llama"], indirect=True)
+
+
+def trained(directory, settings: LoRA) -> Native:
+    """The model in a directory, with random numbers in all that is trained."""
+    spec = with_lora(registry.build(registry.read_config(directory)), settings)
+    own = without_adapters(spec)
+    model = Native(spec, torch.float32)
+    weights.load(weights.check(directory, own), own, model.view)
+    generator = torch.Generator().manual_seed(2)
+    for unit, params in zip(spec.units, model.params, strict=True):
+        for tensor in params.values() if unit.trainable else ():
+            tensor.uniform_(-0.2, 0.2, generator=generator)
+    return model
+
+
+def written(model: Native, settings: LoRA, directory, to, dtype=torch.float32) -> Adapter:
+    made = Adapter(settings, str(directory))
+    with written_aside(to, {"kind": "export"}, 0) as aside:
+        adapter.write(aside, model.spec, model.view, made, dtype)
+    verify_adapter(to, model.spec, made)
+    return made
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_peft_loads_what_is_written(base, settings, tmp_path) -> None:
+    from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+    from transformers import AutoModelForCausalLM
+
+    _, directory = base
+    ours = trained(directory, settings)
+    written(ours, settings, directory, tmp_path / "adapter")
+
+    def fresh():
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+        model.set_experts_implementation("eager")
+        return model.eval()
+
+    theirs = PeftModel.from_pretrained(fresh(), tmp_path / "adapter").eval()
+    assert theirs.active_peft_config.base_model_name_or_path == str(directory)
+    mb = make_micro_batch(ours.spec, [[11], [11]])
+    expected = theirs(IDS.view(2, 11)).logits.flatten(0, 1)
+    torch.testing.assert_close(ours.logits(IDS, mb), expected, rtol=1e-5, atol=1e-5)
+
+    config = LoraConfig.from_pretrained(tmp_path / "adapter")
+    again = get_peft_model(fresh(), config)
+    found = set_peft_model_state_dict(again, load_file(tmp_path / "adapter/adapter_model.safetensors"))
+    known = {name for name, parameter in again.named_parameters() if parameter.requires_grad}
+    assert not found.unexpected_keys and not known & {*found.missing_keys}
+
+
+@pytest.mark.parametrize("settings", [LoRA(r=3, alpha=9), SETTINGS["trained whole"]], ids=["adapters", "trained whole"])
+def test_merged_equals_unmerged(base, settings, tmp_path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    _, directory = base
+    ours = trained(directory, settings)
+    own = without_adapters(ours.spec)
+    weights.save(tmp_path / "merged", own, merged(ours.spec, ours.view), torch.float32)
+    theirs, info = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "merged", attn_implementation="eager", output_loading_info=True
+    )
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    theirs.set_experts_implementation("eager")
+    mb = make_micro_batch(ours.spec, [[11], [11]])
+    expected = ours.logits(IDS, mb)
+    torch.testing.assert_close(theirs.eval()(IDS.view(2, 11)).logits.flatten(0, 1), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [SETTINGS["some"], SETTINGS["trained whole"]], ids=["some", "trained whole"])
+def test_what_peft_writes_is_gone_on_from(base, settings, tmp_path) -> None:
+    model, directory = base
+    targets = list(settings.target_modules) if isinstance(settings.target_modules, tuple) else ["q_proj", "o_proj"]
+    settings = LoRA(r=settings.r, target_modules=tuple(targets), modules_to_save=settings.modules_to_save)
+    theirs, _ = in_peft(model, settings, targets)
+    theirs.save_pretrained(tmp_path)
+    ours = trained(directory, settings)
+    files = adapter.read(tmp_path)
+    adapter.check_settings(files, settings, str(directory))
+    adapter.check(files, ours.spec)
+    adapter.load(files, ours.spec, ours.view)
+    mb = make_micro_batch(ours.spec, [[11], [11]])
+    expected = theirs(IDS.view(2, 11)).logits.flatten(0, 1)
+    torch.testing.assert_close(ours.logits(IDS, mb), expected, rtol=1e-5, atol=1e-5)
+    again = with_lora(without_adapters(ours.spec), adapter.settings_of(files, ours.spec))
+    assert adapter.shapes(again) == adapter.shapes(ours.spec)
+
+
+def wrapped(tensors):
+    return {name.replace("base_model.", "base_model.module.", 1): tensor for name, tensor in tensors.items()}
+
+
+def emptied(tensors):
+    return {
+        name: tensor[:0] if name.endswith("1.mlp.up_proj.lora_A.weight") else tensor for name, tensor in tensors.items()
+    }
+
+
+def spoiled(tensors):
+    return {
+        name: tensor * (float("nan") if "0.self_attn.v_proj.lora_B" in name else 1) for name, tensor in tensors.items()
+    }
+
+
+AT = "base_model.model.model.layers"
+
+
+@llama
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (wrapped, f"{AT}.0.self_attn.q_proj.lora_A.weight is missing\n"),
+        (wrapped, "base_model.module.model.model.layers.0.mlp.down_proj.lora_A.weight is not part of it\n"),
+        (wrapped, "\n- and 18 more"),
+        (emptied, f"{AT}.1.mlp.up_proj.lora_A.weight has no elements"),
+        (spoiled, f"{AT}.0.self_attn.v_proj.lora_B.weight holds values that are infinite or not numbers"),
+        (lambda tensors: {n: t.half() for n, t in tensors.items()} | {"x": torch.ones(1)}, "x is not part of it"),
+        (lambda tensors: {n: t.half() if "0." in n else t for n, t in tensors.items()}, "float16, float32"),
+    ],
+    ids=["wrapper: missing", "wrapper: unexpected", "wrapper: shortened", "empty", "nan", "unexpected", "mixed"],
+)
+def test_damage_is_found(base, change, message, tmp_path) -> None:
+    _, directory = base
+    settings = LoRA(r=2)
+    model = trained(directory, settings)
+    made = written(model, settings, directory, tmp_path / "a")
+    (tmp_path / "a/complete.json").unlink()
+    file = tmp_path / "a/adapter_model.safetensors"
+    save_file(change(load_file(file)), file)
+    with pytest.raises(UserError) as caught:
+        verify_adapter(tmp_path / "a", model.spec, made)
+    assert message in str(caught.value)
+
+
+@llama
+def test_a_changed_file_or_config_is_found(base, damage, tmp_path) -> None:
+    _, directory = base
+    settings = LoRA(r=2)
+    model = trained(directory, settings)
+    made = written(model, settings, directory, tmp_path / "a")
+    other = Adapter(LoRA(r=2, alpha=16), str(directory))
+    with pytest.raises(UserError, match="lora_alpha"):
+        verify_adapter(tmp_path / "a", model.spec, other)
+    damage(tmp_path / "a/adapter_model.safetensors", 0.9)
+    with pytest.raises(UserError, match="is damaged"):
+        verify_adapter(tmp_path / "a", model.spec, made)
+
+
+@llama
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'; only \"LORA\" can be read"),
+        ({"use_dora": True, "bias": "all"}, "use_dora, bias cannot be trained here"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern cannot be trained here"),
+        ({"r": 4, "use_rslora": True}, "lora.r is 2, the adapter's is 4; lora.rslora is false, the adapter's is true"),
+        ({"lora_alpha": 32}, "lora.alpha is 8, the adapter's is 32. Set them alike"),
+    ],
+)
+def test_adapters_that_are_not_gone_on_from(base, changes, message, tmp_path) -> None:
+    _, directory = base
+    settings = LoRA(r=2)
+    model = trained(directory, settings)
+    written(model, settings, directory, tmp_path / "a")
+    file = tmp_path / "a/adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(UserError) as caught:
+        adapter.check_settings(adapter.read(tmp_path / "a"), settings, str(directory))
+    assert message in str(caught.value)
+
+
+@llama
+def test_an_adapter_of_another_model_or_of_other_modules(base, tmp_path, caplog) -> None:
+    _, directory = base
+    settings = LoRA(r=2)
+    model = trained(directory, settings)
+    written(model, settings, directory, tmp_path / "a")
+    files = adapter.read(tmp_path / "a")
+    for spec, message in (
+        (
+            registry.build({**model.spec.config, "intermediate_size": 30}),
+            "lora_A.weight has shape [2, 20], not [2, 30]",
+        ),
+        (
+            registry.build({**model.spec.config, "num_hidden_layers": 3}),
+            f"{AT}.2.self_attn.q_proj.lora_A.weight is miss",
+        ),
+    ):
+        with pytest.raises(UserError) as caught:
+            adapter.check(files, with_lora(spec, settings))
+        assert message in str(caught.value) and "is not one of this model" in str(caught.value)
+    with pytest.raises(UserError, match=r"k_proj.lora_A.weight is not part of it"):
+        adapter.check(files, with_lora(without_adapters(model.spec), LoRA(r=2, target_modules=("q_proj",))))
+    with caplog.at_level(logging.WARNING):
+        adapter.check_settings(files, settings, "/models/other")
+    assert "and goes on with /models/other" in caplog.text
+    for missing, message in (
+        ("adapter_model.safetensors", "is no whole adapter"),
+        ("adapter_config.json", "is no adapt"),
+    ):
+        (tmp_path / "a" / missing).unlink()
+        with pytest.raises(UserError, match=message):
+            adapter.read(tmp_path / "a")
+
+
+@llama
+def test_where_adapters_lie_in_a_model(base) -> None:
+    _, directory = base
+    spec = trained(directory, LoRA(target_modules=r".*\.1\..*_proj")).spec
+    assert [spec.units[index].name for index in adapter_units(spec)] == ["layers.1.lora"]
+    assert without_adapters(spec).layers == trained(directory, LoRA()).spec.layers[:0] + tuple(
+        registry.build(spec.config).layers
+    )

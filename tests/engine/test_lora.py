@@ -1,0 +1,104 @@
+"""Adapters in the engine: exactly the plain loop's, the same bits with dropout on any workers, and a small store."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rptrain.engine.memory import ModelStore
+from rptrain.models.lora import LoRA, with_lora
+from rptrain.models.registry import build
+
+from . import plain, runs
+from .test_frozen import same_as_first
+
+PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
+TIED = plain.config(tie_word_embeddings=True)
+CASES = {
+    "all": (plain.CONFIG, LoRA(r=4, alpha=8)),
+    "rank-one-rslora": (TIED, LoRA(r=1, alpha=3, rslora=True)),
+    "upper-layers": (plain.CONFIG, LoRA(r=3, target_modules=r".*\.[23]\..*\.(q|v|up)_proj")),
+    "modules-to-save": (plain.CONFIG, LoRA(r=3, modules_to_save=("embed_tokens", "lm_head", "input_layernorm"))),
+    "tied-embedding-saved": (TIED, LoRA(r=3, modules_to_save=("embed_tokens",))),
+    "qwen3-moe": (plain.QWEN3_MOE, LoRA(r=3)),
+    "gpt-oss": (plain.GPT_OSS, LoRA(r=3, target_modules=("q_proj", "o_proj"))),
+}
+
+
+@pytest.mark.parametrize(("cfg", "lora"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_equals_the_plain_loop(asynchronous, cfg, lora):
+    steps, rate = 4, 5e-3
+    batches = plain.make_batches(steps)
+    store = runs.make_store(cfg, torch.float64, asynchronous=asynchronous, lora=lora)
+    expected = runs.checkpoint_tensors(store)
+    before = {name: tensor.clone() for name, tensor in expected.items()}
+    units = [unit for unit in store.spec.units if unit.trainable]
+    trained = {part.key for unit in units for param in unit.params for part in param.parts}
+    assert any("lora_A" in name for name in trained)
+    frozen = expected.keys() - trained
+    options = {"weight_decay": 0.1, "max_grad_norm": 0.1}
+    losses, norms = plain.train(
+        expected,
+        {**cfg, "lora_scale": lora.scale},
+        batches,
+        [rate] * steps,
+        delayed=asynchronous,
+        betas=runs.BETAS,
+        frozen=frozen,
+        **options,
+    )
+    got_losses, got_norms, got, _ = runs.run(
+        cfg, batches, f"{PLAN} | N=2 M=4 MR=4", rate=rate, asynchronous=asynchronous, store=store, **options
+    )
+    assert got_losses == pytest.approx(losses, abs=1e-10)
+    assert got_norms == pytest.approx(norms, rel=1e-9)
+    for name, tensor in expected.items():
+        assert (got[name] - tensor).abs().max() < 1e-10, name
+        assert torch.equal(got[name], before[name]) == (name in frozen), name
+
+
+DROPPING = LoRA(r=3, alpha=12, dropout=0.3, modules_to_save=("norm",))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_same_bits_with_dropout_on_any_number_of_workers_and_any_plan(asynchronous, dtype):
+    batches = plain.make_batches(5)
+    others = [f"{PLAN} | N={n} M=4 MR=4" for n in (1, 2, 3)]
+    others += [f"{plan} | N=2 M=4 MR=4" for plan in ("F0-2 FB3-4 B2-2 B1-1 B0-0", "FB0-4")]
+    same_as_first(
+        [runs.run(TIED, batches, plan, asynchronous=asynchronous, dtype=dtype, lora=DROPPING) for plan in others]
+    )
+
+
+def test_masks_follow_from_seed_step_and_row_and_from_nothing_else():
+    """The same tokens in all micro-batches of two steps; then in micro-batches of half as many rows."""
+    first = plain.make_batches(1, micro_batches=2)[0]
+    same = replace(first, input_ids=first.input_ids[:1].repeat(2, 1), labels=first.labels[:1].repeat(2, 1))
+    same = replace(same, positions=first.positions[:1].repeat(2, 1), documents=first.documents[:1] * 2)
+    same = replace(same, supervised=int((same.labels != -100).sum()))
+
+    def losses(*batches, rows=2, rate=1e-30):
+        plan = f"FB0-4 | N=1 M={4 // rows} MR={4 // rows}"
+        return runs.run(TIED, batches, plan, dtype=torch.float64, asynchronous=False, lora=DROPPING, rate=rate)[0]
+
+    zero, one, seed = losses(same, replace(same, step=1), replace(same, seed=1))
+    assert len({zero, one, seed}) == 3
+    assert losses(same) == losses(replace(same, seed=1 << 70)) == [zero]
+    cut = {name: getattr(same, name).view(4, -1) for name in ("input_ids", "labels", "positions")}
+    documents = tuple(pair for four in same.documents for pair in (four[:2], four[2:]))
+    assert losses(replace(same, **cut, documents=documents, rows=1), rows=1) == pytest.approx([zero], rel=1e-12)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_the_base_takes_two_bytes_a_parameter(asynchronous):
+    cfg = {**plain.CONFIG, "hidden_size": 512, "num_hidden_layers": 2}
+    base = build(cfg)
+    spec = with_lora(base, LoRA(r=4))
+    generations = 1 + asynchronous
+    size = ModelStore.nbytes(spec, torch.bfloat16, generations=generations)
+    adapters = sum(unit.numel for unit in spec.units if unit.trainable)
+    pages = 4096 * len(spec.units) * (generations + 4)  # what buffers that end in the midst of one may take more
+    least = 2 * sum(unit.numel for unit in base.units) + (2 * generations + 2 + 2 + 8) * adapters
+    assert least <= size <= least + pages

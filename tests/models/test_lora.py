@@ -1,0 +1,283 @@
+"""Adapters against PEFT on transformers, and against autograd; what their dropout, work and memory are."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rptrain.kernels.reference import wide
+from rptrain.models import weights
+from rptrain.models.lora import LoRA, adapted, target_names, with_lora
+from tests.models.conftest import Native
+from tests.models.test_layers import EVERY_EXPERT, LiveBytes, to_cuda
+
+IDS, LABELS = torch.arange(22) * 7 % 61, torch.arange(22) * 11 % 61
+MODELS = ["llama", "llama-tied", "qwen3", "qwen3-moe", "qwen3-moe-some-dense", "gpt-oss"]
+models = pytest.mark.parametrize("checkpoint", MODELS, indirect=True)
+
+
+def in_peft(model, settings: LoRA, targets):
+    """The model with PEFT's adapters, their B random, and its adapters and trained weights by our names."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=settings.r,
+        lora_alpha=settings.alpha,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        use_rslora=settings.rslora,
+        modules_to_save=list(settings.modules_to_save) or None,
+        ensure_weight_tying=bool(settings.modules_to_save) and model.config.tie_word_embeddings,
+        task_type="CAUSAL_LM",
+    )
+    theirs = get_peft_model(copy.deepcopy(model), config).eval()
+    generator = torch.Generator().manual_seed(3)
+    trained = {}
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if parameter.requires_grad:
+                parameter.uniform_(-0.2, 0.2, generator=generator)
+                name = name.removeprefix("base_model.model.")
+                trained[name.replace(".default.weight", ".weight").replace(".modules_to_save", "")] = parameter
+    return theirs, trained
+
+
+def in_ours(base: Native, settings: LoRA, trained) -> Native:
+    """Our model with the base's weights and these for its trained ones."""
+    ours = Native(with_lora(base.spec, settings), base.dtype)
+    source = base.tensors(base.params) | trained
+    with torch.no_grad():
+        for name, tensor in ours.tensors(ours.params).items():
+            tensor.copy_(source[name])
+    return ours
+
+
+def fresh_lora(fresh, dtype=torch.float32, settings: LoRA | None = None, architecture="Qwen3ForCausalLM", **sizes):
+    """A model with random weights and random adapters."""
+    base = fresh(architecture, dtype, **sizes)
+    settings = settings or LoRA(r=3, alpha=5)
+    spec = with_lora(base.spec, settings)
+    generator = torch.Generator().manual_seed(4)
+    tensors = {
+        part.key: torch.empty(part.rows, *param.shape[1:]).uniform_(-0.3, 0.3, generator=generator)
+        for unit in spec.units[len(base.spec.units) :]
+        for param in unit.params
+        for part in param.parts
+    }
+    return in_ours(base, settings, tensors)
+
+
+def batch(micro_batch, spec, dtype=torch.float32, sample=(3, 4, 5)):
+    mb = micro_batch(spec, [[5, 6], [11]], LABELS, dtype)
+    return replace(mb, sample=torch.tensor(sample))
+
+
+SETTINGS = {
+    "plain": LoRA(r=4, alpha=8),
+    "rank one": LoRA(r=1, alpha=3),
+    "odd, rslora": LoRA(r=5, alpha=8, rslora=True),
+    "some": LoRA(r=3, target_modules=("k_proj", "o_proj")),
+    "pattern": LoRA(r=3, target_modules=r".*\.1\.self_attn\.[qv]_proj"),
+    "head and norm": LoRA(modules_to_save=("lm_head", "model.norm")),
+}
+
+
+@models
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_logits_loss_and_every_gradient_are_those_of_peft(checkpoint, settings, native, micro_batch) -> None:
+    model, directory = checkpoint
+    if model.config.tie_word_embeddings and "lm_head" in settings.modules_to_save:
+        settings = replace(settings, modules_to_save=("embed_tokens", "model.norm"))
+    base = native(directory)
+    targets = settings.target_modules
+    if model.config.model_type == "qwen3_moe":  # for which PEFT reads neither patterns nor "all-linear" so
+        targets = target_names(with_lora(base.spec, settings))
+    theirs, trained = in_peft(model, settings, targets)
+    ours = in_ours(base, settings, trained)
+    mb = micro_batch(ours.spec, [[11], [11]], LABELS)
+
+    logits = theirs(IDS.view(2, 11)).logits.flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(logits, LABELS, reduction="sum")
+    expected.backward()
+    torch.testing.assert_close(ours.logits(IDS, mb), logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours.backward(IDS, mb), expected, rtol=1e-5, atol=1e-5)
+    gradients = ours.gradients()
+    assert gradients.keys() == trained.keys()
+    for name, parameter in trained.items():
+        size = parameter.grad.abs().max().item()
+        assert size > 0
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-5, atol=1e-5 * size, msg=name)
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM"])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_gradients_against_autograd_in_float64(architecture, dropout, fresh, micro_batch) -> None:
+    model = fresh_lora(fresh, torch.float64, LoRA(r=3, alpha=5, dropout=dropout), architecture)
+    mb = batch(micro_batch, model.spec, torch.float64)
+    loss = model.backward(IDS, mb, scale=0.7)
+    trained = model.tensors([p if u.trainable else {} for p, u in zip(model.params, model.spec.units, strict=True)])
+    leaves = [
+        p.requires_grad_()
+        for u, ps in zip(model.spec.units, model.params, strict=True)
+        if u.trainable
+        for p in ps.values()
+    ]
+    expected = torch.nn.functional.cross_entropy(model.logits(IDS, mb, keep=True), LABELS, reduction="sum")
+    torch.testing.assert_close(loss, expected, rtol=1e-13, atol=0)
+    assert trained.keys() == model.gradients().keys()
+    ours = [gradient for unit in model.grads for gradient in unit.values()]
+    for gradient, theirs in zip(ours, torch.autograd.grad(0.7 * expected, leaves), strict=True):
+        torch.testing.assert_close(gradient, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_saving_and_recomputing_change_no_bit_of_what_is_dropped(dtype, fresh, micro_batch) -> None:
+    model = fresh_lora(fresh, dtype, LoRA(r=3, alpha=50, dropout=0.4))
+    mb, other = (batch(micro_batch, model.spec, dtype, sample) for sample in ((3, 4, 5), (3, 5, 5)))
+    x = model.params[0]["embed"][IDS]
+    for layer in model.spec.layers:
+        p, g = model.of(layer, model.params), model.of(layer, model.grads)
+        y, saved = layer.forward_saved(p, x, mb)
+        assert torch.equal(layer.forward(p, x, mb), y)
+        assert not torch.equal(layer.forward(p, x, other), y)
+        gradients = []
+        for kept in (saved, layer.recompute(p, x, mb)):
+            for gradient in g.values():
+                gradient.zero_()
+            gradients.append([layer.backward(p, g, kept, y, mb), *(gradient.clone() for gradient in g.values())])
+        assert all(map(torch.equal, *gradients))
+        x = y
+
+
+def test_every_layer_and_product_drops_by_itself_and_decoding_drops_nothing(fresh, micro_batch) -> None:
+    model = fresh_lora(fresh, settings=LoRA(r=3, dropout=0.5))
+    mb = batch(micro_batch, model.spec)
+    masks = [a._mask(layer.units[0], mb) for layer in model.spec.layers for a in layer.adapters]
+    assert len({mask.number for mask in masks if mask}) == 2 * 4
+    dry = replace(mb, sample=None)
+    plain = fresh_lora(fresh, settings=LoRA(r=3))
+    assert torch.equal(model.logits(IDS, dry), plain.logits(IDS, mb))
+    assert not torch.equal(model.logits(IDS, mb), plain.logits(IDS, mb))
+
+
+def test_sums_of_gradients_are_wide(fresh, micro_batch) -> None:
+    narrow, exact = (fresh_lora(fresh, dtype) for dtype in (torch.bfloat16, torch.float64))
+    for unit, source in zip(exact.params, narrow.params, strict=True):
+        for name, tensor in unit.items():
+            tensor.copy_(source[name])
+    for model in (narrow, exact):
+        model.backward(IDS, batch(micro_batch, model.spec, model.dtype))
+    for name, gradient in narrow.gradients().items():
+        assert gradient.dtype == wide(torch.bfloat16)
+        theirs = exact.gradients()[name]
+        assert (gradient.double() - theirs).norm() <= 0.1 * theirs.norm(), name
+
+
+def test_a_fresh_adapter_is_that_of_peft_and_adds_nothing(fresh, micro_batch) -> None:
+    base = fresh("Qwen3ForCausalLM", hidden_size=64)
+    model = in_ours(base, LoRA(), {name: 0 for name in _adapter_names(base.spec, LoRA())})
+    units = range(len(base.spec.units), len(model.spec.units))
+    weights.initialise(model.spec, model.view, seed=5, units=units)
+    tensors = model.tensors(model.params)
+    for name, tensor in tensors.items():
+        if name.endswith("lora_B.weight"):
+            assert not tensor.any()
+        if name.endswith("lora_A.weight"):  # kaiming_uniform_ with a = sqrt(5)
+            bound = tensor.shape[1] ** -0.5
+            assert 0.9 * bound < tensor.abs().max() <= bound
+            assert tensor.std().item() == pytest.approx(bound / 3**0.5, rel=0.2)
+    assert len({tensors[name].sum().item() for name in tensors if name.endswith("lora_A.weight")}) == 14
+    mb = batch(micro_batch, model.spec)
+    assert torch.equal(model.logits(IDS, mb), base.logits(IDS, mb))
+
+
+def test_the_numbers_of_a_fresh_adapter_stay_for_ever(fresh) -> None:
+    spec = with_lora(fresh("LlamaForCausalLM").spec, LoRA(r=2))
+    model = Native(spec, torch.float32)
+    weights.initialise(spec, model.view, seed=5)
+    found = model.tensors(model.params)["model.layers.1.self_attn.v_proj.lora_A.weight"][1, :3]
+    assert found.tolist() == [-0.1575998067855835, 0.013797663152217865, -0.0666445642709732]
+
+
+def _adapter_names(spec, settings: LoRA) -> list[str]:
+    return [f"{name}.lora_{ab}.weight" for name in adapted(with_lora(spec, settings)) for ab in "AB"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_cuda_follows_float64_and_never_waits(architecture, dropout, fresh, micro_batch) -> None:
+    """With the masks of the CPU."""
+    settings = LoRA(r=3, alpha=5, dropout=dropout)
+    model, exact = (
+        fresh_lora(fresh, dtype, settings, architecture, head_dim=16, **EVERY_EXPERT)
+        for dtype in (torch.bfloat16, torch.float64)
+    )
+    for unit, source in zip(exact.params, model.params, strict=True):
+        for name, tensor in unit.items():
+            tensor.copy_(source[name])
+    expected = exact.backward(IDS, batch(micro_batch, exact.spec, torch.float64))
+    mb = batch(micro_batch, model.spec)
+    on_cuda = replace(to_cuda(model, mb), sample=torch.tensor((3, 4, 5)).cuda())
+    ids = IDS.cuda()
+    loss = model.backward(ids, on_cuda)
+    found = {name: gradient.double().cpu() for name, gradient in model.gradients().items()}
+    torch.testing.assert_close(loss.double().cpu(), expected, rtol=0.1, atol=0)
+    for name, theirs in exact.gradients().items():
+        assert (found[name] - theirs).norm() <= 0.1 * theirs.norm(), name
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        model.backward(ids, on_cuda)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(64, 160, 4, 2, 4), (64, 32, 8, 8, 64), (96, 24, 4, 1, 9), (64, 640, 1, 1, 16)], ids=str
+)
+def test_bounds_of_memory_hold(dtype, sizes, fresh, micro_batch) -> None:
+    """As those of a dense block in test_layers.py; without dropout, whose mask on the CPU is made of wide integers."""
+    hidden, intermediate, heads, kv_heads, r = sizes
+    shape = {"hidden_size": hidden, "intermediate_size": intermediate, "head_dim": 64}
+    heads_of = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    model = fresh_lora(fresh, dtype, LoRA(r=r), **shape, **heads_of)
+    tokens = 512
+    mb = micro_batch(model.spec, [[2]] * 256, torch.randint(61, (tokens,)))
+    layer = model.spec.layers[0]
+    p, g = model.of(layer, model.params), model.of(layer, model.grads)
+    x, dy = (torch.randn(tokens, hidden).to(dtype) for _ in range(2))
+    itemsize = dtype.itemsize
+    assert layer.kept_bytes(tokens, itemsize) == replace(layer, adapters=()).kept_bytes(tokens, itemsize)
+    with LiveBytes() as live:
+        y, saved = layer.forward_saved(p, x, mb)
+        del y
+        kept = live.now + x.nbytes
+    assert 0.95 * layer.kept_bytes(tokens, itemsize) <= kept <= layer.kept_bytes(tokens, itemsize)
+    with LiveBytes() as live:
+        layer.backward(p, g, saved, dy, mb)
+    assert live.peak <= layer.workspace_bytes(tokens, itemsize) <= 2 * live.peak
+
+
+def test_workspace_and_traffic_of_dropout_by_hand(fresh) -> None:
+    spec = fresh("LlamaForCausalLM").spec
+    dry, wet = (with_lora(spec, LoRA(r=3, dropout=p)).layers[0] for p in (0, 0.1))
+    widest = 24  # of the inputs of products: 24, 24, 24 and 20
+    assert wet.workspace_bytes(10, 2) - dry.workspace_bytes(10, 2) == 10 * 2 * widest
+    ahead, back = (w.traffic - d.traffic for w, d in zip(wet.work(10, 5, 2), dry.work(10, 5, 2), strict=True))
+    inputs = 24 + 24 + 24 + 20
+    assert ahead == 10 * 2 * 2 * inputs  # read, and written with zeros
+    assert back == 10 * 2 * 3 * inputs  # the same again, and the part of the gradient that is added is read
+
+
+def test_work_by_hand(fresh) -> None:
+    """D 24, queries and keys of 24 and 12, I 20; rank 3 for v, o and down."""
+    spec = fresh("LlamaForCausalLM").spec
+    base, layer = spec.layers[0], with_lora(spec, LoRA(r=3, target_modules=("v_proj", "o_proj", "down_proj"))).layers[0]
+    plain, adapted = base.work(10, 5, 2), layer.work(10, 5, 2)
+    low, high = 3 * (24 + 24 + 20), 3 * (12 + 24 + 24)
+    assert adapted[0].matmul - plain[0].matmul == 2 * 10 * (low + high)
+    # the product with A again, the gradients of both products' inputs and of both weights
+    assert adapted[1].matmul - plain[1].matmul == 2 * 10 * (low + 2 * high + 2 * low)
+    assert adapted[0].traffic - plain[0].traffic == 10 * 2 * 2 * (12 + 24 + 24)  # added to columns of the product
+    assert adapted[1].traffic - plain[1].traffic == 10 * 2 * 2 * (24 + 24 + 20)  # added to the input's gradient

@@ -1,0 +1,75 @@
+"""What `lora.target_modules` and `lora.modules_to_save` mean, and what is said where they cannot be."""
+
+import pytest
+
+from rptrain.errors import UserError
+from rptrain.models.lora import LoRA, target_names, with_lora
+
+SEVEN = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "message"),
+    [
+        ("LlamaForCausalLM", {"r": 0}, "lora.r must be at least 1, not 0"),
+        (
+            "LlamaForCausalLM",
+            {"target_modules": ("q_prj",)},
+            f"matches 'q_prj'; did you mean 'q_proj'?; there are {SEVEN}",
+        ),
+        (
+            "LlamaForCausalLM",
+            {"target_modules": "q_proj"},
+            'q_proj is a pattern of whole names; write ["q_proj"] for the modules that end so',
+        ),
+        ("LlamaForCausalLM", {"target_modules": "("}, "'(' is no pattern: missing ), unterminated subpattern"),
+        (
+            "LlamaForCausalLM",
+            {"target_modules": ("q_proj", "lm_head")},
+            "'lm_head' matches lm_head, which can have no adapter, but can be trained whole: name it in lora.mod",
+        ),
+        ("LlamaForCausalLM", {"target_modules": ".*"}, "'.*' matches model.embed_tokens, which can have no adapter"),
+        (
+            "Qwen3MoeForCausalLM",
+            {"target_modules": ("q_proj", "down_proj")},
+            "'down_proj' matches model.layers.0.mlp.experts.0.down_proj, and adapters of experts are not supported, "
+            "nor of an MLP beside them; there are q_proj, k_proj, v_proj, o_proj",
+        ),
+        ("LlamaForCausalLM", {"modules_to_save": ("head",)}, "lora.modules_to_save: no module matches 'head'; did you"),
+        (
+            "LlamaForCausalLM",
+            {"target_modules": ("v_proj",), "modules_to_save": ("q_proj",)},
+            "model.layers.0.self_attn.q_proj cannot be trained without model.layers.0.self_attn.k_proj, model.layers.0",
+        ),
+        (
+            "LlamaForCausalLM",
+            {"modules_to_save": ("o_proj",)},
+            "model.layers.0.self_attn.o_proj has an adapter by lora",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(architecture, settings, message, fresh) -> None:
+    with pytest.raises(UserError) as caught:
+        with_lora(fresh(architecture).spec, LoRA(**settings))
+    assert message in str(caught.value)
+
+
+def test_the_head_of_a_tied_model_is_named_by_the_embedding(fresh) -> None:
+    spec = fresh("LlamaForCausalLM", tie_word_embeddings=True).spec
+    with pytest.raises(UserError, match="lm_head is the embedding in this model: write embed_tokens"):
+        with_lora(spec, LoRA(modules_to_save=("lm_head",)))
+    assert [u.name for u in with_lora(spec, LoRA(modules_to_save=("embed_tokens",))).units if u.trainable] == [
+        "embed",
+        "layers.0.lora",
+        "layers.1.lora",
+    ]
+
+
+def test_names_for_peft_mean_these_modules_and_no_others(fresh) -> None:
+    spec = fresh("LlamaForCausalLM").spec
+    for settings, names in (
+        (LoRA(), SEVEN.split(", ")),
+        (LoRA(target_modules=r".*\.o_proj"), ["o_proj"]),
+        (LoRA(target_modules=r".*\.1\..*\.o_proj"), ["model.layers.1.self_attn.o_proj"]),
+    ):
+        assert target_names(with_lora(spec, settings)) == names
