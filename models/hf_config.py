@@ -2,14 +2,27 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import inf
+from reprlib import repr as shortened
 from typing import Any
 
 from rptrain.errors import UserError
 from rptrain.models import rope
 
 # more is a slip, and would take all memory before it shows
-MOST = {"num_hidden_layers": 1_000, "head_dim": 65_536, "num_experts": 4096, "num_local_experts": 4096}
+MOST: Mapping[str | type, float] = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 20,
+    "moe_intermediate_size": 1 << 20,
+    "num_hidden_layers": 1_000,
+    "num_attention_heads": 4096,
+    "num_key_value_heads": 4096,
+    "head_dim": 65_536,
+    "num_experts": 4096,
+    "num_local_experts": 4096,
+    int: 1 << 30,  # of every other key
+    float: rope.LARGEST,
+}
 
 KINDS = ("sliding_attention", "full_attention")  # of layer_types
 
@@ -55,7 +68,7 @@ def read_shape(
     sizes = read_sizes(config, found, head_size)
     if (activation := _get(config, "hidden_act", "silu")) not in ("silu", "swish"):
         found.append(f"hidden_act {activation!r} is not supported; silu is")
-    if bool(_get(config, "attention_bias", biases)) != biases:
+    if read_flag(config, "attention_bias", found, biases) != biases:
         must = "on" if biases else "off"
         found.append(f"attention_bias {config['attention_bias']!r} is not supported; it must be {must}")
     for key in ("mlp_bias", "attention_dropout"):
@@ -81,15 +94,17 @@ def read_sizes(config: Mapping[str, Any], found: list[str], head_size: int | Non
 
     `head_size` is the architecture's own default where head_dim is missing (else hidden / heads).
     """
+    before = len(found)
     hidden = read_number(config, "hidden_size", found)
     heads = read_number(config, "num_attention_heads", found)
     kv_heads = read_number(config, "num_key_value_heads", found, heads)
-    if heads % kv_heads:
+    sound = len(found) == before  # what one of them stands for where it is wrong divides nothing
+    if sound and heads % kv_heads:
         found.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
-    if config.get("head_dim") is None and head_size is None and hidden % heads:
+    if sound and config.get("head_dim") is None and head_size is None and hidden % heads:
         found.append(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     size = read_number(config, "head_dim", found, head_size or max(hidden // heads, 1))
-    if size % 2:
+    if len(found) == before and size % 2:
         found.append(f"head_dim must be even for rotary positions, not {size}")
     return Sizes(
         vocab=read_number(config, "vocab_size", found),
@@ -101,7 +116,7 @@ def read_sizes(config: Mapping[str, Any], found: list[str], head_size: int | Non
         head_size=size,
         eps=read_number(config, "rms_norm_eps", found, 1e-6, float),
         std=read_number(config, "initializer_range", found, 0.02, float),
-        tied=bool(config.get("tie_word_embeddings", False)),
+        tied=read_flag(config, "tie_word_embeddings", found),
     )
 
 
@@ -141,14 +156,26 @@ def read_number(config: Mapping[str, Any], key: str, found: list[str], default: 
     """A positive number, or one that will do with a problem added to `found`, so that reading goes on."""
     value = _get(config, key, default)
     accepted = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-    if accepted and 0 < value <= MOST.get(key, inf):
+    most = MOST.get(key, MOST[kind])
+    if accepted and 0 < value <= most:
         return kind(value)
-    if accepted and value > 0:
-        found.append(f"{key} is at most {MOST[key]}, not {value}")
-        return MOST[key]
     what = "a positive whole number" if kind is int else "a positive number"
-    found.append(f"{key} is missing" if value is None else f"{key} must be {what}, not {value!r}")
+    if value is None:
+        found.append(f"{key} is missing")
+    elif accepted and value > most:
+        found.append(f"{key} is at most {most}, not {shortened(value)}")
+    else:
+        found.append(f"{key} must be {what}, not {value!r}")
     return 1
+
+
+def read_flag(config: Mapping[str, Any], key: str, found: list[str], default: bool = False) -> bool:
+    """Whether it is on; a problem is added to `found` where it is neither true nor false."""
+    value = _get(config, key, default)
+    if not isinstance(value, bool):
+        found.append(f"{key} must be true or false, not {value!r}")
+        return default
+    return value
 
 
 def _get(config: Mapping[str, Any], key: str, default: Any) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rptrain.models.hf_config import read_number, read_shape, read_windows
+from rptrain.models.hf_config import read_flag, read_number, read_shape, read_windows
 from rptrain.models.llama import decoder
 from rptrain.models.spec import ModelSpec
 
@@ -24,7 +24,7 @@ def windows(config: Mapping[str, Any], found: list[str]) -> list[int | None]:
     With `use_sliding_window` it is on from layer `max_window_layers` on.
     """
     layers = read_number(config, "num_hidden_layers", [])  # `read_shape` says what is wrong with it
-    window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
+    window = config.get("sliding_window", 4096) if read_flag(config, "use_sliding_window", found) else None
     if window is None:
         return read_windows(config, None, [False] * layers, found)
     window = read_number(config, "sliding_window", found, 4096)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rptrain.models import decoder
-from rptrain.models.hf_config import Sizes, read_experts, read_number, read_shape
+from rptrain.models.hf_config import Sizes, read_experts, read_flag, read_number, read_shape
 from rptrain.models.layers import Block
 from rptrain.models.moe import MoEBlock
 from rptrain.models.spec import ModelSpec, Unit
@@ -23,23 +23,24 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     intermediate = read_number(config, "moe_intermediate_size", found)
     step = read_number(config, "decoder_sparse_step", found, 1)
     dense = config.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(isinstance(index, int) for index in dense):
-        found.append(f"mlp_only_layers must be a list of layers' numbers, not {dense!r}")
-    if config.get("use_sliding_window") and config.get("sliding_window", 4096):
+    layers = read_number(config, "num_hidden_layers", [])  # `read_shape` says what is wrong with it
+    if not isinstance(dense, list) or not all(type(index) is int and 0 <= index < layers for index in dense):
+        found.append(f"mlp_only_layers must be a list of layers' numbers, from 0 to {layers - 1}, not {dense!r}")
+    over_chosen = read_flag(config, "norm_topk_prob", found)
+    if read_flag(config, "use_sliding_window", found) and config.get("sliding_window", 4096):
         found.append("layers with sliding-window attention are not supported")
     shape = read_shape(config, unsupported=found)
 
-    units, layers = [], []
+    units, blocks = [], []
     for index in range(shape.layers):
         if index in dense or (index + 1) % step:
             units.append(decoder.dense_unit(shape, index, qk_norm=True))
-            layers.append(Block(**decoder.block_sizes(shape, index), qk_norm=True))
+            blocks.append(Block(**decoder.block_sizes(shape, index), qk_norm=True))
             continue
         units.append(_unit(shape, index, intermediate, experts))
         sizes = decoder.block_sizes(shape, index) | {"intermediate": intermediate}
-        over_chosen = bool(config.get("norm_topk_prob"))
-        layers.append(MoEBlock(**sizes, qk_norm=True, experts=experts, active=active, over_chosen=over_chosen))
-    return decoder.model(ARCHITECTURE, config, shape, units, layers)
+        blocks.append(MoEBlock(**sizes, qk_norm=True, experts=experts, active=active, over_chosen=over_chosen))
+    return decoder.model(ARCHITECTURE, config, shape, units, blocks)
 
 
 def _unit(sizes: Sizes, index: int, intermediate: int, experts: int) -> Unit:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from reprlib import repr as shortened
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 YARN = ("factor", "original_max_position_embeddings")
 YARN_OPTIONS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+LARGEST = torch.finfo(torch.float32).max  # that a number of a config may be
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -26,9 +28,12 @@ def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """The rotary settings as one mapping, however the config spells them.
 
     Older files have `rope_theta` and `rope_scaling` (with `type` or `rope_type`), newer ones
-    `rope_parameters`; `rope_scaling` wins where there are both, as in transformers.
+    `rope_parameters`; `rope_scaling` wins where there are both, as in transformers. Empty where it is no mapping.
     """
-    rope = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    stored = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(stored, Mapping):
+        return {}
+    rope = dict(stored)
     rope["rope_type"] = rope.get("rope_type") or rope.get("type") or "default"
     for key, default in (("rope_theta", 10000.0), ("partial_rotary_factor", 1.0)):
         if rope.get(key) is None:
@@ -36,7 +41,8 @@ def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     if rope["rope_type"] in ("llama3", "yarn"):
         original = "original_max_position_embeddings"
         longest = config.get("max_position_embeddings")
-        rope[original] = config.get(original) or rope.get(original) or longest
+        lengths = (config.get(original), rope.get(original), longest)
+        rope[original] = next((length for length in lengths if length is not None), None)
         if rope["rope_type"] == "yarn" and rope.get("factor") is None and _is_positive(rope[original]):
             rope["factor"] = longest / rope[original] if _is_positive(longest) else None
     return rope
@@ -44,25 +50,31 @@ def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def problems(rope: Mapping[str, Any]) -> list[str]:
     """What in the rotary settings we would compute wrongly or not at all."""
+    if not rope:
+        return ["rope_scaling or rope_parameters must be a JSON object"]
     if any(isinstance(value, Mapping) for value in rope.values()):
         return ["rope_parameters differ by layer type; one set for all layers is supported"]
     found = []
-    needed = {"default": (), "llama3": LLAMA3, "yarn": YARN}.get(rope["rope_type"])
+    needed = {"default": (), "llama3": LLAMA3, "yarn": YARN}.get(str(rope["rope_type"]))
     if needed is None:
         found.append(f"rope type {rope['rope_type']!r} is not supported; default, llama3 and yarn are")
     if rope["partial_rotary_factor"] != 1:
         found.append(f"partial_rotary_factor {rope['partial_rotary_factor']} is not supported; 1 is")
     for key in ("rope_theta", *(needed or ())):
         if not _is_positive(rope.get(key)):
-            found.append(f"{key} of the rotary embedding must be a positive number, not {rope.get(key)!r}")
+            found.append(f"{key} of the rotary embedding must be a positive number, not {shortened(rope.get(key))}")
     if rope["rope_type"] == "yarn":
         for key in YARN_OPTIONS:
             if rope.get(key) is not None and not _is_positive(rope[key]):
-                found.append(f"{key} of the rotary embedding must be a positive number or null, not {rope[key]!r}")
+                found.append(
+                    f"{key} of the rotary embedding must be a positive number or null, not {shortened(rope[key])}"
+                )
         if not isinstance(rope.get("truncate", True), bool):
             found.append(f"truncate of the rotary embedding must be true or false, not {rope['truncate']!r}")
         if not found and rope["rope_theta"] <= 1:
             found.append(f"rope_theta must be above 1 with rope type 'yarn', not {rope['rope_theta']!r}")
+    if rope["rope_type"] == "llama3" and not found and rope["low_freq_factor"] >= rope["high_freq_factor"]:
+        found.append("low_freq_factor of the rotary embedding must be below high_freq_factor")
     return found
 
 
@@ -119,4 +131,4 @@ def _kept(rope: Mapping[str, Any], head_size: int) -> Tensor:
 
 
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LARGEST

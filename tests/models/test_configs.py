@@ -1,4 +1,5 @@
 import json
+import math
 import re
 from pathlib import Path
 
@@ -22,6 +23,10 @@ MISTRAL = {**CONFIG, "architectures": ["MistralForCausalLM"], "num_key_value_hea
 QWEN2 = {**CONFIG, "architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = {**CONFIG, "architectures": ["Qwen3ForCausalLM"]}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+MOE = {**CONFIG, "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4, "num_experts_per_tok": 2}
+MOE["moe_intermediate_size"] = 8
+GPT_OSS = {**CONFIG, "architectures": ["GptOssForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+ORIGINAL = "original_max_position_embeddings"
 YARN = {"max_position_embeddings": 4096}  # the length of the original context
 LLAMA3 = {
     "factor": 8.0,
@@ -175,6 +180,14 @@ def test_rope_tables_are_of_the_asked_precision() -> None:
         ({**CONFIG, "rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "by layer type"),
         ({**CONFIG, "rope_scaling": {"type": "llama3", "factor": 4.0}}, "low_freq_factor"),
         ({**CONFIG, "rope_theta": "big"}, "rope_theta"),
+        ({**CONFIG, "rope_theta": 10**400}, r"rope_theta .* must be a positive number, not 10+\.\.\.0+$"),
+        ({**CONFIG, "rope_theta": math.inf}, "rope_theta .* must be a positive number, not inf"),
+        ({**CONFIG, "rope_scaling": "yarn"}, "rope_scaling or rope_parameters must be a JSON object"),
+        ({**CONFIG, "rope_parameters": 3}, "rope_scaling or rope_parameters must be a JSON object"),
+        ({**CONFIG, "rope_parameters": {"rope_type": ["yarn"]}}, r"rope type \['yarn'\] is not supported"),
+        ({**CONFIG, **YARN, "rope_scaling": {"type": "yarn", ORIGINAL: 0}}, f"{ORIGINAL} .* positive number, not 0"),
+        ({**CONFIG, **YARN, "rope_scaling": {"type": "yarn", "factor": 10**400}}, "factor .* positive number"),
+        ({**CONFIG, "rope_scaling": {"type": "llama3", **LLAMA3, "low_freq_factor": 4}}, "below high_freq_factor"),
         ({**CONFIG, "partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({**CONFIG, "hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({**CONFIG, "attention_bias": True}, "attention_bias"),
@@ -195,6 +208,52 @@ def test_rope_tables_are_of_the_asked_precision() -> None:
 def test_what_would_be_computed_wrongly_is_refused(config, problem) -> None:
     with pytest.raises(UserError, match=problem):
         registry.build(config)
+
+
+@pytest.mark.parametrize("size", [10**12, 10**30], ids=["1e12", "1e30"])
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        *((CONFIG, key) for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")),
+        *((CONFIG, key) for key in ("num_attention_heads", "num_key_value_heads")),
+        *((MOE, key) for key in ("moe_intermediate_size", "num_experts")),
+        *((GPT_OSS, key) for key in ("num_local_experts", "sliding_window")),
+    ],
+)
+def test_sizes_beyond_any_sense(config, key, size) -> None:
+    """One line each, at once."""
+    with pytest.raises(UserError) as caught:
+        registry.build({**config, key: size})
+    (_, *problems) = str(caught.value).splitlines()
+    assert [problem.startswith(f"- {key} is at most ") for problem in problems] == [True], problems
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 10**400, -1.0], ids=["inf", "nan", "too large", "negative"])
+@pytest.mark.parametrize("key", ["rms_norm_eps", "initializer_range"])
+def test_numbers_that_are_none(key, value) -> None:
+    with pytest.raises(UserError, match=f"\n- {key} (is at most|must be a positive number)") as caught:
+        registry.build({**CONFIG, key: value})
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (CONFIG, "tie_word_embeddings"),
+        (QWEN2, "use_sliding_window"),
+        (QWEN2, "attention_bias"),
+        (MOE, "norm_topk_prob"),
+    ],
+)
+def test_flags_that_are_text(config, key) -> None:
+    with pytest.raises(UserError, match=f"{key} must be true or false, not 'false'"):
+        registry.build({**config, key: "false"})
+
+
+@pytest.mark.parametrize("numbers", [[2], [-1], [True], [0.0], 1])
+def test_layers_without_experts_that_are_none(numbers) -> None:
+    with pytest.raises(UserError, match="mlp_only_layers must be a list of layers' numbers, from 0 to 1, not "):
+        registry.build({**MOE, "mlp_only_layers": numbers})
 
 
 def windows(config) -> list[int | None]:
