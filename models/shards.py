@@ -22,6 +22,7 @@ from rptrain.reading import OpenFile
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
+INSTEAD = {b"version": "what git keeps in place of a file that it has not fetched", b"<": "a web page"}  # beginnings
 PIECE = 1 << 23  # bytes read at a time, so that all threads have work
 CONVERTED = 1 << 20  # bytes converted at a time: they stay in a core's cache
 
@@ -44,9 +45,10 @@ def read_header(file: Path, packed: Collection[str] = ()) -> dict[str, Stored]:
     try:
         actual = file.stat().st_size
         with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
+            begin = stream.read(8)
+            length = int.from_bytes(begin, "little")
             if actual < 8 or length > MAX_HEADER:
-                raise UserError(f"{file} is not a safetensors file")
+                raise UserError(f"{file} is not a safetensors file{_instead(begin)}")
             if 8 + length > actual:
                 raise UserError(_cut_short(file, 8 + length, actual, "at least "))
             encoded = stream.read(length)
@@ -138,10 +140,21 @@ def _entries(file: Path, encoded: bytes) -> list[tuple[int, int, str, str, tuple
         for name, entry in json.loads(encoded).items():
             if name != "__metadata__":
                 begin, stop = entry["data_offsets"]
-                entries.append((int(begin), int(stop), name, entry["dtype"], tuple(map(int, entry["shape"]))))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+                kind, shape = entry["dtype"], tuple(entry["shape"])
+                if not isinstance(kind, str) or any(type(number) is not int for number in (begin, stop, *shape)):
+                    raise TypeError(name)
+                entries.append((begin, stop, name, kind, shape))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{file} is not a safetensors file: its header is malformed") from error
     return sorted(entries)
+
+
+def _instead(begin: bytes) -> str:
+    """What to do about a file that begins so and holds no tensors."""
+    if not begin:
+        return ": it is empty; fetch it again"
+    known = [what for start, what in INSTEAD.items() if begin.lstrip().startswith(start)]
+    return f" but {known[0]}; fetch it again (git lfs pull)" if known else ""
 
 
 def _cut_short(file: Path, expected: int, actual: int, about: str = "") -> str:

@@ -71,7 +71,12 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     directory = Path(directory)
     places = _places(spec)
     packed = {name for place in places.values() for name in place.packed}
-    stored = {name: tensor for file in _files(directory) for name, tensor in read_header(file, packed).items()}
+    stored: dict[str, Stored] = {}
+    for file in _files(directory):
+        for name, tensor in read_header(file, packed).items():
+            if name in stored:
+                raise UserError(f"{name} is in both {stored[name].file} and {file}: fetch the weights again")
+            stored[name] = tensor
     wanted: dict[str, tuple[int, ...]] = {}
     for name, place in places.items():
         wanted |= place.packed if not stored.keys().isdisjoint(place.packed) else {name: place.shape}

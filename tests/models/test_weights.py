@@ -1,4 +1,5 @@
 import json
+import math
 import os
 from pathlib import Path
 
@@ -162,6 +163,17 @@ def entry(**changes) -> bytes:
         (b'{"a": {}}', "header is malformed"),
         (entry(data_offsets=[0]), "header is malformed"),
         (entry(shape=None), "header is malformed"),
+        (entry(dtype=3), "header is malformed"),
+        (entry(dtype=["F32"]), "header is malformed"),
+        (entry(shape=[1.5]), "header is malformed"),
+        (entry(shape=[True]), "header is malformed"),
+        (entry(shape=[math.inf]), "header is malformed"),
+        (entry(shape="1"), "header is malformed"),
+        (entry(data_offsets=[0, 4.5]), "header is malformed"),
+        (entry(data_offsets=[0, math.inf]), "header is malformed"),
+        (entry().replace(b"4", b"1e999"), "header is malformed"),
+        (b"[" * 100_000, "header is malformed"),
+        (b'{"a":' * 100_000, "header is malformed"),
         (entry(shape=[2]), "does not fit its shape"),
         (entry(data_offsets=[4, 8]), "does not fit its shape"),
         (entry(dtype="F8_E4M3"), "stored as F8_E4M3"),
@@ -175,11 +187,36 @@ def test_damaged_headers(header, problem, saved) -> None:
         weights.check(directory, model.spec)
 
 
-def test_a_header_of_absurd_size(saved) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            b"version https://git-lfs.example/spec/v1\noid sha256:00\n",
+            r"has not fetched; fetch it again \(git lfs pull\)",
+        ),
+        (b"<!DOCTYPE html><html></html>", "a web page; fetch it again"),
+        (b"\n<html>", "a web page; fetch it again"),
+        (b"", "it is empty; fetch it again"),
+        (b"\xff" * 100, "file$"),
+    ],
+    ids=["git-lfs", "html", "short", "empty", "noise"],
+)
+def test_what_lies_there_in_place_of_a_shard(content, said, saved) -> None:
     model, directory = saved
-    shards(directory)[0].write_bytes(b"\xff" * 100)
-    with pytest.raises(UserError, match="not a safetensors file"):
+    file = shards(directory)[0]
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=rf"{file.name} is not a safetensors .*{said}"):
         weights.check(directory, model.spec)
+
+
+def test_a_tensor_in_two_shards(saved) -> None:
+    model, directory = saved
+    first, second = shards(directory)[:2]
+    tensors = load_file(first)
+    save_file(load_file(second) | tensors, second)
+    with pytest.raises(UserError, match=rf" is in both .*{first.name} and .*{second.name}: fetch") as caught:
+        weights.check(directory, model.spec)
+    assert any(str(caught.value).startswith(name) for name in tensors)
 
 
 @pytest.mark.parametrize(
