@@ -19,12 +19,19 @@ LANES = (
 
 
 def check(path: Path) -> None:
-    """UserError where a trace could not be written."""
+    """UserError where a trace could not be written, which is found out by trying; nothing is left behind."""
     folder = path.absolute().parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UserError(f"--trace: there is no folder {folder}: make it, or name another file")
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise UserError(f"--trace: {path} cannot be written: name another file")
+    if os.path.exists(path) and not os.path.isfile(path):  # a device may refuse what is written in the end
+        raise UserError(f"--trace: {path} is no ordinary file: name another file")
+    new = not os.path.lexists(path)
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise UserError(f"--trace: {path} cannot be written: {error.strerror}: name another file") from None
+    if new:
+        path.unlink()
 
 
 def write(
