@@ -26,6 +26,7 @@ INDEX = "model.safetensors.index.json"
 TIED_HEAD = "lm_head.weight"
 BUFFER = ".rotary_emb.inv_freq"  # that old checkpoints store; computed from the config
 DRAWN = 1 << 18  # numbers drawn at a time: they stay in a core's cache; a multiple of 16, torch's own portion
+CHECKED = 1 << 20  # numbers checked at a time, so that all threads have work
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
 def load(files: WeightFiles, spec: ModelSpec, view: View, units: Collection[int] | None = None) -> None:
     """Fills the host views, of all or of these units, converting to their dtype.
 
-    UserError for a file that is gone or cut short by now.
+    UserError for a file that is gone or cut short by now, and for a weight that is infinite or not a number then.
     """
     places, stored = _places(spec, units), files.tensors
     read((stored[name], place.of(view)) for name, place in places.items() if name in stored)
@@ -106,6 +107,21 @@ def load(files: WeightFiles, spec: ModelSpec, view: View, units: Collection[int]
     ]
     pieces = [piece for blocks, scales, place in packed for piece in mxfp4.pieces(blocks, scales, place.of(view))]
     in_parallel(mxfp4.load, pieces)
+    _check_finite(files.directory, places, view)
+
+
+def _check_finite(directory: Path, places: Mapping[str, _Place], view: View) -> None:
+    def check_piece(item: tuple[str, Tensor]) -> None:
+        name, piece = item
+        if not all(bound.isfinite() for bound in torch.aminmax(piece)):  # one pass, without a temporary; NaN spreads
+            dtype = str(piece.dtype).removeprefix("torch.")
+            raise UserError(
+                f"{directory}: {name} holds values that are infinite or not numbers in {dtype}: fetch the weights "
+                "again, or use a model.dtype in which they fit"
+            )
+
+    whole = ((name, place.of(view).view(-1)) for name, place in places.items())
+    in_parallel(check_piece, ((name, piece) for name, tensor in whole for piece in tensor.split(CHECKED)))
 
 
 def initialise(spec: ModelSpec, view: View, seed: int, units: Collection[int] | None = None) -> None:

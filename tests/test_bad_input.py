@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from rptrain import metrics
 from rptrain.errors import UserError
@@ -180,6 +181,20 @@ def cut(file: Path, size: int) -> None:
 def test_models(folder, refused, spoil, message):
     spoil(folder)
     assert message in refused()
+
+
+def test_weights_that_are_no_numbers(folder):
+    """Reading them takes memory, so this alone comes once it was taken; no step is trained."""
+    file = folder / "model/model.safetensors"
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors = load_file(file)
+    tensors[name][3, 4] = torch.nan
+    save_file(tensors, file)
+    tools.write_config(folder)
+    result = tools.invoke("--config", "run.toml")
+    assert result.exit_code == 2 and f"{folder / 'model'}: {name} holds values that are infinite or" in result.stderr
+    (run,) = (folder / "runs").iterdir()
+    assert not any(isinstance(event, metrics.Step) for event in metrics.read(run / "events.jsonl"))
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,31 @@ def test_a_shard_that_is_cut_short_or_gone_since_it_was_checked(dtype, saved, fr
         weights.load(files, again.spec, again.view)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("at", [0, 100, -1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_a_weight_that_is_no_number_is_found_when_it_is_loaded(dtype, at, value, fresh, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(weights, "CHECKED", 37)
+    model = fresh(ARCHITECTURE, dtype)
+    model.params[2]["qkv"].view(-1)[at] = value
+    weights.save(tmp_path, model.spec, model.view, dtype)
+    name = "model.layers.1.self_attn." + ("v_proj.weight" if at == -1 else "q_proj.weight")
+    again = fresh(ARCHITECTURE, dtype)
+    files = weights.check(tmp_path, again.spec)
+    with pytest.raises(UserError, match=f"^{tmp_path}: {name} holds values that are infinite or not numbers"):
+        weights.load(files, again.spec, again.view)
+    weights.load(files, again.spec, again.view, [0, 1])
+
+
+def test_a_weight_that_float16_cannot_hold(saved, fresh) -> None:
+    _, directory = saved
+    file = next(file for file in shards(directory) if "model.norm.weight" in load_file(file))
+    save_file(load_file(file) | {"model.norm.weight": torch.full((24,), 1e5)}, file)
+    narrow = fresh(ARCHITECTURE, torch.float16)
+    with pytest.raises(UserError, match=r"model.norm.weight holds .* in float16: .* a model.dtype in which they fit"):
+        weights.load(weights.check(directory, narrow.spec), narrow.spec, narrow.view)
+
+
 def test_everything_that_does_not_fit_at_once(saved) -> None:
     model, directory = saved
     file = next(file for file in shards(directory) if "model.norm.weight" in load_file(file))
