@@ -107,21 +107,30 @@ def load(files: WeightFiles, spec: ModelSpec, view: View, units: Collection[int]
     ]
     pieces = [piece for blocks, scales, place in packed for piece in mxfp4.pieces(blocks, scales, place.of(view))]
     in_parallel(mxfp4.load, pieces)
-    _check_finite(files.directory, places, view)
+    if name := not_finite(spec, view, units):
+        dtype = str(places[name].of(view).dtype).removeprefix("torch.")
+        raise UserError(
+            f"{files.directory}: {name} holds values that are infinite or not numbers in {dtype}: fetch the weights "
+            "again, or use a model.dtype in which they fit"
+        )
 
 
-def _check_finite(directory: Path, places: Mapping[str, _Place], view: View) -> None:
-    def check_piece(item: tuple[str, Tensor]) -> None:
+def not_finite(spec: ModelSpec, view: View, units: Collection[int] | None = None) -> str | None:
+    """The first tensor, of all or of these units, with a value that is infinite or not a number; None if there is none.
+
+    By all cores, each weight read once.
+    """
+    found = set()
+
+    def look(item: tuple[str, Tensor]) -> None:
         name, piece = item
-        if not all(bound.isfinite() for bound in torch.aminmax(piece)):  # one pass, without a temporary; NaN spreads
-            dtype = str(piece.dtype).removeprefix("torch.")
-            raise UserError(
-                f"{directory}: {name} holds values that are infinite or not numbers in {dtype}: fetch the weights "
-                "again, or use a model.dtype in which they fit"
-            )
+        if not all(bound.isfinite() for bound in torch.aminmax(piece)):  # needs no memory beside; NaN spreads to both
+            found.add(name)
 
+    places = _places(spec, units)
     whole = ((name, place.of(view).view(-1)) for name, place in places.items())
-    in_parallel(check_piece, ((name, piece) for name, tensor in whole for piece in tensor.split(CHECKED)))
+    in_parallel(look, ((name, piece) for name, tensor in whole for piece in tensor.split(CHECKED)))
+    return next((name for name in places if name in found), None)
 
 
 def initialise(spec: ModelSpec, view: View, seed: int, units: Collection[int] | None = None) -> None:

@@ -1,5 +1,6 @@
 """A training run from the checked config to the exported model: the loop reads top to bottom."""
 
+import math
 import os
 import signal
 import time
@@ -32,13 +33,14 @@ from rptrain.errors import TrainingError, UserError
 from rptrain.evaluate import ask_questions
 from rptrain.job import Job, prepare_job, replan, settle
 from rptrain.memory_plan import going_on
-from rptrain.models import registry
+from rptrain.models import registry, weights
 from rptrain.plan.schedule import Slot
 from rptrain.rundir import RunDir, begin, find
 from rptrain.timings import Conditions, Timings, load
 
 MEASURE = 3  # steps whose times the rest of a run is planned with; the first of them is left out
 MAX_SKIPPED = 20  # steps in a row without finite gradients: more would not mend themselves, but for a loss scale
+AGAIN = "Begin a new run (save.resume=never) with a lower optim.learning_rate"
 
 
 def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
@@ -182,6 +184,10 @@ class Trainer:
             self._evaluate(0)
         with self._signals():
             self._train(done, applied)
+        if name := weights.not_finite(job.spec, self._store.view):
+            raise TrainingError(
+                f"the model has diverged: {name} holds values that are infinite or not numbers. {AGAIN}"
+            )
         self._evaluate(job.total_steps)
         base = self._run.checkpoints()[-1] / BASE
         export_store(
@@ -272,7 +278,7 @@ class Trainer:
         elif self._skipped == MAX_SKIPPED:
             raise TrainingError(
                 f"the gradients of the last {MAX_SKIPPED} steps, up to step {started.step}, were not finite: the model "
-                "has diverged. Begin a new run (save.resume=never) with a lower optim.learning_rate"
+                f"has diverged. {AGAIN}"
             )
         if engine.trace is not None:
             self._log.write(_slots(started.step, engine.trace.take(started.step - 1 - self._opened)))
@@ -292,6 +298,8 @@ class Trainer:
         self._clock, self._tokens = now, 0
         self._log.write(event)
         self._progress.update(event)
+        if started.step == self._job.total_steps and update.skipped and not math.isfinite(loss):
+            raise TrainingError(f"the loss of the last step is {loss}: the model has diverged. {AGAIN}")
 
     def _follow_scale(self, step: int, update: StepResult) -> None:
         if update.loss_scale != self._told_scale:
