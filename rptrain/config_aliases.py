@@ -98,12 +98,17 @@ _UNAVAILABLE = {
     for word in words.split()
 }
 
+# Their names of optimizers, as values of any key, that are settings of ours.
+_SMALL_MOMENTS = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
+
 _KEYS = [*keys(), "data.train"]
 _BY_LEAF = {key.rpartition(".")[2]: key for key in keys()}
 
 
-def answer(dotted: str) -> str:
-    """What to say about the unknown key `dotted`, written without array indices."""
+def answer(dotted: str, value: object = None) -> str:
+    """What to say about the unknown key `dotted`, written without array indices, that has this value or a table."""
+    if isinstance(value, str) and value.lower().replace("-", "_") in _SMALL_MOMENTS:
+        return 'rptrain writes this `optim.moments = "int8"`'
     section, _, leaf = dotted.rpartition(".")
     leaf = leaf.lower().replace("-", "_")
     if leaf in _ADVICE:

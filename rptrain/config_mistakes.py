@@ -48,7 +48,7 @@ def explain(error: ErrorDetails) -> list[tuple[KeyPath, str]]:
     match error["type"]:
         case "extra_forbidden":
             unknown = leaves(value, key)
-            return [(leaf, f"unknown key `{dotted(leaf)}`: {answer(_plain(leaf))}") for leaf in unknown]
+            return [(leaf, f"unknown key `{dotted(leaf)}`: {answer(_plain(leaf), value)}") for leaf in unknown]
         case "invalid_key":
             hint = answer(f"{_plain(key[:-1])}.{key[-1]}")
             return [(key, f"unknown key `{dotted(key)}`: {hint}")]
