@@ -181,5 +181,10 @@ def _grown(before: _Step, after: _Step) -> tuple[int, ...]:
 def _adam_bytes(store: ModelStore) -> float:
     """Bytes of a parameter that an update reads and writes: the gradient is only read."""
     state = next(state for state in store.units if state.unit.trainable)
-    both = [state.params[0], *state.moments.values(), *([] if state.remainder is None else [state.remainder])]
-    return (state.grad.nbytes + 2 * sum(tensor.nbytes for tensor in both)) / state.unit.numel
+    once, both = [state.grad], [*state.moments.values()]
+    if state.masters is None:
+        both += [state.params[0], *([] if state.remainder is None else [state.remainder])]
+    else:  # of which the parameter is made
+        both.append(state.masters)
+        once.append(state.params[0])
+    return sum(x.nbytes for x in (*once, *both, *both)) / state.unit.numel

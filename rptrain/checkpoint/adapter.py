@@ -13,7 +13,7 @@ import torch
 
 from rptrain.checkpoint.files import Aside
 from rptrain.errors import UserError
-from rptrain.models import registry, shards
+from rptrain.models import registry, shards, weights
 from rptrain.models.lora import LoRA, target_names
 from rptrain.models.shards import Stored
 from rptrain.models.spec import ModelSpec
@@ -24,6 +24,7 @@ PREFIX = "base_model.model."  # PEFT's, before the names of the model's own chec
 SHOWN = 10  # problems of a kind that are listed
 
 # What PEFT can do to an adapter that we do not compute; empty or false is no use of it.
+_INITS = ("gaussian", "eva")  # ways to draw an adapter that leave its base alone
 _OTHER = (
     *("use_dora", "fan_in_fan_out", "lora_bias", "rank_pattern", "alpha_pattern", "layer_replication"),
     *("target_parameters", "trainable_token_indices", "use_qalora", "use_bdlora", "alora_invocation_tokens"),
@@ -133,6 +134,8 @@ def read(directory: str | Path) -> AdapterFiles:
     used = [key for key in _OTHER if config.get(key)]
     if config.get("bias", "none") != "none":
         used.append("bias")
+    if config.get("init_lora_weights", True) not in (True, False, *_INITS):  # PEFT would change the base as it loads
+        used.append(f"init_lora_weights {config['init_lora_weights']!r}")
     if used:
         raise UserError(f"{directory / CONFIG}: {', '.join(used)} cannot be trained here")
     if not (directory / WEIGHTS).is_file():
@@ -203,6 +206,9 @@ def load(files: AdapterFiles, spec: ModelSpec, view: View) -> None:
             rows = view(index, param.name).split([part.rows for part in param.parts])
             pairs += [(files.tensors[PREFIX + part.key], piece) for part, piece in zip(param.parts, rows, strict=True)]
     shards.read(pairs)
+    trained = [index for index, unit in enumerate(spec.units) if unit.trainable]
+    if name := weights.not_finite(spec, view, trained):
+        raise UserError(f"{files.directory / WEIGHTS}: {name} has values that are infinite or not numbers")
 
 
 def _ties(spec: ModelSpec) -> bool:

@@ -196,6 +196,7 @@ def test_a_changed_file_or_config_is_found(base, damage, tmp_path) -> None:
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; only \"LORA\" can be read"),
         ({"use_dora": True, "bias": "all"}, "use_dora, bias cannot be trained here"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern cannot be trained here"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' cannot be trained here"),
         ({"r": 4, "use_rslora": True}, "lora.r is 2, the adapter's is 4; lora.rslora is false, the adapter's is true"),
         ({"lora_alpha": 32}, "lora.alpha is 8, the adapter's is 32. Set them alike"),
     ],
@@ -254,3 +255,18 @@ def test_where_adapters_lie_in_a_model(base) -> None:
     assert without_adapters(spec).layers == trained(directory, LoRA()).spec.layers[:0] + tuple(
         registry.build(spec.config).layers
     )
+
+
+@llama
+def test_values_that_are_no_numbers_are_found_when_they_are_read(base, tmp_path) -> None:
+    _, directory = base
+    settings = LoRA(r=2)
+    model = trained(directory, settings)
+    written(model, settings, directory, tmp_path / "a")
+    file = tmp_path / "a/adapter_model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if "lora_B" in name)
+    tensors[name][0, 0] = float("nan")
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(UserError, match="infinite or not numbers"):
+        adapter.load(adapter.read(tmp_path / "a"), model.spec, model.view)
