@@ -40,12 +40,10 @@ class CudaStream:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=pool, capture_error_mode="relaxed")
-            try:
+            with ExitStack() as failed:
+                failed.callback(_abandon, graph)
                 work()
-            except BaseException:
-                with suppress(RuntimeError):  # what went wrong may have ended the capture
-                    graph.capture_end()
-                raise
+                failed.pop_all()
             graph.capture_end()
         return graph
 
@@ -69,6 +67,12 @@ class CudaStream:
 
     def stamp(self) -> Callable[[], float]:
         return self.mark()  # work is run as it is appended
+
+
+def _abandon(graph: torch.cuda.CUDAGraph) -> None:
+    """Ends the capture of work that failed, which may have ended it already."""
+    with suppress(RuntimeError):
+        graph.capture_end()
 
 
 class CudaDevice:
