@@ -28,15 +28,15 @@ def chunk_tokens(vocab: int, itemsize: int) -> int:
     return tokens // 128 * 128 or tokens
 
 
-def loss_workspace_bytes(tokens: int, vocab: int, itemsize: int) -> int:
+def loss_workspace_bytes(tokens: int, vocab: int, itemsize: int, *, fused: bool = False) -> int:
     """What the loss and the gradients of `tokens` take at once, without the gradients themselves.
 
-    Besides the logits of a chunk, that is a piece where the oracle runs: the widened logits, or the copy that torch's
-    deterministic scatter makes of logits that need no widening. Then the statistics, and the losses in float64.
+    That is a chunk's logits, the statistics, and the losses in float64; where the oracle runs, not the `fused` kernel,
+    a piece too: the widened logits, or the copy that torch's deterministic scatter makes of logits that need none.
     """
     wide_size = max(itemsize, 4)
     logits = min(chunk_tokens(vocab, itemsize), tokens) * _width(vocab) * itemsize
-    piece = min(_piece_tokens(vocab, wide_size), tokens) * vocab * wide_size
+    piece = 0 if fused else min(_piece_tokens(vocab, wide_size), tokens) * vocab * wide_size
     return logits + piece + tokens * (2 * wide_size + 8)
 
 

@@ -49,18 +49,20 @@ class BlockShape(ABC):
             statistics += self.heads + self.kv_heads
         return tokens * (elements * itemsize + statistics * max(itemsize, 4)) + self.mlp_kept(tokens, itemsize)
 
-    def workspace_bytes(self, tokens: int, itemsize: int) -> int:
+    def workspace_bytes(self, tokens: int, itemsize: int, *, fused: bool = False) -> int:
         """Upper bound of the bytes that backward needs at once beside what is kept, once a device.
 
         Gradients of products are written over what was kept, so they take nothing.
-        Fused attention's own workspace is not in it (kernels/attention.py).
         """
         heads, kv_heads = self._widths
+        adapters = max((adapters.workspace(itemsize) for adapters in self.adapters), default=0)
+        mlp, mlp_inside = self.mlp_workspace(itemsize)
+        if fused:  # the gradients of the block's output and, behind the MLP, of its middle; attention's sums of rows
+            attention = itemsize * (2 * self.hidden + max(2 * heads + 2 * kv_heads, 2 * self.hidden)) + 8 * self.heads
+            return tokens * (max(attention, itemsize * self.hidden + mlp) + adapters)
         # the gradients of the residual sum and of q, k and v, also turned back; or those on both sides of the norm
         attention = itemsize * (self.hidden + max(2 * heads + 3 * kv_heads, 2 * self.hidden))
         inside = max(itemsize, 4) * max(5 * self.hidden, 5 * heads, 4 * (heads + kv_heads))  # norms, attention
-        mlp, mlp_inside = self.mlp_workspace(itemsize)
-        adapters = max((adapters.workspace(itemsize) for adapters in self.adapters), default=0)
         return tokens * (max(attention, mlp) + max(inside, mlp_inside) + adapters)
 
     def attended(self, length: int) -> float:

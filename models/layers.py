@@ -114,7 +114,8 @@ class Head:
     def kept_bytes(self, tokens: int, itemsize: int) -> int:
         return 0
 
-    def workspace_bytes(self, tokens: int, itemsize: int) -> int:
-        """The norm's output, gradients of both, and one chunk of logits."""
-        wide = max(itemsize, 4)
-        return tokens * self.hidden * (3 * itemsize + 4 * wide) + loss_workspace_bytes(tokens, self.vocab, itemsize)
+    def workspace_bytes(self, tokens: int, itemsize: int, *, fused: bool = False) -> int:
+        """The norm's input and output, gradients of both, and one chunk of logits."""
+        wide = 0 if fused else 4 * max(itemsize, 4) - itemsize
+        logits = loss_workspace_bytes(tokens, self.vocab, itemsize, fused=fused)
+        return tokens * self.hidden * (4 * itemsize + wide) + logits

@@ -136,8 +136,11 @@ class LayerShape(Protocol):
         """Bytes that are kept from the recomputed forward until backward."""
         ...
 
-    def workspace_bytes(self, tokens: int, itemsize: int) -> int:
-        """Upper bound of the bytes that backward needs at once beside what is kept."""
+    def workspace_bytes(self, tokens: int, itemsize: int, *, fused: bool = False) -> int:
+        """Upper bound of the bytes that backward needs at once beside what is kept, the gradient that it is given too.
+
+        `fused` kernels hold nothing wide in memory; the oracle's plain operations do.
+        """
         ...
 
 

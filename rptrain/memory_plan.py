@@ -122,7 +122,7 @@ def plan_run(
     micro-batches. UserError where not even single layers fit a GPU.
     """
     hardware = hardware.first(config.round_size)
-    workload = Workload.of(config)
+    workload = Workload.of(config, hardware.machine.card)
     room = hardware.host
     if room is not None:
         room -= sum(part.nbytes for part in _process(config, workload, hardware))
@@ -144,7 +144,7 @@ def least_memory(config: Config, spec: ModelShape, hardware: Hardware) -> Memory
     GPU's memory holds the slots of.
     """
     hardware = hardware.first(config.round_size)
-    workload = Workload.of(config)
+    workload = Workload.of(config, hardware.machine.card)
     stages = 1
     if hardware.room is not None:
         whole = stage_parts(spec, Stage("FB", 0, len(spec.stack)), workload.shapes)
@@ -161,11 +161,11 @@ def _memory(
     """On the host pages count that are written to, and none of files that are read: the system takes those back when
     it needs them.
     """
-    workload = Workload.of(config)
+    workload = Workload.of(config, hardware.machine.card)
     return MemoryPlan(
         _host(config, spec, workload, hardware, activations, workers),
         tuple(_gpu(gpu, device, workload.shapes) for gpu in hardware.gpus),
-        _disk(config, spec, hardware.saved) if hardware.here else None,
+        _disk(config, spec, workload, hardware.saved) if hardware.here else None,
     )
 
 
@@ -277,13 +277,12 @@ def going_on(hardware: Hardware, found: tuple[RunDir, Path] | None) -> Hardware:
     return replace(hardware, saved=sum(f.stat().st_size for path in paths for f in path.rglob("*") if f.is_file()))
 
 
-def _disk(config: Config, spec: ModelShape, saved: int) -> Place:
+def _disk(config: Config, spec: ModelShape, workload: Workload, saved: int) -> Place:
     """Checkpoints, one more than are kept while it is written, and the exported model.
 
     Of the `saved` bytes of earlier checkpoints those count as room that stay or make room, not for the one to be
     written.
     """
-    workload = Workload.of(config)
     itemsize, moments = workload.dtype.itemsize, bytes_each(workload.moments, accumulate_dtype(workload.dtype))
     rest = sum(kind.itemsize for kind in REST.get(workload.dtype, {}).values())
     each = itemsize * (1 + workload.asynchronous) + moments + rest

@@ -36,7 +36,7 @@ from rptrain.models.spec import ModelShape
 from rptrain.plan.dispatch import dispatch
 from rptrain.plan.roofline import Sizes, Verdict, backward_intensity, forward_intensity, judge, ridge
 from rptrain.plan.simulate import Timeline, simulate
-from rptrain.planner import RunPlan, Workload
+from rptrain.planner import DTYPES, RunPlan
 from rptrain.rundir import RunDir, find
 from rptrain.timings import Conditions, load
 from rptrain.training_model import training_model
@@ -192,7 +192,7 @@ def _blocks(config: Config, spec: ModelShape) -> tuple[BlockIntensity, ...]:
                 sizes = replace(sizes, experts=layer.experts, active=layer.active, window=layer.window)
             kinds.setdefault(sizes, []).append(layer.name)
     length, batch = config.data.max_length, config.train.rows * config.round_size
-    itemsize = Workload.of(config).dtype.itemsize
+    itemsize = DTYPES[config.model.dtype].itemsize
     return tuple(
         BlockIntensity(
             names[0],

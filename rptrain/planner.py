@@ -16,12 +16,13 @@ from rptrain.engine.memory import ModelStore, accumulate_dtype
 from rptrain.engine.meter import Measured
 from rptrain.engine.moments import Moments, bytes_each
 from rptrain.errors import UserError
+from rptrain.kernels import launch
 from rptrain.models.spec import ModelShape
 from rptrain.plan.costs import LayerCost, Work
 from rptrain.plan.dispatch import Links
 from rptrain.plan.estimate import Estimate, Setting
 from rptrain.plan.lower import outputs
-from rptrain.plan.machine import Machine
+from rptrain.plan.machine import CPU, Card, Machine
 from rptrain.plan.schedule import Plan, Stage
 from rptrain.plan.search import search
 
@@ -40,19 +41,22 @@ class Workload:
     dtype: torch.dtype
     asynchronous: bool
     moments: Moments = "fp32"
+    fused: bool = False  # the fused kernels run
 
     @classmethod
-    def of(cls, config: Config) -> Self:
-        """That of a config without "auto"."""
+    def of(cls, config: Config, card: Card) -> Self:
+        """That of a config without "auto", on such cards."""
         train = config.train
+        dtype = DTYPES[config.model.dtype]
         return cls(
             rows=train.rows,
             length=config.data.max_length,
             micro_batches=train.micro_batches,
             round_size=config.round_size,
-            dtype=DTYPES[config.model.dtype],
+            dtype=dtype,
             asynchronous=config.optim.update == "async",
             moments=config.optim.moments,
+            fused=card is not CPU and dtype in launch.DTYPES and (launch.HAS_TRITON or not torch.cuda.is_available()),
         )
 
     @property
@@ -62,7 +66,7 @@ class Workload:
 
     @property
     def shapes(self) -> Shapes:
-        return Shapes(self.tokens, self.micro_batches, self.dtype, self.micro_batches > self.round_size)
+        return Shapes(self.tokens, self.micro_batches, self.dtype, self.micro_batches > self.round_size, self.fused)
 
 
 @dataclass(frozen=True)

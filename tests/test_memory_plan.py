@@ -28,7 +28,7 @@ from rptrain.memory_plan import (
 )
 from rptrain.models import registry
 from rptrain.models.freeze import freeze
-from rptrain.plan.machine import CARDS
+from rptrain.plan.machine import CARDS, CPU
 from rptrain.plan.schedule import Plan
 from rptrain.planner import Workload
 from rptrain.trainer import train
@@ -209,7 +209,7 @@ def test_cuda_takes_of_the_host_what_was_measured(update, gpus):
 def test_states_are_the_buffers_of_the_store(folder, dtype, moments, update, size, frozen):
     kind = (f"model.dtype={dtype}", f"optim.update={update}", f"optim.moments={moments}")
     config, spec, *_ = planned(folder, *kind, f"engine.round_size={size}", "engine.devices=cpu:2")
-    spec, workload = freeze(spec, frozen), Workload.of(config)
+    spec, workload = freeze(spec, frozen), Workload.of(config, CPU)
     run, memory = plan_run(config, spec, devices.here(config.engine))
     parts = state_parts(spec, workload)
     assert [part.name == "frozen weights" for part in parts].count(True) == bool(frozen)
@@ -227,7 +227,7 @@ def test_workers_are_counted_with_the_stages_that_come_to_them(folder):
     """Of six stages, two workers get the same three each time, in their two slots in turn."""
     config, spec, _, run, _ = planned(folder, "engine.devices=cpu:2", "model.dtype=float32")
     run = replace(run, plan=Plan.parse("F0-1 F2-5 FB6-6 B4-5 B2-3 B0-1 | N=2 M=4 MR=4"))
-    counted = worker_bytes(spec, run, Workload.of(config).shapes)
+    counted = worker_bytes(spec, run, Workload.of(config, CPU).shapes)
     block, head = (sum(spec.units[u].numel for u in layer.units) for layer in (spec.stack[0], spec.head))
     slots = 2 * max(2 * block, head), 2 * 4 * block  # F0-1 FB6-6 B2-3, F2-5 B4-5 B0-1
     sums = max(2 * block, head), 2 * block
@@ -241,7 +241,7 @@ def test_a_worker_whose_stages_come_in_twos_has_another_half_in_each_slot(folder
     block, head = (sum(spec.units[u].numel for u in layer.units) for layer in (spec.stack[0], spec.head))
     even = replace(run, plan=Plan.parse("F0-1 FB2-6 B1-1 B0-0 | N=1 M=4 MR=4"))
     odd = replace(run, plan=Plan.parse("F0-1 FB2-6 B0-1 | N=1 M=4 MR=4"))
-    taken = [worker_bytes(spec, of_kind, Workload.of(config).shapes)[0] for of_kind in (even, odd)]
+    taken = [worker_bytes(spec, of_kind, Workload.of(config, CPU).shapes)[0] for of_kind in (even, odd)]
     assert taken[1] - taken[0] == 4 * (4 * block + head - 2 * block)
 
 

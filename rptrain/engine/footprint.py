@@ -21,6 +21,7 @@ class Shapes:
     micro_batches: int
     dtype: torch.dtype
     wide_grad: bool  # gradients leave the device as float32 partial sums
+    fused: bool = False  # the fused kernels run, which hold nothing wide in memory
 
 
 @dataclass(frozen=True)
@@ -97,5 +98,5 @@ def footprint(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> Foot
 def _work(spec: ModelShape, stage: Stage, shapes: Shapes) -> int:
     layers = spec.stack[stage.start : stage.stop]
     kept = [layer.kept_bytes(shapes.tokens, shapes.dtype.itemsize) for layer in layers]
-    workspace = max(layer.workspace_bytes(shapes.tokens, shapes.dtype.itemsize) for layer in layers)
+    workspace = max(layer.workspace_bytes(shapes.tokens, shapes.dtype.itemsize, fused=shapes.fused) for layer in layers)
     return (sum(kept) if stage.backward else max(kept)) + workspace

@@ -1,0 +1,68 @@
+"""What the layers of real models keep and need on a GPU, against what plans count with."""
+
+import pytest
+import torch
+
+from rptrain.engine.memory import accumulate_dtype
+from rptrain.models import registry, rope
+
+from .kernels.attention import micro_batch
+
+pytestmark = pytest.mark.gpu
+
+ROWS, LENGTH = 4, 2048
+TOKENS, DTYPE, DEVICE = ROWS * LENGTH, torch.bfloat16, torch.device("cuda")
+SMALL = 48 << 20  # of matrix libraries, and partial sums of a norm's gradient: a plan leaves LIBRARIES for them
+
+
+def allocated(work):
+    """What `work` gives back, and the bytes that it allocated at most and left; after a pass that warms up."""
+    work()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = work()
+    return result, torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before
+
+
+@pytest.mark.parametrize("preset", ["qwen3-1.7b", "llama-3.1-8b", "gpt-oss-20b", "qwen3-235b-a22b"])
+def test_bounds_hold_with_fused_kernels(preset):
+    """A block and the head at 4 x 2,048 tokens; bounds are at most a tenth too large."""
+    spec = registry.build(registry.read_config(registry.locate(preset)))
+    mb = micro_batch([[LENGTH]] * ROWS)
+    cos, sin = rope.tables(torch.tensor(spec.inv_freq, device=DEVICE), mb.positions, spec.rope_scale)
+    mb = type(mb)(**{**vars(mb), "cos": cos, "sin": sin, "labels": torch.randint(1000, (TOKENS,), device=DEVICE)})
+    x, dy = (torch.randn(TOKENS, spec.hidden_size, device=DEVICE, dtype=DTYPE) for _ in range(2))
+    layer = spec.layers[0]
+    params, grads = tensors(spec, layer)
+    (_, saved), _, left = allocated(lambda: layer.forward_saved(params, x, mb))
+    kept, bound = left, layer.kept_bytes(TOKENS, DTYPE.itemsize)  # with its output, which is as large as its input
+    print(f"{preset}: kept {kept:,} of {bound:,}", end="; ")
+    assert 0.95 * bound <= kept <= bound + SMALL
+    backward = [saved, layer.forward_saved(params, x, mb)[1]]
+    del saved
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    layer.backward(params, grads, backward[0], dy, mb)
+    peak = torch.cuda.max_memory_allocated() - before + dy.nbytes
+    bound = layer.workspace_bytes(TOKENS, DTYPE.itemsize, fused=True)
+    print(f"backward {peak:,} of {bound:,}", end="; ")
+    assert peak - SMALL <= bound <= 1.1 * peak
+    backward.clear()
+    del params, grads
+    params, grads = tensors(spec, spec.head)
+    _, peak, _ = allocated(lambda: spec.head.loss_backward(params, grads, x, mb, 1.0))
+    bound = spec.head.workspace_bytes(TOKENS, DTYPE.itemsize, fused=True)
+    print(f"head {peak + x.nbytes:,} of {bound:,}")
+    assert peak + x.nbytes - SMALL <= bound <= 1.1 * (peak + x.nbytes)
+
+
+def tensors(spec, layer):
+    """Parameters and gradient accumulators of a layer, by name."""
+    params, grads = {}, {}
+    for index in layer.units:
+        unit = spec.units[index]
+        params |= unit.views(torch.empty(unit.numel, dtype=DTYPE, device=DEVICE).normal_(std=0.02))
+        grads |= unit.views(torch.zeros(unit.numel, dtype=accumulate_dtype(DTYPE), device=DEVICE))
+    return params, grads
