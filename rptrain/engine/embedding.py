@@ -20,6 +20,7 @@ from rptrain.models.spec import ModelShape
 from rptrain.plan.lower import Access
 
 GATHERERS = 4  # threads that gather rows: in sync the first stage waits for them
+AHEAD = 4  # micro-batches whose rows are updated before the first stage has read: sync, beside the layers' updates
 
 
 class RowGradients:
@@ -94,17 +95,29 @@ class EmbeddingWorker:
         context = self._context
         while (iteration := self._queue.get()) is not None:
             self._where = f"embedding of iteration {iteration.number}"
-            generation = context.board.wait(("version", 0), context.read_version(iteration.number))
+            generation, update = context.board.wait(("embedding",), context.read_version(iteration.number))
             table = context.store.units[0].views[generation]["embed"]
             for m, ids in enumerate(iteration.input_ids):
                 pass_index = iteration.number * context.plan.rounds + m // context.plan.round_size
                 out, key, number = context.buffers.locate(Access(0, 0), pass_index, m)
                 if number:
                     context.board.wait(key, number - 1)  # its gradient was read: host work, finished when published
+                if update is not None:
+                    self._pace(pass_index, m)
+                    update.rows(ids)
                 if context.probe is not None:
                     context.probe(f"embedding m{m}")
                 self._gather(table, ids, out)
                 context.board.publish(key, number)
+
+    def _pace(self, pass_index: int, m: int) -> None:
+        """Returns once the first stage has read the micro-batch AHEAD before `m` of the same round: until then the
+        optimizer's threads are better used for the layers that it waits for.
+        """
+        before = m - AHEAD
+        if before >= m // self._context.plan.round_size * self._context.plan.round_size:
+            _, key, number = self._context.buffers.locate(Access(0, 1), pass_index, before)
+            self._context.board.wait(key, number)
 
     def _gather(self, table: Tensor, ids: Tensor, out: Tensor) -> None:
         def part(ids: Tensor, out: Tensor) -> None:
