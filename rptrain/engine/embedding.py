@@ -16,11 +16,12 @@ from rptrain.engine.context import Context
 from rptrain.engine.iteration import Iteration
 from rptrain.engine.memory import Arena, UnitState, accumulate_dtype
 from rptrain.engine.rows import CpuRows, row_stride
+from rptrain.engine.table_update import TableUpdate
 from rptrain.models.spec import ModelShape
 from rptrain.plan.lower import Access
 
 GATHERERS = 4  # threads that gather rows: in sync the first stage waits for them
-AHEAD = 4  # micro-batches whose rows are updated before the first stage has read: sync, beside the layers' updates
+FEW = 4  # micro-batches whose rows are updated beside those of the first stage's layers, in sync
 
 
 class RowGradients:
@@ -103,21 +104,26 @@ class EmbeddingWorker:
                 if number:
                     context.board.wait(key, number - 1)  # its gradient was read: host work, finished when published
                 if update is not None:
-                    self._pace(pass_index, m)
-                    update.rows(ids)
+                    self._update(update, iteration, m)
                 if context.probe is not None:
                     context.probe(f"embedding m{m}")
                 self._gather(table, ids, out)
                 context.board.publish(key, number)
 
-    def _pace(self, pass_index: int, m: int) -> None:
-        """Returns once the first stage has read the micro-batch AHEAD before `m` of the same round: until then the
-        optimizer's threads are better used for the layers that it waits for.
+    def _update(self, update: TableUpdate, iteration: Iteration, m: int) -> None:
+        """Sync: makes rows ready for micro-batch `m` and those after it: of the first alone, then of FEW, then of all.
+
+        The last wait until the first stage is at the second micro-batch: up to there the optimizer's threads are
+        better used for its layers.
         """
-        before = m - AHEAD
-        if before >= m // self._context.plan.round_size * self._context.plan.round_size:
-            _, key, number = self._context.buffers.locate(Access(0, 1), pass_index, before)
-            self._context.board.wait(key, number)
+        context, groups = self._context, [0, 1, 1 + FEW, len(iteration.input_ids)]
+        if m not in groups:
+            return
+        if m == 1 + FEW:
+            pass_index = iteration.number * context.plan.rounds + 1 // context.plan.round_size
+            _, key, number = context.buffers.locate(Access(0, 1), pass_index, 1)
+            context.board.wait(key, number)
+        update.rows(iteration.input_ids[m : groups[groups.index(m) + 1]].flatten())
 
     def _gather(self, table: Tensor, ids: Tensor, out: Tensor) -> None:
         def part(ids: Tensor, out: Tensor) -> None:

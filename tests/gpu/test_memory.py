@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rptrain.engine.memory import accumulate_dtype
+from rptrain.engine.reproducible import Reproducible
 from rptrain.models import registry, rope
 
 from .kernels.attention import micro_batch
@@ -13,6 +14,14 @@ pytestmark = pytest.mark.gpu
 ROWS, LENGTH = 4, 2048
 TOKENS, DTYPE, DEVICE = ROWS * LENGTH, torch.bfloat16, torch.device("cuda")
 SMALL = 48 << 20  # of matrix libraries, and partial sums of a norm's gradient: a plan leaves LIBRARIES for them
+
+
+@pytest.fixture
+def reproducible():
+    """As in an engine: attention's backward is the deterministic one."""
+    settings = Reproducible(cuda=True)
+    yield
+    settings.restore()
 
 
 def allocated(work):
@@ -26,7 +35,7 @@ def allocated(work):
 
 
 @pytest.mark.parametrize("preset", ["qwen3-1.7b", "llama-3.1-8b", "gpt-oss-20b", "qwen3-235b-a22b"])
-def test_bounds_hold_with_fused_kernels(preset):
+def test_bounds_hold_with_fused_kernels(preset, reproducible):
     """A block and the head at 4 x 2,048 tokens; bounds are at most a tenth too large."""
     spec = registry.build(registry.read_config(registry.locate(preset)))
     mb = micro_batch([[LENGTH]] * ROWS)
