@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from rptrain.config_values import Beta, Devices, Names, PathText, RunName, Size, Text
+from rptrain.config_values import Beta, Devices, Names, Number, PathText, RunName, Size, Text
 
 LOSS_SCALE, LOSS_SCALE_STEPS = 65536.0, 2000
 AUTOMATIC = ("train.micro_batch_size", "engine.round_size")  # keys that can be "auto" until a run begins
@@ -122,7 +122,7 @@ class Lora(Section):
 
     r: PositiveInt = 8
     """the rank: columns of each adapter"""
-    alpha: PositiveInt = 8
+    alpha: Number = 8
     """an adapter's output is multiplied by alpha / r"""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """share of an adapter's inputs that is left out, at random"""

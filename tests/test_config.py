@@ -420,6 +420,15 @@ def test_adapters_are_trained_where_they_are_asked_for(folder):
     assert lora == Lora(r=3, target_modules=("q_proj",)) and lora.alpha == 8
 
 
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("given", "written"), [("16", "16"), ("16.0", "16"), ("0.5", "0.5")])
+def test_alpha_is_any_number_and_is_written_whole_where_it_is(given, written) -> None:
+    resolved = load(MINIMAL, f"lora.alpha={given}")
+    assert resolved.config.lora is not None and resolved.config.lora.alpha == float(written)
+    assert repr(resolved.config.lora.model_dump()["alpha"]) == written
+    assert repr(tomllib.loads(render(resolved))["lora"]["alpha"]) == written
+
+
 LORA = MINIMAL + "[lora]\nalpha = 4\ntarget_modules = ['q_proj']\nmodules_to_save = ['lm_head']\n"
 
 

@@ -16,7 +16,7 @@ from rptrain.errors import UserError
 from rptrain.models import registry, shards, weights
 from rptrain.models.lora import LoRA, target_names
 from rptrain.models.shards import Stored
-from rptrain.models.spec import ModelSpec
+from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.weights import TIED_HEAD, View
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -93,7 +93,7 @@ def saved_modules(spec: ModelSpec) -> list[str]:
     return list(dict.fromkeys(key.rpartition(".")[0] for key in keys))
 
 
-def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+def shapes(spec: ModelShape) -> dict[str, tuple[int, ...]]:
     """The tensors of the model's adapter, by the names of its checkpoint: all that is trained.
 
     Of a tied embedding PEFT keeps the head as well.
@@ -211,7 +211,7 @@ def load(files: AdapterFiles, spec: ModelSpec, view: View) -> None:
         raise UserError(f"{files.directory / WEIGHTS}: {name} has values that are infinite or not numbers")
 
 
-def _ties(spec: ModelSpec) -> bool:
+def _ties(spec: ModelShape) -> bool:
     """Whether an embedding is trained that is the head as well."""
     return spec.tied and spec.units[0].trainable
 
