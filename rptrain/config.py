@@ -130,6 +130,8 @@ class Lora(Section):
     """"all-linear"; or names such as ["q_proj", "v_proj"]; or a pattern (regular expression) of whole names"""
     rslora: bool = False
     """multiply by alpha / sqrt(r) instead"""
+    use_dora: bool = False
+    """DoRA: train the length of each row of an adapted weight too; needs dropout = 0"""
     modules_to_save: tuple[Text, ...] = Field(default=(), strict=False)
     """modules that are trained whole, such as ["embed_tokens", "lm_head"]"""
     adapter: PathText | None = None

@@ -30,6 +30,7 @@ _ALIASES = {
     "lora.dropout": "lora_dropout",
     "lora.target_modules": "lora_target lora_target_modules lora_target_linear lora_attn_modules",
     "lora.rslora": "use_rslora peft_use_rslora",
+    "lora.use_dora": "dora peft_use_dora",
     "lora.modules_to_save": "lora_modules_to_save additional_target",
     "lora.adapter": "adapter_name_or_path lora_model_dir",
     "optim.learning_rate": "lr peak_lr max_lr",
@@ -81,7 +82,6 @@ _ADVICE = {
 _UNAVAILABLE = {
     word: feature
     for feature, words in {
-        "DoRA": "use_dora dora",
         "LoRA of some layers by number": "peft_layers_to_transform layers_to_transform lora_layers",
         "other ways to begin an adapter": "init_lora_weights pissa_init loftq_config peft_init_lora_weights",
         "quantization": "qlora load_in_4bit load_in_8bit quantization quantization_* bnb_4bit_* use_bnb",

@@ -186,7 +186,6 @@ def test_overrides_that_are_none(folder, override, message):
         ("[optim]\nlr = 3", "c.toml:7: unknown key `optim.lr`: rptrain calls this `optim.learning_rate`"),
         ("[optm]\neps = 3", "c.toml:7: unknown key `optm.eps`: rptrain calls this `optim.eps`"),
         ("[lora]\nrank = 3", "c.toml:7: unknown key `lora.rank`: rptrain calls this `lora.r`"),
-        ("[lora]\nuse_dora = true", "c.toml:7: unknown key `lora.use_dora`: DoRA is not available in this version"),
         ("[lora]\nr = 0", "c.toml:7: `lora.r` must be greater than 0, not 0"),
         ("[lora]\ndropout = 1", "c.toml:7: `lora.dropout` must be less than 1, not 1"),
         (
@@ -343,7 +342,7 @@ def test_files_that_cannot_be_read(folder):
         ("train_on_inputs", "the opposite, `data.assistant_only_loss`"),
         ("gradient_checkpointing", "not needed"),
         ("lora_rank", "rptrain calls this `lora.r`"),
-        ("use_dora", "DoRA is not available in this version"),
+        ("use_dora", "rptrain calls this `lora.use_dora`"),
         ("load_in_4bit", "quantization is not available in this version"),
         ("report_to", "reporting to trackers is not available in this version"),
         ("val_set_size", "validation loss is not available"),

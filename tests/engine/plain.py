@@ -129,6 +129,10 @@ def forward(weights, cfg, ids, positions):
             if f"{at}{name}.lora_A.weight" in weights:
                 low, high = (weights[f"{at}{name}.lora_{ab}.weight"] for ab in "AB")
                 y = y + cfg["lora_scale"] * (h @ low.T @ high.T)
+                if (length := weights.get(f"{at}{name}.lora_magnitude_vector")) is not None:
+                    bias = weights.get(f"{at}{name}.bias", 0)
+                    whole = weights[f"{at}{name}.weight"] + cfg["lora_scale"] * high @ low
+                    y = (y - bias) * length / whole.detach().norm(dim=1) + bias
             return y
 
         h = norm(x, f"{at}input_layernorm.weight")
@@ -191,7 +195,7 @@ def train(everything, cfg, batches, rates, *, delayed, betas, weight_decay=0.0, 
     weights = {name: tensor for name, tensor in everything.items() if name not in frozen}
     for tensor in weights.values():
         tensor.requires_grad_()
-    plain = [w for name, w in weights.items() if any(word in name for word in ("norm", "bias", "sinks"))]
+    plain = [w for name, w in weights.items() if any(word in name for word in ("norm", "bias", "sinks", "magnitude"))]
     decayed = [w for w in weights.values() if all(w is not other for other in plain)]
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}],
