@@ -97,6 +97,8 @@ class Train(Section):
     """steps to train, whatever num_epochs says; unset: num_epochs counts"""
     seed: NonNegativeInt = 0
     """of the order of the data and of new weights"""
+    router_aux_loss_coef: NonNegativeFloat | None = None
+    """weight of the loss that keeps the load of experts even; unset: what config.json has with output_router_logits"""
 
     @property
     def rows(self) -> int:

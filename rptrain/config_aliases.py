@@ -19,6 +19,7 @@ _ALIASES = {
     "data.chat_template": "template chat_template_path chat_template_jinja prompt_template conversation_template",
     "train.method": "finetuning_type use_peft peft_config training_type",
     "train.freeze": "freeze_modules frozen_layers freeze_layers freeze_parameters frozen_parameters",
+    "train.router_aux_loss_coef": "aux_loss_coef moe_aux_loss_coef moe_aux_loss_coeff aux_loss_alpha",
     "train.micro_batch_size": "per_device_train_batch_size per_gpu_train_batch_size batch_size "
     "train_batch_size train_micro_batch_size_per_gpu",
     "train.global_batch_size": "total_batch_size total_train_batch_size effective_batch_size",

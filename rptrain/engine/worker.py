@@ -23,6 +23,7 @@ from rptrain.engine.stage_pass import StagePass
 from rptrain.engine.trace import Span, Work, computing, copying
 from rptrain.engine.transfer import Download, StageLayout, Upload
 from rptrain.models import rope
+from rptrain.models.balance import balance_of
 from rptrain.models.spec import MicroBatch, ModelSpec
 from rptrain.plan.lower import Access
 from rptrain.plan.schedule import Slot
@@ -122,6 +123,7 @@ class Worker:
         self._losses = device.empty(context.plan.micro_batches, wide)
         self._loss = device.empty(1, wide)[0]  # of the micro-batch that is computed
         self._losses_read: Event | None = None
+        self._balance = device.empty(1, wide)[0]  # what gradients of the routers' auxiliary loss are multiplied by
         self._inv_freq = torch.tensor(spec.inv_freq, dtype=wide).to(device.torch_device)
         self._rope_scale = spec.rope_scale
         self._layouts = [StageLayout(spec, stage) for stage in context.plan.stages]
@@ -276,9 +278,12 @@ class Worker:
         work = StagePass(
             self._spec, slot.stage, lambda: self._describe(iteration, layout), params, sums, x, dy, outputs, timed
         )
-        scale = iteration.scale
-        if slot.stage.kind == "FB":
+        scale, balanced = iteration.scale, slot.stage.backward and self._spec.router_aux_loss_coef > 0
+        if slot.stage.kind == "FB" or balanced:
             scale *= self._wait(("scale",), context.read_version(iteration.number))
+        if balanced:  # not a part of the graph's key: it changes with the number of supervised tokens
+            share = scale * max(iteration.supervised, 1) / context.plan.micro_batches
+            device.compute.run("", lambda: self._balance.fill_(share))
         key = (slot.stage_index, layout, scale if slot.stage.kind == "FB" else None)
         places = None if layers is not None else (parity, turn)
         self._compute(work, slot, m, scale, key, places, upload)
@@ -357,17 +362,22 @@ class Worker:
     def _describe(self, iteration: Iteration, layout: Layout) -> MicroBatch:
         indices = self._indices
         cos, sin = rope.tables(self._inv_freq, indices.positions, self._rope_scale)
+        cu_seqlens = indices.cu_seqlens[: layout.documents + 1]
+        balance = None
+        if self._spec.router_aux_loss_coef:
+            balance = balance_of(indices.labels, cu_seqlens, self._balance)
         return MicroBatch(
             rows=iteration.rows,
             length=iteration.length,
             positions=indices.positions,
             labels=indices.labels,
-            cu_seqlens=indices.cu_seqlens[: layout.documents + 1],
+            cu_seqlens=cu_seqlens,
             max_seqlen=layout.max_seqlen,
             uniform=layout.uniform,
             cos=cos,
             sin=sin,
             sample=indices.sample,
+            balance=balance,
         )
 
     def _start_sums(self, iteration: Iteration, slot: Slot, layout: StageLayout) -> None:

@@ -25,8 +25,10 @@ PLANS = [
         (plain.QWEN3_MOE, 3),
         (plain.QWEN3_MOE | {"decoder_sparse_step": 2}, 3),
         (plain.GPT_OSS, 3),
+        (plain.QWEN3_MOE | {"decoder_sparse_step": 2, "router_aux_loss_coef": 0.7}, 3),
+        (plain.GPT_OSS | {"router_aux_loss_coef": 0.7}, 3),
     ],
-    ids=["untied", "tied", "qwen2", "qwen3-moe", "qwen3-moe-some-dense", "gpt-oss"],
+    ids=["untied", "tied", "qwen2", "qwen3-moe", "qwen3-moe-some-dense", "gpt-oss", "qwen3-moe-aux", "gpt-oss-aux"],
 )
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_equals_the_plain_loop(asynchronous, cfg, steps):
