@@ -30,6 +30,14 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """A tensor [count, rows / count, ...] of a checkpoint that holds a stored parameter of `rows` rows whole."""
+
+    key: str
+    count: int
+
+
+@dataclass(frozen=True)
 class Param:
     """A parameter of a unit; several checkpoint tensors may be stacked in it along dimension 0."""
 
@@ -39,6 +47,7 @@ class Param:
     decay: bool = True
     std: float | None = 0.02  # of the normal initialisation; 0: zeros, None: ones
     bound: float | None = None  # of a uniform initialisation in its place
+    stack: Stack | None = None  # what checkpoints may have in place of the parts
 
     @property
     def numel(self) -> int:
