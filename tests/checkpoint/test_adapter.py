@@ -224,6 +224,20 @@ def test_adapters_that_are_not_gone_on_from(base, changes, message, tmp_path) ->
 
 
 @llama
+@pytest.mark.parametrize(("alpha", "stored"), [(16, 16.0), (0.5, 0.5)])
+def test_an_alpha_with_a_point_is_gone_on_from(base, alpha, stored, tmp_path) -> None:
+    _, directory = base
+    settings = LoRA(r=2, alpha=alpha)
+    written(trained(directory, settings), settings, directory, tmp_path / "a")
+    file = tmp_path / "a/adapter_config.json"
+    assert repr(json.loads(file.read_text())["lora_alpha"]) == repr(alpha)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"lora_alpha": stored}))
+    files = adapter.read(tmp_path / "a")
+    adapter.check_settings(files, settings, str(directory))
+    assert adapter.settings_of(files, registry.build(registry.read_config(directory))).scale == settings.scale
+
+
+@llama
 def test_an_adapter_of_another_model_or_of_other_modules(base, tmp_path, caplog) -> None:
     _, directory = base
     settings = LoRA(r=2)
