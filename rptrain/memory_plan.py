@@ -90,6 +90,11 @@ class Place:
         """For JSON: the fields, with `total` and `fits`; a part has `name` and `nbytes`."""
         return {**asdict(self), "total": self.total, "fits": self.fits}
 
+    def to_event(self) -> dict[str, Any]:
+        """As a run's events tell it."""
+        parts = [[part.name, part.nbytes] for part in self.parts]
+        return {"name": self.name, "kind": self.kind, "parts": parts, "limit": self.limit}
+
 
 @dataclass(frozen=True)
 class MemoryPlan:

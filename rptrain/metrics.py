@@ -38,8 +38,31 @@ class RunStarted(Event):
 
 
 @dataclass(frozen=True)
+class ProcessStarted(Event):
+    """Who trains the run from now on, and what it was given; `rptrain.runs.process` says what `birth` is."""
+
+    pid: int
+    host: str
+    birth: str
+    total_steps: int
+    staleness: int  # steps by which updates are late
+    memory: tuple[Mapping[str, Any], ...]  # planned: name, kind, parts ([name, bytes] each) and limit in bytes
+
+
+@dataclass(frozen=True)
 class Plan(Event):
     lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Estimated(Event):
+    """A step of the newest plan, in seconds: as planned, with its idle share; and what its arithmetic alone takes where
+    everything is recomputed.
+    """
+
+    step_seconds: float
+    bubble: float
+    floor_seconds: float
 
 
 @dataclass(frozen=True)
@@ -119,7 +142,9 @@ class Failed(Event):
 
 EVENTS: dict[str, type[Event]] = {
     "run_started": RunStarted,
+    "process_started": ProcessStarted,
     "plan": Plan,
+    "estimated": Estimated,
     "step": Step,
     "loss_scale": LossScale,
     "slots": Slots,

@@ -36,6 +36,8 @@ from rptrain.memory_plan import going_on
 from rptrain.models import registry, weights
 from rptrain.plan.schedule import Slot
 from rptrain.rundir import RunDir, begin, find
+from rptrain.runs.process import ProcessId
+from rptrain.telemetry import Telemetry
 from rptrain.timings import Conditions, Timings, load
 
 MEASURE = 3  # steps whose times the rest of a run is planned with; the first of them is left out
@@ -69,8 +71,9 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
     with ExitStack() as stack:
         log = stack.enter_context(metrics.EventLog(run.events_path))
         progress = stack.enter_context(metrics.Progress(job.total_steps, quiet=quiet))
+        telemetry = stack.enter_context(Telemetry(run.path, job.devices))
         store = stack.enter_context(open_store(job))
-        trainer = Trainer(job, run, log, progress, store, measure=replans and known is None)
+        trainer = Trainer(job, run, log, progress, store, telemetry, measure=replans and known is None)
         try:
             trainer.run(checkpoint)
         except Exception as error:
@@ -99,6 +102,7 @@ def open_engine(
     loss_scale: LossScale | None = None,
     meter: Meter | None = None,
     trace: bool | None = None,
+    watched: bool = False,
 ) -> Engine:
     """The engine that trains as the job's config says; `loss_scale` and `trace` are by default what it says of them."""
     optim = job.config.optim
@@ -122,6 +126,7 @@ def open_engine(
         device_limit=job.device_limit,
         trace=job.config.engine.trace if trace is None else trace,
         meter=meter,
+        watched=watched,
     )
 
 
@@ -152,10 +157,12 @@ class Trainer:
         log: metrics.EventLog,
         progress: metrics.Progress,
         store: ModelStore,
+        telemetry: Telemetry,
         *,
         measure: bool,
     ) -> None:
         self._job, self._run, self._log, self._progress, self._store = job, run, log, progress, store
+        self._telemetry = telemetry
         self._measure = measure
         self._stopping = False
         self._opened = 0  # steps that were done when the engine was opened
@@ -178,6 +185,7 @@ class Trainer:
                 job.spec.num_parameters,
             )
         )
+        self._tell_process()
         self._tell_plan()
         done, applied = self._load(checkpoint)
         if done == 0:
@@ -190,9 +198,10 @@ class Trainer:
             )
         self._evaluate(job.total_steps)
         base = self._run.checkpoints()[-1] / BASE
-        export_store(
-            self._store.view, job.spec, base, self._run.model_path, job.config.model.dtype, adapter=job.adapter
-        )
+        with self._telemetry.doing("exporting"):
+            export_store(
+                self._store.view, job.spec, base, self._run.model_path, job.config.model.dtype, adapter=job.adapter
+            )
         log.write(metrics.Finished(job.total_steps))
         self._progress.note(f"model: {self._run.model_path}")
 
@@ -201,18 +210,20 @@ class Trainer:
         total = self._job.total_steps
         if self._measure and total - done >= MEASURE + 2:  # with fewer steps there is nothing to gain
             rest = done + MEASURE
-            with self._engine(done, applied, meter=Meter()) as engine:
+            with self._engine(done, applied, meter=Meter()) as engine, self._telemetry.watching(engine, done):
                 self._loop(engine, range(done, rest))
                 if not self._replan(engine):
                     self._loop(engine, range(rest, total))
                     return
             done, applied, self._loss_scale = rest, engine.applied, engine.loss_scale
-        with self._engine(done, applied) as engine:
+        with self._engine(done, applied) as engine, self._telemetry.watching(engine, done):
             self._loop(engine, range(done, total))
 
     def _engine(self, done: int, applied: int, *, meter: Meter | None = None) -> Engine:
         self._opened = done
-        engine = open_engine(self._job, self._store, applied=applied, loss_scale=self._loss_scale, meter=meter)
+        engine = open_engine(
+            self._job, self._store, applied=applied, loss_scale=self._loss_scale, meter=meter, watched=True
+        )
         if not engine.locked and self._job.devices[0].startswith("cuda"):
             self._progress.note("host memory could not be page-locked: transfers will be slower")
         return engine
@@ -255,9 +266,17 @@ class Trainer:
         self._progress.note(f"planned again, with measured times: {plan.plan}")
         return True
 
+    def _tell_process(self) -> None:
+        own, job = ProcessId.of(os.getpid()), self._job
+        places = tuple(place.to_event() for place in job.memory.places)
+        self._log.write(
+            metrics.ProcessStarted(own.pid, own.host, own.birth, job.total_steps, int(job.asynchronous), places)
+        )
+
     def _tell_plan(self) -> None:
-        plan = self._job.plan.plan
+        run, plan = self._job.plan, self._job.plan.plan
         self._log.write(metrics.Plan((str(plan), *plan.grid().splitlines())))
+        self._log.write(metrics.Estimated(run.estimate.period, run.estimate.bubble, run.floor_seconds))
 
     def _learning_rate(self, step: int) -> float:
         optim = self._job.config.optim
@@ -355,7 +374,8 @@ class Trainer:
             meta["lora"] = self._job.adapter.to_dict()
         if self._job.chat_template is not None:
             meta["chat_template"] = self._job.chat_template
-        path = save_state(self._run.checkpoints_path, self._store.units, step=step, meta=meta)
+        with self._telemetry.doing("saving"):
+            path = save_state(self._run.checkpoints_path, self._store.units, step=step, meta=meta)
         prune(self._run.checkpoints_path, self._job.config.save.save_total_limit)
         self._log.write(metrics.CheckpointSaved(step, str(path)))
         self._clock += time.perf_counter() - began  # no part of the speed that is reported
@@ -364,7 +384,8 @@ class Trainer:
         count = self._job.config.eval.questions
         if not count:
             return
-        scores = ask_questions(self._job.spec, self._store.weights, self._job.tokenizer, count)
+        with self._telemetry.doing("evaluating"):
+            scores = ask_questions(self._job.spec, self._store.weights, self._job.tokenizer, count)
         overall = scores.pop("overall")
         self._log.write(metrics.Evaluation(step, "exact_match", overall, scores))
         each = ", ".join(f"{name} {score:.1%}" for name, score in scores.items())

@@ -15,7 +15,17 @@ from rptrain.metrics import EventLog, Progress, SlotTime, is_finished, read
 
 EVENTS = [
     metrics.RunStarted("abc", "0.1.0", ("cpu:0", "cpu:1"), "tiny-tasks", 430_000, time=1.0),
+    metrics.ProcessStarted(
+        7,
+        "here",
+        "boot/12",
+        10,
+        1,
+        ({"name": "host", "kind": "x", "parts": [["weights", 5]], "limit": None},),
+        time=1.5,
+    ),
     metrics.Plan(("F1 0-1", "FB 2"), time=2.0),
+    metrics.Estimated(0.5, 0.25, 0.375, time=2.5),
     metrics.Step(1, 4.5, 1e-3, 0.75, 1024, 300, 12_345.6, time=3.0),
     metrics.Step(2, None, 1e-3, None, 1024, 300, 12_345.6, skipped=True, time=4.0),
     metrics.LossScale(2, 32768.0, time=4.5),
@@ -52,7 +62,9 @@ def test_the_fields_of_schema_1():
     """They are frozen: a change of this table is a new schema."""
     assert {name: [field.name for field in fields(kind)[1:]] for name, kind in metrics.EVENTS.items()} == {
         "run_started": ["config_hash", "version", "devices", "model", "parameters"],
+        "process_started": ["pid", "host", "birth", "total_steps", "staleness", "memory"],
         "plan": ["lines"],
+        "estimated": ["step_seconds", "bubble", "floor_seconds"],
         "step": [
             "step",
             "loss",

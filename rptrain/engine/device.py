@@ -14,6 +14,16 @@ from rptrain.engine.errors import Aborted
 Probe = Callable[[str], None]  # called with a place's name; tests delay or fail there
 
 
+class Mark(Protocol):
+    """A time stamp in a stream."""
+
+    def __call__(self) -> float:
+        """Once the stream has passed it: seconds on `time.perf_counter`'s scale."""
+        ...
+
+    def passed(self) -> bool: ...
+
+
 class Event(Protocol):
     """A point in a stream."""
 
@@ -35,8 +45,8 @@ class Stream(Protocol):
 
     def record(self) -> Event: ...
 
-    def mark(self) -> Callable[[], float]:
-        """Appends a time stamp; once it has passed, the result gives seconds on `time.perf_counter`'s scale."""
+    def mark(self) -> Mark:
+        """Appends a time stamp."""
         ...
 
     def stamp(self) -> Callable[[], float]:
@@ -109,6 +119,21 @@ class CpuEvent:
                 raise Aborted
 
 
+class CpuMark:
+    def __init__(self) -> None:
+        self._time: float | None = None
+
+    def set(self) -> None:
+        self._time = time.perf_counter()
+
+    def __call__(self) -> float:
+        assert self._time is not None
+        return self._time
+
+    def passed(self) -> bool:
+        return self._time is not None
+
+
 class CpuStream:
     """A thread that works through a queue in order."""
 
@@ -149,10 +174,10 @@ class CpuStream:
         self._queue.put(("", event.set))
         return event
 
-    def mark(self) -> Callable[[], float]:
-        passed: list[float] = []
-        self._queue.put(("", lambda: passed.append(time.perf_counter())))
-        return lambda: passed[0]
+    def mark(self) -> Mark:
+        mark = CpuMark()
+        self._queue.put(("", mark.set))
+        return mark
 
     def stamp(self) -> Callable[[], float]:
         return stamp()

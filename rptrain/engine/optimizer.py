@@ -12,6 +12,7 @@ The paper's five ordering constraints (section 4.3.1) hold without a barrier:
 import math
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -63,6 +64,7 @@ class OptimizerWorker:
             )
         self._row_thread: threading.Thread | None = None  # of the present iteration
         self._where = "waiting"
+        self.seconds: float | None = None  # of the last update
         self._queue: queue.SimpleQueue[Iteration | StepRequest | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=context.guard, args=(lambda: self._where, self._main), name="optimizer", daemon=True
@@ -72,6 +74,10 @@ class OptimizerWorker:
     def submit(self, item: Iteration | StepRequest | None) -> None:
         """An iteration, the step that follows it, or None to end."""
         self._queue.put(item)
+
+    @property
+    def doing(self) -> str:
+        return self._where
 
     def join(self) -> None:
         """Waits for the thread's end; what it took of the host's memory is given back."""
@@ -94,9 +100,12 @@ class OptimizerWorker:
             self.loss_scale = self.loss_scale.after(asynchronous=lag, skipped=request.result.skipped)
             self._context.board.publish(("scale",), iteration.number + 1, self.loss_scale.scale)
             meter = None if request.result.skipped else self._context.meter
+            began = time.perf_counter()
             with timed(meter, stamp, iteration.number, "update"):
                 self._update(iteration, request.learning_rate, request.result)
+            self.seconds = time.perf_counter() - began
             self._context.board.publish(("step",), iteration.number)
+            self._where = "waiting"
 
     def _collect(self, iteration: Iteration) -> float:
         """Waits for each unit's gradient in the order in which backward stages finish; the sum of their squares."""

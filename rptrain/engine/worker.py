@@ -103,6 +103,7 @@ class Worker:
 
     def __init__(self, context: Context, index: int, device: Device, sizes: Footprint, tokens: int) -> None:
         self._context, self._index, self._device = context, index, device
+        self._lane = context.lanes[index]
         spec: ModelSpec = context.store.spec
         dtype, wide = context.store.dtype, accumulate_dtype(context.store.dtype)
         self._spec = spec
@@ -221,8 +222,10 @@ class Worker:
             self._where = f"{slot} micro-batch {m}"
             if len(self._ahead) == AHEAD:
                 self._ahead.popleft().synchronize()
+                self._lane.finish()
             first = m == slot.micro_batches.start
             self._span = self._traced(iteration, slot, m)
+            self._lane.begin(iteration.number, slot, m)
             arrived, done, left = self._micro_batch(iteration, slot, m, parity, params, sums, upload if first else None)
             self._ahead.append(done)
             if first and other is not None:
@@ -320,7 +323,7 @@ class Worker:
         if upload is None or upload.is_issued:
             if upload is not None:
                 compute.wait(upload.finish())
-            with computing(self._span, compute, upload and upload.arrival()):
+            with computing(self._span, compute, upload and upload.arrival()), self._lane.computing(compute):
                 if places is None:
                     compute.run(where, lambda: work.run(scale, self._loss))
                 else:
@@ -329,7 +332,7 @@ class Worker:
         for i, layer in enumerate(slot.stage.layers):
             units = self._spec.stack[layer].units
             compute.wait(upload.finish(units))
-            with computing(self._span, compute, upload.arrival(units)):
+            with computing(self._span, compute, upload.arrival(units)), self._lane.computing(compute):
                 compute.run(where, lambda i=i: work.step(i, scale, self._loss))
 
     def _traced(self, iteration: Iteration, slot: Slot, work: Work) -> Span | None:
@@ -343,6 +346,7 @@ class Worker:
         if written is not None:
             stream.wait(written)
         target = ring.claim(entry, stream)
+        self._lane.up += source.nbytes
         with copying(self._span, stream):
             stream.run(f"{self._where} input", lambda: target.copy_(source, non_blocking=True))
         self._context.board.publish(key, number, stream.record())
@@ -354,6 +358,7 @@ class Worker:
         read = self._wait(key, number - 1) if number else None
         if read is not None:
             stream.wait(read)
+        self._lane.down += source.nbytes
         stream.run(f"{self._where} output", lambda: target.copy_(source, non_blocking=True))
         sent = stream.record()
         self._context.board.publish(key, number, sent)

@@ -66,6 +66,7 @@ def engine_of(
     applied=0,
     loss_scale=UNSCALED,
     fp16_accumulation=False,
+    watched=False,
     **options,
 ):
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
@@ -81,6 +82,7 @@ def engine_of(
         probe=probe,
         trace=trace,
         meter=meter,
+        watched=watched,
     )
 
 
