@@ -6,14 +6,14 @@ from io import BufferedReader
 from pathlib import Path
 
 LARGE = 32 << 20  # bytes that are read as they are, more than 100,000 steps write
-PIECES = 256  # that are looked at in the midst of what is larger
+PIECE = 4096  # bytes that are looked at here and there in the midst of what is larger
 
 
 class Tail:
     """Reads on by byte offset. A last line without its end waits for it; a file that was replaced is begun anew.
 
-    Where more than `large` bytes are new, only the first eighth of that size, the last half, and pieces spread evenly
-    over what lies between are read: `skipped` then counts the bytes that were passed over.
+    Where more than `large` bytes are new, a quarter of that is read: the half of it at the end, an eighth at the
+    beginning, and pieces spread evenly over what lies between. `skipped` counts the bytes that were passed over.
     """
 
     def __init__(self, path: Path | str, large: int = LARGE) -> None:
@@ -40,7 +40,7 @@ class Tail:
 
     def _read_thinned(self, file: BufferedReader, end: int) -> list[bytes]:
         start, lines, stop, seen = self._offset, list[bytes](), self._offset, 0
-        for first, last in _pieces(start, end, self._large):
+        for first, last in _pieces(start, end, self._large // 4):
             if first > start:  # in the midst of a line
                 file.seek(first - 1)
                 first = first - 1 + len(file.readline())
@@ -67,9 +67,9 @@ def _whole_lines(file: BufferedReader, start: int, end: int) -> tuple[list[bytes
 def _pieces(start: int, end: int, size: int) -> Iterator[tuple[int, int]]:
     """The ranges of a file that `size` bytes of stand for the whole."""
     head, tail = start + size // 8, end - size // 2
-    piece = (size - size // 8 - size // 2) // PIECES
+    count = (size - size // 8 - size // 2) // PIECE
     yield start, head
-    for index in range(PIECES):
-        first = head + (tail - head - piece) * index // PIECES
-        yield first, first + piece
+    for index in range(count):
+        first = head + (tail - head - PIECE) * index // count
+        yield first, first + PIECE
     yield tail, end
