@@ -117,6 +117,15 @@ class Evaluation(Event):
 
 
 @dataclass(frozen=True)
+class Sample(Event):
+    """What the model says to a prompt."""
+
+    step: int
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
 class CheckpointSaved(Event):
     step: int
     path: str
@@ -149,6 +158,7 @@ EVENTS: dict[str, type[Event]] = {
     "loss_scale": LossScale,
     "slots": Slots,
     "evaluation": Evaluation,
+    "sample": Sample,
     "checkpoint_saved": CheckpointSaved,
     "resumed": Resumed,
     "finished": Finished,

@@ -385,9 +385,11 @@ class Trainer:
         if not count:
             return
         with self._telemetry.doing("evaluating"):
-            scores = ask_questions(self._job.spec, self._store.weights, self._job.tokenizer, count)
+            scores, shown = ask_questions(self._job.spec, self._store.weights, self._job.tokenizer, count)
         overall = scores.pop("overall")
         self._log.write(metrics.Evaluation(step, "exact_match", overall, scores))
+        for prompt, text in shown:
+            self._log.write(metrics.Sample(step, prompt, text))
         each = ", ".join(f"{name} {score:.1%}" for name, score in scores.items())
         when = "before training" if step == 0 else f"after {step} steps"
         self._progress.note(f"{count} held-out questions, {when}: {overall:.1%} answered exactly ({each})")

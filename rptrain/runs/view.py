@@ -67,7 +67,7 @@ class RunView:
     `loss_scale`: of float16 runs. `places`: planned memory. `planned_step`: seconds of a step as planned,
     `planned_bubble`: its idle share; `floor_step`: seconds that its arithmetic alone takes with everything recomputed.
     `checkpoints`, `scores`, `samples`, `log`: oldest first. `failure`: the message of a run that failed.
-    `recent`: the last snapshots, oldest first.
+    `samples` have `step`, `prompt` and `text`. `recent`: the last snapshots, oldest first.
     """
 
     def __init__(self, path: Path | str, *, large: int = LARGE) -> None:
@@ -273,6 +273,9 @@ class RunView:
         self.scores.append(score)
         self._say(record, f"step {score.step}: {score.name} {score.score:.4g}")
 
+    def _on_sample(self, record: Mapping[str, Any]) -> None:
+        self.samples.append({name: record[name] for name in ("step", "prompt", "text")})
+
     def _on_checkpoint_saved(self, record: Mapping[str, Any]) -> None:
         self.checkpoints.append(Checkpoint(record["time"], record["step"], record["path"]))
         self._say(record, f"step {record['step']}: saved {record['path']}")
@@ -282,6 +285,7 @@ class RunView:
         self.steps.keep(step)
         self.checkpoints = [checkpoint for checkpoint in self.checkpoints if checkpoint.step <= step]
         self.scores = [score for score in self.scores if score.step <= step]
+        self.samples = [sample for sample in self.samples if sample["step"] <= step]
         self._first_step = step
         self._say(record, f"resumed from {record['path']}, step {step}")
 

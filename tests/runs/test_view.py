@@ -131,14 +131,16 @@ def test_lines_that_are_no_records_are_passed_over(tmp_path):
 
 def test_a_resumed_run_forgets_what_it_does_again(tmp_path):
     saved = [{"event": "checkpoint_saved", "time": 103.0 + n, "step": n, "path": f"c{n}"} for n in (2, 4)]
-    write(tmp_path, START, process(), step(1), step(2), saved[0], step(3), step(4), saved[1], step(5))
+    said = {"event": "sample", "time": 107.5, "step": 4, "prompt": "2 + 2?", "text": "5"}
+    write(tmp_path, START, process(), step(1), step(2), saved[0], step(3), step(4), saved[1], said, step(5))
     view = RunView(tmp_path)
+    assert view.samples == [{"step": 4, "prompt": "2 + 2?", "text": "5"}]
     assert [checkpoint.step for checkpoint in view.checkpoints] == [2, 4]
     again = {**START, "time": 200.0}
     write(tmp_path, again, process(time=200.1), {"event": "resumed", "time": 201.0, "step": 2, "path": "c2"})
     view.refresh()
     assert (view.step, view.state, view.eta) == (2, "loading", None)
-    assert [checkpoint.step for checkpoint in view.checkpoints] == [2]
+    assert [checkpoint.step for checkpoint in view.checkpoints] == [2] and view.samples == []
     write(tmp_path, {**step(3, 7.0), "time": 300.0})
     view.refresh()
     assert view.eta is None, "the pace is that of the process that trains"
