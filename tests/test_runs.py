@@ -304,6 +304,7 @@ def test_the_folder(folder):
         "checkpoints",
         "config.toml",
         "events.jsonl",
+        "lanes.jsonl",
         "model",
     }
     assert {path.name for path in run.checkpoints_path.iterdir()} == {"checkpoint-3", "checkpoint-6"}
