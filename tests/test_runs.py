@@ -324,7 +324,8 @@ def test_the_folder(folder):
     assert run.config() == resolved.config
 
     records = [json.loads(line) for line in run.events_path.read_bytes().splitlines()]
-    names = ["run_started", "plan", "checkpoint_saved", "step", "step", "checkpoint_saved", "finished"]
+    begin = ["run_started", "process_started", "plan", "estimated"]
+    names = [*begin, "checkpoint_saved", "step", "step", "checkpoint_saved", "finished"]
     assert [record["event"] for record in records] == names
     assert all(record["schema"] == metrics.SCHEMA for record in records)
     started, *_ = metrics.read(run.events_path)
