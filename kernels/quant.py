@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,10 +17,12 @@ from torch.nn import functional as F
 from rptrain.kernels import reference_quant as reference
 from rptrain.kernels.launch import fused, tl, triton
 
-CHUNK = 2**22  # elements that are quantised at a time: bounds the temporary memory
+CHUNK = 2**18  # elements that PyTorch quantises or widens at a time: what that takes beside stays in a core's cache
+ALIGNMENT = 256  # bytes: codes and scales in one buffer begin at multiples
 ELEMENTS = 2048  # of a program, in 8 bits
 LANES = 128  # threads of a program, in 4 bits
 WORDS = 4 * LANES  # of 8 codes, of a program
+NO_NUMBER = 255  # the exponent of a scale that is none
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,51 @@ class Format:
     def code_dtype(self) -> torch.dtype:
         return torch.uint8 if self.bits == 4 else torch.int8
 
+    def nbytes(self, numel: int) -> int:
+        """Of codes and scales in one buffer, padding included."""
+        return _aligned(self.code_bytes(numel)) + _aligned(self.scale_count(numel) * self.scale_dtype.itemsize)
+
+
+class Quantised(NamedTuple):
+    """Weights in a format: codes and scales, views of one buffer."""
+
+    codes: Tensor
+    scales: Tensor
+    format: Format
+
+    @classmethod
+    def of(cls, buffer: Tensor, numel: int, fmt: Format) -> "Quantised":
+        """As they lie in `fmt.nbytes(numel)` bytes: the codes, then the scales."""
+        codes = fmt.code_bytes(numel)
+        scales = buffer[_aligned(codes) :][: fmt.scale_count(numel) * fmt.scale_dtype.itemsize]
+        return cls(buffer[:codes].view(fmt.code_dtype), scales.view(fmt.scale_dtype), fmt)
+
+    @property
+    def numel(self) -> int:
+        """Of whole blocks."""
+        return self.scales.numel() * self.format.block
+
+    def part(self, start: int, stop: int) -> "Quantised":
+        """Elements [start, stop), whole blocks, as a view."""
+        fmt = self.format
+        codes = self.codes[fmt.code_bytes(start) : fmt.code_bytes(stop)]
+        return Quantised(codes, self.scales[start // fmt.block : stop // fmt.block], fmt)
+
+    def write(self, w: Tensor) -> None:
+        """Quantises weights, as many as these are, of any floating type."""
+        codes, scales = quantize(w, self.format)
+        self.codes.copy_(codes)
+        self.scales.copy_(scales)
+
+    def widen(self, out: Tensor) -> Tensor:
+        """`dequantize`."""
+        return dequantize(self.codes, self.scales, self.format, out)
+
 
 def quantize(w: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
-    """Codes [code_bytes] and scales [scale_count] of finite weights of any shape; the same bits on every device.
+    """Codes [code_bytes] and scales [scale_count] of weights of any shape; the same bits on every device.
 
-    A block of zeros stays zero.
+    A block of zeros stays zero. The scale of a block that is not all finite is infinite or not a number.
     """
     flat = w.reshape(-1)
     codes = torch.empty(fmt.code_bytes(flat.numel()), dtype=fmt.code_dtype, device=w.device)
@@ -76,10 +118,13 @@ def dequantize(codes: Tensor, scales: Tensor, fmt: Format, out: Tensor) -> Tenso
     """
     if fused(out):
         return dequantize_triton(codes, scales, fmt, out)
-    numel = out.numel()
     width = fmt.block * fmt.bits // 8
-    padded = F.pad(codes, (0, scales.numel() * width - codes.numel())).view(-1, width)
-    out.view(-1).copy_(fmt.decode(padded, scales).view(-1)[:numel])
+    for begin, part in enumerate(out.view(-1).split(CHUNK)):
+        numel, start = part.numel(), begin * CHUNK
+        each = codes[fmt.code_bytes(start) :][: fmt.code_bytes(numel)]
+        factors = scales[start // fmt.block :][: fmt.scale_count(numel)]
+        padded = F.pad(each, (0, factors.numel() * width - each.numel())).view(-1, width)
+        part.copy_(fmt.decode(padded, factors).view(-1)[:numel])
     return out
 
 
@@ -103,23 +148,40 @@ def constants(fmt: Format, words: bool) -> dict[str, Any]:
     return options | {"TILES": WORDS // LANES, "LANES": LANES, "num_warps": LANES // 32}
 
 
+def finite(scales: Tensor) -> bool:
+    """Whether all of these scales, of any format, are finite, and so the weights that they belong to."""
+    if scales.is_floating_point():
+        return all(bool(bound.isfinite()) for bound in torch.aminmax(scales))  # no memory beside; NaN spreads to both
+    return not bool((scales == NO_NUMBER).any())
+
+
 def _encode_nf4(w: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest of the 16 values, the lower where two are as near."""
     scales = w.abs().amax(1)
     inverse = torch.where(scales == 0, 0, 1 / scales)
-    table = torch.tensor(reference.NF4, device=w.device)
+    table = torch.tensor(reference.NF4)
     middles = (table[1:] + table[:-1]) / 2
-    return torch.bucketize(w * inverse[:, None], middles, out_int32=True).to(torch.uint8), scales
+    return _rank(w * inverse[:, None], middles), scales
 
 
 def _encode_mxfp4(w: Tensor) -> tuple[Tensor, Tensor]:
     """OCP Microscaling Formats 1.0, section 6.3: nearest, ties to even; above 6 it saturates."""
-    exponents = (torch.frexp(w.abs().amax(1)).exponent - 1 - 2 + 127).clamp(0, 254)  # 4 <= the largest code < 8
+    largest = w.abs().amax(1)
+    exponents = (torch.frexp(largest).exponent - 1 - 2 + 127).clamp(0, 254)  # 4 <= the largest code < 8
+    exponents = exponents.masked_fill_(~largest.isfinite(), NO_NUMBER)
     scaled = torch.ldexp(w, (127 - exponents)[:, None])
     below = [torch.nextafter(torch.tensor(tie), torch.tensor(0.0)) for tie in (0.75, 1.75, 3.5)]
-    ties = torch.tensor([0.25, below[0], 1.25, below[1], 2.5, below[2], 5.0], device=w.device)
-    magnitudes = torch.bucketize(scaled.abs(), ties, out_int32=True).to(torch.uint8)
+    ties = torch.tensor([0.25, below[0], 1.25, below[1], 2.5, below[2], 5.0])
+    magnitudes = _rank(scaled.abs(), ties)
     return magnitudes | (torch.signbit(w).to(torch.uint8) << 3), exponents.to(torch.uint8)
+
+
+def _rank(x: Tensor, bounds: Tensor) -> Tensor:
+    """How many of a few bounds, on the CPU, are below each of x: uint8. Vectorised, where a search by halves is not."""
+    rank = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
+    for bound in bounds.tolist():
+        rank += x > bound
+    return rank
 
 
 def _encode_int8(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,6 +194,10 @@ NF4 = Format("nf4", 64, 4, True, torch.float32, _encode_nf4, reference.nf4_value
 MXFP4 = Format("mxfp4", 32, 4, False, torch.uint8, _encode_mxfp4, reference.mxfp4_values)  # as GPT-OSS has them
 INT8 = Format("int8", 128, 8, False, torch.float32, _encode_int8, reference.int8_values)
 FORMATS = {fmt.name: fmt for fmt in (NF4, MXFP4, INT8)}
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 @functools.cache

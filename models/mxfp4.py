@@ -4,7 +4,7 @@ A parameter KEY [E, in, out] is stored as KEY_blocks, bytes [E, out, in / 32, 16
 bytes [E, out, in / 32].
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
@@ -29,6 +29,12 @@ def shapes(key: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     experts, inner, outer = shape
     scales = (experts, outer, ceil(inner / MXFP4.block))
     return dict(zip(names(key), ((*scales, MXFP4.code_bytes(MXFP4.block)), scales), strict=True))
+
+
+def of(key: str, stored: Mapping[str, Stored]) -> tuple[Stored, Stored]:
+    """The two tensors."""
+    blocks, scales = names(key)
+    return stored[blocks], stored[scales]
 
 
 class Piece(NamedTuple):

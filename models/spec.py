@@ -10,8 +10,10 @@ from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
+from rptrain.kernels.quant import Format, Quantised
 from rptrain.plan.costs import Work
 
 ALIGNMENT = 128  # elements: 256 bytes in 16-bit types, the widest vector loads and DMA bursts in use
@@ -48,10 +50,27 @@ class Param:
     std: float | None = 0.02  # of the normal initialisation; 0: zeros, None: ones
     bound: float | None = None  # of a uniform initialisation in its place
     stack: Stack | None = None  # what checkpoints may have in place of the parts
+    format: Format | None = None  # of a frozen one that is held in 4 or 8 bits
 
     @property
     def numel(self) -> int:
         return prod(self.shape)
+
+    @property
+    def transposed(self) -> bool:
+        """Whether [E, in, out] is held as [E, out, in], as checkpoints in MXFP4 hold it."""
+        return self.format is not None and any(part.mxfp4 for part in self.parts)
+
+    def nbytes(self, itemsize: int) -> int:
+        """In its unit's flat buffer, padding included."""
+        return _padded(self.numel) * itemsize if self.format is None else self.format.nbytes(self.numel)
+
+    def widened(self, flat: Tensor) -> Tensor:
+        """The parameter as a view of its widened elements in the order in which they are held."""
+        if not self.transposed:
+            return flat.view(self.shape)
+        experts, inner, outer = self.shape
+        return flat.view(experts, outer, inner).mT
 
 
 @dataclass(frozen=True)
@@ -71,7 +90,8 @@ class Unit:
     """A flat buffer of parameters, with events, generations and optimizer states of its own.
 
     Layers refer to units; tied embeddings are one unit that the embedding and the head both refer to. A unit that is
-    not `trainable` is frozen: it has one generation, no gradient and no states, and never changes.
+    not `trainable` is frozen: it has one generation, no gradient and no states, and never changes. Parameters of it may
+    be quantised; its flat buffer then is bytes, `nbytes` of them.
     """
 
     name: str
@@ -83,17 +103,59 @@ class Unit:
         segments, offset = [], 0
         for param in self.params:
             segments.append(Segment(param, offset))
-            offset += -(-param.numel // ALIGNMENT) * ALIGNMENT
+            offset += _padded(param.numel)
         return tuple(segments)
 
     @cached_property
     def numel(self) -> int:
-        """Elements of the flat buffer, padding included."""
-        return sum(-(-param.numel // ALIGNMENT) * ALIGNMENT for param in self.params)
+        """Elements of the flat buffer, padding included; of one that is quantised, were it not."""
+        return sum(_padded(param.numel) for param in self.params)
+
+    @cached_property
+    def quantised(self) -> tuple[Param, ...]:
+        return tuple(param for param in self.params if param.format is not None)
+
+    @cached_property
+    def wide_numel(self) -> int:
+        """Elements of a buffer that the quantised parameters are widened into, padding included."""
+        return sum(_padded(param.numel) for param in self.quantised)
+
+    def nbytes(self, itemsize: int) -> int:
+        """Of the flat buffer, with numbers of this size where they are not quantised."""
+        return sum(param.nbytes(itemsize) for param in self.params)
+
+    def held(self, flat: Tensor, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Quantised]]:
+        """The parameters as views of the flat buffer's bytes: those in `dtype`, and those that are quantised."""
+        plain, quantised, at = dict[str, Tensor](), dict[str, Quantised](), 0
+        for param in self.params:
+            mine = flat[at : at + param.nbytes(dtype.itemsize)]
+            at += len(mine)
+            if param.format is None:
+                plain[param.name] = mine.view(dtype)[: param.numel].view(param.shape)
+            else:
+                quantised[param.name] = Quantised.of(mine, param.numel, param.format)
+        return plain, quantised
+
+    def widen(self, quantised: Mapping[str, Quantised], dtype: torch.dtype) -> dict[str, Tensor]:
+        """Those of `held`, widened."""
+        flats = self.places(torch.empty(self.wide_numel, dtype=dtype))
+        return {p.name: p.widened(quantised[p.name].widen(flats[p.name])) for p in self.quantised}
+
+    def places(self, flat: Tensor) -> dict[str, Tensor]:
+        """Of the quantised parameters in a buffer of `wide_numel` elements, each flat, in the order it is held in."""
+        places, at = {}, 0
+        for param in self.quantised:
+            places[param.name] = flat[at : at + param.numel]
+            at += _padded(param.numel)
+        return places
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The parameters as views of a flat buffer of `numel` elements."""
         return {s.param.name: flat[s.offset : s.stop].view(s.param.shape) for s in self.segments}
+
+
+def _padded(numel: int) -> int:
+    return -(-numel // ALIGNMENT) * ALIGNMENT
 
 
 class Balance(NamedTuple):

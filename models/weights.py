@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from rptrain.errors import UserError
-from rptrain.models import mxfp4
+from rptrain.kernels.quant import Quantised, finite
+from rptrain.models import mxfp4, quantised
 from rptrain.models.registry import read_config
 from rptrain.models.shards import Stored, read, read_header, write
 from rptrain.models.spec import ModelSpec, Param, Part
 from rptrain.parallel import in_parallel
 
 View = Callable[[int, str], Tensor]  # a parameter on the host by unit index and name, to read or to fill
+Held = Callable[[int, str], Tensor | Quantised]  # the same as it is held
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -62,6 +64,13 @@ class _Place:
     def of(self, view: View) -> Tensor:
         return view(self.unit, self.param.name)[self.start : self.start + self.part.rows]
 
+    def held(self, view: Held) -> Tensor | Quantised:
+        whole, stop = view(self.unit, self.param.name), self.start + self.part.rows
+        if not isinstance(whole, Quantised):
+            return whole[self.start : stop]
+        each = prod(self.shape[1:])
+        return whole.part(self.start * each, stop * each)
+
 
 def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     """Compares a checkpoint's safetensors headers with the model, without loading any weight.
@@ -96,45 +105,59 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     return WeightFiles(directory, {name: stored[name] for name in wanted})
 
 
-def load(files: WeightFiles, spec: ModelSpec, view: View, units: Collection[int] | None = None) -> None:
-    """Fills the host views, of all or of these units, converting to their dtype.
+def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int] | None = None) -> None:
+    """Fills the host views, of all or of these units, converting to their dtype or quantising from the file's.
 
     UserError for a file that is gone or cut short by now, and for a weight that is infinite or not a number then.
     """
     places, stored = _places(spec, units), files.tensors
-    read((stored[name], place.of(view)) for name, place in places.items() if name in stored)
-    packed = [
-        (*(stored[part] for part in mxfp4.names(name)), place) for name, place in places.items() if name not in stored
-    ]
-    pieces = [piece for blocks, scales, place in packed for piece in mxfp4.pieces(blocks, scales, place.of(view))]
-    in_parallel(mxfp4.load, pieces)
+    whole: list[tuple[Stored, Tensor]] = []
+    widened: list[mxfp4.Piece] = []
+    narrowed: list[quantised.Piece] = []
+    for name, place in places.items():
+        target = place.held(view)
+        packed = None if name in stored else mxfp4.of(name, stored)
+        if isinstance(target, Quantised):
+            if packed:
+                whole += quantised.as_stored(*packed, target)
+            else:
+                narrowed += quantised.pieces(stored[name], target, place.param.transposed)
+        elif packed:
+            widened += mxfp4.pieces(*packed, target)
+        else:
+            whole.append((stored[name], target))
+    read(whole)
+    in_parallel(mxfp4.load, widened)
+    in_parallel(quantised.load, narrowed)
     if name := not_finite(spec, view, units):
-        dtype = str(places[name].of(view).dtype).removeprefix("torch.")
+        target = places[name].held(view)
+        dtype = target.format.name if isinstance(target, Quantised) else str(target.dtype).removeprefix("torch.")
         raise UserError(
             f"{files.directory}: {name} holds values that are infinite or not numbers in {dtype}: fetch the weights "
             "again, or use a model.dtype in which they fit"
         )
 
 
-def not_finite(spec: ModelSpec, view: View, units: Collection[int] | None = None) -> str | None:
+def not_finite(spec: ModelSpec, view: Held, units: Collection[int] | None = None) -> str | None:
     """The first tensor, of all or of these units, with a value that is infinite or not a number; None if there is none.
 
-    By all cores, each weight read once.
+    By all cores, each weight read once; of a quantised tensor its scales.
     """
     found = set()
 
     def look(item: tuple[str, Tensor]) -> None:
         name, piece = item
-        if not all(bound.isfinite() for bound in torch.aminmax(piece)):  # needs no memory beside; NaN spreads to both
+        if not finite(piece):
             found.add(name)
 
     places = _places(spec, units)
-    whole = ((name, place.of(view).view(-1)) for name, place in places.items())
+    held = ((name, place.held(view)) for name, place in places.items())
+    whole = ((name, target.scales if isinstance(target, Quantised) else target.view(-1)) for name, target in held)
     in_parallel(look, ((name, piece) for name, tensor in whole for piece in tensor.split(CHECKED)))
     return next((name for name in places if name in found), None)
 
 
-def initialise(spec: ModelSpec, view: View, seed: int, units: Collection[int] | None = None) -> None:
+def initialise(spec: ModelSpec, view: Held, seed: int, units: Collection[int] | None = None) -> None:
     """Fresh weights, of all or of these units: normal, uniform, or ones.
 
     Each tensor's numbers depend on the seed and on its name only.
@@ -142,12 +165,18 @@ def initialise(spec: ModelSpec, view: View, seed: int, units: Collection[int] | 
 
     def draw(item: tuple[str, _Place]) -> None:
         name, place = item
-        target = place.of(view)
+        target = place.held(view)
         if place.param.std is None:
+            assert isinstance(target, Tensor)
             target.fill_(1)
             return
         digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        if isinstance(target, Quantised):
+            for begin in range(0, target.numel, DRAWN):
+                held = target.part(begin, min(begin + DRAWN, target.numel))
+                held.write(_drawn(held.numel, place.param, generator))
+            return
         for piece in target.view(-1).split(DRAWN):
             piece.copy_(_drawn(len(piece), place.param, generator))
 

@@ -136,6 +136,8 @@ class Lora(Section):
     """DoRA: train the length of each row of an adapted weight too; needs dropout = 0"""
     modules_to_save: tuple[Text, ...] = Field(default=(), strict=False)
     """modules that are trained whole, such as ["embed_tokens", "lm_head"]"""
+    base: Literal["bf16", "nf4", "mxfp4", "int8"] = "bf16"
+    """how the matrices that stay are held: in model.dtype, or in 4 or 8 bits and widened on the device"""
     adapter: PathText | None = None
     """the folder of an adapter by PEFT or rptrain to go on from, of the same settings; unset: a new one"""
 
@@ -275,6 +277,9 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _method(self) -> "Config":
+        if self.train.method == "full" and self.lora is not None and self.lora.base != "bf16":
+            message = 'only weights that stay can be held in 4 or 8 bits: remove it, or train.method = "full"'
+            raise _mistake("lora.base", message)
         if self.train.method == "full" and self.lora is not None:
             message = 'adapters are trained where there is a [lora] table: write "lora", or remove the table'
             raise _mistake("train.method", message)

@@ -14,8 +14,8 @@ from rptrain.config import Config
 from rptrain.data.loader import RANDOM, RANDOM_ROWS
 from rptrain.devices import Gpu, Hardware, readable
 from rptrain.engine.engine import AHEAD
-from rptrain.engine.footprint import Footprint, Shapes, stage_numel, stage_parts
-from rptrain.engine.memory import REST, accumulate_dtype, aligned
+from rptrain.engine.footprint import Footprint, Shapes, stage_bytes, stage_parts
+from rptrain.engine.memory import REST, accumulate_dtype, aligned, frozen_bytes
 from rptrain.engine.meter import Measured
 from rptrain.engine.moments import bytes_each, layout
 from rptrain.errors import UserError
@@ -154,7 +154,7 @@ def least_memory(config: Config, spec: ModelShape, hardware: Hardware) -> Memory
     stages = 1
     if hardware.room is not None:
         whole = stage_parts(spec, Stage("FB", 0, len(spec.stack)), workload.shapes)
-        stages = max(1, ceil((whole[0] + whole[1]) / max(hardware.room, 1)))
+        stages = max(1, ceil(sum(whole[:3]) / max(hardware.room, 1)))
     boundary = aligned(workload.tokens * spec.hidden_size * workload.dtype.itemsize)
     activations = (stages + 1) * workload.round_size * boundary
     device = least_footprint(spec, workload.shapes)
@@ -182,10 +182,12 @@ def state_parts(spec: ModelShape, workload: Workload) -> list[Part]:
     rounds, grad = workload.shapes.wide_grad, wide.itemsize if workload.shapes.wide_grad else itemsize
     moments = layout(workload.moments, wide)
 
-    def buffers(itemsize: int, shared: int = 1, *, frozen: bool = False) -> int:
-        return sum(aligned(unit.numel // shared * itemsize) for unit in spec.units if unit.trainable != frozen)
+    def buffers(itemsize: int, shared: int = 1) -> int:
+        return sum(aligned(unit.numel // shared * itemsize) for unit in spec.units if unit.trainable)
 
-    parts = [Part("frozen weights", buffers(itemsize, frozen=True))] if spec.frozen else []
+    formats = sorted({param.format.name for unit in spec.units for param in unit.quantised if param.format})
+    name = f"frozen weights, matrices in {' and '.join(formats)}" if formats else "frozen weights"
+    parts = [Part(name, frozen_bytes(spec, workload.dtype))] if spec.frozen else []
     parts += [
         Part("weights" if generations == 1 else f"weights, {generations} generations", generations * buffers(itemsize)),
         Part("gradients, summed over rounds" if rounds else "gradients", buffers(grad)),
@@ -238,13 +240,12 @@ def worker_bytes(spec: ModelShape, run: RunPlan, shapes: Shapes) -> list[int]:
     They are as large as the largest stage of all needs, but a stage may never come to a worker, or always into the
     same one of its two parameter slots.
     """
-    itemsize = shapes.dtype.itemsize
     taken = []
     for stages in _programs(run.plan):
         params = [stages[turn::2] for turn in (0, 1)]
-        slots = sum(max((stage_numel(spec, stage) for stage in turn), default=0) for turn in params) * itemsize
-        _, grads, work = (max(part) for part in zip(*(stage_parts(spec, s, shapes) for s in stages), strict=True))
-        taken.append(slots + grads + work + run.device.rings)
+        slots = sum(max((stage_bytes(spec, stage, shapes.dtype) for stage in turn), default=0) for turn in params)
+        _, *others = (max(part) for part in zip(*(stage_parts(spec, s, shapes) for s in stages), strict=True))
+        taken.append(slots + sum(others) + run.device.rings)
     return taken
 
 
@@ -261,6 +262,7 @@ def _gpu(gpu: Gpu, need: Footprint, shapes: Shapes) -> Place:
     indices = indices_bytes(shapes)
     parts = (
         Part("parameters of two stages", need.params),
+        *([Part("a stage's parameters, widened", need.widened)] if need.widened else []),
         Part("gradients of a stage", need.grads),
         Part("activations that come and go", need.rings - indices),
         Part("tokens of two steps", indices),

@@ -104,11 +104,10 @@ def layer_costs(
     costs = []
     updated: set[int] = set()
     for index, layer in enumerate(spec.stack):
-        numel, trained = (
-            sum(spec.units[unit].numel for unit in units) for units in (layer.units, spec.trained(layer.units))
-        )
+        units = [spec.units[unit] for unit in layer.units]
+        trained = sum(unit.numel for unit in units if unit.trainable)
         ahead, back = layer.work(workload.tokens, workload.length, itemsize)
-        for param in (param for unit in layer.units if unit in spec.frozen for param in spec.units[unit].params):
+        for param in (param for unit in units if not unit.trainable for param in unit.params):
             back = back.without(layer.gradient_work(param, workload.tokens))
         sums = Work(elementwise={"gradient sums": 2 * trained * wide})  # read and written
         forward, backward = machine.card.seconds(ahead), machine.card.seconds(back + sums)
@@ -120,11 +119,12 @@ def layer_costs(
             LayerCost(
                 forward,
                 backward if measured is not None and layer is spec.head else forward + backward,
-                numel * itemsize,
+                sum(unit.nbytes(itemsize) for unit in units),
                 trained * grad,
                 layer.kept_bytes(workload.tokens, itemsize),
                 pace * sum(spec.units[unit].numel for unit in new),
                 trained * wide,
+                sum(unit.wide_numel for unit in units) * itemsize,
             )
         )
     return tuple(costs)

@@ -192,7 +192,7 @@ class Trainer:
             self._evaluate(0)
         with self._signals():
             self._train(done, applied)
-        if name := weights.not_finite(job.spec, self._store.view):
+        if name := weights.not_finite(job.spec, self._store.held):
             raise TrainingError(
                 f"the model has diverged: {name} holds values that are infinite or not numbers. {AGAIN}"
             )
@@ -338,10 +338,11 @@ class Trainer:
         """Fills the store; returns the steps that are done and those of them that were applied."""
         job, seed = self._job, self._job.config.train.seed
         fresh = range(len(job.spec.units)) if checkpoint is None else job.spec.frozen
-        frozen.fill(job.spec, self._store.view, job.files, seed, fresh)
+        frozen.fill(job.spec, self._store.held, job.files, seed, fresh)
         if job.spec.frozen:
             flats = [(state.unit, state.params[0]) for state in self._store.units if not state.unit.trainable]
-            self._frozen = frozen.describe(flats, job.config.train.freeze, seed, job.files is None)
+            base = "bf16" if job.config.adapters is None else job.config.adapters.base
+            self._frozen = frozen.describe(flats, job.config.train.freeze, seed, job.files is None, base)
         if checkpoint is None:
             if job.begin is not None:
                 adapter.load(job.begin, job.spec, self._store.view)

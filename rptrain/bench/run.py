@@ -62,7 +62,7 @@ def bench(
         began = time.perf_counter()
         store = stack.enter_context(open_store(job))
         taken = time.perf_counter()
-        weights.initialise(job.spec, store.view, job.config.train.seed)
+        weights.initialise(job.spec, store.held, job.config.train.seed)
         set_magnitudes(job.spec, store.view)
         store.loaded()
         filled = time.perf_counter()

@@ -118,7 +118,7 @@ def from_checkpoint(checkpoint: Path, dtype: torch.dtype | None = None) -> tuple
     def parameters(index: int) -> dict[str, Tensor]:
         unit = spec.units[index]
         if base is not None and not unit.trainable:
-            return unit.views(base(index))
+            return base(index)
         with safe_open(checkpoint / unit_file(index, unit), framework="pt") as stored:
             flat = stored.get_tensor("param")
             held = set(stored.keys())

@@ -1,7 +1,7 @@
 """The frozen units of a run: checkpoints leave them out, as the model's own files have them; how they are found again.
 
-A checkpoint's meta says in `frozen` by which patterns they are frozen, whether they were drawn and with which seed, and
-their hashes.
+A checkpoint's meta says in `frozen` by which patterns they are frozen, in which format they are held, whether they were
+drawn and with which seed, and their hashes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +18,7 @@ from rptrain.errors import UserError
 from rptrain.models import registry, weights
 from rptrain.models.freeze import freeze
 from rptrain.models.lora import adapter_units, set_magnitudes, with_lora, without_adapters
+from rptrain.models.quantised import readable, with_base
 from rptrain.models.shards import as_bytes
 from rptrain.models.spec import ModelSpec, Unit
 from rptrain.parallel import in_parallel
@@ -25,9 +26,9 @@ from rptrain.parallel import in_parallel
 Flats = Sequence[tuple[Unit, Tensor]]  # frozen units, each with the flat buffer of its parameters
 
 
-def describe(flats: Flats, patterns: Sequence[str], seed: int, drawn: bool) -> dict[str, Any]:
+def describe(flats: Flats, patterns: Sequence[str], seed: int, drawn: bool, base: str) -> dict[str, Any]:
     """`frozen` of a checkpoint's meta; what was not `drawn` is in the model's files."""
-    return {"patterns": [*patterns], "drawn": drawn, "seed": seed, "sha256": hashes(flats)}
+    return {"patterns": [*patterns], "base": base, "drawn": drawn, "seed": seed, "sha256": hashes(flats)}
 
 
 def hashes(flats: Flats) -> dict[str, str]:
@@ -55,28 +56,31 @@ def spec_of(checkpoint: Path, meta: Mapping[str, Any]) -> ModelSpec:
     """The model of a checkpoint, with the units it was trained with."""
     spec = registry.build(registry.read_config(checkpoint / BASE))
     if "lora" in meta:
-        return with_lora(spec, Adapter.of(meta["lora"]).settings)
+        return with_base(with_lora(spec, Adapter.of(meta["lora"]).settings), meta["frozen"].get("base", "bf16"))
     return freeze(spec, meta["frozen"]["patterns"]) if "frozen" in meta else spec
 
 
-def reader(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype) -> Callable[[int], Tensor]:
-    """Gives a frozen unit's flat buffer, from where the run had it. UserError where it is not there any more."""
+def reader(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype) -> Callable[[int], dict[str, Tensor]]:
+    """Gives a frozen unit's parameters, from where the run had them, those that are quantised widened.
+
+    UserError where they are not there any more.
+    """
     drawn, seed = meta["frozen"]["drawn"], meta["frozen"]["seed"]
     files = None if drawn else weights.check(meta["model_dir"], without_adapters(spec))
 
-    def read(index: int) -> Tensor:
+    def read(index: int) -> dict[str, Tensor]:
         unit = spec.units[index]
-        flat = torch.zeros(unit.numel, dtype=dtype)
-        views = unit.views(flat)
-        fill(spec, lambda _, name: views[name], files, seed, [index])
+        flat = torch.zeros(unit.nbytes(dtype.itemsize), dtype=torch.uint8)
+        plain, quantised = unit.held(flat, dtype)
+        fill(spec, lambda _, name: {**plain, **quantised}[name], files, seed, [index])
         check(meta, hashes([(unit, flat)]))
-        return flat
+        return plain | unit.widen(quantised, dtype)
 
     return read
 
 
 def fill(
-    spec: ModelSpec, view: weights.View, files: weights.WeightFiles | None, seed: int, units: Sequence[int]
+    spec: ModelSpec, view: weights.Held, files: weights.WeightFiles | None, seed: int, units: Sequence[int]
 ) -> None:
     """Fills the views of these units from the model's files, or draws them where it has none, as those of adapters."""
     drawn = units if files is None else [unit for unit in units if unit in adapter_units(spec)]
@@ -84,4 +88,4 @@ def fill(
     if files is not None:
         weights.load(files, spec, view, [unit for unit in units if unit not in drawn])
     if not set(units).isdisjoint(adapter_units(spec)):
-        set_magnitudes(spec, view)
+        set_magnitudes(spec, readable(spec, view))

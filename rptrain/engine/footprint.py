@@ -1,4 +1,4 @@
-"""What a plan needs on a device, in bytes: two parameter slots, gradient slots, rings, and the largest stage's work."""
+"""What a plan needs on a device, in bytes: slots of parameters and gradients, rings, and the largest stage's work."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,22 +28,24 @@ class Shapes:
 class Footprint:
     """Elements of the slots and bytes of each part of a device's memory."""
 
-    param_numel: int  # of one parameter slot
+    param_bytes: int  # of one parameter slot
+    wide_numel: int
     grad_numel: int
     outputs: int  # entries of the output ring
-    params: int
+    params: int  # of both slots
+    widened: int  # what of a stage is uploaded in 4 or 8 bits, in the model's dtype
     grads: int
     rings: int
     work: int  # saved tensors and temporaries of the stage that needs most
 
     @property
-    def slots(self) -> tuple[int, int, int]:
+    def slots(self) -> tuple[int, int, int, int]:
         """Bytes of the parts that the largest stage sets: see `stage_parts`."""
-        return self.params, self.grads, self.work
+        return self.params, self.widened, self.grads, self.work
 
     @property
     def total(self) -> int:
-        return self.params + self.grads + self.rings + self.work
+        return sum(self.slots) + self.rings
 
 
 def stage_units(spec: ModelShape, stage: Stage) -> tuple[int, ...]:
@@ -51,9 +53,14 @@ def stage_units(spec: ModelShape, stage: Stage) -> tuple[int, ...]:
     return tuple(unit for layer in spec.stack[stage.start : stage.stop] for unit in layer.units)
 
 
-def stage_numel(spec: ModelShape, stage: Stage) -> int:
-    """Elements of the stage's parameters."""
-    return sum(spec.units[unit].numel for unit in stage_units(spec, stage))
+def stage_bytes(spec: ModelShape, stage: Stage, dtype: torch.dtype) -> int:
+    """Of the stage's parameters as they are uploaded."""
+    return sum(spec.units[unit].nbytes(dtype.itemsize) for unit in stage_units(spec, stage))
+
+
+def stage_wide_numel(spec: ModelShape, stage: Stage) -> int:
+    """Elements of those that are widened."""
+    return sum(spec.units[unit].wide_numel for unit in stage_units(spec, stage))
 
 
 def stage_grad_numel(spec: ModelShape, stage: Stage) -> int:
@@ -62,11 +69,14 @@ def stage_grad_numel(spec: ModelShape, stage: Stage) -> int:
     return sum(spec.units[unit].numel for unit in units)
 
 
-def stage_parts(spec: ModelShape, stage: Stage, shapes: Shapes) -> tuple[int, int, int]:
-    """Bytes of parameter slots, gradient slots and work that one stage asks for; a plan has the largest of each."""
+def stage_parts(spec: ModelShape, stage: Stage, shapes: Shapes) -> tuple[int, int, int, int]:
+    """Bytes of parameter slots, widened parameters, gradient slots and work that one stage asks for; a plan has the
+    largest of each.
+    """
     itemsize, wide = shapes.dtype.itemsize, accumulate_dtype(shapes.dtype).itemsize
     return (
-        2 * stage_numel(spec, stage) * itemsize,
+        2 * stage_bytes(spec, stage, shapes.dtype),
+        stage_wide_numel(spec, stage) * itemsize,
         stage_grad_numel(spec, stage) * (wide + (wide if shapes.wide_grad else itemsize)),
         _work(spec, stage, shapes) + shapes.tokens * 1024,
     )
@@ -82,13 +92,16 @@ def ring_parts(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> tup
 
 def footprint(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> Footprint:
     """What the stages need together."""
-    params, grads, work = (max(part) for part in zip(*(stage_parts(spec, s, shapes) for s in stages), strict=True))
+    parts = zip(*(stage_parts(spec, stage, shapes) for stage in stages), strict=True)
+    params, widened, grads, work = (max(part) for part in parts)
     entries, rings = ring_parts(spec, stages, shapes)
     return Footprint(
-        max(stage_numel(spec, stage) for stage in stages),
+        max(stage_bytes(spec, stage, shapes.dtype) for stage in stages),
+        max(stage_wide_numel(spec, stage) for stage in stages),
         max(stage_grad_numel(spec, stage) for stage in stages),
         entries,
         params,
+        widened,
         grads,
         rings,
         work,

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from rptrain.engine.moments import Moments, layout
+from rptrain.kernels.quant import Quantised
+from rptrain.models.quantised import readable
 from rptrain.models.spec import ModelShape, ModelSpec, Unit
 from rptrain.parallel import in_parallel
 
@@ -107,7 +109,8 @@ def _unregister(registered: list[int]) -> None:
 @dataclass
 class UnitState:
     """One unit's flat buffers, all of `unit.numel` elements, but for those in `moments` that are scales of blocks.
-    A frozen unit has parameters only, one generation; its `grad` is empty.
+    A frozen unit has parameters only, one generation; its `grad` is empty. Those of a quantised one are bytes, as
+    `unit.held` says, and `views` has what of it is not in `quantised`.
 
     `params` holds two generations in async (one is read by the devices while the optimizer writes the other)
     and one in sync. `current` is the index of W_T, `before` that of W_{T-1}: the same after a step that was
@@ -126,9 +129,10 @@ class UnitState:
     masters: Tensor | None = None
     before: int = field(init=False)
     views: list[dict[str, Tensor]] = field(default_factory=list)  # params by name, for each generation
+    quantised: dict[str, Quantised] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.views = [self.unit.views(flat) for flat in self.params]
+        self.views = self.views or [self.unit.views(flat) for flat in self.params]
         self.before = self.spare  # W_{-1}, which holds what W_0 does
 
     @property
@@ -159,7 +163,7 @@ class ModelStore:
 
     Bytes a parameter, bfloat16: sync 2 + 2 + 2 + 8 = 14, async 16; float16: sync 2 + 4 + 2 + 8 = 16, async 18. With
     several rounds the gradient is kept as the float32 partial sum, 2 more. In place of 8 bytes, moments take 4 as
-    `bf16` and 2 1/16 as `int8`. A frozen parameter takes 2.
+    `bf16` and 2 1/16 as `int8`. A frozen parameter takes 2, or what its format does: models/quantised.py.
     """
 
     def __init__(
@@ -174,7 +178,7 @@ class ModelStore:
     ) -> None:
         self.spec, self.dtype, self.generations, self.wide_grad = spec, dtype, generations, wide_grad
         self._layout = _layout(dtype, generations, wide_grad, moments)
-        self._arena = Arena(_nbytes(spec, self._layout))
+        self._arena = Arena(_nbytes(spec, dtype, self._layout))
         self.units = [self._unit(unit) for unit in spec.units]
         if lock:
             self._arena.lock()
@@ -183,7 +187,7 @@ class ModelStore:
     def nbytes(
         spec: ModelShape, dtype: torch.dtype, *, generations: int, wide_grad: bool = False, moments: Moments = "fp32"
     ) -> int:
-        return _nbytes(spec, _layout(dtype, generations, wide_grad, moments))
+        return _nbytes(spec, dtype, _layout(dtype, generations, wide_grad, moments))
 
     @property
     def locked(self) -> bool:
@@ -195,6 +199,10 @@ class ModelStore:
         return accumulate_dtype(self.dtype) if self.wide_grad else self.dtype
 
     def _unit(self, unit: Unit) -> UnitState:
+        if unit.quantised:
+            flat, grad = self._arena.take(unit.nbytes(self.dtype.itemsize), torch.uint8), torch.empty(0)
+            plain, quantised = unit.held(flat, self.dtype)
+            return UnitState(unit, [flat], grad, {}, None, views=[plain], quantised=quantised)
         buffers: dict[str, list[Tensor]] = {}
         for name, dtype, shared in _of(unit, self._layout):
             buffers.setdefault(name, []).append(self._arena.take(unit.numel // shared, dtype))
@@ -208,17 +216,21 @@ class ModelStore:
         )
 
     def view(self, unit: int, name: str) -> Tensor:
-        """A parameter of the newest generation, W_T."""
+        """A parameter of the newest generation, W_T; of one that is quantised a widened copy."""
+        return readable(self.spec, self.held)(unit, name)
+
+    def held(self, unit: int, name: str) -> Tensor | Quantised:
+        """A parameter of the newest generation as it is held, to be filled."""
         state = self.units[unit]
-        return state.views[state.current][name]
+        return state.quantised[name] if name in state.quantised else state.views[state.current][name]
 
     def weights(self, unit: int) -> dict[str, Tensor]:
-        """Every parameter of a unit, newest generation."""
+        """Every parameter of a unit, newest generation; those that are quantised widened."""
         state = self.units[unit]
-        return state.views[state.current]
+        return state.views[state.current] | state.unit.widen(state.quantised, self.dtype)
 
     def loaded(self) -> None:
-        """To be called once weights were written through `view`: fills the other generation, W_{-1} = W_0, and the
+        """To be called once weights were written through `held`: fills the other generation, W_{-1} = W_0, and the
         master weights that lie apart.
         """
         doubled = [state for state in self.units if len(state.params) == 2]
@@ -253,10 +265,16 @@ def _of(unit: Unit, layout: Layout) -> Layout:
     return layout if unit.trainable else layout[:1]
 
 
-def _nbytes(spec: ModelShape, layout: Layout) -> int:
-    return sum(
-        aligned(unit.numel // shared * kind.itemsize) for unit in spec.units for _, kind, shared in _of(unit, layout)
+def _nbytes(spec: ModelShape, dtype: torch.dtype, layout: Layout) -> int:
+    trained = [unit for unit in spec.units if unit.trainable]
+    return frozen_bytes(spec, dtype) + sum(
+        aligned(unit.numel // shared * kind.itemsize) for unit in trained for _, kind, shared in layout
     )
+
+
+def frozen_bytes(spec: ModelShape, dtype: torch.dtype) -> int:
+    """What the frozen units take."""
+    return sum(aligned(unit.nbytes(dtype.itemsize)) for unit in spec.units if not unit.trainable)
 
 
 def available_bytes() -> int:

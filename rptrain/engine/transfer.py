@@ -7,6 +7,7 @@ optimizer has not written the version, or has not read the last gradient) stays 
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from rptrain.engine.device import Device, Event, Stream
 from rptrain.engine.footprint import stage_units
 from rptrain.engine.meter import Kind, timed
 from rptrain.engine.trace import Arrival
+from rptrain.kernels.quant import Quantised
 from rptrain.models.spec import ModelSpec
 from rptrain.plan.lower import CHUNK_BYTES, Chunk, windows
 from rptrain.plan.schedule import Slot, Stage
@@ -23,32 +25,78 @@ from rptrain.plan.schedule import Slot, Stage
 DRAINED = 16 * CHUNK_BYTES  # of gradients in a window: a few milliseconds of a link
 
 
-class StageLayout:
-    """Where the units of a stage lie in a device's parameter slot, or the trainable ones in its gradient slot, in
-    elements.
-    """
+class _Layout:
+    """Where units lie one behind the other in a buffer."""
 
-    def __init__(self, spec: ModelSpec, stage: Stage, *, grads: bool = False) -> None:
-        units = stage_units(spec, stage)
-        self._spec, self._stage = spec, stage
-        self.units = spec.trained(units) if grads else units
+    def __init__(self, sizes: Sequence[tuple[int, int]]) -> None:
+        """Of each unit its size."""
+        self.sizes = sizes
+        self.units = tuple(unit for unit, _ in sizes)
         self.offsets: dict[int, int] = {}
-        self.numel = 0
-        for unit in self.units:
-            self.offsets[unit] = self.numel
-            self.numel += spec.units[unit].numel
+        self.size = 0
+        for unit, size in sizes:
+            self.offsets[unit] = self.size
+            self.size += size
 
-    def bind(self, flat: Tensor) -> list[dict[str, Tensor]]:
-        """For each layer of the stage, its parameters (or gradients) as views of a slot."""
-        spec = self._spec
+    def of(self, unit: int, buffer: Tensor) -> Tensor:
+        """The unit's part."""
+        return buffer[self.offsets[unit] :][: dict(self.sizes)[unit]]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A layer's parameters on a device: all as it reads them, and those that are widened first with their places."""
+
+    params: dict[str, Tensor]
+    quantised: list[tuple[Quantised, Tensor]]
+
+    def widen(self) -> None:
+        """Inside the compute stream, behind the arrival of the layer's units."""
+        for held, place in self.quantised:
+            held.widen(place)
+
+
+class ParamLayout(_Layout):
+    """Where the units of a stage lie in a device's parameter slot, in bytes."""
+
+    def __init__(self, spec: ModelSpec, stage: Stage, dtype: torch.dtype) -> None:
+        units = stage_units(spec, stage)
+        super().__init__([(unit, spec.units[unit].nbytes(dtype.itemsize)) for unit in units])
+        self._spec, self._stage, self._dtype = spec, stage, dtype
+        self._widened = _Layout([(unit, spec.units[unit].wide_numel) for unit in units])
+
+    def bind(self, slot: Tensor, widened: Tensor) -> list[Bound]:
+        """For each layer of the stage, its parameters as views of a slot and of the buffer of what is widened."""
+        bound = []
+        for layer in self._spec.stack[self._stage.start : self._stage.stop]:
+            params, narrow = dict[str, Tensor](), list[tuple[Quantised, Tensor]]()
+            for index in layer.units:
+                unit = self._spec.units[index]
+                plain, quantised = unit.held(self.of(index, slot), self._dtype)
+                places = unit.places(self._widened.of(index, widened))
+                params |= plain | {param.name: param.widened(places[param.name]) for param in unit.quantised}
+                narrow += [(held, places[name]) for name, held in quantised.items()]
+            bound.append(Bound(params, narrow))
+        return bound
+
+
+class GradLayout(_Layout):
+    """Where the trainable units of a stage lie in a device's gradient slots, in elements."""
+
+    def __init__(self, spec: ModelSpec, stage: Stage) -> None:
+        super().__init__([(unit, spec.units[unit].numel) for unit in spec.trained(stage_units(spec, stage))])
+        self._spec, self._stage = spec, stage
+
+    def bind(self, slot: Tensor) -> list[dict[str, Tensor]]:
+        """For each layer of the stage, its gradients as views of a slot."""
         return [
             {
                 name: view
-                for u in layer.units
-                if u in self.offsets
-                for name, view in spec.units[u].views(flat[self.offsets[u] :][: spec.units[u].numel]).items()
+                for unit in layer.units
+                if unit in self.offsets
+                for name, view in self._spec.units[unit].views(self.of(unit, slot)).items()
             }
-            for layer in spec.stack[self._stage.start : self._stage.stop]
+            for layer in self._spec.stack[self._stage.start : self._stage.stop]
         ]
 
 
@@ -59,17 +107,16 @@ class _Transfer(ABC):
         self,
         context: Context,
         stream: Stream,
-        layout: StageLayout,
-        units: Sequence[int],
+        layout: _Layout,
+        sizes: Sequence[tuple[int, int]],
         iteration: int,
         count: int,
-        dtype: torch.dtype,
+        chunk: int,
     ) -> None:
-        """`count` windows."""
+        """`count` windows of units with their sizes, in chunks of at most `chunk`."""
         self._context, self._stream, self._layout = context, stream, layout
         self._iteration = iteration
-        sizes = [(unit, context.store.spec.units[unit].numel) for unit in units]
-        self._windows = deque(windows(sizes, count, CHUNK_BYTES // dtype.itemsize))
+        self._windows = deque(windows(sizes, count, chunk))
         self._late: deque[Chunk] = deque()  # of windows that have passed
 
     def issue(self, after: Event) -> None:
@@ -109,10 +156,11 @@ class Upload(_Transfer):
     """Fills a parameter slot for one dispatched stage, during the slot before it."""
 
     def __init__(
-        self, context: Context, device: Device, layout: StageLayout, iteration: int, slot: Slot, target: Tensor
+        self, context: Context, device: Device, layout: ParamLayout, iteration: int, slot: Slot, target: Tensor
     ) -> None:
+        """`target`: the slot, in bytes."""
         count = len(slot.micro_batches)
-        super().__init__(context, device.param_upload, layout, layout.units, iteration, count, target.dtype)
+        super().__init__(context, device.param_upload, layout, layout.sizes, iteration, count, CHUNK_BYTES)
         self._where, self._target, self._lane = f"{slot} upload", target, context.lanes[slot.device]
         self._version = context.read_version(iteration)
 
@@ -149,7 +197,8 @@ class Upload(_Transfer):
 
     def _copy(self, chunk: Chunk) -> None:
         generation = self._context.board.wait(("version", chunk.unit), self._version)
-        source = self._context.store.units[chunk.unit].params[generation][chunk.start : chunk.stop]
+        flat = self._context.store.units[chunk.unit].params[generation].view(torch.uint8)
+        source = flat[chunk.start : chunk.stop]
         offset = self._layout.offsets[chunk.unit]
         target = self._target[offset + chunk.start : offset + chunk.stop]
         self._lane.up += source.nbytes
@@ -164,10 +213,10 @@ class Download(_Transfer):
     """
 
     def __init__(
-        self, context: Context, device: Device, layout: StageLayout, iteration: int, slot: Slot, source: Tensor
+        self, context: Context, device: Device, layout: GradLayout, iteration: int, slot: Slot, source: Tensor
     ) -> None:
-        count = min(len(slot.micro_batches), -(-source.nbytes // DRAINED))
-        super().__init__(context, device.grad_download, layout, layout.units[::-1], iteration, count, source.dtype)
+        count, chunk = min(len(slot.micro_batches), -(-source.nbytes // DRAINED)), CHUNK_BYTES // source.itemsize
+        super().__init__(context, device.grad_download, layout, layout.sizes[::-1], iteration, count, chunk)
         self._where, self._source, self._lane = f"{slot} download", source, context.lanes[slot.device]
         self._pass = iteration * context.plan.rounds + slot.round
         self._left = Counter(chunk.unit for window in self._windows for chunk in window)

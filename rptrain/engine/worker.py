@@ -21,7 +21,7 @@ from rptrain.engine.iteration import Iteration
 from rptrain.engine.memory import accumulate_dtype
 from rptrain.engine.stage_pass import StagePass
 from rptrain.engine.trace import Span, Work, computing, copying
-from rptrain.engine.transfer import Download, StageLayout, Upload
+from rptrain.engine.transfer import Bound, Download, GradLayout, ParamLayout, Upload
 from rptrain.models import rope
 from rptrain.models.balance import balance_of
 from rptrain.models.spec import MicroBatch, ModelSpec
@@ -107,7 +107,8 @@ class Worker:
         spec: ModelSpec = context.store.spec
         dtype, wide = context.store.dtype, accumulate_dtype(context.store.dtype)
         self._spec = spec
-        self._params = [device.empty(sizes.param_numel, dtype) for _ in range(2)]
+        self._params = [device.empty(sizes.param_bytes, torch.uint8) for _ in range(2)]
+        self._widened = device.empty(sizes.wide_numel, dtype)  # of the stage that is computed
         self._param_read: list[Event | None] = [None, None]
         self._sums = device.empty(sizes.grad_numel, wide)
         self._grads = device.empty(sizes.grad_numel, context.store.grad_dtype)
@@ -127,8 +128,8 @@ class Worker:
         self._balance = device.empty(1, wide)[0]  # what gradients of the routers' auxiliary loss are multiplied by
         self._inv_freq = torch.tensor(spec.inv_freq, dtype=wide).to(device.torch_device)
         self._rope_scale = spec.rope_scale
-        self._layouts = [StageLayout(spec, stage) for stage in context.plan.stages]
-        self._grad_layouts = [StageLayout(spec, stage, grads=True) for stage in context.plan.stages]
+        self._layouts = [ParamLayout(spec, stage, dtype) for stage in context.plan.stages]
+        self._grad_layouts = [GradLayout(spec, stage) for stage in context.plan.stages]
         self._download: Download | None = None
         self._span: Span | None = None  # that is being issued, where the engine is traced
         self._left: dict[int, meter.Stamp] = {}  # there, when what an entry of the output ring held was with the host
@@ -210,7 +211,7 @@ class Worker:
         layout = self._grad_layouts[slot.stage_index]
         if upload.is_blocked():
             self._flush()
-        params = self._layouts[slot.stage_index].bind(self._params[parity])
+        params = self._layouts[slot.stage_index].bind(self._params[parity], self._widened)
         sums = layout.bind(self._sums) if stage.backward else []
         if stage.backward:
             self._start_sums(iteration, slot, layout)
@@ -248,7 +249,7 @@ class Worker:
         slot: Slot,
         m: int,
         parity: int,
-        params: list[dict[str, Tensor]],
+        params: list[Bound],
         sums: list[dict[str, Tensor]],
         upload: Upload | None,
     ) -> tuple[Event, Event, Event]:
@@ -278,9 +279,8 @@ class Worker:
         metered = context.meter
         layers = metered if metered is not None and metered.layers else None
         timed = partial(meter.timed, layers, device.compute.stamp, iteration.number)
-        work = StagePass(
-            self._spec, slot.stage, lambda: self._describe(iteration, layout), params, sums, x, dy, outputs, timed
-        )
+        describe, read = partial(self._describe, iteration, layout), [bound.params for bound in params]
+        work = StagePass(self._spec, slot.stage, describe, read, sums, x, dy, outputs, timed)
         scale, balanced = iteration.scale, slot.stage.backward and self._spec.router_aux_loss_coef > 0
         if slot.stage.kind == "FB" or balanced:
             scale *= self._wait(("scale",), context.read_version(iteration.number))
@@ -289,7 +289,7 @@ class Worker:
             device.compute.run("", lambda: self._balance.fill_(share))
         key = (slot.stage_index, layout, scale if slot.stage.kind == "FB" else None)
         places = None if layers is not None else (parity, turn)
-        self._compute(work, slot, m, scale, key, places, upload)
+        self._compute(work, params, slot, m, scale, key, places, upload)
         if slot.stage.kind == "FB":
             device.compute.run("", lambda: self._losses[m].copy_(self._loss))
         done = device.compute.record()
@@ -308,6 +308,7 @@ class Worker:
     def _compute(
         self,
         work: StagePass,
+        params: list[Bound],
         slot: Slot,
         m: int,
         scale: float,
@@ -317,6 +318,7 @@ class Worker:
     ) -> None:
         """Layer by layer where parameters are still on their way, so that the optimizer may be at the later ones.
 
+        With the upload of a slot its quantised parameters are widened, once for all micro-batches.
         `key` and `places` are those of Device.repeat; without places there are time stamps inside, and it is not used.
         """
         compute, where = self._device.compute, f"{slot} micro-batch {m}"
@@ -324,6 +326,8 @@ class Worker:
             if upload is not None:
                 compute.wait(upload.finish())
             with computing(self._span, compute, upload and upload.arrival()), self._lane.computing(compute):
+                for bound in params if upload is not None else ():
+                    self._widen(slot, bound)
                 if places is None:
                     compute.run(where, lambda: work.run(scale, self._loss))
                 else:
@@ -333,7 +337,13 @@ class Worker:
             units = self._spec.stack[layer].units
             compute.wait(upload.finish(units))
             with computing(self._span, compute, upload.arrival(units)), self._lane.computing(compute):
+                self._widen(slot, params[i])
                 compute.run(where, lambda i=i: work.step(i, scale, self._loss))
+
+    def _widen(self, slot: Slot, bound: Bound) -> None:
+        """Into one buffer for all stages: the stream has computed the stage before by then."""
+        if bound.quantised:
+            self._device.compute.run(f"{slot} widening", bound.widen)
 
     def _traced(self, iteration: Iteration, slot: Slot, work: Work) -> Span | None:
         trace = self._context.trace
@@ -385,9 +395,9 @@ class Worker:
             balance=balance,
         )
 
-    def _start_sums(self, iteration: Iteration, slot: Slot, layout: StageLayout) -> None:
+    def _start_sums(self, iteration: Iteration, slot: Slot, layout: GradLayout) -> None:
         """Gradient sums start at zero, or in a later round at the partial sums that the round before left."""
-        sums, compute = self._sums[: layout.numel], self._device.compute
+        sums, compute = self._sums[: layout.size], self._device.compute
         if slot.round == 0:
             with computing(self._traced(iteration, slot, "zeroing"), compute):
                 compute.run(f"{slot} sums", lambda: sums.zero_())
@@ -399,13 +409,13 @@ class Worker:
             target = sums[offset : offset + len(source)]
             compute.run(f"{slot} partial sums", lambda t=target, s=source: t.copy_(s, non_blocking=True))
 
-    def _end_sums(self, iteration: Iteration, slot: Slot, layout: StageLayout) -> None:
+    def _end_sums(self, iteration: Iteration, slot: Slot, layout: GradLayout) -> None:
         """Rounds the sums once into the slot that is downloaded, which frees them for the next stage."""
         self._flush()
         compute = self._device.compute
         if self._grads_read is not None:
             compute.wait(self._grads_read)
-        sums, grads = self._sums[: layout.numel], self._grads[: layout.numel]
+        sums, grads = self._sums[: layout.size], self._grads[: layout.size]
         with computing(self._traced(iteration, slot, "rounding"), compute):
             compute.run(f"{slot} rounding", lambda: grads.copy_(sums))
         self._device.grad_download.wait(compute.record())

@@ -7,26 +7,44 @@ import torch
 from rptrain.engine.engine import Engine, Optimizer
 from rptrain.engine.loss_scale import UNSCALED
 from rptrain.engine.memory import ModelStore
+from rptrain.kernels.quant import Quantised
 from rptrain.models.balance import balanced
 from rptrain.models.freeze import freeze
 from rptrain.models.lora import with_lora
+from rptrain.models.quantised import with_base
 from rptrain.models.registry import build
 from rptrain.plan.schedule import Plan
 
 BETAS = (0.9, 0.95)
 
 
-def make_store(cfg, dtype, *, asynchronous, wide_grad=False, lock=False, seed=0, moments="fp32", frozen=(), lora=None):
+def make_store(
+    cfg,
+    dtype,
+    *,
+    asynchronous,
+    wide_grad=False,
+    lock=False,
+    seed=0,
+    moments="fp32",
+    frozen=(),
+    lora=None,
+    base="bf16",
+):
     """A store with random weights that depend on the seed and each parameter's name alone; `lora` is a LoRA."""
     spec = balanced(build(cfg), cfg.get("router_aux_loss_coef", 0.0))
-    spec = with_lora(spec, lora) if lora else freeze(spec, frozen)
+    spec = with_base(with_lora(spec, lora), base) if lora else freeze(spec, frozen)
     store = ModelStore(spec, dtype, generations=1 + asynchronous, wide_grad=wide_grad, moments=moments, lock=lock)
     for index, unit in enumerate(spec.units):
         for param in unit.params:
             name = unit.name.removesuffix(".trained") + param.name
             generator = torch.Generator().manual_seed(seed + sum(map(ord, name)))
             values = torch.randn(param.shape, generator=generator, dtype=torch.float64) * 0.15
-            store.view(index, param.name).copy_(1 + values if param.std is None else values)
+            held = store.held(index, param.name)
+            if isinstance(held, Quantised):
+                held.write(values.mT if param.transposed else values)
+            else:
+                held.copy_(1 + values if param.std is None else values)
     store.loaded()
     return store
 
@@ -42,13 +60,24 @@ def checkpoint_tensors(store):
 
 
 def run(
-    cfg, batches, plan, *, dtype=torch.float32, asynchronous, store=None, device="cpu", frozen=(), lora=None, **options
+    cfg,
+    batches,
+    plan,
+    *,
+    dtype=torch.float32,
+    asynchronous,
+    store=None,
+    device="cpu",
+    frozen=(),
+    lora=None,
+    base="bf16",
+    **options,
 ):
     """Trains on `batches`; returns (losses, norms, final weights, spans of the trace)."""
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     if store is not None:
         return train(store, batches, plan, asynchronous=asynchronous, device=device, **options)
-    kind = {"wide_grad": plan.rounds > 1, "lock": device == "cuda", "frozen": frozen, "lora": lora}
+    kind = {"wide_grad": plan.rounds > 1, "lock": device == "cuda", "frozen": frozen, "lora": lora, "base": base}
     with make_store(cfg, dtype, asynchronous=asynchronous, **kind) as store:
         return train(store, batches, plan, asynchronous=asynchronous, device=device, **options)
 

@@ -1,0 +1,122 @@
+"""A frozen base in 4 or 8 bits: which matrices are held so, and how a checkpoint's tensors become codes and scales.
+
+Bytes a weight: NF4 0.5 + 4 / 64 = 0.5625, MXFP4 0.5 + 1 / 32 = 0.53, int8 1 + 4 / 128 = 1.03. A block of NF4 and of
+int8 is consecutive elements of a checkpoint's tensor, one of MXFP4 consecutive inputs of one output.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rptrain.errors import UserError
+from rptrain.kernels.quant import FORMATS, MXFP4, Format, Quantised
+from rptrain.models.adapters import PLACES
+from rptrain.models.freeze import Shape
+from rptrain.models.shards import Stored, read_here
+from rptrain.models.spec import ModelShape, Param
+
+MATRICES = (*PLACES, "experts_gate_up", "experts_down")  # routers, which are small and decide, are not among them
+READ = 1 << 18  # elements that a thread reads and quantises at a time, if a row of blocks has no more
+
+
+def with_base(spec: Shape, base: str) -> Shape:
+    """The model with the matrices of its layers' frozen units held in the format `base`; "bf16": as it is.
+
+    Experts that checkpoints may hold in MXFP4 are held so in any format; with "mxfp4" then nothing else is, as
+    published. A matrix whose tensors do not consist of whole blocks is not quantised. UserError where there is none
+    that is.
+    """
+    if base == "bf16":
+        return spec
+    published = any(part.mxfp4 for unit in spec.units for param in unit.params for part in param.parts)
+    fmt = None if published and base == MXFP4.name else FORMATS[base]
+    inside = {unit for layer in spec.layers for unit in layer.units} & {*spec.frozen}
+    units = tuple(
+        replace(unit, params=tuple(_held(param, fmt) for param in unit.params)) if index in inside else unit
+        for index, unit in enumerate(spec.units)
+    )
+    if not any(unit.quantised for unit in units):
+        raise UserError(f'lora.base: no matrix of this model consists of whole blocks of {base}; use "bf16"')
+    return replace(spec, units=units)
+
+
+def _held(param: Param, fmt: Format | None) -> Param:
+    if any(part.mxfp4 for part in param.parts):
+        fmt = MXFP4
+    if param.name not in MATRICES or fmt is None:
+        return param
+    held = replace(param, format=fmt)
+    inputs = param.shape[1] if held.transposed else param.shape[-1]
+    each = [inputs] if fmt is MXFP4 else [part.rows * prod(param.shape[1:]) for part in param.parts]
+    return param if any(numel % fmt.block for numel in each) else held
+
+
+def readable(spec: ModelShape, held: Callable[[int, str], Tensor | Quantised]) -> Callable[[int, str], Tensor]:
+    """The parameters as they are held, those that are quantised as widened copies in the type of the others."""
+
+    def view(index: int, name: str) -> Tensor:
+        found = held(index, name)
+        if not isinstance(found, Quantised):
+            return found
+        embed = held(0, spec.units[0].params[0].name)
+        assert isinstance(embed, Tensor)
+        param = next(param for param in spec.units[index].quantised if param.name == name)
+        return param.widened(found.widen(torch.empty(param.numel, dtype=embed.dtype)))
+
+    return view
+
+
+class Piece(NamedTuple):
+    """Elements of a stored tensor, and where their codes and scales belong, [rows, bytes] and [rows, blocks].
+
+    `stored` has the shape [rows, elements], or [elements, rows] where `turned`.
+    """
+
+    stored: Stored
+    codes: Tensor
+    scales: Tensor
+    format: Format
+    turned: bool
+
+
+def pieces(stored: Stored, target: Quantised, turned: bool) -> Iterator[Piece]:
+    """All of a tensor; `turned`: [E, in, out], held as [E, out, in]."""
+    fmt, size = target.format, stored.dtype.itemsize
+    if not turned:
+        for begin in range(0, target.numel, READ):
+            held = target.part(begin, min(begin + READ, target.numel))
+            part = replace(stored, offset=stored.offset + begin * size, shape=(1, held.numel))
+            yield Piece(part, held.codes[None], held.scales[None], fmt, False)
+        return
+    experts, inner, outer = stored.shape
+    codes, scales = (x.view(experts, outer, -1) for x in (target.codes, target.scales))
+    inputs = max(READ // outer // fmt.block, 1) * fmt.block
+    for expert in range(experts):
+        for begin in range(0, inner, inputs):
+            end = min(begin + inputs, inner)
+            at = stored.offset + (expert * inner + begin) * outer * size
+            places = (
+                codes[expert, :, fmt.code_bytes(begin) : fmt.code_bytes(end)],
+                scales[expert, :, begin // fmt.block : end // fmt.block],
+            )
+            yield Piece(replace(stored, offset=at, shape=(end - begin, outer)), *places, fmt, True)
+
+
+def load(piece: Piece) -> None:
+    """Reads and quantises it, by the calling thread."""
+    values = torch.empty(piece.stored.shape, dtype=piece.stored.dtype)
+    read_here(piece.stored, values)
+    fmt, rows = piece.format, (values.T if piece.turned else values).contiguous()
+    held = Quantised.of(torch.empty(fmt.nbytes(rows.numel()), dtype=torch.uint8), rows.numel(), fmt)
+    held.write(rows)
+    piece.codes.copy_(held.codes.view(piece.codes.shape))
+    piece.scales.copy_(held.scales.view(piece.scales.shape))
+
+
+def as_stored(blocks: Stored, scales: Stored, target: Quantised) -> list[tuple[Stored, Tensor]]:
+    """What is read where: a tensor that a checkpoint holds in MXFP4 stays as it is."""
+    return [(blocks, target.codes.view(blocks.shape)), (scales, target.scales.view(scales.shape))]

@@ -1,0 +1,157 @@
+"""A base in 4 or 8 bits in the engine: exactly the plain loop on its widened weights, with a quarter of the uploads."""
+
+import time
+
+import pytest
+import torch
+
+from rptrain.engine.footprint import Shapes, stage_parts
+from rptrain.engine.memory import ModelStore
+from rptrain.engine.meter import Meter
+from rptrain.kernels.quant import FORMATS, Quantised
+from rptrain.models.lora import LoRA, with_lora
+from rptrain.models.quantised import with_base
+from rptrain.models.registry import build
+from rptrain.plan.schedule import Plan, Stage
+
+from . import plain, runs
+from .test_frozen import same_as_first
+
+PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
+CASES = {
+    "nf4": (plain.CONFIG, "nf4", LoRA(r=4, alpha=8)),
+    "mxfp4": (plain.CONFIG, "mxfp4", LoRA(r=3)),
+    "int8": (plain.CONFIG, "int8", LoRA(r=3, modules_to_save=("embed_tokens", "input_layernorm"))),
+    "qwen3-moe": (plain.QWEN3_MOE, "nf4", LoRA(r=3)),
+    "gpt-oss-as-published": (plain.GPT_OSS, "mxfp4", LoRA(r=3)),
+    "gpt-oss-and-attention": (plain.GPT_OSS, "nf4", LoRA(r=3)),
+}
+
+
+@pytest.mark.parametrize(("cfg", "base", "lora"), CASES.values(), ids=CASES)
+def test_equals_the_plain_loop_on_the_widened_weights(cfg, base, lora):
+    steps, rate = 3, 5e-3
+    batches = plain.make_batches(steps)
+    asynchronous = base != "nf4"
+    store = runs.make_store(cfg, torch.float64, asynchronous=asynchronous, lora=lora, base=base)
+    assert any(unit.quantised for unit in store.spec.units)
+    expected = runs.checkpoint_tensors(store)
+    before = {name: tensor.clone() for name, tensor in expected.items()}
+    trained = {p.key for unit in store.spec.units if unit.trainable for param in unit.params for p in param.parts}
+    options = {"weight_decay": 0.1, "max_grad_norm": 0.1}
+    losses, norms = plain.train(
+        expected,
+        {**cfg, "lora_scale": lora.scale},
+        batches,
+        [rate] * steps,
+        delayed=asynchronous,
+        betas=runs.BETAS,
+        frozen=expected.keys() - trained,
+        **options,
+    )
+    got_losses, got_norms, got, _ = runs.run(
+        cfg, batches, f"{PLAN} | N=2 M=4 MR=4", rate=rate, asynchronous=asynchronous, store=store, **options
+    )
+    assert got_losses == pytest.approx(losses, rel=1e-10)
+    assert got_norms == pytest.approx(norms, rel=1e-10)
+    for name, tensor in got.items():
+        if name in trained:
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-8, atol=1e-10)
+            assert not torch.equal(tensor, before[name])
+        else:
+            assert torch.equal(tensor, before[name]), name
+
+
+def test_the_bits_of_a_base_that_was_widened_before():
+    lora, batches, plan = LoRA(r=4), plain.make_batches(3), f"{PLAN} | N=2 M=4 MR=4"
+    results = []
+    for base in ("nf4", "bf16"):
+        with (
+            runs.make_store(plain.CONFIG, torch.bfloat16, asynchronous=False, lora=lora, base="nf4") as narrow,
+            runs.make_store(plain.CONFIG, torch.bfloat16, asynchronous=False, lora=lora, base=base) as store,
+        ):
+            for index in narrow.spec.frozen if base == "bf16" else ():
+                for name, tensor in narrow.weights(index).items():
+                    store.view(index, name).copy_(tensor)
+            results.append(runs.train(store, batches, plan, asynchronous=False, rate=1e-2))
+    same_as_first(results)
+    plainly = runs.run(plain.CONFIG, batches, plan, dtype=torch.bfloat16, asynchronous=False, lora=lora)
+    assert plainly[0] != results[0][0]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous):
+    batches, results = plain.make_batches(3), []
+    for plan in (
+        f"{PLAN} | N=1 M=4 MR=4",
+        f"{PLAN} | N=3 M=4 MR=4",
+        "F0-3 FB4-4 B0-3 | N=2 M=4 MR=4",
+        "FB0-4 | N=2 M=4 MR=4",
+        "F0-0 F1-2 FB3-4 B2-2 B1-1 B0-0 | N=2 M=4 MR=4",
+    ):
+        options = {"asynchronous": asynchronous, "lora": LoRA(r=3, dropout=0.1), "base": "nf4", "rate": 1e-2}
+        results.append(runs.run(plain.CONFIG, batches, plan, dtype=torch.bfloat16, **options))
+    same_as_first(results)
+
+
+@pytest.mark.parametrize("slow", ["upload", "widening", "micro-batch"])
+def test_nothing_is_widened_before_it_arrived_or_while_it_is_read(slow):
+    def probe(where):
+        if slow in where:
+            time.sleep(0.004)
+
+    batches, plan = plain.make_batches(2), "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=4 MR=4"
+    options = {"asynchronous": True, "lora": LoRA(r=2), "base": "int8"}
+    same_as_first([runs.run(plain.CONFIG, batches, plan, probe=p, **options) for p in (None, probe)])
+
+
+def test_it_is_widened_once_a_stage_and_not_for_each_micro_batch():
+    seen = []
+    plan = Plan.parse("F0-3 FB4-4 B0-3 | N=1 M=4 MR=4")
+    options = {"asynchronous": True, "lora": LoRA(r=2), "base": "nf4"}
+    runs.run(plain.CONFIG, plain.make_batches(2), plan, probe=seen.append, **options)
+    stages = [where.removesuffix(" widening") for where in seen if where.endswith(" widening")]
+    slots = [slot for iteration in range(2) for slot in plan.slots(iteration) if slot.stage.kind != "FB"]
+    assert sorted(stages) == sorted(str(slot) for slot in slots for _ in range(4))  # a layer each
+
+
+def test_uploads_are_a_quarter_as_large():
+    """As counted, and as planned."""
+    cfg = plain.config(hidden_size=256, intermediate_size=768, head_dim=64, num_hidden_layers=2, vocab_size=32)
+    lora, steps, plan = LoRA(r=1, target_modules=("q_proj",)), 3, Plan.parse("F0-1 FB2-2 B0-1 | N=1 M=4 MR=4")
+    batches = plain.make_batches(steps, vocab=32)
+    counted = {}
+    for base in ("bf16", "nf4", "mxfp4", "int8"):
+        meter = Meter()
+        with runs.make_store(cfg, torch.bfloat16, asynchronous=True, lora=lora, base=base) as store:
+            runs.train(store, batches, plan, asynchronous=True, meter=meter)
+            units = [unit for stage in plan.stages for layer in stage.layers for unit in store.spec.stack[layer].units]
+            planned = sum(store.spec.units[unit].nbytes(2) for unit in units)
+        copies = [reading for reading in meter.readings if reading.kind == "upload" and reading.iteration == 1]
+        counted[base] = sum(reading.subject for reading in copies)
+        assert counted[base] == planned
+    assert counted["bf16"] / counted["nf4"] >= 3.5
+    assert counted["bf16"] / counted["mxfp4"] >= 3.7
+    assert counted["bf16"] / counted["int8"] == pytest.approx(2 / (1 + 4 / 128), rel=0.02)
+
+
+@pytest.mark.parametrize("base", FORMATS)
+def test_memory_is_what_the_formats_say(base):
+    """By hand, of a layer whose matrices are all quantised: host, device, and what a device widens."""
+    cfg = plain.config(hidden_size=128, intermediate_size=128, head_dim=64, num_hidden_layers=1, vocab_size=128)
+    matrices = 2 * 128 * 256 + 2 * 128 * 128 + 3 * 128 * 128  # q and o, k and v, the MLP
+    each = {"nf4": 0.5 + 4 / 64, "mxfp4": 0.5 + 1 / 32, "int8": 1 + 4 / 128}[base]
+    spec = with_base(with_lora(build(cfg), LoRA(r=1)), base)
+    (unit,) = (unit for unit in spec.units if unit.quantised)
+    assert unit.nbytes(2) == each * matrices + 2 * 2 * 128  # and two norms
+    trained = sum(unit.numel for unit in spec.units if unit.trainable)
+    host = -(-unit.nbytes(2) // 4096) * 4096 + 2 * 128 * 128 * 2 + 4096  # with the tables and the last norm
+    lora = sum(-(-trained * size // 4096) * 4096 for size in (2, 2, 2, 4, 4))
+    assert ModelStore.nbytes(spec, torch.bfloat16, generations=1) == host + lora
+    with ModelStore(spec, torch.bfloat16, generations=1) as store:
+        (state,) = (state for state in store.units if state.quantised)
+        assert [flat.nbytes for flat in state.params] == [unit.nbytes(2)] and not len(state.grad)
+        assert all(isinstance(held, Quantised) for held in state.quantised.values())
+    shapes = Shapes(tokens=16, micro_batches=1, dtype=torch.bfloat16, wide_grad=False)
+    params, widened, _, _ = stage_parts(spec, Stage("B", 0, 1), shapes)
+    assert (params, widened) == (2 * (unit.nbytes(2) + 2 * trained), 2 * matrices)
