@@ -71,7 +71,11 @@ def describe(stages: Sequence[Stage]) -> str:
 
 def _head(report: PlanReport) -> Iterator[str]:
     config, spec, hardware = report.config, report.spec, report.hardware
-    yield f"{config.model.path}: {spec.num_parameters:,} parameters, {len(spec.stack)} layers, {config.model.dtype}"
+    base = config.adapters and config.adapters.base
+    held = "" if base in (None, "bf16") else f", the base in {base}"
+    yield (
+        f"{config.model.path}: {spec.num_parameters:,} parameters, {len(spec.stack)} layers, {config.model.dtype}{held}"
+    )
     rounds = config.train.micro_batches // config.round_size
     of_rounds = f" in {rounds} rounds of {config.round_size}" if rounds > 1 else ""
     yield (

@@ -344,7 +344,7 @@ def test_fewer_micro_batches_than_devices_use_fewer():
 
 KEYS = {
     "": ["fits", "problem", "model", "machine", "step", "plan", "roofline", "memory", "advice"],
-    "model": ["path", "architecture", "parameters", "layers"],
+    "model": ["path", "architecture", "parameters", "layers", "base"],
     "machine": ["here", "card", "tflops", "link", "devices", "gpus", "asked"],
     "step": ["micro_batch_size", "length", "micro_batches", "round_size", "tokens", "update"],
     "plan": ["text", "stages", "seconds_per_step", "tokens_per_second", "bubble", "source"],

@@ -3,7 +3,7 @@
 As JSON: one object with these keys, which stay. Times are in seconds, sizes in bytes, rates in bytes a second; shares
 are of 1.
 
-    model        path, architecture, parameters, layers (the head is one)
+    model        path, architecture, parameters, layers (the head is one), base (lora.base; null without adapters)
     machine      devices (name, kind), torch, rptrain (their versions)
     step         micro_batch_size, length, micro_batches, round_size, tokens, update
     plan         text (rptrain/plan/schedule.py reads it), seconds_per_step (what the planner estimated)
@@ -19,7 +19,8 @@ are of 1.
                  by cause, which rptrain/bench/idle.py explains: parameters, activations, producers, optimizer,
                  gradients, launch, boundary, other
     transfers    upload (of parameters), download (of gradients): rates while they move, of one device; null where
-                 there were none
+                 there were none; upload_bytes, download_bytes: of a measured step, on all devices together, each copy
+                 counted; base_bytes: of upload_bytes, those of layers' frozen weights
     optimizer    seconds (of an update), parameters_per_second, bytes_per_parameter (read and written),
                  bytes_per_second; null without an update
     launches     share (what launching takes the host over what the devices compute, at most), stages (stage, host: the
@@ -65,6 +66,15 @@ class Startup:
 
 
 @dataclass(frozen=True)
+class Copied:
+    """Bytes of a step, on all devices together, as the copies were counted."""
+
+    upload_bytes: float
+    base_bytes: float
+    download_bytes: float
+
+
+@dataclass(frozen=True)
 class Report:
     """A measured run. `ends` are the times at which steps ended: that before the measured ones, and theirs."""
 
@@ -81,6 +91,7 @@ class Report:
     lanes: tuple[Lane, ...]
     updates: tuple[tuple[float, float], ...]
     measured: Measured | None
+    copied: Copied
     floor: Floor | None
 
     @property
@@ -126,6 +137,7 @@ class Report:
                 "architecture": job.spec.architecture,
                 "parameters": job.spec.num_parameters,
                 "layers": len(job.spec.stack),
+                "base": config.adapters and config.adapters.base,
             },
             "machine": {
                 "devices": [{"name": name, "kind": device_kind(name)} for name in job.devices],
@@ -164,6 +176,7 @@ class Report:
             "transfers": {
                 "upload": self.measured and self.measured.upload,
                 "download": self.measured and self.measured.download,
+                **asdict(self.copied),
             },
             "optimizer": self._optimizer(),
             "launches": {"share": self.launch_share, "stages": [asdict(stage) for stage in self.launches]},

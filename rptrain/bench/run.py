@@ -9,8 +9,8 @@ import torch
 
 from rptrain.bench import floor
 from rptrain.bench.memory import Sampler, driver_allocations
-from rptrain.bench.report import Report, Startup
-from rptrain.bench.timeline import lanes, updates
+from rptrain.bench.report import Copied, Report, Startup
+from rptrain.bench.timeline import copied, lanes, updates
 from rptrain.config import Eval, TrainSet
 from rptrain.config_source import Resolved
 from rptrain.data.loader import RANDOM
@@ -97,6 +97,7 @@ def bench(
             lanes=tuple(lanes(job.devices, spans, engine.readings)),
             updates=tuple(updates(engine.readings)),
             measured=measured,
+            copied=_copied(engine, job, range(warmup, warmup + steps)),
             floor=found,
         )
 
@@ -174,6 +175,16 @@ def _train(engine: Engine, job: Job, count: int, tell: Callable[[str], object], 
     finish(*under_way)
     engine.synchronize()
     return done
+
+
+def _copied(engine: Engine, job: Job, steps: range) -> Copied:
+    layers = {unit for layer in job.spec.layers for unit in layer.units}
+    readings = engine.readings
+    return Copied(
+        copied(readings, "upload", steps),
+        copied(readings, "upload", steps, layers & {*job.spec.frozen}),
+        copied(readings, "download", steps),
+    )
 
 
 def _grown(before: _Step, after: _Step) -> tuple[int, ...]:

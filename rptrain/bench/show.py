@@ -41,7 +41,8 @@ def _section(title: str, lines: Iterable[str], console: Console) -> None:
 
 def _head(values: dict[str, Any]) -> Iterator[str]:
     model, step = values["model"], values["step"]
-    yield f"{model['path']}: {model['parameters']:,} parameters, {model['layers']} layers"
+    base = "" if model["base"] in (None, "bf16") else f", the base in {model['base']}"
+    yield f"{model['path']}: {model['parameters']:,} parameters, {model['layers']} layers{base}"
     rounds = step["micro_batches"] // step["round_size"]
     of_rounds = f" in {rounds} rounds of {step['round_size']}" if rounds > 1 else ""
     yield (
@@ -83,8 +84,8 @@ def _devices(devices: list[dict[str, Any]]) -> Table:
 
 def _transfers(values: dict[str, Any]) -> Iterator[str]:
     for name, what in (("upload", "parameters up"), ("download", "gradients down")):
-        rate = values["transfers"][name]
-        yield f"{what}: none" if rate is None else f"{what}: {rate / GB:,.1f} GB/s while they move"
+        rate, nbytes = values["transfers"][name], readable(int(values["transfers"][f"{name}_bytes"]))
+        yield f"{what}: none" if rate is None else f"{what}: {nbytes} a step, {rate / GB:,.1f} GB/s while they move"
     if (update := values["optimizer"]) is None:
         yield "updates: none"
         return

@@ -1,13 +1,13 @@
 """A traced run as values: what each device computed, copied and waited for, and what launching it took the host."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
 from rptrain.bench.idle import Cause, Computation, Host, Input, Interval
-from rptrain.engine.meter import Reading
+from rptrain.engine.meter import Kind, Reading
 from rptrain.engine.trace import Blocked, Span
 
 WORKER: dict[str, Cause] = {
@@ -79,6 +79,12 @@ def lanes(devices: Sequence[str], spans: Sequence[Span], readings: Iterable[Read
 def updates(readings: Iterable[Reading]) -> Iterator[tuple[float, float]]:
     """From when to when the optimizer updated the weights."""
     return ((reading.start(), reading.end()) for reading in readings if reading.kind == "update")
+
+
+def copied(readings: Iterable[Reading], kind: Kind, iterations: range, units: Collection[int] | None = None) -> float:
+    """Bytes an iteration of all copies of a kind, on all devices; of these units alone if given."""
+    mine = (reading for reading in readings if reading.kind == kind and reading.iteration in iterations)
+    return sum(reading.subject for reading in mine if units is None or reading.unit in units) / len(iterations)
 
 
 def _transfers(readings: Iterable[Reading]) -> dict[str, list[Transfer]]:

@@ -47,6 +47,7 @@ class Reading:
     subject: int  # the layer in the stack; of a copy its bytes
     start: Stamp
     end: Stamp
+    unit: int | None = None  # that is copied
 
 
 class Meter:
@@ -61,11 +62,13 @@ class Meter:
         self._readings: list[Reading] = []
 
     @contextmanager
-    def timed(self, stamp: Callable[[], Stamp], iteration: int, kind: Kind, subject: int) -> Iterator[None]:
+    def timed(
+        self, stamp: Callable[[], Stamp], iteration: int, kind: Kind, subject: int, unit: int | None
+    ) -> Iterator[None]:
         """Reads what is done inside; see `timed` below."""
         start = stamp()
         yield
-        reading = Reading(threading.current_thread().name, iteration, kind, subject, start, stamp())
+        reading = Reading(threading.current_thread().name, iteration, kind, subject, start, stamp(), unit)
         with self._lock:
             self._readings.append(reading)
 
@@ -122,12 +125,17 @@ def _typical(seconds: list[float]) -> float:
 
 
 def timed(
-    meter: Meter | None, stamp: Callable[[], Stamp], iteration: int, kind: Kind, subject: int = 0
+    meter: Meter | None,
+    stamp: Callable[[], Stamp],
+    iteration: int,
+    kind: Kind,
+    subject: int = 0,
+    unit: int | None = None,
 ) -> AbstractContextManager[None]:
     """Around work inside a stream, with the stream's `stamp`: lets `meter` read it, or does nothing without one."""
     if meter is None or iteration < WARM_UP:
         return nullcontext()
-    return meter.timed(stamp, iteration, kind, subject)
+    return meter.timed(stamp, iteration, kind, subject, unit)
 
 
 Likeness = tuple[type, tuple[tuple[str, object], ...], tuple[str, ...]]

@@ -146,9 +146,9 @@ class _Transfer(ABC):
     @abstractmethod
     def _copy(self, chunk: Chunk) -> None: ...
 
-    def _move(self, kind: Kind, target: Tensor, source: Tensor) -> None:
+    def _move(self, kind: Kind, unit: int, target: Tensor, source: Tensor) -> None:
         """Inside the stream."""
-        with timed(self._context.meter, self._stream.stamp, self._iteration, kind, source.nbytes):
+        with timed(self._context.meter, self._stream.stamp, self._iteration, kind, source.nbytes, unit):
             target.copy_(source, non_blocking=True)
 
 
@@ -202,7 +202,7 @@ class Upload(_Transfer):
         offset = self._layout.offsets[chunk.unit]
         target = self._target[offset + chunk.start : offset + chunk.stop]
         self._lane.up += source.nbytes
-        self._stream.run(self._where, lambda: self._move("upload", target, source))
+        self._stream.run(self._where, lambda: self._move("upload", chunk.unit, target, source))
 
 
 class Download(_Transfer):
@@ -235,7 +235,7 @@ class Download(_Transfer):
         source = self._source[offset + chunk.start : offset + chunk.stop]
         target = self._context.store.units[chunk.unit].grad[chunk.start : chunk.stop]
         self._lane.down += source.nbytes
-        self._stream.run(self._where, lambda: self._move("download", target, source))
+        self._stream.run(self._where, lambda: self._move("download", chunk.unit, target, source))
         self._left[chunk.unit] -= 1
         if not self._left[chunk.unit]:
             self._context.board.publish(("grad", chunk.unit), self._pass, self._stream.record())

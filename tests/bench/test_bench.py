@@ -28,14 +28,14 @@ from .. import run_tools as tools
 
 CONFIG = tools.CONFIG.replace("builtin:random", "{folder}/rows-that-are-not-there.jsonl")
 KEYS = {
-    "model": {"path", "architecture", "parameters", "layers"},
+    "model": {"path", "architecture", "parameters", "layers", "base"},
     "machine": {"devices", "torch", "rptrain"},
     "step": {"micro_batch_size", "length", "micro_batches", "round_size", "tokens", "update"},
     "plan": {"text", "seconds_per_step"},
     "throughput": {"seconds_per_step", "steps", "tokens_per_second", "losses", "skipped"},
     "first_step": {"seconds", "preparing", "memory", "weights", "step"},
     "memory": {"gpus", "host"},
-    "transfers": {"upload", "download"},
+    "transfers": {"upload", "download", "upload_bytes", "base_bytes", "download_bytes"},
     "optimizer": {"seconds", "parameters_per_second", "bytes_per_parameter", "bytes_per_second"},
     "launches": {"share", "stages"},
 }
@@ -104,6 +104,7 @@ def test_everything_is_reported_and_adds_up(folder, update, monkeypatch):
         assert device["busy"] + sum(device["idle"].values()) == pytest.approx(1, abs=1e-12)
         assert min(device["idle"].values()) >= 0 and 0 < device["busy"] < 1
         assert device["seconds"] == pytest.approx(sum(speed["steps"]))
+    assert found["model"]["base"] is None and found["transfers"].pop("base_bytes") == 0
     assert min(found["transfers"].values()) > 0
     update = found["optimizer"]
     assert update["bytes_per_parameter"] == 2 * (4 + 4 + 4) + 4, "float32: parameter and moments both ways, gradient"
@@ -249,7 +250,27 @@ def test_a_gpu_is_reported_with_what_was_planned_for_it(monkeypatch):
     ]
     assert values["machine"]["devices"] == [{"name": "cuda:0", "kind": "kind of cuda:0"}]
     assert values["throughput"]["losses"] == [None, 1.5]
-    assert values["transfers"] == {"upload": None, "download": None} and values["optimizer"] is None
+    assert values["transfers"]["upload"] is values["transfers"]["download"] is values["optimizer"] is None
+
+
+def test_uploads_of_a_quantised_base_are_counted(monkeypatch):
+    """A stage's parameters go up once a round, as planned; of the frozen layers all but norms in the format."""
+    tools.plan_with(monkeypatch, STAGES)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 64}
+    Path("model/config.json").write_text(json.dumps(json.loads(Path("model/config.json").read_text()) | sizes))
+    bytes_of = {}
+    for base in ("bf16", "nf4"):
+        settings = ("model.dtype=bfloat16", "train.method=lora", f"lora.base={base}", "engine.round_size=2")
+        found = measured(*settings, "engine.replan=false")
+        costs, layers = found.job.plan.costs, [layer for stage in found.job.plan.plan.stages for layer in stage.layers]
+        assert found.copied.upload_bytes == 2 * sum(costs[layer].params for layer in layers)
+        bytes_of[base] = found.copied.base_bytes
+    matrices = 2 * 64 * 128 + 2 * 64 * 64 + 3 * 64 * 128  # of each of three layers, which go up twice in two rounds
+    assert [bytes_of[base] for base in ("bf16", "nf4")] == [
+        2 * 6 * (each * matrices + 2 * 4 * 128)
+        for each in (2, 0.5625)  # four norms, padded
+    ]
+    assert "the base in nf4" in bench("train.method=lora", "lora.base=nf4").output
 
 
 def test_the_peak_is_the_most_that_was_ever_used(monkeypatch):

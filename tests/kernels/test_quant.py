@@ -12,6 +12,7 @@ from rptrain.kernels.quant import FORMATS, INT8, MXFP4, NF4, Format, dequantize,
 from rptrain.kernels.reference_quant import NF4 as NF4_VALUES
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+NF4_CODES = "11111122222333344445555666777888999aaabbbbccccdddddeeeeeeeefffff"
 formats = pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
 
 
@@ -110,6 +111,35 @@ def test_nf4_takes_the_nearest_value() -> None:
     table = torch.tensor(NF4_VALUES)
     nearest = table[(w.flatten()[:, None] - table).abs().argmin(1)]
     assert torch.equal(widened(*quantize(w, NF4), NF4, w.numel()), nearest)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_nf4_is_what_bitsandbytes_makes(dtype) -> None:
+    """Codes, scales and the widened weights, to the bit."""
+    oracle = pytest.importorskip("bitsandbytes.functional")
+    w = weights(96, 320).to(dtype)
+    w[3] = 0
+    codes, state = oracle.quantize_4bit(w, blocksize=64, compress_statistics=False, quant_type="nf4")
+    ours = quantize(w, NF4)
+    assert torch.equal(ours[0], codes.flatten()) and torch.equal(ours[1], state.absmax)
+    assert torch.equal(widened(*ours, NF4, w.numel(), dtype), oracle.dequantize_4bit(codes, state).flatten())
+
+
+def test_nf4_of_known_weights() -> None:
+    """As bitsandbytes 0.50 stores them."""
+    w = torch.linspace(-1.5, 2.0, 64)
+    codes, scales = quantize(w, NF4)
+    assert codes.numpy().tobytes().hex() == NF4_CODES
+    assert scales.tolist() == [2.0]
+
+
+@formats
+def test_what_is_not_finite_is_seen_by_the_scales(fmt) -> None:
+    for value in (math.inf, -math.inf, math.nan):
+        w = weights(512)
+        assert quant.finite(quantize(w, fmt)[1])
+        w[300] = value
+        assert not quant.finite(quantize(w, fmt)[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

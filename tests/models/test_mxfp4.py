@@ -7,9 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rptrain.engine.memory import ModelStore
 from rptrain.errors import UserError
-from rptrain.kernels.quant import MXFP4, dequantize
-from rptrain.models import mxfp4, registry, weights
+from rptrain.kernels.quant import MXFP4, dequantize, quantize
+from rptrain.models import mxfp4, quantised, registry, weights
+from rptrain.models.lora import LoRA, with_lora, without_adapters
+from rptrain.models.quantised import with_base
 from rptrain.models.shards import read_header
 
 SIZES = {"model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2}
@@ -70,6 +73,45 @@ def test_what_is_saved_is_in_16_bits_and_says_so(published, native, tmp_path) ->
     again, info = AutoModelForCausalLM.from_pretrained(to, output_loading_info=True)
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert torch.equal(again.model.layers[1].mlp.experts.down_proj, ours.params[2]["experts_down"])
+
+
+def held(directory: Path, base: str) -> ModelStore:
+    """A store of the checkpoint with its base in a format."""
+    own = registry.build(registry.read_config(directory))
+    store = ModelStore(with_base(with_lora(own, LoRA(r=2)), base), torch.bfloat16, generations=1)
+    weights.load(weights.check(directory, own), without_adapters(store.spec), store.held)
+    return store
+
+
+@pytest.mark.parametrize("base", ["mxfp4", "nf4"])
+def test_a_base_in_4_bits_keeps_the_experts_codes_as_they_are(published, native, base) -> None:
+    directory, tensors = published
+    widened = native(directory, torch.bfloat16)
+    with held(directory, base) as store:
+        for unit in (1, 2):
+            at = f"model.layers.{unit - 1}.mlp.experts"
+            for name, key in (("experts_gate_up", "gate_up_proj"), ("experts_down", "down_proj")):
+                kept = store.units[unit].quantised[name]
+                assert torch.equal(kept.codes, tensors[f"{at}.{key}_blocks"].flatten())
+                assert torch.equal(kept.scales, tensors[f"{at}.{key}_scales"].flatten())
+                assert torch.equal(store.view(unit, name), widened.params[unit][name])
+            others = {"nf4": {"qkv", "o"}, "mxfp4": set()}[base]
+            assert store.units[unit].quantised.keys() == {"experts_gate_up", "experts_down"} | others
+
+
+def test_experts_in_16_bits_are_quantised_in_the_published_order(published, native, tmp_path, monkeypatch) -> None:
+    """Blocks of 32 inputs of an output, also where a thread reads a few rows at a time."""
+    whole = native(published[0], torch.bfloat16)
+    for params in whole.params[1:3]:
+        params["experts_gate_up"].normal_(generator=torch.Generator().manual_seed(2))
+    weights.save(tmp_path / "wide", whole.spec, whole.view, torch.bfloat16)
+    for read in (1, 1 << 18):
+        monkeypatch.setattr(quantised, "READ", read)
+        with held(tmp_path / "wide", "mxfp4") as store:
+            kept = store.units[1].quantised["experts_gate_up"]
+            codes, scales = quantize(whole.params[1]["experts_gate_up"].mT, MXFP4)
+            assert torch.equal(kept.codes, codes) and torch.equal(kept.scales, scales)
+            assert torch.equal(store.view(2, "experts_down"), whole.params[2]["experts_down"])  # was in 4 bits before
 
 
 def test_what_does_not_fit(published) -> None:

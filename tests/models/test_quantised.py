@@ -1,0 +1,144 @@
+"""Which matrices of a base are held in 4 or 8 bits, and that a checkpoint's tensors become the codes they should."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rptrain.engine.memory import ModelStore
+from rptrain.errors import UserError
+from rptrain.kernels.quant import FORMATS, Quantised, quantize
+from rptrain.models import quantised, registry, weights
+from rptrain.models.lora import LoRA, with_lora, without_adapters
+from rptrain.models.quantised import with_base
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+DENSE, MOE = "LlamaForCausalLM", "Qwen3MoeForCausalLM"
+
+
+@pytest.fixture
+def stored(fresh, tmp_path):
+    """A directory with a model's float32 checkpoint, and its tensors."""
+
+    def store(architecture, **changes):
+        model = fresh(architecture, **SIZES, **changes)
+        for params in model.params:
+            for tensor in params.values():
+                tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(tensor.numel())))
+        weights.save(tmp_path / architecture, model.spec, model.view, torch.float32)
+        return tmp_path / architecture, load_file(tmp_path / architecture / "model.safetensors")
+
+    return store
+
+
+def spec_of(directory, base, **lora):
+    return with_base(with_lora(registry.build(registry.read_config(directory)), LoRA(r=2, **lora)), base)
+
+
+def loaded(directory, base, dtype=torch.bfloat16):
+    store = ModelStore(spec_of(directory, base), dtype, generations=1)
+    weights.load(weights.check(directory, without_adapters(store.spec)), without_adapters(store.spec), store.held)
+    return store
+
+
+def names(spec):
+    return {param.name for unit in spec.units for param in unit.quantised}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "base", "expected"),
+    [
+        (DENSE, "nf4", {"qkv", "o", "gate_up", "down"}),
+        (MOE, "int8", {"qkv", "o", "experts_gate_up", "experts_down"}),
+        (MOE, "mxfp4", {"qkv", "o", "experts_gate_up"}),  # 12 inputs of `down` are no block of 32
+        ("GptOssForCausalLM", "mxfp4", {"experts_gate_up", "experts_down"}),  # as it is published
+        ("GptOssForCausalLM", "int8", {"qkv", "o", "experts_gate_up", "experts_down"}),
+        (DENSE, "bf16", set()),
+    ],
+)
+def test_matrices_of_layers_are_quantised_and_nothing_else(stored, architecture, base, expected):
+    """Not the tables, the head, norms, biases and routers, nor what is trained."""
+    changes = {"moe_intermediate_size": 12} if architecture == MOE else {}
+    spec = spec_of(stored(architecture, **changes)[0], base)
+    assert names(spec) == expected
+    for index, unit in enumerate(spec.units):
+        assert not unit.quantised or (not unit.trainable and any(index in layer.units for layer in spec.layers))
+
+
+def test_what_is_trained_whole_is_not_quantised(stored):
+    spec = spec_of(stored(DENSE)[0], "nf4", target_modules=("q_proj",), modules_to_save=("o_proj",))
+    assert names(spec) == {"qkv", "gate_up", "down"}
+
+
+def test_a_model_without_whole_blocks_is_refused(fresh, tmp_path):
+    spec = fresh(DENSE, **SIZES | {"hidden_size": 40, "intermediate_size": 24, "head_dim": 10}).spec
+    with pytest.raises(UserError, match=r'lora.base: no matrix .* whole blocks of mxfp4; use "bf16"'):
+        with_base(with_lora(spec, LoRA()), "mxfp4")
+
+
+@pytest.mark.parametrize("read", [384, 1 << 18])
+@pytest.mark.parametrize("base", FORMATS)
+@pytest.mark.parametrize("architecture", [DENSE, MOE])
+def test_codes_are_those_of_each_tensor_of_the_checkpoint(stored, monkeypatch, architecture, base, read):
+    """By itself, from the file's own values, also where a thread reads a part of it; the rest is as it was."""
+    directory, tensors = stored(architecture)
+    monkeypatch.setattr(quantised, "READ", read)
+    fmt, quantised_elements = FORMATS[base], 0
+    with loaded(directory, base) as store:
+        for index, unit in enumerate(without_adapters(store.spec).units):
+            for param in unit.params:
+                whole, start = store.view(index, param.name), 0
+                for part in param.parts:
+                    tensor = tensors[part.key]
+                    if param.format is None:
+                        expected = tensor.bfloat16()
+                    else:
+                        numel = tensor.numel()
+                        held = store.units[index].quantised[param.name].part(start, start + numel)
+                        codes, scales = quantize(tensor, fmt)
+                        assert torch.equal(held.codes, codes) and torch.equal(held.scales, scales), part.key
+                        expected = held.widen(torch.empty(tensor.shape, dtype=torch.bfloat16))
+                        quantised_elements += numel
+                    rows = whole[start // max(tensor[0].numel(), 1) :][: part.rows]
+                    assert torch.equal(rows, expected), part.key
+                    start += tensor.numel()
+    assert quantised_elements > 0
+
+
+@pytest.mark.parametrize(("architecture", "name"), [(DENSE, "down"), ("GptOssForCausalLM", "experts_gate_up")])
+def test_a_thread_reads_a_piece_at_a_time(stored, monkeypatch, architecture, name):
+    """Of READ elements at most, or of one row of blocks where a matrix is turned; together they are the tensor."""
+    directory, tensors = stored(architecture)
+    monkeypatch.setattr(quantised, "READ", 512)
+    spec = spec_of(directory, "nf4")
+    param = next(param for param in spec.units[1].quantised if param.name == name)
+    held = Quantised.of(torch.empty(param.nbytes(2), dtype=torch.uint8), param.numel, param.format)
+    file = weights.check(directory, without_adapters(spec)).tensors[param.parts[0].key]
+    sizes = [piece.stored.shape[0] * piece.stored.shape[1] for piece in quantised.pieces(file, held, param.transposed)]
+    assert sum(sizes) == tensors[param.parts[0].key].numel()
+    assert max(sizes) == (512 if architecture == DENSE else param.format.block * param.shape[2])
+
+
+@pytest.mark.parametrize("base", FORMATS)
+def test_values_that_are_no_numbers_are_refused(stored, base):
+    directory, tensors = stored(DENSE)
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors[name][5, 70] = float("inf")
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(UserError, match=rf"{name} holds values that are infinite or not numbers in {base}"):
+        loaded(directory, base)
+
+
+@pytest.mark.parametrize("base", FORMATS)
+def test_drawn_weights_follow_from_seed_and_name(stored, base):
+    spec = spec_of(stored(DENSE)[0], base)
+    drawn = []
+    for seed in (1, 1, 2):
+        store = ModelStore(spec, torch.bfloat16, generations=1)
+        weights.initialise(spec, store.held, seed)
+        drawn.append(store)
+    first, again, other = ([state.params[0] for state in store.units] for store in drawn)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    matrix = drawn[0].view(1, "down").float()
+    assert matrix.std().item() == pytest.approx(spec.config["initializer_range"], rel=0.1)
+    assert not torch.equal(first[1], other[1])
+    assert weights.not_finite(spec, drawn[0].held) is None

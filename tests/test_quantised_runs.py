@@ -1,0 +1,110 @@
+"""Whole runs of adapters on a base in 4 or 8 bits: resumed, exported, merged, asked, planned, and what is refused."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rptrain import metrics
+from rptrain.checkpoint.export import export
+from rptrain.errors import UserError
+from rptrain.generate import generate_text
+from rptrain.kernels.quant import INT8, NF4, dequantize, quantize
+
+from . import run_tools as tools
+
+NARROW = ("lora.r=3", "lora.alpha=6", "lora.base=nf4", "save.save_steps=2", "optim.learning_rate=0.05")
+ASKED = (["a", "bc"], 6, 0.0, 0, True)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tools.write_model(tmp_path / "model")
+    return tmp_path
+
+
+def widened(tensor, fmt):
+    return dequantize(*quantize(tensor, fmt), fmt, torch.empty(tensor.shape))
+
+
+def test_a_resumed_run_goes_on_to_the_same_bits(folder):
+    whole = tools.train_here(folder, *NARROW, "engine.devices=cpu:1")
+    more = (f"save.resume={whole.checkpoint_path(2)}", "log.run_name=more", "engine.devices=cpu:2")
+    again = tools.train_here(folder, *NARROW, *more)
+    assert [event.step for event in tools.events(again, metrics.Resumed)] == [2]
+    assert {step: tools.steps(whole)[step] for step in range(3, 7)} == tools.steps(again)
+    assert tools.state(again) == tools.state(whole)
+    plainly = tools.train_here(folder, *NARROW, "lora.base=bf16", "log.run_name=plainly")
+    assert tools.steps(plainly)[1] != tools.steps(whole)[1]
+    with pytest.raises(UserError, match=r"lora\.base was nf4, is int8"):
+        tools.train_here(folder, *NARROW, *more, "lora.base=int8")
+
+
+@pytest.mark.parametrize(("base", "fmt"), [("nf4", NF4), ("int8", INT8)])
+def test_merging_and_answers_start_from_the_base_that_was_trained_on(folder, base, fmt):
+    run = tools.train_here(folder, *NARROW, f"lora.base={base}")
+    names = load_file(run.model_path / "adapter_model.safetensors").keys()
+    plainly = tools.train_here(folder, *NARROW, "lora.base=bf16", "log.run_name=plainly")
+    assert names == load_file(plainly.model_path / "adapter_model.safetensors").keys()
+    configs = [json.loads((r.model_path / "adapter_config.json").read_text()) for r in (run, plainly)]
+    assert configs[0] == configs[1]
+    adapter = load_file(run.model_path / "adapter_model.safetensors")
+    before = load_file(folder / "model/model.safetensors")
+    after = load_file(export(run.path, folder / "merged", merge=True) / "model.safetensors")
+    for name, tensor in before.items():
+        key = f"base_model.model.{name.removesuffix('.weight')}"
+        if f"{key}.lora_A.weight" in adapter:
+            tensor = widened(tensor, fmt) + 6 / 3 * adapter[f"{key}.lora_B.weight"] @ adapter[f"{key}.lora_A.weight"]
+        torch.testing.assert_close(after[name], tensor, rtol=1e-6, atol=1e-6)
+    answers = [generate_text(source, *ASKED) for source in (run.checkpoints()[-1], folder / "merged")]
+    assert answers[0] == answers[1] != generate_text(folder / "model", *ASKED)
+
+
+def test_a_base_that_is_not_as_it_was_is_refused(folder):
+    """Found by the codes and scales."""
+    run = tools.train_here(folder, *NARROW)
+    file = folder / "model/model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.2.mlp.up_proj.weight"][0, 0] += 1
+    save_file(tensors, file)
+    with pytest.raises(UserError, match=r"frozen weights of layers\.2 are not those"):
+        export(run.path, folder / "merged", merge=True)
+
+
+def test_questions_are_asked_of_the_widened_weights(folder):
+    run = tools.train_here(folder, *NARROW, "eval.questions=3", "train.max_steps=2")
+    assert len(tools.events(run, metrics.Evaluation)) == 2
+
+
+def test_plan_shows_the_base_and_counts_its_bytes(folder):
+    tools.write_config(folder)
+    given = (
+        "plan",
+        "--config",
+        folder / "run.toml",
+        "model.path=qwen3-1.7b",
+        "model.dtype=bfloat16",
+        "train.method=lora",
+    )
+    sizes = {}
+    for base in ("bf16", "nf4", "mxfp4", "int8"):
+        found = json.loads(tools.invoke(*given, f"lora.base={base}", "--json").output)
+        assert found["model"]["base"] == base
+        (sizes[base],) = (p["nbytes"] for p in found["memory"][0]["parts"] if p["name"].startswith("frozen weights"))
+    matrices = 28 * 2048 * (2 * 2048 + 2 * 1024 + 3 * 6144)
+    for base, each in (("nf4", 0.5625), ("mxfp4", 0.53125), ("int8", 1.03125)):
+        assert sizes["bf16"] - sizes[base] == pytest.approx((2 - each) * matrices, abs=28 * 4096)
+    text = tools.invoke(*given, "lora.base=nf4").output
+    assert "bfloat16, the base in nf4" in text and "frozen weights, matrices in nf4" in text
+
+
+def test_mistakes_end_with_2(folder):
+    tools.write_config(folder)
+    for override, message in (
+        ("train.method=full", "`lora.base`: only weights that stay can be held in 4 or 8 bits"),
+        ("lora.base=mxfp4", 'no matrix of this model consists of whole blocks of mxfp4; use "bf16"'),
+        ("lora.base=nf5", "lora.base"),
+    ):
+        result = tools.invoke("--config", folder / "run.toml", "lora.base=nf4", override)
+        assert result.exit_code == 2 and message in result.output, result.output
