@@ -33,6 +33,7 @@ _ALIASES = {
     "lora.rslora": "use_rslora peft_use_rslora",
     "lora.use_dora": "dora peft_use_dora",
     "lora.modules_to_save": "lora_modules_to_save additional_target",
+    "lora.base": "load_in_4bit load_in_8bit bnb_4bit_quant_type quantization_bit quantize_base qlora",
     "lora.adapter": "adapter_name_or_path lora_model_dir",
     "optim.learning_rate": "lr peak_lr max_lr",
     "optim.lr_scheduler_type": "lr_scheduler scheduler lr_schedule scheduler_type lr_decay_style",
@@ -85,7 +86,7 @@ _UNAVAILABLE = {
     for feature, words in {
         "LoRA of some layers by number": "peft_layers_to_transform layers_to_transform lora_layers",
         "other ways to begin an adapter": "init_lora_weights pissa_init loftq_config peft_init_lora_weights",
-        "quantization": "qlora load_in_4bit load_in_8bit quantization quantization_* bnb_4bit_* use_bnb",
+        "a choice of how weights are quantised": "quantization quantization_* bnb_4bit_* use_bnb",
         "a choice of optimizer": "optimizer optim_args optimizer_type optimizer_in_bwd",
         "weighting data sets": "weight weights interleave_probs mix_strategy",
         "validation loss": "val_size val_set_size val_* eval_* evaluation_strategy test_datasets sets "

