@@ -10,6 +10,8 @@ from rptrain.engine.meter import Measured
 from rptrain.errors import UserError
 from rptrain.models import registry
 from rptrain.models.freeze import freeze
+from rptrain.models.lora import LoRA, with_lora
+from rptrain.models.quantised import with_base
 from rptrain.plan.costs import Work
 from rptrain.plan.lower import outputs
 from rptrain.plan.machine import CARDS, Machine
@@ -104,8 +106,27 @@ def test_a_frozen_model_needs_less_of_the_host_and_of_the_gpu():
     assert store[0] - store[1] == pytest.approx(12 * numel, abs=28 * 6 * 4096)  # 14 bytes each to 2, in whole pages
     for stage in (Stage("FB", 0, 29), Stage("F", 0, 29)):
         before, after = (stage_parts(s, stage, workload.shapes) for s in (whole, frozen))
-        assert (before[0], before[2]) == (after[0], after[2])
-        assert before[1] - after[1] == (6 * numel if stage.backward else 0)
+        params, widened, grads, work = (b - a for b, a in zip(before, after, strict=True))
+        assert (params, widened, work) == (0, 0, 0)
+        assert grads == (6 * numel if stage.backward else 0)
+
+
+def test_a_quantised_base_moves_less_and_its_device_holds_what_is_widened():
+    """By hand, of Qwen3-1.7B: the host holds and the link moves codes, the devices beside them 16 bits of a stage."""
+    workload = Workload(4, 2048, 16, 16, torch.bfloat16, False)
+    matrices = 2048 * (2 * 2048 + 2 * 1024 + 3 * 6144)  # of a layer
+    plans = {}
+    for base in ("bf16", "nf4"):
+        spec = with_base(with_lora(spec_of("qwen3-1.7b"), LoRA(r=8)), base)
+        plans[base] = make_plan(spec, Machine(CARDS["rtx4090"], 1), workload, device_limit=12 * GIB)
+    wide, narrow = plans["bf16"], plans["nf4"]
+    assert wide.store_bytes - narrow.store_bytes == pytest.approx(28 * (2 - 0.5625) * matrices, abs=28 * 4096)
+    assert wide.costs[0].params - narrow.costs[0].params == (2 - 0.5625) * matrices
+    assert (wide.costs[0].widened, narrow.costs[0].widened) == (0, 2 * matrices)
+    assert narrow.costs[-1] == wide.costs[-1]
+    layers = max(sum(layer < 28 for layer in stage.layers) for stage in narrow.plan.stages)
+    assert narrow.device.widened == layers * 2 * matrices and wide.device.widened == 0
+    assert narrow.device.total <= 12 * GIB - LIBRARIES
 
 
 def test_rounds_need_less_host_memory_for_activations():
