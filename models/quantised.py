@@ -20,7 +20,7 @@ from rptrain.models.shards import Stored, read_here
 from rptrain.models.spec import ModelShape, Param
 
 MATRICES = (*PLACES, "experts_gate_up", "experts_down")  # routers, which are small and decide, are not among them
-READ = 1 << 18  # elements that a thread reads and quantises at a time, if a row of blocks has no more
+READ = 1 << 17  # elements that a thread reads and quantises at a time, if a row of blocks has no more
 
 
 def with_base(spec: Shape, base: str) -> Shape:

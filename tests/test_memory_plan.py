@@ -147,6 +147,8 @@ import torch
 from rptrain.checkpoint.state import load_state, save_state
 from rptrain.engine.memory import ModelStore
 from rptrain.models import registry, weights
+from rptrain.models.lora import LoRA, with_lora, without_adapters
+from rptrain.models.quantised import with_base
 
 def kib(name):
     return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
@@ -171,13 +173,21 @@ for state in store.units:
 weights.save(folder / "same", spec, store.view, torch.bfloat16)
 weights.save(folder / "other", spec, store.view, torch.float32)
 state = save_state(folder, store.units, step=1, meta={"model_dir": str(folder / "model")})
-found = {name: growth(lambda: load(name)) for name in ("same", "other")}
+narrow = ModelStore(with_base(with_lora(spec, LoRA(r=1)), "nf4"), torch.bfloat16, generations=1)
+for held in narrow.units:
+    held.params[0].fill_(1)
+
+def quantise():
+    own = without_adapters(narrow.spec)
+    weights.load(weights.check(folder / "other", own), own, narrow.held)
+
+found = {name: growth(lambda: load(name)) for name in ("same", "other")} | {"nf4": growth(quantise)}
 print(json.dumps(found | {"state": growth(lambda: load_state(state, store.units))}))
 """
 
 
 def test_loading_takes_nothing_beside_the_buffers_that_were_planned(folder):
-    """Of 45, 90 and 360 MiB that are read; code that is first used then comes beside, and pieces that are converted."""
+    """Of 45, 90, 90 and 360 MiB that are read; code that is first used comes beside, and pieces that are converted."""
     shutil.copyfile(registry.PRESETS / "tiny-tasks" / "tokenizer.json", folder / "model" / "tokenizer.json")
     line = [sys.executable, "-P", "-c", LOADING, str(folder)]
     done = subprocess.run(line, capture_output=True, text=True, check=False)

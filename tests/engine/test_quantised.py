@@ -98,7 +98,7 @@ def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous):
 def test_nothing_is_widened_before_it_arrived_or_while_it_is_read(slow):
     def probe(where):
         if slow in where:
-            time.sleep(0.004)
+            time.sleep(0.03 if slow == "upload" else 0.004)
 
     batches, plan = plain.make_batches(2), "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=4 MR=4"
     options = {"asynchronous": True, "lora": LoRA(r=2), "base": "int8"}

@@ -245,6 +245,17 @@ def test_peak_bytes_by_hand():
     assert timeline.peak(0) == 10 + 20 + 10 + 3 + 2 * 3 + 100
 
 
+def test_what_is_widened_is_held_while_its_stage_is_computed():
+    """Behind the parameters' arrival; what is only computed, without transfers, holds it as long."""
+    plan, links = Plan.parse("F0-0 FB1-1 B0-0 | N=1 M=2 MR=2"), Links(up=1, down=1, boundary=3, latency=0)
+    costs = [LayerCost(5, 20, params=4, kept=0, widened=16), LayerCost(0, 20, params=2)]
+    program = dispatch(plan, costs, links=links)
+    held = [hold for hold in program.holds if hold.nbytes == 16]
+    kinds = [tuple(program.tasks[task].kind for task in (hold.first, hold.last)) for hold in held]
+    assert kinds == [("F", "F"), ("B", "B")]
+    assert [program.tasks[hold.last].micro_batch - program.tasks[hold.first].micro_batch for hold in held] == [1, 1]
+
+
 def test_host_holds_each_boundary_from_its_first_use_to_its_last():
     plan, costs = Plan.parse("F0-0 FB1-1 B0-0 | N=2 M=2 MR=2"), [LayerCost(1, 3)] * 2
     links = Links(up=1e9, down=1e9, boundary=8, latency=0)
