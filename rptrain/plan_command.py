@@ -185,15 +185,19 @@ def _unfinished(resolved: Resolved) -> tuple[RunDir, Path] | None:
 
 def _blocks(config: Config, spec: ModelShape) -> tuple[BlockIntensity, ...]:
     """The paper's intensities of each kind of blocks: a round's rows share an upload of the parameters."""
+    length, batch = config.data.max_length, config.train.rows * config.round_size
+    itemsize = DTYPES[config.model.dtype].itemsize
     kinds: dict[Sizes, list[str]] = {}
     for layer in spec.layers:
         if isinstance(layer, BlockShape):
             sizes = Sizes(layer.hidden, layer.heads, layer.kv_heads, layer.head_size, layer.intermediate)
             if isinstance(layer, MoEBlock):
                 sizes = replace(sizes, experts=layer.experts, active=layer.active, window=layer.window)
+            units = [spec.units[unit] for unit in layer.units]
+            if any(unit.quantised for unit in units):
+                weight = sum(unit.nbytes(itemsize) for unit in units) / sum(unit.numel for unit in units)
+                sizes = replace(sizes, weight=weight)
             kinds.setdefault(sizes, []).append(layer.name)
-    length, batch = config.data.max_length, config.train.rows * config.round_size
-    itemsize = DTYPES[config.model.dtype].itemsize
     return tuple(
         BlockIntensity(
             names[0],

@@ -380,6 +380,14 @@ def test_the_experts_of_a_model_are_another_kind_of_block():
     assert (windowed["layers"], whole["layers"]) == (12, 12) and windowed["forward"] < whole["forward"]
 
 
+def test_a_base_in_4_bits_has_more_operations_a_byte():
+    wide, narrow = (
+        as_json(*SERVER, "train.method=lora", f"lora.base={base}")[0]["roofline"]["blocks"][0]["forward"]
+        for base in ("bf16", "nf4")
+    )
+    assert 1 < narrow / wide < 2 / 0.5625
+
+
 def test_pictures(folder):
     result = run(*SERVER, "--svg", "step.svg", "--trace", "step.json")
     assert result.exit_code == 0

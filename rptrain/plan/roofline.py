@@ -34,6 +34,7 @@ class Sizes:
     experts: int = 1
     active: int = 1  # experts a token
     window: int | None = None
+    weight: float | None = None  # bytes of a parameter on the link; None: those of an activation's number
 
 
 def forward_flops(sizes: Sizes, length: int, batch: int) -> float:
@@ -53,7 +54,7 @@ def forward_upload(sizes: Sizes, length: int, batch: int, itemsize: int = 2) -> 
     h = sizes.hidden
     queries, keys = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
     parameters = 2 * h * queries + 2 * h * keys + 3 * h * sizes.intermediate * sizes.experts
-    return itemsize * (parameters + float(batch) * length * h)
+    return (sizes.weight or itemsize) * parameters + itemsize * float(batch) * length * h
 
 
 def forward_intensity(sizes: Sizes, length: int, batch: int, itemsize: int = 2) -> float:

@@ -7,6 +7,8 @@ import torch
 
 from rptrain.engine.cuda import CudaDevice
 from rptrain.engine.loss_scale import LossScale
+from rptrain.kernels.quant import FORMATS
+from rptrain.models.lora import LoRA
 
 from ..engine import plain, runs
 
@@ -71,6 +73,21 @@ def test_float16_has_the_same_bits_with_any_plan_and_learns_as_on_the_cpu(fp16_a
     for plan in (*PLANS, *PLANS):
         assert same(first, go(plan, "cuda", fp16_accumulation=fp16_accumulation)), plan
     assert not torch.backends.cuda.matmul.allow_fp16_accumulation
+
+
+@pytest.mark.parametrize("base", FORMATS)
+def test_a_quantised_base_has_the_same_bits_with_any_plan_and_learns_as_on_the_cpu(base):
+    batches = plain.make_batches(1, length=64) * 5
+
+    def go(plan, device):
+        options = {"asynchronous": True, "dtype": torch.bfloat16, "lora": LoRA(r=4), "base": base, "rate": 1e-2}
+        return runs.run(CFG, batches, f"{plan} | N=1 M=4 MR=4", device=device, **options)
+
+    first = go(PLANS[0], "cuda")
+    assert first[0] == pytest.approx(go(PLANS[0], "cpu")[0], rel=1e-2)
+    assert first[0][-1] < first[0][0]
+    for plan in (*PLANS, *PLANS):
+        assert same(first, go(plan, "cuda")), plan
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -92,6 +92,15 @@ def test_equation_7_backward_is_above_forward_as_long_as_parameters_are_the_most
     assert backward_bound(sizes, LENGTH, batch) > forward_intensity(sizes, LENGTH, batch)
 
 
+def test_weights_in_4_bits_are_uploaded_as_such():
+    """By hand: a byte a weight less 1.4375, and the input as before."""
+    sizes = sizes_of("qwen3-1.7b")
+    narrow = replace(sizes, weight=0.5625)
+    matrices = 2048 * (2 * 2048 + 2 * 1024 + 3 * 6144)
+    assert forward_upload(sizes, LENGTH, 2) - forward_upload(narrow, LENGTH, 2) == (2 - 0.5625) * matrices
+    assert forward_upload(narrow, LENGTH, 2) == 0.5625 * matrices + 2 * 2 * LENGTH * 2048
+
+
 def test_intensity_grows_with_the_batch_and_halves_with_wide_numbers():
     sizes = sizes_of("llama-3.1-8b")
     values = [forward_intensity(sizes, LENGTH, batch) for batch in (1, 2, 4, 8, 16)]
