@@ -108,3 +108,11 @@ def test_mistakes_end_with_2(folder):
     ):
         result = tools.invoke("--config", folder / "run.toml", "lora.base=nf4", override)
         assert result.exit_code == 2 and message in result.output, result.output
+
+
+def test_dora_begins_at_the_lengths_of_the_widened_rows(folder):
+    """So that, before the first update, it changes nothing."""
+    once = ("train.max_steps=1", "save.save_steps=0")
+    plainly = tools.train_here(folder, *NARROW, *once)
+    dora = tools.train_here(folder, *NARROW, *once, "lora.use_dora=true", "log.run_name=dora")
+    assert tools.steps(dora)[1][0] == pytest.approx(tools.steps(plainly)[1][0], rel=1e-6)
