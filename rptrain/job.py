@@ -112,10 +112,12 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
         packing=data.packing,
         assistant_only_loss=data.assistant_only_loss,
         chat_template=data.chat_template,
+        overlong=data.overlong,
+        cache_dir=data.cache_dir,
         vocab_size=spec.vocab_size,
         seed=train.seed,
     )
-    if (token := int(rows.input_ids.max())) >= spec.vocab_size:
+    if (token := rows.largest) >= spec.vocab_size:
         raise UserError(
             f"the tokenizer in {model_dir} gives token {token}, but config.json says vocab_size {spec.vocab_size}: "
             "they are of different models"
