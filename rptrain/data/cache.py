@@ -64,8 +64,11 @@ def code_hash() -> str:
 
 def content_key(file: Path, settings: list[Any]) -> str:
     """What the tokens of a data file are kept under: a hash of its content and of all that its tokens depend on."""
-    with file.open("rb") as source:
-        content = file_digest(source, "sha256").hexdigest()
+    try:
+        with file.open("rb") as source:
+            content = file_digest(source, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror or error}") from error
     suffix = file.suffix.lower()  # decides how the file is read
     return sha256(json.dumps([content, suffix, settings], sort_keys=True).encode(errors="surrogatepass")).hexdigest()
 
@@ -75,7 +78,7 @@ def load(folder: Path, key: str) -> tuple[Stream, Tally] | None:
     path = folder / f"{key}.safetensors"
     try:
         return _read(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except Damaged as error:
         log.warning("%s is damaged (%s): the data is tokenised again", path, error)
@@ -136,8 +139,8 @@ def _read(path: Path) -> tuple[Stream, Tally]:
         if _hash(file.fileno(), size, header, metadata["facts"]) != metadata.get("sha256"):
             raise Damaged("its sha256 differs")
     data = np.memmap(path, np.uint8, "r", HEADER) if size else np.empty(0, np.uint8)
-    arrays = {name: data[start:end].view(TOKENS[name]) for name, (start, end) in bounds.items()}
-    stream = Stream(**arrays, largest=facts["largest"], digest=metadata["sha256"])
+    arrays = (data[start:end].view(TOKENS[name]) for name, (start, end) in bounds.items())
+    stream = Stream(*arrays, largest=facts["largest"], digest=metadata["sha256"])
     return stream, Tally(facts["total"], facts["bad"], facts["first"])
 
 

@@ -38,7 +38,7 @@ def chat(row: dict[str, Any], key: str) -> dict[str, Any]:
     if not turns:
         raise ValueError(f"`{key}` is not a list with at least one message")
     messages, learned = _messages(turns)
-    if row.get("system"):
+    if row.get("system") and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": text_of(row, "system")})
         learned.insert(0, False)
     return {"messages": messages, "learned": tuple(learned), "tools": _tools(row)}

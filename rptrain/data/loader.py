@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -152,22 +152,19 @@ def prepare(
     folder = Path(cache_dir) if cache_dir else cache.default_folder()
     settings = Tokenising(tokenizer, assistant_only_loss, chat_template, folder) if tokenizer is not None else None
     streams: list[Stream] = []
-    names: list[str] = []
     weights: list[float] = []
     for source in sources:
         if source.path == RANDOM:
-            found = [(RANDOM, _random_stream(max_length, vocab_size))]
+            found = [_random_stream(max_length, vocab_size)]
         elif settings is None:
             raise UserError(f"{source.path}: needs the model's tokenizer")
         elif source.path.startswith("builtin:"):
-            found = [(TASKS, settings.builtin(_questions(source)))]
+            found = [settings.builtin(_questions(source))]
         else:
             found = settings.streams(source)
-        for name, stream in found:
-            names.append(name)
-            streams.append(stream)
-            weights.append(source.weight)
-    pieces = piece(streams, names, max_length, overlong)
+        streams += found
+        weights += [source.weight] * len(found)
+    pieces = piece(streams, max_length, overlong)
     pieces.trimmed.warn()
     return build(streams, pieces, packing=packing, pad_id=_pad_id(tokenizer), seed=seed, weights=weights)
 
@@ -182,7 +179,7 @@ class Tokenising:
 
     def builtin(self, questions: list[formats.Example]) -> Stream:
         tally = Tally(len(questions))
-        stream = gather(self.documents(questions, tally))
+        stream = gather(self.documents(questions, tally), TASKS)
         Tally.joined({TASKS: tally}).judge()
         return stream
 
@@ -195,9 +192,9 @@ class Tokenising:
             tally=tally,
         )
 
-    def streams(self, source: SourceLike) -> list[tuple[str, Stream]]:
+    def streams(self, source: SourceLike) -> list[Stream]:
         """The files of a source with their tokens. UserError: more than 1 % of all its rows are bad."""
-        streams: list[tuple[str, Stream]] = []
+        streams: list[Stream] = []
         tallies: dict[str, Tally] = {}
         for file in files_of(source.path, source.split):
             key = cache.content_key(file, [source.format, *self._settings])
@@ -207,7 +204,7 @@ class Tokenising:
                 tally = Tally()
                 documents = self.documents(formats.read(file, source.format, tally), tally)
                 found = cache.store(self._folder, key, documents, tally), tally
-            streams.append((str(file), found[0]))
+            streams.append(replace(found[0], name=str(file)))
             tallies[str(file)] = found[1]
         Tally.joined(tallies).judge()
         return streams
@@ -251,7 +248,7 @@ def _random_stream(length: int, vocab_size: int | None) -> Stream:
     generator = torch.Generator().manual_seed(0)
     drawn = (torch.randint(vocab_size, (length,), generator=generator) for _ in range(RANDOM_ROWS))
     learned = np.ones(length, bool)
-    return gather(Document(line, ids.int().numpy(), learned) for line, ids in enumerate(drawn, 1))
+    return gather((Document(line, ids.int().numpy(), learned) for line, ids in enumerate(drawn, 1)), RANDOM)
 
 
 def _pad_id(tokenizer: Any) -> int:

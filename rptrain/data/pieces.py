@@ -47,10 +47,10 @@ class Pieces:
     trimmed: Trimmed
 
 
-def piece(streams: Sequence[Stream], names: Sequence[str], max_length: int, overlong: Overlong) -> Pieces:
+def piece(streams: Sequence[Stream], max_length: int, overlong: Overlong) -> Pieces:
     """The pieces of all documents. `overlong` says what becomes of a document that is longer; texts are always divided.
 
-    UserError: there is one, and `overlong` is "error"; `names` are the streams' files.
+    UserError: there is one, and `overlong` is "error".
     """
     lengths = np.concatenate([stream.lengths for stream in streams]).astype(np.int64)
     begins = np.cumsum(lengths) - lengths
@@ -58,7 +58,7 @@ def piece(streams: Sequence[Stream], names: Sequence[str], max_length: int, over
     long = lengths > max_length
     whole = long & ~divided
     if whole.any() and overlong == "error":
-        _refuse(streams, names, np.flatnonzero(whole), max_length)
+        _refuse(streams, np.flatnonzero(whole), max_length)
     counts = np.where(long & divided, -(-lengths // max_length), np.where(whole & (overlong == "drop"), 0, 1))
     document = np.repeat(np.arange(len(lengths)), counts)
     part = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -84,14 +84,14 @@ def piece(streams: Sequence[Stream], names: Sequence[str], max_length: int, over
     return Pieces(piece_begins, piece_lengths, supervised, trimmed)
 
 
-def _refuse(streams: Sequence[Stream], names: Sequence[str], documents: np.ndarray, max_length: int) -> None:
+def _refuse(streams: Sequence[Stream], documents: np.ndarray, max_length: int) -> None:
     bounds = np.cumsum([len(stream) for stream in streams])
     shown = []
     for document in documents[:5].tolist():
         number = int(np.searchsorted(bounds, document, "right"))
         stream = streams[number]
         inside = document - (int(bounds[number]) - len(stream))
-        shown.append(f"{names[number]}:{stream.lines[inside]}: {stream.lengths[inside]} tokens")
+        shown.append(f"{stream.place(inside)}: {stream.lengths[inside]} tokens")
     more = [f"and {len(documents) - len(shown)} more"] if len(documents) > len(shown) else []
     report = "\n  ".join([f"{len(documents)} samples are longer than {max_length} tokens:", *shown, *more])
     raise UserError(f'{report}\nRaise data.max_length, or set data.overlong to "truncate", "split" or "drop".')

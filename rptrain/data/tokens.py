@@ -31,9 +31,14 @@ class Stream:
     divisible: np.ndarray  # [documents], whether any part is a sample
     largest: int  # token id; -1 without any
     digest: str  # of the arrays
+    name: str = ""  # the file's
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def place(self, document: int) -> str:
+        """Where it stands: "file:line"."""
+        return f"{self.name}:{self.lines[document]}"
 
 
 class Builder:
@@ -61,7 +66,7 @@ class Builder:
         return {name: np.frombuffer(part, TOKENS[name]) for name, part in zip(list(TOKENS)[1:], parts, strict=True)}
 
 
-def gather(documents: Iterable[Document]) -> Stream:
+def gather(documents: Iterable[Document], name: str) -> Stream:
     """A stream in memory, for what is small."""
     tokens = bytearray()
     builder = Builder(tokens.extend)
@@ -71,4 +76,4 @@ def gather(documents: Iterable[Document]) -> Stream:
     digest = sha256()
     for part in arrays.values():
         digest.update(part.tobytes())
-    return Stream(**arrays, largest=builder.largest, digest=digest.hexdigest())
+    return Stream(**arrays, largest=builder.largest, digest=digest.hexdigest(), name=name)

@@ -7,18 +7,19 @@ from rptrain.data.rows import build
 from rptrain.data.tokens import Document, gather
 
 
-def stream_of(documents, masks=None, divisible=False):
+def stream_of(documents, masks=None, divisible=False, name="f"):
     masks = masks or [[True] * len(document) for document in documents]
-    return gather(
+    made = (
         Document(line, np.array(ids, np.int32), np.array(mask, bool), divisible)
         for line, (ids, mask) in enumerate(zip(documents, masks, strict=True), 1)
     )
+    return gather(made, name)
 
 
 def laid_out(documents, max_length, masks=None, *, packing=True, seed=0, divisible=False, overlong="truncate"):
     """The rows of documents, given as lists of token ids; without masks all tokens are supervised."""
     stream = stream_of(documents, masks, divisible)
-    pieces = piece([stream], ["f"], max_length, overlong)
+    pieces = piece([stream], max_length, overlong)
     pieces.trimmed.warn()
     return build([stream], pieces, packing=packing, pad_id=0, seed=seed)
 

@@ -144,14 +144,14 @@ def test_dropped(caplog):
 
 
 def test_refused():
-    one, two = stream_of([[1] * 4, [2] * 9]), stream_of([[3] * 8, [4] * 10, [5] * 11])
+    one, two = stream_of([[1] * 4, [2] * 9], name="a"), stream_of([[3] * 8, [4] * 10, [5] * 11], name="b")
     with pytest.raises(UserError) as caught:
-        piece([one, two], ["a.jsonl", "b.jsonl"], 8, "error")
+        piece([one, two], 8, "error")
     assert str(caught.value).splitlines() == [
         "3 samples are longer than 8 tokens:",
-        "  a.jsonl:2: 9 tokens",
-        "  b.jsonl:2: 10 tokens",
-        "  b.jsonl:3: 11 tokens",
+        "  a:2: 9 tokens",
+        "  b:2: 10 tokens",
+        "  b:3: 11 tokens",
         'Raise data.max_length, or set data.overlong to "truncate", "split" or "drop".',
     ]
-    assert len(piece([one, two], ["a", "b"], 11, "error").lengths) == 5
+    assert len(piece([one, two], 11, "error").lengths) == 5
