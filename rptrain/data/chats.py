@@ -56,7 +56,7 @@ def alpaca(row: dict[str, Any]) -> dict[str, Any]:
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(said, str) for said in pair)):
             raise ValueError("`history` is not a list of pairs of texts")
         messages += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
-    question = f"{instruction}\n\n{more}" if more else instruction
+    question = "\n".join(filter(None, (instruction, more)))
     messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return {"messages": messages}
 

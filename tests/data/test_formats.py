@@ -36,7 +36,7 @@ def test_formats_are_told_apart(write, name):
     assert chat.messages == CHAT["messages"] and chat.text is None
     (alpaca,) = read(write(name, [ALPACA]))
     assert alpaca.messages is not None
-    assert [message["content"] for message in alpaca.messages] == ["Add.\n\n2 + 2", "4"]
+    assert [message["content"] for message in alpaca.messages] == ["Add.\n2 + 2", "4"]
     assert [message["role"] for message in alpaca.messages] == ["user", "assistant"]
     (text,) = read(write(name, [TEXT]))
     assert text.text == "two and two" and text.messages is None
