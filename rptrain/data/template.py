@@ -1,7 +1,7 @@
 """Examples to documents of token ids, with the mask of the tokens that the loss counts."""
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -202,7 +202,7 @@ def _texts(texts: list[Example], tokenizer: Any, assistant_only_loss: bool) -> I
 
 def _within(offsets: list[Span], spans: list[Span]) -> np.ndarray:
     """bool [tokens]: which tokens have a character within a span."""
-    bounds = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
+    bounds = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * len(offsets)).reshape(-1, 2)
     first, past = bounds[:, 0], np.maximum(bounds[:, 1], bounds[:, 0] + 1)
     mask = np.zeros(len(bounds), dtype=bool)
     for start, end in spans:
