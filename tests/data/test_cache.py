@@ -2,6 +2,7 @@
 
 import json
 import threading
+from itertools import count, islice
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from safetensors.numpy import load_file
 from rptrain.data import cache, formats
 from rptrain.data.formats import Tally
 from rptrain.data.loader import Source, prepare
+from rptrain.data.template import CHUNK, encode
 from rptrain.data.tokens import Document, gather
 from rptrain.errors import UserError
 
@@ -57,6 +59,22 @@ def test_the_same_is_tokenised_once(folder, tokenizer, reads, caplog):
     assert reads == ["rows.jsonl"]
     assert tokens_of(again) == tokens_of(first) and again.content_hash == first.content_hash
     assert "1 of 151 rows are bad" in caplog.text and "rows.jsonl:151: " in caplog.text, "bad rows are told every time"
+
+
+def test_tokens_are_mapped_and_not_read(folder, tokenizer):
+    part = go(folder, tokenizer).streams[0].tokens
+    while isinstance(part, np.ndarray) and not isinstance(part, np.memmap):
+        part = part.base
+    assert isinstance(part, np.memmap)
+
+
+def test_a_file_is_read_as_its_tokens_are_written(tokenizer, monkeypatch):
+    """One without an end, here: only some of it is in memory."""
+    endless = ((number, json.loads(row(number))) for number in count(1))
+    monkeypatch.setattr(formats, "rows_of", lambda path: endless)
+    documents = encode(formats.read("endless.jsonl"), tokenizer)
+    assert [document.line for document in islice(documents, 2500)] == list(range(1, 2501))
+    assert next(endless)[0] < 2500 + 2 * CHUNK
 
 
 def test_what_tokens_depend_on_is_in_the_key(folder, tokenizer, reads, monkeypatch):
