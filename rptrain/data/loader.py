@@ -173,9 +173,10 @@ class Tokenising:
     """How files become tokens, and where these are kept."""
 
     def __init__(self, tokenizer: Any, assistant_only_loss: bool, chat_template: str | None, folder: Path):
-        self._tokenizer, self._assistant_only_loss, self._folder = tokenizer, assistant_only_loss, folder
-        self._template = load_template(tokenizer, chat_template) if chat_template or tokenizer.chat_template else None
-        self._settings = [cache.code_hash(), cache.tokenizer_hash(tokenizer), self._template, assistant_only_loss]
+        self._tokenizer, self._chat_template, self._folder = tokenizer, chat_template, folder
+        self._assistant_only_loss = assistant_only_loss
+        template = load_template(tokenizer, chat_template) if chat_template or tokenizer.chat_template else None
+        self._settings = [cache.code_hash(), cache.tokenizer_hash(tokenizer), template, assistant_only_loss]
 
     def builtin(self, questions: list[formats.Example]) -> Stream:
         tally = Tally(len(questions))
@@ -188,7 +189,7 @@ class Tokenising:
             examples,
             self._tokenizer,
             assistant_only_loss=self._assistant_only_loss,
-            chat_template=self._template,
+            chat_template=self._chat_template,
             tally=tally,
         )
 
