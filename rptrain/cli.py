@@ -142,25 +142,34 @@ def plan(
     pcie: Annotated[str | None, typer.Option(help="What each copies one way, such as 25GB/s.")] = None,
     host: Annotated[str | None, typer.Option(help="Their machine's memory, such as 800GiB.")] = None,
     tflops: Annotated[float | None, typer.Option(help="The rate of each with bfloat16, such as 165.")] = None,
+    show_data: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Read the data, and show N samples and what is learned of them.")
+    ] = 0,
 ) -> None:
     """Show the plan of a config, what memory it takes, and what to change where that is too much.
 
-    Reads no weights and no data. With any of --gpus to --tflops it plans for a machine that is not here. Ends with 2
-    where the run does not fit.
+    Reads no weights, and the data only with --show-data. With any of --gpus to --tflops it plans for a machine that is
+    not here. Ends with 2 where the run does not fit.
     """
     with exit_codes():
         from rptrain.machine_flags import MachineFlags
         from rptrain.plan_command import report, write_pictures
 
         found = report(config, overrides or [], MachineFlags(gpus, card, vram, pcie, host, tflops))
+        data = found.data(show_data) if show_data else None
         if as_json:
-            print(json.dumps(found.to_dict(), indent=2))
+            print(json.dumps({**found.to_dict(), "data": data and data.to_dict()}, indent=2))
         else:
             from rich.console import Console
 
             from rptrain.plan_report import show
 
-            show(found, Console(highlight=False))
+            console = Console(highlight=False)
+            show(found, console)
+            if data is not None:
+                from rptrain.data.preview import show as show_samples
+
+                show_samples(data, console)
         write_pictures(found, svg, trace)
         if not found.fits:
             raise typer.Exit(2)

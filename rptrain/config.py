@@ -51,11 +51,13 @@ class TrainSet(Section):
     """A data set to train on."""
 
     path: PathText
-    """a file, or builtin:tasks, or builtin:random"""
-    format: Literal["auto", "messages", "alpaca", "text"] = "auto"
+    """a file or a folder of files, or builtin:tasks, or builtin:random"""
+    format: Literal["auto", "messages", "sharegpt", "prompt_completion", "alpaca", "text"] = "auto"
     """how a row is written; "auto" looks"""
     split: Text = "train"
     """the part of the set to take, where it has parts"""
+    weight: float = Field(default=1.0, gt=0, le=1000)
+    """how often the set is taken in an epoch; 0.5: half of it, and the other half in the next"""
 
 
 class Data(Section):
@@ -65,12 +67,16 @@ class Data(Section):
     """the sets to train on"""
     max_length: int = Field(2048, ge=2)
     """tokens a row"""
+    overlong: Literal["truncate", "split", "drop", "error"] = "truncate"
+    """what becomes of a longer sample: it loses its end, becomes several, is left out, or stops the run"""
     packing: bool = True
     """put several samples in a row; they do not see each other"""
     assistant_only_loss: bool = True
     """learn the assistant's words only, not the questions"""
     chat_template: Text | None = None
     """a Jinja file to use instead of the tokenizer's template"""
+    cache_dir: PathText | None = None
+    """where tokenised files are kept for later runs; unset: ~/.cache/rptrain"""
 
 
 class Eval(Section):

@@ -13,6 +13,9 @@ _ALIASES = {
     "data.train.path": "train_file data_path data_file data_files dataset_path dataset_dir source",
     "data.train.format": "formatting ds_type dataset_type dataset_format conversation_style",
     "data.train.split": "dataset_train_split train_split",
+    "data.train.weight": "weights dataset_weight sampling_weight",
+    "data.overlong": "excess_length_strategy truncation_strategy overlong_strategy",
+    "data.cache_dir": "dataset_prepared_path tokenized_path dataset_cache_dir",
     "data.max_length": "cutoff_len sequence_len seq_len max_seq_len max_seq_length sequence_length "
     "model_max_length block_size context_length",
     "data.packing": "sample_packing packed neat_packing pack",
@@ -67,6 +70,8 @@ _ADVICE = {
         "`train.global_batch_size` / `train.micro_batch_size`",
         "train_on_inputs train_on_input train_on_prompt": "rptrain has the opposite, `data.assistant_only_loss`",
         "completion_only_loss train_on_responses_only": "rptrain calls this `data.assistant_only_loss`",
+        "interleave_probs mix_strategy interleave_strategy probabilities": "rptrain has `data.train.weight`: "
+        "how often a set is taken in an epoch",
         "gradient_checkpointing activation_checkpointing enable_activation_checkpointing "
         "gradient_checkpointing_kwargs enable_activation_offloading activation_offloading": "not needed: "
         "rptrain recomputes and offloads activations by itself",
@@ -88,7 +93,6 @@ _UNAVAILABLE = {
         "other ways to begin an adapter": "init_lora_weights pissa_init loftq_config peft_init_lora_weights",
         "a choice of how weights are quantised": "quantization quantization_* bnb_4bit_* use_bnb",
         "a choice of optimizer": "optimizer optim_args optimizer_type optimizer_in_bwd",
-        "weighting data sets": "weight weights interleave_probs mix_strategy",
         "validation loss": "val_size val_set_size val_* eval_* evaluation_strategy test_datasets sets "
         "per_device_eval_batch_size early_stopping_patience load_best_model_at_end metric_for_best_model",
         "reporting to trackers": "report_to wandb wandb_* use_wandb mlflow_* tensorboard trackio swanlab_* "

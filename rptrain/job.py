@@ -14,7 +14,7 @@ from rptrain.checkpoint import adapter
 from rptrain.checkpoint.adapter import Adapter, AdapterFiles, base_name
 from rptrain.config import Config
 from rptrain.config_source import Resolved
-from rptrain.data.loader import Batches, load_tokenizer, prepare
+from rptrain.data.loader import RANDOM, Batches, load_tokenizer, prepare
 from rptrain.data.rows import Rows
 from rptrain.data.template import load_template
 from rptrain.devices import Hardware, here, readable
@@ -97,33 +97,26 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
         files = weights.check(model_dir, without_adapters(spec))
     begin = _adapter_to_begin_with(config, spec) if weights_needed and files is not None else None
     _warn_of_idle(config, hardware.devices)
-    tokens_needed = any(source.path != "builtin:random" for source in config.data.train) or config.eval.questions
-    tokenizer = load_tokenizer(model_dir) if tokens_needed else None
-    if tokenizer is not None and config.data.chat_template is not None:
-        tokenizer.chat_template = load_template(tokenizer, config.data.chat_template)
+    tokenizer = _tokenizer(config, model_dir)
     if config.eval.questions:
         load_template(tokenizer, None)  # a UserError where there is none
     plan, memory = _plan(config, spec, hardware)
-    data, train = config.data, config.train
-    rows = prepare(
-        sources=data.train,
-        tokenizer=tokenizer,
-        max_length=data.max_length,
-        packing=data.packing,
-        assistant_only_loss=data.assistant_only_loss,
-        chat_template=data.chat_template,
-        vocab_size=spec.vocab_size,
-        seed=train.seed,
-    )
-    if (token := int(rows.input_ids.max())) >= spec.vocab_size:
-        raise UserError(
-            f"the tokenizer in {model_dir} gives token {token}, but config.json says vocab_size {spec.vocab_size}: "
-            "they are of different models"
-        )
+    train = config.train
+    rows = _rows(config, model_dir, spec, tokenizer)
     batches = Batches(rows, train.rows, train.global_batch_size, train.seed)
     total = train.max_steps or max(1, ceil(train.num_epochs * batches.steps_per_epoch))
     used = hardware.first(config.round_size)
     return Job(config, model_dir, spec, files, begin, tokenizer, rows, batches, used, plan, memory, total)
+
+
+def prepare_data(config: Config) -> tuple[Batches, Any]:
+    """The batches that training takes, and the tokenizer (None where the data needs none), without anything else of a
+    job. UserError for what is wrong with the model's folder, the tokenizer or the data.
+    """
+    model_dir, spec = training_model(config)
+    tokenizer = _tokenizer(config, model_dir)
+    rows = _rows(config, model_dir, spec, tokenizer)
+    return Batches(rows, config.train.rows, config.train.global_batch_size, config.train.seed), tokenizer
 
 
 def replan(job: Job, measured: Measured) -> RunPlan:
@@ -156,6 +149,38 @@ def settle(resolved: Resolved, found: tuple[RunDir, Path] | None, hardware: Hard
         return automatic.settled(resolved, automatic.recorded(config, run.config()), str(run.config_path))
     spec = training_model(config)[1]
     return automatic.settled(resolved, automatic.settle_on(config, spec, hardware), "planned")
+
+
+def _tokenizer(config: Config, model_dir: Path) -> Any:
+    """None where the run needs none; with the config's template."""
+    if all(source.path == RANDOM for source in config.data.train) and not config.eval.questions:
+        return None
+    tokenizer = load_tokenizer(model_dir)
+    if config.data.chat_template is not None:
+        tokenizer.chat_template = load_template(tokenizer, config.data.chat_template)
+    return tokenizer
+
+
+def _rows(config: Config, model_dir: Path, spec: ModelSpec, tokenizer: Any) -> Rows:
+    data = config.data
+    rows = prepare(
+        sources=data.train,
+        tokenizer=tokenizer,
+        max_length=data.max_length,
+        packing=data.packing,
+        assistant_only_loss=data.assistant_only_loss,
+        chat_template=data.chat_template,
+        overlong=data.overlong,
+        cache_dir=data.cache_dir,
+        vocab_size=spec.vocab_size,
+        seed=config.train.seed,
+    )
+    if rows.largest >= spec.vocab_size:
+        raise UserError(
+            f"the tokenizer in {model_dir} gives token {rows.largest}, but config.json says vocab_size "
+            f"{spec.vocab_size}: they are of different models"
+        )
+    return rows
 
 
 def _adapter_to_begin_with(config: Config, spec: ModelSpec) -> AdapterFiles | None:

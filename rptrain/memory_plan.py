@@ -203,7 +203,7 @@ def _process(config: Config, workload: Workload, hardware: Hardware) -> list[Par
     indices = workload.micro_batches * (workload.tokens * 3 * 8 + (workload.tokens + 1) * 4)
     parts = [Part("batches under way", (AHEAD + 1) * indices)]
     if sets := sum(source.path == RANDOM for source in config.data.train):
-        parts.append(Part("random tokens", sets * RANDOM_ROWS * config.data.max_length * (4 + 4)))
+        parts.append(Part("random tokens", sets * RANDOM_ROWS * config.data.max_length * 4))
     if sets < len(config.data.train):
         parts.append(Part("tokenizer", TOKENIZERS))
     if hardware.gpus:
@@ -223,7 +223,7 @@ def _host(
         parts.append(Part(f"memory of {hardware.devices} CPU workers", workers))
     notes = []
     if any(source.path != RANDOM for source in config.data.train):
-        notes.append("the data's tokens, 8 bytes each, are not counted: the data is not read")
+        notes.append("the data is not read: its tokens stay on the disk; up to 100 bytes a sample are not counted")
     lock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if hardware.gpus and hardware.here and lock != resource.RLIM_INFINITY and lock < locked:
         notes.append(

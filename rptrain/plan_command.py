@@ -15,6 +15,7 @@ As JSON: one object with these keys, which stay. Times are in seconds, sizes in 
     memory       places (kind, name, parts of name and nbytes, total, limit, source, fits, notes); without a plan the
                  least that any plan takes
     advice       remedies (changes by key, saves by kind of memory), missing (by kind of memory)
+    data         what rptrain/data/preview.py describes; null without --show-data
 """
 
 import json
@@ -26,8 +27,10 @@ from rptrain import automatic
 from rptrain.advice import Advice, advise
 from rptrain.config import Config
 from rptrain.config_source import Resolved, resolve
+from rptrain.data.preview import Preview, preview
 from rptrain.devices import Hardware
 from rptrain.errors import UserError
+from rptrain.job import prepare_data
 from rptrain.machine_flags import MachineFlags
 from rptrain.memory_plan import MemoryPlan, going_on, least_memory, plan_run
 from rptrain.models.block import BlockShape
@@ -78,6 +81,11 @@ class PlanReport:
     def ridge(self) -> float:
         machine = self.hardware.machine
         return ridge(machine.card.tflops, machine.link)
+
+    def data(self, samples: int) -> Preview:
+        """Reads the data. UserError for what is wrong with it."""
+        batches, tokenizer = prepare_data(self.config)
+        return preview(batches, tokenizer, samples)
 
     def timeline(self) -> Timeline:
         """A simulated step; in async with the one before, into which it goes over."""

@@ -93,7 +93,7 @@ def layer_costs(
     spec: ModelShape, workload: Workload, machine: Machine, measured: Measured | None
 ) -> tuple[LayerCost, ...]:
     """Measured times where there are some, else estimates from operations and bytes. The embedding's update counts to
-    the head: its rows come first, as they are asked for.
+    the first layer, which waits for its first rows; the rest takes as long behind it as the whole would before it.
     """
     itemsize, accumulate = workload.dtype.itemsize, accumulate_dtype(workload.dtype)
     wide = accumulate.itemsize
@@ -113,7 +113,7 @@ def layer_costs(
         forward, backward = machine.card.seconds(ahead), machine.card.seconds(back + sums)
         if measured is not None:
             forward, backward = measured.forward[index] or forward, measured.backward[index]
-        new = {*spec.trained((*layer.units, 0) if layer is spec.head else layer.units)} - updated
+        new = {*spec.trained((*layer.units, 0) if index == 0 else layer.units)} - updated
         updated |= new
         costs.append(
             LayerCost(

@@ -17,7 +17,8 @@ CONFIG = "config.toml"
 
 # A resumed run may change these: they do not reach the numbers, or only say when to stop. All else is fixed.
 _FREE = re.compile(
-    r"(save|log|eval)\..*|train\.max_steps|engine\.(devices|vram_limit|host_limit|optimizer_threads|replan|trace)"
+    r"(save|log|eval)\..*|data\.cache_dir|train\.max_steps|"
+    r"engine\.(devices|vram_limit|host_limit|optimizer_threads|replan|trace)"
 )
 
 

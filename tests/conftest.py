@@ -4,6 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
 
@@ -11,5 +13,15 @@ import torch  # noqa: E402 - the path comes first
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported; kernels are tested on the CPU then
+
+
+@pytest.fixture(autouse=True, scope="session")
+def tokens_are_kept_apart(tmp_path_factory):
+    """No test takes what an earlier session has tokenised, nor leaves anything in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("tokens")
+        patch.setattr("rptrain.data.cache.default_folder", lambda: folder)
+        yield
+
 
 torch.set_num_threads(1)  # what tests compare must not depend on the machine, and the tensors are tiny

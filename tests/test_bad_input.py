@@ -61,7 +61,7 @@ def refused(folder: Path, nothing_loads: None) -> Callable[..., str]:
     ("arguments", "message"),
     [
         (("train.sed=1",), "command line: unknown key `train.sed`: did you mean `train.seed`?\n"),
-        (("data.train.0.path=none.jsonl",), "none.jsonl: no such data file\n"),
+        (("data.train.0.path=none.jsonl",), "none.jsonl: no such data file or folder\n"),
     ],
 )
 def test_the_command(folder, arguments, message):
@@ -271,7 +271,7 @@ LONE_SURROGATE = '{"messages": [{"role": "user", "content": "\\ud83d"}]}\n'
         ("latin.jsonl", chat("é").encode("latin-1") * 10, "'utf-8' codec can't decode"),
         ("latin.txt", "é".encode("latin-1"), "not UTF-8 text"),
         ("noise.jsonl", bytes(range(256)) * 4, "no known data format"),
-        ("table.csv", "instruction,output\na,b\n", "Known formats and their keys: messages: messages; alpaca"),
+        ("table.csv", "question,answer\na,b\n", "Known formats and their keys: messages: messages; sharegpt"),
         ("other.jsonl", '{"question": "a"}\n' * 10, "its first row has question"),
         ("roles.jsonl", CHAT.replace("user", "tool") * 10, "the roles are system, user and assistant, not tool"),
         ("spaces.txt", " \n", "`text` is empty"),
@@ -292,7 +292,7 @@ def test_few_bad_rows_are_left_out_with_a_warning(folder, caplog):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.train.0.path=model", "model: no such data file (it is a directory)"),
+        ("data.train.0.path=model", "model: this folder holds a model"),
         (f"data.train.0.path={'x' * 5000}", "no such data file"),
         (f"model.path={'x' * 5000}", "no model '"),
         ("data.chat_template=none.jinja", "none.jinja is neither a file nor a Jinja template"),

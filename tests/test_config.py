@@ -273,13 +273,13 @@ def test_what_is_missing(folder):
         "c.toml:2: `data.train` must have at least 1 item, not []"
     ]
     assert mistakes("[model]\npath = 'm'\n[[data.train]]\nformat = 'text'") == [
-        "c.toml:3: `data.train.0.path` is missing: a file, or builtin:tasks, or builtin:random"
+        "c.toml:3: `data.train.0.path` is missing: a file or a folder of files, or builtin:tasks, or builtin:random"
     ]
 
 
 def test_all_mistakes_at_once_in_the_order_of_the_file(folder):
     found = mistakes(
-        "[optim]\nlr = 1\neps = 0\n[model]\n[[data.train]]\npath = 'x'\nweight = 2\n[foo]\n",
+        "[optim]\nlr = 1\neps = 0\n[model]\n[[data.train]]\npath = 'x'\nweigth = 2\n[foo]\n",
         "train.seed=x",
         "nonsense",
     )

@@ -1,167 +1,132 @@
-"""Rows of a data file: chat messages, alpaca or raw text, told apart by looking."""
+"""Rows of data files to examples: chats, instructions, prompts with completions or raw text, told apart by looking."""
 
-import json
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from os.path import isdir, isfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from rptrain.data import chats
+from rptrain.data.chats import Message
+from rptrain.data.files import rows_of
 from rptrain.errors import UserError
 
 log = logging.getLogger(__name__)
 
-Message = dict[str, Any]  # "role" and "content" are text; other keys are the chat template's affair
 MOST_BAD = 0.01  # share of the rows that may be bad
-SHOWN = 5  # bad rows that a report quotes
+SHOWN, LONGEST = 5, 1000  # bad rows that a report quotes, and characters of each
+LOOKED = 1000  # rows that are looked at for keys of a format
 
 
 @dataclass(frozen=True)
 class Example:
-    """A conversation, or a raw text; exactly one is set. `line` counts from 1: items in a JSON list."""
+    """A conversation, or a text; exactly one is set. `line` counts from 1: rows in a list or a table."""
 
     file: str
     line: int
     messages: list[Message] | None = None
+    learned: tuple[bool, ...] | None = None  # which messages the loss counts; None: the assistant's
+    tools: list[dict[str, Any]] | None = None
     text: str | None = None
+    prompt: int = 0  # characters at the beginning of `text` that the loss does not count
 
     @property
     def place(self) -> str:
         return f"{self.file}:{self.line}"
 
 
-def text_of(row: dict[str, Any], key: str) -> str:
-    """The text under `key`; ValueError where it is missing or something else."""
-    if key not in row:
-        raise ValueError(f"`{key}` is missing")
-    if not isinstance(row[key], str):
-        raise ValueError(f"`{key}` is not text")
-    try:
-        row[key].encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"`{key}` has half a character: a lone surrogate") from None
-    return row[key]
-
-
-def messages_of(row: dict[str, Any]) -> list[Message]:
-    messages = row.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise ValueError("`messages` is not a list with at least one message")
-    for message in messages:
-        if not isinstance(message, dict):
-            raise ValueError("a message is not an object with `role` and `content`")
-        text_of(message, "role")
-        text_of(message, "content")
-    if row.get("tools"):
-        raise ValueError("`tools` are not supported")
-    return messages
-
-
-def alpaca_of(row: dict[str, Any]) -> list[Message]:
-    instruction, answer = text_of(row, "instruction"), text_of(row, "output")
-    more = text_of(row, "input") if row.get("input") is not None else ""
-    question = f"{instruction}\n\n{more}" if more else instruction
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-
-
-def raw_text_of(row: dict[str, Any]) -> str:
-    if not (text := text_of(row, "text")).strip():
-        raise ValueError("`text` is empty")
-    return text
-
-
 @dataclass(frozen=True)
 class Format:
     keys: frozenset[str]  # a row that has all of them is of this format
-    field: str  # of Example
-    parse: Callable[[dict[str, Any]], Any]  # ValueError: the row is bad
+    parse: Callable[[dict[str, Any]], dict[str, Any]]  # fields of an Example; ValueError: the row is bad
 
 
 FORMATS = {
-    "messages": Format(frozenset({"messages"}), "messages", messages_of),
-    "alpaca": Format(frozenset({"instruction", "output"}), "messages", alpaca_of),
-    "text": Format(frozenset({"text"}), "text", raw_text_of),
+    "messages": Format(frozenset({"messages"}), lambda row: chats.chat(row, "messages")),
+    "sharegpt": Format(frozenset({"conversations"}), lambda row: chats.chat(row, "conversations")),
+    "prompt_completion": Format(frozenset({"prompt", "completion"}), chats.prompt_completion),
+    "alpaca": Format(frozenset({"instruction", "output"}), chats.alpaca),
+    "text": Format(frozenset({"text"}), chats.raw_text),
 }
+# Answers to choose between: of DPO and the like, and of KTO.
+PREFERENCES = ({"chosen", "rejected"}, {"prompt", "completion", "label"}, {"kto_tag"})
 
 
-def read(path: str | Path, format: str = "auto") -> list[Example]:
-    """The examples of a .jsonl or .json file (lines, or one list), or of a .txt file, which is one document.
+@dataclass
+class Tally:
+    """Counts rows, and the bad ones among them."""
 
-    `format` is a key of FORMATS, or "auto": the first row that has a format's keys decides for the file.
-    UserError: no such file, no such format, no row in it, or more than 1 % of its rows are bad. Fewer bad
-    rows are left out with a warning.
+    total: int = 0
+    bad: int = 0
+    first: list[str] = field(default_factory=list)  # of the bad rows, as "line: reason"
+
+    def add(self, line: int, reason: object) -> None:
+        self.bad += 1
+        if len(self.first) < SHOWN:
+            self.first.append(f"{line}: {reason}"[:LONGEST])
+
+    @classmethod
+    def joined(cls, tallies: Mapping[str, Self]) -> Self:
+        """Of all these files; their names stand before the lines."""
+        first = [f"{file}:{line}" for file, tally in tallies.items() for line in tally.first]
+        return cls(sum(t.total for t in tallies.values()), sum(t.bad for t in tallies.values()), first[:SHOWN])
+
+    def judge(self) -> None:
+        """Warns of bad rows; UserError: they are more than 1 %."""
+        if not self.bad:
+            return
+        more = [f"and {self.bad - len(self.first)} more"] if self.bad > len(self.first) else []
+        report = "\n  ".join([f"{self.bad} of {self.total} rows are bad:", *self.first, *more])
+        if self.bad > MOST_BAD * self.total:
+            raise UserError(f"{report}\nMore than 1 % stops the run: mend or remove them, or set the format.")
+        log.warning("%s\nThey are left out.", report)
+
+
+def read(path: str | Path, format: str = "auto", tally: Tally | None = None) -> Iterator[Example]:
+    """The examples of a data file, one at a time.
+
+    `format` is a key of FORMATS, or "auto": the first row that has a format's keys decides for the file. Bad rows are
+    left out and counted in `tally`. UserError: no such format, or no row in the file.
     """
-    path = Path(path)
+    path, tally = Path(path), tally or Tally()
     if format != "auto" and format not in FORMATS:
         raise UserError(f"{path}: there is no data format {format!r}; use auto, {', '.join(FORMATS)}")
-    if not isfile(path):
-        raise UserError(f"{path}: no such data file" + (" (it is a directory)" if isdir(path) else ""))
-    rows = list(_text_document(path) if path.suffix == ".txt" else _rows(path))
-    if not rows:
+    rows = rows_of(path)
+    begin = list(islice(rows, LOOKED))
+    if not begin:
         raise UserError(f"{path}: the file has no rows")
-    chosen = FORMATS[_look(path, rows) if format == "auto" else format]
-    examples: list[Example] = []
-    bad: list[tuple[int, str]] = []
+    parse = FORMATS[_look(path, begin) if format == "auto" else format].parse
+    return _parsed(str(path), chain(begin, rows), parse, tally)
+
+
+def _parsed(
+    file: str, rows: Iterable[tuple[int, Any]], parse: Callable[[dict[str, Any]], dict[str, Any]], tally: Tally
+) -> Iterator[Example]:
     for line, row in rows:
+        tally.total += 1
         try:
             if not isinstance(row, dict):
                 raise row if isinstance(row, ValueError) else ValueError("not a JSON object")
-            examples.append(Example(str(path), line, **{chosen.field: chosen.parse(row)}))
+            example = Example(file, line, **parse(row))
         except ValueError as error:
-            bad.append((line, str(error)))
-    report_bad([f"{path}:{line}: {reason}" for line, reason in bad], len(rows))
-    return examples
-
-
-def report_bad(bad: list[str], total: int) -> None:
-    """Warns of bad rows, each given as "file:line: reason"; UserError: more than 1 % of `total`."""
-    if not bad:
-        return
-    more = [f"and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else []
-    report = "\n  ".join([f"{len(bad)} of {total} rows are bad:", *bad[:SHOWN], *more])
-    if len(bad) > MOST_BAD * total:
-        raise UserError(f"{report}\nMore than 1 % stops the run: mend or remove them, or set the format.")
-    log.warning("%s\nThey are left out.", report)
-
-
-def _text_document(path: Path) -> Iterator[tuple[int, Any]]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text: {error}") from error
-    yield 1, {"text": text}
-
-
-def _rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """Line and decoded row; a row that is not JSON is its ValueError."""
-    with path.open("rb") as file:
-        start = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()
-        file.seek(0)
-        if start.startswith(b"["):
-            try:
-                yield from enumerate(json.load(file), 1)
-            except (ValueError, RecursionError) as error:
-                raise UserError(f"{path}: not a JSON list: {error}") from error
-            return
-        for line, data in enumerate(file, 1):
-            if not data.strip():
-                continue
-            try:
-                yield line, json.loads(data)
-            except ValueError as error:
-                yield line, error
-            except RecursionError:
-                yield line, ValueError("nested too deeply")
+            tally.add(line, error)
+        else:
+            yield example
 
 
 def _look(path: Path, rows: list[tuple[int, Any]]) -> str:
-    for _, row in rows:
-        if isinstance(row, dict):
-            for name, format in FORMATS.items():
-                if format.keys <= row.keys():
-                    return name
-    keys = next((sorted(row) for _, row in rows if isinstance(row, dict)), None)
-    first = f"its first row has {', '.join(keys)}" if keys else f"its first row: {rows[0][1]}"
+    """The format of a file that begins with these rows."""
+    keys = [{key for key in row if row[key] is not None} for _, row in rows if isinstance(row, dict)]
+    for present in keys:
+        if any(wanted <= present for wanted in PREFERENCES):
+            raise UserError(
+                f"{path}: this is preference data ({', '.join(sorted(present))}), which rptrain does not train on: "
+                "give rows with one answer each, or set `format` to take them as such"
+            )
+        for name, format in FORMATS.items():
+            if format.keys <= present:
+                return name
+    first = f"its first row has {', '.join(sorted(keys[0]))}" if keys else f"its first row: {rows[0][1]}"
     wanted = "; ".join(f"{name}: {', '.join(sorted(format.keys))}" for name, format in FORMATS.items())
     raise UserError(f"{path}: no known data format; {first}. Known formats and their keys: {wanted}.")

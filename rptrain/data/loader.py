@@ -1,19 +1,25 @@
 """Data sources to rows, and the batch that each step takes of them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from rptrain.data import formats, tasks
+from rptrain.data import cache, formats, tasks
 from rptrain.data.batch import IGNORED, Batch
-from rptrain.data.packing import Documents
-from rptrain.data.rows import Rows, build, shuffled
-from rptrain.data.template import encode
+from rptrain.data.files import files_of
+from rptrain.data.formats import Tally
+from rptrain.data.pieces import Overlong, piece
+from rptrain.data.rows import Group, Rows, build, shuffled
+from rptrain.data.template import encode, load_template
+from rptrain.data.tokens import Document, Stream, gather
 from rptrain.errors import UserError
+
+log = logging.getLogger(__name__)
 
 TASKS, RANDOM = "builtin:tasks", "builtin:random"
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -21,7 +27,7 @@ RANDOM_ROWS = 256  # of the built-in set of random tokens
 
 
 class SourceLike(Protocol):
-    """A file, or a built-in set; `split` ("train" or "test") is of the built-in tasks only."""
+    """A file or a folder, or a built-in set, with the part of it that is taken and how often in an epoch."""
 
     @property
     def path(self) -> str: ...
@@ -32,19 +38,23 @@ class SourceLike(Protocol):
     @property
     def split(self) -> str: ...
 
+    @property
+    def weight(self) -> float: ...
+
 
 @dataclass(frozen=True)
 class Source:
     path: str
     format: str = "auto"
     split: str = "train"
+    weight: float = 1.0
 
 
 class Batches:
     """The batch of every step, by arithmetic on the step alone: there is no state to store.
 
-    Each epoch takes every row once, in an order that follows from `seed` and the epoch; a short last batch is
-    filled with padding rows, whose labels are ignored.
+    Each epoch takes every row as often as its weight says, in an order that follows from `seed` and the epoch; a short
+    last batch is filled with padding rows, whose labels are ignored.
     """
 
     def __init__(self, rows: Rows, micro_batch_size: int, global_batch_size: int, seed: int):
@@ -59,24 +69,40 @@ class Batches:
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-len(self.rows) // self.global_batch_size)
+        return -(-sum(map(_share, self.rows.groups)) // self.global_batch_size)
 
     def order(self, epoch: int) -> np.ndarray:
         """The rows of an epoch in the order in which they are taken."""
         if epoch != self._epoch:
-            self._epoch, self._order = epoch, shuffled(len(self.rows), self.seed, epoch)
+            taken = np.concatenate([self._taken(number, epoch) for number in range(len(self.rows.groups))])
+            self._epoch, self._order = epoch, taken[shuffled(len(taken), self.seed, epoch)]
         return self._order
+
+    def _taken(self, number: int, epoch: int) -> np.ndarray:
+        """The rows of a group that an epoch takes: where the epochs before it ended, it goes on.
+
+        So all rows of a group are taken before one is taken again, whatever its weight.
+        """
+        group = self.rows.groups[number]
+        begin = epoch * _share(group)
+        end = begin + _share(group)
+        parts = []
+        for turn in range(begin // group.count, -(-end // group.count)):
+            first, last = max(begin - turn * group.count, 0), min(end - turn * group.count, group.count)
+            if last - first == group.count:
+                parts.append(group.first + np.arange(group.count))
+            else:
+                parts.append(group.first + shuffled(group.count, self.seed, turn, 1 + number)[first:last])
+        return np.concatenate(parts)
 
     def batch(self, step: int) -> Batch:
         """The batch of a step, which counts from 0 over all epochs."""
         epoch, place = divmod(step, self.steps_per_epoch)
         size, length = self.global_batch_size, self.rows.length
         chosen = self.order(epoch)[place * size : (place + 1) * size]
-        index = torch.from_numpy(chosen)
         input_ids = torch.full((size, length), self.rows.pad_id, dtype=torch.int64)
         labels = torch.full((size, length), IGNORED, dtype=torch.int64)
-        input_ids[: len(chosen)] = self.rows.input_ids[index].long()
-        labels[: len(chosen)] = self.rows.labels[index].long()
+        input_ids[: len(chosen)], labels[: len(chosen)] = self.rows.take(chosen.tolist())
         by_row = [self.rows.documents(row) for row in chosen.tolist()] + [[length]] * (size - len(chosen))
         documents = tuple(
             tuple(document for row in by_row[start : start + self.micro_batch_size] for document in row)
@@ -90,10 +116,15 @@ class Batches:
             documents=documents,
             rows=self.micro_batch_size,
             length=length,
-            supervised=int(self.rows.supervised[index].sum()),
+            supervised=int(self.rows.supervised[chosen].sum()),
             seed=self.seed,
             step=step,
         )
+
+
+def _share(group: Group) -> int:
+    """Rows of a group that an epoch takes."""
+    return max(1, round(group.weight * group.count))
 
 
 def prepare(
@@ -104,34 +135,80 @@ def prepare(
     packing: bool = True,
     assistant_only_loss: bool = True,
     chat_template: str | None = None,
+    overlong: Overlong = "truncate",
+    cache_dir: str | Path | None = None,
     vocab_size: int | None = None,
     seed: int = 0,
 ) -> Rows:
-    """Reads, renders, tokenises and packs the sources, in this order.
+    """Reads, renders, tokenises and packs the sources, in this order; what was tokenised before is in `cache_dir`.
 
     `tokenizer` may be None, and `vocab_size` must be given, for random tokens only. `seed` decides which
-    documents of a length share a row. UserError: see `read` and `encode`; or no token is supervised.
+    documents of a length share a row. UserError: see `files_of`, `read` and `encode`; or no token is supervised.
     """
     if not sources:
         raise UserError("there is no data: add a [[data.train]] entry with a path")
     if max_length < 2:
         raise UserError(f"data.max_length is {max_length}: a row has at least 2 tokens")
-    documents = Documents(max_length)
+    folder = Path(cache_dir) if cache_dir else cache.default_folder()
+    settings = Tokenising(tokenizer, assistant_only_loss, chat_template, folder) if tokenizer is not None else None
+    streams: list[Stream] = []
+    weights: list[float] = []
     for source in sources:
         if source.path == RANDOM:
-            _add_random(documents, vocab_size)
-        elif tokenizer is None:
+            found = [_random_stream(max_length, vocab_size)]
+        elif settings is None:
             raise UserError(f"{source.path}: needs the model's tokenizer")
+        elif source.path.startswith("builtin:"):
+            found = [settings.builtin(_questions(source))]
         else:
-            encode(
-                _examples(source),
-                tokenizer,
-                documents,
-                assistant_only_loss=assistant_only_loss,
-                chat_template=chat_template,
-            )
-    documents.warn()
-    return build(documents, packing=packing, pad_id=_pad_id(tokenizer), seed=seed)
+            found = settings.streams(source)
+        streams += found
+        weights += [source.weight] * len(found)
+    pieces = piece(streams, max_length, overlong)
+    pieces.trimmed.warn()
+    return build(streams, pieces, packing=packing, pad_id=_pad_id(tokenizer), seed=seed, weights=weights)
+
+
+class Tokenising:
+    """How files become tokens, and where these are kept."""
+
+    def __init__(self, tokenizer: Any, assistant_only_loss: bool, chat_template: str | None, folder: Path):
+        self._tokenizer, self._chat_template, self._folder = tokenizer, chat_template, folder
+        self._assistant_only_loss = assistant_only_loss
+        template = load_template(tokenizer, chat_template) if chat_template or tokenizer.chat_template else None
+        self._settings = [cache.code_hash(), cache.tokenizer_hash(tokenizer), template, assistant_only_loss]
+
+    def builtin(self, questions: list[formats.Example]) -> Stream:
+        tally = Tally(len(questions))
+        stream = gather(self.documents(questions, tally), TASKS)
+        Tally.joined({TASKS: tally}).judge()
+        return stream
+
+    def documents(self, examples: Iterable[formats.Example], tally: Tally) -> Iterator[Document]:
+        return encode(
+            examples,
+            self._tokenizer,
+            assistant_only_loss=self._assistant_only_loss,
+            chat_template=self._chat_template,
+            tally=tally,
+        )
+
+    def streams(self, source: SourceLike) -> list[Stream]:
+        """The files of a source with their tokens. UserError: more than 1 % of all its rows are bad."""
+        streams: list[Stream] = []
+        tallies: dict[str, Tally] = {}
+        for file in files_of(source.path, source.split):
+            key = cache.content_key(file, [source.format, *self._settings])
+            found = cache.load(self._folder, key)
+            if found is None:
+                log.info("%s is tokenised", file)
+                tally = Tally()
+                documents = self.documents(formats.read(file, source.format, tally), tally)
+                found = cache.store(self._folder, key, documents, tally), tally
+            streams.append(replace(found[0], name=str(file)))
+            tallies[str(file)] = found[1]
+        Tally.joined(tallies).judge()
+        return streams
 
 
 def load_tokenizer(directory: str | Path) -> Any:
@@ -154,29 +231,25 @@ def load_tokenizer(directory: str | Path) -> Any:
     return tokenizer
 
 
-def _examples(source: SourceLike) -> list[formats.Example]:
-    if source.path == TASKS:
-        if source.split == "train":
-            asked = tasks.questions("train", tasks.TRAIN_QUESTIONS)
-        elif source.split == "test":
-            asked = tasks.questions("test", tasks.TEST_QUESTIONS)
-        else:
-            raise UserError(f'{TASKS}: the splits are "train" and "test", not {source.split!r}')
-        return [formats.Example(TASKS, line, messages=one.messages) for line, one in enumerate(asked, 1)]
-    if source.path.startswith("builtin:"):
+def _questions(source: SourceLike) -> list[formats.Example]:
+    if source.path != TASKS:
         raise UserError(f"{source.path}: the built-in sets are {TASKS} and {RANDOM}")
-    if source.split != "train":
-        raise UserError(f"{source.path}: a file has no split {source.split!r}; it is taken whole")
-    return formats.read(source.path, source.format)
+    if source.split == "train":
+        asked = tasks.questions("train", tasks.TRAIN_QUESTIONS)
+    elif source.split == "test":
+        asked = tasks.questions("test", tasks.TEST_QUESTIONS)
+    else:
+        raise UserError(f'{TASKS}: the splits are "train" and "test", not {source.split!r}')
+    return [formats.Example(TASKS, line, messages=one.messages) for line, one in enumerate(asked, 1)]
 
 
-def _add_random(documents: Documents, vocab_size: int | None) -> None:
+def _random_stream(length: int, vocab_size: int | None) -> Stream:
     if vocab_size is None:
         raise UserError(f"{RANDOM}: needs the vocabulary's size")
     generator = torch.Generator().manual_seed(0)
-    for _ in range(RANDOM_ROWS):
-        ids = torch.randint(vocab_size, (documents.max_length,), generator=generator).tolist()
-        documents.add(ids, [True] * len(ids))
+    drawn = (torch.randint(vocab_size, (length,), generator=generator) for _ in range(RANDOM_ROWS))
+    learned = np.ones(length, bool)
+    return gather((Document(line, ids.int().numpy(), learned) for line, ids in enumerate(drawn, 1)), RANDOM)
 
 
 def _pad_id(tokenizer: Any) -> int:

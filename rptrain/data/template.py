@@ -1,14 +1,16 @@
 """Examples to documents of token ids, with the mask of the tokens that the loss counts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from os.path import isfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rptrain.data.formats import Example, Message, report_bad
-from rptrain.data.packing import Documents
+from rptrain.data.chats import Message
+from rptrain.data.formats import Example, Tally
+from rptrain.data.tokens import Document
 from rptrain.errors import UserError
 
 CHUNK = 1024  # examples that are tokenised in one call
@@ -20,44 +22,40 @@ FIXED_DATE = (
 HELP = "give a `data.chat_template` that does, or set `data.assistant_only_loss = false`"
 
 Span = tuple[int, int]
+Tools = list[dict[str, Any]] | None
 
 
 def encode(
-    examples: Sequence[Example],
+    examples: Iterable[Example],
     tokenizer: Any,
-    documents: Documents,
     *,
     assistant_only_loss: bool = True,
     chat_template: str | None = None,
-) -> None:
-    """Adds every example's tokens to `documents`.
+    tally: Tally | None = None,
+) -> Iterator[Document]:
+    """The documents of the examples, in order; some of them are in memory at a time.
 
-    Of a conversation the loss counts what the assistant wrote, with the token that ends its turn; of a raw
-    text (which an end-of-text token ends), and without `assistant_only_loss`, everything. `chat_template` is
-    a path or a template; None takes the tokenizer's. UserError: there is no template or end-of-text token, or
-    the template refuses more than 1 % of the conversations; fewer are left out with a warning.
+    Of a conversation the loss counts the messages that are learned, with the token that ends the turn; of a text (which
+    an end-of-text token ends) what follows its prompt; without `assistant_only_loss`, everything. `chat_template` is a
+    path or a template; None takes the tokenizer's. Conversations that the template refuses are counted in `tally`.
+    UserError: there is no template or end-of-text token.
     """
-    chats = [example for example in examples if example.messages is not None]
-    if chats:
-        renderer = Renderer(tokenizer, load_template(tokenizer, chat_template))
-        bad: list[str] = []
-        for chunk in _chunks(chats):
-            rendered: list[tuple[str, list[Span]]] = []
-            for chat in chunk:
-                try:
-                    rendered.append(renderer.render(chat.messages, assistant_only_loss))
-                except ValueError as error:
-                    bad.append(f"{chat.place}: {error}")
-            _add_chats(rendered, tokenizer, documents)
-        report_bad(bad, len(chats))
-    texts = [example.text for example in examples if example.text is not None]
-    if texts and tokenizer.eos_token_id is None:
-        raise UserError("raw text needs a tokenizer with an end-of-text token (`eos_token`)")
-    for chunk in _chunks(texts):
-        for ids in tokenizer(list(chunk), return_attention_mask=False, verbose=False)["input_ids"]:
-            if ids[-1:] != [tokenizer.eos_token_id]:
-                ids.append(tokenizer.eos_token_id)
-            documents.add(ids, [True] * len(ids), divisible=True)
+    tally, renderer = tally or Tally(), None
+    examples = iter(examples)
+    while chunk := list(islice(examples, CHUNK)):
+        rendered: list[tuple[int, str, list[Span]]] = []
+        texts: list[Example] = []
+        for example in chunk:
+            if example.text is not None:
+                texts.append(example)
+                continue
+            renderer = renderer or Renderer(tokenizer, load_template(tokenizer, chat_template))
+            try:
+                rendered.append((example.line, *renderer.render(example, assistant_only_loss)))
+            except ValueError as error:
+                tally.add(example.line, error)
+        yield from _chats(rendered, tokenizer)
+        yield from _texts(texts, tokenizer, assistant_only_loss)
 
 
 def load_template(tokenizer: Any, chat_template: str | None) -> str:
@@ -98,77 +96,115 @@ class Renderer:
         except ValueError:  # it wants more than one message; without a prompt the marks tell all
             self._prompts = False
 
-    def render(self, messages: list[Message], assistant_only: bool) -> tuple[str, list[Span]]:
+    def render(self, example: Example, assistant_only: bool) -> tuple[str, list[Span]]:
         """The conversation's text and the supervised spans of its characters.
 
-        ValueError: the template refuses the conversation, or does not show where an assistant's turn ends.
+        ValueError: the template refuses the conversation, or does not show where a learned turn ends.
         """
-        whole = self._apply(messages)
+        messages, tools = example.messages, example.tools
+        assert messages is not None
+        self._check_tools(messages, tools)
+        whole = self._apply(messages, tools)
         if not assistant_only:
             return whole, [(0, len(whole))]
-        turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-        return whole, [(self._start(messages, turn, whole), self._end(messages, turn, whole)) for turn in turns]
+        learned = example.learned or [message["role"] == "assistant" for message in messages]
+        return whole, [
+            (self._start(messages, tools, turn, whole), self._end(messages, tools, turn, whole))
+            for turn, counts in enumerate(learned)
+            if counts
+        ]
 
-    def _apply(self, messages: list[Message], prompt: bool = False) -> str:
+    def _check_tools(self, messages: list[Message], tools: Tools) -> None:
+        """Most templates that know no tools leave them out without a word."""
+        if tools and "tools" not in self._template:
+            raise ValueError("the chat template does not write `tools`")
+        if "tool_calls" not in self._template and any("tool_calls" in message for message in messages):
+            raise ValueError("the chat template does not write `tool_calls`")
+
+    def _apply(self, messages: list[Message], tools: Tools = None, prompt: bool = False) -> str:
         from jinja2 import TemplateError
 
         try:
             return self._tokenizer.apply_chat_template(
-                messages, chat_template=self._template, tokenize=False, add_generation_prompt=prompt
+                messages, tools, chat_template=self._template, tokenize=False, add_generation_prompt=prompt
             )
         except (TemplateError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
             raise ValueError(f"the chat template refuses it: {error}") from error
 
-    def _start(self, messages: list[Message], turn: int, whole: str) -> int:
-        if turn > 0 and self._prompts:
-            before = self._apply(messages[:turn], prompt=True)
+    def _start(self, messages: list[Message], tools: Tools, turn: int, whole: str) -> int:
+        if turn > 0 and self._prompts and messages[turn]["role"] == "assistant":
+            before = self._apply(messages[:turn], tools, prompt=True)
             if whole.startswith(before):
                 return len(before)
-        before, _ = self._around(messages, turn)
+        before, _ = self._around(messages, tools, turn)
         if not whole.startswith(before):
             raise ValueError(f"the chat template does not show where turn {turn + 1} begins: {HELP}")
         return len(before)
 
-    def _end(self, messages: list[Message], turn: int, whole: str) -> int:
+    def _end(self, messages: list[Message], tools: Tools, turn: int, whole: str) -> int:
         """Where the turn's end token ends; line breaks that follow it belong to the template."""
-        until = whole if turn == len(messages) - 1 else self._apply(messages[: turn + 1])
+        until = whole if turn == len(messages) - 1 else self._apply(messages[: turn + 1], tools)
         if whole.startswith(until):
             trimmed = until.rstrip()
             return len(trimmed) if trimmed.endswith(self._special) else len(until)
-        _, after = self._around(messages, turn)
-        token = next((token for token in self._special if after.lstrip().startswith(token)), None)
-        if token is None or not whole.endswith(after):
+        _, after = self._around(messages, tools, turn)
+        if "tool_calls" in messages[turn]:  # they follow the content
+            ending = next((token for token in self._special if until.rstrip().endswith(token)), None)
+            place = -1 if ending is None else after.find(ending)
+        else:
+            ending = next((token for token in self._special if after.lstrip().startswith(token)), None)
+            place = len(after) - len(after.lstrip())
+        if ending is None or place < 0 or not whole.endswith(after):
             raise ValueError(f"the chat template does not show where turn {turn + 1} ends: {HELP}")
-        return len(whole) - len(after.lstrip()) + len(token)
+        return len(whole) - len(after) + place + len(ending)
 
-    def _around(self, messages: list[Message], turn: int) -> tuple[str, str]:
+    def _around(self, messages: list[Message], tools: Tools, turn: int) -> tuple[str, str]:
         """The text before and after a turn's content."""
         changed = [*messages[:turn], {**messages[turn], "content": MARK}, *messages[turn + 1 :]]
-        before, mark, after = self._apply(changed).partition(MARK)
+        before, mark, after = self._apply(changed, tools).partition(MARK)
         if not mark:
             raise ValueError(f"the chat template does not write the text of turn {turn + 1}: {HELP}")
         return before, after
 
 
-def _add_chats(rendered: list[tuple[str, list[Span]]], tokenizer: Any, documents: Documents) -> None:
+def _chats(rendered: list[tuple[int, str, list[Span]]], tokenizer: Any) -> Iterator[Document]:
     if not rendered:
         return
     tokens = tokenizer(
-        [text for text, _ in rendered],
+        [text for _, text, _ in rendered],
         add_special_tokens=False,  # the template has written them
         return_offsets_mapping=True,
         return_attention_mask=False,
         verbose=False,
     )
-    for ids, offsets, (_, spans) in zip(tokens["input_ids"], tokens["offset_mapping"], rendered, strict=True):
-        bounds = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
-        first, past = bounds[:, 0], np.maximum(bounds[:, 1], bounds[:, 0] + 1)
-        mask = np.zeros(len(ids), dtype=bool)
-        for start, end in spans:
-            mask |= (first < end) & (past > start)
-        documents.add(ids, mask.tolist())
+    for ids, offsets, (line, _, spans) in zip(tokens["input_ids"], tokens["offset_mapping"], rendered, strict=True):
+        yield Document(line, np.array(ids, dtype=np.int32), _within(offsets, spans))
 
 
-def _chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(items), CHUNK):
-        yield items[start : start + CHUNK]
+def _texts(texts: list[Example], tokenizer: Any, assistant_only_loss: bool) -> Iterator[Document]:
+    if not texts:
+        return
+    if tokenizer.eos_token_id is None:
+        raise UserError("raw text needs a tokenizer with an end-of-text token (`eos_token`)")
+    prompts = assistant_only_loss and any(example.prompt for example in texts)
+    said = [example.text for example in texts]
+    tokens = tokenizer(said, return_offsets_mapping=prompts, return_attention_mask=False, verbose=False)
+    for number, (ids, example) in enumerate(zip(tokens["input_ids"], texts, strict=True)):
+        supervised = np.ones(len(ids), dtype=bool)
+        if prompts and example.prompt and example.text is not None:
+            supervised = _within(tokens["offset_mapping"][number], [(example.prompt, len(example.text))])
+        if ids[-1:] == [tokenizer.eos_token_id]:
+            supervised[-1] = True  # some tokenizers write it themselves, at no place of the text
+        else:
+            ids, supervised = [*ids, tokenizer.eos_token_id], np.append(supervised, True)
+        yield Document(example.line, np.array(ids, dtype=np.int32), supervised, divisible=not example.prompt)
+
+
+def _within(offsets: list[Span], spans: list[Span]) -> np.ndarray:
+    """bool [tokens]: which tokens have a character within a span."""
+    bounds = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * len(offsets)).reshape(-1, 2)
+    first, past = bounds[:, 0], np.maximum(bounds[:, 1], bounds[:, 0] + 1)
+    mask = np.zeros(len(bounds), dtype=bool)
+    for start, end in spans:
+        mask |= (first < end) & (past > start)
+    return mask

@@ -5,9 +5,9 @@ import torch
 
 from rptrain.data.batch import IGNORED
 from rptrain.data.loader import Batches, Source, load_tokenizer, prepare
-from rptrain.data.packing import Documents
-from rptrain.data.rows import build
 from rptrain.errors import UserError
+
+from .documents import laid_out, tokens_of
 
 LENGTH = 12
 
@@ -15,11 +15,7 @@ LENGTH = 12
 @pytest.fixture(scope="module")
 def rows():
     """13 rows of two or three documents."""
-    documents = Documents(LENGTH)
-    for token in range(1, 27):
-        length = 3 + token % 3
-        documents.add([token] * length, [True] * length)
-    return build(documents, packing=True, pad_id=0)
+    return laid_out([[token] * (3 + token % 3) for token in range(1, 27)], LENGTH)
 
 
 def same(one, other):
@@ -38,7 +34,7 @@ def test_an_epoch_takes_every_row_once(rows):
         steps = range(epoch * batches.steps_per_epoch, (epoch + 1) * batches.steps_per_epoch)
         taken = torch.cat([batches.batch(step).input_ids.view(-1, LENGTH) for step in steps])
         taken = taken[taken.any(1)]
-        assert sorted(taken.tolist()) == sorted(rows.input_ids.tolist())
+        assert sorted(taken.tolist()) == sorted(tokens_of(rows)[0])
         total = sum(batches.batch(step).supervised for step in steps)
         assert total == rows.supervised.sum()
 
@@ -125,7 +121,7 @@ def test_prepare_joins_sources(tokenizer, tmp_path):
     sources = [Source(str(chat)), Source(str(text), "text", "train")]
     rows = prepare(sources=sources, tokenizer=tokenizer, max_length=64)
     assert len(rows) == 1
-    content = tokenizer.decode([token for token in rows.labels[0].tolist() if token != IGNORED])
+    content = tokenizer.decode([token for token in tokens_of(rows)[1][0] if token != IGNORED])
     assert sorted(content.replace("<|im_end|>", "<|endoftext|>").split("<|endoftext|>")) == sorted(
         ["", "hi there", "ne two three"]
     )
@@ -137,7 +133,7 @@ def test_prepare_joins_sources(tokenizer, tmp_path):
 
 def test_random_rows_need_no_tokenizer():
     rows = prepare(sources=[Source("builtin:random")], max_length=32, vocab_size=50)
-    assert rows.input_ids.shape == (256, 32) and rows.input_ids.max() == 49
+    assert len(rows) == 256 and rows.length == 32 and rows.largest == 49
     assert rows.supervised.tolist() == [31] * 256 and rows.documents(7) == [32]
     again = prepare(sources=[Source("builtin:random")], max_length=32, vocab_size=50)
     assert again.content_hash == rows.content_hash
@@ -161,7 +157,7 @@ def test_what_a_source_needs(source, reason):
     [
         (Source("builtin:tasks", split="dev"), '"train" and "test", not \'dev\''),
         (Source("builtin:other"), "the built-in sets are builtin:tasks and builtin:random"),
-        (Source("rows.jsonl", split="test"), "a file has no split"),
+        (Source(__file__, split="test"), "a file has no split"),
         (Source("missing.jsonl"), "no such data file"),
     ],
 )

@@ -2,8 +2,7 @@ import logging
 
 import pytest
 
-from rptrain.data.formats import Example
-from rptrain.data.packing import Documents
+from rptrain.data.formats import Example, Tally
 from rptrain.data.template import encode
 from rptrain.errors import UserError
 
@@ -81,18 +80,24 @@ GREETED = [{"role": "assistant", "content": "welcome"}, *SHORT]
 
 def runs(conversations, tokenizer, **options):
     """The supervised texts, one for each run of supervised tokens, and the whole texts."""
-    documents = Documents(1000)
-    encode([Example("f", 1, messages=messages) for messages in conversations], tokenizer, documents, **options)
-    ids, supervised, found, whole, place = documents.ids.tolist(), documents.supervised, [], [], 0
-    for length in documents.lengths.tolist():
-        whole.append(tokenizer.decode(ids[place : place + length]))
-        for index in range(place, place + length):
-            if supervised[index]:
-                if index == place or not supervised[index - 1]:
-                    found.append([])
-                found[-1].append(ids[index])
-        place += length
-    return [tokenizer.decode(run) for run in found], whole
+    tally = Tally(len(conversations))
+    examples = [Example("f", line, messages=messages) for line, messages in enumerate(conversations, 1)]
+    documents = list(encode(examples, tokenizer, tally=tally, **options))
+    tally.judge()
+    supervised = [part for document in documents for part in supervised_texts(document, tokenizer)]
+    return supervised, [tokenizer.decode(document.ids) for document in documents]
+
+
+def supervised_texts(document, tokenizer):
+    """One for each run of supervised tokens."""
+    runs, before = [], False
+    for token, counts in zip(document.ids.tolist(), document.supervised.tolist(), strict=True):
+        if counts and not before:
+            runs.append([])
+        if counts:
+            runs[-1].append(token)
+        before = counts
+    return [tokenizer.decode(run) for run in runs]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +172,7 @@ STRICT = "{{ raise_exception('no') if messages[0].role == 'assistant' }}" + PROM
     ],
 )
 def test_unsuitable_templates_say_what_to_do(tokenizer, template, reason):
-    with pytest.raises(UserError, match=r"1 of 1 rows are bad(.|\n)*f:1: .*" + reason.replace("(", r"\(")):
+    with pytest.raises(UserError, match=r"1 of 1 rows are bad(.|\n)* 1: .*" + reason.replace("(", r"\(")):
         runs([GREETED], tokenizer, chat_template=template)
 
 
@@ -178,18 +183,6 @@ def test_a_refused_conversation_is_left_out(tokenizer, caplog):
 
 
 def test_text_ends_with_the_end_token_and_is_supervised(tokenizer):
-    documents = Documents(1000)
-    encode([Example("f", 1, text="hello there")], tokenizer, documents)
-    assert tokenizer.decode(documents.ids) == "hello there<|endoftext|>"
-    assert documents.supervised.all()
-
-
-def test_long_texts_are_divided_and_long_conversations_cut(tokenizer):
-    text, chat = Example("f", 1, text="hello there " * 20), Example("f", 2, messages=LONG)
-    whole, parts = Documents(1000), Documents(16)
-    for documents in (whole, parts):
-        encode([text, chat], tokenizer, documents)
-    chat_length, text_length = whole.lengths.tolist()
-    assert parts.cut == parts.divided == 1
-    assert parts.lengths.tolist() == [16] * (1 + text_length // 16) + [text_length % 16]
-    assert parts.ids.tolist() == [*whole.ids[:16], *whole.ids[chat_length:]]
+    (document,) = encode([Example("f", 1, text="hello there")], tokenizer)
+    assert tokenizer.decode(document.ids) == "hello there<|endoftext|>"
+    assert document.supervised.all() and document.divisible

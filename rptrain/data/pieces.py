@@ -1,0 +1,97 @@
+"""What of each document goes into a row: long ones are cut, divided, left out, or stop the run."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rptrain.data.tokens import Stream
+from rptrain.errors import UserError
+
+log = logging.getLogger(__name__)
+
+Overlong = Literal["truncate", "split", "drop", "error"]
+
+
+@dataclass(frozen=True)
+class Trimmed:
+    """What was done to samples that are longer than a row."""
+
+    samples: int  # that there were, of any length
+    max_length: int
+    cut: int  # lost their end
+    cut_tokens: int
+    divided: int  # became several
+    dropped: int  # were left out
+    dropped_tokens: int
+
+    def warn(self) -> None:
+        longer = f"longer than {self.max_length} tokens"
+        if self.cut:
+            log.warning("%d samples lost their end, %d tokens: %s", self.cut, self.cut_tokens, longer)
+        if self.divided:
+            log.warning("%d samples were divided: %s", self.divided, longer)
+        if self.dropped:
+            log.warning("%d samples of %d tokens are left out: %s", self.dropped, self.dropped_tokens, longer)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Samples, or parts of them, that fit a row, in order; `begins` is a place among the tokens of all streams."""
+
+    begins: np.ndarray  # int64 [pieces]
+    lengths: np.ndarray  # int32 [pieces]
+    supervised: np.ndarray  # int32 [pieces], labels that the loss counts
+    trimmed: Trimmed
+
+
+def piece(streams: Sequence[Stream], max_length: int, overlong: Overlong) -> Pieces:
+    """The pieces of all documents. `overlong` says what becomes of a document that is longer; texts are always divided.
+
+    UserError: there is one, and `overlong` is "error".
+    """
+    lengths = np.concatenate([stream.lengths for stream in streams]).astype(np.int64)
+    begins = np.cumsum(lengths) - lengths
+    divided = np.concatenate([stream.divisible for stream in streams]) | (overlong == "split")
+    long = lengths > max_length
+    whole = long & ~divided
+    if whole.any() and overlong == "error":
+        _refuse(streams, np.flatnonzero(whole), max_length)
+    counts = np.where(long & divided, -(-lengths // max_length), np.where(whole & (overlong == "drop"), 0, 1))
+    document = np.repeat(np.arange(len(lengths)), counts)
+    part = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
+    piece_begins = begins[document] + part * max_length
+    piece_lengths = np.minimum(lengths[document] - part * max_length, max_length).astype(np.int32)
+    supervised = np.concatenate([stream.supervised for stream in streams])[document]
+    first = np.cumsum([0, *(len(stream.tokens) for stream in streams)])
+    for index in np.flatnonzero(long[document]).tolist():
+        stream = int(np.searchsorted(first, piece_begins[index], "right")) - 1
+        start = piece_begins[index] - first[stream]
+        supervised[index] = (streams[stream].tokens[start + 1 : start + piece_lengths[index]] < 0).sum()
+    cut = whole & (overlong == "truncate")
+    dropped = whole & (overlong == "drop")
+    trimmed = Trimmed(
+        len(lengths),
+        max_length,
+        cut=int(cut.sum()),
+        cut_tokens=int((lengths[cut] - max_length).sum()),
+        divided=int((long & divided).sum()),
+        dropped=int(dropped.sum()),
+        dropped_tokens=int(lengths[dropped].sum()),
+    )
+    return Pieces(piece_begins, piece_lengths, supervised, trimmed)
+
+
+def _refuse(streams: Sequence[Stream], documents: np.ndarray, max_length: int) -> None:
+    bounds = np.cumsum([len(stream) for stream in streams])
+    shown = []
+    for document in documents[:5].tolist():
+        number = int(np.searchsorted(bounds, document, "right"))
+        stream = streams[number]
+        inside = document - (int(bounds[number]) - len(stream))
+        shown.append(f"{stream.place(inside)}: {stream.lengths[inside]} tokens")
+    more = [f"and {len(documents) - len(shown)} more"] if len(documents) > len(shown) else []
+    report = "\n  ".join([f"{len(documents)} samples are longer than {max_length} tokens:", *shown, *more])
+    raise UserError(f'{report}\nRaise data.max_length, or set data.overlong to "truncate", "split" or "drop".')

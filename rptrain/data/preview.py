@@ -1,0 +1,154 @@
+"""Samples as training sees them, with what is learned of each, and counts of the whole set."""
+
+import re
+from dataclasses import asdict, dataclass
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from rptrain.data.loader import Batches
+from rptrain.data.rows import Rows
+from rptrain.data.tokens import Stream
+
+LEARNED = ("⟦", "⟧")  # around what is learned, where there is no colour
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tokens one after another that all are supervised, or none; as text."""
+
+    text: str
+    supervised: bool
+
+
+@dataclass(frozen=True)
+class Sample:
+    place: str  # "file:line"
+    tokens: int
+    supervised: int  # labels that the loss counts
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The first samples of the first epoch, in the order of training; and counts of an epoch of weight 1."""
+
+    samples: tuple[Sample, ...]
+    rows: int
+    length: int  # of a row
+    samples_read: int
+    tokens: int  # in rows, without padding
+    supervised: int  # labels that the loss counts
+    padding: float  # share of the rows' tokens
+    steps_per_epoch: int
+    cut: int
+    cut_tokens: int
+    divided: int
+    dropped: int
+    dropped_tokens: int
+    unsupervised: int  # samples that were left out, as nothing in them is supervised
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def preview(batches: Batches, tokenizer: Any, count: int) -> Preview:
+    """`count` samples, and all counts. Without a tokenizer the text is the numbers of the tokens."""
+    rows = batches.rows
+    documents = (
+        document
+        for row in batches.order(0).tolist()
+        for document in range(int(rows.starts[row]), int(rows.starts[row + 1]))
+    )
+    done = rows.trimmed
+    return Preview(
+        samples=tuple(_sample(rows, document, tokenizer) for document in islice(documents, count)),
+        rows=len(rows),
+        length=rows.length,
+        samples_read=done.samples,
+        tokens=rows.tokens,
+        supervised=int(rows.supervised.sum()),
+        padding=1 - rows.tokens / (len(rows) * rows.length),
+        steps_per_epoch=batches.steps_per_epoch,
+        cut=done.cut,
+        cut_tokens=done.cut_tokens,
+        divided=done.divided,
+        dropped=done.dropped,
+        dropped_tokens=done.dropped_tokens,
+        unsupervised=rows.unsupervised,
+    )
+
+
+def show(found: Preview, console: Console) -> None:
+    """Prints it; what is learned is green in a terminal with colours, else in brackets."""
+    colours = console.color_system is not None and not console.no_color
+    console.print(Text("\nData", style="bold"))
+    for line in _counts(found):
+        console.print(Text(f"  {line}"))
+    for sample in found.samples:
+        console.print(Text(f"\n{sample.place}: {sample.tokens} tokens, {sample.supervised} supervised", style="bold"))
+        text = Text()
+        for part in sample.parts:
+            shown = printable(part.text)
+            if part.supervised and not colours:
+                shown = shown.join(LEARNED)
+            text.append(shown, "green" if part.supervised else "")
+        console.print(text, soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """Without characters that a terminal obeys; line breaks and tabs stay."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda one: f"\\u{ord(one[0]):04x}", text)
+
+
+def _counts(found: Preview) -> list[str]:
+    share = found.supervised / found.tokens
+    lines = [
+        f"{found.samples_read:,} samples, {found.tokens:,} tokens in {found.rows:,} rows of {found.length:,}; "
+        f"{found.steps_per_epoch:,} steps an epoch",
+        f"{share:.1%} of the tokens are supervised; {found.padding:.1%} of the rows is padding",
+    ]
+    longer = f"longer than {found.length:,} tokens"
+    if found.cut:
+        lines.append(f"{found.cut:,} samples lost their end, {found.cut_tokens:,} tokens: {longer}")
+    if found.divided:
+        lines.append(f"{found.divided:,} samples were divided: {longer}")
+    if found.dropped:
+        lines.append(f"{found.dropped:,} samples of {found.dropped_tokens:,} tokens are left out: {longer}")
+    if found.unsupervised:
+        lines.append(f"{found.unsupervised:,} samples without a supervised token are left out")
+    return lines
+
+
+def _sample(rows: Rows, document: int, tokenizer: Any) -> Sample:
+    begin, length = int(rows.begins[document]), int(rows.lengths[document])
+    stream, place = _at(rows.streams, begin)
+    marked = stream.tokens[place : place + length]
+    supervised = marked < 0
+    ids = np.where(supervised, ~marked, marked).tolist()
+    bounds = [0, *(np.flatnonzero(np.diff(supervised)) + 1).tolist(), length]
+    parts, before = [], ""
+    for start, end in pairwise(bounds):
+        text = _text(tokenizer, ids[:end])  # the whole, as the first token of a text may be written in its own way
+        parts.append(Part(text[len(before) :], bool(supervised[start])))
+        before = text
+    line = int(np.searchsorted(np.cumsum(stream.lengths, dtype=np.int64), place, "right"))
+    return Sample(stream.place(line), length, int(supervised[1:].sum()), tuple(parts))
+
+
+def _at(streams: tuple[Stream, ...], begin: int) -> tuple[Stream, int]:
+    """The stream, and the place in it, of a place among the tokens of all."""
+    for stream in streams:
+        if begin < len(stream.tokens):
+            return stream, begin
+        begin -= len(stream.tokens)
+    raise IndexError(begin)
+
+
+def _text(tokenizer: Any, ids: list[int]) -> str:
+    if tokenizer is None:
+        return "".join(f"{token} " for token in ids)
+    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -1,0 +1,202 @@
+"""Tokenised files: kept by content, safe against damage and against others who write the same."""
+
+import json
+import threading
+from itertools import count, islice
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from rptrain.data import cache, formats
+from rptrain.data.formats import Tally
+from rptrain.data.loader import Source, prepare
+from rptrain.data.template import CHUNK, encode
+from rptrain.data.tokens import Document, gather
+from rptrain.errors import UserError
+
+from .documents import tokens_of
+
+
+def row(number):
+    said = [{"role": "user", "content": f"say {number}"}, {"role": "assistant", "content": "hi " * (number % 7 + 1)}]
+    return json.dumps({"messages": said})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "rows.jsonl").write_text("\n".join(row(number) for number in range(150)) + "\n{\n")
+    return tmp_path
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The files that were read and tokenised."""
+    seen, read = [], formats.read
+
+    def watched(path, *arguments):
+        seen.append(path.name)
+        return read(path, *arguments)
+
+    monkeypatch.setattr(formats, "read", watched)
+    return seen
+
+
+def go(folder, tokenizer, name="rows.jsonl", **options):
+    return prepare(
+        sources=[Source(str(folder / name))],
+        tokenizer=tokenizer,
+        max_length=options.pop("max_length", 64),
+        cache_dir=folder / "kept",
+        **options,
+    )
+
+
+def test_the_same_is_tokenised_once(folder, tokenizer, reads, caplog):
+    first = go(folder, tokenizer)
+    caplog.clear()
+    again = go(folder, tokenizer)
+    assert reads == ["rows.jsonl"]
+    assert tokens_of(again) == tokens_of(first) and again.content_hash == first.content_hash
+    assert "1 of 151 rows are bad" in caplog.text and "rows.jsonl:151: " in caplog.text, "bad rows are told every time"
+
+
+def test_tokens_are_mapped_and_not_read(folder, tokenizer):
+    part = go(folder, tokenizer).streams[0].tokens
+    while isinstance(part, np.ndarray) and not isinstance(part, np.memmap):
+        part = part.base
+    assert isinstance(part, np.memmap)
+
+
+def test_a_file_is_read_as_its_tokens_are_written(tokenizer, monkeypatch):
+    """One without an end, here: only some of it is in memory."""
+    endless = ((number, json.loads(row(number))) for number in count(1))
+    monkeypatch.setattr(formats, "rows_of", lambda path: endless)
+    documents = encode(formats.read("endless.jsonl"), tokenizer)
+    assert [document.line for document in islice(documents, 2500)] == list(range(1, 2501))
+    assert next(endless)[0] < 2500 + 2 * CHUNK
+
+
+def test_what_tokens_depend_on_is_in_the_key(folder, tokenizer, reads, monkeypatch):
+    go(folder, tokenizer)
+    go(folder, tokenizer, max_length=32, packing=False, seed=3)
+    (folder / "rows.jsonl").rename(folder / "moved.jsonl")
+    go(folder, tokenizer, "moved.jsonl")
+    assert len(reads) == 1, "rows are laid out anew, and the name is of no account"
+    go(folder, tokenizer, "moved.jsonl", assistant_only_loss=False)
+    go(folder, tokenizer, "moved.jsonl", chat_template="{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
+    with (folder / "moved.jsonl").open("a") as file:
+        file.write(row(151))
+    go(folder, tokenizer, "moved.jsonl")
+    assert len(reads) == 4
+    monkeypatch.setattr(cache, "code_hash", lambda: "another version")
+    go(folder, tokenizer, "moved.jsonl")
+    other = load_tokenizer_like(tokenizer)
+    go(folder, other, "moved.jsonl")
+    assert len(reads) == 6
+
+
+def load_tokenizer_like(tokenizer):
+    """A copy that knows one token more."""
+    from copy import deepcopy
+
+    other = deepcopy(tokenizer)
+    other.add_tokens(["say"])
+    return other
+
+
+@pytest.mark.parametrize("place", [0, 20, cache.HEADER + 5, -1])
+def test_a_damaged_file_is_made_again(folder, tokenizer, reads, caplog, place):
+    expected = tokens_of(go(folder, tokenizer))
+    (kept,) = (folder / "kept").iterdir()
+    content = bytearray(kept.read_bytes())
+    content[place] ^= 1
+    kept.write_bytes(content)
+    damaged = place != 0  # the length before the header is not read
+    assert tokens_of(go(folder, tokenizer)) == expected
+    assert len(reads) == 1 + damaged and ("is damaged" in caplog.text) == damaged
+    assert (kept.read_bytes() == bytes(content)) != damaged
+
+
+@pytest.mark.parametrize("size", [0, 100, cache.HEADER, cache.HEADER + 1000])
+def test_a_file_that_was_cut_is_made_again(folder, tokenizer, reads, size):
+    expected = tokens_of(go(folder, tokenizer))
+    (kept,) = (folder / "kept").iterdir()
+    kept.write_bytes(kept.read_bytes()[:size])
+    assert tokens_of(go(folder, tokenizer)) == expected and len(reads) == 2
+
+
+def test_nothing_is_left_of_a_file_that_could_not_be_finished(folder, tokenizer):
+    (folder / "rows.jsonl").write_text(row(1) + "\n" + '{"messages": []}\n' * 9)
+    for _ in range(2):  # bad rows stop the run the second time too
+        with pytest.raises(UserError, match="9 of 10 rows are bad"):
+            go(folder, tokenizer)
+    (folder / "rows.jsonl").write_text('{"messages": 1}')
+    (folder / "latin.txt").write_bytes(b"\xff")
+    with pytest.raises(UserError, match="not UTF-8"):
+        go(folder, tokenizer, "latin.txt")
+    assert not list((folder / "kept").glob("*.partial"))
+
+
+def test_what_killed_runs_left_is_removed_in_time(folder, tokenizer, monkeypatch):
+    (folder / "kept").mkdir()
+    (folder / "kept/old.partial").touch()
+    go(folder, tokenizer)
+    assert (folder / "kept/old.partial").exists(), "somebody may be writing it"
+    monkeypatch.setattr(cache, "ABANDONED", -1)
+    go(folder, tokenizer, assistant_only_loss=False)
+    assert not (folder / "kept/old.partial").exists()
+
+
+def test_two_write_the_same_at_once(tmp_path):
+    """Both have begun when one ends; what the first has mapped stays as it was."""
+    begun, found = threading.Barrier(2), []
+
+    def documents():
+        yield Document(1, np.arange(5, dtype=np.int32), np.ones(5, bool))
+        begun.wait(10)
+        yield Document(2, np.arange(7, dtype=np.int32), np.ones(7, bool))
+
+    def write():
+        found.append(cache.store(tmp_path, "key", documents(), Tally(2)))
+
+    threads = [threading.Thread(target=write) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    third = cache.load(tmp_path, "key")
+    assert third is not None
+    for stream in (*found, third[0]):
+        assert stream.lengths.tolist() == [5, 7] and (~stream.tokens).tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]
+    assert [file.name for file in tmp_path.iterdir()] == ["key.safetensors"]
+
+
+def test_it_is_a_safetensors_file(tmp_path):
+    documents = [Document(3, np.array([5, 6, 7], np.int32), np.array([False, True, True]), divisible=True)]
+    stream = cache.store(tmp_path, "key", documents, Tally(1))
+    arrays = load_file(tmp_path / "key.safetensors")
+    assert arrays["tokens"].tolist() == [5, ~6, ~7] and arrays["lines"].tolist() == [3]
+    expected = gather(documents, "f")
+    for name, array in arrays.items():
+        assert array.dtype == getattr(expected, name).dtype and array.tolist() == getattr(expected, name).tolist()
+        assert array.tolist() == getattr(stream, name).tolist()
+    assert stream.largest == expected.largest == 7 and stream.supervised.tolist() == [2]
+
+
+def test_no_documents(tmp_path):
+    assert len(cache.store(tmp_path, "key", [], Tally(0))) == 0
+    found = cache.load(tmp_path, "key")
+    assert found is not None and len(found[0].tokens) == 0
+
+
+def test_a_file_that_a_folder_names_and_that_is_not_there(folder, tokenizer):
+    (folder / "state.json").write_text('{"_data_files": [{"filename": "gone.arrow"}]}')
+    with pytest.raises(UserError, match=r"gone.arrow cannot be read: No such file"):
+        go(folder, tokenizer, ".")
+
+
+def test_nowhere_to_keep_tokens(folder, tokenizer):
+    (folder / "kept").write_text("a file")
+    with pytest.raises(UserError, match=r"kept: tokens cannot be kept there: .* set data.cache_dir"):
+        go(folder, tokenizer)

@@ -1,0 +1,91 @@
+"""What `rptrain plan --show-data` says of the data."""
+
+import json
+import re
+from io import StringIO
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from rptrain.cli import app
+from rptrain.data.loader import Batches, Source, prepare
+from rptrain.data.preview import preview, show
+
+CHATS = [
+    [
+        ("system", "brief"),
+        ("user", "two and two?"),
+        ("assistant", "four"),
+        ("user", "?"),
+        ("assistant", "él\x1b[2J"),
+    ],
+    [("user", "hello there " * 40), ("assistant", "never seen")],
+    [("user", "hello"), ("assistant", "hello there " * 40)],
+]
+
+
+@pytest.fixture
+def batches(tmp_path, tokenizer):
+    rows = [{"messages": [{"role": role, "content": text} for role, text in chat]} for chat in CHATS]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    rows = prepare(sources=[Source(str(tmp_path / "rows.jsonl"))], tokenizer=tokenizer, max_length=64)
+    return Batches(rows, 1, 1, 0)
+
+
+def test_samples_and_counts(batches, tokenizer):
+    found = preview(batches, tokenizer, 5)
+    assert sorted(sample.place.rpartition(":")[2] for sample in found.samples) == ["1", "3"]
+    first = next(sample for sample in found.samples if sample.place.endswith(":1"))
+    turn = "<|im_start|>"
+    assert [(part.text, part.supervised) for part in first.parts] == [
+        (f"{turn}system\nbrief<|im_end|>\n{turn}user\ntwo and two?<|im_end|>\n{turn}assistant\n", False),
+        ("four<|im_end|>", True),
+        (f"\n{turn}user\n?<|im_end|>\n{turn}assistant\n", False),
+        ("él\x1b[2J<|im_end|>", True),
+        ("\n", False),
+    ]
+    assert sum(sample.tokens for sample in found.samples) == found.tokens == batches.rows.tokens
+    assert sum(sample.supervised for sample in found.samples) == found.supervised
+    assert (found.samples_read, found.cut, found.unsupervised, found.rows, found.steps_per_epoch) == (3, 2, 1, 2, 2)
+    assert found.padding == 1 - found.tokens / (2 * 64)
+    assert len(preview(batches, tokenizer, 1).samples) == 1
+    assert json.loads(json.dumps(found.to_dict()))["samples"][0]["parts"][1]["supervised"] is True
+
+
+def printed(found, **options):
+    out = StringIO()
+    show(found, Console(file=out, width=60, **options))
+    return out.getvalue()
+
+
+def test_brackets_without_colours_and_colours_in_a_terminal(batches, tokenizer):
+    found = preview(batches, tokenizer, 5)
+    plain = printed(found)
+    assert "⟦four<|im_end|>⟧" in plain and "⟦él\\u001b[2J<|im_end|>⟧" in plain and "\x1b" not in plain
+    assert "2 samples lost their end" in plain and "1 samples without a supervised token are left out" in plain
+    assert re.search(r"\d+\.\d% of the tokens are supervised;\s+\d+\.\d%\s+of\s+the\s+rows\s+is\s+padding", plain)
+    coloured = printed(found, force_terminal=True, color_system="standard", no_color=False)
+    assert "\x1b[32mfour<|im_end|>\x1b[0m" in coloured and "⟦" not in coloured and "\x1b[2J" not in coloured
+
+
+def test_the_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(
+        '[model]\npath = "tiny-tasks"\n[[data.train]]\npath = "builtin:tasks"\nsplit = "test"\n'
+        '[data]\nmax_length = 26\n[engine]\ndevices = "cpu:1"\n'
+    )
+    result = CliRunner().invoke(app, ["plan", "--config", "run.toml", "--show-data", "2", "--json"])
+    assert result.exit_code == 0
+    data = json.loads(result.stdout)["data"]
+    assert len(data["samples"]) == 2 and data["samples_read"] == 500 and data["cut"] == 0
+    question, answer = data["samples"][0]["parts"]
+    assert question["text"].startswith("<|user|>") and answer["supervised"] and answer["text"].endswith("<|end|>")
+    shown = CliRunner().invoke(app, ["plan", "--config", "run.toml", "--show-data", "1"])
+    assert "builtin:tasks:" in shown.stdout and "<|assistant|>⟦" in shown.stdout
+    without = CliRunner().invoke(app, ["plan", "--config", "run.toml", "--json", "data.train.0.path=none.jsonl"])
+    assert without.exit_code == 0 and json.loads(without.stdout)["data"] is None, "the data is not read unasked"
+    missing = CliRunner().invoke(
+        app, ["plan", "--config", "run.toml", "--show-data", "1", "data.train.0.path=none.jsonl"]
+    )
+    assert missing.exit_code == 2 and "none.jsonl: no such data file or folder" in missing.stderr
