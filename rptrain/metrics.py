@@ -3,6 +3,7 @@
 import fcntl
 import json
 import math
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -95,8 +96,40 @@ class Evaluation(Event):
 
 @dataclass(frozen=True)
 class CheckpointSaved(Event):
+    """Training went on while it was written, for all of `seconds` but `paused`."""
+
     step: int
     path: str
+    seconds: float | None = None  # from the step's end until it was whole
+    paused: float | None = None  # of these, what training waited
+
+
+@dataclass(frozen=True)
+class SaveFailed(Event):
+    """The state after `step` could not be saved: training goes on, and what was saved before is whole."""
+
+    step: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Paused(Event):
+    """Training waits after `step`, as it was told to."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Continued(Event):
+    step: int
+
+
+@dataclass(frozen=True)
+class Stopped(Event):
+    """The run ended after `step`, which is saved, as it was told to: `by` "STOP" or a "signal"."""
+
+    step: int
+    by: str
 
 
 @dataclass(frozen=True)
@@ -125,6 +158,10 @@ EVENTS: dict[str, type[Event]] = {
     "slots": Slots,
     "evaluation": Evaluation,
     "checkpoint_saved": CheckpointSaved,
+    "save_failed": SaveFailed,
+    "paused": Paused,
+    "continued": Continued,
+    "stopped": Stopped,
     "resumed": Resumed,
     "finished": Finished,
     "failed": Failed,
@@ -180,7 +217,7 @@ def is_finished(path: Path | str) -> bool:
 
 
 class EventLog:
-    """Appends records to a file, each flushed before `write` returns. Context manager.
+    """Appends records to a file, each flushed before `write` returns; threads may share it. Context manager.
 
     What a killed process left of a last line is cut off on opening. Raises UserError where another process
     holds the file: a run is trained by one at a time.
@@ -193,11 +230,13 @@ class EventLog:
         except BlockingIOError:
             self._file.close()
             raise UserError(f"{path}: another process trains this run") from None
+        self._lock = threading.Lock()
         self._file.truncate(self._end_of_lines())
 
     def write(self, event: Event) -> None:
-        self._file.write(to_line(event).encode() + b"\n")
-        self._file.flush()
+        with self._lock:
+            self._file.write(to_line(event).encode() + b"\n")
+            self._file.flush()
 
     def close(self) -> None:
         self._file.close()

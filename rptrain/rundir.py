@@ -71,6 +71,10 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def control_path(self) -> Path:
+        return self.path / "control"
+
+    @property
     def model_path(self) -> Path:
         return self.path / "model"
 

@@ -1,14 +1,11 @@
 """A training run from the checked config to the exported model: the loop reads top to bottom."""
 
 import math
-import os
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -18,8 +15,9 @@ from rptrain import metrics
 from rptrain.checkpoint import adapter, frozen
 from rptrain.checkpoint.base import BASE
 from rptrain.checkpoint.export import export_store
-from rptrain.checkpoint.state import load_state, prune, read_state, save_state
+from rptrain.checkpoint.state import load_state, read_state
 from rptrain.config_source import Resolved
+from rptrain.control import LOOK, STOP, Control, StopRequested
 from rptrain.data.batch import Batch
 from rptrain.devices import here
 from rptrain.engine.engine import Engine, Optimizer
@@ -36,6 +34,7 @@ from rptrain.memory_plan import going_on
 from rptrain.models import registry, weights
 from rptrain.plan.schedule import Slot
 from rptrain.rundir import RunDir, begin, find
+from rptrain.saving import Saver, checkpoint_meta
 from rptrain.timings import Conditions, Timings, load
 
 MEASURE = 3  # steps whose times the rest of a run is planned with; the first of them is left out
@@ -46,9 +45,9 @@ AGAIN = "Begin a new run (save.resume=never) with a lower optim.learning_rate"
 def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
     """Trains as the config says, or goes on with the run that `save.resume` means.
 
-    Leaves `model/`, a Hugging Face directory, in the run's folder. Raises UserError before anything heavy is
-    loaded, EngineError for a failure while training (the last checkpoint stays), KeyboardInterrupt after the
-    state was saved.
+    Leaves `model/`, a Hugging Face directory, in the run's folder, unless a STOP in its `control` folder ended it
+    before. Raises UserError before anything heavy is loaded, EngineError for a failure while training (the last
+    checkpoint stays), KeyboardInterrupt after the state was saved.
     """
     found = find(resolved)  # a resume that cannot be is found out before data is read
     hardware = going_on(here(resolved.config.engine), found)
@@ -70,13 +69,25 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
         log = stack.enter_context(metrics.EventLog(run.events_path))
         progress = stack.enter_context(metrics.Progress(job.total_steps, quiet=quiet))
         store = stack.enter_context(open_store(job))
-        trainer = Trainer(job, run, log, progress, store, measure=replans and known is None)
+        limit = job.config.save.save_total_limit
+        saver = stack.enter_context(Saver(run, store.units, limit, partial(tell, log, progress)))
+        control = Control(run.control_path, progress.note)
+        trainer = Trainer(job, run, log, progress, store, saver, control, measure=replans and known is None)
         try:
             trainer.run(checkpoint)
+        except StopRequested as stopped:
+            progress.note(str(stopped))
         except Exception as error:
             log.write(metrics.Failed(f"{type(error).__name__}: {error}"))
             raise
     return run
+
+
+def tell(log: metrics.EventLog, progress: metrics.Progress, event: metrics.Event) -> None:
+    """A record, and a line for a person where it is of something that went wrong."""
+    log.write(event)
+    if isinstance(event, metrics.SaveFailed):
+        progress.note(f"step {event.step} could not be saved: {event.message}. Training goes on")
 
 
 def open_store(job: Job) -> ModelStore:
@@ -152,12 +163,13 @@ class Trainer:
         log: metrics.EventLog,
         progress: metrics.Progress,
         store: ModelStore,
+        saver: Saver,
+        control: Control,
         *,
         measure: bool,
     ) -> None:
         self._job, self._run, self._log, self._progress, self._store = job, run, log, progress, store
-        self._measure = measure
-        self._stopping = False
+        self._saver, self._control, self._measure = saver, control, measure
         self._opened = 0  # steps that were done when the engine was opened
         self._clock = 0.0
         self._seconds = 0.0  # of steps since the last report, while none is under way
@@ -182,7 +194,7 @@ class Trainer:
         done, applied = self._load(checkpoint)
         if done == 0:
             self._evaluate(0)
-        with self._signals():
+        with self._control.signals():
             self._train(done, applied)
         if name := weights.not_finite(job.spec, self._store.view):
             raise TrainingError(
@@ -206,6 +218,7 @@ class Trainer:
                 if not self._replan(engine):
                     self._loop(engine, range(rest, total))
                     return
+                self._saver.settle()  # another engine's updates would not wait for it
             done, applied, self._loss_scale = rest, engine.applied, engine.loss_scale
         with self._engine(done, applied) as engine:
             self._loop(engine, range(done, total))
@@ -219,7 +232,7 @@ class Trainer:
 
     def _loop(self, engine: Engine, steps: range) -> None:
         """One step is reported while the next one runs: the pipeline is not flushed between them."""
-        job, save = self._job, self._job.config.save
+        job, save, control = self._job, self._job.config.save, self._control
         started: _Started | None = None
         self._clock = time.perf_counter() - self._seconds
         for step in steps:
@@ -229,13 +242,12 @@ class Trainer:
             if started is not None:
                 self._report(started, engine)
             started = _Started(step + 1, batch, rate, loss, update)
-            last, stopping = step + 1 == job.total_steps, self._stopping
-            if last or stopping or (save.save_steps and (step + 1) % save.save_steps == 0):
+            self._saver.look()
+            last, due = step + 1 == job.total_steps, save.save_steps and (step + 1) % save.save_steps == 0
+            if last or due or control.stops or control.saves or control.pauses:
                 self._report(started, engine)
                 started = None
-                self._save(engine, step + 1)
-            if stopping and not last:
-                raise KeyboardInterrupt
+                self._obey(engine, step + 1, last=last, due=bool(due))
         if started is not None:
             self._report(started, engine)
         self._seconds = time.perf_counter() - self._clock
@@ -337,28 +349,37 @@ class Trainer:
             self._loss_scale = replace(self._loss_scale, **scale)
         return state["step"], state["meta"]["applied"]
 
-    def _save(self, engine: Engine, step: int) -> None:
-        """Between iterations; the pipeline is waited for, and goes on from the same weights as if it had not been."""
-        began = time.perf_counter()
-        engine.synchronize()
-        meta: dict[str, Any] = {
-            "applied": engine.applied,
-            "data": self._job.rows.content_hash,
-            "model_dir": str(self._job.model_dir.absolute()),
-        }
-        if self._job.dtype == torch.float16:
-            scale = engine.loss_scale
-            meta["loss_scale"] = {"scale": scale.scale, "before": scale.before, "good": scale.good}
-        if self._frozen is not None:
-            meta["frozen"] = self._frozen
-        if self._job.adapter is not None:
-            meta["lora"] = self._job.adapter.to_dict()
-        if self._job.chat_template is not None:
-            meta["chat_template"] = self._job.chat_template
-        path = save_state(self._run.checkpoints_path, self._store.units, step=step, meta=meta)
-        prune(self._run.checkpoints_path, self._job.config.save.save_total_limit)
-        self._log.write(metrics.CheckpointSaved(step, str(path)))
+    def _obey(self, engine: Engine, step: int, *, last: bool, due: bool) -> None:
+        """Between two steps: pauses, saves and stops as config and commands say."""
+        began, control = time.perf_counter(), self._control
+        if control.pauses:
+            self._pause(engine, step)
+        stops = control.stops and not last
+        if last or due or stops or control.saves:
+            self._save(engine, step, required=last or stops)
         self._clock += time.perf_counter() - began  # no part of the speed that is reported
+        if stops:
+            self._log.write(metrics.Stopped(step, "signal" if control.interrupted else STOP))
+            if control.interrupted:
+                raise KeyboardInterrupt
+            control.stopped()
+            raise StopRequested(f"stopped after step {step}, which is saved: the same command goes on")
+
+    def _pause(self, engine: Engine, step: int) -> None:
+        self._log.write(metrics.Paused(step))
+        self._progress.note(f"paused after step {step}")
+        while self._control.pauses:
+            if self._control.saves:
+                self._save(engine, step, required=False)
+            self._saver.look()
+            time.sleep(LOOK)
+        self._log.write(metrics.Continued(step))
+
+    def _save(self, engine: Engine, step: int, *, required: bool) -> None:
+        done = self._control.take() if self._control.saves else None
+        self._saver.begin(engine, step, checkpoint_meta(self._job, self._frozen), done)
+        if required:
+            self._saver.settle(required=True)
 
     def _evaluate(self, step: int) -> None:
         count = self._job.config.eval.questions
@@ -370,25 +391,6 @@ class Trainer:
         each = ", ".join(f"{name} {score:.1%}" for name, score in scores.items())
         when = "before training" if step == 0 else f"after {step} steps"
         self._progress.note(f"{count} held-out questions, {when}: {overall:.1%} answered exactly ({each})")
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """The first Ctrl-C or SIGTERM saves after the step under way and ends the run; a second one ends it at once."""
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            if self._stopping:
-                raise KeyboardInterrupt
-            self._stopping = True
-            with suppress(OSError):  # not through the progress display, in whose midst this may be called
-                os.write(2, b"\nsaving after this step; once more to stop at once\n")
-
-        kinds = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(kind, stop) for kind in kinds]
-        try:
-            yield
-        finally:
-            for kind, handler in zip(kinds, before, strict=True):
-                signal.signal(kind, handler)
 
 
 def _check_resume(run: RunDir, checkpoint: Path, job: Job) -> None:

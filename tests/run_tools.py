@@ -20,7 +20,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-import rptrain.trainer
+import rptrain.saving
 from rptrain import cli, memory_plan, metrics
 from rptrain.config_source import Resolved, resolve
 from rptrain.models import registry, weights
@@ -178,7 +178,9 @@ def _die() -> None:
 
 
 def _die_in_record(step: int) -> None:
+    """Every save is waited for, so that which one is the last does not depend on luck."""
     write = metrics.EventLog.write
+    rptrain.saving.Saver.look = rptrain.saving.Saver.settle
 
     def cut_short(log: metrics.EventLog, event: metrics.Event) -> None:
         if isinstance(event, metrics.Step) and event.step == step:
@@ -191,7 +193,7 @@ def _die_in_record(step: int) -> None:
 
 
 def _die_in_save(step: int, call: int) -> None:
-    save, left = rptrain.trainer.save_state, [call]
+    save, left = rptrain.saving.save_state, [call]
 
     def armed(*arguments: Any, **named: Any) -> Path:
         if named["step"] == step:
@@ -208,7 +210,7 @@ def _die_in_save(step: int, call: int) -> None:
 
         return call
 
-    rptrain.trainer.save_state = armed
+    rptrain.saving.save_state = armed
 
 
 def _train(file: str, overrides: Sequence[str], event: int | None, save: Sequence[int] | None) -> None:

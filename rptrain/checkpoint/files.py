@@ -64,7 +64,8 @@ class Aside:
             file = self.path / name
             self._entries[name] = {"size": file.stat().st_size, "sha256": _hash(file)}
 
-        in_parallel(hash_file, [name for name in names if name not in self._entries], THREADS)
+        if others := [name for name in names if name not in self._entries]:
+            in_parallel(hash_file, others, THREADS)
         files = {name: self._entries[name] for name in names}
         self.write_json(MANIFEST, {"format": FORMAT, **facts, "files": files})
         for folder in (*(entry for entry in self.path.rglob("*") if entry.is_dir()), self.path):

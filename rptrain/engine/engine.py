@@ -21,6 +21,7 @@ from rptrain.engine.memory import ModelStore, accumulate_dtype
 from rptrain.engine.meter import Measured, Meter, Reading
 from rptrain.engine.optimizer import OptimizerWorker
 from rptrain.engine.reproducible import Reproducible
+from rptrain.engine.snapshot import Snapshot
 from rptrain.engine.trace import Trace
 from rptrain.engine.worker import Worker
 from rptrain.plan.lower import boundaries
@@ -195,6 +196,21 @@ class Engine:
         if self._steps:
             self._wait(("step",), self._steps - 1)
         self._check()
+
+    def snapshot(self) -> Snapshot:
+        """The state after every step so far, for which it waits: units stay as they are until they are released.
+
+        Training goes on meanwhile, up to the first update of a unit that was not. One at a time.
+        """
+        self.synchronize()
+        return self._optimizer.snapshot()
+
+    def waiting(self) -> dict[str, str]:
+        """Which thread waits for what, now: the key on the board, and the number under it."""
+        return {
+            name: f"{' '.join(map(str, key)) if isinstance(key, tuple) else key}, number {number}"
+            for name, (key, number) in self._context.board.waiting().items()
+        }
 
     def measured(self) -> Measured | None:
         """With `meter`, what the steps took; nothing is measured from now on. After `synchronize` no step is missing.
