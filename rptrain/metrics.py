@@ -18,7 +18,7 @@ from rptrain.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-SCHEMA = 1  # of every record; a record's fields never change within a schema
+SCHEMA = 1  # of every record; within a schema, records and fields at a record's end are only added
 _TAIL = 4096  # bytes, more than the records that end a run need
 
 
@@ -141,6 +141,14 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True)
+class CheckpointDamaged(Event):
+    """A checkpoint that was to be resumed is not as it was written; the one before it is taken."""
+
+    path: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Finished(Event):
     step: int
 
@@ -162,6 +170,7 @@ EVENTS: dict[str, type[Event]] = {
     "paused": Paused,
     "continued": Continued,
     "stopped": Stopped,
+    "checkpoint_damaged": CheckpointDamaged,
     "resumed": Resumed,
     "finished": Finished,
     "failed": Failed,

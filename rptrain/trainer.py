@@ -15,7 +15,6 @@ from rptrain import metrics
 from rptrain.checkpoint import adapter, frozen
 from rptrain.checkpoint.base import BASE
 from rptrain.checkpoint.export import export_store
-from rptrain.checkpoint.state import load_state, read_state
 from rptrain.config_source import Resolved
 from rptrain.control import LOOK, STOP, Control, StopRequested
 from rptrain.data.batch import Batch
@@ -31,8 +30,9 @@ from rptrain.errors import TrainingError, UserError
 from rptrain.evaluate import ask_questions
 from rptrain.job import Job, prepare_job, replan, settle
 from rptrain.memory_plan import going_on
-from rptrain.models import registry, weights
+from rptrain.models import weights
 from rptrain.plan.schedule import Slot
+from rptrain.resuming import check_resume, restore
 from rptrain.rundir import RunDir, begin, find
 from rptrain.saving import Saver, checkpoint_meta
 from rptrain.timings import Conditions, Timings, load
@@ -59,7 +59,7 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
             "whole first, and set model.path to what comes of it"
         )
     if found is not None:
-        _check_resume(*found, job)
+        check_resume(*found, job)
     run, checkpoint = begin(resolved, found)
     replans = job.config.engine.replan
     known = load(run.path, _conditions(job)) if replans else None
@@ -86,8 +86,11 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
 def tell(log: metrics.EventLog, progress: metrics.Progress, event: metrics.Event) -> None:
     """A record, and a line for a person where it is of something that went wrong."""
     log.write(event)
-    if isinstance(event, metrics.SaveFailed):
-        progress.note(f"step {event.step} could not be saved: {event.message}. Training goes on")
+    match event:
+        case metrics.SaveFailed():
+            progress.note(f"step {event.step} could not be saved: {event.message}")
+        case metrics.CheckpointDamaged():
+            progress.note(f"{event.message}: the checkpoint before it is taken")
 
 
 def open_store(job: Job) -> ModelStore:
@@ -169,6 +172,7 @@ class Trainer:
         measure: bool,
     ) -> None:
         self._job, self._run, self._log, self._progress, self._store = job, run, log, progress, store
+        self._tell = partial(tell, log, progress)
         self._saver, self._control, self._measure = saver, control, measure
         self._opened = 0  # steps that were done when the engine was opened
         self._clock = 0.0
@@ -340,7 +344,9 @@ class Trainer:
                 adapter.load(job.begin, job.spec, self._store.view)
             self._store.loaded()
             return 0, 0
-        state = load_state(checkpoint, self._store.units)
+        checkpoint, state = restore(
+            self._run, checkpoint, job, self._store.units, partial(tell, self._log, self._progress)
+        )
         if self._frozen is not None:
             frozen.check(state["meta"], self._frozen["sha256"])
         self._log.write(metrics.Resumed(state["step"], str(checkpoint)))
@@ -391,25 +397,6 @@ class Trainer:
         each = ", ".join(f"{name} {score:.1%}" for name, score in scores.items())
         when = "before training" if step == 0 else f"after {step} steps"
         self._progress.note(f"{count} held-out questions, {when}: {overall:.1%} answered exactly ({each})")
-
-
-def _check_resume(run: RunDir, checkpoint: Path, job: Job) -> None:
-    """UserError where the run could not go on from a checkpoint to the same numbers, or not at all."""
-    forks = checkpoint.name != run.checkpoints()[-1].name  # and is to have steps of its own
-    state = read_state(checkpoint)
-    anew = "or begin a new run with save.resume=never"
-    if state["meta"]["data"] != job.rows.content_hash:
-        raise UserError(f"the data differs from what {checkpoint} was trained on: bring it back as it was, {anew}")
-    if registry.read_config(checkpoint / BASE) != job.spec.config:
-        raise UserError(
-            f"{job.model_dir / 'config.json'} differs from the one that {checkpoint} was trained with: "
-            f"bring it back as it was, {anew}"
-        )
-    if state["step"] > job.total_steps or (forks and state["step"] == job.total_steps):
-        raise UserError(
-            f"{checkpoint} has {state['step']} steps behind it, and the config ends at {job.total_steps}: raise "
-            f"train.max_steps, name an earlier checkpoint in save.resume, {anew}"
-        )
 
 
 def _conditions(job: Job) -> Conditions:

@@ -153,7 +153,7 @@ def test_dry_run_as_json():
 def test_dry_run_says_what_would_be_resumed():
     begun, _ = begin(resolve("c.toml"), None)
     begun.checkpoint_path(4).mkdir()
-    (begun.checkpoint_path(4) / "complete.json").touch()
+    (begun.checkpoint_path(4) / "complete.json").write_text('{"format": 1, "files": {}}')
     assert run("--config", "c.toml", "--dry-run").stdout.startswith("# resumes runs/c/checkpoints/checkpoint-4\n")
 
 

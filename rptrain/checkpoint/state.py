@@ -26,10 +26,10 @@ from rptrain.checkpoint.files import (
     PIECE,
     REPLACED,
     THREADS,
+    check_facts,
     check_hash,
     complete_checkpoints,
     read_into,
-    read_manifest,
     remove,
     written_aside,
 )
@@ -108,8 +108,8 @@ def read_state(directory: Path) -> dict[str, Any]:
 def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
     """Fills the trainable units from a checkpoint and returns `step` and `meta`; generation 0 becomes the current one.
 
-    UserError that names the file and the reason if the checkpoint is damaged, incomplete, of another model or
-    dtype, of other moments, or of the other kind of update. All but the units' hashes is checked before a buffer is
+    Damaged that names the file if it is not as it was written; UserError if it is of another model or dtype, of other
+    moments, or of the other kind of update. All but the units' hashes is checked before a buffer is
     touched; after an error the buffers are not to be used.
     """
     directory = Path(directory)
@@ -162,11 +162,10 @@ def prune(checkpoints_dir: Path, keep: int | None) -> None:
 
 def _read_state(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """trainer_state.json, and the manifest's files."""
-    manifest = read_manifest(directory)
+    manifest = check_facts(directory)
     files = manifest["files"]
     if manifest.get("kind") != KIND or STATE not in files:
         raise UserError(f"{directory} is no checkpoint of a run")
-    check_hash(directory / STATE, files[STATE])
     return json.loads((directory / STATE).read_text(encoding="utf-8")), files
 
 
