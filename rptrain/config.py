@@ -159,6 +159,8 @@ class Optim(Section):
     """with float16, what the loss is multiplied by at first, a power of two; halved when a gradient overflows"""
     loss_scale_steps: PositiveInt = LOSS_SCALE_STEPS
     """with float16, steps without overflow after which the loss scale doubles"""
+    max_skipped_steps: PositiveInt = 20
+    """steps in a row that may be skipped, as their gradients are not finite, before the run ends"""
     update: Literal["async", "sync"] = "async"
     """"async": weights are one step late and no device waits; "sync": exact"""
 
@@ -200,6 +202,8 @@ class Engine(Section):
     """with float16, let GPUs sum products in float16: faster on consumer cards, less exact"""
     replan: bool = True
     """measure the layers in the first steps and plan again with the times"""
+    stall_timeout: NonNegativeFloat = 600.0
+    """seconds without a step's end after which is told what every thread and stream waits for; 0: never"""
     trace: bool = False
     """record when each stage ran on each device"""
 

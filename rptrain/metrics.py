@@ -65,6 +65,17 @@ class LossScale(Event):
     scale: float
 
 
+@dataclass(frozen=True)
+class StepSkipped(Event):
+    """The gradients of a step were not finite, and it left the weights as they were."""
+
+    step: int
+    in_a_row: int
+    micro_batches: tuple[int, ...]  # whose loss was not finite; none where only gradients were
+    rows: tuple[int, ...]  # of the packed data, in these micro-batches
+    texts: tuple[str, ...]  # how those rows begin
+
+
 class SlotTime(NamedTuple):
     """When a device ran a slot of a round: seconds of a monotonic clock."""
 
@@ -133,6 +144,16 @@ class Stopped(Event):
 
 
 @dataclass(frozen=True)
+class Stalled(Event):
+    """No step ended for so many seconds; `waiting`, and more in the file, says what threads and streams wait for."""
+
+    step: int  # the last that was done
+    seconds: float
+    path: str
+    waiting: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Resumed(Event):
     """Training goes on after `step`; records of later steps that stand before this one are void."""
 
@@ -163,6 +184,7 @@ EVENTS: dict[str, type[Event]] = {
     "plan": Plan,
     "step": Step,
     "loss_scale": LossScale,
+    "step_skipped": StepSkipped,
     "slots": Slots,
     "evaluation": Evaluation,
     "checkpoint_saved": CheckpointSaved,
@@ -170,6 +192,7 @@ EVENTS: dict[str, type[Event]] = {
     "paused": Paused,
     "continued": Continued,
     "stopped": Stopped,
+    "stalled": Stalled,
     "checkpoint_damaged": CheckpointDamaged,
     "resumed": Resumed,
     "finished": Finished,

@@ -1,6 +1,5 @@
 """A training run from the checked config to the exported model: the loop reads top to bottom."""
 
-import math
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from rptrain.control import LOOK, STOP, Control, StopRequested
 from rptrain.data.batch import Batch
 from rptrain.devices import here
 from rptrain.engine.engine import Engine, Optimizer
-from rptrain.engine.iteration import Pending, StepResult
+from rptrain.engine.iteration import Pending, PendingLoss
 from rptrain.engine.loss_scale import UNSCALED, LossScale
 from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter
@@ -35,11 +34,12 @@ from rptrain.plan.schedule import Slot
 from rptrain.resuming import check_resume, restore
 from rptrain.rundir import RunDir, begin, find
 from rptrain.saving import Saver, checkpoint_meta
+from rptrain.skipping import AGAIN, SkippedSteps
 from rptrain.timings import Conditions, Timings, load
+from rptrain.watchdog import Watchdog
 
+ROWS = 8  # of the data that a line names
 MEASURE = 3  # steps whose times the rest of a run is planned with; the first of them is left out
-MAX_SKIPPED = 20  # steps in a row without finite gradients: more would not mend themselves, but for a loss scale
-AGAIN = "Begin a new run (save.resume=never) with a lower optim.learning_rate"
 
 
 def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
@@ -89,6 +89,11 @@ def tell(log: metrics.EventLog, progress: metrics.Progress, event: metrics.Event
     match event:
         case metrics.SaveFailed():
             progress.note(f"step {event.step} could not be saved: {event.message}")
+        case metrics.Stalled():
+            progress.note(f"no step ended for {event.seconds:g} s: {event.path} says what everything waits for")
+        case metrics.StepSkipped(rows=(_, *_)):
+            rows = ", ".join(map(str, event.rows[:ROWS])) + (" …" if len(event.rows) > ROWS else "")
+            progress.note(f"step {event.step} was skipped: in rows {rows} of the data the loss is no number")
         case metrics.CheckpointDamaged():
             progress.note(f"{event.message}: the checkpoint before it is taken")
 
@@ -152,7 +157,7 @@ class _Started:
     step: int  # counts from 1
     batch: Batch
     learning_rate: float
-    loss: Pending
+    loss: PendingLoss
     update: Pending
 
 
@@ -178,9 +183,8 @@ class Trainer:
         self._clock = 0.0
         self._seconds = 0.0  # of steps since the last report, while none is under way
         self._tokens = 0  # since the last report
-        self._skipped = 0  # steps in a row
+        self._skipped = SkippedSteps(job, self._tell)
         self._loss_scale = starting_scale(job)  # of the weights with which the next engine begins
-        self._told_scale: float | None = None  # the last that was told
         self._frozen: dict[str, Any] | None = None  # what checkpoints say of frozen weights
 
     def run(self, checkpoint: Path | None) -> None:
@@ -217,14 +221,14 @@ class Trainer:
         total = self._job.total_steps
         if self._measure and total - done >= MEASURE + 2:  # with fewer steps there is nothing to gain
             rest = done + MEASURE
-            with self._engine(done, applied, meter=Meter()) as engine:
+            with self._engine(done, applied, meter=Meter()) as engine, self._watched(engine):
                 self._loop(engine, range(done, rest))
                 if not self._replan(engine):
                     self._loop(engine, range(rest, total))
                     return
                 self._saver.settle()  # another engine's updates would not wait for it
             done, applied, self._loss_scale = rest, engine.applied, engine.loss_scale
-        with self._engine(done, applied) as engine:
+        with self._engine(done, applied) as engine, self._watched(engine):
             self._loop(engine, range(done, total))
 
     def _engine(self, done: int, applied: int, *, meter: Meter | None = None) -> Engine:
@@ -233,6 +237,11 @@ class Trainer:
         if not engine.locked and self._job.devices[0].startswith("cuda"):
             self._progress.note("host memory could not be page-locked: transfers will be slower")
         return engine
+
+    def _watched(self, engine: Engine) -> Watchdog:
+        seconds = self._job.config.engine.stall_timeout
+        self._watchdog = Watchdog(seconds, self._run.path, engine.waiting, self._tell)
+        return self._watchdog
 
     def _loop(self, engine: Engine, steps: range) -> None:
         """One step is reported while the next one runs: the pipeline is not flushed between them."""
@@ -287,15 +296,9 @@ class Trainer:
 
     def _report(self, started: _Started, engine: Engine) -> None:
         loss, update = started.loss.result(), started.update.result()
+        self._watchdog.alive(started.step)
         self._tokens += started.batch.tokens
-        self._skipped = self._skipped + 1 if update.skipped else 0
-        if self._job.dtype == torch.float16:
-            self._follow_scale(started.step, update)
-        elif self._skipped == MAX_SKIPPED:
-            raise TrainingError(
-                f"the gradients of the last {MAX_SKIPPED} steps, up to step {started.step}, were not finite: the model "
-                f"has diverged. {AGAIN}"
-            )
+        self._skipped.follow(started.step, started.loss, update)
         if engine.trace is not None:
             self._log.write(_slots(started.step, engine.trace.take(started.step - 1 - self._opened)))
         if started.step % self._job.config.log.logging_steps and started.step != self._job.total_steps:
@@ -314,20 +317,6 @@ class Trainer:
         self._clock, self._tokens = now, 0
         self._log.write(event)
         self._progress.update(event)
-        if started.step == self._job.total_steps and update.skipped and not math.isfinite(loss):
-            raise TrainingError(f"the loss of the last step is {loss}: the model has diverged. {AGAIN}")
-
-    def _follow_scale(self, step: int, update: StepResult) -> None:
-        if update.loss_scale != self._told_scale:
-            self._told_scale = update.loss_scale
-            self._log.write(metrics.LossScale(step, update.loss_scale))
-        if update.skipped and update.loss_scale <= 1:
-            raise TrainingError(
-                f"the gradients of step {step} were not finite in float16, and the loss scale would fall below 1: "
-                "the model has numbers that are too large for float16, or has diverged. Begin a new run "
-                '(save.resume=never) with model.dtype="bfloat16", or with a lower optim.learning_rate if the loss '
-                "had begun to rise"
-            )
 
     # ---- state
 
@@ -378,6 +367,7 @@ class Trainer:
             if self._control.saves:
                 self._save(engine, step, required=False)
             self._saver.look()
+            self._watchdog.alive(step)
             time.sleep(LOOK)
         self._log.write(metrics.Continued(step))
 
@@ -386,6 +376,7 @@ class Trainer:
         self._saver.begin(engine, step, checkpoint_meta(self._job, self._frozen), done)
         if required:
             self._saver.settle(required=True)
+        self._watchdog.alive(step)  # a save may take longer than it has patience
 
     def _evaluate(self, step: int) -> None:
         count = self._job.config.eval.questions

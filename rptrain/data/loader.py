@@ -67,11 +67,15 @@ class Batches:
             self._epoch, self._order = epoch, shuffled(len(self.rows), self.seed, epoch)
         return self._order
 
+    def taken(self, step: int) -> np.ndarray:
+        """The rows of a step, which counts from 0 over all epochs; fewer than global_batch_size in a short batch."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        return self.order(epoch)[place * self.global_batch_size : (place + 1) * self.global_batch_size]
+
     def batch(self, step: int) -> Batch:
         """The batch of a step, which counts from 0 over all epochs."""
-        epoch, place = divmod(step, self.steps_per_epoch)
         size, length = self.global_batch_size, self.rows.length
-        chosen = self.order(epoch)[place * size : (place + 1) * size]
+        chosen = self.taken(step)
         index = torch.from_numpy(chosen)
         input_ids = torch.full((size, length), self.rows.pad_id, dtype=torch.int64)
         labels = torch.full((size, length), IGNORED, dtype=torch.int64)

@@ -11,11 +11,11 @@ from rptrain.engine.adam import CpuAdam
 from rptrain.engine.boundary import BoundaryBuffers
 from rptrain.engine.context import Context
 from rptrain.engine.cuda import CudaDevice
-from rptrain.engine.device import CpuDevice, Device, Probe
+from rptrain.engine.device import STREAMS, CpuDevice, Device, Probe
 from rptrain.engine.embedding import EmbeddingWorker
 from rptrain.engine.errors import Aborted
 from rptrain.engine.footprint import Shapes, footprint
-from rptrain.engine.iteration import Pending, StepRequest, StepResult, make_iteration
+from rptrain.engine.iteration import Pending, PendingLoss, StepRequest, StepResult, make_iteration
 from rptrain.engine.loss_scale import UNSCALED, LossScale
 from rptrain.engine.memory import ModelStore, accumulate_dtype
 from rptrain.engine.meter import Measured, Meter, Reading
@@ -142,7 +142,7 @@ class Engine:
         """That of the newest weights; complete after `synchronize`."""
         return self._optimizer.loss_scale
 
-    def forward_backward(self, batch: Batch) -> Pending:
+    def forward_backward(self, batch: Batch) -> PendingLoss:
         """Starts an iteration; the handle gives the loss, a float: the mean over the batch's supervised tokens."""
         self._check()
         expected = (self.plan.micro_batches, self._tokens)
@@ -172,7 +172,7 @@ class Engine:
             self._check()
             return iteration.losses.double().sum().item() / max(batch.supervised, 1)
 
-        return Pending(loss)
+        return PendingLoss(loss, iteration.losses)
 
     def step(self, learning_rate: float) -> Pending:
         """Lets the optimizer apply the gradients of the last `forward_backward`; the handle gives a StepResult."""
@@ -206,11 +206,13 @@ class Engine:
         return self._optimizer.snapshot()
 
     def waiting(self) -> dict[str, str]:
-        """Which thread waits for what, now: the key on the board, and the number under it."""
-        return {
-            name: f"{' '.join(map(str, key)) if isinstance(key, tuple) else key}, number {number}"
+        """Which thread waits for what key on the board and number under it, now; and which streams have work."""
+        threads = {
+            name: f"waits for {' '.join(map(str, key)) if isinstance(key, tuple) else key}, number {number}"
             for name, (key, number) in self._context.board.waiting().items()
         }
+        streams = {f"{device.name} {stream}": getattr(device, stream) for device in self._devices for stream in STREAMS}
+        return threads | {f"{name} stream": "has work" for name, stream in streams.items() if stream.busy()}
 
     def measured(self) -> Measured | None:
         """With `meter`, what the steps took; nothing is measured from now on. After `synchronize` no step is missing.

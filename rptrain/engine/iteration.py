@@ -95,3 +95,15 @@ class Pending:
 
     def result(self) -> Any:
         return self._wait()
+
+
+class PendingLoss(Pending):
+    """The mean loss of an iteration over its supervised tokens, a float."""
+
+    def __init__(self, wait: Callable[[], float], losses: Tensor) -> None:
+        super().__init__(wait)
+        self._losses = losses
+
+    def not_finite(self) -> list[int]:
+        """The micro-batches whose loss is infinite or no number; once `result` was there."""
+        return (~torch.isfinite(self._losses)).nonzero().flatten().tolist()

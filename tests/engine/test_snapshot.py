@@ -104,7 +104,7 @@ def test_a_failure_ends_the_wait_for_a_unit():
             go_on(engine, batches[1:2])
             while not any("saved" in what for what in engine.waiting().values()):
                 time.sleep(0.005)
-            assert engine.waiting()["optimizer"].startswith("saved ")
+            assert engine.waiting()["optimizer"].startswith("waits for saved ")
             armed.set()
             go_on(engine, batches[2:])
             engine.synchronize()
