@@ -27,12 +27,10 @@ def test_a_hanging_computation_is_told_and_the_run_goes_on(tmp_path, monkeypatch
     tools.write_model(tmp_path / "model")
     tools.train_here(tmp_path, "engine.stall_timeout=0.7")
     stalled, *_ = tools.events(run, metrics.Stalled)
-    assert stalled.step == 1 and "waits for grad" in stalled.waiting["optimizer"]
-    assert (
-        stalled.waiting["cpu:0 compute stream"] == "has work" or stalled.waiting["cpu:1 compute stream"] == "has work"
-    )
+    assert stalled.step == 1
+    assert "has work" in [stalled.waiting.get(f"cpu:{index} compute stream") for index in (0, 1)]
     text = Path(stalled.path).read_text()
-    assert "MainThread: waits for " in text and "thread optimizer\n" in text and "in hangs" in text
+    assert "compute stream: has work" in text and "thread optimizer\n" in text and "in hangs" in text
     assert run.finished
 
 
