@@ -23,7 +23,7 @@ def go_on(engine, batches):
 
 def saved_slowly(store, snapshot, folder, failure):
     def proceed():
-        time.sleep(0.02)
+        time.sleep(0.1)
 
     def save():
         try:
