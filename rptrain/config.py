@@ -226,6 +226,10 @@ class Log(Section):
 
     logging_steps: PositiveInt = 1
     """steps between two reports"""
+    report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(default=(), strict=False)
+    """trackers that get the numbers too, such as ["tensorboard"]; unset: none"""
+    project: Text = "rptrain"
+    """the project's name at wandb and trackio"""
     run_name: RunName | None = None
     """the run's folder; unset: named for the config file"""
 

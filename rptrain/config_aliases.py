@@ -51,6 +51,8 @@ _ALIASES = {
     "save.save_steps": "save_every save_every_n_steps checkpoint_every checkpoint_steps save_interval",
     "save.save_total_limit": "keep_last_n_checkpoints max_checkpoints",
     "save.resume": "resume_from_checkpoint auto_resume_from_checkpoints",
+    "log.report_to": "wandb use_wandb tensorboard trackio metric_logger",
+    "log.project": "wandb_project",
     "log.logging_steps": "log_every_n_steps log_interval log_every log_steps",
     "log.run_name": "experiment_name wandb_name exp_name",
 }
@@ -89,8 +91,7 @@ _UNAVAILABLE = {
         "weighting data sets": "weight weights interleave_probs mix_strategy",
         "validation loss": "val_size val_set_size val_* eval_* evaluation_strategy test_datasets sets "
         "per_device_eval_batch_size early_stopping_patience load_best_model_at_end metric_for_best_model",
-        "reporting to trackers": "report_to wandb wandb_* use_wandb mlflow_* tensorboard trackio swanlab_* "
-        "metric_logger logging_dir",
+        "other trackers than those of log.report_to": "mlflow_* swanlab_* comet_* logging_dir",
         "publishing to a hub": "push_to_hub hub_*",
         "regularisation of the loss": "label_smoothing_factor label_smoothing neftune_noise_alpha dropout",
         "preference and reinforcement learning": "rl dpo_* kto_* grpo_* pref_* beta reward_* stage",

@@ -4,7 +4,7 @@ import fcntl
 import json
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from os import SEEK_END
@@ -263,12 +263,19 @@ class EventLog:
             self._file.close()
             raise UserError(f"{path}: another process trains this run") from None
         self._lock = threading.Lock()
+        self._listeners: list[Callable[[Event], None]] = []
         self._file.truncate(self._end_of_lines())
 
     def write(self, event: Event) -> None:
         with self._lock:
             self._file.write(to_line(event).encode() + b"\n")
             self._file.flush()
+        for listener in self._listeners:
+            listener(event)
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        """It is called with every record from now on, once that is written."""
+        self._listeners.append(listener)
 
     def close(self) -> None:
         self._file.close()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import rptrain
-from rptrain import metrics
+from rptrain import metrics, trackers
 from rptrain.checkpoint import adapter, frozen
 from rptrain.checkpoint.base import BASE
 from rptrain.checkpoint.export import export_store
@@ -49,6 +49,7 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
     before. Raises UserError before anything heavy is loaded, EngineError for a failure while training (the last
     checkpoint stays), KeyboardInterrupt after the state was saved.
     """
+    trackers.check(resolved.config.log.report_to)
     found = find(resolved)  # a resume that cannot be is found out before data is read
     hardware = going_on(here(resolved.config.engine), found)
     resolved = settle(resolved, found, hardware)
@@ -67,6 +68,7 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
         job = replace(job, plan=replan(job, known))
     with ExitStack() as stack:
         log = stack.enter_context(metrics.EventLog(run.events_path))
+        log.listen(trackers.open_trackers(job.config, run, stack))
         progress = stack.enter_context(metrics.Progress(job.total_steps, quiet=quiet))
         store = stack.enter_context(open_store(job))
         limit = job.config.save.save_total_limit

@@ -345,7 +345,7 @@ def test_files_that_cannot_be_read(folder):
         ("lora_rank", "rptrain calls this `lora.r`"),
         ("use_dora", "DoRA is not available in this version"),
         ("load_in_4bit", "quantization is not available in this version"),
-        ("report_to", "reporting to trackers is not available in this version"),
+        ("report_to", "rptrain calls this `log.report_to`"),
         ("val_set_size", "validation loss is not available"),
         ("fp16", "rptrain calls this `model.dtype`"),
         ("fp16_backend", '`model.dtype = "float16"` is all'),
