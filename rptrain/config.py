@@ -63,6 +63,10 @@ class Data(Section):
 
     train: tuple[TrainSet, ...] = Field(min_length=1, strict=False)
     """the sets to train on"""
+    val: tuple[TrainSet, ...] = Field(default=(), strict=False)
+    """sets to measure the loss on, as [[data.val]]; unset: those of val_size"""
+    val_size: NonNegativeFloat = 0.0
+    """rows of the training sets to hold out for that; below 1: a share of them"""
     max_length: int = Field(2048, ge=2)
     """tokens a row"""
     packing: bool = True
@@ -95,6 +99,10 @@ class Train(Section):
     """passes over the data"""
     max_steps: PositiveInt | None = None
     """steps to train, whatever num_epochs says; unset: num_epochs counts"""
+    eval_steps: NonNegativeInt = 0
+    """steps between two measurements of the loss on held-out rows; 0: at the end"""
+    early_stopping_patience: PositiveInt | None = None
+    """measurements in a row without a lower loss after which the run ends; unset: it never does"""
     seed: NonNegativeInt = 0
     """of the order of the data and of new weights"""
 
@@ -255,6 +263,18 @@ class Config(Section):
         if self.train.micro_batches % size:
             message = f"{size} does not divide the {self.train.micro_batches} micro-batches of a step"
             raise _mistake("engine.round_size", message)
+        return self
+
+    @model_validator(mode="after")
+    def _validation(self) -> "Config":
+        if self.data.val and self.data.val_size:
+            raise _mistake("data.val_size", "there are [[data.val]] tables: remove it, or them")
+        if not (self.data.val or self.data.val_size):
+            for key in ("eval_steps", "early_stopping_patience"):
+                if getattr(self.train, key):
+                    raise _mistake(f"train.{key}", "there is nothing held out: set data.val_size, or add [[data.val]]")
+        elif self.train.early_stopping_patience and not self.train.eval_steps:
+            raise _mistake("train.early_stopping_patience", "set train.eval_steps, how often the loss is measured")
         return self
 
     @model_validator(mode="after")

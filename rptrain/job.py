@@ -1,6 +1,7 @@
 """Everything about a run that can be known, and found wrong, before memory is taken and weights are read."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -12,7 +13,7 @@ from rptrain import automatic
 from rptrain.advice import advise
 from rptrain.checkpoint import adapter
 from rptrain.checkpoint.adapter import Adapter, AdapterFiles, base_name
-from rptrain.config import Config
+from rptrain.config import Config, TrainSet
 from rptrain.config_source import Resolved
 from rptrain.data.loader import Batches, load_tokenizer, prepare
 from rptrain.data.rows import Rows
@@ -28,6 +29,7 @@ from rptrain.plan.estimate import estimate
 from rptrain.planner import DTYPES, RunPlan
 from rptrain.rundir import RunDir
 from rptrain.training_model import lora_settings, training_model
+from rptrain.validation import split
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class Job:
     tokenizer: Any  # None where the data needs none
     rows: Rows
     batches: Batches
+    held_out: Batches | None  # rows whose loss is measured
     hardware: Hardware  # the devices that are used
     plan: RunPlan
     total_steps: int
@@ -96,7 +99,10 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
         files = weights.check(model_dir, without_adapters(spec))
     begin = _adapter_to_begin_with(config, spec) if weights_needed and files is not None else None
     _warn_of_idle(config, hardware.devices)
-    tokens_needed = any(source.path != "builtin:random" for source in config.data.train) or config.eval.questions
+    tokens_needed = (
+        any(source.path != "builtin:random" for source in (*config.data.train, *config.data.val))
+        or config.eval.questions
+    )
     tokenizer = load_tokenizer(model_dir) if tokens_needed else None
     if tokenizer is not None and config.data.chat_template is not None:
         tokenizer.chat_template = load_template(tokenizer, config.data.chat_template)
@@ -104,25 +110,22 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
         load_template(tokenizer, None)  # a UserError where there is none
     plan = _plan(config, spec, hardware)
     data, train = config.data, config.train
-    rows = prepare(
-        sources=data.train,
-        tokenizer=tokenizer,
-        max_length=data.max_length,
-        packing=data.packing,
-        assistant_only_loss=data.assistant_only_loss,
-        chat_template=data.chat_template,
-        vocab_size=spec.vocab_size,
-        seed=train.seed,
-    )
-    if (token := int(rows.input_ids.max())) >= spec.vocab_size:
-        raise UserError(
-            f"the tokenizer in {model_dir} gives token {token}, but config.json says vocab_size {spec.vocab_size}: "
-            "they are of different models"
-        )
+    rows, held_out = _prepare(config, spec, tokenizer, data.train), None
+    if data.val_size:
+        rows, held_out = split(rows, data.val_size, train.seed)
+    elif data.val:
+        held_out = _prepare(config, spec, tokenizer, data.val)
+    for some in (rows, held_out):
+        if some is not None and (token := int(some.input_ids.max())) >= spec.vocab_size:
+            raise UserError(
+                f"the tokenizer in {model_dir} gives token {token}, but config.json says vocab_size "
+                f"{spec.vocab_size}: they are of different models"
+            )
     batches = Batches(rows, train.rows, train.global_batch_size, train.seed)
+    measured = None if held_out is None else Batches(held_out, train.rows, train.global_batch_size, train.seed)
     total = train.max_steps or max(1, ceil(train.num_epochs * batches.steps_per_epoch))
     used = hardware.first(config.round_size)
-    return Job(config, model_dir, spec, files, begin, tokenizer, rows, batches, used, plan, total)
+    return Job(config, model_dir, spec, files, begin, tokenizer, rows, batches, measured, used, plan, total)
 
 
 def replan(job: Job, measured: Measured) -> RunPlan:
@@ -177,6 +180,20 @@ def _plan(config: Config, spec: ModelSpec, hardware: Hardware) -> RunPlan:
         advice = advise(config, spec, hardware)
         raise UserError("\n".join(filter(None, (str(error), str(advice))))) from None
     return plan
+
+
+def _prepare(config: Config, spec: ModelSpec, tokenizer: Any, sources: Sequence[TrainSet]) -> Rows:
+    data = config.data
+    return prepare(
+        sources=sources,
+        tokenizer=tokenizer,
+        max_length=data.max_length,
+        packing=data.packing,
+        assistant_only_loss=data.assistant_only_loss,
+        chat_template=data.chat_template,
+        vocab_size=spec.vocab_size,
+        seed=config.train.seed,
+    )
 
 
 def _is_preset(model_dir: Path) -> bool:

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 # A resumed run may change these: they do not reach the numbers, or only say when to stop. All else is fixed.
 _FREE = re.compile(
-    r"(save|log|eval)\..*|train\.max_steps|optim\.max_skipped_steps|engine\.(devices|vram_limit|host_limit|optimizer_threads|replan|stall_timeout|trace)"
+    r"(save|log|eval)\..*|train\.(max_steps|eval_steps|early_stopping_patience)|optim\.max_skipped_steps|engine\.(devices|vram_limit|host_limit|optimizer_threads|replan|stall_timeout|trace)"
 )
 
 

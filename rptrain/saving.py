@@ -17,6 +17,7 @@ from rptrain.errors import UserError
 from rptrain.job import Job
 from rptrain.metrics import CheckpointSaved, Event, SaveFailed
 from rptrain.rundir import RunDir
+from rptrain.validation import Patience
 
 
 class Abandoned(Exception):
@@ -107,9 +108,11 @@ class Saver:
         self._pool.shutdown()
 
 
-def checkpoint_meta(job: Job, frozen: dict[str, Any] | None) -> dict[str, Any]:
+def checkpoint_meta(job: Job, frozen: dict[str, Any] | None, patience: Patience) -> dict[str, Any]:
     """What a checkpoint says beside its tensors of the run that wrote it; `frozen` describes the frozen weights."""
     meta: dict[str, Any] = {"data": job.rows.content_hash, "model_dir": str(job.model_dir.absolute())}
+    if job.held_out is not None:
+        meta["validation"] = {"best": patience.best, "bad": patience.bad}
     if frozen is not None:
         meta["frozen"] = frozen
     if job.adapter is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import rptrain
-from rptrain import metrics, trackers
+from rptrain import metrics, trackers, validation
 from rptrain.checkpoint import adapter, frozen
 from rptrain.checkpoint.base import BASE
 from rptrain.checkpoint.export import export_store
@@ -187,6 +187,8 @@ class Trainer:
         self._tokens = 0  # since the last report
         self._skipped = SkippedSteps(job, self._tell)
         self._loss_scale = starting_scale(job)  # of the weights with which the next engine begins
+        self._patience = validation.Patience(job.config.train.early_stopping_patience)
+        self._total = job.total_steps  # fewer where the run ends early
         self._frozen: dict[str, Any] | None = None  # what checkpoints say of frozen weights
 
     def run(self, checkpoint: Path | None) -> None:
@@ -210,12 +212,12 @@ class Trainer:
             raise TrainingError(
                 f"the model has diverged: {name} holds values that are infinite or not numbers. {AGAIN}"
             )
-        self._evaluate(job.total_steps)
+        self._evaluate(self._total)
         base = self._run.checkpoints()[-1] / BASE
         export_store(
             self._store.view, job.spec, base, self._run.model_path, job.config.model.dtype, adapter=job.adapter
         )
-        log.write(metrics.Finished(job.total_steps))
+        log.write(metrics.Finished(self._total))
         self._progress.note(f"model: {self._run.model_path}")
 
     def _train(self, done: int, applied: int) -> None:
@@ -225,6 +227,8 @@ class Trainer:
             rest = done + MEASURE
             with self._engine(done, applied, meter=Meter()) as engine, self._watched(engine):
                 self._loop(engine, range(done, rest))
+                if self._total == rest:
+                    return
                 if not self._replan(engine):
                     self._loop(engine, range(rest, total))
                     return
@@ -259,10 +263,16 @@ class Trainer:
             started = _Started(step + 1, batch, rate, loss, update)
             self._saver.look()
             last, due = step + 1 == job.total_steps, save.save_steps and (step + 1) % save.save_steps == 0
-            if last or due or control.stops or control.saves or control.pauses:
+            every = job.config.train.eval_steps
+            measures = job.held_out is not None and (last or (every and (step + 1) % every == 0))
+            if last or due or measures or control.stops or control.saves or control.pauses:
                 self._report(started, engine)
                 started = None
+                last = bool(measures and self._validate(engine, step + 1)) or last
                 self._obey(engine, step + 1, last=last, due=bool(due))
+            if last:
+                self._total = step + 1
+                break
         if started is not None:
             self._report(started, engine)
         self._seconds = time.perf_counter() - self._clock
@@ -342,9 +352,23 @@ class Trainer:
             frozen.check(state["meta"], self._frozen["sha256"])
         self._log.write(metrics.Resumed(state["step"], str(checkpoint)))
         self._progress.note(f"resumed from {checkpoint}")
+        if (kept := state["meta"].get("validation")) is not None:
+            self._patience = replace(self._patience, **kept)
         if (scale := state["meta"].get("loss_scale")) is not None:
             self._loss_scale = replace(self._loss_scale, **scale)
         return state["step"], state["meta"]["applied"]
+
+    def _validate(self, engine: Engine, step: int) -> bool:
+        """The loss of the rows that are held out; whether the run is to end, as it gets no better."""
+        assert self._job.held_out is not None
+        began = time.perf_counter()
+        loss = validation.loss(engine, self._job.held_out)
+        ends = self._patience.follow(loss)
+        self._tell(metrics.Evaluation(step, "loss", loss))
+        self._progress.note(f"step {step}: loss of held-out rows {loss:.4f}" + (", no better: the end" if ends else ""))
+        self._watchdog.alive(step)
+        self._clock += time.perf_counter() - began
+        return ends
 
     def _obey(self, engine: Engine, step: int, *, last: bool, due: bool) -> None:
         """Between two steps: pauses, saves and stops as config and commands say."""
@@ -375,7 +399,7 @@ class Trainer:
 
     def _save(self, engine: Engine, step: int, *, required: bool) -> None:
         done = self._control.take() if self._control.saves else None
-        self._saver.begin(engine, step, checkpoint_meta(self._job, self._frozen), done)
+        self._saver.begin(engine, step, checkpoint_meta(self._job, self._frozen, self._patience), done)
         if required:
             self._saver.settle(required=True)
         self._watchdog.alive(step)  # a save may take longer than it has patience

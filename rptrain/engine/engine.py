@@ -15,7 +15,7 @@ from rptrain.engine.device import STREAMS, CpuDevice, Device, Probe
 from rptrain.engine.embedding import EmbeddingWorker
 from rptrain.engine.errors import Aborted
 from rptrain.engine.footprint import Shapes, footprint
-from rptrain.engine.iteration import Pending, PendingLoss, StepRequest, StepResult, make_iteration
+from rptrain.engine.iteration import Evaluation, Pending, PendingLoss, StepRequest, StepResult, make_iteration
 from rptrain.engine.loss_scale import UNSCALED, LossScale
 from rptrain.engine.memory import ModelStore, accumulate_dtype
 from rptrain.engine.meter import Measured, Meter, Reading
@@ -79,6 +79,7 @@ class Engine:
         self._cuda = any(name.startswith("cuda") for name in devices)
         self._next = 0
         self._steps = 0
+        self._evaluations = 0
         self._threads: list[Worker | OptimizerWorker | EmbeddingWorker] = []
         with ExitStack() as stack:
             stack.callback(Reproducible(cuda=self._cuda, fp16_accumulation=fp16_accumulation).restore)
@@ -196,6 +197,21 @@ class Engine:
         if self._steps:
             self._wait(("step",), self._steps - 1)
         self._check()
+
+    def evaluate(self, batch: Batch) -> float:
+        """The loss of a batch as large as a step's, summed over its supervised tokens, forward only.
+
+        With the newest weights, W_T, for which it waits. Training goes on as if it had not been.
+        """
+        self.synchronize()
+        iteration = make_iteration(self._next, batch, accumulate_dtype(self.store.dtype), pin=self._cuda)
+        number, workers = self._evaluations, [thread for thread in self._threads if isinstance(thread, Worker)]
+        self._evaluations += 1
+        for worker in workers:
+            worker.submit(Evaluation(iteration, number))
+        for index in range(len(workers)):
+            self._wait(("evaluated", index), number)
+        return iteration.losses.double().sum().item()
 
     def snapshot(self) -> Snapshot:
         """The state after every step so far, for which it waits: units stay as they are until they are released.

@@ -40,6 +40,14 @@ class Iteration:
         return 1.0 / (self.scale * max(self.supervised, 1))
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """A batch of which only the loss is wanted, with the newest weights; nothing else is under way."""
+
+    iteration: Iteration  # of the next one's number
+    number: int  # counts from 0
+
+
 def make_iteration(number: int, batch: Batch, dtype: torch.dtype, *, pin: bool) -> Iteration:
     """A batch with its index tensors where devices can read them: page-locked for CUDA."""
     micro_batches, tokens = batch.input_ids.shape
