@@ -24,7 +24,7 @@ def add_lora(
     `starts` are the first columns of each adapter's output.
     """
     h = linear(_dropped(x, drop), a)
-    for columns, ranks, weight in _parts(b, starts):
+    for columns, ranks, weight in parts(b, starts):
         y[:, columns].addmm_(h[:, ranks], weight.t(), alpha=scale)
 
 
@@ -33,7 +33,7 @@ def lora_backward_input(
 ) -> Tensor:
     """Adds the adapters' part to dx; returns dh [T, R], the gradient of the product with A."""
     dh = dy.new_empty(len(dy), len(a))
-    for columns, ranks, weight in _parts(b, starts):
+    for columns, ranks, weight in parts(b, starts):
         dh[:, ranks] = dy[:, columns] @ weight
     dh.mul_(scale)
     if drop is None:
@@ -58,7 +58,7 @@ def lora_backward_weights(
     dropped = _dropped(x, drop)
     accumulate_weight_grad(grad_a, dh, dropped)
     h = linear(dropped, a).mul_(scale)
-    for columns, ranks, grad in _parts(grad_b, starts):
+    for columns, ranks, grad in parts(grad_b, starts):
         accumulate_weight_grad(grad, dy[:, columns], h[:, ranks])
 
 
@@ -92,7 +92,7 @@ def _dropped(x: Tensor, drop: Dropout | None) -> Tensor:
     return x if drop is None else dropout(x, drop)
 
 
-def _parts(b: Sequence[Tensor], starts: Sequence[int]) -> Iterator[tuple[slice, slice, Tensor]]:
+def parts(b: Sequence[Tensor], starts: Sequence[int]) -> Iterator[tuple[slice, slice, Tensor]]:
     """Each adapter's columns of the output, its columns of h, and its B or the gradient of that."""
     first = 0
     for weight, start in zip(b, starts, strict=True):

@@ -2,53 +2,95 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
+from rptrain.kernels.dora import TOKENS, magnitude_backward, rescale, row_norms
 from rptrain.kernels.dropout import Dropout
+from rptrain.kernels.linear import linear_backward_input
 from rptrain.kernels.lora import add_lora, lora_backward_input, lora_backward_weights
+from rptrain.kernels.reference import wide
 from rptrain.models.spec import Grads, MicroBatch, Params
 from rptrain.plan.costs import Work, scaled
 
 PLACES = ("qkv", "o", "gate_up", "down")  # of masks in a layer: the adapters of one product share an input and its mask
 
 
+class Passed(NamedTuple):
+    """What the backward of a product's adapters goes on from."""
+
+    dy: Tensor  # [T, outputs], with DoRA the gradient of what the magnitudes scale
+    dh: Tensor  # [T, R], of the product with A
+    norms: Tensor | None  # kernels/dora.py
+
+
 @dataclass(frozen=True)
 class Adapters:
     """Those of the product `name` [outputs, inputs] (Hu et al. 2021, arXiv 2106.09685), one for each of some parts.
 
-    Their parameters: {name}_lora_A [R, inputs], R = rank x parts, and {name}_lora_B [the parts' widths, rank].
+    Their parameters: {name}_lora_A [R, inputs], R = rank x parts, and {name}_lora_B [the parts' widths, rank]; with
+    DoRA {name}_lora_magnitude [the parts' widths], and nothing is dropped.
     """
 
     name: str
+    outputs: int
     starts: tuple[int, ...]  # the first column of each part in the product
     widths: tuple[int, ...]
     inputs: int
     rank: int
     scale: float
     dropout: float
+    dora: bool = False
 
     def add(self, p: Params, x: Tensor, y: Tensor, layer: int, mb: MicroBatch | None) -> None:
-        """Adds the adapters' outputs to y, the product of x; `layer` is any number that no other layer has."""
-        add_lora(y, x, p[self.a], self._b(p), self.starts, self.scale, self._mask(layer, mb))
+        """Adds the adapters' outputs to y, the product of x, and with DoRA scales the sum, which has no bias yet.
 
-    def backward_input(self, p: Params, dy: Tensor, dx: Tensor, layer: int, mb: MicroBatch) -> Tensor:
-        """Adds their part to dx; returns what `backward_weights` needs."""
-        return lora_backward_input(dy, p[self.a], self._b(p), self.starts, self.scale, self._mask(layer, mb), dx)
+        `layer` is any number that no other layer has.
+        """
+        add_lora(y, x, p[self.a], self._b(p), self.starts, self.scale, self._mask(layer, mb))
+        if self.dora:
+            rescale(y, self._factors(p, self.norms(p, p[self.name])), self.widths, self.starts)
+
+    def backward_input(self, p: Params, dy: Tensor, layer: int, mb: MicroBatch) -> tuple[Tensor, Passed]:
+        """The gradient of the product's input, and what `backward_weights` needs."""
+        norms = None
+        if self.dora:
+            norms = self.norms(p, p[self.name])
+            dy = rescale(dy.clone(), self._factors(p, norms), self.widths, self.starts)
+        dx = linear_backward_input(dy, p[self.name])
+        dh = lora_backward_input(dy, p[self.a], self._b(p), self.starts, self.scale, self._mask(layer, mb), dx)
+        return dx, Passed(dy, dh, norms)
 
     def backward_weights(
-        self, p: Params, g: Grads, dy: Tensor, dh: Tensor, x: Tensor, layer: int, mb: MicroBatch
+        self, p: Params, g: Grads, dy: Tensor, passed: Passed, x: Tensor, layer: int, mb: MicroBatch
     ) -> None:
         """Adds the gradients of their parameters to `g`."""
-        mask = self._mask(layer, mb)
-        lora_backward_weights(dy, dh, x, p[self.a], self.starts, self.scale, mask, g[self.a], self._b(g))
+        mask, form = self._mask(layer, mb), (self.starts, self.scale)
+        lora_backward_weights(passed.dy, passed.dh, x, p[self.a], *form, mask, g[self.a], self._b(g))
+        if passed.norms is not None:
+            weights = p[self.name], p[self.a], self._b(p)
+            magnitude_backward(dy, x, *weights, *form, passed.norms, g[self.magnitude])
 
-    def merge(self, a: Tensor, b: Tensor, weight: Tensor) -> None:
-        """Adds what the adapters do to the product's weight; all of one type."""
+    def norms(self, p: Params, weight: Tensor) -> Tensor:
+        """The lengths of the rows of the product's weight with its adapters, [the parts' widths]."""
+        return row_norms(weight, p[self.a], self._b(p), self.starts, self.scale)
+
+    def merge(self, p: Params, weight: Tensor) -> None:
+        """Adds what the adapters do to the product's weight, which `p` need not hold; all of one type."""
+        factors = self._factors(p, self.norms(p, weight)).split(self.widths) if self.dora else None
         first = 0
-        for start, width, columns in zip(self.starts, self.widths, b.split(self.widths), strict=True):
-            weight[start : start + width].addmm_(columns, a[first : first + self.rank], alpha=self.scale)
+        for number, (start, columns) in enumerate(zip(self.starts, self._b(p), strict=True)):
+            rows = weight[start : start + len(columns)]
+            rows.addmm_(columns, p[self.a][first : first + self.rank], alpha=self.scale)
+            if factors is not None:
+                rows.mul_(factors[number].unsqueeze(1))
             first += self.rank
+
+    @property
+    def params(self) -> tuple[str, ...]:
+        """The names of their parameters."""
+        return (self.a, self.b, self.magnitude) if self.dora else (self.a, self.b)
 
     @property
     def a(self) -> str:
@@ -59,6 +101,10 @@ class Adapters:
         return f"{self.name}_lora_B"
 
     @property
+    def magnitude(self) -> str:
+        return f"{self.name}_lora_magnitude"
+
+    @property
     def ranks(self) -> int:
         """Of all parts together: R."""
         return self.rank * len(self.widths)
@@ -66,23 +112,45 @@ class Adapters:
     def work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
         """Forward and backward: the product with A again, and gradients of both products' operands.
 
-        In traffic: what is added to the product and to the gradient of its input, and dropout.
+        In traffic: what is added to the product and to the gradient of its input, and dropout. With DoRA, each way,
+        the lengths of the rows and the scaling; backward computes the product again, for its product with dy.
         """
-        down, up = 2.0 * tokens * self.inputs * self.ranks, 2.0 * tokens * sum(self.widths) * self.rank
+        adapted = sum(self.widths)
+        down, up = 2.0 * tokens * self.inputs * self.ranks, 2.0 * tokens * adapted * self.rank
         masked = 2 * self.inputs if self.dropout else 0
-        forward = {"adapters": 2 * sum(self.widths) + masked}
+        forward = {"adapters": 2 * adapted + masked}
         backward = {"adapters, backward": 2 * self.inputs + masked + (self.inputs if self.dropout else 0)}
-        return (
-            Work(matmul=down + up, elementwise=scaled(forward, tokens * itemsize)),
-            Work(matmul=3 * down + 2 * up, elementwise=scaled(backward, tokens * itemsize)),
+        ahead = Work(matmul=down + up, elementwise=scaled(forward, tokens * itemsize))
+        back = Work(matmul=3 * down + 2 * up, elementwise=scaled(backward, tokens * itemsize))
+        if not self.dora:
+            return ahead, back
+        norms = Work(
+            matmul=2.0 * adapted * self.inputs * self.rank,
+            elementwise={"magnitudes": (adapted * self.inputs + tokens * 2 * adapted) * itemsize},
         )
+        again = Work(
+            matmul=2.0 * tokens * self.inputs * adapted + down + up,
+            elementwise={"magnitudes": tokens * 2 * adapted * itemsize},
+        )
+        return ahead + norms, back + norms + again
 
-    def workspace(self, itemsize: int) -> int:
-        """Bytes a token that backward needs: h and its gradient, also in the wide type, and the input after dropout."""
-        return (2 * itemsize + max(itemsize, 4)) * self.ranks + (itemsize * self.inputs if self.dropout else 0)
+    def workspace(self, tokens: int, itemsize: int) -> int:
+        """Bytes that backward needs: h and its gradient, also in the wide type, and the input after dropout.
+
+        With DoRA also the scaled gradient, the product of some tokens with its gradient, and the rows' lengths.
+        """
+        widened = max(itemsize, 4)
+        each = (2 * itemsize + widened) * self.ranks + (itemsize * self.inputs if self.dropout else 0)
+        if not self.dora:
+            return tokens * each
+        again = min(tokens, TOKENS) * max(self.widths) * (itemsize + widened + (widened if itemsize < 4 else 0))
+        return tokens * (each + itemsize * self.outputs) + again + sum(self.widths) * (self.rank + 4) * widened
 
     def _b(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         return tensors[self.b].split(self.widths)
+
+    def _factors(self, p: Params, norms: Tensor) -> Tensor:
+        return p[self.magnitude].to(wide(norms.dtype)) / norms
 
     def _mask(self, layer: int, mb: MicroBatch | None) -> Dropout | None:
         if mb is None or mb.sample is None or not self.dropout:

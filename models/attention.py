@@ -8,10 +8,16 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from rptrain.kernels import attention as attn
-from rptrain.kernels.linear import accumulate_bias_grad, accumulate_weight_grad, linear, linear_backward_input
+from rptrain.kernels.linear import (
+    accumulate_bias_grad,
+    accumulate_weight_grad,
+    linear,
+    linear_add,
+    linear_backward_input,
+)
 from rptrain.kernels.rms_norm import rms_norm, rms_norm_backward
 from rptrain.kernels.rope import QKNorm, qk_norm_rope, qk_norm_rope_backward
-from rptrain.models.adapters import Adapters
+from rptrain.models.adapters import Adapters, Passed
 from rptrain.models.block import BlockShape
 from rptrain.models.spec import Grads, MicroBatch, Params
 
@@ -85,35 +91,46 @@ class AttentionBlock(BlockShape):
 
     def product(self, p: Params, name: str, x: Tensor, mb: MicroBatch | None) -> Tensor:
         """x times the weight `name`, with its bias and adapters where there are any."""
-        y = linear(x, p[name], p.get(f"{name}_bias"))
-        self.adapt(p, name, x, y, mb)
-        return y
+        bias, adapters = p.get(f"{name}_bias"), self._adapters(name)
+        if adapters is None:
+            return linear(x, p[name], bias)
+        y = linear(x, p[name], None if adapters.dora else bias)
+        adapters.add(p, x, y, self.units[0], mb)
+        return y.add_(bias) if adapters.dora and bias is not None else y
 
     def product_backward(self, p: Params, g: Grads, name: str, dy: Tensor, x: Tensor, mb: MicroBatch) -> Tensor:
         """The gradient of x; adds those of the parameters to `g`."""
-        dx, dh = self.backward_input(p, name, dy, mb)
-        self.backward_weights(p, g, name, dy, dh, x, mb)
+        dx, passed = self.backward_input(p, name, dy, mb)
+        self.backward_weights(p, g, name, dy, passed, x, mb)
         return dx
 
-    def adapt(self, p: Params, name: str, x: Tensor, y: Tensor, mb: MicroBatch | None) -> None:
-        """Adds the outputs of the product's adapters to y."""
-        if adapters := self._adapters(name):
-            adapters.add(p, x, y, self.units[0], mb)
-
-    def backward_input(self, p: Params, name: str, dy: Tensor, mb: MicroBatch) -> tuple[Tensor, Tensor | None]:
-        """The gradient of a product's input, and what `backward_weights` needs where there are adapters."""
-        dx = linear_backward_input(dy, p[name])
+    def product_add(
+        self, p: Params, name: str, x: Tensor, residual: Tensor, mb: MicroBatch | None, *, overwrite: bool
+    ) -> Tensor:
+        """`residual` plus such a product without a bias; `overwrite` lets it write over the residual."""
         adapters = self._adapters(name)
-        return dx, adapters and adapters.backward_input(p, dy, dx, self.units[0], mb)
+        if adapters is not None and adapters.dora:  # which scales the product alone
+            return self.product(p, name, x, mb).add_(residual)
+        y = linear_add(x, p[name], residual, overwrite=overwrite)
+        if adapters is not None:
+            adapters.add(p, x, y, self.units[0], mb)
+        return y
+
+    def backward_input(self, p: Params, name: str, dy: Tensor, mb: MicroBatch) -> tuple[Tensor, Passed | None]:
+        """The gradient of a product's input, and what `backward_weights` needs where there are adapters."""
+        adapters = self._adapters(name)
+        if adapters is None:
+            return linear_backward_input(dy, p[name]), None
+        return adapters.backward_input(p, dy, self.units[0], mb)
 
     def backward_weights(
-        self, p: Params, g: Grads, name: str, dy: Tensor, dh: Tensor | None, x: Tensor, mb: MicroBatch
+        self, p: Params, g: Grads, name: str, dy: Tensor, passed: Passed | None, x: Tensor, mb: MicroBatch
     ) -> None:
         accumulate_weight_grad(g.get(name), dy, x)
         accumulate_bias_grad(g.get(f"{name}_bias"), dy)
         adapters = self._adapters(name)
-        if adapters and dh is not None:
-            adapters.backward_weights(p, g, dy, dh, x, self.units[0], mb)
+        if adapters and passed:
+            adapters.backward_weights(p, g, dy, passed, x, self.units[0], mb)
 
     def _adapters(self, name: str) -> Adapters | None:
         return next((adapters for adapters in self.adapters if adapters.name == name), None)

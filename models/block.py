@@ -55,15 +55,15 @@ class BlockShape(ABC):
         Gradients of products are written over what was kept, so they take nothing.
         """
         heads, kv_heads = self._widths
-        adapters = max((adapters.workspace(itemsize) for adapters in self.adapters), default=0)
+        adapters = max((adapters.workspace(tokens, itemsize) for adapters in self.adapters), default=0)
         mlp, mlp_inside = self.mlp_workspace(itemsize)
         if fused:  # the gradients of the block's output and, behind the MLP, of its middle; attention's sums of rows
             attention = itemsize * (2 * self.hidden + max(2 * heads + 2 * kv_heads, 2 * self.hidden)) + 8 * self.heads
-            return tokens * (max(attention, itemsize * self.hidden + mlp) + adapters)
+            return tokens * max(attention, itemsize * self.hidden + mlp) + adapters
         # the gradients of the residual sum and of q, k and v, also turned back; or those on both sides of the norm
         attention = itemsize * (self.hidden + max(2 * heads + 3 * kv_heads, 2 * self.hidden))
         inside = max(itemsize, 4) * max(5 * self.hidden, 5 * heads, 4 * (heads + kv_heads))  # norms, attention
-        return tokens * (max(attention, mlp) + max(inside, mlp_inside) + adapters)
+        return tokens * (max(attention, mlp) + max(inside, mlp_inside)) + adapters
 
     def attended(self, length: int) -> float:
         """The mean number of keys that a query of a row of `length` tokens sees: the causal half, or the window."""

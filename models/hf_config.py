@@ -122,10 +122,6 @@ def read_sizes(config: Mapping[str, Any], found: list[str], head_size: int | Non
 
 def read_experts(config: Mapping[str, Any], key: str, found: list[str]) -> tuple[int, int]:
     """The number of experts under `key`, and of those that a token is sent to; problems are added to `found`."""
-    if config.get("output_router_logits"):
-        found.append(
-            "output_router_logits asks for the router's auxiliary loss, which is not supported; set it to false"
-        )
     before = len(found)
     experts = read_number(config, key, found)
     active = read_number(config, "num_experts_per_tok", found)

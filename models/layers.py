@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from rptrain.kernels.linear import linear, linear_add
+from rptrain.kernels.linear import linear
 from rptrain.kernels.linear_cross_entropy import (
     linear_cross_entropy,
     linear_cross_entropy_backward,
@@ -41,15 +41,12 @@ class Block(AttentionBlock):
         return MLPSaved(h_TD, rstd, normed, self.product(p, "gate_up", normed, mb))
 
     def mlp_output(self, p: Params, saved: MLPSaved, mb: MicroBatch | None, *, overwrite: bool = False) -> Tensor:
-        activation = swiglu(saved.gate_up)
-        y = linear_add(activation, p["down"], saved.x, overwrite=overwrite)
-        self.adapt(p, "down", activation, y, mb)
-        return y
+        return self.product_add(p, "down", swiglu(saved.gate_up), saved.x, mb, overwrite=overwrite)
 
     def mlp_backward(self, p: Params, g: Grads, saved: MLPSaved, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
-        activation, dh = self.backward_input(p, "down", dy_TD, mb)  # its gradient, until it is written over
+        activation, passed = self.backward_input(p, "down", dy_TD, mb)  # its gradient, until it is written over
         dgate_up = swiglu_backward(activation, saved.gate_up, saved.gate_up, activation)
-        self.backward_weights(p, g, "down", dy_TD, dh, activation, mb)
+        self.backward_weights(p, g, "down", dy_TD, passed, activation, mb)
         dnormed = self.product_backward(p, g, "gate_up", dgate_up, saved.normed, mb)
         return rms_norm_backward(dnormed, saved.x, p["post_norm"], saved.rstd, g.get("post_norm"), dy_TD)
 

@@ -14,8 +14,9 @@ from rptrain.models.freeze import split_units
 from rptrain.models.lora_modules import ALL, adapted_modules, end, is_saved, module, modules, products, saved_modules
 from rptrain.models.spec import Layer, ModelShape, ModelSpec, Param, Part, Unit
 from rptrain.models.weights import View
+from rptrain.parallel import in_parallel
 
-A, B = ".lora_A.weight", ".lora_B.weight"
+A, B, MAGNITUDE = ENDS = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
 UNIT = ".lora"  # how the names of units of adapters end
 
 
@@ -29,6 +30,7 @@ class LoRA:
     target_modules: str | tuple[str, ...] = ALL  # a pattern of whole names, or names or their ends
     rslora: bool = False
     modules_to_save: tuple[str, ...] = ()  # names or their ends: trained whole
+    use_dora: bool = False
 
     @property
     def scale(self) -> float:
@@ -44,6 +46,11 @@ def with_lora(spec: ModelSpec, settings: LoRA) -> ModelSpec:
     """
     if settings.r < 1:
         raise UserError(f"lora.r must be at least 1, not {settings.r}")
+    if settings.use_dora and settings.dropout:
+        raise UserError(
+            "lora.dropout does not go with lora.use_dora: the model's own weights would have to be multiplied twice, "
+            "with the input and with what is left of it; set lora.dropout = 0"
+        )
     targets = adapted_modules(spec, settings.target_modules)
     saved = saved_modules(spec, settings.modules_to_save, targets)
     base = split_units(spec, lambda param: not is_saved(param, saved))
@@ -53,7 +60,7 @@ def with_lora(spec: ModelSpec, settings: LoRA) -> ModelSpec:
         for param in products(spec, original):
             if found := _adapters(param, settings, targets):
                 adapters.append(found[0])
-                params += found[1:]
+                params += found[1]
         if params:
             layer = replace(_block(layer), units=(*layer.units, len(units)), adapters=tuple(adapters))
             units.append(Unit(layer.name + UNIT, tuple(params)))
@@ -76,6 +83,19 @@ def without_adapters(spec: ModelSpec) -> ModelSpec:
     return replace(spec, units=spec.units[: adapter_units(spec).start], layers=tuple(layers))
 
 
+def set_magnitudes(spec: ModelSpec, view: View) -> None:
+    """Begins DoRA's magnitudes at the lengths of the rows that they scale, as PEFT does; all else must be there."""
+
+    def begin(item: tuple[Layer, Adapters]) -> None:
+        layer, adapters = item
+        *own, last = layer.units
+        params = {name: view(last, name) for name in adapters.params}
+        unit = next(unit for unit in own for param in spec.units[unit].params if param.name == adapters.name)
+        params[adapters.magnitude].copy_(adapters.norms(params, view(unit, adapters.name)))
+
+    in_parallel(begin, [(layer, a) for layer in spec.layers for a in _block(layer).adapters if a.dora])
+
+
 def merged(spec: ModelSpec, view: View) -> View:
     """The weights of `without_adapters`, those of `view` with their adapters added, rounded once.
 
@@ -96,7 +116,7 @@ def merged(spec: ModelSpec, view: View) -> View:
         adapter_unit, adapters = places[unit, name]
         dtype = wide(weight.dtype)
         total = weight.to(dtype, copy=True)
-        adapters.merge(view(adapter_unit, adapters.a).to(dtype), view(adapter_unit, adapters.b).to(dtype), total)
+        adapters.merge({name: view(adapter_unit, name).to(dtype) for name in adapters.params}, total)
         return total
 
     return parameter
@@ -115,7 +135,7 @@ def target_names(spec: ModelSpec) -> list[str]:
     return names if any(end(name) in ends for name in {*modules(spec)} - {*names}) else list(ends)
 
 
-def _adapters(param: Param, settings: LoRA, targets: set[str]) -> tuple[Adapters, Param, Param] | None:
+def _adapters(param: Param, settings: LoRA, targets: set[str]) -> tuple[Adapters, list[Param]] | None:
     """Those of the product with this weight, and their parameters."""
     start, found = 0, []
     for part in param.parts:
@@ -125,14 +145,21 @@ def _adapters(param: Param, settings: LoRA, targets: set[str]) -> tuple[Adapters
     if not found:
         return None
     starts, parts = zip(*found, strict=True)
-    widths, inputs, r = tuple(part.rows for part in parts), param.shape[1], settings.r
-    made = Adapters(param.name, starts, widths, inputs, r, settings.scale, settings.dropout)
-    names = [module(part) for part in parts]
-    return (
-        made,
+    (outputs, inputs), r = param.shape, settings.r
+    widths, names = tuple(part.rows for part in parts), [module(part) for part in parts]
+    form = (settings.scale, settings.dropout, settings.use_dora)
+    made = Adapters(param.name, outputs, starts, widths, inputs, r, *form)
+
+    def stacked(end: str) -> tuple[Part, ...]:
+        return tuple(map(Part, (name + end for name in names), widths))
+
+    params = [
         Param(made.a, (made.ranks, inputs), tuple(Part(name + A, r) for name in names), bound=inputs**-0.5),
-        Param(made.b, (sum(widths), r), tuple(map(Part, (name + B for name in names), widths)), std=0.0),
-    )
+        Param(made.b, (sum(widths), r), stacked(B), std=0.0),
+    ]
+    if made.dora:
+        params.append(Param(made.magnitude, (sum(widths),), stacked(MAGNITUDE), decay=False, std=None))
+    return made, params
 
 
 def _block(layer: Layer) -> AttentionBlock:

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from rptrain.kernels.grouped import grouped_bias_grad, grouped_mm, grouped_weight_grad
 from rptrain.kernels.linear import accumulate_bias_grad, accumulate_weight_grad, linear, linear_add
-from rptrain.kernels.moe import Permutation, choose, permute, route, route_backward
+from rptrain.kernels.moe import (
+    Permutation,
+    balance_grad,
+    choose,
+    expert_counts,
+    permute,
+    route,
+    route_backward,
+)
 from rptrain.kernels.moe_rows import combine, gather, weigh
 from rptrain.kernels.rms_norm import add_rms_norm, rms_norm_backward
 from rptrain.kernels.swiglu import Clamp, swiglu, swiglu_backward
@@ -45,6 +53,7 @@ class MoEBlock(AttentionBlock):
     over_chosen: bool  # whether the weights of a token's experts add up to 1
     biases: bool = False  # of the router and the experts
     clamp: Clamp | None = None  # GPT-OSS's activation, of gates and ups that alternate
+    balance: float = 0.0  # of the router's auxiliary loss: models/balance.py
 
     def mlp(self, p: Params, product: Tensor, x_TD: Tensor, mb: MicroBatch | None) -> MoESaved:
         h_TD, normed, rstd = add_rms_norm(product, x_TD, p["post_norm"], self.eps)
@@ -70,11 +79,19 @@ class MoEBlock(AttentionBlock):
         grouped_bias_grad(g.get("experts_gate_up_bias"), dgate_up, ends)
         dnormed = combine(grouped_mm(dgate_up, self.whole(p["experts_gate_up"]).mT, ends), perm)
 
-        dlogits = route_backward(dweights, saved.logits, saved.choice, self.over_chosen)
+        dlogits = route_backward(dweights, saved.logits, saved.choice, self.over_chosen, *self._balance(saved, mb))
         accumulate_weight_grad(g.get("router"), dlogits, saved.normed)
         accumulate_bias_grad(g.get("router_bias"), dlogits)
         linear_add(dlogits, p["router"].t(), dnormed, overwrite=True)
         return rms_norm_backward(dnormed, saved.x, p["post_norm"], saved.rstd, g.get("post_norm"), dy_TD)
+
+    def _balance(self, saved: MoESaved, mb: MicroBatch) -> tuple[Tensor | None, Tensor | None]:
+        """The auxiliary loss's gradient by the probabilities [E] of each counted token, and which are counted."""
+        if not self.balance or mb.balance is None:
+            return None, None
+        counted, tokens, scale = mb.balance
+        counts = expert_counts(saved.choice, self.experts, counted).to(scale.dtype)
+        return balance_grad(counts, tokens, self.balance) * scale, counted
 
     def _experts_backward(self, p: Params, g: Grads, saved: MoESaved, dy_TD: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients of the experts' weights [T, X] and, written over it, of gate_up; adds those after it to `g`.

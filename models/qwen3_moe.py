@@ -1,13 +1,14 @@
 """Qwen3-MoE: Qwen3's attention with a mixture of experts."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rptrain.models import decoder
 from rptrain.models.hf_config import Sizes, read_experts, read_flag, read_number, read_shape
 from rptrain.models.layers import Block
 from rptrain.models.moe import MoEBlock
-from rptrain.models.spec import ModelSpec, Unit
+from rptrain.models.spec import ModelSpec, Param, Stack, Unit
 
 ARCHITECTURE = "Qwen3MoeForCausalLM"
 
@@ -44,16 +45,25 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _unit(sizes: Sizes, index: int, intermediate: int, experts: int) -> Unit:
-    """Expert by expert, gate before up: experts_gate_up [2IE, D], experts_down [DE, I]."""
+    """Expert by expert, gate before up: experts_gate_up [2IE, D], experts_down [DE, I].
+
+    Checkpoints have a tensor for each expert and matrix, as transformers writes them, or one for all experts of a
+    layer, as it holds them: gate_up_proj [E, 2I, D] and down_proj [E, D, I].
+    """
     at = f"model.layers.{index}"
     names = [f"{at}.mlp.experts.{expert}" for expert in range(experts)]
     gate_up = [(f"{name}.{kind}_proj", intermediate) for name in names for kind in ("gate", "up")]
     down = [(f"{name}.down_proj", sizes.hidden) for name in names]
+
+    def whole(matrices: Param) -> Param:
+        name = matrices.name.replace("experts_", "experts.")
+        return replace(matrices, stack=Stack(f"{at}.mlp.{name}_proj", experts))
+
     params = (
         *decoder.attention_params(sizes, at, qk_norm=True),
         decoder.post_norm(sizes, at),
         decoder.matrix("router", sizes.hidden, sizes.std, (f"{at}.mlp.gate", experts)),
-        decoder.matrix("experts_gate_up", sizes.hidden, sizes.std, *gate_up),
-        decoder.matrix("experts_down", intermediate, sizes.std, *down),
+        whole(decoder.matrix("experts_gate_up", sizes.hidden, sizes.std, *gate_up)),
+        whole(decoder.matrix("experts_down", intermediate, sizes.std, *down)),
     )
     return Unit(f"layers.{index}", params)

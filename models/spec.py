@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -30,6 +30,14 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """A tensor [count, rows / count, ...] of a checkpoint that holds a stored parameter of `rows` rows whole."""
+
+    key: str
+    count: int
+
+
+@dataclass(frozen=True)
 class Param:
     """A parameter of a unit; several checkpoint tensors may be stacked in it along dimension 0."""
 
@@ -39,6 +47,7 @@ class Param:
     decay: bool = True
     std: float | None = 0.02  # of the normal initialisation; 0: zeros, None: ones
     bound: float | None = None  # of a uniform initialisation in its place
+    stack: Stack | None = None  # what checkpoints may have in place of the parts
 
     @property
     def numel(self) -> int:
@@ -87,6 +96,14 @@ class Unit:
         return {s.param.name: flat[s.offset : s.stop].view(s.param.shape) for s in self.segments}
 
 
+class Balance(NamedTuple):
+    """What the routers' auxiliary loss needs to know of a micro-batch."""
+
+    counted: Tensor  # bool [T]: not padding
+    tokens: Tensor  # how many these are, at least 1: a scalar of the wide type
+    scale: Tensor  # what its gradients are multiplied by: a scalar of the wide type
+
+
 @dataclass(frozen=True)
 class MicroBatch:
     """What a layer needs to know of a micro-batch, on the layer's device. T = rows * length tokens.
@@ -104,6 +121,7 @@ class MicroBatch:
     cos: Tensor  # [T, C / 2], float32 (float64 for float64 models)
     sin: Tensor
     sample: Tensor | None = None  # int64 [3]: seed, step and the first row's number in it; None: nothing is dropped
+    balance: Balance | None = None  # where routers have an auxiliary loss
 
 
 class LayerShape(Protocol):
@@ -224,6 +242,7 @@ class ModelSpec(ModelShape):
     head: HeadLayer
     inv_freq: tuple[float, ...]  # C / 2 rotary frequencies, scaling applied
     rope_scale: float = 1.0  # of the tables of cosines and sines (YaRN)
+    router_aux_loss_coef: float = 0.0  # models/balance.py
 
     @property
     def stack(self) -> tuple[Layer | HeadLayer, ...]:

@@ -78,6 +78,7 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
             if name in stored:
                 raise UserError(f"{name} is in both {stored[name].file} and {file}: fetch the weights again")
             stored[name] = tensor
+    stored = _taken_apart(stored, spec)
     wanted: dict[str, tuple[int, ...]] = {}
     for name, place in places.items():
         wanted |= place.packed if not stored.keys().isdisjoint(place.packed) else {name: place.shape}
@@ -216,6 +217,23 @@ def _places(spec: ModelSpec, units: Collection[int] | None = None) -> dict[str, 
                 places[part.key] = _Place(index, param, start, part)
                 start += part.rows
     return places
+
+
+def _taken_apart(stored: Mapping[str, Stored], spec: ModelSpec) -> dict[str, Stored]:
+    """The tensors of a checkpoint, with the parts of parameters in place of those that hold them whole."""
+    taken = dict(stored)
+    for param in (param for unit in spec.units for param in unit.params):
+        if param.stack is None or param.stack.key not in stored or any(part.key in stored for part in param.parts):
+            continue
+        key, (rows, *rest) = param.stack.key, param.shape
+        whole, expected = taken.pop(key), (param.stack.count, rows // param.stack.count, *rest)
+        if whole.shape != expected:
+            raise UserError(f"{whole.file}: {key} has shape {list(whole.shape)}, not {list(expected)}")
+        start = whole.offset
+        for part in param.parts:
+            taken[part.key] = Stored(whole.file, start, whole.dtype, (part.rows, *rest))
+            start += part.rows * prod(rest) * whole.dtype.itemsize
+    return taken
 
 
 def _ignored(name: str, spec: ModelSpec) -> bool:

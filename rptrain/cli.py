@@ -211,6 +211,53 @@ def bench(
 
 
 @app.command()
+def runs(
+    folder: Annotated[Path, typer.Option("--runs", metavar="DIR", help="The folder of runs.")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
+) -> None:
+    """List past and present runs: state, last loss, time and size."""
+    with exit_codes():
+        from rptrain.runs.listing import show, summaries
+
+        found = summaries(folder)
+        if as_json:
+            print(json.dumps([run.to_dict() for run in found], indent=2))
+        elif found:
+            from rich.console import Console
+
+            show(found, Console(highlight=False))
+        else:
+            print(f"no runs in {folder}")
+
+
+@app.command()
+def attach(run: Annotated[Path, typer.Argument(metavar="RUN", exists=True, file_okay=False)]) -> None:
+    """Watch a run in the terminal interface, or play a finished one again. Leaving it does not stop the run."""
+    with exit_codes():
+        if not (run / "config.toml").is_file():
+            raise UserError(f"{run} is no run: there is no config.toml in it; rptrain runs lists them")
+        from rptrain.tui.app import make_app  # pyright: ignore[reportMissingImports]
+
+        make_app(attach=run, runs_folder=run.parent).run()
+
+
+@app.command()
+def doctor(
+    folder: Annotated[Path, typer.Option("--runs", metavar="DIR", help="The folder of runs.")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
+) -> None:
+    """Look at this machine: GPUs and their links, memory, compiler, disk; and what to change."""
+    with exit_codes():
+        from rptrain.doctor.finding import examine, lines
+
+        found = examine(folder)
+        if as_json:
+            print(json.dumps([finding.to_dict() for finding in found], indent=2))
+        else:
+            print("\n".join(lines(found)))
+
+
+@app.command()
 def export(
     source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", exists=True)],
     to: Annotated[Path, typer.Option(metavar="DIR", help="Where to write; made if it is not there.")],

@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from rptrain.config_values import Beta, Devices, Names, PathText, RunName, Size, Text
+from rptrain.config_values import Beta, Devices, Names, Number, PathText, RunName, Size, Text
 
 LOSS_SCALE, LOSS_SCALE_STEPS = 65536.0, 2000
 AUTOMATIC = ("train.micro_batch_size", "engine.round_size")  # keys that can be "auto" until a run begins
@@ -105,6 +105,8 @@ class Train(Section):
     """measurements in a row without a lower loss after which the run ends; unset: it never does"""
     seed: NonNegativeInt = 0
     """of the order of the data and of new weights"""
+    router_aux_loss_coef: NonNegativeFloat | None = None
+    """weight of the loss that keeps the load of experts even; unset: what config.json has with output_router_logits"""
 
     @property
     def rows(self) -> int:
@@ -130,7 +132,7 @@ class Lora(Section):
 
     r: PositiveInt = 8
     """the rank: columns of each adapter"""
-    alpha: PositiveInt = 8
+    alpha: Number = 8
     """an adapter's output is multiplied by alpha / r"""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """share of an adapter's inputs that is left out, at random"""
@@ -138,6 +140,8 @@ class Lora(Section):
     """"all-linear"; or names such as ["q_proj", "v_proj"]; or a pattern (regular expression) of whole names"""
     rslora: bool = False
     """multiply by alpha / sqrt(r) instead"""
+    use_dora: bool = False
+    """DoRA: train the length of each row of an adapted weight too; needs dropout = 0"""
     modules_to_save: tuple[Text, ...] = Field(default=(), strict=False)
     """modules that are trained whole, such as ["embed_tokens", "lm_head"]"""
     adapter: PathText | None = None

@@ -19,6 +19,7 @@ _ALIASES = {
     "data.chat_template": "template chat_template_path chat_template_jinja prompt_template conversation_template",
     "train.method": "finetuning_type use_peft peft_config training_type",
     "train.freeze": "freeze_modules frozen_layers freeze_layers freeze_parameters frozen_parameters",
+    "train.router_aux_loss_coef": "aux_loss_coef moe_aux_loss_coef moe_aux_loss_coeff aux_loss_alpha",
     "train.micro_batch_size": "per_device_train_batch_size per_gpu_train_batch_size batch_size "
     "train_batch_size train_micro_batch_size_per_gpu",
     "train.global_batch_size": "total_batch_size total_train_batch_size effective_batch_size",
@@ -30,6 +31,7 @@ _ALIASES = {
     "lora.dropout": "lora_dropout",
     "lora.target_modules": "lora_target lora_target_modules lora_target_linear lora_attn_modules",
     "lora.rslora": "use_rslora peft_use_rslora",
+    "lora.use_dora": "dora peft_use_dora",
     "lora.modules_to_save": "lora_modules_to_save additional_target",
     "lora.adapter": "adapter_name_or_path lora_model_dir",
     "optim.learning_rate": "lr peak_lr max_lr",
@@ -86,7 +88,6 @@ _ADVICE = {
 _UNAVAILABLE = {
     word: feature
     for feature, words in {
-        "DoRA": "use_dora dora",
         "LoRA of some layers by number": "peft_layers_to_transform layers_to_transform lora_layers",
         "other ways to begin an adapter": "init_lora_weights pissa_init loftq_config peft_init_lora_weights",
         "quantization": "qlora load_in_4bit load_in_8bit quantization quantization_* bnb_4bit_* use_bnb",

@@ -4,7 +4,7 @@ import re
 from os.path import expanduser
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PositiveInt
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PositiveFloat, PositiveInt
 
 UNITS = {"B": 1} | {
     f"{prefix}{suffix}": base**power
@@ -61,10 +61,16 @@ def parse_names(value: object) -> object:
     return value if isinstance(value, str) else tuple(names)
 
 
+def shortest(number: float) -> int | float:
+    """A whole number as an integer."""
+    return int(number) if number % 1 == 0 else number
+
+
 Text = Annotated[str, Field(min_length=1)]
 PathText = Annotated[Text, AfterValidator(expanduser)]
 RunName = Annotated[Text, AfterValidator(_folder_name)]
 Size = Annotated[PositiveInt, BeforeValidator(parse_size), PlainSerializer(format_size, when_used="json")]
 Devices = Annotated[str, BeforeValidator(parse_devices)]
 Names = Annotated[str | tuple[str, ...], BeforeValidator(parse_names)]
+Number = Annotated[PositiveFloat, PlainSerializer(shortest)]
 Beta = Annotated[float, Field(ge=0, lt=1)]

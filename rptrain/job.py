@@ -21,7 +21,7 @@ from rptrain.data.template import load_template
 from rptrain.devices import Hardware, here, readable
 from rptrain.engine.meter import Measured
 from rptrain.errors import UserError
-from rptrain.memory_plan import plan_run
+from rptrain.memory_plan import MemoryPlan, plan_run
 from rptrain.models import registry, weights
 from rptrain.models.lora import without_adapters
 from rptrain.models.spec import ModelSpec
@@ -51,6 +51,7 @@ class Job:
     held_out: Batches | None  # rows whose loss is measured
     hardware: Hardware  # the devices that are used
     plan: RunPlan
+    memory: MemoryPlan
     total_steps: int
 
     @property
@@ -108,7 +109,7 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
         tokenizer.chat_template = load_template(tokenizer, config.data.chat_template)
     if config.eval.questions:
         load_template(tokenizer, None)  # a UserError where there is none
-    plan = _plan(config, spec, hardware)
+    plan, memory = _plan(config, spec, hardware)
     data, train = config.data, config.train
     rows, held_out = _prepare(config, spec, tokenizer, data.train), None
     if data.val_size:
@@ -125,7 +126,7 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     measured = None if held_out is None else Batches(held_out, train.rows, train.global_batch_size, train.seed)
     total = train.max_steps or max(1, ceil(train.num_epochs * batches.steps_per_epoch))
     used = hardware.first(config.round_size)
-    return Job(config, model_dir, spec, files, begin, tokenizer, rows, batches, measured, used, plan, total)
+    return Job(config, model_dir, spec, files, begin, tokenizer, rows, batches, measured, used, plan, memory, total)
 
 
 def replan(job: Job, measured: Measured) -> RunPlan:
@@ -171,7 +172,7 @@ def _adapter_to_begin_with(config: Config, spec: ModelSpec) -> AdapterFiles | No
     return files
 
 
-def _plan(config: Config, spec: ModelSpec, hardware: Hardware) -> RunPlan:
+def _plan(config: Config, spec: ModelSpec, hardware: Hardware) -> tuple[RunPlan, MemoryPlan]:
     """UserError where it does not fit, with what to change."""
     try:
         plan, memory = plan_run(config, spec, hardware)
@@ -179,7 +180,7 @@ def _plan(config: Config, spec: ModelSpec, hardware: Hardware) -> RunPlan:
     except UserError as error:
         advice = advise(config, spec, hardware)
         raise UserError("\n".join(filter(None, (str(error), str(advice))))) from None
-    return plan
+    return plan, memory
 
 
 def _prepare(config: Config, spec: ModelSpec, tokenizer: Any, sources: Sequence[TrainSet]) -> Rows:

@@ -4,10 +4,11 @@ import os
 import resource
 import shutil
 from dataclasses import asdict, dataclass, replace
-from math import ceil
+from math import ceil, prod
 from pathlib import Path
 from typing import Any, Literal
 
+from rptrain.checkpoint.adapter import shapes
 from rptrain.checkpoint.files import SLACK
 from rptrain.config import Config
 from rptrain.data.loader import RANDOM, RANDOM_ROWS
@@ -88,6 +89,11 @@ class Place:
     def to_dict(self) -> dict[str, Any]:
         """For JSON: the fields, with `total` and `fits`; a part has `name` and `nbytes`."""
         return {**asdict(self), "total": self.total, "fits": self.fits}
+
+    def to_event(self) -> dict[str, Any]:
+        """As a run's events tell it."""
+        parts = [[part.name, part.nbytes] for part in self.parts]
+        return {"name": self.name, "kind": self.kind, "parts": parts, "limit": self.limit}
 
 
 @dataclass(frozen=True)
@@ -296,7 +302,7 @@ def _disk(config: Config, spec: ModelShape, workload: Workload, saved: int) -> P
     output = Path(config.save.output_dir).absolute()
     place = next(folder for folder in (output, *output.parents) if os.path.isdir(folder))  # False for a name too long
     usage = shutil.disk_usage(place)
-    exported = sum(p.numel for unit in spec.units if unit.trainable or not config.adapters for p in unit.params)
+    exported = sum(map(prod, shapes(spec).values())) if config.adapters else spec.num_parameters
     earlier = min(saved, (count - 1) * one)
     source = f"free in {place}" if not earlier else f"free in {place}, with the {readable(earlier)} of its checkpoints"
     return Place(

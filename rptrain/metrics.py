@@ -39,8 +39,31 @@ class RunStarted(Event):
 
 
 @dataclass(frozen=True)
+class ProcessStarted(Event):
+    """Who trains the run from now on, and what it was given; `rptrain.runs.process` says what `birth` is."""
+
+    pid: int
+    host: str
+    birth: str
+    total_steps: int
+    staleness: int  # steps by which updates are late
+    memory: tuple[Mapping[str, Any], ...]  # planned: name, kind, parts ([name, bytes] each) and limit in bytes
+
+
+@dataclass(frozen=True)
 class Plan(Event):
     lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Estimated(Event):
+    """A step of the newest plan, in seconds: as planned, with its idle share; and what its arithmetic alone takes where
+    everything is recomputed.
+    """
+
+    step_seconds: float
+    bubble: float
+    floor_seconds: float
 
 
 @dataclass(frozen=True)
@@ -103,6 +126,15 @@ class Evaluation(Event):
     name: str
     score: float
     tasks: Mapping[str, float] = field(default_factory=dict)  # the score of each
+
+
+@dataclass(frozen=True)
+class Sample(Event):
+    """What the model says to a prompt."""
+
+    step: int
+    prompt: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -181,12 +213,15 @@ class Failed(Event):
 
 EVENTS: dict[str, type[Event]] = {
     "run_started": RunStarted,
+    "process_started": ProcessStarted,
     "plan": Plan,
+    "estimated": Estimated,
     "step": Step,
     "loss_scale": LossScale,
     "step_skipped": StepSkipped,
     "slots": Slots,
     "evaluation": Evaluation,
+    "sample": Sample,
     "checkpoint_saved": CheckpointSaved,
     "save_failed": SaveFailed,
     "paused": Paused,

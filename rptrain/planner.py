@@ -81,6 +81,13 @@ class RunPlan:
     costs: tuple[LayerCost, ...]
     setting: Setting
 
+    @property
+    def floor_seconds(self) -> float:
+        """What a step's arithmetic takes with everything recomputed, shared evenly by the devices."""
+        *blocks, head = self.costs  # backward has the recomputed forward in it, and of the head all
+        micro_batch = sum(cost.forward + cost.backward for cost in blocks) + head.backward
+        return micro_batch * self.plan.micro_batches / self.plan.devices
+
 
 def layer_costs(
     spec: ModelShape, workload: Workload, machine: Machine, measured: Measured | None

@@ -33,8 +33,10 @@ from rptrain.models import weights
 from rptrain.plan.schedule import Slot
 from rptrain.resuming import check_resume, restore
 from rptrain.rundir import RunDir, begin, find
+from rptrain.runs.process import ProcessId
 from rptrain.saving import Saver, checkpoint_meta
 from rptrain.skipping import AGAIN, SkippedSteps
+from rptrain.telemetry import Telemetry
 from rptrain.timings import Conditions, Timings, load
 from rptrain.watchdog import Watchdog
 
@@ -70,11 +72,12 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
         log = stack.enter_context(metrics.EventLog(run.events_path))
         log.listen(trackers.open_trackers(job.config, run, stack))
         progress = stack.enter_context(metrics.Progress(job.total_steps, quiet=quiet))
+        telemetry = stack.enter_context(Telemetry(run.path, job.devices))
         store = stack.enter_context(open_store(job))
         limit = job.config.save.save_total_limit
         saver = stack.enter_context(Saver(run, store.units, limit, partial(tell, log, progress)))
         control = Control(run.control_path, progress.note)
-        trainer = Trainer(job, run, log, progress, store, saver, control, measure=replans and known is None)
+        trainer = Trainer(job, run, log, progress, store, saver, control, telemetry, measure=replans and known is None)
         try:
             trainer.run(checkpoint)
         except StopRequested as stopped:
@@ -120,6 +123,7 @@ def open_engine(
     loss_scale: LossScale | None = None,
     meter: Meter | None = None,
     trace: bool | None = None,
+    watched: bool = False,
 ) -> Engine:
     """The engine that trains as the job's config says; `loss_scale` and `trace` are by default what it says of them."""
     optim = job.config.optim
@@ -143,6 +147,7 @@ def open_engine(
         device_limit=job.device_limit,
         trace=job.config.engine.trace if trace is None else trace,
         meter=meter,
+        watched=watched,
     )
 
 
@@ -175,12 +180,14 @@ class Trainer:
         store: ModelStore,
         saver: Saver,
         control: Control,
+        telemetry: Telemetry,
         *,
         measure: bool,
     ) -> None:
         self._job, self._run, self._log, self._progress, self._store = job, run, log, progress, store
         self._tell = partial(tell, log, progress)
         self._saver, self._control, self._measure = saver, control, measure
+        self._telemetry = telemetry
         self._opened = 0  # steps that were done when the engine was opened
         self._clock = 0.0
         self._seconds = 0.0  # of steps since the last report, while none is under way
@@ -202,6 +209,7 @@ class Trainer:
                 job.spec.num_parameters,
             )
         )
+        self._tell_process()
         self._tell_plan()
         done, applied = self._load(checkpoint)
         if done == 0:
@@ -214,9 +222,10 @@ class Trainer:
             )
         self._evaluate(self._total)
         base = self._run.checkpoints()[-1] / BASE
-        export_store(
-            self._store.view, job.spec, base, self._run.model_path, job.config.model.dtype, adapter=job.adapter
-        )
+        with self._telemetry.doing("exporting"):
+            export_store(
+                self._store.view, job.spec, base, self._run.model_path, job.config.model.dtype, adapter=job.adapter
+            )
         log.write(metrics.Finished(self._total))
         self._progress.note(f"model: {self._run.model_path}")
 
@@ -225,7 +234,11 @@ class Trainer:
         total = self._job.total_steps
         if self._measure and total - done >= MEASURE + 2:  # with fewer steps there is nothing to gain
             rest = done + MEASURE
-            with self._engine(done, applied, meter=Meter()) as engine, self._watched(engine):
+            with (
+                self._engine(done, applied, meter=Meter()) as engine,
+                self._watched(engine),
+                self._telemetry.watching(engine, done),
+            ):
                 self._loop(engine, range(done, rest))
                 if self._total == rest:
                     return
@@ -234,12 +247,18 @@ class Trainer:
                     return
                 self._saver.settle()  # another engine's updates would not wait for it
             done, applied, self._loss_scale = rest, engine.applied, engine.loss_scale
-        with self._engine(done, applied) as engine, self._watched(engine):
+        with (
+            self._engine(done, applied) as engine,
+            self._watched(engine),
+            self._telemetry.watching(engine, done),
+        ):
             self._loop(engine, range(done, total))
 
     def _engine(self, done: int, applied: int, *, meter: Meter | None = None) -> Engine:
         self._opened = done
-        engine = open_engine(self._job, self._store, applied=applied, loss_scale=self._loss_scale, meter=meter)
+        engine = open_engine(
+            self._job, self._store, applied=applied, loss_scale=self._loss_scale, meter=meter, watched=True
+        )
         if not engine.locked and self._job.devices[0].startswith("cuda"):
             self._progress.note("host memory could not be page-locked: transfers will be slower")
         return engine
@@ -292,9 +311,17 @@ class Trainer:
         self._progress.note(f"planned again, with measured times: {plan.plan}")
         return True
 
+    def _tell_process(self) -> None:
+        own, job = ProcessId.of(os.getpid()), self._job
+        places = tuple(place.to_event() for place in job.memory.places)
+        self._log.write(
+            metrics.ProcessStarted(own.pid, own.host, own.birth, job.total_steps, int(job.asynchronous), places)
+        )
+
     def _tell_plan(self) -> None:
-        plan = self._job.plan.plan
+        run, plan = self._job.plan, self._job.plan.plan
         self._log.write(metrics.Plan((str(plan), *plan.grid().splitlines())))
+        self._log.write(metrics.Estimated(run.estimate.period, run.estimate.bubble, run.floor_seconds))
 
     def _learning_rate(self, step: int) -> float:
         optim = self._job.config.optim
@@ -377,7 +404,8 @@ class Trainer:
             self._pause(engine, step)
         stops = control.stops and not last
         if last or due or stops or control.saves:
-            self._save(engine, step, required=last or stops)
+            with self._telemetry.doing("saving"):
+                self._save(engine, step, required=last or stops)
         self._clock += time.perf_counter() - began  # no part of the speed that is reported
         if stops:
             self._log.write(metrics.Stopped(step, "signal" if control.interrupted else STOP))
@@ -408,9 +436,12 @@ class Trainer:
         count = self._job.config.eval.questions
         if not count:
             return
-        scores = ask_questions(self._job.spec, self._store.weights, self._job.tokenizer, count)
+        with self._telemetry.doing("evaluating"):
+            scores, shown = ask_questions(self._job.spec, self._store.weights, self._job.tokenizer, count)
         overall = scores.pop("overall")
         self._log.write(metrics.Evaluation(step, "exact_match", overall, scores))
+        for prompt, text in shown:
+            self._log.write(metrics.Sample(step, prompt, text))
         each = ", ".join(f"{name} {score:.1%}" for name, score in scores.items())
         when = "before training" if step == 0 else f"after {step} steps"
         self._progress.note(f"{count} held-out questions, {when}: {overall:.1%} answered exactly ({each})")

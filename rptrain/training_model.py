@@ -4,15 +4,16 @@ from pathlib import Path
 
 from rptrain.config import Config, Lora
 from rptrain.models import registry
+from rptrain.models.balance import balanced
 from rptrain.models.freeze import freeze
 from rptrain.models.lora import LoRA, with_lora
 from rptrain.models.spec import ModelSpec
 
 
 def training_model(config: Config) -> tuple[Path, ModelSpec]:
-    """Its directory and its spec. UserError where there is none, or train.freeze or [lora] does not go with it."""
+    """Its directory and its spec. UserError where there is none, or a key of [train] or [lora] does not go with it."""
     model_dir = registry.locate(config.model.path)
-    spec = registry.build(registry.read_config(model_dir))
+    spec = balanced(registry.build(registry.read_config(model_dir)), config.train.router_aux_loss_coef)
     if config.adapters is not None:
         return model_dir, with_lora(spec, lora_settings(config.adapters))
     return model_dir, freeze(spec, config.train.freeze)

@@ -1,10 +1,12 @@
 """The command line: what is asked of which module, exit codes, and what is not imported."""
 
+import ast
 import json
 import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -215,6 +217,65 @@ def test_a_mistake_in_generate_ends_with_2(monkeypatch):
     assert (result.exit_code, result.stderr) == (2, "no tokenizer\n")
 
 
+def begun_run() -> Path:
+    return begin(resolve("c.toml"), None)[0].path
+
+
+def test_runs():
+    assert run("runs").stdout == "no runs in runs\n"
+    begun_run()
+    assert run("runs").stdout.splitlines()[1].split()[:3] == ["c", "new", "0"]
+    (only,) = json.loads(run("runs", "--json").stdout)
+    assert (only["path"], only["state"], only["loss"]) == ("runs/c", "new", None)
+    assert json.loads(run("runs", "--runs", "elsewhere", "--json").stdout) == []
+
+
+def test_doctor(monkeypatch):
+    asked: list = []
+
+    def examine(runs: Path) -> list:
+        asked.append(runs)
+        return [SimpleNamespace(to_dict=lambda: {"subject": "GPU"})]
+
+    replace(monkeypatch, "rptrain.doctor.finding", examine=examine, lines=lambda found: ["ok GPU"])
+    assert run("doctor").stdout == "ok GPU\n"
+    assert json.loads(run("doctor", "--json", "--runs", "x").stdout) == [{"subject": "GPU"}]
+    assert asked == [Path("runs"), Path("x")]
+
+
+def test_attach_opens_the_interface_on_a_run(monkeypatch, folder):
+    opened: list = []
+
+    def make_app(**named: object) -> SimpleNamespace:
+        return SimpleNamespace(run=lambda: opened.append(named))
+
+    replace(monkeypatch, "rptrain.tui.app", make_app=make_app)
+    path = begun_run()
+    assert run("attach", str(path)).exit_code == 0
+    assert opened == [{"attach": path, "runs_folder": path.parent}]
+    result = run("attach", ".")
+    assert result.exit_code == 2 and "rptrain runs lists them" in result.stderr
+
+
+def test_textual_is_imported_by_the_interface_only():
+    """And the interface by the command that opens it, when it does: a run trains without both."""
+    for folder in ("rptrain", "kernels", "models"):
+        for file in (ROOT / folder).rglob("*.py"):
+            if (ROOT / "rptrain/tui") in file.parents:
+                continue
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            assert not {name for name in imported(ast.walk(tree)) if name.partition(".")[0].startswith("textual")}, file
+            assert not {name for name in imported(tree.body) if name.startswith("rptrain.tui")}, file
+
+
+def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
 # Processes of their own
 
 
@@ -229,13 +290,13 @@ def python(*arguments: str, cwd: Path) -> SimpleNamespace:
 DRY = """
 import sys
 from rptrain import cli
-before = [name for name in ("torch", "transformers", "numpy", "tomlkit") if name in sys.modules]
+before = [name for name in ("torch", "transformers", "numpy", "tomlkit", "textual") if name in sys.modules]
 sys.argv = ["rptrain", "--config", "c.toml", "--dry-run"]
 try:
     cli.main()
 except SystemExit as exit:
     assert not exit.code, exit.code
-after = [name for name in ("torch", "transformers", "numpy") if name in sys.modules]
+after = [name for name in ("torch", "transformers", "numpy", "textual") if name in sys.modules]
 print(before, after)
 """
 

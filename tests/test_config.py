@@ -186,7 +186,6 @@ def test_overrides_that_are_none(folder, override, message):
         ("[optim]\nlr = 3", "c.toml:7: unknown key `optim.lr`: rptrain calls this `optim.learning_rate`"),
         ("[optm]\neps = 3", "c.toml:7: unknown key `optm.eps`: rptrain calls this `optim.eps`"),
         ("[lora]\nrank = 3", "c.toml:7: unknown key `lora.rank`: rptrain calls this `lora.r`"),
-        ("[lora]\nuse_dora = true", "c.toml:7: unknown key `lora.use_dora`: DoRA is not available in this version"),
         ("[lora]\nr = 0", "c.toml:7: `lora.r` must be greater than 0, not 0"),
         ("[lora]\ndropout = 1", "c.toml:7: `lora.dropout` must be less than 1, not 1"),
         (
@@ -343,7 +342,7 @@ def test_files_that_cannot_be_read(folder):
         ("train_on_inputs", "the opposite, `data.assistant_only_loss`"),
         ("gradient_checkpointing", "not needed"),
         ("lora_rank", "rptrain calls this `lora.r`"),
-        ("use_dora", "DoRA is not available in this version"),
+        ("use_dora", "rptrain calls this `lora.use_dora`"),
         ("load_in_4bit", "quantization is not available in this version"),
         ("report_to", "rptrain calls this `log.report_to`"),
         ("val_set_size", "rptrain calls this `data.val_size`"),
@@ -419,6 +418,15 @@ def test_adapters_are_trained_where_they_are_asked_for(folder):
     assert load(MINIMAL, "train.method=lora").config.adapters == Lora()
     lora = load(MINIMAL, "lora.r=3", "lora.target_modules=['q_proj']").config.adapters
     assert lora == Lora(r=3, target_modules=("q_proj",)) and lora.alpha == 8
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("given", "written"), [("16", "16"), ("16.0", "16"), ("0.5", "0.5")])
+def test_alpha_is_any_number_and_is_written_whole_where_it_is(given, written) -> None:
+    resolved = load(MINIMAL, f"lora.alpha={given}")
+    assert resolved.config.lora is not None and resolved.config.lora.alpha == float(written)
+    assert repr(resolved.config.lora.model_dump()["alpha"]) == written
+    assert repr(tomllib.loads(render(resolved))["lora"]["alpha"]) == written
 
 
 LORA = MINIMAL + "[lora]\nalpha = 4\ntarget_modules = ['q_proj']\nmodules_to_save = ['lm_head']\n"

@@ -250,8 +250,17 @@ def test_a_worker_whose_stages_come_in_twos_has_another_half_in_each_slot(folder
 def test_the_disk_holds_what_was_planned(tmp_path, moments, frozen):
     """The files of a run that keeps one checkpoint and writes another, and of its export."""
     tools.write_model(tmp_path / "model")
+    _holds_what_was_planned(tmp_path, f"optim.moments={moments}", f"train.freeze={frozen}")
+
+
+def test_the_disk_holds_the_adapter_of_a_tied_embedding_twice(tmp_path):
+    tools.write_model(tmp_path / "model", tie_word_embeddings=True)
+    _holds_what_was_planned(tmp_path, "lora.r=2", "lora.modules_to_save=['embed_tokens']")
+
+
+def _holds_what_was_planned(tmp_path, *changes):
     overrides = ["engine.devices=cpu:2", "save.save_steps=3", "save.save_total_limit=2"]
-    resolved = tools.write_config(tmp_path, *overrides, f"optim.moments={moments}", f"train.freeze={frozen}")
+    resolved = tools.write_config(tmp_path, *overrides, *changes)
     _, spec = training_model(resolved.config)
     disk = plan_run(resolved.config, spec, devices.here(resolved.config.engine))[1].disk
     assert disk is not None and disk.parts[0].name.startswith("2 checkpoints")

@@ -15,13 +15,24 @@ from rptrain.metrics import EventLog, Progress, SlotTime, is_finished, read
 
 EVENTS = [
     metrics.RunStarted("abc", "0.1.0", ("cpu:0", "cpu:1"), "tiny-tasks", 430_000, time=1.0),
+    metrics.ProcessStarted(
+        7,
+        "here",
+        "boot/12",
+        10,
+        1,
+        ({"name": "host", "kind": "x", "parts": [["weights", 5]], "limit": None},),
+        time=1.5,
+    ),
     metrics.Plan(("F1 0-1", "FB 2"), time=2.0),
+    metrics.Estimated(0.5, 0.25, 0.375, time=2.5),
     metrics.Step(1, 4.5, 1e-3, 0.75, 1024, 300, 12_345.6, time=3.0),
     metrics.Step(2, None, 1e-3, None, 1024, 300, 12_345.6, skipped=True, time=4.0),
     metrics.LossScale(2, 32768.0, time=4.5),
     metrics.StepSkipped(2, 1, (0,), (3, 4), ("a b", "c"), time=4.6),
     metrics.Slots(2, (SlotTime(0, 1, "FB", 0, 2, 0, 0.5, 0.75),), time=5.0),
     metrics.Evaluation(2, "tasks", 0.5, {"reverse": 0.25, "sort": 0.75}, time=6.0),
+    metrics.Sample(2, "2 + 2?", "5", time=6.5),
     metrics.CheckpointSaved(2, "checkpoints/checkpoint-2", 1.5, 0.25, time=7.0),
     metrics.SaveFailed(2, "no space", time=7.1),
     metrics.Paused(2, time=7.2),
@@ -59,7 +70,9 @@ def test_the_fields_of_schema_1():
     """They are frozen but for additions: any other change of this table is a new schema."""
     assert {name: [field.name for field in fields(kind)[1:]] for name, kind in metrics.EVENTS.items()} == {
         "run_started": ["config_hash", "version", "devices", "model", "parameters"],
+        "process_started": ["pid", "host", "birth", "total_steps", "staleness", "memory"],
         "plan": ["lines"],
+        "estimated": ["step_seconds", "bubble", "floor_seconds"],
         "step": [
             "step",
             "loss",
@@ -74,6 +87,7 @@ def test_the_fields_of_schema_1():
         "step_skipped": ["step", "in_a_row", "micro_batches", "rows", "texts"],
         "slots": ["step", "slots"],
         "evaluation": ["step", "name", "score", "tasks"],
+        "sample": ["step", "prompt", "text"],
         "checkpoint_saved": ["step", "path", "seconds", "paused"],
         "save_failed": ["step", "message"],
         "checkpoint_damaged": ["path", "message"],

@@ -305,6 +305,7 @@ def test_the_folder(folder):
         "config.toml",
         "control",
         "events.jsonl",
+        "lanes.jsonl",
         "model",
     }
     assert {path.name for path in run.checkpoints_path.iterdir()} == {"checkpoint-3", "checkpoint-6"}
@@ -325,7 +326,8 @@ def test_the_folder(folder):
     assert run.config() == resolved.config
 
     records = [json.loads(line) for line in run.events_path.read_bytes().splitlines()]
-    names = ["run_started", "plan", "step", "step", "checkpoint_saved", "finished"]
+    begin = ["run_started", "process_started", "plan", "estimated"]
+    names = [*begin, "step", "step", "checkpoint_saved", "finished"]
     saved = next(i for i, record in enumerate(records) if record["event"] == "checkpoint_saved")  # training goes on
     assert [record["event"] for record in records[:saved] + records[saved + 1 :]] == names
     assert all(record["schema"] == metrics.SCHEMA for record in records)

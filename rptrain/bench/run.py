@@ -22,6 +22,7 @@ from rptrain.engine.meter import Meter
 from rptrain.engine.reproducible import Reproducible
 from rptrain.job import Job, prepare_job, replan, settle
 from rptrain.models import weights
+from rptrain.models.lora import set_magnitudes
 from rptrain.plan.schedule import Plan
 from rptrain.trainer import MEASURE, open_engine, open_store
 
@@ -62,6 +63,7 @@ def bench(
         store = stack.enter_context(open_store(job))
         taken = time.perf_counter()
         weights.initialise(job.spec, store.view, job.config.train.seed)
+        set_magnitudes(job.spec, store.view)
         store.loaded()
         filled = time.perf_counter()
         first: tuple[float, float] | None = None  # when the first engine was open, and when it had done a step

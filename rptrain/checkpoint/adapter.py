@@ -14,9 +14,9 @@ import torch
 from rptrain.checkpoint.files import Aside
 from rptrain.errors import UserError
 from rptrain.models import registry, shards, weights
-from rptrain.models.lora import LoRA, target_names
+from rptrain.models.lora import ENDS, A, LoRA, target_names
 from rptrain.models.shards import Stored
-from rptrain.models.spec import ModelSpec
+from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.weights import TIED_HEAD, View
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -26,7 +26,7 @@ SHOWN = 10  # problems of a kind that are listed
 # What PEFT can do to an adapter that we do not compute; empty or false is no use of it.
 _INITS = ("gaussian", "eva")  # ways to draw an adapter that leave its base alone
 _OTHER = (
-    *("use_dora", "fan_in_fan_out", "lora_bias", "rank_pattern", "alpha_pattern", "layer_replication"),
+    *("fan_in_fan_out", "lora_bias", "rank_pattern", "alpha_pattern", "layer_replication"),
     *("target_parameters", "trainable_token_indices", "use_qalora", "use_bdlora", "alora_invocation_tokens"),
     *("arrow_config", "kasa_config", "velora_config", "monteclora_config"),
 )
@@ -64,7 +64,7 @@ class Adapter:
             "lora_dropout": settings.dropout,
             "target_modules": target_names(spec),
             "use_rslora": settings.rslora,
-            "use_dora": False,
+            "use_dora": settings.use_dora,
             "bias": "none",
             "fan_in_fan_out": False,
             "init_lora_weights": True,
@@ -93,7 +93,7 @@ def saved_modules(spec: ModelSpec) -> list[str]:
     return list(dict.fromkeys(key.rpartition(".")[0] for key in keys))
 
 
-def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+def shapes(spec: ModelShape) -> dict[str, tuple[int, ...]]:
     """The tensors of the model's adapter, by the names of its checkpoint: all that is trained.
 
     Of a tied embedding PEFT keeps the head as well.
@@ -150,14 +150,14 @@ def settings_of(files: AdapterFiles, spec: ModelSpec) -> LoRA:
     `spec` is its base model.
     """
     config = files.config
-    ends = (".lora_A.weight", ".lora_B.weight")
     own = [name.removeprefix(PREFIX) for name in files.tensors if not (spec.tied and name == PREFIX + TIED_HEAD)]
-    targets = tuple(dict.fromkeys(name.removesuffix(ends[0]) for name in own if name.endswith(ends[0])))
-    saved = tuple(dict.fromkeys(name.rpartition(".")[0] for name in own if not name.endswith(ends)))
+    targets = tuple(dict.fromkeys(name.removesuffix(A) for name in own if name.endswith(A)))
+    saved = tuple(dict.fromkeys(name.rpartition(".")[0] for name in own if not name.endswith(ENDS)))
     r, alpha = config.get("r", 8), config.get("lora_alpha", 8)
     if not isinstance(r, int) or isinstance(alpha, bool) or not isinstance(alpha, int | float):
         raise UserError(f"{files.directory / CONFIG}: r must be a whole number and lora_alpha a number")
-    return LoRA(r=r, alpha=alpha, target_modules=targets, rslora=bool(config.get("use_rslora")), modules_to_save=saved)
+    kind = {"rslora": bool(config.get("use_rslora")), "use_dora": bool(config.get("use_dora"))}
+    return LoRA(r=r, alpha=alpha, target_modules=targets, modules_to_save=saved, **kind)
 
 
 def check(files: AdapterFiles, spec: ModelSpec) -> None:
@@ -184,7 +184,7 @@ def check_settings(files: AdapterFiles, settings: LoRA, base: str) -> None:
     """UserError where a run with these settings would not go on with the adapter; a warning where its base has another
     name.
     """
-    there = {"r": "r", "alpha": "lora_alpha", "rslora": "use_rslora"}
+    there = {"r": "r", "alpha": "lora_alpha", "rslora": "use_rslora", "use_dora": "use_dora"}
     defaults = asdict(LoRA())
     differ = [
         f"lora.{key} is {_shown(getattr(settings, key))}, the adapter's is {_shown(found)}"
@@ -211,7 +211,7 @@ def load(files: AdapterFiles, spec: ModelSpec, view: View) -> None:
         raise UserError(f"{files.directory / WEIGHTS}: {name} has values that are infinite or not numbers")
 
 
-def _ties(spec: ModelSpec) -> bool:
+def _ties(spec: ModelShape) -> bool:
     """Whether an embedding is trained that is the head as well."""
     return spec.tied and spec.units[0].trainable
 

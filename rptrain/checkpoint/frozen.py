@@ -17,7 +17,7 @@ from rptrain.checkpoint.base import BASE
 from rptrain.errors import UserError
 from rptrain.models import registry, weights
 from rptrain.models.freeze import freeze
-from rptrain.models.lora import adapter_units, with_lora, without_adapters
+from rptrain.models.lora import adapter_units, set_magnitudes, with_lora, without_adapters
 from rptrain.models.shards import as_bytes
 from rptrain.models.spec import ModelSpec, Unit
 from rptrain.parallel import in_parallel
@@ -83,3 +83,5 @@ def fill(
     weights.initialise(spec, view, seed, drawn)
     if files is not None:
         weights.load(files, spec, view, [unit for unit in units if unit not in drawn])
+    if not set(units).isdisjoint(adapter_units(spec)):
+        set_magnitudes(spec, view)

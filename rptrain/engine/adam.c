@@ -44,6 +44,19 @@ static int take(Job *job, int64_t *start, int64_t *stop)
     return *start < job->count;
 }
 
+/* Which of the clones of its functions this machine runs. */
+const char *instruction_set(void)
+{
+#ifdef CLONED
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports(CLONED_AVX512))
+        return "AVX-512";
+    if (__builtin_cpu_supports(CLONED_AVX2))
+        return "AVX2";
+#endif
+    return "what the compiler takes for granted";
+}
+
 /* The remainder is the signed distance from the parameter, rounded half up, to the master weight's bits. */
 static inline float join(uint16_t param, int16_t remainder)
 {

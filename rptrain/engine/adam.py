@@ -35,6 +35,15 @@ def _library() -> ctypes.CDLL | None:
     return native.library("rptrain.engine._adam")
 
 
+def instruction_set() -> str | None:
+    """In words, what the compiled update runs with on this machine; None where it was not compiled."""
+    library = _library()
+    if library is None:
+        return None
+    library.instruction_set.restype = ctypes.c_char_p
+    return library.instruction_set().decode()
+
+
 class CpuAdam:
     """Updates flat buffers with AdamW (decoupled weight decay, bias correction; torch.optim.AdamW's maths).
 

@@ -66,6 +66,11 @@ class Board:
     def _reached(self, key: Hashable, number: int) -> bool:
         return key in self._settled or (key in self._counts and self._counts[key] >= number)
 
+    def count(self, key: Hashable) -> int:
+        """How many numbers from 0 on were published under `key`, without a gap."""
+        with self._changed:
+            return max(self._counts.get(key, -1), -1) + 1
+
     def waiting(self) -> dict[str, tuple[Hashable, int]]:
         """Which thread waits for what, now."""
         with self._changed:

@@ -3,12 +3,13 @@
 import time
 from collections.abc import Callable, Hashable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rptrain.engine.device import STREAMS, Event, Probe
+from rptrain.engine.device import STREAMS, Event, Mark, Probe
 
 
 class CudaStream:
@@ -63,13 +64,27 @@ class CudaStream:
     def busy(self) -> bool:
         return not self._stream.query()
 
-    def mark(self) -> Callable[[], float]:
+    def mark(self) -> Mark:
         event = torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
-        return lambda: self._device.seconds(event)
+        return CudaMark(self._device, event)
 
     def stamp(self) -> Callable[[], float]:
         return self.mark()  # work is run as it is appended
+
+
+@dataclass(frozen=True)
+class CudaMark:
+    """A call waits until the stream has passed it."""
+
+    device: "CudaDevice"
+    event: torch.cuda.Event
+
+    def __call__(self) -> float:
+        return self.device.seconds(self.event)
+
+    def passed(self) -> bool:
+        return self.event.query()
 
 
 def _abandon(graph: torch.cuda.CUDAGraph) -> None:

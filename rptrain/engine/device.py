@@ -14,6 +14,16 @@ from rptrain.engine.errors import Aborted
 Probe = Callable[[str], None]  # called with a place's name; tests delay or fail there
 
 
+class Mark(Protocol):
+    """A time stamp in a stream."""
+
+    def __call__(self) -> float:
+        """Once the stream has passed it: seconds on `time.perf_counter`'s scale."""
+        ...
+
+    def passed(self) -> bool: ...
+
+
 class Event(Protocol):
     """A point in a stream."""
 
@@ -39,8 +49,8 @@ class Stream(Protocol):
         """Whether work of it has not ended. For any thread."""
         ...
 
-    def mark(self) -> Callable[[], float]:
-        """Appends a time stamp; once it has passed, the result gives seconds on `time.perf_counter`'s scale."""
+    def mark(self) -> Mark:
+        """Appends a time stamp."""
         ...
 
     def stamp(self) -> Callable[[], float]:
@@ -113,6 +123,21 @@ class CpuEvent:
                 raise Aborted
 
 
+class CpuMark:
+    def __init__(self) -> None:
+        self._time: float | None = None
+
+    def set(self) -> None:
+        self._time = time.perf_counter()
+
+    def __call__(self) -> float:
+        assert self._time is not None
+        return self._time
+
+    def passed(self) -> bool:
+        return self._time is not None
+
+
 class CpuStream:
     """A thread that works through a queue in order."""
 
@@ -160,10 +185,10 @@ class CpuStream:
     def busy(self) -> bool:
         return self._working or not self._queue.empty()
 
-    def mark(self) -> Callable[[], float]:
-        passed: list[float] = []
-        self._queue.put(("", lambda: passed.append(time.perf_counter())))
-        return lambda: passed[0]
+    def mark(self) -> Mark:
+        mark = CpuMark()
+        self._queue.put(("", mark.set))
+        return mark
 
     def stamp(self) -> Callable[[], float]:
         return stamp()

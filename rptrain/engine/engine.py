@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from rptrain.data.batch import Batch
+from rptrain.engine.activity import Activity
 from rptrain.engine.adam import CpuAdam
 from rptrain.engine.boundary import BoundaryBuffers
 from rptrain.engine.context import Context
@@ -67,6 +68,7 @@ class Engine:
         probe: Probe | None = None,
         trace: bool = False,
         meter: Meter | None = None,
+        watched: bool = False,
     ) -> None:
         validate(plan, len(store.spec.stack))
         assert len(devices) == plan.devices
@@ -90,7 +92,7 @@ class Engine:
             stack.callback(buffers.close)
             self.locked = store.locked and buffers.locked
             lag = int(optimizer.asynchronous)
-            self._context = Context(plan, bounds, store, buffers, lag, probe, self.trace, self._meter)
+            self._context = Context(plan, bounds, store, buffers, lag, probe, self.trace, self._meter, watched)
             for index, state in enumerate(store.units):
                 if not state.unit.trainable:
                     self._context.board.settle(("version", index), state.current)
@@ -237,6 +239,16 @@ class Engine:
         """
         self._context.meter = None
         return None if self._meter is None else self._meter.measured(self.store.spec)
+
+    def activity(self) -> Activity:
+        """What its threads and devices do now, of an engine that is `watched`. Any thread may ask while it is open."""
+        waiting = self._context.board.waiting()
+        lanes = (
+            lane.state(waiting[device.name][0] if device.name in waiting else None)
+            for lane, device in zip(self._context.lanes, self._devices, strict=True)
+        )
+        queue = self._steps - self._context.board.count(("step",))
+        return Activity(tuple(lanes), self._optimizer.doing, self._optimizer.seconds, queue)
 
     @property
     def readings(self) -> tuple[Reading, ...]:

@@ -9,10 +9,15 @@
 
 #if defined(CLONES) /* given on the command line */
 #elif defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
+#define CLONED
 #if __GNUC__ >= 12
-#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define CLONED_AVX512 "x86-64-v4"
+#define CLONED_AVX2 "x86-64-v3"
+#define CLONES __attribute__((target_clones("arch=" CLONED_AVX512, "arch=" CLONED_AVX2, "default")))
 #else
-#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#define CLONED_AVX512 "avx512f"
+#define CLONED_AVX2 "avx2"
+#define CLONES __attribute__((target_clones(CLONED_AVX512, CLONED_AVX2, "default")))
 #endif
 #else
 #define CLONES

@@ -12,6 +12,7 @@ The paper's five ordering constraints (section 4.3.1) hold without a barrier:
 import math
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -66,6 +67,7 @@ class OptimizerWorker:
         self._snapshot: Snapshot | None = None  # whose units the next updates wait for
         self._snapshots = 0
         self._where = "waiting"
+        self.seconds: float | None = None  # of the last update
         self._queue: queue.SimpleQueue[Iteration | StepRequest | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=context.guard, args=(lambda: self._where, self._main), name="optimizer", daemon=True
@@ -75,6 +77,10 @@ class OptimizerWorker:
     def submit(self, item: Iteration | StepRequest | None) -> None:
         """An iteration, the step that follows it, or None to end."""
         self._queue.put(item)
+
+    @property
+    def doing(self) -> str:
+        return self._where
 
     def snapshot(self) -> Snapshot:
         """The state after the last step; to be called while no step is under way."""
@@ -107,10 +113,13 @@ class OptimizerWorker:
             meter = None if request.result.skipped else self._context.meter
             if meter is not None:
                 self._wait_for_snapshot()  # no part of an update's time
+            began = time.perf_counter()
             with timed(meter, stamp, iteration.number, "update"):
                 self._update(iteration, request.learning_rate, request.result)
+            self.seconds = time.perf_counter() - began
             self._snapshot = None
             self._context.board.publish(("step",), iteration.number)
+            self._where = "waiting"
 
     def _collect(self, iteration: Iteration) -> float:
         """Waits for each unit's gradient in the order in which backward stages finish; the sum of their squares."""

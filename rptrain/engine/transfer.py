@@ -113,7 +113,7 @@ class Upload(_Transfer):
     ) -> None:
         count = len(slot.micro_batches)
         super().__init__(context, device.param_upload, layout, layout.units, iteration, count, target.dtype)
-        self._where, self._target = f"{slot} upload", target
+        self._where, self._target, self._lane = f"{slot} upload", target, context.lanes[slot.device]
         self._version = context.read_version(iteration)
 
     @property
@@ -152,6 +152,7 @@ class Upload(_Transfer):
         source = self._context.store.units[chunk.unit].params[generation][chunk.start : chunk.stop]
         offset = self._layout.offsets[chunk.unit]
         target = self._target[offset + chunk.start : offset + chunk.stop]
+        self._lane.up += source.nbytes
         self._stream.run(self._where, lambda: self._move("upload", target, source))
 
 
@@ -167,7 +168,7 @@ class Download(_Transfer):
     ) -> None:
         count = min(len(slot.micro_batches), -(-source.nbytes // DRAINED))
         super().__init__(context, device.grad_download, layout, layout.units[::-1], iteration, count, source.dtype)
-        self._where, self._source = f"{slot} download", source
+        self._where, self._source, self._lane = f"{slot} download", source, context.lanes[slot.device]
         self._pass = iteration * context.plan.rounds + slot.round
         self._left = Counter(chunk.unit for window in self._windows for chunk in window)
 
@@ -184,6 +185,7 @@ class Download(_Transfer):
         offset = self._layout.offsets[chunk.unit]
         source = self._source[offset + chunk.start : offset + chunk.stop]
         target = self._context.store.units[chunk.unit].grad[chunk.start : chunk.stop]
+        self._lane.down += source.nbytes
         self._stream.run(self._where, lambda: self._move("download", target, source))
         self._left[chunk.unit] -= 1
         if not self._left[chunk.unit]:

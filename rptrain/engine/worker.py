@@ -23,6 +23,7 @@ from rptrain.engine.stage_pass import StagePass
 from rptrain.engine.trace import Span, Work, computing, copying
 from rptrain.engine.transfer import Download, StageLayout, Upload
 from rptrain.models import rope
+from rptrain.models.balance import balance_of
 from rptrain.models.spec import MicroBatch, ModelSpec
 from rptrain.plan.lower import Access
 from rptrain.plan.schedule import Slot, Stage
@@ -102,6 +103,7 @@ class Worker:
 
     def __init__(self, context: Context, index: int, device: Device, sizes: Footprint, tokens: int) -> None:
         self._context, self._index, self._device = context, index, device
+        self._lane = context.lanes[index]
         spec: ModelSpec = context.store.spec
         dtype, wide = context.store.dtype, accumulate_dtype(context.store.dtype)
         self._spec = spec
@@ -122,6 +124,7 @@ class Worker:
         self._losses = device.empty(context.plan.micro_batches, wide)
         self._loss = device.empty(1, wide)[0]  # of the micro-batch that is computed
         self._losses_read: Event | None = None
+        self._balance = device.empty(1, wide)[0]  # what gradients of the routers' auxiliary loss are multiplied by
         self._inv_freq = torch.tensor(spec.inv_freq, dtype=wide).to(device.torch_device)
         self._rope_scale = spec.rope_scale
         self._layouts = [StageLayout(spec, stage) for stage in context.plan.stages]
@@ -303,8 +306,10 @@ class Worker:
             self._where = f"{slot} micro-batch {m}"
             if len(self._ahead) == AHEAD:
                 self._ahead.popleft().synchronize()
+                self._lane.finish()
             first = m == slot.micro_batches.start
             self._span = self._traced(iteration, slot, m)
+            self._lane.begin(iteration.number, slot, m)
             arrived, done, left = self._micro_batch(iteration, slot, m, parity, params, sums, upload if first else None)
             self._ahead.append(done)
             if first and other is not None:
@@ -360,9 +365,12 @@ class Worker:
         work = StagePass(
             self._spec, slot.stage, lambda: self._describe(iteration, layout), params, sums, x, dy, outputs, timed
         )
-        scale = iteration.scale
-        if slot.stage.kind == "FB":
+        scale, balanced = iteration.scale, slot.stage.backward and self._spec.router_aux_loss_coef > 0
+        if slot.stage.kind == "FB" or balanced:
             scale *= self._wait(("scale",), context.read_version(iteration.number))
+        if balanced:  # not a part of the graph's key: it changes with the number of supervised tokens
+            share = scale * max(iteration.supervised, 1) / context.plan.micro_batches
+            device.compute.run("", lambda: self._balance.fill_(share))
         key = (slot.stage_index, layout, scale if slot.stage.kind == "FB" else None)
         places = None if layers is not None else (parity, turn)
         self._compute(work, slot, m, scale, key, places, upload)
@@ -399,7 +407,7 @@ class Worker:
         if upload is None or upload.is_issued:
             if upload is not None:
                 compute.wait(upload.finish())
-            with computing(self._span, compute, upload and upload.arrival()):
+            with computing(self._span, compute, upload and upload.arrival()), self._lane.computing(compute):
                 if places is None:
                     compute.run(where, lambda: work.run(scale, self._loss))
                 else:
@@ -408,7 +416,7 @@ class Worker:
         for i, layer in enumerate(slot.stage.layers):
             units = self._spec.stack[layer].units
             compute.wait(upload.finish(units))
-            with computing(self._span, compute, upload.arrival(units)):
+            with computing(self._span, compute, upload.arrival(units)), self._lane.computing(compute):
                 compute.run(where, lambda i=i: work.step(i, scale, self._loss))
 
     def _traced(self, iteration: Iteration, slot: Slot, work: Work) -> Span | None:
@@ -422,6 +430,7 @@ class Worker:
         if written is not None:
             stream.wait(written)
         target = ring.claim(entry, stream)
+        self._lane.up += source.nbytes
         with copying(self._span, stream):
             stream.run(f"{self._where} input", lambda: target.copy_(source, non_blocking=True))
         self._context.board.publish(key, number, stream.record())
@@ -433,6 +442,7 @@ class Worker:
         read = self._wait(key, number - 1) if number else None
         if read is not None:
             stream.wait(read)
+        self._lane.down += source.nbytes
         stream.run(f"{self._where} output", lambda: target.copy_(source, non_blocking=True))
         sent = stream.record()
         self._context.board.publish(key, number, sent)
@@ -441,17 +451,22 @@ class Worker:
     def _describe(self, iteration: Iteration, layout: Layout) -> MicroBatch:
         indices = self._indices
         cos, sin = rope.tables(self._inv_freq, indices.positions, self._rope_scale)
+        cu_seqlens = indices.cu_seqlens[: layout.documents + 1]
+        balance = None
+        if self._spec.router_aux_loss_coef:
+            balance = balance_of(indices.labels, cu_seqlens, self._balance)
         return MicroBatch(
             rows=iteration.rows,
             length=iteration.length,
             positions=indices.positions,
             labels=indices.labels,
-            cu_seqlens=indices.cu_seqlens[: layout.documents + 1],
+            cu_seqlens=cu_seqlens,
             max_seqlen=layout.max_seqlen,
             uniform=layout.uniform,
             cos=cos,
             sin=sin,
             sample=indices.sample,
+            balance=balance,
         )
 
     def _start_sums(self, iteration: Iteration, slot: Slot, layout: StageLayout) -> None:

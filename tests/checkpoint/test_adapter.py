@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ SETTINGS = {
     "rank one, rslora": LoRA(r=1, alpha=3, rslora=True),
     "some": LoRA(r=5, target_modules=("k_proj", "o_proj")),
     "pattern": LoRA(r=3, target_modules=r".*\.1\.self_attn\.[qv]_proj"),
+    "dora": LoRA(r=3, alpha=6, use_dora=True, modules_to_save=("embed_tokens",)),
     "trained whole": LoRA(modules_to_save=("embed_tokens", "model.norm", "1.input_layernorm")),
 }
 
@@ -92,7 +94,11 @@ def test_peft_loads_what_is_written(base, settings, tmp_path) -> None:
     assert not found.unexpected_keys and not known & {*found.missing_keys}
 
 
-@pytest.mark.parametrize("settings", [LoRA(r=3, alpha=9), SETTINGS["trained whole"]], ids=["adapters", "trained whole"])
+@pytest.mark.parametrize(
+    "settings",
+    [LoRA(r=3, alpha=9), LoRA(r=3, alpha=9, use_dora=True), SETTINGS["trained whole"]],
+    ids=["adapters", "dora", "trained whole"],
+)
 def test_merged_equals_unmerged(base, settings, tmp_path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -110,11 +116,13 @@ def test_merged_equals_unmerged(base, settings, tmp_path) -> None:
     torch.testing.assert_close(theirs.eval()(IDS.view(2, 11)).logits.flatten(0, 1), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("settings", [SETTINGS["some"], SETTINGS["trained whole"]], ids=["some", "trained whole"])
+@pytest.mark.parametrize(
+    "settings", [SETTINGS["some"], SETTINGS["dora"], SETTINGS["trained whole"]], ids=["some", "dora", "trained whole"]
+)
 def test_what_peft_writes_is_gone_on_from(base, settings, tmp_path) -> None:
     model, directory = base
     targets = list(settings.target_modules) if isinstance(settings.target_modules, tuple) else ["q_proj", "o_proj"]
-    settings = LoRA(r=settings.r, target_modules=tuple(targets), modules_to_save=settings.modules_to_save)
+    settings = replace(settings, alpha=8, target_modules=tuple(targets))
     theirs, _ = in_peft(model, settings, targets)
     theirs.save_pretrained(tmp_path)
     ours = trained(directory, settings)
@@ -194,7 +202,9 @@ def test_a_changed_file_or_config_is_found(base, damage, tmp_path) -> None:
     ("changes", "message"),
     [
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; only \"LORA\" can be read"),
-        ({"use_dora": True, "bias": "all"}, "use_dora, bias cannot be trained here"),
+        ({"use_qalora": True, "bias": "all"}, "use_qalora, bias cannot be trained here"),
+        ({"use_dora": True}, "lora.use_dora is false, the adapter's is true. Set them alike"),
+        ({"lora_alpha": 0.5}, "lora.alpha is 8, the adapter's is 0.5. Set them alike"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern cannot be trained here"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' cannot be trained here"),
         ({"r": 4, "use_rslora": True}, "lora.r is 2, the adapter's is 4; lora.rslora is false, the adapter's is true"),
@@ -211,6 +221,20 @@ def test_adapters_that_are_not_gone_on_from(base, changes, message, tmp_path) ->
     with pytest.raises(UserError) as caught:
         adapter.check_settings(adapter.read(tmp_path / "a"), settings, str(directory))
     assert message in str(caught.value)
+
+
+@llama
+@pytest.mark.parametrize(("alpha", "stored"), [(16, 16.0), (0.5, 0.5)])
+def test_an_alpha_with_a_point_is_gone_on_from(base, alpha, stored, tmp_path) -> None:
+    _, directory = base
+    settings = LoRA(r=2, alpha=alpha)
+    written(trained(directory, settings), settings, directory, tmp_path / "a")
+    file = tmp_path / "a/adapter_config.json"
+    assert repr(json.loads(file.read_text())["lora_alpha"]) == repr(alpha)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"lora_alpha": stored}))
+    files = adapter.read(tmp_path / "a")
+    adapter.check_settings(files, settings, str(directory))
+    assert adapter.settings_of(files, registry.build(registry.read_config(directory))).scale == settings.scale
 
 
 @llama

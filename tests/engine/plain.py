@@ -102,7 +102,24 @@ def loss(weights, cfg, batch):
     return total / batch.supervised
 
 
-def forward(weights, cfg, ids, positions):
+def auxiliary(weights, cfg, batch):
+    """The routers' auxiliary loss of each layer and micro-batch: its mean."""
+    found = []
+    for ids, positions, labels, lengths in zip(
+        batch.input_ids, batch.positions, batch.labels, batch.documents, strict=True
+    ):
+        real = torch.cat([(part >= 0).any().expand(len(part)) for part in labels.split(list(lengths))])
+        routed = []
+        forward(weights, cfg, ids.view(batch.rows, -1), positions.view(batch.rows, -1), routed)
+        for logits in routed:
+            shares = logits.flatten(0, 1)[real].softmax(-1)
+            chosen = torch.zeros_like(shares).scatter(1, shares.topk(cfg["num_experts_per_tok"]).indices, 1.0)
+            found.append(shares.shape[1] * (chosen.mean(0) * shares.mean(0)).sum())
+    return sum(found) / len(found)
+
+
+def forward(weights, cfg, ids, positions, routed=None):
+    """`routed` is a list that takes each router's logits."""
     heads, keys, size = cfg["num_attention_heads"], cfg["num_key_value_heads"], cfg["head_dim"]
     length = ids.shape[1]
     index = torch.arange(length)
@@ -129,6 +146,10 @@ def forward(weights, cfg, ids, positions):
             if f"{at}{name}.lora_A.weight" in weights:
                 low, high = (weights[f"{at}{name}.lora_{ab}.weight"] for ab in "AB")
                 y = y + cfg["lora_scale"] * (h @ low.T @ high.T)
+                if (length := weights.get(f"{at}{name}.lora_magnitude_vector")) is not None:
+                    bias = weights.get(f"{at}{name}.bias", 0)
+                    whole = weights[f"{at}{name}.weight"] + cfg["lora_scale"] * high @ low
+                    y = (y - bias) * length / whole.detach().norm(dim=1) + bias
             return y
 
         h = norm(x, f"{at}input_layernorm.weight")
@@ -149,7 +170,8 @@ def forward(weights, cfg, ids, positions):
         x = x + project(attended, "self_attn.o_proj")
         h = norm(x, f"{at}post_attention_layernorm.weight")
         if f"{at}mlp.gate.weight" in weights:
-            shares = project(h, "mlp.gate").softmax(-1)  # of all experts
+            logits = project(h, "mlp.gate")
+            shares = logits.softmax(-1)  # of all experts
             x = x + chosen_experts(h, shares, partial(expert, weights, f"{at}mlp.experts."), cfg)
         elif f"{at}mlp.router.weight" in weights:
             logits = project(h, "mlp.router")
@@ -157,8 +179,11 @@ def forward(weights, cfg, ids, positions):
             shares = logits.masked_fill(logits < lowest, -math.inf).softmax(-1)  # of those that are chosen
             x = x + chosen_experts(h, shares, partial(clamped_expert, weights, f"{at}mlp.experts.", cfg), cfg)
         else:
+            logits = None
             gate, up = (project(h, f"mlp.{name}_proj") for name in ("gate", "up"))
             x = x + project(F.silu(gate) * up, "mlp.down_proj")
+        if routed is not None and logits is not None:
+            routed.append(logits)
     head = "model.embed_tokens.weight" if cfg["tie_word_embeddings"] else "lm_head.weight"
     return norm(x, "model.norm.weight") @ weights[head].T
 
@@ -191,7 +216,7 @@ def train(everything, cfg, batches, rates, *, delayed, betas, weight_decay=0.0, 
     weights = {name: tensor for name, tensor in everything.items() if name not in frozen}
     for tensor in weights.values():
         tensor.requires_grad_()
-    plain = [w for name, w in weights.items() if any(word in name for word in ("norm", "bias", "sinks"))]
+    plain = [w for name, w in weights.items() if any(word in name for word in ("norm", "bias", "sinks", "magnitude"))]
     decayed = [w for w in weights.values() if all(w is not other for other in plain)]
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}],
@@ -202,7 +227,10 @@ def train(everything, cfg, batches, rates, *, delayed, betas, weight_decay=0.0, 
     for batch, rate in zip(batches, rates, strict=True):
         at = {name: w.clone().requires_grad_() for name, w in before.items()} if delayed else weights
         value = loss(everything | at, cfg, batch)
-        gradients = torch.autograd.grad(value, list(at.values()))
+        objective = value
+        if coefficient := cfg.get("router_aux_loss_coef"):
+            objective = value + coefficient * auxiliary(everything | at, cfg, batch)
+        gradients = torch.autograd.grad(objective, list(at.values()))
         before = {name: w.detach().clone() for name, w in weights.items()}
         for w, g in zip(weights.values(), gradients, strict=True):
             w.grad = g

@@ -7,6 +7,7 @@ import torch
 from rptrain.engine.engine import Engine, Optimizer
 from rptrain.engine.loss_scale import UNSCALED
 from rptrain.engine.memory import ModelStore
+from rptrain.models.balance import balanced
 from rptrain.models.freeze import freeze
 from rptrain.models.lora import with_lora
 from rptrain.models.registry import build
@@ -17,7 +18,8 @@ BETAS = (0.9, 0.95)
 
 def make_store(cfg, dtype, *, asynchronous, wide_grad=False, lock=False, seed=0, moments="fp32", frozen=(), lora=None):
     """A store with random weights that depend on the seed and each parameter's name alone; `lora` is a LoRA."""
-    spec = with_lora(build(cfg), lora) if lora else freeze(build(cfg), frozen)
+    spec = balanced(build(cfg), cfg.get("router_aux_loss_coef", 0.0))
+    spec = with_lora(spec, lora) if lora else freeze(spec, frozen)
     store = ModelStore(spec, dtype, generations=1 + asynchronous, wide_grad=wide_grad, moments=moments, lock=lock)
     for index, unit in enumerate(spec.units):
         for param in unit.params:
@@ -64,6 +66,7 @@ def engine_of(
     applied=0,
     loss_scale=UNSCALED,
     fp16_accumulation=False,
+    watched=False,
     **options,
 ):
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
@@ -79,6 +82,7 @@ def engine_of(
         probe=probe,
         trace=trace,
         meter=meter,
+        watched=watched,
     )
 
 

@@ -14,6 +14,7 @@ PLANS = [
     "F0-2 FB3-4 B2-2 B1-1 B0-0",
     "FB0-4",
 ]
+AUX = plain.GPT_OSS | {"router_aux_loss_coef": 0.7}
 
 
 @pytest.mark.parametrize(
@@ -25,8 +26,10 @@ PLANS = [
         (plain.QWEN3_MOE, 3),
         (plain.QWEN3_MOE | {"decoder_sparse_step": 2}, 3),
         (plain.GPT_OSS, 3),
+        (plain.QWEN3_MOE | {"decoder_sparse_step": 2, "router_aux_loss_coef": 0.7}, 3),
+        (AUX, 3),
     ],
-    ids=["untied", "tied", "qwen2", "qwen3-moe", "qwen3-moe-some-dense", "gpt-oss"],
+    ids=["untied", "tied", "qwen2", "qwen3-moe", "qwen3-moe-some-dense", "gpt-oss", "qwen3-moe-aux", "gpt-oss-aux"],
 )
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_equals_the_plain_loop(asynchronous, cfg, steps):
@@ -64,8 +67,8 @@ def test_scales_rotations_as_yarn_asks():
 
 @pytest.mark.parametrize(
     ("cfg", "steps"),
-    [(plain.config(tie_word_embeddings=True), 6), (plain.QWEN3_MOE, 2), (plain.GPT_OSS, 2)],
-    ids=["llama", "qwen3-moe", "gpt-oss"],
+    [(plain.config(tie_word_embeddings=True), 6), (plain.QWEN3_MOE, 2), (AUX, 2)],
+    ids=["llama", "qwen3-moe", "gpt-oss-aux"],
 )
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -21,6 +21,9 @@ CASES = {
     "modules-to-save": (plain.CONFIG, LoRA(r=3, modules_to_save=("embed_tokens", "lm_head", "input_layernorm"))),
     "tied-embedding-saved": (TIED, LoRA(r=3, modules_to_save=("embed_tokens",))),
     "qwen3-moe": (plain.QWEN3_MOE, LoRA(r=3)),
+    "gpt-oss-aux": (plain.GPT_OSS | {"router_aux_loss_coef": 0.7}, LoRA(r=3)),
+    "dora": (TIED, LoRA(r=3, use_dora=True)),
+    "gpt-oss-dora": (plain.GPT_OSS, LoRA(r=3, target_modules=("k_proj", "o_proj"), use_dora=True)),
     "gpt-oss": (plain.GPT_OSS, LoRA(r=3, target_modules=("q_proj", "o_proj"))),
 }
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rptrain.errors import UserError
 from rptrain.kernels.reference import wide
 from rptrain.models import weights
-from rptrain.models.lora import LoRA, adapted, target_names, with_lora
+from rptrain.models.lora import ENDS, LoRA, adapted, set_magnitudes, target_names, with_lora
 from tests.models.conftest import Native
 from tests.models.test_layers import EVERY_EXPERT, LiveBytes, to_cuda
 
@@ -26,6 +27,7 @@ def in_peft(model, settings: LoRA, targets):
         lora_alpha=settings.alpha,
         target_modules=targets if isinstance(targets, str) else list(targets),
         use_rslora=settings.rslora,
+        use_dora=settings.use_dora,
         modules_to_save=list(settings.modules_to_save) or None,
         ensure_weight_tying=bool(settings.modules_to_save) and model.config.tie_word_embeddings,
         task_type="CAUSAL_LM",
@@ -36,8 +38,8 @@ def in_peft(model, settings: LoRA, targets):
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             if parameter.requires_grad:
-                parameter.uniform_(-0.2, 0.2, generator=generator)
-                name = name.removeprefix("base_model.model.")
+                parameter.uniform_(-0.2, 0.2, generator=generator).add_("magnitude" in name)
+                name = name.removeprefix("base_model.model.").replace("_vector.default.weight", "_vector")
                 trained[name.replace(".default.weight", ".weight").replace(".modules_to_save", "")] = parameter
     return theirs, trained
 
@@ -60,6 +62,7 @@ def fresh_lora(fresh, dtype=torch.float32, settings: LoRA | None = None, archite
     generator = torch.Generator().manual_seed(4)
     tensors = {
         part.key: torch.empty(part.rows, *param.shape[1:]).uniform_(-0.3, 0.3, generator=generator)
+        + (param.name.endswith("magnitude") and 1)
         for unit in spec.units[len(base.spec.units) :]
         for param in unit.params
         for part in param.parts
@@ -79,6 +82,8 @@ SETTINGS = {
     "some": LoRA(r=3, target_modules=("k_proj", "o_proj")),
     "pattern": LoRA(r=3, target_modules=r".*\.1\.self_attn\.[qv]_proj"),
     "head and norm": LoRA(modules_to_save=("lm_head", "model.norm")),
+    "dora": LoRA(r=4, alpha=8, use_dora=True),
+    "dora, some, rslora": LoRA(r=3, target_modules=("k_proj", "o_proj"), rslora=True, use_dora=True),
 }
 
 
@@ -99,20 +104,23 @@ def test_logits_loss_and_every_gradient_are_those_of_peft(checkpoint, settings, 
     logits = theirs(IDS.view(2, 11)).logits.flatten(0, 1)
     expected = torch.nn.functional.cross_entropy(logits, LABELS, reduction="sum")
     expected.backward()
-    torch.testing.assert_close(ours.logits(IDS, mb), logits, rtol=1e-5, atol=1e-5)
+    size = logits.abs().max().item()
+    torch.testing.assert_close(ours.logits(IDS, mb), logits, rtol=1e-5, atol=1e-5 * size)
     torch.testing.assert_close(ours.backward(IDS, mb), expected, rtol=1e-5, atol=1e-5)
     gradients = ours.gradients()
     assert gradients.keys() == trained.keys()
     for name, parameter in trained.items():
         size = parameter.grad.abs().max().item()
         assert size > 0
-        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-5, atol=1e-5 * size, msg=name)
+        near = 5e-5 if "magnitude" in name else 1e-5  # those of keys cancel where keys have a norm
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-5, atol=near * size, msg=name)
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM"])
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_gradients_against_autograd_in_float64(architecture, dropout, fresh, micro_batch) -> None:
-    model = fresh_lora(fresh, torch.float64, LoRA(r=3, alpha=5, dropout=dropout), architecture)
+@pytest.mark.parametrize("kind", [{}, {"dropout": 0.4}, {"use_dora": True}], ids=str)
+def test_gradients_against_autograd_in_float64(architecture, kind, fresh, micro_batch, monkeypatch) -> None:
+    monkeypatch.setattr("rptrain.kernels.dora.TOKENS", 8)
+    model = fresh_lora(fresh, torch.float64, LoRA(r=3, alpha=5, **kind), architecture)
     mb = batch(micro_batch, model.spec, torch.float64)
     loss = model.backward(IDS, mb, scale=0.7)
     trained = model.tensors([p if u.trainable else {} for p, u in zip(model.params, model.spec.units, strict=True)])
@@ -131,15 +139,16 @@ def test_gradients_against_autograd_in_float64(architecture, dropout, fresh, mic
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_saving_and_recomputing_change_no_bit_of_what_is_dropped(dtype, fresh, micro_batch) -> None:
-    model = fresh_lora(fresh, dtype, LoRA(r=3, alpha=50, dropout=0.4))
+@pytest.mark.parametrize("kind", [{"dropout": 0.4}, {"use_dora": True}], ids=str)
+def test_saving_and_recomputing_change_no_bit(kind, dtype, fresh, micro_batch) -> None:
+    model = fresh_lora(fresh, dtype, LoRA(r=3, alpha=50, **kind))
     mb, other = (batch(micro_batch, model.spec, dtype, sample) for sample in ((3, 4, 5), (3, 5, 5)))
     x = model.params[0]["embed"][IDS]
     for layer in model.spec.layers:
         p, g = model.of(layer, model.params), model.of(layer, model.grads)
         y, saved = layer.forward_saved(p, x, mb)
         assert torch.equal(layer.forward(p, x, mb), y)
-        assert not torch.equal(layer.forward(p, x, other), y)
+        assert torch.equal(layer.forward(p, x, other), y) == ("dropout" not in kind)
         gradients = []
         for kept in (saved, layer.recompute(p, x, mb)):
             for gradient in g.values():
@@ -160,8 +169,10 @@ def test_every_layer_and_product_drops_by_itself_and_decoding_drops_nothing(fres
     assert not torch.equal(model.logits(IDS, mb), plain.logits(IDS, mb))
 
 
-def test_sums_of_gradients_are_wide(fresh, micro_batch) -> None:
-    narrow, exact = (fresh_lora(fresh, dtype) for dtype in (torch.bfloat16, torch.float64))
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_sums_of_gradients_are_wide(use_dora, fresh, micro_batch) -> None:
+    settings = LoRA(r=3, alpha=5, use_dora=use_dora)
+    narrow, exact = (fresh_lora(fresh, dtype, settings) for dtype in (torch.bfloat16, torch.float64))
     for unit, source in zip(exact.params, narrow.params, strict=True):
         for name, tensor in unit.items():
             tensor.copy_(source[name])
@@ -191,6 +202,38 @@ def test_a_fresh_adapter_is_that_of_peft_and_adds_nothing(fresh, micro_batch) ->
     assert torch.equal(model.logits(IDS, mb), base.logits(IDS, mb))
 
 
+FLOAT, HALF = torch.float32, torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtype"),
+    [("Qwen3ForCausalLM", FLOAT), ("Qwen3ForCausalLM", HALF), ("GptOssForCausalLM", FLOAT)],
+    ids=str,
+)
+def test_fresh_magnitudes_are_those_of_peft_and_change_nothing(architecture, dtype, fresh, micro_batch) -> None:
+    base = fresh(architecture, dtype)
+    settings = LoRA(use_dora=True)
+    model = in_ours(base, settings, {name: 0 for name in _adapter_names(base.spec, settings)})
+    units = range(len(base.spec.units), len(model.spec.units))
+    weights.initialise(model.spec, model.view, seed=5, units=units)
+    set_magnitudes(model.spec, model.view)
+    tensors = model.tensors(model.params)
+    for name in adapted(model.spec):
+        expected = torch.linalg.norm(tensors[f"{name}.weight"], dim=1)
+        torch.testing.assert_close(tensors[f"{name}.lora_magnitude_vector"], expected)
+    mb = batch(micro_batch, model.spec, dtype)
+    ours, plain = model.logits(IDS, mb), base.logits(IDS, mb)
+    if dtype == FLOAT:  # residuals are added to a product that is rounded already
+        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
+    else:
+        assert (ours - plain).norm() <= 0.02 * plain.norm()
+
+
+def test_dora_drops_nothing(fresh) -> None:
+    with pytest.raises(UserError, match=r"set lora\.dropout = 0"):
+        with_lora(fresh("LlamaForCausalLM").spec, LoRA(dropout=0.1, use_dora=True))
+
+
 def test_the_numbers_of_a_fresh_adapter_stay_for_ever(fresh) -> None:
     spec = with_lora(fresh("LlamaForCausalLM").spec, LoRA(r=2))
     model = Native(spec, torch.float32)
@@ -200,15 +243,16 @@ def test_the_numbers_of_a_fresh_adapter_stay_for_ever(fresh) -> None:
 
 
 def _adapter_names(spec, settings: LoRA) -> list[str]:
-    return [f"{name}.lora_{ab}.weight" for name in adapted(with_lora(spec, settings)) for ab in "AB"]
+    ends = ENDS if settings.use_dora else ENDS[:2]
+    return [name + end for name in adapted(with_lora(spec, settings)) for end in ends]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_cuda_follows_float64_and_never_waits(architecture, dropout, fresh, micro_batch) -> None:
+@pytest.mark.parametrize("kind", [{}, {"dropout": 0.4}, {"use_dora": True}], ids=str)
+def test_cuda_follows_float64_and_never_waits(architecture, kind, fresh, micro_batch) -> None:
     """With the masks of the CPU."""
-    settings = LoRA(r=3, alpha=5, dropout=dropout)
+    settings = LoRA(r=3, alpha=5, **kind)
     model, exact = (
         fresh_lora(fresh, dtype, settings, architecture, head_dim=16, **EVERY_EXPERT)
         for dtype in (torch.bfloat16, torch.float64)
@@ -236,12 +280,13 @@ def test_cuda_follows_float64_and_never_waits(architecture, dropout, fresh, micr
 @pytest.mark.parametrize(
     "sizes", [(64, 160, 4, 2, 4), (64, 32, 8, 8, 64), (96, 24, 4, 1, 9), (64, 640, 1, 1, 16)], ids=str
 )
-def test_bounds_of_memory_hold(dtype, sizes, fresh, micro_batch) -> None:
+@pytest.mark.parametrize("use_dora", [False, True], ids=["lora", "dora"])
+def test_bounds_of_memory_hold(use_dora, dtype, sizes, fresh, micro_batch) -> None:
     """As those of a dense block in test_layers.py; without dropout, whose mask on the CPU is made of wide integers."""
     hidden, intermediate, heads, kv_heads, r = sizes
     shape = {"hidden_size": hidden, "intermediate_size": intermediate, "head_dim": 64}
     heads_of = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
-    model = fresh_lora(fresh, dtype, LoRA(r=r), **shape, **heads_of)
+    model = fresh_lora(fresh, dtype, LoRA(r=r, use_dora=use_dora), **shape, **heads_of)
     tokens = 512
     mb = micro_batch(model.spec, [[2]] * 256, torch.randint(61, (tokens,)))
     layer = model.spec.layers[0]
@@ -281,3 +326,17 @@ def test_work_by_hand(fresh) -> None:
     assert adapted[1].matmul - plain[1].matmul == 2 * 10 * (low + 2 * high + 2 * low)
     assert adapted[0].traffic - plain[0].traffic == 10 * 2 * 2 * (12 + 24 + 24)  # added to columns of the product
     assert adapted[1].traffic - plain[1].traffic == 10 * 2 * 2 * (24 + 24 + 20)  # added to the input's gradient
+
+
+def test_work_of_dora_by_hand(fresh) -> None:
+    """D 24, values of 12; rank 3 for v."""
+    spec = fresh("LlamaForCausalLM").spec
+    plain, scaled = (
+        with_lora(spec, LoRA(r=3, target_modules=("v_proj",), use_dora=dora)).layers[0].work(10, 5, 2)
+        for dora in (False, True)
+    )
+    norms, product, adapter = 2 * 12 * 24 * 3, 2 * 10 * 12 * 24, 2 * 10 * 3 * (12 + 24)
+    assert scaled[0].matmul - plain[0].matmul == norms
+    assert scaled[1].matmul - plain[1].matmul == norms + product + adapter  # the product again, for the magnitudes
+    assert scaled[0].traffic - plain[0].traffic == 2 * (12 * 24 + 10 * 2 * 12)  # the weight, and the scaling
+    assert scaled[1].traffic - plain[1].traffic == 2 * (12 * 24 + 10 * 4 * 12)  # with the product of both gradients

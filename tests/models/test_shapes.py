@@ -235,10 +235,9 @@ def test_one_expert_needs_what_a_dense_block_does_and_its_routing() -> None:
             {**QWEN3_MOE, "moe_intermediate_size": None, "attention_bias": True, "num_experts_per_tok": 6},
             ["moe_intermediate_size is missing", "attention_bias True", "num_experts_per_tok 6 is more than num_exp"],
         ),
-        ({**QWEN3_MOE, "output_router_logits": True}, ["auxiliary loss, which is not supported; set it to false"]),
         (
-            {**GPT_OSS, "output_router_logits": True, "quantization_config": {"quant_method": "awq"}},
-            ["auxiliary loss", "quantization_config"],
+            {**GPT_OSS, "sliding_window": -1, "quantization_config": {"quant_method": "awq"}},
+            ["sliding_window must be", "quantization_config"],
         ),
         ({**GPT_OSS, "swiglu_limit": -1.0, "hidden_act": "gelu"}, ["swiglu_limit must be", "hidden_act 'gelu'"]),
         (

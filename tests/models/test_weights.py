@@ -292,3 +292,41 @@ def test_initialisation_depends_on_seed_and_name_only(fresh, monkeypatch) -> Non
     assert not torch.equal(first, second)
     drawn = torch.cat([tensor.flatten() for unit in model.params for tensor in unit.values() if tensor.dim() > 1])
     assert drawn.mean().abs() < 0.02 and abs(drawn.std() - 0.3) < 0.01
+
+
+def in_one_file(directory: Path, to: Path, tensors) -> Path:
+    """The checkpoint's config with these tensors."""
+    to.mkdir()
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, to / "model.safetensors")
+    (to / "config.json").write_text((directory / "config.json").read_text())
+    return to
+
+
+@pytest.mark.parametrize("checkpoint", ["qwen3-moe", "qwen3-moe-some-dense"], indirect=True)
+def test_experts_in_one_tensor_are_those_in_many(checkpoint, native, tmp_path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model, directory = checkpoint
+    held = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    held |= {} if model.config.tie_word_embeddings else {"lm_head.weight": model.lm_head.weight}
+    at = "model.layers.1.mlp.experts"
+    assert held[f"{at}.gate_up_proj"].shape == (5, 14, 24) and held[f"{at}.down_proj"].shape == (5, 24, 7)
+    stacked = in_one_file(directory, tmp_path / "stacked", held)
+    ours, theirs = native(stacked), native(directory)
+    assert same(ours, theirs)
+    weights.save(tmp_path / "saved", ours.spec, ours.view, torch.float32)
+    again, info = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert all(torch.equal(tensor, held[name]) for name, tensor in again.state_dict().items() if name in held)
+
+
+@pytest.mark.parametrize("checkpoint", ["qwen3-moe"], indirect=True)
+def test_stacked_experts_that_do_not_fit_are_named(checkpoint, native, tmp_path) -> None:
+    model, directory = checkpoint
+    at = "model.layers.1.mlp.experts"
+    turned = model.state_dict() | {f"{at}.down_proj": torch.zeros(5, 7, 24)}
+    with pytest.raises(UserError, match=rf"{at}.down_proj has shape \[5, 7, 24\], not \[5, 24, 7\]"):
+        native(in_one_file(directory, tmp_path / "turned", turned))
+    both = model.state_dict() | {f"{at}.3.down_proj.weight": torch.zeros(24, 7)}
+    with pytest.raises(UserError, match=rf"{at}.0.down_proj.weight is missing"):
+        native(in_one_file(directory, tmp_path / "both", both))

@@ -1,0 +1,60 @@
+"""The routers' auxiliary loss, which keeps the load of experts even (Fedus et al. 2021, arXiv 2101.03961).
+
+For each layer with experts and each micro-batch it is E times the sum over experts of the share of tokens that chose
+the expert and its mean probability (equations 4 to 6 there). The objective has `router_aux_loss_coef` times its mean
+over layers and micro-batches. transformers takes shares and probabilities over all layers together, which is the same
+for one layer; with more, a layer's gradient would need what all others chose, before the pipeline has been there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rptrain.errors import UserError
+from rptrain.models.hf_config import read_flag, read_number
+from rptrain.models.moe import MoEBlock
+from rptrain.models.spec import Balance, ModelSpec
+
+
+def balanced(spec: ModelSpec, coefficient: float | None) -> ModelSpec:
+    """The model with this weight of the auxiliary loss; None: its config.json's, where that asks for the loss.
+
+    UserError where there are no routers.
+    """
+    count = sum(isinstance(layer, MoEBlock) for layer in spec.layers)
+    if coefficient and not count:
+        raise UserError("train.router_aux_loss_coef is for models with experts: this one has none")
+    if coefficient is None and count:
+        coefficient = _asked(spec.config)
+    if not coefficient:
+        return spec
+    layers = (
+        replace(layer, balance=coefficient / count) if isinstance(layer, MoEBlock) else layer for layer in spec.layers
+    )
+    return replace(spec, layers=tuple(layers), router_aux_loss_coef=coefficient)
+
+
+def _asked(config: Mapping[str, Any]) -> float:
+    found: list[str] = []
+    coefficient = 0.0
+    if read_flag(config, "output_router_logits", found) and config.get("router_aux_loss_coef") != 0:
+        coefficient = read_number(config, "router_aux_loss_coef", found, 0.001, kind=float)
+    if found:
+        raise UserError(f"config.json: {'; '.join(found)}")
+    return coefficient
+
+
+def balance_of(labels: Tensor, cu_seqlens: Tensor, scale: Tensor) -> Balance:
+    """That of a micro-batch, without a wait for the device.
+
+    Padding is what lies in documents without a supervised label, as no others of these are trained on.
+    """
+    tokens = torch.arange(len(labels), dtype=cu_seqlens.dtype, device=labels.device)
+    documents = torch.searchsorted(cu_seqlens[1:], tokens, right=True)
+    supervised = torch.zeros(len(labels) + 1, dtype=torch.int64, device=labels.device)
+    torch.cumsum(labels >= 0, 0, out=supervised[1:])
+    counted = supervised[cu_seqlens.long()].diff().index_select(0, documents) > 0
+    return Balance(counted, counted.sum().to(scale.dtype).clamp_(min=1), scale)

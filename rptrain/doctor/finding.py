@@ -1,0 +1,43 @@
+"""A line of the doctor's report, and the whole of it."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of a subject. `advice` says what to do about a warning; `figures` are its numbers, for JSON."""
+
+    subject: str
+    status: Literal["ok", "warning"]
+    text: str
+    advice: str | None = None
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def found(subject: str, text: str, advice: str | None = None, **figures: Any) -> Finding:
+    """A warning where there is advice."""
+    return Finding(subject, "ok" if advice is None else "warning", text, advice, figures)
+
+
+def examine(runs: Path) -> list[Finding]:
+    """Looks at everything, in a few seconds. `runs` is the folder of runs, whose disk counts; it need not be there."""
+    from rptrain.doctor import gpu, host
+
+    gpus = gpu.examine()
+    return [*gpus, *host.examine(runs, gpus=any("memory" in one.figures for one in gpus))]
+
+
+def lines(findings: Iterable[Finding]) -> Iterator[str]:
+    """The report as text."""
+    findings = list(findings)
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
+        yield f"{finding.status:7}  {finding.subject:{width}}  {finding.text}"
+        if finding.advice is not None:
+            yield f"{'':7}  {'':{width}}  -> {finding.advice}"

@@ -1,0 +1,151 @@
+"""The GPUs: what they are, their links as the driver tells and as copies find them."""
+
+import ctypes
+from dataclasses import asdict, dataclass
+
+import torch
+
+from rptrain.devices import readable
+from rptrain.doctor.finding import Finding, found
+from rptrain.gpu_status import Driver, Link
+
+COPIED = 64 << 20  # bytes of a copy whose time is taken
+REPEATS = 4
+LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}  # bytes a second, one way, by generation
+LEAST = 0.6  # of what the link carries: copies of page-locked memory reach 0.8 and more
+WAIT_VALUE = 122  # CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, of the driver's interface
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Bytes a second of copies from and to page-locked memory: alone, and both ways at once, together."""
+
+    up: float
+    down: float
+    both: float
+
+
+@dataclass(frozen=True)
+class Gpu:
+    device: str
+    name: str
+    memory: int  # bytes
+    capability: str
+    driver: str | None
+    link: Link | None
+    rates: Rates
+    wait_value: bool | None  # whether a stream can wait for a value in memory; None: not known
+
+
+def examine() -> list[Finding]:
+    """One finding for each GPU; without any, what there is instead."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        with Driver() as driver:
+            return [_none(driver.version, torch.version.cuda)]
+    with Driver() as driver:
+        return [describe(_look(driver, index)) for index in range(count)]
+
+
+def _none(driver: str | None, cuda: str | None) -> Finding:
+    if driver is None:
+        return found(
+            "GPU", "none: workers run on the CPU", "for a GPU, install NVIDIA's driver; nvidia-smi must list it"
+        )
+    if cuda is None:
+        advice = "install a CUDA build of torch"
+        return found("GPU", f"there is NVIDIA's driver {driver}, but torch is built for the CPU", advice, driver=driver)
+    advice = "compare with nvidia-smi: CUDA_VISIBLE_DEVICES may hide them, or the driver may be older than torch's CUDA"
+    return found("GPU", f"torch finds none with driver {driver} and CUDA {cuda}", advice, driver=driver)
+
+
+def describe(gpu: Gpu) -> Finding:
+    """A GPU as a line."""
+    driver = "" if gpu.driver is None else f", driver {gpu.driver}"
+    up, down, both = (f"{rate / 1e9:.1f}" for rate in (gpu.rates.up, gpu.rates.down, gpu.rates.both))
+    text = (
+        f"{gpu.name}, {readable(gpu.memory)}, compute capability {gpu.capability}{driver}; {_link(gpu.link)}"
+        f"{up} GB/s up, {down} down, {both} both ways together"
+    )
+    if gpu.wait_value is not None:
+        text += f"; streams {'can' if gpu.wait_value else 'cannot'} wait for values"
+    return found(gpu.device, text, _advice(gpu.link, gpu.rates), **asdict(gpu))
+
+
+def _link(link: Link | None) -> str:
+    if link is None or link.generation is None or link.width is None:
+        return ""
+    return f"PCIe {link.generation} x{link.width}, "
+
+
+def _advice(link: Link | None, rates: Rates) -> str | None:
+    if link is None or not link.width or not link.max_width or not link.generation or not link.max_generation:
+        return None
+    if link.width < link.max_width:
+        return (
+            f"the card could have {link.max_width} lanes and has {link.width}: seat it in another slot, "
+            "or see what shares its lanes"
+        )
+    if link.generation < link.max_generation:
+        return f"the link could be PCIe {link.max_generation}: see the setting of the slot in the firmware, and risers"
+    carried = LANE.get(link.generation, 0) * link.width
+    if min(rates.up, rates.down) < LEAST * carried:
+        return f"the link carries {carried / 1e9:.0f} GB/s: see whether other devices share it, or the memory is busy"
+    return None
+
+
+def _look(driver: Driver, index: int) -> Gpu:
+    properties = torch.cuda.get_device_properties(index)
+    handle = driver.gpu(str(properties.uuid))
+    rates = measure(index)  # before the link is looked at: an idle one is slowed down to save power
+    return Gpu(
+        f"cuda:{index}",
+        properties.name,
+        properties.total_memory,
+        f"{properties.major}.{properties.minor}",
+        driver.version,
+        None if handle is None else driver.link(handle),
+        rates,
+        _can_wait(index),
+    )
+
+
+def measure(index: int) -> Rates:
+    """Copies COPIED bytes each way, REPEATS times."""
+    with torch.cuda.device(index):
+        device = [torch.empty(COPIED, dtype=torch.uint8, device=f"cuda:{index}") for _ in range(2)]
+        host = [torch.empty(COPIED, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        streams = [torch.cuda.Stream(index) for _ in range(2)]
+
+        def seconds(*ways: int) -> float:
+            torch.cuda.synchronize(index)
+            start, ends = torch.cuda.Event(enable_timing=True), []
+            start.record(streams[ways[0]])
+            for way in ways:
+                streams[way].wait_event(start)
+                with torch.cuda.stream(streams[way]):
+                    for _ in range(REPEATS):
+                        pair = (device[0], host[0]) if way == 0 else (host[1], device[1])
+                        pair[0].copy_(pair[1], non_blocking=True)
+                    ends.append(torch.cuda.Event(enable_timing=True))
+                    ends[-1].record(streams[way])
+            torch.cuda.synchronize(index)
+            return max(start.elapsed_time(end) for end in ends) / 1e3
+
+        seconds(0, 1)  # the first copies wake the link
+        moved = REPEATS * COPIED
+        return Rates(moved / seconds(0), moved / seconds(1), 2 * moved / seconds(0, 1))
+
+
+def _can_wait(index: int) -> bool | None:
+    """Asks the driver itself, in which torch has opened the GPU: torch does not tell."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    handle, value = ctypes.c_int(), ctypes.c_int()
+    if driver.cuDeviceGet(ctypes.byref(handle), index):
+        return None
+    if driver.cuDeviceGetAttribute(ctypes.byref(value), WAIT_VALUE, handle):
+        return None
+    return bool(value.value)

@@ -1,0 +1,130 @@
+"""The host: software, cores, memory, how much of it may be page-locked, and the disk of the runs."""
+
+import os
+import platform
+import resource
+import shutil
+import tempfile
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+import torch
+
+import rptrain
+from rptrain.devices import readable
+from rptrain.doctor.finding import Finding, found
+from rptrain.engine import adam, native
+from rptrain.engine.memory import Arena, available_bytes
+from rptrain.parallel import cores
+
+EXTENSIONS = ("rptrain.engine._adam", "rptrain.engine._rows")
+WRITTEN = 32 << 20  # bytes of the file that a disk's speed is taken from
+SLOW_DISK = 100e6  # bytes a second: a checkpoint of an 8B model would take a quarter of an hour
+SCARCE = 20 << 30  # bytes free on the disk: less than a checkpoint of a 1.7B model
+LOCKED = 64 << 20  # bytes that are page-locked to see whether it can be done
+
+
+def examine(runs: Path, *, gpus: bool) -> list[Finding]:
+    return [_versions(gpus), _compiler(gpus), _native(), _cpu(), _memory(), _locking(gpus), _disk(runs)]
+
+
+def _versions(gpus: bool) -> Finding:
+    named = {"rptrain": rptrain.__version__, "python": platform.python_version(), "torch": _version("torch")}
+    named["triton"] = _version("triton")
+    text = ", ".join(f"{name} {number or 'not installed'}" for name, number in named.items())
+    advice = None
+    if gpus and named["triton"] is None:
+        advice = "install triton: without it the slower kernels of torch run on the GPU"
+    return found("software", text, advice, **named)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _compiler(gpus: bool) -> Finding:
+    path = next(filter(None, map(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")))), None)
+    if path is not None:
+        return found("C compiler", path, path=path)
+    advice = "install gcc: triton compiles the kernels' launchers with it" if gpus else None
+    return found("C compiler", "none", advice, path=None)
+
+
+def _native() -> Finding:
+    missing = [name for name in EXTENSIONS if native.library(name) is None]
+    if missing:
+        advice = "install a C compiler and then rptrain again: torch does the same arithmetic more slowly"
+        return found("optimizer", f"not compiled: {', '.join(missing)}", advice, instructions=None)
+    instructions = adam.instruction_set()
+    return found("optimizer", f"compiled, runs with {instructions}", instructions=instructions)
+
+
+def _cpu() -> Finding:
+    usable = cores()
+    name = _cpu_name()
+    text = f"{usable} cores, {name}" if usable == os.cpu_count() else f"{usable} of {os.cpu_count()} cores, {name}"
+    return found("CPU", text, cores=usable, name=name)
+
+
+def _cpu_name() -> str:
+    path = Path("/proc/cpuinfo")
+    for line in path.read_text().splitlines() if path.exists() else ():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _memory() -> Finding:
+    free, there, total = available_bytes(), psutil.virtual_memory().available, psutil.virtual_memory().total
+    figures = {"free": free, "total": total, "group_left": free if free < there else None}
+    text = f"{readable(free)} free of {readable(total)}"
+    if free < there:
+        text += f": the control group leaves that, the machine {readable(there)}"
+    return found("host memory", text, **figures)
+
+
+def _locking(gpus: bool) -> Finding:
+    """The limit does not bind drivers that lock memory themselves, so it is tried."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    limit = None if soft == resource.RLIM_INFINITY else soft
+    text = "no limit" if limit is None else f"the limit is {readable(limit)}"
+    if not gpus:
+        return found("page-locking", f"{text}; only GPUs need it", limit=limit, locks=None)
+    with Arena(LOCKED) as arena:
+        arena.take(LOCKED, torch.uint8)
+        arena.lock()
+        locks = arena.locked
+    if locks:
+        return found("page-locking", f"the driver locks memory; {text}", limit=limit, locks=True)
+    advice = "raise it (ulimit -l unlimited; with docker --ulimit memlock=-1): copies to GPUs are slower without"
+    return found("page-locking", f"the driver cannot lock memory; {text}", advice, limit=limit, locks=False)
+
+
+def _disk(runs: Path) -> Finding:
+    """The folder of runs, or the nearest that is there above it, where a file is written, synced and removed."""
+    folder = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.is_dir())
+    subject, free = "disk", shutil.disk_usage(folder).free
+    data = os.urandom(1 << 20)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            began = time.perf_counter()
+            for _ in range(WRITTEN // len(data)):
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            speed = WRITTEN / (time.perf_counter() - began)
+    except OSError as error:
+        advice = "make it writable, or set save.output_dir to another folder"
+        return found(subject, f"nothing can be written to {folder}: {error.strerror}", advice, free=free, speed=None)
+    text = f"{readable(free)} free in {folder}, {speed / 1e6:,.0f} MB/s written and synced"
+    advice = None
+    if free < SCARCE:
+        advice = "make room, or set save.output_dir to another disk: rptrain plan says what a run needs"
+    elif speed < SLOW_DISK:
+        advice = "set save.output_dir to a faster disk: checkpoints take long to write"
+    return found(subject, text, advice, free=free, speed=speed)

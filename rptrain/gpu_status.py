@@ -1,0 +1,77 @@
+"""What the driver says of GPUs: memory, load, temperature, the link. By NVML, which needs no context on the card."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import pynvml
+
+
+@dataclass(frozen=True)
+class GpuStatus:
+    """A GPU now; what the driver does not tell is None."""
+
+    memory: int | None  # bytes that are taken, by all processes
+    utilisation: int | None  # percent of the last moments in which a kernel ran
+    temperature: int | None  # degrees Celsius
+
+
+@dataclass(frozen=True)
+class Link:
+    """PCIe generation and width as they are now (an idle card may lower them) and at most."""
+
+    generation: int | None
+    width: int | None
+    max_generation: int | None
+    max_width: int | None
+
+
+class Driver:
+    """The NVIDIA driver. Context manager; without a driver there are no GPUs, and `version` is None."""
+
+    def __init__(self) -> None:
+        self._open = False
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            self._open = True
+
+    @property
+    def version(self) -> str | None:
+        return self._ask(pynvml.nvmlSystemGetDriverVersion) if self._open else None
+
+    def gpu(self, uuid: str) -> Any | None:
+        """The handle of a GPU by its identifier, as `torch.cuda.get_device_properties(i).uuid` gives it."""
+        return self._ask(pynvml.nvmlDeviceGetHandleByUUID, f"GPU-{uuid}") if self._open else None
+
+    def status(self, gpu: Any) -> GpuStatus:
+        memory = self._ask(pynvml.nvmlDeviceGetMemoryInfo, gpu, pynvml.nvmlMemory_v2)
+        rates = self._ask(pynvml.nvmlDeviceGetUtilizationRates, gpu)
+        temperature = self._ask(pynvml.nvmlDeviceGetTemperature, gpu, pynvml.NVML_TEMPERATURE_GPU)
+        return GpuStatus(memory and int(memory.used), rates and int(rates.gpu), temperature)
+
+    def link(self, gpu: Any) -> Link:
+        return Link(
+            self._ask(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, gpu),
+            self._ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, gpu),
+            self._ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu),
+            self._ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, gpu),
+        )
+
+    def close(self) -> None:
+        if self._open:
+            pynvml.nvmlShutdown()
+            self._open = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any | None:
+        try:
+            return function(*arguments)
+        except pynvml.NVMLError:  # not on this card, or not allowed here
+            return None

@@ -1,0 +1,93 @@
+"""The runs of a folder, each in a line."""
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rptrain.runs.view import RunView, State
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+GLANCE = 1 << 18  # bytes of a run's events that say how it stands: its beginning and its end
+UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run at a glance; what it has not told is None."""
+
+    path: Path
+    state: State
+    step: int
+    total_steps: int | None
+    loss: float | None  # the last
+    began: float | None  # Unix seconds
+    seconds: float | None  # from then to its last event, or to now while it goes on
+    nbytes: int  # of its folder
+    model: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "path": str(self.path)}
+
+
+def summaries(folder: Path) -> list[Summary]:
+    """The newest run first. A folder that is not there has none."""
+    found = [summarise(RunView(file.parent, large=GLANCE)) for file in folder.glob("*/config.toml")]
+    return sorted(found, key=lambda run: (-(run.began or 0.0), run.path))
+
+
+def summarise(view: RunView) -> Summary:
+    until = view.last_event if view.ended else time.time()
+    return Summary(
+        path=view.path,
+        state=view.state,
+        step=view.step,
+        total_steps=view.total_steps,
+        loss=view.loss,
+        began=view.began,
+        seconds=until - view.began if until and view.began else None,
+        nbytes=folder_bytes(view.path),
+        model=view.model,
+    )
+
+
+def folder_bytes(folder: Path) -> int:
+    """Of the files in it; one that goes while they are counted does not count."""
+    total, folders = 0, [folder]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(Path(entry.path))
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_size
+        except FileNotFoundError:
+            continue
+    return total
+
+
+def show(runs: Iterable[Summary], console: "Console") -> None:
+    """As a table."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("run", "state", "step", "loss", "began", "took", "size"):
+        table.add_column(name, justify="right" if name in ("step", "loss", "took", "size") else "left", no_wrap=True)
+    for run in runs:
+        table.add_row(
+            run.path.name,
+            run.state,
+            f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step),
+            "" if run.loss is None else f"{run.loss:.4f}",
+            "" if run.began is None else f"{datetime.fromtimestamp(run.began):%Y-%m-%d %H:%M}",
+            "" if run.seconds is None else str(timedelta(seconds=round(run.seconds))),
+            next((f"{run.nbytes / size:.1f} {unit}" for size, unit in UNITS if run.nbytes >= size), f"{run.nbytes} B"),
+        )
+    console.print(table)

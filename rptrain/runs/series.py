@@ -1,0 +1,72 @@
+"""The steps of a run as columns of numbers, and a column as few points as a plot has room for."""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from math import nan
+from typing import Any
+
+COLUMNS = ("step", "time", "loss", "learning_rate", "grad_norm", "tokens_per_second")
+
+
+class Steps:
+    """One row for each reported step, by rising step: a row for an earlier one takes the place of all that follow."""
+
+    def __init__(self) -> None:
+        self._columns = {name: array("d") for name in COLUMNS}
+
+    def __len__(self) -> int:
+        return len(self._columns["step"])
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """A `step` record; what is null there is not a number here."""
+        columns = self._columns
+        number = record["step"]
+        if len(self) and number <= columns["step"][-1]:
+            self.keep(number - 1)
+        for name, column in columns.items():
+            value = record[name]
+            column.append(nan if value is None else value)
+
+    def keep(self, last: float) -> None:
+        """Forgets the steps after `last`."""
+        count = bisect_right(self._columns["step"], last)
+        for column in self._columns.values():
+            del column[count:]
+
+    def last(self, name: str) -> float | None:
+        """The newest value of a column; None where there is none, NaN where it was no number."""
+        column = self._columns[name]
+        return column[-1] if column else None
+
+    def column(self, name: str) -> Sequence[float]:
+        """All its values, as they are now: the object itself, not to be changed."""
+        return self._columns[name]
+
+    def since(self, step: float) -> int:
+        """The index of the first row after a step."""
+        return bisect_left(self._columns["step"], step + 1)
+
+    def points(self, name: str, count: int) -> tuple[list[float], list[float]]:
+        """Steps and values of a column for a plot, at most `count` of them, by rising step.
+
+        Rows fall into count / 2 groups of equal size; of each the least and the greatest value stay, so peaks do. What
+        is not a number is left out.
+        """
+        import numpy as np
+
+        steps, values = (np.array(self._columns[column]) for column in ("step", name))
+        finite = np.isfinite(values)
+        steps, values = steps[finite], values[finite]
+        if len(values) > max(count, 2):
+            groups = max(count // 2, 1)
+            starts = np.arange(groups) * len(values) // groups
+            ends = [*starts[1:], len(values)]
+            kept = sorted(
+                start + place(values[start:end])
+                for start, end in zip(starts, ends, strict=True)
+                for place in (np.argmin, np.argmax)
+            )
+            chosen = np.unique(np.array(kept))
+            steps, values = steps[chosen], values[chosen]
+        return steps.tolist(), values.tolist()

@@ -1,0 +1,332 @@
+"""A run as a value: `RunView` reads what its trainer writes, and keeps what a person wants to see.
+
+    view = RunView(Path("runs/my"))  # reads all that is there; well under a second for 100,000 steps
+    view.refresh()                   # reads what came since; True where anything did
+    view.state, view.step, view.total_steps, view.eta
+    view.steps.points("loss", 200)   # for a plot; see series.COLUMNS for the names
+    view.lanes                       # what each device does now, and its rates over the last seconds
+
+It is a plain object for one thread. `refresh` costs milliseconds and may be called a few times a second; the first
+reading, of a large run, belongs in a worker thread. Files that are not there yet, half-written last lines and records
+of kinds that are not known are passed over.
+"""
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan
+from pathlib import Path
+from typing import Any, Literal
+
+from rptrain.runs.facts import Checkpoint, LogLine, Place, Score
+from rptrain.runs.lanes import FILE, Lane, OptimizerState, Snapshot
+from rptrain.runs.process import ProcessId
+from rptrain.runs.series import Steps
+from rptrain.runs.tail import LARGE, Tail
+
+State = Literal[
+    "new", "loading", "training", "paused", "saving", "evaluating", "exporting", "stopped", "failed", "finished", "dead"
+]
+ENDED = ("stopped", "failed", "finished", "dead")
+
+KEPT_LINES = 1000  # of the log
+RECENT = 480  # snapshots: two minutes
+WINDOW = 5.0  # seconds over which rates of devices are averaged
+SILENT = 60.0  # seconds without a snapshot after which a trainer on another machine counts as gone
+PACE = 50  # reported steps over which the pace is taken
+LANES = 1 << 20  # bytes of lanes.jsonl that are read at first: more than RECENT snapshots
+BATCH = 500  # lines that are parsed at once
+_UNREAD = b'"event":"slots"'  # long records that no view shows
+
+
+@dataclass(frozen=True)
+class LaneView:
+    """A device: its newest record, and shares and rates over the last WINDOW seconds."""
+
+    now: Lane
+    busy: Mapping[str, float]  # share of the time in which it computed, by kind of stage (F, FB, B)
+    up: float  # bytes a second to the device
+    down: float
+    limit: int | None  # bytes of its memory that the run may take; None for workers on the CPU
+
+    @property
+    def busy_share(self) -> float:
+        return min(1.0, sum(self.busy.values()))
+
+
+class RunView:
+    """What is known of the run in `path`; see the module for its use. `large` is that of `Tail`.
+
+    Attributes that a view shows, besides the properties below:
+    `version`, `model`, `parameters`, `devices`: of the newest process that trained the run.
+    `plan`: its stages as text, in its first line; then a line a device of what it does in a step.
+    `staleness`: 1 where updates are one step late (async), 0 in sync; None where not known.
+    `steps`: the reported steps, a `Steps`. `skipped`: how many of them left the weights as they were.
+    `loss_scale`: of float16 runs. `places`: planned memory. `planned_step`: seconds of a step as planned,
+    `planned_bubble`: its idle share; `floor_step`: seconds that its arithmetic alone takes with everything recomputed.
+    `checkpoints`, `scores`, `samples`, `log`: oldest first. `failure`: the message of a run that failed.
+    `samples` have `step`, `prompt` and `text`. `recent`: the last snapshots, oldest first.
+    """
+
+    def __init__(self, path: Path | str, *, large: int = LARGE) -> None:
+        self.path = Path(path)
+        self._events = Tail(self.path / "events.jsonl", large)
+        self._lanes = Tail(self.path / FILE, min(large, LANES))
+        self.version = self.model = ""
+        self.parameters = 0
+        self.devices: tuple[str, ...] = ()
+        self.plan: tuple[str, ...] = ()
+        self.total_steps: int | None = None
+        self.staleness: int | None = None
+        self.process: ProcessId | None = None
+        self.places: tuple[Place, ...] = ()
+        self.planned_step: float | None = None
+        self.planned_bubble: float | None = None
+        self.floor_step: float | None = None
+        self.steps = Steps()
+        self.skipped = 0
+        self.tokens_per_step: int | None = None
+        self.loss_scale: float | None = None
+        self.checkpoints: list[Checkpoint] = []
+        self.scores: list[Score] = []
+        self.samples: list[Mapping[str, Any]] = []
+        self.log: deque[LogLine] = deque(maxlen=KEPT_LINES)
+        self.recent: deque[Snapshot] = deque(maxlen=RECENT)
+        self.failure: str | None = None
+        self.began: float | None = None  # Unix seconds, of the first process
+        self.taken_up: float | None = None  # of the newest
+        self.last_event: float | None = None
+        self._first_step = 0.0  # the newest process began behind it
+        self._ended: State | None = None
+        self._told: State = "new"  # by events
+        self.refresh()
+
+    # ---- reading
+
+    def refresh(self) -> bool:
+        """Reads what is new; whether anything is."""
+        lines, lanes = self._events.read(), self._lanes.read()
+        for record in _records(lines):
+            self.take(record)
+        for line in lanes[-RECENT:]:
+            if (snapshot := Snapshot.from_line(line)) is not None:
+                self.take_snapshot(snapshot)
+        return bool(lines or lanes)
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """A record of events.jsonl, as JSON has it; of those that are not known only the time is kept."""
+        kind = record.get("event")
+        self.last_event = record.get("time", self.last_event)
+        if kind == "step":
+            self.steps.append(record)
+            self.tokens_per_step = record["tokens"]
+            self._told = "training"
+            if record["skipped"]:
+                self.skipped += 1
+                self._say(record, f"step {record['step']}: skipped, the gradients were not finite", "warning")
+        elif (take := getattr(self, f"_on_{kind}", None)) is not None:
+            take(record)
+
+    def take_snapshot(self, snapshot: Snapshot) -> None:
+        """One that an earlier process left is passed over."""
+        if snapshot.time >= (self.taken_up or 0.0):
+            self.recent.append(snapshot)
+
+    # ---- what is known
+
+    @property
+    def now(self) -> Snapshot | None:
+        """The newest snapshot, of a run that goes on."""
+        return self.recent[-1] if self.recent and self._ended is None else None
+
+    @property
+    def state(self) -> State:
+        """What the run does, or how it ended; "dead": its process is gone and wrote no end."""
+        if self._ended is not None:
+            return self._ended
+        if self._told == "new":
+            return "new"
+        if not self._alive():
+            return "dead"
+        now = self.now
+        return self._told if now is None or self._told == "paused" else now.phase
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def step(self) -> int:
+        """The last that was reported; 0 before the first."""
+        return int(self.steps.last("step") or 0)
+
+    @property
+    def loss(self) -> float | None:
+        """The last that is a number."""
+        return next((loss for loss in reversed(self.steps.column("loss")) if not isnan(loss)), None)
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Of the last PACE reports of the newest process; None before its second report."""
+        steps, times = self.steps.column("step"), self.steps.column("time")
+        first = max(self.steps.since(self._first_step), len(steps) - PACE)
+        if len(steps) - first < 2:
+            return None
+        return (times[-1] - times[first]) / (steps[-1] - steps[first])
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds to the last step at that pace; None where it is not known, or the run has ended."""
+        pace = self.seconds_per_step
+        if pace is None or self.total_steps is None or self.ended:
+            return None
+        return pace * (self.total_steps - self.step)
+
+    @property
+    def share_of_floor(self) -> float | None:
+        """How fast a step is, as a share of the arithmetic alone with everything recomputed; may be above 1."""
+        pace = self.seconds_per_step
+        return None if not pace or self.floor_step is None else self.floor_step / pace
+
+    @property
+    def lanes(self) -> tuple[LaneView, ...]:
+        """One for each device, in order; empty where no engine is open."""
+        now = self.now
+        if now is None or not now.lanes:
+            return ()
+        window = [shot for shot in self.recent if shot.time > now.time - WINDOW and len(shot.lanes) == len(now.lanes)]
+        seconds = max(sum(shot.seconds for shot in window), 1e-3)
+        limits = {place.name: place.limit for place in self.places}
+        found = []
+        for index, lane in enumerate(now.lanes):
+            part = [shot.lanes[index] for shot in window]
+            kinds = sorted({kind for one in part for kind in one.busy}, key=("F", "FB", "B").index)
+            busy = {kind: sum(one.busy.get(kind, 0.0) for one in part) / seconds for kind in kinds}
+            up, down = (sum(getattr(one, way) for one in part) / seconds for way in ("up", "down"))
+            found.append(LaneView(lane, busy, up, down, limits.get(lane.device)))
+        return tuple(found)
+
+    @property
+    def bubble(self) -> float | None:
+        """The share of the last seconds in which devices did not compute, on average; None where not known."""
+        lanes = self.lanes
+        return 1 - sum(lane.busy_share for lane in lanes) / len(lanes) if lanes else None
+
+    @property
+    def optimizer(self) -> OptimizerState | None:
+        return None if self.now is None else self.now.optimizer
+
+    @property
+    def host(self) -> Place | None:
+        """The host's planned memory by use; what the process takes now is `now.process`."""
+        return next((place for place in self.places if place.kind == "host memory"), None)
+
+    # ---- records
+
+    def _alive(self) -> bool:
+        if self.process is None:
+            return False
+        if self.process.here:
+            return self.process.alive
+        last = max(self.last_event or 0.0, self.recent[-1].time if self.recent else 0.0)
+        return time.time() - last < SILENT
+
+    def _say(self, record: Mapping[str, Any], text: str, kind: Literal["info", "warning", "error"] = "info") -> None:
+        self.log.append(LogLine(record["time"], text, kind))
+
+    def _on_run_started(self, record: Mapping[str, Any]) -> None:
+        self.version, self.model, self.parameters = record["version"], record["model"], record["parameters"]
+        self.devices = tuple(record["devices"])
+        self.began = self.began or record["time"]
+        self.taken_up = record["time"]
+        self._first_step = self.step
+        self.process = None
+        self.failure = self._ended = None
+        self._told = "loading"
+        self.recent.clear()
+        self._say(record, f"{self.model} on {', '.join(self.devices)}, rptrain {self.version}")
+
+    def _on_process_started(self, record: Mapping[str, Any]) -> None:
+        self.process = ProcessId(record["host"], record["pid"], record["birth"])
+        self.total_steps, self.staleness = record["total_steps"], record["staleness"]
+        self.places = tuple(
+            Place(place["name"], place["kind"], tuple(map(tuple, place["parts"])), place["limit"])
+            for place in record["memory"]
+        )
+
+    def _on_plan(self, record: Mapping[str, Any]) -> None:
+        self.plan = tuple(record["lines"])
+        self._say(record, f"plan: {self.plan[0]}")
+
+    def _on_estimated(self, record: Mapping[str, Any]) -> None:
+        self.planned_step, self.planned_bubble = record["step_seconds"], record["bubble"]
+        self.floor_step = record["floor_seconds"]
+
+    def _on_loss_scale(self, record: Mapping[str, Any]) -> None:
+        self.loss_scale = record["scale"]
+        self._say(record, f"step {record['step']}: the loss scale is {self.loss_scale:g}")
+
+    def _on_evaluation(self, record: Mapping[str, Any]) -> None:
+        score = Score(record["time"], record["step"], record["name"], record["score"], record["tasks"])
+        self.scores.append(score)
+        self._say(record, f"step {score.step}: {score.name} {score.score:.4g}")
+
+    def _on_sample(self, record: Mapping[str, Any]) -> None:
+        self.samples.append({name: record[name] for name in ("step", "prompt", "text")})
+
+    def _on_checkpoint_saved(self, record: Mapping[str, Any]) -> None:
+        self.checkpoints.append(Checkpoint(record["time"], record["step"], record["path"]))
+        self._say(record, f"step {record['step']}: saved {record['path']}")
+
+    def _on_resumed(self, record: Mapping[str, Any]) -> None:
+        step = record["step"]
+        self.steps.keep(step)
+        self.checkpoints = [checkpoint for checkpoint in self.checkpoints if checkpoint.step <= step]
+        self.scores = [score for score in self.scores if score.step <= step]
+        self.samples = [sample for sample in self.samples if sample["step"] <= step]
+        self._first_step = step
+        self._say(record, f"resumed from {record['path']}, step {step}")
+
+    def _on_save_failed(self, record: Mapping[str, Any]) -> None:
+        self._say(record, f"step {record['step']}: could not be saved: {record['message']}", "error")
+
+    def _on_paused(self, record: Mapping[str, Any]) -> None:
+        self._told = "paused"
+        self._say(record, f"paused after step {record['step']}")
+
+    def _on_continued(self, record: Mapping[str, Any]) -> None:
+        self._told = "training"
+        self._say(record, "goes on")
+
+    def _on_stopped(self, record: Mapping[str, Any]) -> None:
+        self._ended = "stopped"
+        self._say(record, f"stopped after step {record['step']}")
+
+    def _on_finished(self, record: Mapping[str, Any]) -> None:
+        self._ended = "finished"
+        self._say(record, f"finished after {record['step']} steps")
+
+    def _on_failed(self, record: Mapping[str, Any]) -> None:
+        self._ended, self.failure = "failed", record["message"]
+        self._say(record, record["message"], "error")
+
+
+def _records(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+    """The JSON objects among lines, but for those that no view shows; parsed by the hundreds, which is quicker."""
+    wanted = [line for line in lines if _UNREAD not in line[:64]]
+    for start in range(0, len(wanted), BATCH):
+        batch = wanted[start : start + BATCH]
+        try:
+            records = json.loads(b"[" + b",".join(batch) + b"]")
+        except ValueError:
+            records = [record for line in batch for record in _parsed(line)]
+        yield from (record for record in records if isinstance(record, dict))
+
+
+def _parsed(line: bytes) -> list[Any]:
+    try:
+        return [json.loads(line)]
+    except ValueError:
+        return []

@@ -1,0 +1,138 @@
+"""The thread of a trainer that writes down what its devices do, into `lanes.jsonl`: see `rptrain.runs.lanes`."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+import torch
+
+from rptrain.engine.activity import Activity, LaneState
+from rptrain.engine.engine import Engine
+from rptrain.engine.memory import available_bytes
+from rptrain.gpu_status import Driver, GpuStatus
+from rptrain.runs.lanes import FILE, OLD_FILE, Lane, OptimizerState, Phase, Snapshot
+
+PAUSE = 0.25  # seconds between two records
+FULL = 8 << 20  # bytes of a file: some hours of one GPU
+NOTHING = GpuStatus(None, None, None)
+
+
+class Telemetry:
+    """Writes a record every PAUSE seconds, of what the trainer says it does and of the engine that it watches.
+
+    Context manager: owns the thread and the file. It reads what threads note anyway and holds up none of them. A disk
+    that is full costs records, not the run.
+    """
+
+    def __init__(self, folder: Path, devices: Sequence[str]) -> None:
+        self.phase: Phase = "loading"
+        self._path, self._devices = folder / FILE, devices
+        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
+        self._driver = Driver()
+        self._gpus = [self._handle(name) for name in devices]
+        self._process = psutil.Process()
+        self._watched: tuple[Engine, int] | None = None
+        self._before: tuple[LaneState, ...] = ()
+        self._last = time.perf_counter()
+        self._looking = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="telemetry", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def watching(self, engine: Engine, done: int) -> Iterator[None]:
+        """While the engine trains, which was opened after `done` steps."""
+        with self._looking:
+            self._watched, self._before = (engine, done), ()
+        try:
+            with self.doing("training"):
+                yield
+        finally:
+            with self._looking:
+                self._watched = None
+
+    @contextmanager
+    def doing(self, phase: Phase) -> Iterator[None]:
+        """What the trainer is at meanwhile."""
+        before, self.phase = self.phase, phase
+        try:
+            yield
+        finally:
+            self.phase = before
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._driver.close()
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # ---- the thread
+
+    def _main(self) -> None:
+        while True:
+            with suppress(OSError):
+                self._write(self._look())
+            if self._stop.wait(PAUSE):
+                return
+
+    def _look(self) -> Snapshot:
+        with self._looking:
+            now = time.perf_counter()
+            seconds, self._last = now - self._last, now
+            lanes: tuple[Lane, ...] = ()
+            optimizer = None
+            if self._watched is not None:
+                engine, done = self._watched
+                activity = engine.activity()
+                lanes = tuple(self._lanes(activity, done))
+                optimizer = OptimizerState(activity.optimizer, activity.queue, activity.update_seconds)
+                self._before = activity.lanes
+        process, free = self._process.memory_info().rss, available_bytes()
+        return Snapshot(time.time(), round(seconds, 4), self.phase, process, free, lanes, optimizer)
+
+    def _lanes(self, activity: Activity, done: int) -> Iterator[Lane]:
+        before = self._before or (None,) * len(activity.lanes)
+        for device, gpu, last, state in zip(self._devices, self._gpus, before, activity.lanes, strict=False):
+            status = NOTHING if gpu is None else self._driver.status(gpu)
+            spent = {kind: total - (last.busy[kind] if last else 0.0) for kind, total in state.busy.items()}
+            doing = "computing" if state.computing else "waiting" if state.waiting else "idle"
+            at, slot = state.current, state.current.slot if state.current else None
+            yield Lane(
+                device=device,
+                doing=doing,
+                stage=str(slot.stage) if slot else None,
+                kind=slot.stage.kind if slot else None,
+                slot=slot.index if slot else None,
+                micro_batch=at.micro_batch if at else None,
+                step=done + at.iteration + 1 if at else None,
+                waiting=state.waiting,
+                busy={kind: round(seconds, 4) for kind, seconds in spent.items() if seconds > 0},
+                up=state.up - (last.up if last else 0),
+                down=state.down - (last.down if last else 0),
+                memory=status.memory,
+                utilisation=status.utilisation,
+                temperature=status.temperature,
+            )
+
+    def _write(self, snapshot: Snapshot) -> None:
+        if self._file.tell() > FULL:
+            self._path.replace(self._path.with_name(OLD_FILE))
+            full, self._file = self._file, open(self._path, "ab", buffering=0)  # noqa: SIM115
+            full.close()
+        self._file.write(snapshot.to_line().encode() + b"\n")
+
+    def _handle(self, device: str) -> Any | None:
+        if not device.startswith("cuda"):
+            return None
+        return self._driver.gpu(str(torch.cuda.get_device_properties(device).uuid))

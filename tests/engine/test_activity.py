@@ -1,0 +1,115 @@
+"""What a watched engine says of itself: what a device computes or waits for, and how long it was busy."""
+
+import threading
+import time
+from itertools import pairwise
+
+import pytest
+import torch
+
+from rptrain.engine.worker import AHEAD
+
+from . import plain, runs
+
+CFG = plain.config()
+TWO = "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=4 MR=4"
+PAUSE = 0.05
+
+
+class Gate:
+    """A probe that holds up whoever comes to a place, until it is opened."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self, where: str) -> None:
+        if where == self._place and not self.opened.is_set():
+            self.reached.set()
+            assert self.opened.wait(60)
+
+
+def watched(gate, look, *, plan=TWO, asynchronous=True, steps=2):
+    """What `look` makes of the engine while the gate holds it up."""
+    with (
+        runs.make_store(CFG, torch.float32, asynchronous=asynchronous) as store,
+        runs.engine_of(store, plan, tokens=32, asynchronous=asynchronous, probe=gate, watched=True) as engine,
+    ):
+        for batch in plain.make_batches(steps):
+            engine.forward_backward(batch)
+            engine.step(1e-3)
+        assert gate.reached.wait(60)
+        found = look(engine)
+        gate.opened.set()
+        engine.synchronize()
+        assert all(len(lane._under_way) <= AHEAD for lane in engine._context.lanes), "what is done is not kept"
+        return found, engine.activity()
+
+
+def test_a_device_that_computes():
+    slot = "0:F0-1@0r0m0-3"
+    gate = Gate(f"{slot} micro-batch 2")
+
+    def look(engine):
+        first = engine.activity()
+        time.sleep(PAUSE)
+        return first, engine.activity()
+
+    (first, second), after = watched(gate, look)
+    lane = first.lanes[0]
+    assert lane.current is not None and (str(lane.current.slot), lane.current.micro_batch) == (slot, 2)
+    assert lane.computing and lane.waiting is None and lane.current.iteration == 0
+    assert second.lanes[0].busy["F"] - lane.busy["F"] > 0.9 * PAUSE, "what is not over counts up to now"
+    assert lane.busy["B"] == 0
+    other = first.lanes[1]
+    assert not other.computing and other.waiting in ("activations", "inputs")
+    assert first.optimizer.startswith("gradient of") and first.queue == 2 and first.update_seconds is None
+    assert after.queue == 0 and after.update_seconds > 0
+    assert all(min(lane.busy.values()) >= 0 and sum(lane.busy.values()) > 0 for lane in after.lanes)
+
+
+def test_devices_that_wait_for_the_optimizer():
+    gate = Gate("optimizer update of layers.1")
+
+    def look(engine):
+        end = time.monotonic() + 60
+        while True:
+            found = engine.activity()
+            if "the optimizer" in {lane.waiting for lane in found.lanes}:
+                return found
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    found, after = watched(gate, look, asynchronous=False)
+    assert found.optimizer == "update of layers.1" and found.queue == 2
+    assert after.optimizer == "waiting" or after.queue == 0
+
+
+def test_bytes_that_are_copied():
+    batches, counts = plain.make_batches(4), []
+    with (
+        runs.make_store(CFG, torch.float32, asynchronous=True) as store,
+        runs.engine_of(store, "F0-3 FB4-4 B0-3 | N=1 M=4 MR=4", tokens=32, watched=True) as engine,
+    ):
+        for batch in batches:
+            engine.forward_backward(batch)
+            engine.step(1e-3)
+            engine.synchronize()
+            (lane,) = engine.activity().lanes
+            counts.append((lane.up, lane.down))
+        layers = [4 * sum(store.spec.units[index].numel for index in layer.units) for layer in store.spec.stack]
+        boundary = 4 * 4 * 32 * store.spec.hidden_size
+    moved = [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(counts)]
+    *blocks, head = layers
+    assert set(moved) == {(2 * sum(blocks) + head + 4 * boundary, sum(blocks) + head + 3 * boundary)}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_being_watched_changes_no_bit(asynchronous):
+    batches = plain.make_batches(4)
+    without, with_lanes = (
+        runs.run(CFG, batches, TWO, asynchronous=asynchronous, dtype=torch.bfloat16, watched=w, max_grad_norm=1.0)
+        for w in (False, True)
+    )
+    assert with_lanes[:2] == without[:2]
+    assert all(torch.equal(with_lanes[2][name], without[2][name]) for name in without[2])

@@ -1,0 +1,54 @@
+"""Runs of a folder: which there are, and what is said of each."""
+
+import json
+from pathlib import Path
+
+from rptrain.runs import listing
+from rptrain.runs.listing import folder_bytes, summaries
+
+from .test_view import OWN, START, process, step, write
+
+
+def make(folder: Path, name: str, *records: dict) -> Path:
+    run = folder / name
+    run.mkdir()
+    (run / "config.toml").write_text("x = 1\n")
+    if records:
+        write(run, *records)
+    return run
+
+
+def test_each_run_in_a_line(tmp_path):
+    gone = type(OWN)(OWN.host, OWN.pid, "another")
+    make(tmp_path, "begun")
+    make(
+        tmp_path, "first", START, process(), step(1, 4.0), step(5, 3.0), {"event": "finished", "step": 5, "time": 160.0}
+    )
+    later = {**START, "time": 500.0}
+    make(tmp_path, "killed", later, process(gone, time=500.5), {**step(2, None), "time": 530.0})
+    (tmp_path / "no-run").mkdir()
+    assert [(run.path.name, run.state, run.step, run.loss, run.seconds) for run in summaries(tmp_path)] == [
+        ("killed", "dead", 2, None, 30.0),
+        ("first", "finished", 5, 3.0, 60.0),
+        ("begun", "new", 0, None, None),
+    ]
+    assert summaries(tmp_path / "nowhere") == []
+    (first,) = (run for run in summaries(tmp_path) if run.path.name == "first")
+    assert (first.model, first.total_steps, first.began) == ("tiny", 10, 100.0)
+    assert json.loads(json.dumps(first.to_dict()))["path"] == str(tmp_path / "first")
+
+
+def test_a_long_run_is_glanced_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(listing, "GLANCE", 1 << 16)
+    run = make(tmp_path, "long", START, process(), *(step(n) for n in range(1, 2000)))
+    assert (run / "events.jsonl").stat().st_size > 4 * listing.GLANCE
+    (summary,) = summaries(tmp_path)
+    assert (summary.step, summary.state, summary.began) == (1999, "training", 100.0)
+
+
+def test_the_size_of_a_folder(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "x").write_bytes(b"12345")
+    (tmp_path / "y").write_bytes(b"123")
+    (tmp_path / "link").symlink_to("/")
+    assert folder_bytes(tmp_path) == 8 + len("/")

@@ -1,0 +1,219 @@
+"""A view of a run: what it makes of events, half-written lines, resumed and dead runs."""
+
+import json
+import os
+import time
+from math import nan
+from pathlib import Path
+
+import pytest
+
+from rptrain.runs.lanes import FILE, Lane, OptimizerState, Snapshot
+from rptrain.runs.process import ProcessId
+from rptrain.runs.view import RunView
+
+OWN = ProcessId.of(os.getpid())
+START = {
+    "event": "run_started",
+    "time": 100.0,
+    "config_hash": "abc",
+    "version": "0.1.0",
+    "devices": ["cpu:0", "cpu:1"],
+    "model": "tiny",
+    "parameters": 430_000,
+}
+MEMORY = [
+    {"name": "host", "kind": "host memory", "parts": [["weights", 30], ["moments", 60]], "limit": 1000},
+    {"name": "cpu:0", "kind": "GPU memory", "parts": [["slots", 5]], "limit": 7},
+]
+
+
+def process(identity: ProcessId = OWN, time: float = 100.5) -> dict:
+    return {
+        "event": "process_started",
+        "time": time,
+        "pid": identity.pid,
+        "host": identity.host,
+        "birth": identity.birth,
+        "total_steps": 10,
+        "staleness": 1,
+        "memory": MEMORY,
+    }
+
+
+def step(number: int, loss: float | None = 2.0, skipped: bool = False) -> dict:
+    return {
+        "event": "step",
+        "time": 100.0 + 2 * number,
+        "step": number,
+        "loss": loss,
+        "learning_rate": 1e-3,
+        "grad_norm": 1.5,
+        "tokens": 64,
+        "supervised": 32,
+        "tokens_per_second": 320.0,
+        "skipped": skipped,
+    }
+
+
+def write(folder: Path, *records: dict, end: str = "\n") -> None:
+    with open(folder / "events.jsonl", "a", encoding="utf-8") as file:
+        file.write("\n".join(json.dumps({"schema": 1, **record}) for record in records) + end)
+
+
+def snapshot(time: float, *lanes: Lane, seconds: float = 0.25, phase: str = "training") -> Snapshot:
+    return Snapshot(time, seconds, phase, 100, 200, lanes, OptimizerState("waiting", 1, 0.5))  # type: ignore[arg-type]
+
+
+def write_lanes(folder: Path, *snapshots: Snapshot) -> None:
+    with open(folder / FILE, "a", encoding="utf-8") as file:
+        file.writelines(shot.to_line() + "\n" for shot in snapshots)
+
+
+def test_a_folder_without_events_is_new(tmp_path):
+    view = RunView(tmp_path)
+    assert (view.state, view.step, view.loss, view.eta, view.lanes) == ("new", 0, None, None, ())
+    write(tmp_path, START, process())
+    assert view.refresh() and view.state == "loading"
+    assert not view.refresh()
+
+
+def test_what_a_run_tells(tmp_path):
+    write(tmp_path, START, process(), {"event": "plan", "time": 101.0, "lines": ["F0-1 FB2-2", "device 0: F0-1"]})
+    view = RunView(tmp_path)
+    write(tmp_path, step(1, 4.0), step(2, None, skipped=True), step(3, 3.0))
+    assert view.refresh()
+    assert (view.state, view.step, view.total_steps, view.loss, view.skipped) == ("training", 3, 10, 3.0, 1)
+    assert view.seconds_per_step == 2.0 and view.eta == 14.0
+    assert view.plan == ("F0-1 FB2-2", "device 0: F0-1") and view.staleness == 1
+    assert view.host is not None and (view.host.total, view.host.limit) == (90, 1000)
+    assert view.steps.points("loss", 10) == ([1.0, 3.0], [4.0, 3.0])
+    assert [line.kind for line in view.log] == ["info", "info", "warning"]
+    write(tmp_path, {"event": "estimated", "time": 107.0, "step_seconds": 1.5, "bubble": 0.1, "floor_seconds": 1.0})
+    view.refresh()
+    assert view.share_of_floor == 0.5
+
+
+@pytest.mark.parametrize(
+    ("record", "state"),
+    [
+        ({"event": "finished", "step": 3}, "finished"),
+        ({"event": "failed", "message": "out of memory"}, "failed"),
+        ({"event": "stopped", "step": 3, "by": "STOP"}, "stopped"),
+        ({"event": "paused", "step": 3}, "paused"),
+        ({"event": "of_a_later_version", "step": 3}, "training"),
+    ],
+)
+def test_how_it_goes_on(tmp_path, record, state):
+    write(tmp_path, START, process(), step(3), {"time": 110.0, **record})
+    write_lanes(tmp_path, snapshot(109.0))
+    view = RunView(tmp_path)
+    assert view.state == state
+    assert view.ended == (state in ("finished", "failed", "stopped"))
+    assert view.failure == record.get("message")
+
+
+def test_a_half_written_line_waits_for_its_end(tmp_path):
+    write(tmp_path, START, process(), step(1), end="\n" + json.dumps(step(2))[:30])
+    view = RunView(tmp_path)
+    assert view.step == 1
+    with open(tmp_path / "events.jsonl", "a") as file:
+        file.write(json.dumps(step(2))[30:] + "\n")
+    assert view.refresh() and view.step == 2
+
+
+def test_lines_that_are_no_records_are_passed_over(tmp_path):
+    write(tmp_path, START, process(), step(1))
+    (tmp_path / "events.jsonl").open("a").write('no json\n[1]\n"x"\n\0\0\n')
+    write(tmp_path, step(2))
+    assert RunView(tmp_path).step == 2
+
+
+def test_a_resumed_run_forgets_what_it_does_again(tmp_path):
+    saved = [{"event": "checkpoint_saved", "time": 103.0 + n, "step": n, "path": f"c{n}"} for n in (2, 4)]
+    said = {"event": "sample", "time": 107.5, "step": 4, "prompt": "2 + 2?", "text": "5"}
+    write(tmp_path, START, process(), step(1), step(2), saved[0], step(3), step(4), saved[1], said, step(5))
+    view = RunView(tmp_path)
+    assert view.samples == [{"step": 4, "prompt": "2 + 2?", "text": "5"}]
+    assert [checkpoint.step for checkpoint in view.checkpoints] == [2, 4]
+    again = {**START, "time": 200.0}
+    write(tmp_path, again, process(time=200.1), {"event": "resumed", "time": 201.0, "step": 2, "path": "c2"})
+    view.refresh()
+    assert (view.step, view.state, view.eta) == (2, "loading", None)
+    assert [checkpoint.step for checkpoint in view.checkpoints] == [2] and view.samples == []
+    write(tmp_path, {**step(3, 7.0), "time": 300.0})
+    view.refresh()
+    assert view.eta is None, "the pace is that of the process that trains"
+    assert list(view.steps.column("step")) == [1, 2, 3] and view.loss == 7.0
+    assert (view.began, view.taken_up) == (100.0, 200.0)
+
+
+def test_a_run_whose_process_is_gone_is_dead(tmp_path):
+    write(tmp_path, START, process(ProcessId(OWN.host, OWN.pid, OWN.birth + "0")), step(1))
+    view = RunView(tmp_path)
+    assert view.state == "dead" and view.ended and view.eta is None
+    write(tmp_path, {**START, "time": 200.0}, process())
+    view.refresh()
+    assert view.state == "loading"
+
+
+def test_a_child_that_ended_is_gone_before_its_parent_asks():
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+    identity = ProcessId.of(child)
+    assert identity.alive
+    os.kill(child, 9)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert not identity.alive
+    os.waitpid(child, 0)
+    assert not identity.alive
+
+
+@pytest.mark.parametrize(("age", "state"), [(5.0, "saving"), (3600.0, "dead")])
+def test_a_run_on_another_machine_lives_while_it_tells_something(tmp_path, age, state):
+    write(tmp_path, START, process(ProcessId("elsewhere", 1, "x")))
+    write_lanes(tmp_path, snapshot(time.time() - age, phase="saving"))
+    assert RunView(tmp_path).state == state
+
+
+def test_lanes_are_averaged_over_the_last_seconds(tmp_path):
+    write(tmp_path, START, process())
+    lane = Lane("cpu:0", "computing", stage="F0-1", kind="F", busy={"F": 0.1, "B": 0.1}, up=50, down=25)
+    write_lanes(tmp_path, *(snapshot(150 + n / 4, lane) for n in range(40)))
+    view = RunView(tmp_path)
+    (shown,) = view.lanes
+    assert shown.now == lane and shown.limit == 7
+    assert shown.busy == pytest.approx({"F": 0.4, "B": 0.4}) and list(shown.busy) == ["F", "B"]
+    assert (shown.up, shown.down) == pytest.approx((200.0, 100.0))
+    assert view.bubble == pytest.approx(0.2)
+    assert view.optimizer == OptimizerState("waiting", 1, 0.5)
+    write(tmp_path, {"event": "finished", "time": 170.0, "step": 10})
+    view.refresh()
+    assert view.lanes == () and view.now is None and len(view.recent) == 40
+
+
+def test_snapshots_of_an_earlier_process_are_passed_over(tmp_path):
+    write(tmp_path, START, process())
+    write_lanes(tmp_path, snapshot(99.0, phase="saving"))
+    view = RunView(tmp_path)
+    assert view.now is None and view.state == "loading"
+
+
+def test_snapshots_come_back_as_they_were():
+    lane = Lane("cuda:0", "waiting", "FB3-4", "FB", 2, 1, 7, "weights", {"FB": 0.5}, 5, 6, 70, 80, 90)
+    shot = snapshot(1.5, lane, Lane("cuda:1", "idle"))
+    assert Snapshot.from_line(shot.to_line()) == shot
+    for line in ("", "[]", "{}", '{"schema":2}', shot.to_line()[:-5], shot.to_line().replace("phase", "fase")):
+        assert Snapshot.from_line(line) is None
+
+
+def test_peaks_stay_in_what_is_plotted(tmp_path):
+    losses: list[float | None] = [1.0 + number % 7 for number in range(5000)]
+    losses[1234], losses[4321], losses[7] = 50.0, -50.0, None
+    write(tmp_path, START, process(), *(step(n + 1, loss) for n, loss in enumerate(losses)))
+    view = RunView(tmp_path)
+    steps, values = view.steps.points("loss", 100)
+    assert 90 <= len(steps) <= 100 and steps == sorted(set(steps))
+    assert {50.0, -50.0} <= set(values) and nan not in values
+    assert steps[values.index(50.0)] == 1235

@@ -1,0 +1,108 @@
+"""What a trainer writes of its devices while it trains: whole, bounded, and of no harm to the run."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from rptrain import telemetry
+from rptrain.engine.activity import Activity, LaneState, Pass
+from rptrain.plan.schedule import Plan
+from rptrain.runs.lanes import FILE, OLD_FILE, Lane, Snapshot
+from rptrain.runs.view import RunView
+from rptrain.telemetry import Telemetry
+
+from . import run_tools as tools
+
+SLOT = Plan.parse("F0-3 FB4-5 B2-3 B0-1 | N=2 M=4 MR=4").slots(0)[0]
+
+
+class FakeEngine:
+    """Says something else each time it is asked; the last for ever."""
+
+    def __init__(self, *activities: Activity) -> None:
+        self._activities = list(activities)
+
+    def activity(self) -> Activity:
+        return self._activities.pop(0) if len(self._activities) > 1 else self._activities[0]
+
+
+def activity(seconds: float, up: int, current: Pass | None, waiting: str | None = None) -> Activity:
+    lane = LaneState(current, current is not None, waiting, {"F": seconds, "FB": 0.0, "B": 0.0}, up, 0)
+    return Activity((lane,), "waiting", 0.5, 1)
+
+
+def snapshots(folder: Path, name: str = FILE) -> list[Snapshot]:
+    found = [Snapshot.from_line(line) for line in (folder / name).read_bytes().splitlines()]
+    assert None not in found
+    return [shot for shot in found if shot is not None]
+
+
+@pytest.fixture
+def quick(monkeypatch) -> None:
+    monkeypatch.setattr(telemetry, "PAUSE", 0.005)
+
+
+def test_what_was_done_since_the_last_record(tmp_path, quick):
+    engine = FakeEngine(
+        activity(1.0, 100, Pass(4, SLOT, 2)), activity(1.5, 150, None), activity(1.5, 150, None, "inputs")
+    )
+    with Telemetry(tmp_path, ("cpu:0",)) as kept:
+        with kept.watching(engine, 10):  # type: ignore[arg-type]
+            tools.wait_for(lambda: len([shot for shot in snapshots(tmp_path) if shot.lanes]) > 3)
+        with kept.doing("saving"):
+            tools.wait_for(lambda: snapshots(tmp_path)[-1].phase == "saving")
+    first, second, third, *_ = (shot for shot in snapshots(tmp_path) if shot.lanes)
+    assert first.lanes == (Lane("cpu:0", "computing", "F0-3", "F", 0, 2, 15, None, {"F": 1.0}, 100),)
+    assert second.lanes == (Lane("cpu:0", "idle", busy={"F": 0.5}, up=50),)
+    assert third.lanes == (Lane("cpu:0", "waiting", waiting="inputs"),)
+    assert first.phase == "training" and first.optimizer is not None and first.optimizer.queue == 1
+    assert first.process > 1 << 20 and first.free > 0 and abs(first.time - time.time()) < 60
+    assert snapshots(tmp_path)[-1].lanes == ()
+
+
+def test_the_files_stay_small(tmp_path, quick, monkeypatch):
+    monkeypatch.setattr(telemetry, "FULL", 1000)
+    with Telemetry(tmp_path, ()):
+        tools.wait_for(lambda: (tmp_path / OLD_FILE).exists())
+        first = snapshots(tmp_path, OLD_FILE)[0]
+        tools.wait_for(lambda: snapshots(tmp_path, OLD_FILE)[0] != first)
+    assert {file.name for file in tmp_path.iterdir()} == {FILE, OLD_FILE}
+    assert all(file.stat().st_size < 1500 for file in tmp_path.iterdir())
+    assert snapshots(tmp_path, OLD_FILE)[-1].time < snapshots(tmp_path)[0].time
+
+
+def test_a_disk_that_is_full_costs_records_only(tmp_path, quick, monkeypatch):
+    calls = []
+
+    def full(self, snapshot: Snapshot) -> None:
+        calls.append(snapshot)
+        if len(calls) < 3:
+            raise OSError(28, "no space left on device")
+        write(self, snapshot)
+
+    write = Telemetry._write
+    monkeypatch.setattr(Telemetry, "_write", full)
+    with Telemetry(tmp_path, ()):
+        tools.wait_for(lambda: len(calls) > 4)
+    assert len(snapshots(tmp_path)) == len(calls) - 2
+
+
+def test_a_run_tells_what_its_view_shows(tmp_path, quick, monkeypatch):
+    tools.write_model(tmp_path / "model")
+    tools.plan_with(monkeypatch, tools.STAGES)
+    run = tools.train_here(tmp_path)
+    view = RunView(run.path)
+    assert view.state == "finished" and view.step == view.total_steps == 6
+    assert view.process is not None and view.process.alive
+    assert view.devices == ("cpu:0", "cpu:1") and view.staleness == 1
+    assert view.plan[0].startswith(tools.STAGES) and view.planned_step and view.floor_step
+    assert view.host is not None and view.host.limit is not None and 0 < view.host.total < view.host.limit
+    phases = [shot.phase for shot in view.recent]
+    assert phases.index("loading") < phases.index("training") and "exporting" in phases
+    lanes = [lane for shot in view.recent for lane in shot.lanes]
+    assert {lane.device for lane in lanes} == {"cpu:0", "cpu:1"}
+    assert {kind for lane in lanes for kind in lane.busy} == {"F", "FB", "B"}
+    assert all(0 <= seconds < 60 for lane in lanes for seconds in lane.busy.values())
+    assert sum(lane.up for lane in lanes) > 0 and sum(lane.down for lane in lanes) > 0
+    assert {lane.step for lane in lanes if lane.step is not None} <= set(range(1, 7))
