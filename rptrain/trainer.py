@@ -1,5 +1,6 @@
 """A training run from the checked config to the exported model: the loop reads top to bottom."""
 
+import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace

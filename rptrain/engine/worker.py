@@ -204,8 +204,6 @@ class Worker:
             mine = [m for m in range(first, first + plan.round_size) if m % plan.devices == self._index]
             hidden = {m: context.buffers.locate(Access(0, 0), 0, m)[0] for m in mine}
             sent: dict[int, Event] = {}
-            if (read := self._param_read[free]) is not None:
-                read.synchronize()  # rounds share the buffers
             for m in mine:
                 torch.index_select(table, 0, iteration.input_ids[m], out=hidden[m])
             for index in range(len(self._spec.stack)):
@@ -219,7 +217,8 @@ class Worker:
                 device.compute.wait(device.param_upload.record())
                 for m in mine:
                     self._forward(iteration, index, m, layout.bind(slot)[0], hidden[m], sent)
-                self._param_read[free] = device.compute.record()
+                self._param_read[free] = read = device.compute.record()
+                read.synchronize()  # rounds share the buffers, and the driver's queues fill
         download = device.activation_download
         download.wait(device.compute.record())
         for m in range(self._index, plan.micro_batches, plan.devices):
@@ -241,8 +240,6 @@ class Worker:
         """One micro-batch through one layer: `hidden`, on the host, is replaced; of the head comes a loss."""
         device = self._device
         self._where = f"evaluation, layer {index} micro-batch {m}"
-        if len(self._ahead) == AHEAD:
-            self._ahead.popleft().synchronize()
         turn = self._computed % RING
         self._computed += 1
         x = self._x.claim(turn, device.activation_upload)
@@ -264,7 +261,6 @@ class Worker:
 
         device.compute.run(self._where, compute)
         done = device.compute.record()
-        self._ahead.append(done)
         self._x.release(turn, done)
         if not head:
             download = device.activation_download
