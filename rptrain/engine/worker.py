@@ -24,7 +24,7 @@ from rptrain.engine.trace import Span, Work, computing, copying
 from rptrain.engine.transfer import Download, StageLayout, Upload
 from rptrain.models import rope
 from rptrain.models.balance import balance_of
-from rptrain.models.spec import MicroBatch, ModelSpec
+from rptrain.models.spec import MicroBatch, ModelSpec, Params
 from rptrain.plan.lower import Access
 from rptrain.plan.schedule import Slot, Stage
 
@@ -229,13 +229,7 @@ class Worker:
         context.board.publish(("evaluated", self._index), evaluation.number)
 
     def _forward(
-        self,
-        iteration: Iteration,
-        index: int,
-        m: int,
-        params: dict[str, Tensor],
-        hidden: Tensor,
-        sent: dict[int, Event],
+        self, iteration: Iteration, index: int, m: int, params: Params, hidden: Tensor, sent: dict[int, Event]
     ) -> None:
         """One micro-batch through one layer: `hidden`, on the host, is replaced; of the head comes a loss."""
         device = self._device
