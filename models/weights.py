@@ -284,7 +284,7 @@ def _files(directory: Path) -> list[Path]:
     outside = [name for name in names if Path(name).is_absolute() or ".." in Path(name).parts]
     if outside:
         raise UserError(f"{directory / INDEX} points outside its directory: {outside[0]}")
-    if absent := [name for name in names if not (directory / name).is_file()]:
+    if absent := [name for name in names if not os.path.isfile(directory / name)]:  # also of names that cannot be
         raise UserError(f"{directory} lacks {len(absent)} of {len(names)} shards: {', '.join(absent)}")
     return [directory / name for name in names]
 

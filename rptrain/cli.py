@@ -118,7 +118,8 @@ def train(
 
             trained = run(resolved, quiet=as_json)
             if as_json:
-                print(json.dumps({"run": str(trained.path), "model": str(trained.model_path)}))
+                model = str(trained.model_path) if trained.finished else None  # None: it was told to stop before
+                print(json.dumps({"run": str(trained.path), "model": model}))
         elif as_json:
             values = resolved.config.model_dump(mode="json")
             resumes = str(found[1]) if found else None

@@ -65,6 +65,10 @@ class Data(Section):
 
     train: tuple[TrainSet, ...] = Field(min_length=1, strict=False)
     """the sets to train on"""
+    val: tuple[TrainSet, ...] = Field(default=(), strict=False)
+    """sets to measure the loss on, as [[data.val]]; unset: those of val_size"""
+    val_size: NonNegativeFloat = 0.0
+    """rows of the training sets to hold out for that; below 1: a share of them"""
     max_length: int = Field(2048, ge=2)
     """tokens a row"""
     overlong: Literal["truncate", "split", "drop", "error"] = "truncate"
@@ -101,6 +105,10 @@ class Train(Section):
     """passes over the data"""
     max_steps: PositiveInt | None = None
     """steps to train, whatever num_epochs says; unset: num_epochs counts"""
+    eval_steps: NonNegativeInt = 0
+    """steps between two measurements of the loss on held-out rows; 0: at the end"""
+    early_stopping_patience: PositiveInt | None = None
+    """measurements in a row without a lower loss after which the run ends; unset: it never does"""
     seed: NonNegativeInt = 0
     """of the order of the data and of new weights"""
     router_aux_loss_coef: NonNegativeFloat | None = None
@@ -171,6 +179,8 @@ class Optim(Section):
     """with float16, what the loss is multiplied by at first, a power of two; halved when a gradient overflows"""
     loss_scale_steps: PositiveInt = LOSS_SCALE_STEPS
     """with float16, steps without overflow after which the loss scale doubles"""
+    max_skipped_steps: PositiveInt = 20
+    """steps in a row that may be skipped, as their gradients are not finite, before the run ends"""
     update: Literal["async", "sync"] = "async"
     """"async": weights are one step late and no device waits; "sync": exact"""
 
@@ -212,6 +222,8 @@ class Engine(Section):
     """with float16, let GPUs sum products in float16: faster on consumer cards, less exact"""
     replan: bool = True
     """measure the layers in the first steps and plan again with the times"""
+    stall_timeout: NonNegativeFloat = 600.0
+    """seconds without a step's end after which is told what every thread and stream waits for; 0: never"""
     trace: bool = False
     """record when each stage ran on each device"""
 
@@ -234,6 +246,10 @@ class Log(Section):
 
     logging_steps: PositiveInt = 1
     """steps between two reports"""
+    report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(default=(), strict=False)
+    """trackers that get the numbers too, such as ["tensorboard"]; unset: none"""
+    project: Text = "rptrain"
+    """the project's name at wandb and trackio"""
     run_name: RunName | None = None
     """the run's folder; unset: named for the config file"""
 
@@ -259,6 +275,18 @@ class Config(Section):
         if self.train.micro_batches % size:
             message = f"{size} does not divide the {self.train.micro_batches} micro-batches of a step"
             raise _mistake("engine.round_size", message)
+        return self
+
+    @model_validator(mode="after")
+    def _validation(self) -> "Config":
+        if self.data.val and self.data.val_size:
+            raise _mistake("data.val_size", "there are [[data.val]] tables: remove it, or them")
+        if not (self.data.val or self.data.val_size):
+            for key in ("eval_steps", "early_stopping_patience"):
+                if getattr(self.train, key):
+                    raise _mistake(f"train.{key}", "there is nothing held out: set data.val_size, or add [[data.val]]")
+        elif self.train.early_stopping_patience and not self.train.eval_steps:
+            raise _mistake("train.early_stopping_patience", "set train.eval_steps, how often the loss is measured")
         return self
 
     @model_validator(mode="after")

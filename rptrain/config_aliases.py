@@ -57,6 +57,11 @@ _ALIASES = {
     "save.save_steps": "save_every save_every_n_steps checkpoint_every checkpoint_steps save_interval",
     "save.save_total_limit": "keep_last_n_checkpoints max_checkpoints",
     "save.resume": "resume_from_checkpoint auto_resume_from_checkpoints",
+    "data.val_size": "val_set_size eval_split_ratio validation_split",
+    "data.val.path": "test_datasets val_sets eval_datasets eval_dataset",
+    "train.eval_steps": "eval_every eval_interval evaluation_steps",
+    "log.report_to": "wandb use_wandb tensorboard trackio metric_logger",
+    "log.project": "wandb_project",
     "log.logging_steps": "log_every_n_steps log_interval log_every log_steps",
     "log.run_name": "experiment_name wandb_name exp_name",
 }
@@ -93,10 +98,9 @@ _UNAVAILABLE = {
         "other ways to begin an adapter": "init_lora_weights pissa_init loftq_config peft_init_lora_weights",
         "a choice of how weights are quantised": "quantization quantization_* bnb_4bit_* use_bnb",
         "a choice of optimizer": "optimizer optim_args optimizer_type optimizer_in_bwd",
-        "validation loss": "val_size val_set_size val_* eval_* evaluation_strategy test_datasets sets "
-        "per_device_eval_batch_size early_stopping_patience load_best_model_at_end metric_for_best_model",
-        "reporting to trackers": "report_to wandb wandb_* use_wandb mlflow_* tensorboard trackio swanlab_* "
-        "metric_logger logging_dir",
+        "keeping the best model of a run": "load_best_model_at_end metric_for_best_model save_best",
+        "another batch size for held-out rows": "per_device_eval_batch_size eval_batch_size",
+        "other trackers than those of log.report_to": "mlflow_* swanlab_* comet_* logging_dir",
         "publishing to a hub": "push_to_hub hub_*",
         "regularisation of the loss": "label_smoothing_factor label_smoothing neftune_noise_alpha dropout",
         "preference and reinforcement learning": "rl dpo_* kto_* grpo_* pref_* beta reward_* stage",

@@ -106,6 +106,8 @@ _LAST = 1 << 30  # the command line's place: after every line of the file
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
+    if path.exists() and not (path.is_file() or path.is_dir()):  # nobody may write to a pipe
+        raise UserError(f"{path}: is no ordinary file")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -120,6 +122,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
         if not line.isdigit():  # "end of document"
             line = str(text.rstrip().count("\n") + 1)
         raise ConfigError([(f"{path}:{line}", f"no valid TOML: {message}")]) from None
+    except (RecursionError, ValueError) as error:  # a number of thousands of digits is a ValueError of its own
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise UserError(f"{path}: no valid TOML: {reason}") from None
 
 
 def _parse_override(override: str) -> tuple[KeyPath, Any]:
@@ -130,7 +135,7 @@ def _parse_override(override: str) -> tuple[KeyPath, Any]:
         raise UserError(f"`{override}` is no override: write key=value, such as train.max_steps=20")
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (RecursionError, ValueError):
         parsed = {}
     if parsed.keys() != {"value"}:
         if text[:1] in ("[", "{", '"', "'"):

@@ -1,6 +1,7 @@
 """Everything about a run that can be known, and found wrong, before memory is taken and weights are read."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -12,7 +13,7 @@ from rptrain import automatic
 from rptrain.advice import advise
 from rptrain.checkpoint import adapter
 from rptrain.checkpoint.adapter import Adapter, AdapterFiles, base_name
-from rptrain.config import Config
+from rptrain.config import Config, TrainSet
 from rptrain.config_source import Resolved
 from rptrain.data.loader import RANDOM, Batches, load_tokenizer, prepare
 from rptrain.data.rows import Rows
@@ -28,6 +29,7 @@ from rptrain.plan.estimate import estimate
 from rptrain.planner import DTYPES, RunPlan
 from rptrain.rundir import RunDir
 from rptrain.training_model import lora_settings, training_model
+from rptrain.validation import once, split
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class Job:
     tokenizer: Any  # None where the data needs none
     rows: Rows
     batches: Batches
+    held_out: Batches | None  # rows whose loss is measured
     hardware: Hardware  # the devices that are used
     plan: RunPlan
     memory: MemoryPlan
@@ -101,12 +104,17 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     if config.eval.questions:
         load_template(tokenizer, None)  # a UserError where there is none
     plan, memory = _plan(config, spec, hardware)
-    train = config.train
-    rows = _rows(config, model_dir, spec, tokenizer)
+    data, train = config.data, config.train
+    rows, held_out = _rows(config, model_dir, spec, tokenizer, data.train), None
+    if data.val_size:
+        rows, held_out = split(rows, data.val_size, train.seed)
+    elif data.val:
+        held_out = once(_rows(config, model_dir, spec, tokenizer, data.val))
     batches = Batches(rows, train.rows, train.global_batch_size, train.seed)
+    measured = None if held_out is None else Batches(held_out, train.rows, train.global_batch_size, train.seed)
     total = train.max_steps or max(1, ceil(train.num_epochs * batches.steps_per_epoch))
     used = hardware.first(config.round_size)
-    return Job(config, model_dir, spec, files, begin, tokenizer, rows, batches, used, plan, memory, total)
+    return Job(config, model_dir, spec, files, begin, tokenizer, rows, batches, measured, used, plan, memory, total)
 
 
 def prepare_data(config: Config) -> tuple[Batches, Any]:
@@ -115,7 +123,9 @@ def prepare_data(config: Config) -> tuple[Batches, Any]:
     """
     model_dir, spec = training_model(config)
     tokenizer = _tokenizer(config, model_dir)
-    rows = _rows(config, model_dir, spec, tokenizer)
+    rows = _rows(config, model_dir, spec, tokenizer, config.data.train)
+    if config.data.val_size:
+        rows, _ = split(rows, config.data.val_size, config.train.seed)
     return Batches(rows, config.train.rows, config.train.global_batch_size, config.train.seed), tokenizer
 
 
@@ -153,7 +163,8 @@ def settle(resolved: Resolved, found: tuple[RunDir, Path] | None, hardware: Hard
 
 def _tokenizer(config: Config, model_dir: Path) -> Any:
     """None where the run needs none; with the config's template."""
-    if all(source.path == RANDOM for source in config.data.train) and not config.eval.questions:
+    sources = (*config.data.train, *config.data.val)
+    if all(source.path == RANDOM for source in sources) and not config.eval.questions:
         return None
     tokenizer = load_tokenizer(model_dir)
     if config.data.chat_template is not None:
@@ -161,10 +172,10 @@ def _tokenizer(config: Config, model_dir: Path) -> Any:
     return tokenizer
 
 
-def _rows(config: Config, model_dir: Path, spec: ModelSpec, tokenizer: Any) -> Rows:
+def _rows(config: Config, model_dir: Path, spec: ModelSpec, tokenizer: Any, sources: Sequence[TrainSet]) -> Rows:
     data = config.data
     rows = prepare(
-        sources=data.train,
+        sources=sources,
         tokenizer=tokenizer,
         max_length=data.max_length,
         packing=data.packing,

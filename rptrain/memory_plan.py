@@ -22,7 +22,7 @@ from rptrain.errors import UserError
 from rptrain.models.spec import ModelShape
 from rptrain.plan.schedule import Plan, Stage
 from rptrain.planner import LIBRARIES, RunPlan, Workload, least_footprint, make_plan, row_bytes
-from rptrain.rundir import RunDir
+from rptrain.rundir import RunDir, forks
 
 # What CUDA takes of the host, fitted to tests/results/qwen3-1.7b-*.json (torch 2.11): their `process_pss_gib` less
 # states, activations, devices.GROWTH and 0.3 GiB of a program that has imported torch, with one GPU and with two.
@@ -280,8 +280,9 @@ def indices_bytes(shapes: Shapes) -> int:
 
 def going_on(hardware: Hardware, found: tuple[RunDir, Path] | None) -> Hardware:
     """For the run and its checkpoint that are gone on from: what the run has saved is on the disk already."""
-    if found is None or not (paths := found[0].checkpoints()) or found[1].name != paths[-1].name:
+    if found is None or forks(*found):
         return hardware  # from an older checkpoint a run of its own begins
+    paths = found[0].checkpoints()
     return replace(hardware, saved=sum(f.stat().st_size for path in paths for f in path.rglob("*") if f.is_file()))
 
 

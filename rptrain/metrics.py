@@ -3,7 +3,8 @@
 import fcntl
 import json
 import math
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from os import SEEK_END
@@ -17,7 +18,7 @@ from rptrain.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-SCHEMA = 1  # of every record; a record's fields never change within a schema
+SCHEMA = 1  # of every record; within a schema, records and fields at a record's end are only added
 _TAIL = 4096  # bytes, more than the records that end a run need
 
 
@@ -87,6 +88,17 @@ class LossScale(Event):
     scale: float
 
 
+@dataclass(frozen=True)
+class StepSkipped(Event):
+    """The gradients of a step were not finite, and it left the weights as they were."""
+
+    step: int
+    in_a_row: int
+    micro_batches: tuple[int, ...]  # whose loss was not finite; none where only gradients were
+    rows: tuple[int, ...]  # of the packed data, in these micro-batches
+    texts: tuple[str, ...]  # how those rows begin
+
+
 class SlotTime(NamedTuple):
     """When a device ran a slot of a round: seconds of a monotonic clock."""
 
@@ -127,8 +139,50 @@ class Sample(Event):
 
 @dataclass(frozen=True)
 class CheckpointSaved(Event):
+    """Training went on while it was written, for all of `seconds` but `paused`."""
+
     step: int
     path: str
+    seconds: float | None = None  # from the step's end until it was whole
+    paused: float | None = None  # of these, what training waited
+
+
+@dataclass(frozen=True)
+class SaveFailed(Event):
+    """The state after `step` could not be saved: training goes on, and what was saved before is whole."""
+
+    step: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Paused(Event):
+    """Training waits after `step`, as it was told to."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Continued(Event):
+    step: int
+
+
+@dataclass(frozen=True)
+class Stopped(Event):
+    """The run ended after `step`, which is saved, as it was told to: `by` "STOP" or a "signal"."""
+
+    step: int
+    by: str
+
+
+@dataclass(frozen=True)
+class Stalled(Event):
+    """No step ended for so many seconds; `waiting`, and more in the file, says what threads and streams wait for."""
+
+    step: int  # the last that was done
+    seconds: float
+    path: str
+    waiting: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -137,6 +191,14 @@ class Resumed(Event):
 
     step: int
     path: str
+
+
+@dataclass(frozen=True)
+class CheckpointDamaged(Event):
+    """A checkpoint that was to be resumed is not as it was written; the one before it is taken."""
+
+    path: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -156,10 +218,17 @@ EVENTS: dict[str, type[Event]] = {
     "estimated": Estimated,
     "step": Step,
     "loss_scale": LossScale,
+    "step_skipped": StepSkipped,
     "slots": Slots,
     "evaluation": Evaluation,
     "sample": Sample,
     "checkpoint_saved": CheckpointSaved,
+    "save_failed": SaveFailed,
+    "paused": Paused,
+    "continued": Continued,
+    "stopped": Stopped,
+    "stalled": Stalled,
+    "checkpoint_damaged": CheckpointDamaged,
     "resumed": Resumed,
     "finished": Finished,
     "failed": Failed,
@@ -215,7 +284,7 @@ def is_finished(path: Path | str) -> bool:
 
 
 class EventLog:
-    """Appends records to a file, each flushed before `write` returns. Context manager.
+    """Appends records to a file, each flushed before `write` returns; threads may share it. Context manager.
 
     What a killed process left of a last line is cut off on opening. Raises UserError where another process
     holds the file: a run is trained by one at a time.
@@ -228,11 +297,20 @@ class EventLog:
         except BlockingIOError:
             self._file.close()
             raise UserError(f"{path}: another process trains this run") from None
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[Event], None]] = []
         self._file.truncate(self._end_of_lines())
 
     def write(self, event: Event) -> None:
-        self._file.write(to_line(event).encode() + b"\n")
-        self._file.flush()
+        with self._lock:
+            self._file.write(to_line(event).encode() + b"\n")
+            self._file.flush()
+        for listener in self._listeners:
+            listener(event)
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        """It is called with every record from now on, once that is written."""
+        self._listeners.append(listener)
 
     def close(self) -> None:
         self._file.close()

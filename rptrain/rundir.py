@@ -1,12 +1,13 @@
 """A run is a folder: its config, its events, its checkpoints and the model that came of it."""
 
+import logging
 import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from rptrain.checkpoint.files import MANIFEST, complete_checkpoints
+from rptrain.checkpoint.files import MANIFEST, Damaged, check_facts, complete_checkpoints, set_aside
 from rptrain.config import AUTOMATIC, Config
 from rptrain.config_mistakes import dotted, leaves
 from rptrain.config_source import Resolved, render, resolve
@@ -15,10 +16,13 @@ from rptrain.metrics import EventLog, is_finished
 
 CONFIG = "config.toml"
 
+log = logging.getLogger(__name__)
+
 # A resumed run may change these: they do not reach the numbers, or only say when to stop. All else is fixed.
 _FREE = re.compile(
-    r"(save|log|eval)\..*|data\.cache_dir|train\.max_steps|"
-    r"engine\.(devices|vram_limit|host_limit|optimizer_threads|replan|trace)"
+    r"(save|log|eval)\..*|data\.cache_dir|train\.(max_steps|eval_steps|early_stopping_patience)|"
+    r"optim\.max_skipped_steps|"
+    r"engine\.(devices|vram_limit|host_limit|optimizer_threads|replan|stall_timeout|trace)"
 )
 
 
@@ -72,6 +76,10 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def control_path(self) -> Path:
+        return self.path / "control"
+
+    @property
     def model_path(self) -> Path:
         return self.path / "model"
 
@@ -81,6 +89,23 @@ class RunDir:
     def checkpoints(self) -> list[Path]:
         """The complete checkpoints, by step."""
         return complete_checkpoints(self.checkpoints_path)
+
+    def newest(self) -> Path | None:
+        """The last complete checkpoint that is as it was written, as far as can be told in no time.
+
+        Damaged where there are complete ones and none is so.
+        """
+        first: Damaged | None = None
+        for path in reversed(self.checkpoints()):
+            try:
+                check_facts(path)
+            except Damaged as error:
+                first = first or error
+                continue
+            return path
+        if first is not None:
+            raise Damaged(f"{first}. No checkpoint before it is whole: begin a new run with save.resume=never")
+        return None
 
     @property
     def finished(self) -> bool:
@@ -101,8 +126,8 @@ def checkpoint_of(path: Path | str) -> tuple[RunDir, Path]:
     path = Path(path)
     if (path / CONFIG).is_file():
         run = RunDir.open(path)
-        if complete := run.checkpoints():
-            return run, complete[-1]
+        if newest := run.newest():
+            return run, newest
         raise UserError(f"{path} has no complete checkpoint")
     path = path.resolve()
     run = RunDir(path.parent.parent)
@@ -116,7 +141,8 @@ def checkpoint_of(path: Path | str) -> tuple[RunDir, Path]:
 def find(resolved: Resolved) -> tuple[RunDir, Path] | None:
     """The run and checkpoint that `save.resume` means to go on with, or None where a new run begins.
 
-    Raises UserError where it names something else, or where the config would change the run's numbers.
+    Of a run that is the newest that is whole; damaged ones after it are named in a warning. Raises UserError where it
+    names something else, or where the config would change the run's numbers.
     """
     config = resolved.config
     if config.save.resume == "never":
@@ -127,24 +153,36 @@ def find(resolved: Resolved) -> tuple[RunDir, Path] | None:
             f"{found[0].path} cannot go on with other numbers than it began with: {'; '.join(changes)}. "
             "Set them back, or begin a new run with save.resume=never"
         )
+    if found is not None and not forks(*found):
+        for path in _after(*found):
+            log.warning("%s is damaged, and the checkpoint before it is taken", path)
     return found
 
 
 def begin(resolved: Resolved, found: tuple[RunDir, Path] | None) -> tuple[RunDir, Path | None]:
     """Takes up the run that `find` found, or creates one; writes its config. The path is the checkpoint's.
 
-    From a checkpoint that is not the run's newest a new run begins: what came after it stays as it is.
+    From a checkpoint that is not the run's newest a new run begins: what came after it stays as it is. Damaged ones
+    after the newest are renamed.
     """
     config = resolved.config
-    if found is None or found[1].name != found[0].checkpoints()[-1].name:
+    if found is None or forks(*found):
         run = RunDir.create(config.save.output_dir, config.log.run_name or "run")
         run.write_config(resolved)
         return run, found[1] if found else None
     run, checkpoint = found
-    log = config.log.model_copy(update={"run_name": run.config().log.run_name})
+    named = config.log.model_copy(update={"run_name": run.config().log.run_name})
     with EventLog(run.events_path):  # fails where another process trains the run
-        run.write_config(replace(resolved, config=config.model_copy(update={"log": log})))
+        run.write_config(replace(resolved, config=config.model_copy(update={"log": named})))
+        for path in _after(run, checkpoint):
+            set_aside(path)
     return run, checkpoint
+
+
+def forks(run: RunDir, checkpoint: Path) -> bool:
+    """Whether a run of its own begins from the checkpoint, as its run has a newer one."""
+    newest = run.newest()
+    return newest is not None and checkpoint.name != newest.name
 
 
 def changed(old: Config, new: Config) -> list[str]:
@@ -170,10 +208,17 @@ def _unfinished(config: Config) -> tuple[RunDir, Path] | None:
         if match := re.fullmatch(re.escape(name) + r"(?:-([2-9]|[1-9]\d+))?", path.name):
             runs[int(match[1] or 1)] = RunDir(path)
     for _, run in sorted(runs.items(), reverse=True):
-        complete = run.checkpoints()
-        if complete and run.config_path.is_file() and not run.finished and run.config().log.run_name == name:
-            return run, complete[-1]
+        if not run.config_path.is_file() or run.finished or run.config().log.run_name != name:
+            continue
+        if newest := run.newest():
+            return run, newest
     return None
+
+
+def _after(run: RunDir, checkpoint: Path) -> list[Path]:
+    """The complete checkpoints after this one."""
+    paths = run.checkpoints()
+    return paths[[path.name for path in paths].index(checkpoint.name) + 1 :]
 
 
 def _folders(path: Path) -> list[Path]:

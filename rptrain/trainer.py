@@ -1,29 +1,26 @@
 """A training run from the checked config to the exported model: the loop reads top to bottom."""
 
-import math
 import os
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 
 import rptrain
-from rptrain import metrics
+from rptrain import metrics, trackers, validation
 from rptrain.checkpoint import adapter, frozen
 from rptrain.checkpoint.base import BASE
 from rptrain.checkpoint.export import export_store
-from rptrain.checkpoint.state import load_state, prune, read_state, save_state
 from rptrain.config_source import Resolved
+from rptrain.control import LOOK, STOP, Control, StopRequested
 from rptrain.data.batch import Batch
 from rptrain.devices import here
 from rptrain.engine.engine import Engine, Optimizer
-from rptrain.engine.iteration import Pending, StepResult
+from rptrain.engine.iteration import Pending, PendingLoss
 from rptrain.engine.loss_scale import UNSCALED, LossScale
 from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter
@@ -33,25 +30,29 @@ from rptrain.errors import TrainingError, UserError
 from rptrain.evaluate import ask_questions
 from rptrain.job import Job, prepare_job, replan, settle
 from rptrain.memory_plan import going_on
-from rptrain.models import registry, weights
+from rptrain.models import weights
 from rptrain.plan.schedule import Slot
+from rptrain.resuming import check_resume, restore
 from rptrain.rundir import RunDir, begin, find
 from rptrain.runs.process import ProcessId
+from rptrain.saving import Saver, checkpoint_meta
+from rptrain.skipping import AGAIN, SkippedSteps
 from rptrain.telemetry import Telemetry
 from rptrain.timings import Conditions, Timings, load
+from rptrain.watchdog import Watchdog
 
+ROWS = 8  # of the data that a line names
 MEASURE = 3  # steps whose times the rest of a run is planned with; the first of them is left out
-MAX_SKIPPED = 20  # steps in a row without finite gradients: more would not mend themselves, but for a loss scale
-AGAIN = "Begin a new run (save.resume=never) with a lower optim.learning_rate"
 
 
 def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
     """Trains as the config says, or goes on with the run that `save.resume` means.
 
-    Leaves `model/`, a Hugging Face directory, in the run's folder. Raises UserError before anything heavy is
-    loaded, EngineError for a failure while training (the last checkpoint stays), KeyboardInterrupt after the
-    state was saved.
+    Leaves `model/`, a Hugging Face directory, in the run's folder, unless a STOP in its `control` folder ended it
+    before. Raises UserError before anything heavy is loaded, EngineError for a failure while training (the last
+    checkpoint stays), KeyboardInterrupt after the state was saved.
     """
+    trackers.check(resolved.config.log.report_to)
     found = find(resolved)  # a resume that cannot be is found out before data is read
     hardware = going_on(here(resolved.config.engine), found)
     resolved = settle(resolved, found, hardware)
@@ -62,7 +63,7 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
             "whole first, and set model.path to what comes of it"
         )
     if found is not None:
-        _check_resume(*found, job)
+        check_resume(*found, job)
     run, checkpoint = begin(resolved, found)
     replans = job.config.engine.replan
     known = load(run.path, _conditions(job)) if replans else None
@@ -70,16 +71,37 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
         job = replace(job, plan=replan(job, known))
     with ExitStack() as stack:
         log = stack.enter_context(metrics.EventLog(run.events_path))
+        log.listen(trackers.open_trackers(job.config, run, stack))
         progress = stack.enter_context(metrics.Progress(job.total_steps, quiet=quiet))
         telemetry = stack.enter_context(Telemetry(run.path, job.devices))
         store = stack.enter_context(open_store(job))
-        trainer = Trainer(job, run, log, progress, store, telemetry, measure=replans and known is None)
+        limit = job.config.save.save_total_limit
+        saver = stack.enter_context(Saver(run, store.units, limit, partial(tell, log, progress)))
+        control = Control(run.control_path, progress.note)
+        trainer = Trainer(job, run, log, progress, store, saver, control, telemetry, measure=replans and known is None)
         try:
             trainer.run(checkpoint)
+        except StopRequested as stopped:
+            progress.note(str(stopped))
         except Exception as error:
             log.write(metrics.Failed(f"{type(error).__name__}: {error}"))
             raise
     return run
+
+
+def tell(log: metrics.EventLog, progress: metrics.Progress, event: metrics.Event) -> None:
+    """A record, and a line for a person where it is of something that went wrong."""
+    log.write(event)
+    match event:
+        case metrics.SaveFailed():
+            progress.note(f"step {event.step} could not be saved: {event.message}")
+        case metrics.Stalled():
+            progress.note(f"no step ended for {event.seconds:g} s: {event.path} says what everything waits for")
+        case metrics.StepSkipped(rows=(_, *_)):
+            rows = ", ".join(map(str, event.rows[:ROWS])) + (" …" if len(event.rows) > ROWS else "")
+            progress.note(f"step {event.step} was skipped: in rows {rows} of the data the loss is no number")
+        case metrics.CheckpointDamaged():
+            progress.note(f"{event.message}: the checkpoint before it is taken")
 
 
 def open_store(job: Job) -> ModelStore:
@@ -143,7 +165,7 @@ class _Started:
     step: int  # counts from 1
     batch: Batch
     learning_rate: float
-    loss: Pending
+    loss: PendingLoss
     update: Pending
 
 
@@ -157,21 +179,24 @@ class Trainer:
         log: metrics.EventLog,
         progress: metrics.Progress,
         store: ModelStore,
+        saver: Saver,
+        control: Control,
         telemetry: Telemetry,
         *,
         measure: bool,
     ) -> None:
         self._job, self._run, self._log, self._progress, self._store = job, run, log, progress, store
+        self._tell = partial(tell, log, progress)
+        self._saver, self._control, self._measure = saver, control, measure
         self._telemetry = telemetry
-        self._measure = measure
-        self._stopping = False
         self._opened = 0  # steps that were done when the engine was opened
         self._clock = 0.0
         self._seconds = 0.0  # of steps since the last report, while none is under way
         self._tokens = 0  # since the last report
-        self._skipped = 0  # steps in a row
+        self._skipped = SkippedSteps(job, self._tell)
         self._loss_scale = starting_scale(job)  # of the weights with which the next engine begins
-        self._told_scale: float | None = None  # the last that was told
+        self._patience = validation.Patience(job.config.train.early_stopping_patience)
+        self._total = job.total_steps  # fewer where the run ends early
         self._frozen: dict[str, Any] | None = None  # what checkpoints say of frozen weights
 
     def run(self, checkpoint: Path | None) -> None:
@@ -190,19 +215,19 @@ class Trainer:
         done, applied = self._load(checkpoint)
         if done == 0:
             self._evaluate(0)
-        with self._signals():
+        with self._control.signals():
             self._train(done, applied)
         if name := weights.not_finite(job.spec, self._store.held):
             raise TrainingError(
                 f"the model has diverged: {name} holds values that are infinite or not numbers. {AGAIN}"
             )
-        self._evaluate(job.total_steps)
+        self._evaluate(self._total)
         base = self._run.checkpoints()[-1] / BASE
         with self._telemetry.doing("exporting"):
             export_store(
                 self._store.view, job.spec, base, self._run.model_path, job.config.model.dtype, adapter=job.adapter
             )
-        log.write(metrics.Finished(job.total_steps))
+        log.write(metrics.Finished(self._total))
         self._progress.note(f"model: {self._run.model_path}")
 
     def _train(self, done: int, applied: int) -> None:
@@ -210,13 +235,24 @@ class Trainer:
         total = self._job.total_steps
         if self._measure and total - done >= MEASURE + 2:  # with fewer steps there is nothing to gain
             rest = done + MEASURE
-            with self._engine(done, applied, meter=Meter()) as engine, self._telemetry.watching(engine, done):
+            with (
+                self._engine(done, applied, meter=Meter()) as engine,
+                self._watched(engine),
+                self._telemetry.watching(engine, done),
+            ):
                 self._loop(engine, range(done, rest))
+                if self._total == rest:
+                    return
                 if not self._replan(engine):
                     self._loop(engine, range(rest, total))
                     return
+                self._saver.settle()  # another engine's updates would not wait for it
             done, applied, self._loss_scale = rest, engine.applied, engine.loss_scale
-        with self._engine(done, applied) as engine, self._telemetry.watching(engine, done):
+        with (
+            self._engine(done, applied) as engine,
+            self._watched(engine),
+            self._telemetry.watching(engine, done),
+        ):
             self._loop(engine, range(done, total))
 
     def _engine(self, done: int, applied: int, *, meter: Meter | None = None) -> Engine:
@@ -228,9 +264,14 @@ class Trainer:
             self._progress.note("host memory could not be page-locked: transfers will be slower")
         return engine
 
+    def _watched(self, engine: Engine) -> Watchdog:
+        seconds = self._job.config.engine.stall_timeout
+        self._watchdog = Watchdog(seconds, self._run.path, engine.waiting, self._tell)
+        return self._watchdog
+
     def _loop(self, engine: Engine, steps: range) -> None:
         """One step is reported while the next one runs: the pipeline is not flushed between them."""
-        job, save = self._job, self._job.config.save
+        job, save, control = self._job, self._job.config.save, self._control
         started: _Started | None = None
         self._clock = time.perf_counter() - self._seconds
         for step in steps:
@@ -240,13 +281,18 @@ class Trainer:
             if started is not None:
                 self._report(started, engine)
             started = _Started(step + 1, batch, rate, loss, update)
-            last, stopping = step + 1 == job.total_steps, self._stopping
-            if last or stopping or (save.save_steps and (step + 1) % save.save_steps == 0):
+            self._saver.look()
+            last, due = step + 1 == job.total_steps, save.save_steps and (step + 1) % save.save_steps == 0
+            every = job.config.train.eval_steps
+            measures = job.held_out is not None and (last or (every and (step + 1) % every == 0))
+            if last or due or measures or control.stops or control.saves or control.pauses:
                 self._report(started, engine)
                 started = None
-                self._save(engine, step + 1)
-            if stopping and not last:
-                raise KeyboardInterrupt
+                last = bool(measures and self._validate(engine, step + 1)) or last
+                self._obey(engine, step + 1, last=last, due=bool(due))
+            if last:
+                self._total = step + 1
+                break
         if started is not None:
             self._report(started, engine)
         self._seconds = time.perf_counter() - self._clock
@@ -290,15 +336,9 @@ class Trainer:
 
     def _report(self, started: _Started, engine: Engine) -> None:
         loss, update = started.loss.result(), started.update.result()
+        self._watchdog.alive(started.step)
         self._tokens += started.batch.tokens
-        self._skipped = self._skipped + 1 if update.skipped else 0
-        if self._job.dtype == torch.float16:
-            self._follow_scale(started.step, update)
-        elif self._skipped == MAX_SKIPPED:
-            raise TrainingError(
-                f"the gradients of the last {MAX_SKIPPED} steps, up to step {started.step}, were not finite: the model "
-                f"has diverged. {AGAIN}"
-            )
+        self._skipped.follow(started.step, started.loss, update)
         if engine.trace is not None:
             self._log.write(_slots(started.step, engine.trace.take(started.step - 1 - self._opened)))
         if started.step % self._job.config.log.logging_steps and started.step != self._job.total_steps:
@@ -317,20 +357,6 @@ class Trainer:
         self._clock, self._tokens = now, 0
         self._log.write(event)
         self._progress.update(event)
-        if started.step == self._job.total_steps and update.skipped and not math.isfinite(loss):
-            raise TrainingError(f"the loss of the last step is {loss}: the model has diverged. {AGAIN}")
-
-    def _follow_scale(self, step: int, update: StepResult) -> None:
-        if update.loss_scale != self._told_scale:
-            self._told_scale = update.loss_scale
-            self._log.write(metrics.LossScale(step, update.loss_scale))
-        if update.skipped and update.loss_scale <= 1:
-            raise TrainingError(
-                f"the gradients of step {step} were not finite in float16, and the loss scale would fall below 1: "
-                "the model has numbers that are too large for float16, or has diverged. Begin a new run "
-                '(save.resume=never) with model.dtype="bfloat16", or with a lower optim.learning_rate if the loss '
-                "had begun to rise"
-            )
 
     # ---- state
 
@@ -348,38 +374,65 @@ class Trainer:
                 adapter.load(job.begin, job.spec, self._store.view)
             self._store.loaded()
             return 0, 0
-        state = load_state(checkpoint, self._store.units)
+        checkpoint, state = restore(
+            self._run, checkpoint, job, self._store.units, partial(tell, self._log, self._progress)
+        )
         if self._frozen is not None:
             frozen.check(state["meta"], self._frozen["sha256"])
         self._log.write(metrics.Resumed(state["step"], str(checkpoint)))
         self._progress.note(f"resumed from {checkpoint}")
+        if (kept := state["meta"].get("validation")) is not None:
+            self._patience = replace(self._patience, **kept)
         if (scale := state["meta"].get("loss_scale")) is not None:
             self._loss_scale = replace(self._loss_scale, **scale)
         return state["step"], state["meta"]["applied"]
 
-    def _save(self, engine: Engine, step: int) -> None:
-        """Between iterations; the pipeline is waited for, and goes on from the same weights as if it had not been."""
+    def _validate(self, engine: Engine, step: int) -> bool:
+        """The loss of the rows that are held out; whether the run is to end, as it gets no better."""
+        assert self._job.held_out is not None
         began = time.perf_counter()
-        engine.synchronize()
-        meta: dict[str, Any] = {
-            "applied": engine.applied,
-            "data": self._job.rows.content_hash,
-            "model_dir": str(self._job.model_dir.absolute()),
-        }
-        if self._job.dtype == torch.float16:
-            scale = engine.loss_scale
-            meta["loss_scale"] = {"scale": scale.scale, "before": scale.before, "good": scale.good}
-        if self._frozen is not None:
-            meta["frozen"] = self._frozen
-        if self._job.adapter is not None:
-            meta["lora"] = self._job.adapter.to_dict()
-        if self._job.chat_template is not None:
-            meta["chat_template"] = self._job.chat_template
-        with self._telemetry.doing("saving"):
-            path = save_state(self._run.checkpoints_path, self._store.units, step=step, meta=meta)
-        prune(self._run.checkpoints_path, self._job.config.save.save_total_limit)
-        self._log.write(metrics.CheckpointSaved(step, str(path)))
+        loss = validation.loss(engine, self._job.held_out)
+        ends = self._patience.follow(loss)
+        self._tell(metrics.Evaluation(step, "loss", loss))
+        self._progress.note(f"step {step}: loss of held-out rows {loss:.4f}" + (", no better: the end" if ends else ""))
+        self._watchdog.alive(step)
+        self._clock += time.perf_counter() - began
+        return ends
+
+    def _obey(self, engine: Engine, step: int, *, last: bool, due: bool) -> None:
+        """Between two steps: pauses, saves and stops as config and commands say."""
+        began, control = time.perf_counter(), self._control
+        if control.pauses:
+            self._pause(engine, step)
+        stops = control.stops and not last
+        if last or due or stops or control.saves:
+            with self._telemetry.doing("saving"):
+                self._save(engine, step, required=last or stops)
         self._clock += time.perf_counter() - began  # no part of the speed that is reported
+        if stops:
+            self._log.write(metrics.Stopped(step, "signal" if control.interrupted else STOP))
+            if control.interrupted:
+                raise KeyboardInterrupt
+            control.stopped()
+            raise StopRequested(f"stopped after step {step}, which is saved: the same command goes on")
+
+    def _pause(self, engine: Engine, step: int) -> None:
+        self._log.write(metrics.Paused(step))
+        self._progress.note(f"paused after step {step}")
+        while self._control.pauses:
+            if self._control.saves:
+                self._save(engine, step, required=False)
+            self._saver.look()
+            self._watchdog.alive(step)
+            time.sleep(LOOK)
+        self._log.write(metrics.Continued(step))
+
+    def _save(self, engine: Engine, step: int, *, required: bool) -> None:
+        done = self._control.take() if self._control.saves else None
+        self._saver.begin(engine, step, checkpoint_meta(self._job, self._frozen, self._patience), done)
+        if required:
+            self._saver.settle(required=True)
+        self._watchdog.alive(step)  # a save may take longer than it has patience
 
     def _evaluate(self, step: int) -> None:
         count = self._job.config.eval.questions
@@ -394,44 +447,6 @@ class Trainer:
         each = ", ".join(f"{name} {score:.1%}" for name, score in scores.items())
         when = "before training" if step == 0 else f"after {step} steps"
         self._progress.note(f"{count} held-out questions, {when}: {overall:.1%} answered exactly ({each})")
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """The first Ctrl-C or SIGTERM saves after the step under way and ends the run; a second one ends it at once."""
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            if self._stopping:
-                raise KeyboardInterrupt
-            self._stopping = True
-            with suppress(OSError):  # not through the progress display, in whose midst this may be called
-                os.write(2, b"\nsaving after this step; once more to stop at once\n")
-
-        kinds = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(kind, stop) for kind in kinds]
-        try:
-            yield
-        finally:
-            for kind, handler in zip(kinds, before, strict=True):
-                signal.signal(kind, handler)
-
-
-def _check_resume(run: RunDir, checkpoint: Path, job: Job) -> None:
-    """UserError where the run could not go on from a checkpoint to the same numbers, or not at all."""
-    forks = checkpoint.name != run.checkpoints()[-1].name  # and is to have steps of its own
-    state = read_state(checkpoint)
-    anew = "or begin a new run with save.resume=never"
-    if state["meta"]["data"] != job.rows.content_hash:
-        raise UserError(f"the data differs from what {checkpoint} was trained on: bring it back as it was, {anew}")
-    if registry.read_config(checkpoint / BASE) != job.spec.config:
-        raise UserError(
-            f"{job.model_dir / 'config.json'} differs from the one that {checkpoint} was trained with: "
-            f"bring it back as it was, {anew}"
-        )
-    if state["step"] > job.total_steps or (forks and state["step"] == job.total_steps):
-        raise UserError(
-            f"{checkpoint} has {state['step']} steps behind it, and the config ends at {job.total_steps}: raise "
-            f"train.max_steps, name an earlier checkpoint in save.resume, {anew}"
-        )
 
 
 def _conditions(job: Job) -> Conditions:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-import rptrain.trainer
+import rptrain.saving
 from rptrain import cli, memory_plan, metrics
 from rptrain.config_source import Resolved, resolve
 from rptrain.models import registry, weights
@@ -160,14 +161,21 @@ class Trainers:
         self._server.communicate()
 
     def train(
-        self, folder: Path, *overrides: str, event: int | None = None, save: tuple[int, int] | None = None
+        self,
+        folder: Path,
+        *overrides: str,
+        event: int | None = None,
+        save: tuple[int, int] | None = None,
+        seconds: float | None = None,
     ) -> int:
         """The exit code, negative for a signal. The child kills itself in the middle of the record of step `event`,
-        or before call `save[1]` that syncs, renames or deletes a file once the save of step `save[0]` has begun.
+        or before call `save[1]` that syncs, renames or deletes a file once the save of step `save[0]` has begun, or
+        after so many seconds.
         """
         assert self._server.stdin is not None and self._server.stdout is not None
         write_config(folder)
-        order = {"file": str(folder / "run.toml"), "overrides": overrides, "event": event, "save": save}
+        order = {"file": str(folder / "run.toml"), "overrides": overrides}
+        order |= {"event": event, "save": save, "seconds": seconds}
         self._server.stdin.write(json.dumps(order) + "\n")
         self._server.stdin.flush()
         return int(self._server.stdout.readline())
@@ -178,7 +186,9 @@ def _die() -> None:
 
 
 def _die_in_record(step: int) -> None:
+    """Every save is waited for, so that which one is the last does not depend on luck."""
     write = metrics.EventLog.write
+    rptrain.saving.Saver.look = rptrain.saving.Saver.settle
 
     def cut_short(log: metrics.EventLog, event: metrics.Event) -> None:
         if isinstance(event, metrics.Step) and event.step == step:
@@ -191,7 +201,7 @@ def _die_in_record(step: int) -> None:
 
 
 def _die_in_save(step: int, call: int) -> None:
-    save, left = rptrain.trainer.save_state, [call]
+    save, left = rptrain.saving.save_state, [call]
 
     def armed(*arguments: Any, **named: Any) -> Path:
         if named["step"] == step:
@@ -208,10 +218,16 @@ def _die_in_save(step: int, call: int) -> None:
 
         return call
 
-    rptrain.trainer.save_state = armed
+    rptrain.saving.save_state = armed
 
 
-def _train(file: str, overrides: Sequence[str], event: int | None, save: Sequence[int] | None) -> None:
+def _train(
+    file: str, overrides: Sequence[str], event: int | None, save: Sequence[int] | None, seconds: float | None
+) -> None:
+    if seconds is not None:
+        timer = threading.Timer(seconds, _die)
+        timer.daemon = True
+        timer.start()
     if event is not None:
         _die_in_record(event)
     if save is not None:

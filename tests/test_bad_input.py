@@ -340,31 +340,59 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda c: cut(c / "units/00000-embed.safetensors", -1), "00000-embed.safetensors is damaged: "),
-        (lambda c: (c / "units/00000-embed.safetensors").unlink(), "00000-embed.safetensors is missing"),
-        (lambda c: flip(c / "trainer_state.json"), "trainer_state.json is damaged"),
-        (lambda c: (c / "complete.json").write_text("{"), "complete.json is damaged"),
-        (lambda c: flip(c / "base/config.json"), "config.json"),
-        (lambda c: shutil.rmtree(c / "base"), "is missing"),
-    ],
-)
-def test_damaged_checkpoints(unfinished, refused, spoil, message):
+DAMAGES = [
+    (lambda c: cut(c / "units/00000-embed.safetensors", -1), "00000-embed.safetensors is damaged: "),
+    (lambda c: (c / "units/00000-embed.safetensors").unlink(), "00000-embed.safetensors is missing"),
+    (lambda c: flip(c / "trainer_state.json"), "trainer_state.json is damaged"),
+    (lambda c: (c / "complete.json").write_text("{"), "complete.json is damaged"),
+    (lambda c: flip(c / "base/config.json"), "config.json"),
+    (lambda c: shutil.rmtree(c / "base"), "is missing"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), DAMAGES)
+def test_no_checkpoint_that_is_whole(unfinished, refused, spoil, message):
+    for step in (3, 6):
+        spoil(unfinished.checkpoint_path(step))
+    said = refused()
+    assert message in said and "checkpoint-6" in said and "begin a new run with save.resume=never" in said
+    assert message in refused(f"save.resume={unfinished.checkpoint_path(3)}")
+
+
+@pytest.mark.parametrize("spoil", [spoil for spoil, _ in DAMAGES])
+def test_the_checkpoint_before_a_damaged_one_is_taken(unfinished, folder, caplog, spoil):
+    expected = tools.state(unfinished)
     spoil(unfinished.checkpoint_path(6))
-    assert message in refused()
+    run = tools.train_here(folder, "save.save_steps=3", "save.save_total_limit=1")
+    assert f"{unfinished.checkpoint_path(6)} is damaged, and the checkpoint before it is taken" in caplog.text
+    assert run.finished and [event.step for event in tools.events(run, metrics.Resumed)] == [3]
+    assert sorted(path.name for path in run.checkpoints_path.iterdir()) == ["checkpoint-6", "checkpoint-6.damaged"]
+    assert tools.state(run) == expected
 
 
 def test_a_flipped_bit_is_found_while_weights_are_read(unfinished, folder):
     """Hashing takes as long as reading, so this alone comes once memory was taken."""
+    expected = tools.state(unfinished)
+    flip(unfinished.checkpoint_path(6) / "units/00001-layers.0.safetensors")
+    named = tools.invoke("--config", "run.toml", f"save.resume={unfinished.checkpoint_path(6)}")
+    assert named.exit_code == 2 and "its content is not what was saved (sha256 differs)" in named.stderr
+    assert isinstance(list(metrics.read(unfinished.events_path))[-1], metrics.Failed)
+    run = tools.train_here(folder)
+    (damaged,) = tools.events(run, metrics.CheckpointDamaged)
+    assert damaged.path.endswith("checkpoint-6") and "00001-layers.0.safetensors" in damaged.message
+    assert run.finished and [event.step for event in tools.events(run, metrics.Resumed)] == [3]
+    assert sorted(path.name for path in run.checkpoints_path.iterdir()) == [
+        *("checkpoint-3", "checkpoint-6", "checkpoint-6.damaged")
+    ]
+    assert tools.state(run) == expected
+
+
+def test_a_flipped_bit_in_the_only_checkpoint(unfinished, folder):
+    shutil.rmtree(unfinished.checkpoint_path(3))
     flip(unfinished.checkpoint_path(6) / "units/00001-layers.0.safetensors")
     result = tools.invoke("--config", "run.toml")
-    assert result.exit_code == 2 and "its content is not what was saved (sha256 differs)" in result.stderr
-    assert isinstance(list(metrics.read(unfinished.events_path))[-1], metrics.Failed)
-    older = tools.invoke("--config", "run.toml", f"save.resume={unfinished.checkpoint_path(3)}", "--json")
-    assert older.exit_code == 0
-    assert RunDir(Path(json.loads(older.stdout)["run"])).finished
+    assert result.exit_code == 2 and "00001-layers.0.safetensors is damaged" in result.stderr
+    assert unfinished.checkpoint_path(6).exists()
 
 
 def test_a_model_or_data_that_changed(unfinished, folder, refused):

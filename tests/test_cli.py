@@ -66,10 +66,12 @@ def test_training_is_what_is_done_without_a_command(trained):
         assert resolved.config.train.seed == 3 and not quiet
 
 
-def test_training_with_json_is_quiet_and_says_where_the_model_is(trained):
-    result = run("--config", "c.toml", "--json")
-    assert json.loads(result.stdout) == {"run": "runs/c", "model": "runs/c/model"}
-    assert trained.pop()[1] is True
+def test_training_with_json_is_quiet_and_says_where_the_model_is(trained, monkeypatch):
+    for finished, model in ((True, "runs/c/model"), (False, None)):
+        monkeypatch.setattr(RunDir, "finished", finished)
+        result = run("--config", "c.toml", "--json")
+        assert json.loads(result.stdout) == {"run": "runs/c", "model": model}
+        assert trained.pop()[1] is True
 
 
 def test_mistakes_in_the_config_end_with_2_before_training(trained):
@@ -153,7 +155,7 @@ def test_dry_run_as_json():
 def test_dry_run_says_what_would_be_resumed():
     begun, _ = begin(resolve("c.toml"), None)
     begun.checkpoint_path(4).mkdir()
-    (begun.checkpoint_path(4) / "complete.json").touch()
+    (begun.checkpoint_path(4) / "complete.json").write_text('{"format": 1, "files": {}}')
     assert run("--config", "c.toml", "--dry-run").stdout.startswith("# resumes runs/c/checkpoints/checkpoint-4\n")
 
 

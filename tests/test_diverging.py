@@ -1,8 +1,12 @@
 """A run that diverges ends with 1 and says so, and leaves no model."""
 
+import math
+
 import pytest
 
 from rptrain import metrics
+from rptrain.engine.stage_pass import StagePass
+from rptrain.job import prepare_job
 from rptrain.rundir import RunDir
 
 from . import run_tools as tools
@@ -14,7 +18,7 @@ from . import run_tools as tools
     [
         (1, "model has diverged: model.embed_tokens.weight holds values that are infinite or not numbers"),
         (6, "the loss of the last step is nan: the model has diverged"),
-        (40, "the gradients of the last 20 steps, up to step 2"),
+        (40, "the gradients of the last 8 steps, up to step "),
     ],
 )
 def test_a_run_that_diverges_ends(steps, message, update, tmp_path):
@@ -24,6 +28,7 @@ def test_a_run_that_diverges_ends(steps, message, update, tmp_path):
     settings = (
         "optim.learning_rate=1e38",
         "optim.warmup_steps=0",
+        "optim.max_skipped_steps=8",
         f"train.max_steps={steps}",
         f"optim.update={update}",
     )
@@ -34,3 +39,30 @@ def test_a_run_that_diverges_ends(steps, message, update, tmp_path):
     run = RunDir(path)
     assert not list(path.glob("model*"))
     assert isinstance(list(metrics.read(run.events_path))[-1], metrics.Failed)
+
+
+@pytest.mark.parametrize("rows", ["tasks", "random"])
+def test_the_rows_of_a_step_that_is_skipped_are_named(rows, tmp_path, monkeypatch, capsys):
+    """The loss of micro-batch 2 of step 3 is no number, once: the run goes on and says where that was."""
+    head, calls = StagePass._head, []
+
+    def spoiled(work, scale, loss):
+        head(work, scale, loss)
+        calls.append(None)
+        if len(calls) == 2 * 4 + 2 + 1:
+            loss.fill_(math.nan)
+            work._dy.fill_(math.nan)
+
+    monkeypatch.setattr(StagePass, "_head", spoiled)
+    tools.write_model(tmp_path / "model")
+    resolved = tools.write_config(tmp_path, f"data.train.0.path=builtin:{rows}", "engine.devices=cpu:1")
+    run = tools.train(resolved)
+    (skipped,) = tools.events(run, metrics.StepSkipped)
+    batches = prepare_job(resolved.config).batches
+    expected = batches.taken(2)[2 * 16 : 3 * 16].tolist()
+    assert (skipped.step, skipped.in_a_row, skipped.micro_batches) == (3, 1, (2,))
+    assert list(skipped.rows) == expected and len(skipped.texts) == (16 if rows == "tasks" else 0)
+    assert all("<" in text for text in skipped.texts)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"step 3 was skipped: in rows {expected[0]}, {expected[1]}, " in said
+    assert run.finished and [event.step for event in tools.events(run, metrics.Step) if event.skipped] == [3]

@@ -40,7 +40,7 @@ def save(run: RunDir, step: int, complete: bool = True) -> Path:
     path = run.checkpoint_path(step)
     path.mkdir()
     if complete:
-        (path / "complete.json").write_text("{}")
+        (path / "complete.json").write_text('{"format": 1, "files": {}}')
     return path
 
 

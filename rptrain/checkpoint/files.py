@@ -16,10 +16,8 @@ from rptrain.reading import OpenFile
 
 FORMAT = 1
 MANIFEST = "complete.json"
-PARTIAL, REPLACED = (
-    ".partial",
-    ".replaced",
-)  # suffixes of what is being written, and of what makes room for it
+# suffixes of what is being written, of what makes room for it, and of what was found damaged
+PARTIAL, REPLACED, DAMAGED = ".partial", ".replaced", ".damaged"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)(?:\.replaced)?")
 PIECE = 1 << 24  # bytes hashed and written at a time
 THREADS = 4  # files that are written at a time: one core hashes slower than a disk writes
@@ -29,6 +27,10 @@ SLACK = 64 << 20  # bytes for headers, JSON and the file system's own records
 
 class DiskFull(OSError):
     """There is no room for what is to be written."""
+
+
+class Damaged(UserError):
+    """A directory is not what was written: something in it is missing or differs."""
 
 
 class Aside:
@@ -64,7 +66,8 @@ class Aside:
             file = self.path / name
             self._entries[name] = {"size": file.stat().st_size, "sha256": _hash(file)}
 
-        in_parallel(hash_file, [name for name in names if name not in self._entries], THREADS)
+        if others := [name for name in names if name not in self._entries]:
+            in_parallel(hash_file, others, THREADS)
         files = {name: self._entries[name] for name in names}
         self.write_json(MANIFEST, {"format": FORMAT, **facts, "files": files})
         for folder in (*(entry for entry in self.path.rglob("*") if entry.is_dir()), self.path):
@@ -104,29 +107,29 @@ def written_aside(target: Path, facts: Mapping[str, Any], needed: int) -> Iterat
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """What complete.json says, once every file was found to be there in its size; UserError otherwise."""
+    """What complete.json says, once every file was found to be there in its size; Damaged otherwise."""
     file = directory / MANIFEST
     if not file.is_file():
-        raise UserError(f"{directory} is not complete: it has no {MANIFEST}")
+        raise Damaged(f"{directory} is not complete: it has no {MANIFEST}")
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
         version = manifest["format"]
         sizes = {name: entry["size"] for name, entry in manifest["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{file} is damaged: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"{file} is damaged: {error}") from error
     if version != FORMAT:
         raise UserError(f"{file} has format {version}; this version reads format {FORMAT}")
     for name, size in sizes.items():
         actual = (directory / name).stat().st_size if (directory / name).is_file() else None
         if actual is None:
-            raise UserError(f"{directory} is damaged: {name} is missing")
+            raise Damaged(f"{directory} is damaged: {name} is missing")
         if actual != size:
-            raise UserError(f"{directory / name} is damaged: {size} bytes expected, {actual} there")
+            raise Damaged(f"{directory / name} is damaged: {size} bytes expected, {actual} there")
     return manifest
 
 
 def read_into(file: Path, entry: Mapping[str, Any], buffers: Iterable[memoryview]) -> None:
-    """Fills the buffers from the whole file, in turn; UserError if it ends before or its hash is not the manifest's."""
+    """Fills the buffers from the whole file, in turn; Damaged if it ends before or its hash is not the manifest's."""
     digest, done = sha256(), 0
     with OpenFile(file) as stream:
         for buffer in buffers:
@@ -139,8 +142,29 @@ def read_into(file: Path, entry: Mapping[str, Any], buffers: Iterable[memoryview
 
 
 def check_hash(file: Path, entry: Mapping[str, Any]) -> None:
-    """UserError if the file's hash is not the manifest's."""
+    """Damaged if the file's hash is not the manifest's."""
     _compare(file, entry, _hash(file))
+
+
+def check_facts(directory: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint of which all but the units' content was compared; Damaged otherwise.
+
+    That is what takes no time: sizes of all files, and hashes of those outside of `units`.
+    """
+    manifest = read_manifest(directory)
+    for name, entry in manifest["files"].items():
+        if not name.startswith("units/"):
+            check_hash(directory / name, entry)
+    return manifest
+
+
+def set_aside(directory: Path) -> Path:
+    """Renames a damaged directory, so that it is taken for a whole one nowhere; the new name."""
+    aside = directory.with_name(directory.name + DAMAGED)
+    shutil.rmtree(aside, ignore_errors=True)
+    directory.rename(aside)
+    sync_folder(aside.parent)
+    return aside
 
 
 def remove(directory: Path) -> None:
@@ -163,7 +187,7 @@ def sync_folder(folder: Path) -> None:
 
 def _compare(file: Path, entry: Mapping[str, Any], digest: str) -> None:
     if digest != entry["sha256"]:
-        raise UserError(f"{file} is damaged: its content is not what was saved (sha256 differs)")
+        raise Damaged(f"{file} is damaged: its content is not what was saved (sha256 differs)")
 
 
 def _hash(file: Path) -> str:

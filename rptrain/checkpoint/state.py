@@ -11,7 +11,8 @@ Gradients are not kept: a step consumes them. Nor are frozen units (frozen.py).
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ from rptrain.checkpoint.base import BASE, base_files
 from rptrain.checkpoint.files import (
     FORMAT,
     PARTIAL,
+    PIECE,
     REPLACED,
     THREADS,
+    check_facts,
     check_hash,
     complete_checkpoints,
     read_into,
-    read_manifest,
     remove,
     written_aside,
 )
@@ -53,27 +55,47 @@ DTYPES = {
 Layout = Mapping[str, Mapping[str, Any]]  # dtype, shape and place of a file's tensors: its safetensors header
 
 
-def save_state(checkpoints_dir: Path, units: Sequence[UnitState], *, step: int, meta: Mapping[str, Any]) -> Path:
-    """Writes `checkpoint-<step>` and returns it; the units must not change meanwhile.
+def save_state(
+    checkpoints_dir: Path,
+    units: Sequence[UnitState],
+    *,
+    step: int,
+    meta: Mapping[str, Any],
+    release: Callable[[int], None] = lambda unit: None,
+    proceed: Callable[[], None] = lambda: None,
+) -> Path:
+    """Writes `checkpoint-<step>` and returns it; a unit must not change before `release` was called with its number.
 
     `meta` is anything in JSON that `load_state` is to give back. `meta["model_dir"]` is the directory of the
     base model, whose config, tokenizer and template are copied; `meta["chat_template"]` (Jinja text), where
-    there is one, takes the place of its own. Nothing is copied in memory. DiskFull if there is no room.
+    there is one, takes the place of its own. Nothing is copied in memory. DiskFull if there is no room. `proceed` is
+    called before each piece: what it raises ends the save. The model may be trained meanwhile.
     """
     target = Path(checkpoints_dir) / f"checkpoint-{step}"
     base = base_files(Path(meta["model_dir"]), meta.get("chat_template"))
     files = _files(units)
+    numbers = {unit_file(index, state.unit): index for index, state in enumerate(units)}
+    layouts = {name: _layout(_tensors(state)) for name, state in files.items()}
     needed = sum(tensor.nbytes for state in files.values() for tensor in _tensors(state).values())
+
+    def pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+        yield _header(tensors)
+        for whole in map(as_bytes, tensors.values()):
+            for start in range(0, len(whole), PIECE):
+                proceed()
+                yield whole[start : start + PIECE]
+
     with written_aside(target, {"kind": KIND, "step": step}, needed + sum(map(len, base.values()))) as aside:
 
         def write(name: str) -> None:
-            tensors = _tensors(files[name])
-            aside.write(name, [_header(tensors), *map(as_bytes, tensors.values())])
+            aside.write(name, pieces(_tensors(files[name])))
+            release(numbers[name])
 
-        in_parallel(write, files, THREADS)
+        with ThreadPoolExecutor(THREADS) as pool:  # no more: torch's own threads are left to training
+            for _ in pool.map(write, files):
+                pass
         for name, content in base.items():
             aside.write(f"{BASE}/{name}", [content])
-        layouts = {name: _layout(_tensors(state)) for name, state in files.items()}
         aside.write_json(STATE, {"format": FORMAT, "step": step, "meta": dict(meta), "units": layouts})
     return target
 
@@ -86,8 +108,8 @@ def read_state(directory: Path) -> dict[str, Any]:
 def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
     """Fills the trainable units from a checkpoint and returns `step` and `meta`; generation 0 becomes the current one.
 
-    UserError that names the file and the reason if the checkpoint is damaged, incomplete, of another model or
-    dtype, of other moments, or of the other kind of update. All but the units' hashes is checked before a buffer is
+    Damaged that names the file if it is not as it was written; UserError if it is of another model or dtype, of other
+    moments, or of the other kind of update. All but the units' hashes is checked before a buffer is
     touched; after an error the buffers are not to be used.
     """
     directory = Path(directory)
@@ -140,11 +162,10 @@ def prune(checkpoints_dir: Path, keep: int | None) -> None:
 
 def _read_state(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """trainer_state.json, and the manifest's files."""
-    manifest = read_manifest(directory)
+    manifest = check_facts(directory)
     files = manifest["files"]
     if manifest.get("kind") != KIND or STATE not in files:
         raise UserError(f"{directory} is no checkpoint of a run")
-    check_hash(directory / STATE, files[STATE])
     return json.loads((directory / STATE).read_text(encoding="utf-8")), files
 
 

@@ -95,11 +95,15 @@ class Batches:
                 parts.append(group.first + shuffled(group.count, self.seed, turn, 1 + number)[first:last])
         return np.concatenate(parts)
 
+    def taken(self, step: int) -> np.ndarray:
+        """The rows of a step, which counts from 0 over all epochs; fewer than global_batch_size in a short batch."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        return self.order(epoch)[place * self.global_batch_size : (place + 1) * self.global_batch_size]
+
     def batch(self, step: int) -> Batch:
         """The batch of a step, which counts from 0 over all epochs."""
-        epoch, place = divmod(step, self.steps_per_epoch)
         size, length = self.global_batch_size, self.rows.length
-        chosen = self.order(epoch)[place * size : (place + 1) * size]
+        chosen = self.taken(step)
         input_ids = torch.full((size, length), self.rows.pad_id, dtype=torch.int64)
         labels = torch.full((size, length), IGNORED, dtype=torch.int64)
         input_ids[: len(chosen)], labels[: len(chosen)] = self.rows.take(chosen.tolist())

@@ -61,6 +61,9 @@ class CudaStream:
         event.record(self._stream)
         return event
 
+    def busy(self) -> bool:
+        return not self._stream.query()
+
     def mark(self) -> Mark:
         event = torch.cuda.Event(enable_timing=True)
         event.record(self._stream)

@@ -45,6 +45,10 @@ class Stream(Protocol):
 
     def record(self) -> Event: ...
 
+    def busy(self) -> bool:
+        """Whether work of it has not ended. For any thread."""
+        ...
+
     def mark(self) -> Mark:
         """Appends a time stamp."""
         ...
@@ -146,6 +150,7 @@ class CpuStream:
     ) -> None:
         self._aborted, self._fail, self._probe = aborted, fail, probe
         self._queue: queue.SimpleQueue[tuple[str, Callable[[], object]] | None] = queue.SimpleQueue()
+        self._working = False
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
@@ -154,6 +159,7 @@ class CpuStream:
             where, work = item
             if self._aborted():
                 continue
+            self._working = True
             try:
                 if self._probe is not None and where:
                     self._probe(where)
@@ -162,6 +168,8 @@ class CpuStream:
                 continue
             except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
                 self._fail(where, error)
+            finally:
+                self._working = False
 
     def run(self, where: str, work: Callable[[], object]) -> None:
         self._queue.put((where, work))
@@ -173,6 +181,9 @@ class CpuStream:
         event = CpuEvent(self._aborted)
         self._queue.put(("", event.set))
         return event
+
+    def busy(self) -> bool:
+        return self._working or not self._queue.empty()
 
     def mark(self) -> Mark:
         mark = CpuMark()

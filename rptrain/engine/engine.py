@@ -12,16 +12,17 @@ from rptrain.engine.adam import CpuAdam
 from rptrain.engine.boundary import BoundaryBuffers
 from rptrain.engine.context import Context
 from rptrain.engine.cuda import CudaDevice
-from rptrain.engine.device import CpuDevice, Device, Probe
+from rptrain.engine.device import STREAMS, CpuDevice, Device, Probe
 from rptrain.engine.embedding import EmbeddingWorker
 from rptrain.engine.errors import Aborted
 from rptrain.engine.footprint import Shapes, footprint
-from rptrain.engine.iteration import Pending, StepRequest, StepResult, make_iteration
+from rptrain.engine.iteration import Evaluation, Pending, PendingLoss, StepRequest, StepResult, make_iteration
 from rptrain.engine.loss_scale import UNSCALED, LossScale
 from rptrain.engine.memory import ModelStore, accumulate_dtype
 from rptrain.engine.meter import Measured, Meter, Reading
 from rptrain.engine.optimizer import OptimizerWorker
 from rptrain.engine.reproducible import Reproducible
+from rptrain.engine.snapshot import Snapshot
 from rptrain.engine.trace import Trace
 from rptrain.engine.worker import Worker
 from rptrain.plan.lower import boundaries
@@ -80,6 +81,7 @@ class Engine:
         self._cuda = any(name.startswith("cuda") for name in devices)
         self._next = 0
         self._steps = 0
+        self._evaluations = 0
         self._threads: list[Worker | OptimizerWorker | EmbeddingWorker] = []
         with ExitStack() as stack:
             stack.callback(Reproducible(cuda=self._cuda, fp16_accumulation=fp16_accumulation).restore)
@@ -143,7 +145,7 @@ class Engine:
         """That of the newest weights; complete after `synchronize`."""
         return self._optimizer.loss_scale
 
-    def forward_backward(self, batch: Batch) -> Pending:
+    def forward_backward(self, batch: Batch) -> PendingLoss:
         """Starts an iteration; the handle gives the loss, a float: the mean over the batch's supervised tokens."""
         self._check()
         expected = (self.plan.micro_batches, self._tokens)
@@ -173,7 +175,7 @@ class Engine:
             self._check()
             return iteration.losses.double().sum().item() / max(batch.supervised, 1)
 
-        return Pending(loss)
+        return PendingLoss(loss, iteration.losses)
 
     def step(self, learning_rate: float) -> Pending:
         """Lets the optimizer apply the gradients of the last `forward_backward`; the handle gives a StepResult."""
@@ -197,6 +199,38 @@ class Engine:
         if self._steps:
             self._wait(("step",), self._steps - 1)
         self._check()
+
+    def evaluate(self, batch: Batch) -> float:
+        """The loss of a batch as large as a step's, summed over its supervised tokens, forward only.
+
+        With the newest weights, W_T, for which it waits. Training goes on as if it had not been.
+        """
+        self.synchronize()
+        iteration = make_iteration(self._next, batch, accumulate_dtype(self.store.dtype), pin=self._cuda)
+        number, workers = self._evaluations, [thread for thread in self._threads if isinstance(thread, Worker)]
+        self._evaluations += 1
+        for worker in workers:
+            worker.submit(Evaluation(iteration, number))
+        for index in range(len(workers)):
+            self._wait(("evaluated", index), number)
+        return iteration.losses.double().sum().item()
+
+    def snapshot(self) -> Snapshot:
+        """The state after every step so far, for which it waits: units stay as they are until they are released.
+
+        Training goes on meanwhile, up to the first update of a unit that was not. One at a time.
+        """
+        self.synchronize()
+        return self._optimizer.snapshot()
+
+    def waiting(self) -> dict[str, str]:
+        """Which thread waits for what key on the board and number under it, now; and which streams have work."""
+        threads = {
+            name: f"waits for {' '.join(map(str, key)) if isinstance(key, tuple) else key}, number {number}"
+            for name, (key, number) in self._context.board.waiting().items()
+        }
+        streams = {f"{device.name} {stream}": getattr(device, stream) for device in self._devices for stream in STREAMS}
+        return threads | {f"{name} stream": "has work" for name, stream in streams.items() if stream.busy()}
 
     def measured(self) -> Measured | None:
         """With `meter`, what the steps took; nothing is measured from now on. After `synchronize` no step is missing.

@@ -40,6 +40,14 @@ class Iteration:
         return 1.0 / (self.scale * max(self.supervised, 1))
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """A batch of which only the loss is wanted, with the newest weights; nothing else is under way."""
+
+    iteration: Iteration  # of the next one's number
+    number: int  # counts from 0
+
+
 def make_iteration(number: int, batch: Batch, dtype: torch.dtype, *, pin: bool) -> Iteration:
     """A batch with its index tensors where devices can read them: page-locked for CUDA."""
     micro_batches, tokens = batch.input_ids.shape
@@ -95,3 +103,15 @@ class Pending:
 
     def result(self) -> Any:
         return self._wait()
+
+
+class PendingLoss(Pending):
+    """The mean loss of an iteration over its supervised tokens, a float."""
+
+    def __init__(self, wait: Callable[[], float], losses: Tensor) -> None:
+        super().__init__(wait)
+        self._losses = losses
+
+    def not_finite(self) -> list[int]:
+        """The micro-batches whose loss is infinite or no number; once `result` was there."""
+        return (~torch.isfinite(self._losses)).nonzero().flatten().tolist()

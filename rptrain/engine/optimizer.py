@@ -26,6 +26,7 @@ from rptrain.engine.embedding import RowGradients
 from rptrain.engine.iteration import Iteration, StepRequest, StepResult
 from rptrain.engine.loss_scale import LossScale
 from rptrain.engine.meter import timed
+from rptrain.engine.snapshot import Snapshot
 from rptrain.engine.table_update import TableUpdate
 from rptrain.models.spec import Unit
 from rptrain.plan.lower import Access
@@ -63,6 +64,8 @@ class OptimizerWorker:
                 threads=adam.threads,
             )
         self._row_thread: threading.Thread | None = None  # of the present iteration
+        self._snapshot: Snapshot | None = None  # whose units the next updates wait for
+        self._snapshots = 0
         self._where = "waiting"
         self.seconds: float | None = None  # of the last update
         self._queue: queue.SimpleQueue[Iteration | StepRequest | None] = queue.SimpleQueue()
@@ -78,6 +81,14 @@ class OptimizerWorker:
     @property
     def doing(self) -> str:
         return self._where
+
+    def snapshot(self) -> Snapshot:
+        """The state after the last step; to be called while no step is under way."""
+        spec = self._context.store.spec
+        units = spec.trained(range(len(spec.units)))
+        self._snapshot = Snapshot(self._context.board, self._snapshots, units, self.applied, self.loss_scale)
+        self._snapshots += 1
+        return self._snapshot
 
     def join(self) -> None:
         """Waits for the thread's end; what it took of the host's memory is given back."""
@@ -100,10 +111,13 @@ class OptimizerWorker:
             self.loss_scale = self.loss_scale.after(asynchronous=lag, skipped=request.result.skipped)
             self._context.board.publish(("scale",), iteration.number + 1, self.loss_scale.scale)
             meter = None if request.result.skipped else self._context.meter
+            if meter is not None:
+                self._wait_for_snapshot()  # no part of an update's time
             began = time.perf_counter()
             with timed(meter, stamp, iteration.number, "update"):
                 self._update(iteration, request.learning_rate, request.result)
             self.seconds = time.perf_counter() - began
+            self._snapshot = None
             self._context.board.publish(("step",), iteration.number)
             self._where = "waiting"
 
@@ -176,10 +190,14 @@ class OptimizerWorker:
         table = None
         if not self._context.lag and self._rows is not None:
             table = None if result.skipped else self._table_update(rate, factor)
+            if table is not None and self._snapshot is not None:
+                self._snapshot.wait(0)  # whoever asks for rows updates them
             context.board.publish(("embedding",), iteration.number + 1, (context.store.units[0].current, table))
         for index in self._update_order():
             state = context.store.units[index]
             self._where = f"update of {state.unit.name}"
+            if self._snapshot is not None:
+                self._snapshot.wait(index)
             if context.probe is not None:
                 context.probe(f"optimizer {self._where}")
             if result.skipped:
@@ -193,6 +211,11 @@ class OptimizerWorker:
             context.board.publish(("version", index), iteration.number + 1, state.current)
             if index == 0 and self._context.lag:
                 context.board.publish(("embedding",), iteration.number + 1, (state.current, None))
+
+    def _wait_for_snapshot(self) -> None:
+        if self._snapshot is not None:
+            for index in self._update_order():
+                self._snapshot.wait(index)
 
     def _table_update(self, rate: float, factor: float) -> TableUpdate:
         """That of unit 0, the embedding table and nothing else."""

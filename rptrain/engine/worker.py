@@ -5,7 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, log
 from typing import Any, Self
@@ -17,16 +17,16 @@ from rptrain.engine import meter
 from rptrain.engine.context import Context
 from rptrain.engine.device import Device, Event, Stream
 from rptrain.engine.footprint import RING, Footprint
-from rptrain.engine.iteration import Iteration
+from rptrain.engine.iteration import Evaluation, Iteration
 from rptrain.engine.memory import accumulate_dtype
 from rptrain.engine.stage_pass import StagePass
 from rptrain.engine.trace import Span, Work, computing, copying
 from rptrain.engine.transfer import Bound, Download, GradLayout, ParamLayout, Upload
 from rptrain.models import rope
 from rptrain.models.balance import balance_of
-from rptrain.models.spec import MicroBatch, ModelSpec
+from rptrain.models.spec import MicroBatch, ModelSpec, Params
 from rptrain.plan.lower import Access
-from rptrain.plan.schedule import Slot
+from rptrain.plan.schedule import Slot, Stage
 
 AHEAD = 2  # micro-batches issued and not computed: were there more, the driver's queues would fill, and block it
 
@@ -133,15 +133,16 @@ class Worker:
         self._download: Download | None = None
         self._span: Span | None = None  # that is being issued, where the engine is traced
         self._left: dict[int, meter.Stamp] = {}  # there, when what an entry of the output ring held was with the host
+        self._turn = 0  # slots that were run: the parameters of the next one go by it
         self._where = "waiting"
-        self._queue: queue.SimpleQueue[Iteration | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Iteration | Evaluation | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=context.guard, args=(lambda: self._where, self._main), name=device.name, daemon=True
         )
         self._thread.start()
 
-    def submit(self, iteration: Iteration | None) -> None:
-        """The next iteration; None ends the thread once it has issued what it has."""
+    def submit(self, iteration: Iteration | Evaluation | None) -> None:
+        """The next iteration, or an evaluation between two; None ends the thread once it has issued what it has."""
         self._queue.put(iteration)
 
     def join(self) -> None:
@@ -154,7 +155,6 @@ class Worker:
         program = self._program()
         number, slot = next(program)
         upload = self._upload(number, slot, 0)
-        turn = 0
         iteration = self._take()
         while iteration is not None:
             while iteration.number < number:  # iterations in which this device has no slot
@@ -162,10 +162,10 @@ class Worker:
                 if iteration is None:
                     return
             following_number, following = next(program)
-            following_upload = self._upload(following_number, following, turn + 1)
+            following_upload = self._upload(following_number, following, self._turn + 1)
             self._where = str(slot)
-            self._run(iteration, slot, turn % 2, upload, following_upload)
-            turn += 1
+            self._run(iteration, slot, self._turn % 2, upload, following_upload)
+            self._turn += 1
             slot, upload = following, following_upload
             if following_number != number:
                 number = following_number
@@ -183,12 +183,87 @@ class Worker:
         """The next iteration; gradients that still wait for a window are not kept from the optimizer meanwhile."""
         if self._queue.empty():
             self._flush()
-        iteration = self._queue.get()
+        while isinstance(iteration := self._queue.get(), Evaluation):
+            self._evaluate(iteration)
         if iteration is None:
             self._flush()
             return None
         self._indices.upload(iteration, self._device.activation_upload)
         return iteration
+
+    def _evaluate(self, evaluation: Evaluation) -> None:
+        """The losses of every N-th micro-batch, through all layers, each uploaded once a round into the free slot.
+
+        Activations wait between layers where boundary 0 has its own while iterations are under way.
+        """
+        context, device, iteration = self._context, self._device, evaluation.iteration
+        plan, units = context.plan, context.store.units
+        free = (self._turn + 1) % 2
+        slot, table = self._params[free], units[0].views[units[0].current]["embed"]
+        self._indices.upload(iteration, device.activation_upload)
+        for first in range(0, plan.micro_batches, plan.round_size):
+            mine = [m for m in range(first, first + plan.round_size) if m % plan.devices == self._index]
+            hidden = {m: context.buffers.locate(Access(0, 0), 0, m)[0] for m in mine}
+            sent: dict[int, Event] = {}
+            for m in mine:
+                torch.index_select(table, 0, iteration.input_ids[m], out=hidden[m])
+            for index in range(len(self._spec.stack)):
+                layout = ParamLayout(self._spec, Stage("F", index, index + 1), context.store.dtype)
+                if (read := self._param_read[free]) is not None:
+                    device.param_upload.wait(read)
+                for unit in layout.units:
+                    source, target = units[unit].params[units[unit].current].view(torch.uint8), layout.of(unit, slot)
+                    device.param_upload.run("", lambda t=target, s=source: t.copy_(s, non_blocking=True))
+                device.compute.wait(device.param_upload.record())
+                bound = layout.bind(slot, self._widened)[0]
+                device.compute.run(self._where, bound.widen)
+                for m in mine:
+                    self._forward(iteration, index, m, bound.params, hidden[m], sent)
+                self._param_read[free] = read = device.compute.record()
+                read.synchronize()  # rounds share the buffers, and the driver's queues fill
+        download = device.activation_download
+        download.wait(device.compute.record())
+        for m in range(self._index, plan.micro_batches, plan.devices):
+            target, source = iteration.losses[m], self._losses[m]
+            download.run("", lambda t=target, s=source: t.copy_(s, non_blocking=True))
+        self._losses_read = download.record()
+        self._losses_read.synchronize()
+        context.board.publish(("evaluated", self._index), evaluation.number)
+
+    def _forward(
+        self, iteration: Iteration, index: int, m: int, params: Params, hidden: Tensor, sent: dict[int, Event]
+    ) -> None:
+        """One micro-batch through one layer: `hidden`, on the host, is replaced; of the head comes a loss."""
+        device = self._device
+        self._where = f"evaluation, layer {index} micro-batch {m}"
+        turn = self._computed % RING
+        self._computed += 1
+        x = self._x.claim(turn, device.activation_upload)
+        if m in sent:
+            device.activation_upload.wait(sent[m])
+        device.activation_upload.run(f"{self._where} input", lambda: x.copy_(hidden, non_blocking=True))
+        device.compute.wait(device.activation_upload.record())
+        self._indices.select(iteration, m, device.compute)
+        layout = Layout.of(iteration.documents[m], iteration.length)
+        head = index == len(self._spec.layers)
+        out = self._losses[m] if head else self._out.claim(turn, device.compute)
+
+        def compute() -> None:
+            mb = replace(self._describe(iteration, layout), sample=None)  # nothing is dropped
+            if head:
+                out.copy_(self._spec.head.loss(params, x, mb))
+            else:
+                out.copy_(self._spec.layers[index].forward(params, x, mb))
+
+        device.compute.run(self._where, compute)
+        done = device.compute.record()
+        self._x.release(turn, done)
+        if not head:
+            download = device.activation_download
+            download.wait(done)
+            download.run(f"{self._where} output", lambda: hidden.copy_(out, non_blocking=True))
+            sent[m] = download.record()
+            self._out.release(turn, sent[m])
 
     def _upload(self, number: int, slot: Slot, turn: int) -> Upload:
         layout = self._layouts[slot.stage_index]

@@ -1,0 +1,88 @@
+"""What a person tells a run that is under way: by signals, and by files in its folder `control`."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+PAUSE, SAVE, STOP = "PAUSE", "SAVE", "STOP"
+LOOK = 0.2  # seconds between two looks while training is paused
+
+
+class StopRequested(Exception):
+    """The run was told to stop, and its state was saved."""
+
+
+class Control:
+    """Reads a run's `control` folder, where `touch control/SAVE` is a command; PAUSE holds while the file is there.
+
+    Commands that were there before are removed, and `tell` is called with a line about each.
+    """
+
+    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._interrupted = False
+        self._taken: set[str] = set()
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for name in (PAUSE, SAVE, STOP):
+            if self._there(name):
+                self._remove(name)
+                tell(f"{folder / name} was left from before, and is removed")
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal asked for the end of the run."""
+        return self._interrupted
+
+    @property
+    def stops(self) -> bool:
+        return self._interrupted or self._there(STOP)
+
+    @property
+    def pauses(self) -> bool:
+        return self._there(PAUSE) and not self.stops
+
+    @property
+    def saves(self) -> bool:
+        """Whether a save is asked for that was not taken up yet."""
+        return SAVE not in self._taken and self._there(SAVE)
+
+    def take(self) -> Callable[[], None]:
+        """Takes up the request for a save; what is returned is called once that is done."""
+        self._taken.add(SAVE)
+        return self._saved
+
+    def stopped(self) -> None:
+        """STOP was obeyed."""
+        self._remove(STOP)
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """The first Ctrl-C or SIGTERM saves after the step under way and ends the run; a second one ends it at once."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
+            with suppress(OSError):  # not through the progress display, in whose midst this may be called
+                os.write(2, b"\nsaving after this step; once more to stop at once\n")
+
+        kinds = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(kind, stop) for kind in kinds]
+        try:
+            yield
+        finally:
+            for kind, handler in zip(kinds, before, strict=True):
+                signal.signal(kind, handler)
+
+    def _saved(self) -> None:
+        self._remove(SAVE)
+        self._taken.discard(SAVE)
+
+    def _there(self, name: str) -> bool:
+        return os.path.lexists(self._folder / name)
+
+    def _remove(self, name: str) -> None:
+        (self._folder / name).unlink(missing_ok=True)

@@ -1,0 +1,44 @@
+"""The state after a step while it is read: the optimizer leaves each unit as it is until it was released."""
+
+import threading
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+from rptrain.engine.board import Board
+from rptrain.engine.loss_scale import LossScale
+
+
+class Snapshot:
+    """Units of the store stay as they are until `release`, which any thread may call; leaving it releases the rest.
+
+    `applied` and `loss_scale` are the engine's after the step. `number` counts snapshots: ("saved", unit) on the board
+    says which was the last that a unit was released of.
+    """
+
+    def __init__(self, board: Board, number: int, units: Iterable[int], applied: int, loss_scale: LossScale) -> None:
+        self.applied, self.loss_scale = applied, loss_scale
+        self.waited = 0.0  # seconds that updates waited for units
+        self._board, self._number, self._held = board, number, set(units)
+        self._lock = threading.Lock()
+
+    def release(self, unit: int) -> None:
+        """Nobody reads the unit's state any more."""
+        with self._lock:
+            if unit in self._held:
+                self._held.discard(unit)
+                self._board.publish(("saved", unit), self._number)
+
+    def wait(self, unit: int) -> None:
+        """Blocks until the unit was released: for the optimizer, ahead of an update. Raises Aborted."""
+        began = time.perf_counter()
+        self._board.wait(("saved", unit), self._number)
+        self.waited += time.perf_counter() - began
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for unit in list(self._held):
+            self.release(unit)

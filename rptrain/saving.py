@@ -1,0 +1,122 @@
+"""Checkpoints written beside training, one at a time."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from rptrain.checkpoint.state import prune, save_state
+from rptrain.engine.engine import Engine
+from rptrain.engine.memory import UnitState
+from rptrain.engine.snapshot import Snapshot
+from rptrain.errors import UserError
+from rptrain.job import Job
+from rptrain.metrics import CheckpointSaved, Event, SaveFailed
+from rptrain.rundir import RunDir
+from rptrain.validation import Patience
+
+
+class Abandoned(Exception):
+    """A save was given up, as the run ends at once."""
+
+
+class Saver:
+    """Writes a run's checkpoints in a thread of its own while training goes on. Context manager: leaving it waits for
+    the save under way, or gives it up where a KeyboardInterrupt comes through.
+
+    `tell` is called with records, from any thread.
+    """
+
+    def __init__(self, run: RunDir, units: Sequence[UnitState], limit: int | None, tell: Callable[[Event], None]):
+        self._run, self._units, self._limit, self._tell = run, units, limit, tell
+        self._pool = ThreadPoolExecutor(1, "saver")
+        self._under_way: tuple[int, Future[None]] | None = None
+        self._abandoned = threading.Event()
+
+    def begin(self, engine: Engine, step: int, meta: dict[str, Any], done: Callable[[], None] | None = None) -> None:
+        """Saves the state after the engine's last step. Waits for the save before, and for that step, and for no more.
+
+        `done` is called once it is saved, or could not be.
+        """
+        began = time.perf_counter()
+        self.settle()
+        snapshot = engine.snapshot()
+        meta = meta | {"applied": snapshot.applied}
+        if engine.store.dtype == torch.float16:
+            scale = snapshot.loss_scale
+            meta["loss_scale"] = {"scale": scale.scale, "before": scale.before, "good": scale.good}
+        paused = time.perf_counter() - began
+        self._under_way = step, self._pool.submit(self._save, snapshot, step, meta, began, paused, done)
+
+    def look(self) -> None:
+        """Tells of a save that failed; training goes on."""
+        if self._under_way is not None and self._under_way[1].done():
+            self.settle()
+
+    def settle(self, *, required: bool = False) -> None:
+        """Waits for the save under way. If it failed, that is told, or raised where the save is `required`."""
+        if self._under_way is None:
+            return
+        (step, future), self._under_way = self._under_way, None
+        try:
+            future.result()
+        except (OSError, UserError) as error:
+            self._tell(SaveFailed(step, str(error)))
+            if required:
+                raise
+
+    def _save(
+        self,
+        snapshot: Snapshot,
+        step: int,
+        meta: dict[str, Any],
+        began: float,
+        paused: float,
+        done: Callable[[], None] | None,
+    ) -> None:
+        try:
+            with snapshot:
+                path = save_state(
+                    self._run.checkpoints_path,
+                    self._units,
+                    step=step,
+                    meta=meta,
+                    release=snapshot.release,
+                    proceed=self._proceed,
+                )
+            prune(self._run.checkpoints_path, self._limit)
+            seconds = time.perf_counter() - began
+            self._tell(CheckpointSaved(step, str(path), seconds, min(paused + snapshot.waited, seconds)))
+        finally:
+            if done is not None:
+                done()
+
+    def _proceed(self) -> None:
+        if self._abandoned.is_set():
+            raise Abandoned
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._abandoned.set()
+        self._pool.shutdown()
+
+
+def checkpoint_meta(job: Job, frozen: dict[str, Any] | None, patience: Patience) -> dict[str, Any]:
+    """What a checkpoint says beside its tensors of the run that wrote it; `frozen` describes the frozen weights."""
+    meta: dict[str, Any] = {"data": job.rows.content_hash, "model_dir": str(job.model_dir.absolute())}
+    if job.held_out is not None:
+        meta["validation"] = {"best": patience.best, "bad": patience.bad}
+    if frozen is not None:
+        meta["frozen"] = frozen
+    if job.adapter is not None:
+        meta["lora"] = job.adapter.to_dict()
+    if job.chat_template is not None:
+        meta["chat_template"] = job.chat_template
+    return meta

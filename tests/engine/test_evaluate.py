@@ -1,0 +1,66 @@
+"""The loss of other data, forward only: the plain model's, on any number of devices; training is as without."""
+
+import pytest
+import torch
+
+from rptrain.engine.errors import EngineError
+from rptrain.models.lora import LoRA
+
+from . import plain, runs
+
+CFG = plain.config(tie_word_embeddings=True)
+STAGES = "F0-1 F2-3 FB4-4 B2-3 B0-1"
+
+
+def trained(batches, other, plan, *, asynchronous, dtype=torch.float64, lora=None, **options):
+    """The losses of `other` before each step and after the last, and the weights."""
+    plain_plan = f"{STAGES} | {plan}"
+    wide = {"wide_grad": "MR=2" in plan, "lora": lora}
+    with runs.make_store(CFG, dtype, asynchronous=asynchronous, **wide) as store:
+        tokens = batches[0].rows * batches[0].length
+        with runs.engine_of(store, plain_plan, tokens=tokens, asynchronous=asynchronous, **options) as engine:
+            found = []
+            for batch in batches:
+                found.append((engine.evaluate(other), runs.checkpoint_tensors(store)))
+                engine.forward_backward(batch)
+                engine.step(1e-2)
+            found += [(engine.evaluate(other), runs.checkpoint_tensors(store)) for _ in range(2)]
+        return found, runs.checkpoint_tensors(store)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_it_is_the_loss_of_the_newest_weights_and_changes_nothing(asynchronous):
+    *batches, other = plain.make_batches(4)
+    found, weights = trained(batches, other, "N=2 M=4 MR=4", asynchronous=asynchronous)
+    for loss, at in found:
+        assert loss == pytest.approx(plain.loss(at, CFG, other).item() * other.supervised, rel=1e-10)
+    assert len({loss for loss, _ in found}) == 4 and found[-1][0] == found[-2][0]
+    plan = f"{STAGES} | N=2 M=4 MR=4"
+    expected = runs.run(CFG, batches, plan, dtype=torch.float64, asynchronous=asynchronous, rate=1e-2)[2]
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("plan", ["N=1 M=4 MR=4", "N=3 M=4 MR=4", "N=2 M=4 MR=2"])
+def test_the_number_of_devices_and_rounds_changes_no_bit_of_it(plan):
+    *batches, other = plain.make_batches(2)
+    usual = trained(batches, other, "N=2 M=4 MR=4", asynchronous=True, dtype=torch.float32)[0]
+    found = trained(batches, other, plan, asynchronous=True, dtype=torch.float32)[0]
+    assert found[0][0] == usual[0][0]
+    assert "MR=2" in plan or found[-1][0] == usual[-1][0]
+
+
+def test_nothing_is_dropped():
+    *batches, other = plain.make_batches(2)
+    with_dropout = trained(batches, other, "N=2 M=4 MR=4", asynchronous=True, lora=LoRA(r=2, alpha=4, dropout=0.5))[0]
+    without = trained(batches, other, "N=2 M=4 MR=4", asynchronous=True, lora=LoRA(r=2, alpha=4))[0]
+    assert with_dropout[0][0] == without[0][0] and with_dropout[-1][0] != without[-1][0]
+
+
+def test_a_failure_is_raised():
+    def probe(where):
+        if "evaluation, layer 2" in where:
+            raise OSError("planted")
+
+    *batches, other = plain.make_batches(2)
+    with pytest.raises(EngineError, match="planted"):
+        trained(batches, other, "N=2 M=4 MR=4", asynchronous=True, probe=probe)

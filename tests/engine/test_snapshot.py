@@ -1,0 +1,110 @@
+"""The state after a step can be read while training goes on: no unit changes before it was released."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from rptrain.checkpoint.state import load_state, save_state
+from rptrain.engine.errors import EngineError
+
+from . import plain, runs
+
+CFG = plain.config(tie_word_embeddings=True)
+PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=4 MR=4"
+
+
+def go_on(engine, batches):
+    for batch in batches:
+        engine.forward_backward(batch)
+        engine.step(1e-3)
+
+
+def saved_slowly(store, snapshot, folder, failure):
+    def proceed():
+        time.sleep(0.1)
+
+    def save():
+        try:
+            with snapshot:
+                save_state(
+                    folder,
+                    store.units,
+                    step=3,
+                    meta={"model_dir": str(folder)},
+                    release=snapshot.release,
+                    proceed=proceed,
+                )
+        except OSError as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("kind", [(False, torch.float32), (True, torch.float32), (True, torch.bfloat16)], ids=str)
+def test_what_is_saved_beside_training_is_the_state_of_its_step(kind, tmp_path):
+    """And training comes to the same weights as without, from there on and after a resume."""
+    asynchronous, dtype = kind
+    batches = plain.make_batches(6)
+    expected = runs.run(CFG, batches, PLAN, asynchronous=asynchronous, dtype=dtype)[2]
+    (tmp_path / "config.json").write_text("{}")
+    failure = []
+    with runs.make_store(CFG, dtype, asynchronous=asynchronous) as store:
+        tokens = batches[0].rows * batches[0].length
+        with runs.engine_of(store, PLAN, tokens=tokens, asynchronous=asynchronous) as engine:
+            go_on(engine, batches[:3])
+            snapshot = engine.snapshot()
+            thread = saved_slowly(store, snapshot, tmp_path, failure)
+            go_on(engine, batches[3:])
+            engine.synchronize()
+        thread.join()
+        assert not failure and snapshot.waited > 0
+        there = runs.checkpoint_tensors(store)
+        assert all(torch.equal(there[name], expected[name]) for name in expected)
+    with runs.make_store(CFG, dtype, asynchronous=asynchronous, seed=9) as store:
+        load_state(tmp_path / "checkpoint-3", store.units)
+        again = runs.run(CFG, batches[3:], PLAN, asynchronous=asynchronous, store=store, applied=3)[2]
+    assert all(torch.equal(again[name], expected[name]) for name in expected)
+
+
+def test_a_save_that_fails_releases_every_unit(tmp_path):
+    batches = plain.make_batches(4)
+    failure = []
+    with runs.make_store(CFG, torch.float32, asynchronous=True) as store:
+        tokens = batches[0].rows * batches[0].length
+        with runs.engine_of(store, PLAN, tokens=tokens, asynchronous=True) as engine:
+            go_on(engine, batches[:2])
+            (tmp_path / "config.json").write_text("{}")
+            (tmp_path / "checkpoint-3.partial").write_text("in the way")
+            thread = saved_slowly(store, engine.snapshot(), tmp_path, failure)
+            go_on(engine, batches[2:])
+            engine.synchronize()
+        thread.join()
+    assert isinstance(failure[0], FileExistsError)
+
+
+def test_a_failure_ends_the_wait_for_a_unit():
+    def probe(where):
+        if "FB4-4" in where and where.endswith("micro-batch 2") and armed.is_set():
+            raise OSError("planted")
+
+    armed = threading.Event()
+    batches = plain.make_batches(4)
+    with runs.make_store(CFG, torch.float32, asynchronous=True) as store:
+        tokens = batches[0].rows * batches[0].length
+        with (
+            pytest.raises(EngineError, match="planted"),
+            runs.engine_of(store, PLAN, tokens=tokens, asynchronous=True, probe=probe) as engine,
+        ):
+            go_on(engine, batches[:1])
+            engine.snapshot()
+            go_on(engine, batches[1:2])
+            while not any("saved" in what for what in engine.waiting().values()):
+                time.sleep(0.005)
+            assert engine.waiting()["optimizer"].startswith("waits for saved ")
+            armed.set()
+            go_on(engine, batches[2:])
+            engine.synchronize()

@@ -1,0 +1,123 @@
+"""What a run is told while it goes on: files in its control folder, and how they go together."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rptrain import metrics
+from rptrain.control import Control
+from rptrain.rundir import RunDir
+
+from . import run_tools as tools
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tools.write_model(tmp_path / "model")
+    return tmp_path
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Path:
+    return tmp_path / "runs/run/control"
+
+
+def at_step(monkeypatch: pytest.MonkeyPatch, step: int, action: Callable[[], object]) -> None:
+    """Calls it when the record of a step is written, once."""
+    write, done = metrics.EventLog.write, []
+
+    def act(log: metrics.EventLog, event: metrics.Event) -> None:
+        write(log, event)
+        if isinstance(event, metrics.Step) and event.step == step and not done:
+            done.append(True)
+            action()
+
+    monkeypatch.setattr(metrics.EventLog, "write", act)
+
+
+def test_stop_saves_and_ends_and_the_same_command_goes_on(folder, control, monkeypatch):
+    expected = tools.state(tools.train_here(folder, "log.run_name=whole"))
+    at_step(monkeypatch, 2, (control / "STOP").touch)
+    config = tools.write_config(folder)
+    told = tools.invoke("--config", folder / "run.toml", "--json")
+    run = RunDir(folder / "runs/run")
+    assert (told.exit_code, json.loads(told.stdout)) == (0, {"run": str(run.path), "model": None})
+    (saved,), (stopped,) = tools.events(run, metrics.CheckpointSaved), tools.events(run, metrics.Stopped)
+    assert 2 <= saved.step == stopped.step < 6 and stopped.by == "STOP"
+    assert not (control / "STOP").exists() and not run.finished and not run.model_path.exists()
+    assert tools.train_here(folder).path == run.path and config.config.save.resume == "auto"
+    assert [event.step for event in tools.events(run, metrics.Resumed)] == [stopped.step]
+    assert tools.state(run) == expected
+
+
+def test_save_saves_once_and_goes_on(folder, control, monkeypatch):
+    expected = tools.state(tools.train_here(folder, "log.run_name=whole"))
+    at_step(monkeypatch, 2, (control / "SAVE").touch)
+    run = tools.train_here(folder)
+    first, last = (event.step for event in tools.events(run, metrics.CheckpointSaved))
+    assert 2 <= first < last == 6
+    assert not (control / "SAVE").exists() and run.finished
+    assert tools.state(run) == expected
+
+
+def test_pause_holds_until_it_is_taken_away_and_saves_meanwhile(folder, control, monkeypatch):
+    expected = tools.state(tools.train_here(folder, "log.run_name=whole"))
+    at_step(monkeypatch, 2, (control / "PAUSE").touch)
+    run = RunDir(folder / "runs/run")
+    before: list[int] = []
+
+    def hand() -> None:
+        tools.wait_for(lambda: run.events_path.exists() and bool(tools.events(run, metrics.Paused)))
+        before.append(max(tools.steps(run)))
+        (control / "SAVE").touch()
+        tools.wait_for(lambda: not (control / "SAVE").exists())
+        before.append(max(tools.steps(run)))
+        (control / "PAUSE").unlink()
+
+    thread = threading.Thread(target=hand)
+    thread.start()
+    tools.train_here(folder)
+    thread.join()
+    (paused,), (going,) = tools.events(run, metrics.Paused), tools.events(run, metrics.Continued)
+    assert before == [paused.step, paused.step] and going.step == paused.step < 6
+    assert paused.step in [event.step for event in tools.events(run, metrics.CheckpointSaved)]
+    assert tools.state(run) == expected
+
+
+def test_stop_ends_a_pause(folder, control, monkeypatch):
+    def hold() -> None:
+        (control / "PAUSE").touch()
+        threading.Timer(0.3, (control / "STOP").touch).start()
+
+    at_step(monkeypatch, 2, hold)
+    run = tools.train_here(folder)
+    assert tools.events(run, metrics.Paused)[0].step == tools.events(run, metrics.Stopped)[0].step < 6
+
+
+def test_commands_from_before_are_removed_and_told(tmp_path):
+    told: list[str] = []
+    Control(tmp_path / "control", told.append)
+    for name in ("SAVE", "STOP", "PAUSE"):
+        (tmp_path / "control" / name).touch()
+    again = Control(tmp_path / "control", told.append)
+    assert not (again.stops or again.saves or again.pauses)
+    assert len(told) == 3 and all("was left from before" in line for line in told)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_stops_after_the_step_and_the_second_at_once(tmp_path, number):
+    control = Control(tmp_path / "control", lambda line: None)
+    handler = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), control.signals():
+        assert not control.stops
+        os.kill(os.getpid(), number)
+        tools.wait_for(lambda: control.stops)
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+    assert signal.getsignal(number) is handler

@@ -1,0 +1,135 @@
+"""Wherever a run is killed, what is on the disk is whole or not taken, and going on ends with the same bits."""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import rptrain.checkpoint.state
+import rptrain.saving
+from rptrain.checkpoint.state import verify_checkpoint
+from rptrain.rundir import RunDir
+
+from . import run_tools as tools
+
+OFTEN = ("save.save_steps=1", "save.save_total_limit=2", "optim.lr_scheduler_type=linear")
+WHOLE = ("save.save_steps=1", "optim.lr_scheduler_type=linear", "log.run_name=whole")
+CHANGES = ("open", "fsync", "mkdir", "rename", "replace", "unlink", "rmdir")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """A run that nothing happened to, with every step's checkpoint."""
+    folder = tmp_path_factory.mktemp("whole")
+    tools.write_model(folder / "model")
+    return tools.train_here(folder, *WHOLE)
+
+
+@pytest.fixture(scope="module")
+def trainers() -> Iterator[tools.Trainers]:
+    with tools.Trainers() as server:
+        yield server
+
+
+def before_each_change(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]) -> None:
+    """Calls it ahead of everything that a save does to the disk; one file is written at a time meanwhile."""
+    monkeypatch.setattr(rptrain.checkpoint.state, "THREADS", 1)
+    busy: list[bool] = []
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if not busy:
+                busy.append(True)
+                look()
+                busy.clear()
+            return function(*arguments, **named)
+
+        return call
+
+    save = rptrain.saving.save_state
+
+    def armed(*arguments: Any, **named: Any) -> Path:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in CHANGES:
+                patch.setattr(os, name, watched(getattr(os, name)))
+            path = save(*arguments, **named)
+        return path
+
+    prune = rptrain.saving.prune
+
+    def armed_prune(*arguments: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in CHANGES:
+                patch.setattr(os, name, watched(getattr(os, name)))
+            prune(*arguments)
+
+    monkeypatch.setattr(rptrain.saving, "save_state", armed)
+    monkeypatch.setattr(rptrain.saving, "prune", armed_prune)
+
+
+def test_every_state_of_the_disk_that_a_kill_can_leave(whole, tmp_path, monkeypatch):
+    """Each is copied while a run goes on, as a kill would leave it there. All are looked through, some gone on from."""
+    tools.write_model(tmp_path / "model")
+    run, left = RunDir(tmp_path / "runs/run"), tmp_path / "left"
+    copies: list[Path] = []
+
+    def copy() -> None:
+        copies.append(left / str(len(copies)))
+        shutil.copytree(run.checkpoints_path, copies[-1] / "checkpoints")
+        for file in (run.config_path, run.events_path):
+            shutil.copy(file, copies[-1])
+
+    before_each_change(monkeypatch, copy)
+    tools.train_here(tmp_path, *OFTEN)
+    monkeypatch.undo()
+    assert len(copies) > 60
+    steps = set()
+    for path in copies:
+        for checkpoint in RunDir(path).checkpoints():
+            verify_checkpoint(checkpoint)
+            same = whole.checkpoint_path(int(checkpoint.name.split("-")[1].split(".")[0]))
+            for file in checkpoint.glob("units/*"):
+                assert file.read_bytes() == (same / "units" / file.name).read_bytes(), file
+            steps.add(same.name)
+    assert len(steps) == 6
+    expected = tools.state(whole)
+    for path in Random(0).sample(copies, 5):
+        shutil.rmtree(tmp_path / "runs")
+        shutil.copytree(path, run.path)
+        assert tools.train_here(tmp_path, *OFTEN).path == run.path or not RunDir(path).checkpoints()
+        (finished,) = (found for found in (tmp_path / "runs").iterdir() if RunDir(found).finished)
+        assert tools.state(RunDir(finished)) == expected
+
+
+def killed_at_random(folder: Path, trainers: tools.Trainers, expected: dict[str, bytes], seeds: range) -> None:
+    tools.write_model(folder / "model")
+    began = time.monotonic()
+    assert trainers.train(folder, *OFTEN) == 0
+    usual = time.monotonic() - began
+    for seed in seeds:
+        shutil.rmtree(folder / "runs")
+        kills = 0
+        random = Random(seed)
+        while (code := trainers.train(folder, *OFTEN, seconds=random.uniform(0.2, 1.2) * usual)) != 0:
+            assert code == -signal.SIGKILL
+            kills += 1
+            for checkpoint in (folder / "runs/run/checkpoints").glob("checkpoint-*"):
+                if checkpoint in RunDir(folder / "runs/run").checkpoints():
+                    verify_checkpoint(checkpoint)
+        (path,) = (path for path in (folder / "runs").iterdir() if RunDir(path).finished)
+        assert tools.state(RunDir(path)) == expected, (seed, kills)
+
+
+def test_killed_at_random_moments(whole, trainers, tmp_path):
+    killed_at_random(tmp_path, trainers, tools.state(whole), range(1))
+
+
+@pytest.mark.slow
+def test_killed_at_fifty_random_moments(whole, trainers, tmp_path):
+    killed_at_random(tmp_path, trainers, tools.state(whole), range(50))

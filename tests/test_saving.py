@@ -1,0 +1,112 @@
+"""Checkpoints are written while training goes on; one that cannot be is told, and costs nothing but itself."""
+
+import errno
+import time
+from pathlib import Path
+
+import pytest
+
+import rptrain.saving
+from rptrain import metrics
+from rptrain.checkpoint import files
+from rptrain.checkpoint.state import verify_checkpoint
+from rptrain.rundir import RunDir
+
+from . import run_tools as tools
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tools.write_model(tmp_path / "model")
+    return tmp_path
+
+
+def slow_saves(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    save = rptrain.saving.save_state
+
+    def slowly(*arguments, proceed, **named):
+        def wait() -> None:
+            time.sleep(seconds)
+            proceed()
+
+        return save(*arguments, proceed=wait, **named)
+
+    monkeypatch.setattr(rptrain.saving, "save_state", slowly)
+
+
+@pytest.mark.parametrize("update", ["async", "sync"])
+def test_slow_saves_change_no_bit_and_are_measured(folder, monkeypatch, update):
+    """Each is what a run that ends there leaves."""
+    kind = f"optim.update={update}"
+    expected = {
+        step: tools.state(tools.train_here(folder, kind, f"train.max_steps={step}", f"log.run_name=to{step}", *flat))
+        for step in (2, 4, 6)
+        for flat in [("optim.lr_scheduler_type=constant", "optim.warmup_steps=0")]
+    }
+    slow_saves(monkeypatch, 0.01)
+    flat = ("optim.lr_scheduler_type=constant", "optim.warmup_steps=0")
+    run = tools.train_here(folder, kind, *flat, "save.save_steps=2")
+    for checkpoint, step in zip(run.checkpoints(), (2, 4, 6), strict=True):
+        verify_checkpoint(checkpoint)
+        there = {file.name: file.read_bytes() for file in checkpoint.glob("units/*")}
+        assert there == {name: content for name, content in expected[step].items() if name in there}
+    for event in tools.events(run, metrics.CheckpointSaved):
+        assert event.seconds is not None and event.paused is not None
+        assert event.seconds > 0.05 and 0 <= event.paused <= event.seconds
+
+
+def fail_from(monkeypatch: pytest.MonkeyPatch, step: int, call: int) -> None:
+    """No room for a write of the save of this step, from a call on."""
+    write, left = files.Aside.write, [call]
+
+    def full(aside: files.Aside, name: str, buffers) -> None:
+        if aside.path.name.startswith(f"checkpoint-{step}."):
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(errno.ENOSPC, "No space left on device", str(aside.path / name))
+        write(aside, name, buffers)
+
+    monkeypatch.setattr(files.Aside, "write", full)
+
+
+@pytest.mark.parametrize("call", [0, 2, 7])
+def test_a_full_disk_costs_the_checkpoint_and_the_run_goes_on(folder, monkeypatch, call):
+    expected = tools.state(tools.train_here(folder, "log.run_name=whole"))
+    fail_from(monkeypatch, 4, call)
+    run = tools.train_here(folder, "save.save_steps=2")
+    (failed,) = tools.events(run, metrics.SaveFailed)
+    assert failed.step == 4 and "No space left" in failed.message
+    assert [path.name for path in sorted(run.checkpoints_path.iterdir())] == ["checkpoint-2", "checkpoint-6"]
+    assert run.finished and tools.state(run) == expected
+    for checkpoint in run.checkpoints():
+        verify_checkpoint(checkpoint)
+
+
+def test_a_full_disk_at_the_end_fails_the_run_and_keeps_the_checkpoint_before(folder, monkeypatch):
+    fail_from(monkeypatch, 6, 3)
+    tools.write_config(folder)
+    told = tools.invoke("--config", folder / "run.toml", "save.save_steps=4")
+    run = RunDir(folder / "runs/run")
+    assert told.exit_code == 1 and "No space left" in told.stderr
+    assert [path.name for path in run.checkpoints_path.iterdir()] == ["checkpoint-4"]
+    verify_checkpoint(run.checkpoint_path(4))
+    monkeypatch.undo()
+    again = tools.train_here(folder, "save.save_steps=4")
+    assert again.finished and [event.step for event in tools.events(run, metrics.Resumed)] == [4]
+
+
+def test_an_interrupt_that_ends_the_run_at_once_gives_the_save_up(folder, monkeypatch):
+    slow_saves(monkeypatch, 0.05)
+    write = metrics.EventLog.write
+
+    def interrupt(log: metrics.EventLog, event: metrics.Event) -> None:
+        write(log, event)
+        if isinstance(event, metrics.Step) and event.step == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(metrics.EventLog, "write", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        tools.train_here(folder, "save.save_steps=2")
+    run = RunDir(folder / "runs/run")
+    assert [path.name for path in run.checkpoints_path.iterdir()] in ([], ["checkpoint-2"])
+    assert not list(run.checkpoints_path.glob("*.partial"))

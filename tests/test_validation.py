@@ -1,0 +1,88 @@
+"""Held-out rows: which they are, their loss at intervals, and a run that ends once it is no better."""
+
+import pytest
+
+from rptrain import metrics
+from rptrain.errors import UserError
+from rptrain.job import prepare_job
+from rptrain.validation import Patience, split
+
+from . import run_tools as tools
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tools.write_model(tmp_path / "model")
+    return tmp_path
+
+
+def losses(run):
+    return {event.step: event.score for event in tools.events(run, metrics.Evaluation) if event.name == "loss"}
+
+
+def test_rows_are_held_out_whole_and_none_is_in_both(folder):
+    rows = prepare_job(tools.write_config(folder, "data.train.0.path=builtin:tasks").config).rows
+    train, held_out = split(rows, 0.25, 0)
+    assert len(held_out) == round(0.25 * len(rows)) and len(train) + len(held_out) == len(rows)
+    taken = [part.take(range(len(part))) for part in (train, held_out)]
+    seen = {tuple(row) for ids, _ in taken for row in ids.tolist()}
+    assert seen == {tuple(row) for row in rows.take(range(len(rows)))[0].tolist()}
+    for part, (_, labels) in zip((train, held_out), taken, strict=True):
+        assert all(sum(part.documents(row)) == rows.length for row in range(len(part)))
+        assert part.supervised.tolist() == (labels != -100).sum(1).tolist()
+        assert sum(group.count for group in part.groups) == len(part)
+    assert split(rows, 7, 0)[1].content_hash != split(rows, 7, 1)[1].content_hash
+    with pytest.raises(UserError, match="holds out"):
+        split(rows, len(rows), 0)
+
+
+@pytest.mark.parametrize("update", ["async", "sync"])
+def test_the_loss_at_intervals_changes_nothing_and_is_the_same_after_a_resume(folder, update, monkeypatch):
+    data = ("data.val_size=0.3", f"optim.update={update}", "save.save_steps=2")
+    without = tools.train_here(folder, *data, "log.run_name=without")
+    run = tools.train_here(folder, *data, "train.eval_steps=2")
+    assert list(losses(without)) == [6] and list(losses(run)) == [2, 4, 6]
+    assert (
+        losses(run)[6] == losses(without)[6]
+        and tools.state(run)["model.safetensors"] == tools.state(without)["model.safetensors"]
+    )
+    lines = run.events_path.read_text().splitlines(keepends=True)
+    run.events_path.write_text("".join(lines[:-1]))
+    (run.checkpoint_path(6) / "complete.json").unlink()
+    again = tools.train_here(folder, *data, "train.eval_steps=2", "engine.devices=cpu:1")
+    assert again.path == run.path and losses(again)[6] == losses(without)[6]
+
+
+def test_sets_of_their_own(folder):
+    run = tools.train_here(folder, 'data.val=[{path="builtin:random"}]', "train.max_steps=2", "train.eval_steps=1")
+    assert list(losses(run)) == [1, 2] and losses(run)[1] > 1
+
+
+def test_a_run_that_gets_no_better_ends(folder):
+    settings = ("data.val_size=0.3", "train.eval_steps=1", "train.early_stopping_patience=2", "train.max_steps=40")
+    run = tools.train_here(folder, *settings, "optim.learning_rate=0.5", "optim.warmup_steps=0", "engine.replan=false")
+    found = losses(run)
+    last = max(found)
+    assert last < 40 and run.finished and run.model_path.is_dir()
+    assert tools.events(run, metrics.Finished)[0].step == last == tools.events(run, metrics.CheckpointSaved)[-1].step
+    best = min(found, key=lambda step: found[step])
+    assert best <= last - 2 or found[best] == min(list(found.values())[:-2])
+
+
+def test_patience_counts_from_the_best():
+    patience = Patience(2)
+    assert [patience.follow(loss) for loss in (3.0, 2.0, 2.5, 1.5, 1.5, 1.6)] == [False] * 5 + [True]
+    assert not any(Patience(None).follow(loss) for loss in (1.0, 2.0, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("train.eval_steps=2",), "there is nothing held out"),
+        (("data.val_size=0.1", "train.early_stopping_patience=2"), "set train.eval_steps"),
+        (("data.val_size=0.1", 'data.val=[{path="builtin:random"}]'), "remove it, or them"),
+    ],
+)
+def test_what_does_not_go_together(folder, overrides, message):
+    with pytest.raises(UserError, match=message):
+        tools.write_config(folder, *overrides)

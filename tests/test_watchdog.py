@@ -1,0 +1,47 @@
+"""What hangs is told, with what every thread and stream waits for; training is left alone."""
+
+import threading
+import time
+from pathlib import Path
+
+from rptrain import metrics
+from rptrain.engine.stage_pass import StagePass
+from rptrain.rundir import RunDir
+from rptrain.watchdog import Watchdog
+
+from . import run_tools as tools
+
+
+def test_a_hanging_computation_is_told_and_the_run_goes_on(tmp_path, monkeypatch):
+    """The third pass over the head waits until the record of it is there."""
+    head, calls = StagePass._head, []
+    run = RunDir(tmp_path / "runs/run")
+
+    def hangs(work, scale, loss):
+        calls.append(None)
+        if len(calls) == 4 + 3:
+            tools.wait_for(lambda: any(event.step == 1 for event in tools.events(run, metrics.Stalled)))
+        head(work, scale, loss)
+
+    monkeypatch.setattr(StagePass, "_head", hangs)
+    tools.write_model(tmp_path / "model")
+    tools.train_here(tmp_path, "engine.stall_timeout=0.7")
+    stalled = next(event for event in tools.events(run, metrics.Stalled) if event.step == 1)
+    assert "has work" in [stalled.waiting.get(f"cpu:{index} compute stream") for index in (0, 1)]
+    text = Path(stalled.path).read_text()
+    assert "compute stream: has work" in text and "thread optimizer\n" in text and "in hangs" in text
+    assert run.finished
+
+
+def test_each_stall_is_told_once(tmp_path):
+    told: list[metrics.Event] = []
+    with Watchdog(0.05, tmp_path, lambda: {}, told.append) as watchdog:
+        tools.wait_for(lambda: len(told) == 1)
+        time.sleep(0.2)
+        assert len(told) == 1
+        watchdog.alive(7)
+        tools.wait_for(lambda: len(told) == 2)
+    assert [event.step for event in told if isinstance(event, metrics.Stalled)] == [0, 7]
+    before = threading.active_count()
+    with Watchdog(0, tmp_path, lambda: {}, told.append):
+        assert threading.active_count() == before
