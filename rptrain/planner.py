@@ -56,7 +56,7 @@ class Workload:
             dtype=dtype,
             asynchronous=config.optim.update == "async",
             moments=config.optim.moments,
-            fused=card is not CPU and dtype in launch.DTYPES and (launch.HAS_TRITON or not torch.cuda.is_available()),
+            fused=card != CPU and dtype in launch.DTYPES and (launch.HAS_TRITON or not torch.cuda.is_available()),
         )
 
     @property
@@ -93,7 +93,7 @@ def layer_costs(
     spec: ModelShape, workload: Workload, machine: Machine, measured: Measured | None
 ) -> tuple[LayerCost, ...]:
     """Measured times where there are some, else estimates from operations and bytes. The embedding's update counts to
-    the first layer, which waits for its first rows; the rest takes as long behind it as the whole would before it.
+    the first layer, which waits for its first rows; the rest holds up the layers behind.
     """
     itemsize, accumulate = workload.dtype.itemsize, accumulate_dtype(workload.dtype)
     wide = accumulate.itemsize

@@ -53,7 +53,6 @@ class SkippedSteps:
         size, taken = self._job.config.train.rows, self._job.batches.taken(step - 1).tolist()
         rows = [row for m in micro_batches for row in taken[m * size : (m + 1) * size]]
         tokenizer = self._job.tokenizer
-        texts = (
-            [] if tokenizer is None else [tokenizer.decode(self._job.rows.take([row])[0][0, :SHOWN]) for row in rows]
-        )
+        ids = self._job.rows.take(rows)[0][:, :SHOWN]
+        texts = [] if tokenizer is None else [tokenizer.decode(row) for row in ids]
         return StepSkipped(step, self._in_a_row, tuple(micro_batches), tuple(rows), tuple(texts))

@@ -228,7 +228,9 @@ class OptimizerWorker:
         """All of it, or of the only range of unit 0 some pieces; the generation is yet to be flipped."""
         state, noise = self._context.store.units[index], moments.noise(self._seed, self.applied, index)
         source, target = state.params[state.current], state.params[state.spare]
-        for part, weight_decay in _decay_ranges(state.unit, self._weight_decay):
+        ranges = _decay_ranges(state.unit, self._weight_decay)
+        assert pieces is None or len(ranges) == 1
+        for part, weight_decay in ranges:
             self._adam.update(
                 source=source[part],
                 target=target[part],

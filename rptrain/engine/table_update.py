@@ -16,8 +16,8 @@ from rptrain.engine.adam import PIECE
 class TableUpdate:
     """One step's update of a table with rows of `width` elements, the first of the unit's `numel`. Thread-safe.
 
-    `update` is called with the numbers of pieces, each of them once, or with None for all at once where `pieces` is
-    False.
+    `update` is called with the numbers of pieces, each of them once and at times none; or with None for all at once,
+    where `pieces` is False.
     """
 
     def __init__(self, width: int, numel: int, update: Callable[[Tensor | None], None], *, pieces: bool = True) -> None:

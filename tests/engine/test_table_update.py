@@ -1,7 +1,6 @@
 """The embedding table's update in pieces: each element once, whoever asks, and forward before the rest."""
 
 import threading
-from itertools import pairwise
 
 import pytest
 import torch
@@ -99,13 +98,12 @@ def test_a_forward_begins_before_the_table_is_updated(tied: bool) -> None:
     assert held[0] == runs.run(cfg, batches[:2], PLAN, asynchronous=False)[0]
     updates = [where for where in order if where.startswith("optimizer update of")]
     assert updates.index("optimizer update of embed") > updates.index("optimizer update of layers.0")
-    assert all(a <= b for a, b in pairwise(order.index(f"embedding m{m}") for m in range(4)))
 
 
 @pytest.mark.parametrize("round_size", [8, 2, 1])
 def test_rows_in_groups_have_the_bits_of_the_whole(round_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the first micro-batch, of some, of all; in one round and in several."""
-    batches = plain.make_batches(3, micro_batches=8)
+    batches = plain.make_batches(3, micro_batches=8, vocab=3000)
     plan = f"F0-1 FB2-4 B0-1 | N=1 M=8 MR={round_size}"
     parts = runs.run(plain.config(vocab_size=3000), batches, plan, asynchronous=False)
     monkeypatch.setattr(CpuAdam, "native", property(lambda _: False))
