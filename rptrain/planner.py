@@ -93,7 +93,7 @@ def layer_costs(
     spec: ModelShape, workload: Workload, machine: Machine, measured: Measured | None
 ) -> tuple[LayerCost, ...]:
     """Measured times where there are some, else estimates from operations and bytes. The embedding's update counts to
-    the first layer, which waits for its first rows; the rest holds up the layers behind.
+    the first layer, which waits for it.
     """
     itemsize, accumulate = workload.dtype.itemsize, accumulate_dtype(workload.dtype)
     wide = accumulate.itemsize

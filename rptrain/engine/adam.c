@@ -15,13 +15,11 @@
 #define INDEPENDENT
 #endif
 
-enum { CHUNK = 65536, LANES = 512, PIECE = 1024 };
+enum { CHUNK = 65536, LANES = 512 };
 
 typedef struct {
     int64_t next, count; /* the first chunk that nobody has taken; elements */
     int64_t noise;       /* what element 0 draws its random numbers from; element i from noise + i */
-    const int64_t *pieces; /* the numbers of the pieces that are asked for, in place of all chunks */
-    int64_t listed;        /* how many */
     const void *source, *grad;
     void *target, *remainder, *exp_avg, *exp_avg_sq;
     float *exp_avg_scale, *exp_avg_sq_scale; /* of each block, for codes */
@@ -29,18 +27,11 @@ typedef struct {
     double grad_scale, beta1, beta2, rest1, rest2, decay, step_size, root_scale, eps;
 } Job;
 
-/* Sets the bounds of the next chunk or piece; 0 when none is left. */
+/* Sets the bounds of the next chunk; 0 when none is left. */
 static int take(Job *job, int64_t *start, int64_t *stop)
 {
-    int64_t number = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED), size = CHUNK;
-    if (job->pieces) {
-        if (number >= job->listed)
-            return 0;
-        number = job->pieces[number];
-        size = PIECE;
-    }
-    *start = number * size;
-    *stop = job->count - *start < size ? job->count : *start + size;
+    *start = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED) * CHUNK;
+    *stop = job->count - *start < CHUNK ? job->count : *start + CHUNK;
     return *start < job->count;
 }
 

@@ -14,7 +14,7 @@ from rptrain.engine import moments, native
 from rptrain.engine.native import SUFFIXES, finish
 from rptrain.parallel import cores
 
-CHUNK, LANES, PIECE = 65536, 512, 1024  # as in adam.c
+CHUNK, LANES = 65536, 512  # as in adam.c
 FALLBACK_CHUNK = 1 << 18  # elements: temporaries stay in the caches
 MAX_THREADS = 16  # more gain little, and the bandwidth is shared with the transfers
 
@@ -22,8 +22,6 @@ MAX_THREADS = 16  # more gain little, and the bandwidth is shared with the trans
 class _Job(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("next", "count", "noise")),
-        ("pieces", ctypes.c_void_p),
-        ("listed", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("source", "grad", "target", "remainder", "exp_avg", "exp_avg_sq")),
         *((name, ctypes.c_void_p) for name in ("exp_avg_scale", "exp_avg_sq_scale", "masters")),
         *((name, ctypes.c_double) for name in ("grad_scale", "beta1", "beta2", "rest1", "rest2")),
@@ -94,7 +92,6 @@ class CpuAdam:
         step: int,
         grad_scale: float,
         noise: int = 0,
-        pieces: Tensor | None = None,
     ) -> None:
         """Writes to `target` the parameter read from `source`, updated; they may be one. States in place.
 
@@ -104,12 +101,8 @@ class CpuAdam:
         float64 ones take everything in their own type and neither. But for float64, moments may be in one of the small
         formats of moments.py: then element i of these tensors is rounded with the random number of `noise` + i, and
         `int8` takes whole blocks, and a scale for each. `step` counts from 1; the gradient is multiplied by
-        `grad_scale` first. `pieces` (int64) are the numbers of the only pieces of PIECE elements to update, on the
-        compiled path.
+        `grad_scale` first.
         """
-        assert pieces is None or self.native
-        if pieces is not None and not len(pieces):
-            return  # an empty tensor has no address
         assert step >= 1
         assert (remainder is None) == (source.dtype != torch.bfloat16)
         assert (masters is None) == (source.dtype != torch.float16)
@@ -140,12 +133,12 @@ class CpuAdam:
         }
         if self._library:
             kinds = (source.dtype, grad.dtype, exp_avg.dtype)
-            self._run(f"adam_{'_'.join(SUFFIXES[kind] for kind in kinds)}", tensors, factors, noise, pieces)
+            self._run(f"adam_{'_'.join(SUFFIXES[kind] for kind in kinds)}", tensors, factors, noise)
         else:
-            chunks = {name: tensor.split(FALLBACK_CHUNK // _shared(name)) for name, tensor in tensors.items()}
+            pieces = {name: tensor.split(FALLBACK_CHUNK // _shared(name)) for name, tensor in tensors.items()}
             calls = [
-                partial(_update, dict(zip(chunks, part, strict=True)), noise + index * FALLBACK_CHUNK, **factors)
-                for index, part in enumerate(zip(*chunks.values(), strict=True))
+                partial(_update, dict(zip(pieces, part, strict=True)), noise + index * FALLBACK_CHUNK, **factors)
+                for index, part in enumerate(zip(*pieces.values(), strict=True))
             ]
             finish(self.pool, calls)
 
@@ -166,26 +159,14 @@ class CpuAdam:
         """
         self._run("traffic_bf16_bf16", tensors, {})
 
-    def _run(
-        self,
-        name: str,
-        tensors: dict[str, Tensor],
-        factors: dict[str, float],
-        noise: int = 0,
-        pieces: Tensor | None = None,
-    ) -> None:
+    def _run(self, name: str, tensors: dict[str, Tensor], factors: dict[str, float], noise: int = 0) -> None:
         count = len(tensors["grad"])
         assert all(t.is_cpu and t.dim() == 1 and t.is_contiguous() for t in tensors.values())
         sizes = (len(tensor) * _shared(kind) for kind, tensor in tensors.items())
         assert all(size == count for size in sizes) or name.startswith("square_sum")
         job = _Job(count=count, noise=noise, **{name: t.data_ptr() for name, t in tensors.items()}, **factors)
-        elements = count
-        if pieces is not None:
-            assert pieces.dtype == torch.int64 and pieces.is_contiguous()
-            job.pieces, job.listed = pieces.data_ptr(), len(pieces)
-            elements = len(pieces) * PIECE
         call = partial(getattr(self._library, name), ctypes.byref(job))
-        finish(self.pool, [call] * min(self.threads, max(-(-elements // CHUNK), 1)))
+        finish(self.pool, [call] * min(self.threads, -(-count // CHUNK)))
 
 
 def _shared(name: str) -> int:

@@ -20,12 +20,11 @@ from rptrain.plan.schedule import Plan
 class Context:
     """Shared by the engine's threads.
 
-    Board keys: ("boundary", ...), ("grad", unit), ("version", unit), ("embedding",), ("loss", round), ("rows",),
-    ("scale",), ("step",), ("saved", unit).
+    Board keys: ("boundary", ...), ("grad", unit), ("version", unit), ("loss", round), ("rows",), ("scale",),
+    ("step",), ("saved", unit).
     Version v of a unit holds the weights after v steps, its payload is the index of its generation; that of the scale
-    is what the loss is multiplied by in an iteration that reads version v. That of the embedding, whose rows can be
-    read before all of unit 0 is updated, is its generation and, in sync, the TableUpdate that makes rows ready. Of a
-    frozen unit every version is published from the start.
+    is what the loss is multiplied by in an iteration that reads version v. Of a frozen unit every version is published
+    from the start.
     """
 
     plan: Plan

@@ -16,12 +16,10 @@ from rptrain.engine.context import Context
 from rptrain.engine.iteration import Iteration
 from rptrain.engine.memory import Arena, UnitState, accumulate_dtype
 from rptrain.engine.rows import CpuRows, row_stride
-from rptrain.engine.table_update import TableUpdate
 from rptrain.models.spec import ModelShape
 from rptrain.plan.lower import Access
 
 GATHERERS = 4  # threads that gather rows: in sync the first stage waits for them
-FEW = 4  # micro-batches whose rows are updated beside those of the first stage's layers, in sync
 
 
 class RowGradients:
@@ -96,34 +94,17 @@ class EmbeddingWorker:
         context = self._context
         while (iteration := self._queue.get()) is not None:
             self._where = f"embedding of iteration {iteration.number}"
-            generation, update = context.board.wait(("embedding",), context.read_version(iteration.number))
+            generation = context.board.wait(("version", 0), context.read_version(iteration.number))
             table = context.store.units[0].views[generation]["embed"]
             for m, ids in enumerate(iteration.input_ids):
                 pass_index = iteration.number * context.plan.rounds + m // context.plan.round_size
                 out, key, number = context.buffers.locate(Access(0, 0), pass_index, m)
                 if number:
                     context.board.wait(key, number - 1)  # its gradient was read: host work, finished when published
-                if update is not None:
-                    self._update(update, iteration, m)
                 if context.probe is not None:
                     context.probe(f"embedding m{m}")
                 self._gather(table, ids, out)
                 context.board.publish(key, number)
-
-    def _update(self, update: TableUpdate, iteration: Iteration, m: int) -> None:
-        """Sync: makes rows ready for micro-batch `m` and those after it: of the first alone, then of FEW, then of all.
-
-        The last wait until the first stage is at the second micro-batch: up to there the optimizer's threads are
-        better used for its layers.
-        """
-        context, groups = self._context, [0, 1, 1 + FEW, len(iteration.input_ids)]
-        if m not in groups:
-            return
-        if m == 1 + FEW:
-            pass_index = iteration.number * context.plan.rounds + 1 // context.plan.round_size
-            _, key, number = context.buffers.locate(Access(0, 1), pass_index, 1)
-            context.board.wait(key, number)
-        update.rows(iteration.input_ids[m : groups[groups.index(m) + 1]].flatten())
 
     def _gather(self, table: Tensor, ids: Tensor, out: Tensor) -> None:
         def part(ids: Tensor, out: Tensor) -> None:

@@ -99,12 +99,6 @@ class Engine:
                     continue
                 for version, generation in ((-1, state.before), (0, state.current)):
                     self._context.board.publish(("version", index), version, generation)
-            embedding = store.units[0]
-            if embedding.unit.trainable:
-                for version, generation in ((-1, embedding.before), (0, embedding.current)):
-                    self._context.board.publish(("embedding",), version, (generation, None))
-            else:
-                self._context.board.settle(("embedding",), (embedding.current, None))
             adam = CpuAdam(optimizer.betas, optimizer.eps, optimizer.threads)
             stack.callback(adam.close)
             self._devices = [self._open(name, device_limit, probe, stack) for name in devices]

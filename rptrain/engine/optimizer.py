@@ -14,9 +14,6 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from functools import partial
-
-from torch import Tensor
 
 from rptrain.engine import moments
 from rptrain.engine.adam import CpuAdam
@@ -25,15 +22,15 @@ from rptrain.engine.device import stamp
 from rptrain.engine.embedding import RowGradients
 from rptrain.engine.iteration import Iteration, StepRequest, StepResult
 from rptrain.engine.loss_scale import LossScale
+from rptrain.engine.memory import UnitState
 from rptrain.engine.meter import timed
 from rptrain.engine.snapshot import Snapshot
-from rptrain.engine.table_update import TableUpdate
 from rptrain.models.spec import Unit
 from rptrain.plan.lower import Access
 
 
 class OptimizerWorker:
-    """Takes an iteration, then its step, in turn; publishes what it makes of them."""
+    """Takes an iteration, then its step, in turn; publishes ("scale",), ("version", unit) and ("step",)."""
 
     def __init__(
         self,
@@ -171,13 +168,11 @@ class OptimizerWorker:
         return spec.trained(unit for layer in reversed(spec.stack) for unit in layer.units)
 
     def _update_order(self) -> Sequence[int]:
-        """Sync: as the next forward reads them; of the embedding it reads rows, which come first where they are
-        asked for. Async: as the running iteration rewrites the gradients.
-        """
+        """Sync: as the next forward reads them. Async: as the running iteration rewrites the gradients."""
         spec = self._context.store.spec
         if self._context.lag:
             return [*dict.fromkeys((*self._arrival_order(), *spec.trained([0])))]
-        return [*dict.fromkeys(spec.trained((*(unit for layer in spec.stack for unit in layer.units), 0)))]
+        return [*dict.fromkeys(spec.trained((0, *(unit for layer in spec.stack for unit in layer.units))))]
 
     def _update(self, iteration: Iteration, rate: float, result: StepResult) -> None:
         """Clips as torch.nn.utils.clip_grad_norm_ does and applies AdamW; a skipped step flips no generation."""
@@ -187,12 +182,6 @@ class OptimizerWorker:
             factor *= min(1.0, self._max_grad_norm / (result.grad_norm + 1e-6))
         if not result.skipped:
             self.applied += 1
-        table = None
-        if not self._context.lag and self._rows is not None:
-            table = None if result.skipped else self._table_update(rate, factor)
-            if table is not None and self._snapshot is not None:
-                self._snapshot.wait(0)  # whoever asks for rows updates them
-            context.board.publish(("embedding",), iteration.number + 1, (context.store.units[0].current, table))
         for index in self._update_order():
             state = context.store.units[index]
             self._where = f"update of {state.unit.name}"
@@ -202,35 +191,18 @@ class OptimizerWorker:
                 context.probe(f"optimizer {self._where}")
             if result.skipped:
                 state.before = state.current
-            elif index == 0 and table is not None:
-                table.rest()
-                state.flip()
             else:
-                self._update_unit(index, rate, factor)
-                state.flip()
+                self._update_unit(state, rate, factor, moments.noise(self._seed, self.applied, index))
             context.board.publish(("version", index), iteration.number + 1, state.current)
-            if index == 0 and self._context.lag:
-                context.board.publish(("embedding",), iteration.number + 1, (state.current, None))
 
     def _wait_for_snapshot(self) -> None:
         if self._snapshot is not None:
             for index in self._update_order():
                 self._snapshot.wait(index)
 
-    def _table_update(self, rate: float, factor: float) -> TableUpdate:
-        """That of unit 0, the embedding table and nothing else."""
-        state = self._context.store.units[0]
-        width = state.unit.params[0].shape[1]
-        update = partial(self._update_unit, 0, rate, factor)
-        return TableUpdate(width, state.unit.numel, update, pieces=self._adam.native)
-
-    def _update_unit(self, index: int, rate: float, factor: float, pieces: Tensor | None = None) -> None:
-        """All of it, or of the only range of unit 0 some pieces; the generation is yet to be flipped."""
-        state, noise = self._context.store.units[index], moments.noise(self._seed, self.applied, index)
+    def _update_unit(self, state: UnitState, rate: float, factor: float, noise: int) -> None:
         source, target = state.params[state.current], state.params[state.spare]
-        ranges = _decay_ranges(state.unit, self._weight_decay)
-        assert pieces is None or len(ranges) == 1
-        for part, weight_decay in ranges:
+        for part, weight_decay in _decay_ranges(state.unit, self._weight_decay):
             self._adam.update(
                 source=source[part],
                 target=target[part],
@@ -243,8 +215,8 @@ class OptimizerWorker:
                 step=self.applied,
                 grad_scale=factor,
                 noise=noise + part.start,
-                pieces=pieces,
             )
+        state.flip()
 
 
 def _decay_ranges(unit: Unit, weight_decay: float) -> list[tuple[slice, float]]:

@@ -348,7 +348,7 @@ class Worker:
         }
         if self._span is not None and context.trace is not None:
             self._span.freed = [self._left[entry] for entry in entries if entry in self._left]
-            self._span.embedded = context.trace.board.published(("embedding",), context.read_version(iteration.number))
+            self._span.embedded = context.trace.board.published(("version", 0), context.read_version(iteration.number))
         self._indices.select(iteration, m, device.compute)
         layout = Layout.of(iteration.documents[m], iteration.length)
         metered = context.meter
