@@ -89,12 +89,13 @@ def _first_examples(source: TrainSet) -> list[Any]:
     from itertools import islice
 
     from rptrain.data import formats, tasks
+    from rptrain.data.files import files_of
     from rptrain.data.loader import TASKS
 
     if source.path == TASKS:
         asked = tasks.questions("train", SAMPLES)
         return [formats.Example(TASKS, line, messages=one.messages) for line, one in enumerate(asked, 1)]
-    return list(islice(formats.read(source.path, source.format), SAMPLES))
+    return list(islice(formats.read(files_of(source.path, source.split)[0], source.format), SAMPLES))
 
 
 def export(source: Path, to: Path, merge: bool) -> str:

@@ -76,6 +76,7 @@ class Runs(Screen[None]):
 
     def on_resize(self) -> None:
         self._write(self._chosen)
+        self.call_after_refresh(self._compare)
 
     # ---- the list
 
