@@ -169,9 +169,7 @@ def test_the_helper_ends_with_the_process_that_began_it():
 
 
 def test_a_launched_trainer_has_a_name_a_session_and_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    script = (
-        'ps -o sid= -p $$; echo "$LOOK $5 $6"; mkdir "$RUN"; touch "$RUN/config.toml"; echo more; read line; echo end'
-    )
+    script = 'ps -o sid= -p $$; mkdir "$RUN"; touch "$RUN/config.toml"; echo "$LOOK $4"; read line; echo end'
     monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", script, "trainer"))
     (tmp_path / "mine").mkdir()
     run = tmp_path / "mine-2"
