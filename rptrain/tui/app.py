@@ -115,11 +115,12 @@ def make_app(
     *,
     attach: Path | None = None,
     config: Path = CONFIG,
-    runs_folder: Path = Path("runs"),
+    runs_folder: Path | None = None,
     helper: Helper | None = None,
     settings: Path | None = None,
 ) -> RptrainApp:
-    """The app on a config file and a folder of runs; `settings` is the file of preferences."""
-    settings = settings or preferences.place()
-    context = Context(Draft.open(config), runs_folder, helper or ChildHelper(), preferences.load(settings), settings)
+    """The app on a config file and a folder of runs, by default the config's; `settings` is the file of preferences."""
+    settings, draft = settings or preferences.place(), Draft.open(config)
+    folder = runs_folder or Path(draft.shown("save.output_dir") or "runs").expanduser()
+    context = Context(draft, folder, helper or ChildHelper(), preferences.load(settings), settings)
     return RptrainApp(context, attach)

@@ -66,6 +66,10 @@ class ChildHelper:
                 process.stdin.flush()
                 return pickle.load(process.stdout)
             except (EOFError, OSError, ValueError, pickle.UnpicklingError):
+                process.kill()
+                process.wait()
+                if self._process is process:  # it was not closed on purpose
+                    self._process = None
                 return "error", "the helper process ended"
 
     @staticmethod

@@ -1,6 +1,6 @@
 """What a run said: its log, what its trainer printed, or its samples; the newest stays in sight."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -59,9 +59,9 @@ class LogPanel(Vertical):
         if self._is_new("output", text):
             self._set("output", Content(text))
 
-    def show_samples(self, samples: Sequence[Any]) -> None:
+    def show_samples(self, samples: Sequence[Mapping[str, Any]]) -> None:
         if self._is_new("samples", len(samples)):
-            self._set("samples", Content("\n").join(Content(_sample(sample)) for sample in samples[-MOST:]))
+            self._set("samples", Content("\n").join(_sample(sample) for sample in samples[-MOST:]))
 
     def _is_new(self, part: str, told: Any) -> bool:
         before, self._told[part] = self._told.get(part), told
@@ -90,5 +90,5 @@ def _line(line: LogLine) -> Content:
     return Content.assemble((f"{when}  ", "$muted"), (line.text, STYLES[line.kind]))
 
 
-def _sample(sample: Any) -> str:
-    return "  ".join(f"{name}: {value}" for name, value in sample.items() if name not in ("schema", "event", "time"))
+def _sample(sample: Mapping[str, Any]) -> Content:
+    return Content.assemble((f"step {sample['step']:,}  {sample['prompt']}", "$muted"), (f"  {sample['text']}", "bold"))

@@ -20,6 +20,7 @@ def open_interface(attach: Path | None = None) -> None:
     if attach is None:
         make_app().run()
     else:
+        attach = attach if attach.name else attach.resolve()
         make_app(attach=attach, runs_folder=attach.parent).run()
 
 

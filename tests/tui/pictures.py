@@ -3,13 +3,14 @@
 import asyncio
 import os
 import re
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rptrain.tui.app import make_app
 
 from .conftest import Scripted, screen_text, until
-from .recorded import BEGAN, make_run
+from .recorded import make_run
 
 FOLDER = Path(__file__).parents[1] / "results" / "tui"
 SIZE = (110, 32)
@@ -60,8 +61,9 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         os.chdir(folder)
         Path("rptrain.toml").write_text(CONFIG)
-        make_run(Path("runs"), "llama-3.1-8b", devices=2)
-        make_run(Path("runs"), "llama-3.1-8b-chats", steps=210, end="failed", alive=False, began=BEGAN - 3000)
+        now = time.time()
+        make_run(Path("runs"), "llama-3.1-8b", devices=2, began=now - 840)
+        make_run(Path("runs"), "llama-3.1-8b-chats", steps=210, end="failed", alive=False, began=now - 9000)
         asyncio.run(take("new-run", (), "Where it is kept", "dark"))
         asyncio.run(take("run", ("f3", "enter"), "step 400: saved", "dark"))
         asyncio.run(take("runs", ("f3", "space", "down", "space"), "━ llama-3.1-8b-chats", "light"))

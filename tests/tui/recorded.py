@@ -109,6 +109,13 @@ def _records(
         }
         if step % 200 == 0:
             path = f"checkpoints/checkpoint-{step}"
+            yield {
+                "event": "sample",
+                "time": began + 40 + step * every,
+                "step": step,
+                "prompt": "Spell backwards: abc",
+                "text": "cba",
+            }
             yield {"event": "checkpoint_saved", "time": began + 40 + step * every, "step": step, "path": path}
     if end == "failed":
         yield {"event": "failed", "time": began + 41 + steps * every, "message": "EngineError: cuda:1 fell off the bus"}

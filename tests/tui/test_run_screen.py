@@ -160,6 +160,9 @@ async def test_curves_and_parts_of_the_log_are_turned_by_keys(make: Made, tmp_pa
         assert "100 %" in screen_text(pilot.app) and "50 %" not in screen_text(pilot.app)
         await pilot.press("j", "G", "k", "o")
         await pilot.pause()
+        assert panel.part == "samples" and "step 200  Spell backwards: abc  cba" in screen_text(pilot.app)
+        await pilot.press("o")
+        await pilot.pause()
         assert panel.part == "log"
 
 

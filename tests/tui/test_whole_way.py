@@ -7,14 +7,18 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual.widgets import Button, Input
 
 from rptrain.runs.view import RunView
+from rptrain.tui.context import Context
 from rptrain.tui.draft import Draft
 from rptrain.tui.helper import ChildHelper
+from rptrain.tui.launch import Launched
 from rptrain.tui.recipe import recipe
 from rptrain.tui.run_screen import RunScreen
 
@@ -38,7 +42,25 @@ async def wait(pilot, holds, seconds: float = 240) -> None:
         await pilot.pause(0.1)
 
 
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No trainer outlives its test."""
+    begun: list[Launched] = []
+    start = Context.start
+
+    def noted(context: Context, *given: Any) -> Launched:
+        begun.append(start(context, *given))
+        return begun[-1]
+
+    monkeypatch.setattr(Context, "start", noted)
+    yield
+    for one in begun:
+        one.process.kill()
+        one.process.wait()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("launched")
 @driven
 async def test_from_a_new_run_to_a_model_in_transformers(make: Made, tmp_path: Path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -103,6 +125,7 @@ def _drain(terminal: int, shown: bytearray) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("launched")
 @driven
 async def test_a_run_is_paused_and_stopped_by_keys(make: Made, tmp_path: Path):
     short_run(tmp_path / "rptrain.toml", 100_000).save()
