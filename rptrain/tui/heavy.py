@@ -73,7 +73,7 @@ def preview(path: Path, text: str) -> Preview:
         else:
             renderer = renderer or Renderer(tokenizer, load_template(tokenizer, config.data.chat_template))
             try:
-                shown, spans = renderer.render(example.messages, config.data.assistant_only_loss)
+                shown, spans = renderer.render(example, config.data.assistant_only_loss)
             except ValueError as error:
                 raise UserError(f"{example.place}: {error}") from None
         samples.append(Sample(shown, tuple(spans), len(tokenizer(shown, verbose=False)["input_ids"])))
