@@ -84,6 +84,16 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     raise UserError(f"config.json: {problem}; supported are {', '.join(sorted(BUILDERS))}")
 
 
+def cached() -> list[tuple[str, Path]]:
+    """The models that the hub's cache holds: their ids and directories."""
+    found = []
+    for repository in sorted(_hub_cache().glob("models--*--*")):
+        hub_id = repository.name.removeprefix("models--").replace("--", "/", 1)
+        if (directory := _cached(hub_id)) is not None:
+            found.append((hub_id, directory))
+    return found
+
+
 def _hub_cache() -> Path:
     if explicit := os.environ.get("HF_HUB_CACHE"):
         return Path(explicit).expanduser()

@@ -15,11 +15,11 @@ import typer
 from rptrain import __version__
 from rptrain.errors import TrainingError, UserError
 
-HINT = "To train: rptrain --config rptrain.toml"
 _GLOBAL_OPTIONS = ("--help", "--version", "--keys")
 
 app = typer.Typer(
     help="Fine-tunes language models that are larger than the GPUs they train on.\n\n"
+    "rptrain, with nothing after it, opens the interface.\n\n"
     "rptrain --config FILE [key=value …] trains as the file says; it is short for rptrain train.",
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -36,7 +36,7 @@ def main() -> None:
 
 def arguments(given: list[str]) -> list[str]:
     """The arguments with the command that is meant where none is named: `train`."""
-    first = given[0] if given else "--help"
+    first = given[0] if given else ""
     if (first.startswith("-") and first not in _GLOBAL_OPTIONS) or "=" in first:
         return ["train", *given]
     return given
@@ -92,8 +92,10 @@ def root(
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
-        print(context.get_help())
-        print(f"\n{HINT}")
+        with exit_codes():
+            from rptrain.tui.start import open_interface
+
+            open_interface()
 
 
 @app.command()
@@ -245,9 +247,9 @@ def attach(run: Annotated[Path, typer.Argument(metavar="RUN", exists=True, file_
     with exit_codes():
         if not (run / "config.toml").is_file():
             raise UserError(f"{run} is no run: there is no config.toml in it; rptrain runs lists them")
-        from rptrain.tui.app import make_app  # pyright: ignore[reportMissingImports]
+        from rptrain.tui.start import open_interface
 
-        make_app(attach=run, runs_folder=run.parent).run()
+        open_interface(run)
 
 
 @app.command()

@@ -27,13 +27,13 @@ class Resolved:
     origins: Mapping[str, str]  # by dotted key, those of data sets as `data.train.0.path`
 
 
-def resolve(path: Path | str, overrides: Sequence[str] = ()) -> Resolved:
-    """Reads the file, applies the overrides in order and checks the whole.
+def resolve(path: Path | str, overrides: Sequence[str] = (), text: str | None = None) -> Resolved:
+    """Reads the file, or the `text` that is to be written there, applies the overrides in order and checks the whole.
 
     Raises ConfigError with every mistake found, in the order of the file and then of the command line.
     """
     path = Path(path)
-    document, lines = _read(path)
+    document, lines = _parse(path, _read(path) if text is None else text)
     places: dict[KeyPath, int] = dict(lines)  # line numbers; _LAST for the command line
     mistakes: list[tuple[int, str]] = []
     for override in overrides:
@@ -105,15 +105,18 @@ def render(resolved: Resolved) -> str:
 _LAST = 1 << 30  # the command line's place: after every line of the file
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
+def _read(path: Path) -> str:
     if path.exists() and not (path.is_file() or path.is_dir()):  # nobody may write to a pipe
         raise UserError(f"{path}: is no ordinary file")
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: is no UTF-8 text") from None
+
+
+def _parse(path: Path, text: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     try:
         return tomllib.loads(text), key_lines(text)
     except tomllib.TOMLDecodeError as error:
@@ -128,21 +131,28 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
 
 
 def _parse_override(override: str) -> tuple[KeyPath, Any]:
-    """Splits `key=value`; a value that is no TOML, number or other, is a bare word: text without quotes."""
     name, equals, text = (part.strip() for part in override.partition("="))
     key = tuple(int(part) if part.isdecimal() else part for part in name.split("."))
     if not equals or "" in key or isinstance(key[0], int):
         raise UserError(f"`{override}` is no override: write key=value, such as train.max_steps=20")
+    try:
+        return key, parse_value(text)
+    except UserError as error:
+        raise UserError(f"`{override}`: {error}; put the whole override in single quotes") from None
+
+
+def parse_value(text: str) -> Any:
+    """The value that is meant: TOML, or else a bare word, text without quotes. UserError for broken TOML."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (RecursionError, ValueError):
         parsed = {}
     if parsed.keys() != {"value"}:
         if text[:1] in ("[", "{", '"', "'"):
-            raise UserError(f"`{override}`: the value is no TOML; put the whole override in single quotes")
-        return key, text
+            raise UserError("the value is no TOML")
+        return text
     value = parsed["value"]
-    return key, text if isinstance(value, date | time) else value
+    return text if isinstance(value, date | time) else value
 
 
 def _assigned(document: dict[str, Any], key: KeyPath, value: Any) -> dict[str, Any]:

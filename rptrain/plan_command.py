@@ -146,7 +146,11 @@ class PlanReport:
 
 def report(path: Path, overrides: list[str], flags: MachineFlags) -> PlanReport:
     """Reads the config and the model's config.json, and plans. UserError for what is wrong with either or the flags."""
-    resolved = resolve(path, overrides)
+    return report_on(resolve(path, overrides), flags)
+
+
+def report_on(resolved: Resolved, flags: MachineFlags) -> PlanReport:
+    """Plans for a config that was read already."""
     config = resolved.config
     hardware = flags.machine(config)
     spec = training_model(config)[1]

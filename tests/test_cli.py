@@ -162,11 +162,16 @@ def test_dry_run_says_what_would_be_resumed():
 # The other commands
 
 
-def test_help_without_arguments():
-    result = run()
+def test_help():
+    result = run("--help")
     assert result.exit_code == 0
     assert "export" in result.stdout and "generate" in result.stdout
-    assert result.stdout.endswith("rptrain --config rptrain.toml\n")
+
+
+def test_without_a_terminal_nothing_opens_and_the_way_to_train_is_told():
+    result = run()
+    assert result.exit_code == 2
+    assert "needs a terminal" in result.stderr and "rptrain --config rptrain.toml" in result.stderr
 
 
 def test_version_and_keys():
@@ -245,14 +250,9 @@ def test_doctor(monkeypatch):
 
 def test_attach_opens_the_interface_on_a_run(monkeypatch, folder):
     opened: list = []
-
-    def make_app(**named: object) -> SimpleNamespace:
-        return SimpleNamespace(run=lambda: opened.append(named))
-
-    replace(monkeypatch, "rptrain.tui.app", make_app=make_app)
+    replace(monkeypatch, "rptrain.tui.start", open_interface=opened.append)
     path = begun_run()
-    assert run("attach", str(path)).exit_code == 0
-    assert opened == [{"attach": path, "runs_folder": path.parent}]
+    assert run("attach", str(path)).exit_code == 0 and opened == [path]
     result = run("attach", ".")
     assert result.exit_code == 2 and "rptrain runs lists them" in result.stderr
 

@@ -1,0 +1,126 @@
+"""The application: its screens, themes and keys."""
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.screen import ModalScreen, Screen
+
+from rptrain.tui import preferences
+from rptrain.tui.context import Context
+from rptrain.tui.doctor_screen import Doctor
+from rptrain.tui.draft import Draft
+from rptrain.tui.help_screen import Help
+from rptrain.tui.helper import ChildHelper, Helper
+from rptrain.tui.messages import BeginWith, OpenRun
+from rptrain.tui.new_run import NewRun
+from rptrain.tui.preferences import Look
+from rptrain.tui.run_screen import RunScreen
+from rptrain.tui.runs_screen import Runs
+from rptrain.tui.themes import THEMES
+
+CONFIG = Path("rptrain.toml")
+
+
+class RptrainApp(App[None]):
+    TITLE = "rptrain"
+    CSS_PATH = "style.tcss"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-medium"), (160, "-wide")]  # noqa: RUF012 (not Textual's type)
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
+    COMMAND_PALETTE_DISPLAY = "^p"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("f1", "help", "help"),
+        Binding("question_mark", "help", "help", show=False),
+        Binding("f2", "go('new')", "new run", show=False),
+        Binding("f3", "go('runs')", "runs", show=False),
+        Binding("f4", "go('doctor')", "doctor", show=False),
+        Binding("f8", "picture", "picture", show=False),
+        Binding("f9", "look", "light or dark", show=False),
+        Binding("ctrl+q", "quit", "quit", priority=True),
+    ]
+
+    def __init__(self, context: Context, attach: Path | None = None) -> None:
+        super().__init__()
+        self._shared, self._first_run = context, attach
+        if self.no_color:  # taken out of the environment, and the trainer is to have it too
+            context.environment = {**context.environment, "NO_COLOR": "1"}
+        for theme in THEMES:
+            self.register_theme(theme)
+        self.theme = context.preferences.look
+
+    async def on_mount(self) -> None:
+        for name, make in (("new", NewRun), ("runs", Runs), ("doctor", Doctor)):
+            self.add_mode(name, partial(make, self._shared))
+        if self._first_run is None:
+            await self.switch_mode("new")
+        else:
+            await self.switch_mode("runs")
+            self.push_screen(RunScreen(self._shared, self._first_run))
+
+    async def action_go(self, place: str) -> None:
+        while isinstance(self.screen, ModalScreen | RunScreen):
+            self.pop_screen()
+        await self.switch_mode(place)
+
+    async def on_open_run(self, message: OpenRun) -> None:
+        await self.action_go("runs")
+        self.push_screen(RunScreen(self._shared, message.path, message.launched))
+
+    async def on_begin_with(self, message: BeginWith) -> None:
+        await self.action_go("new")
+        assert isinstance(self.screen, NewRun)
+        self.screen.begin_with(message.path)
+
+    def on_unmount(self) -> None:
+        self._shared.helper.close()
+
+    def action_help(self) -> None:
+        if not isinstance(self.screen, ModalScreen):
+            self.push_screen(Help(str(self.screen.TITLE), getattr(self.screen, "KEYS", ())))
+
+    def action_look(self) -> None:
+        look: Look = "light" if self.theme == "dark" else "dark"
+        self.theme = look
+        try:
+            preferences.save_look(self._shared.preferences_path, look)
+        except OSError as error:
+            self.notify(f"it is not kept: {error}", severity="warning")
+
+    def action_picture(self) -> None:
+        self.notify(f"saved {self.save_screenshot()}")
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        yield SystemCommand("New run", "Choose a model, data and settings (F2)", partial(self._later, "go('new')"))
+        yield SystemCommand("Runs", "Past and present runs (F3)", partial(self._later, "go('runs')"))
+        yield SystemCommand("Doctor", "What this machine has (F4)", partial(self._later, "go('doctor')"))
+        yield SystemCommand("Light or dark", "Change the look, and keep it (F9)", self.action_look)
+        yield SystemCommand("Picture", "Save the screen as an SVG file (F8)", self.action_picture)
+        yield SystemCommand("Help", "What each key does (F1)", self.action_help)
+        yield SystemCommand("Quit", "Leave; runs go on (ctrl+q)", self.action_quit)
+        for active in screen.active_bindings.values():
+            binding = active.binding
+            if active.node is screen and binding.description:
+                act = partial(self._later, binding.action, screen)
+                yield SystemCommand(binding.description.capitalize(), f"on this screen ({binding.key})", act)
+
+    def _later(self, action: str, screen: Screen[Any] | None = None) -> None:
+        """Once the palette is gone."""
+        self.call_later(self.run_action, action, screen)
+
+
+def make_app(
+    *,
+    attach: Path | None = None,
+    config: Path = CONFIG,
+    runs_folder: Path | None = None,
+    helper: Helper | None = None,
+    settings: Path | None = None,
+) -> RptrainApp:
+    """The app on a config file and a folder of runs, by default the config's; `settings` is the file of preferences."""
+    settings, draft = settings or preferences.place(), Draft.open(config)
+    folder = runs_folder or Path(draft.shown("save.output_dir") or "runs").expanduser()
+    context = Context(draft, folder, helper or ChildHelper(), preferences.load(settings), settings)
+    return RptrainApp(context, attach)

@@ -1,0 +1,84 @@
+"""Doctor: what `rptrain doctor` finds on this machine, and what to do about it."""
+
+from typing import ClassVar
+
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, VerticalScroll
+from textual.content import Content
+from textual.screen import Screen
+from textual.widget import Widget
+from textual.widgets import Footer, Static
+
+from rptrain.doctor.finding import Finding
+from rptrain.errors import UserError
+from rptrain.tui import heavy
+from rptrain.tui.closing import until_closed
+from rptrain.tui.context import Context
+from rptrain.tui.helper import HelperError
+from rptrain.tui.top_bar import TopBar
+
+MARKS = {"ok": ("✓", "$success"), "warning": ("!", "$warning")}
+
+
+class Doctor(Screen[None]):
+    TITLE = "Doctor"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("r", "look", "look again"),
+        Binding("j", "scroll(1)", show=False),
+        Binding("k", "scroll(-1)", show=False),
+    ]
+    KEYS = (("r", "look again"), ("j k", "down and up"))
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._shared = context
+
+    def compose(self) -> ComposeResult:
+        yield TopBar("doctor")
+        yield VerticalScroll(id="findings")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.query_one("#findings").focus()
+        self.action_look()
+
+    @work(exclusive=True)
+    @until_closed
+    async def action_look(self) -> None:
+        self._show(Static(Content.styled("looking at this machine: a few seconds …", "$muted")))
+        try:
+            findings = await self._shared.helper.call(heavy.doctor, self._shared.runs_folder)
+        except (UserError, HelperError) as error:
+            self._show(Static(Content.styled(str(error), "$error")))
+            return
+        self._show(*map(Line, findings))
+        warnings = sum(finding.advice is not None for finding in findings)
+        told = {0: "nothing to mend", 1: "1 thing to mend"}.get(warnings, f"{warnings} things to mend")
+        self.query_one(TopBar).tell(told)
+
+    def _show(self, *lines: Widget) -> None:
+        body = self.query_one("#findings")
+        body.remove_children()
+        body.mount_all(lines)
+
+    def action_scroll(self, lines: int) -> None:
+        self.query_one("#findings").scroll_relative(y=lines, animate=False)
+
+
+class Line(Horizontal):
+    """A finding, and what to do about it."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__()
+        self._finding = finding
+
+    def compose(self) -> ComposeResult:
+        mark, style = MARKS[self._finding.status]
+        subject = Content.assemble((f"{mark} ", f"bold {style}"), (self._finding.subject, "bold"))
+        yield Static(subject, classes="subject")
+        text = Content(self._finding.text)
+        if self._finding.advice is not None:
+            text = Content.assemble(text, (f"\n→ {self._finding.advice}", "$warning"))
+        yield Static(text, classes="text")

@@ -1,0 +1,148 @@
+"""A config that is being written: its TOML text, in which comments stay where they are, and what each key says."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+from tomlkit.items import Item
+
+from rptrain.config_mistakes import dotted, leaves
+from rptrain.config_source import Resolved, parse_value, resolve
+from rptrain.errors import UserError
+
+STARTER = """\
+# A run of rptrain. To train without the interface: rptrain --config rptrain.toml
+# rptrain --keys lists every key there is, with its default.
+
+[model]
+path = "tiny-tasks"
+
+[[data.train]]
+path = "builtin:tasks"
+"""
+PLAIN = frozenset({"model.path", "data.train.0.path", "save.output_dir", "log.run_name", "data.chat_template"})
+
+
+class Draft:
+    """A config's text and the file that it is kept in, which need not be there yet."""
+
+    def __init__(self, path: Path, text: str = STARTER) -> None:
+        self.path = path
+        self._saved = text
+        self._adapters: Any = None  # the [lora] table, while the whole model is to be trained
+        try:
+            self._document = tomlkit.parse(text)
+        except TOMLKitError as error:
+            raise UserError(f"{path}: no valid TOML: {error}") from None
+
+    @classmethod
+    def open(cls, path: Path | str) -> "Draft":
+        """The config in a file, or the starter where there is none. UserError for a file that is no TOML."""
+        path = Path(path)
+        try:
+            return cls(path, path.read_text(encoding="utf-8-sig"))
+        except FileNotFoundError:
+            draft = cls(path)
+            draft._saved = ""
+            return draft
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} cannot be read: {error}") from None
+
+    @property
+    def text(self) -> str:
+        return tomlkit.dumps(self._document)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the file does not hold this text."""
+        return self.text != self._saved
+
+    def shown(self, key: str) -> str:
+        """What the config says of a dotted key, as a person writes it: text without quotes; empty for nothing."""
+        node: Any = self._document
+        for part in _parts(key):
+            try:
+                node = node[part]
+            except (KeyError, IndexError, TypeError):
+                return ""
+        return node if isinstance(node, str) else node.as_string() if isinstance(node, Item) else json.dumps(node)
+
+    def has(self, table: str) -> bool:
+        return table in self._document
+
+    def set_keys(self) -> list[str]:
+        """All keys that the text sets, dotted."""
+        return [dotted(key) for key in leaves(self._document.unwrap())]
+
+    def put(self, key: str, shown: str) -> None:
+        """Sets a key to what a person wrote; with nothing written the key goes, and its default counts.
+
+        UserError where the text is broken TOML, or the place of the key is taken by something else.
+        """
+        shown = shown.strip()
+        if shown == self.shown(key):
+            return
+        if key == "train.method":
+            self._switch_adapters(shown)
+        try:
+            self._put(_parts(key), _item(key, shown) if shown else None)
+        except (TypeError, AttributeError, TOMLKitError):
+            raise UserError(f"{key}: the file holds something else there: mend it by hand") from None
+
+    def update(self, values: Mapping[str, str]) -> None:
+        for key, shown in values.items():
+            self.put(key, shown)
+
+    def resolved(self) -> Resolved:
+        """The checked config. ConfigError with every mistake."""
+        return resolve(self.path, text=self.text)
+
+    def save(self) -> None:
+        """Writes the file as a whole. UserError where that cannot be."""
+        text = self.text
+        aside = self.path.with_name(self.path.name + ".part")
+        try:
+            aside.write_text(text, encoding="utf-8")
+            aside.replace(self.path)
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written: {error.strerror}") from None
+        self._saved = text
+
+    def _switch_adapters(self, method: str) -> None:
+        """A [lora] table is an error where all weights are trained; it comes back with adapters."""
+        if method == "lora":
+            if self._adapters is not None and "lora" not in self._document:
+                self._document["lora"] = self._adapters
+        elif "lora" in self._document:
+            self._adapters = self._document.pop("lora")
+
+    def _put(self, parts: list[str | int], value: Any) -> None:
+        node: Any = self._document
+        for depth, part in enumerate(parts[:-1]):
+            is_array = isinstance(parts[depth + 1], int)
+            if isinstance(part, int):
+                if part == len(node):
+                    node.append(tomlkit.table())
+            elif part not in node:
+                if value is None:
+                    return
+                node[part] = tomlkit.aot() if is_array else tomlkit.table()
+            node = node[part]
+        last = parts[-1]
+        if value is None:
+            node.pop(last, None)
+        else:
+            node[last] = value
+
+
+def _item(key: str, shown: str) -> Item:
+    """The value for the document; a number stays as it was written, such as 2e-5."""
+    value = shown if key in PLAIN else parse_value(shown)
+    return tomlkit.item(value) if isinstance(value, str) else tomlkit.value(shown)
+
+
+def _parts(key: str) -> list[str | int]:
+    return [int(part) if part.isdecimal() else part for part in key.split(".")]

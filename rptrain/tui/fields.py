@@ -1,0 +1,105 @@
+"""The settings that New run shows, by group; their words and choices come from the config itself."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args, get_origin
+
+from rptrain.config import keys
+
+
+@dataclass(frozen=True)
+class Field:
+    """A key of the config with its label. `when` is the method that it belongs to."""
+
+    key: str
+    label: str
+    when: str = ""
+    choices: tuple[str, ...] = ()  # of a key without choices of its own, or in an order of their own
+
+    @property
+    def id(self) -> str:
+        return self.key.replace(".", "-")
+
+    @property
+    def name(self) -> str:
+        """The key as the config's tree has it."""
+        return self.key.replace(".0.", ".")
+
+    @property
+    def about(self) -> str:
+        return keys()[self.name].description or ""
+
+    @property
+    def placeholder(self) -> str:
+        """What counts where nothing is written: the default, or what the config says of a key that is not set."""
+        return self.default or self.about.partition("unset: ")[2].partition(";")[0]
+
+    @property
+    def default(self) -> str:
+        field = keys()[self.name]
+        if field.is_required() or field.default is None:
+            return ""
+        value = field.default
+        return value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The values to choose from; empty where it is typed."""
+        if self.choices:
+            return self.choices
+        annotation = keys()[self.name].annotation
+        for candidate in (annotation, *get_args(annotation)):
+            if get_origin(candidate) is Literal and "auto" not in get_args(candidate):
+                return get_args(candidate)
+        return ("true", "false") if annotation is bool else ()
+
+
+GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
+    (
+        "What",
+        (
+            Field("model.path", "model"),
+            Field("data.train.0.path", "data"),
+            Field("train.method", "method"),
+            Field("lora.r", "rank", "lora"),
+            Field("lora.alpha", "alpha", "lora"),
+        ),
+    ),
+    (
+        "How long",
+        (
+            Field("train.num_epochs", "epochs"),
+            Field("train.max_steps", "steps at most"),
+            Field("optim.learning_rate", "learning rate"),
+            Field("optim.warmup_steps", "warm-up"),
+        ),
+    ),
+    (
+        "In what portions",
+        (
+            Field("data.max_length", "tokens a row"),
+            Field("train.micro_batch_size", "micro-batch"),
+            Field("train.global_batch_size", "rows a step"),
+        ),
+    ),
+    (
+        "In what memory",
+        (
+            Field("engine.devices", "devices"),
+            Field("optim.update", "update"),
+            Field("optim.moments", "moments"),
+            Field("model.dtype", "weights", choices=("bfloat16", "float16", "float32")),
+            Field("engine.vram_limit", "GPU limit"),
+            Field("engine.host_limit", "host limit"),
+        ),
+    ),
+    (
+        "Where it is kept",
+        (
+            Field("log.run_name", "name"),
+            Field("save.output_dir", "folder"),
+            Field("save.save_steps", "save every"),
+            Field("save.save_total_limit", "keep"),
+        ),
+    ),
+)
+FIELDS = tuple(field for _, fields in GROUPS for field in fields)

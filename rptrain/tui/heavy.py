@@ -1,0 +1,112 @@
+"""What the interface asks its helper process for, as values that travel between processes."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rptrain.config import TrainSet
+from rptrain.config_source import resolve
+from rptrain.doctor.finding import Finding
+from rptrain.errors import UserError
+
+SAMPLES = 3  # conversations that a preview shows
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan's report for the screen."""
+
+    report: dict[str, Any]  # as rptrain.plan_command describes it
+    stages: str  # in words; empty without a plan
+    advice: str
+
+    @property
+    def fits(self) -> bool:
+        return self.report["fits"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A rendered conversation or text, and the characters of it that the loss counts."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The first samples of a data set, and what is to be known of it as a whole."""
+
+    about: str
+    samples: tuple[Sample, ...]
+
+
+def plan(path: Path, text: str) -> Planned:
+    """What `rptrain plan` would say of a config with this text."""
+    from rptrain.machine_flags import MachineFlags
+    from rptrain.plan_command import report_on
+    from rptrain.plan_report import describe
+
+    found = report_on(resolve(path, text=text), MachineFlags())
+    stages = describe(found.run.plan.stages) if found.run else ""
+    return Planned(found.to_dict(), stages, str(found.advice))
+
+
+def preview(path: Path, text: str) -> Preview:
+    """The first samples of a config's first data set, as its model would read them."""
+    from rptrain.data.loader import RANDOM, TASKS, load_tokenizer
+    from rptrain.data.template import Renderer, load_template
+    from rptrain.models.registry import locate
+
+    config = resolve(path, text=text).config
+    source = config.data.train[0]
+    if source.path == RANDOM:
+        return Preview("random tokens, for measuring speed", ())
+    tokenizer = load_tokenizer(locate(config.model.path))
+    examples = _first_examples(source)
+    renderer = None
+    samples = []
+    for example in examples:
+        if example.messages is None:
+            shown, spans = example.text or "", [(0, len(example.text or ""))]
+        else:
+            renderer = renderer or Renderer(tokenizer, load_template(tokenizer, config.data.chat_template))
+            try:
+                shown, spans = renderer.render(example, config.data.assistant_only_loss)
+            except ValueError as error:
+                raise UserError(f"{example.place}: {error}") from None
+        samples.append(Sample(shown, tuple(spans), len(tokenizer(shown, verbose=False)["input_ids"])))
+    if source.path == TASKS:
+        return Preview("questions that rptrain makes up", tuple(samples))
+    nbytes = Path(source.path).stat().st_size
+    kind = "conversations" if examples[0].messages is not None else "texts"
+    return Preview(f"{kind}, {nbytes / 1e6:,.1f} MB", tuple(samples))
+
+
+def _first_examples(source: TrainSet) -> list[Any]:
+    """Files are read as far as is needed."""
+    from itertools import islice
+
+    from rptrain.data import formats, tasks
+    from rptrain.data.files import files_of
+    from rptrain.data.loader import TASKS
+
+    if source.path == TASKS:
+        asked = tasks.questions("train", SAMPLES)
+        return [formats.Example(TASKS, line, messages=one.messages) for line, one in enumerate(asked, 1)]
+    return list(islice(formats.read(files_of(source.path, source.split)[0], source.format), SAMPLES))
+
+
+def export(source: Path, to: Path, merge: bool) -> str:
+    """Writes a run's last checkpoint as a Hugging Face directory; where it lies."""
+    from rptrain.checkpoint.export import export as write
+
+    return str(write(source, to, None, merge=merge))
+
+
+def doctor(runs: Path) -> list[Finding]:
+    """What `rptrain doctor` finds."""
+    from rptrain.doctor.finding import examine
+
+    return [replace(finding, figures={}) for finding in examine(runs)]

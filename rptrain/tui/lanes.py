@@ -1,0 +1,112 @@
+"""A lane for each device: what it computed lately, what it does now, its memory and its links."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from textual.content import Content
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from rptrain.runs.lanes import Lane, Snapshot
+from rptrain.runs.view import LaneView, RunView
+from rptrain.tui.words import percent, size
+
+KINDS = {"F": ("▀", "$forward"), "FB": ("█", "$fused"), "B": ("▄", "$backward")}
+IDLE = ("·", "$muted")
+LEAST = 0.1  # of the time: what computed for less is shown as waiting
+NAME = 8  # characters of a device's name
+NOW = 24  # of what it does
+WIDE = 150  # columns from which on links and temperature stand in the same line
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the lanes need of a run."""
+
+    lanes: tuple[LaneView, ...]
+    recent: tuple[Snapshot, ...]
+    micro_batches: int | None = None
+
+    @classmethod
+    def of(cls, view: RunView, most: int) -> "Shown":
+        return cls(view.lanes, tuple(view.recent)[-most:])
+
+
+class Lanes(Widget):
+    """One line a device, two where the screen is tall; the strip runs from right to left, a letter a record."""
+
+    shown: reactive[Shown | None] = reactive(None)
+    empty: reactive[str] = reactive("", layout=True)  # what is said where there are no lanes
+    detailed: reactive[bool] = reactive(False, layout=True)
+
+    def watch_shown(self, before: Shown | None, after: Shown | None) -> None:
+        if len(before.lanes if before else ()) != len(after.lanes if after else ()):
+            self.refresh(layout=True)
+
+    def render(self) -> Content:
+        return Content("\n").join(self._lines())
+
+    def _lines(self) -> Iterator[Content]:
+        yield self._legend()
+        if self.shown is None or not self.shown.lanes:
+            yield Content.styled(self.empty, "$muted")
+            return
+        for index, lane in enumerate(self.shown.lanes):
+            yield self._lane(index, lane, self.shown.recent)
+            if self.detailed:
+                yield self._details(lane)
+
+    def _legend(self) -> Content:
+        marks = [
+            part for name, (mark, style) in KINDS.items() for part in ((f"   {mark}", style), (f" {name}", "$muted"))
+        ]
+        return Content.assemble(("Devices", "bold"), *marks, (f"   {IDLE[0]} waiting", "$muted"))
+
+    def _lane(self, index: int, lane: LaneView, recent: Sequence[Snapshot]) -> Content:
+        share = percent(lane.busy_share)
+        tail = f" {share:>5}" + ("" if self.detailed else f" {_memory(lane):>12}")
+        width = max(self.size.width - NAME - NOW - len(tail), 4)
+        marks = [mark(shot.lanes[index], shot.seconds) for shot in recent[-width:] if index < len(shot.lanes)]
+        strip = [(letter * sum(1 for _ in same), style) for (letter, style), same in groupby(marks)]
+        return Content.assemble(
+            (f"{lane.now.device:<{NAME}}", "bold"),
+            _now(lane.now),
+            " " * (width - len(marks)),
+            *strip,
+            (tail, "$foreground"),
+        )
+
+    def _details(self, lane: LaneView) -> Content:
+        now = lane.now
+        parts = [f"{'':{NAME}}{_memory(lane):<{NOW}}", f"↑ {size(lane.up)}/s  ↓ {size(lane.down)}/s"]
+        if now.utilisation is not None:
+            parts.append(f"used {now.utilisation} %")
+        if now.temperature is not None:
+            parts.append(f"{now.temperature} °C")
+        return Content.styled("   ".join(parts), "$muted")
+
+
+def mark(lane: Lane, seconds: float) -> tuple[str, str]:
+    """The letter and colour of a record: the kind of stage that took most of its time."""
+    kind, most = max(lane.busy.items(), key=lambda item: item[1], default=("", 0.0))
+    return KINDS[kind] if most > LEAST * max(seconds, 1e-3) and kind in KINDS else IDLE
+
+
+def _now(lane: Lane) -> Content:
+    """What a device does, in NOW letters."""
+    if lane.doing == "computing" and lane.stage is not None:
+        where = f"{lane.stage}" + ("" if lane.micro_batch is None else f" · {lane.micro_batch + 1}")
+        text, style = where, KINDS.get(lane.kind or "", IDLE)[1]
+    elif lane.doing == "waiting":
+        text, style = f"waits: {lane.waiting}", "$warning"
+    else:
+        text, style = "idle", "$muted"
+    text = text if len(text) < NOW else f"{text[: NOW - 2]}…"
+    return Content.styled(f"{text:<{NOW}}", style)
+
+
+def _memory(lane: LaneView) -> str:
+    if lane.now.memory is None:
+        return "" if lane.limit is None else size(lane.limit)
+    return f"{size(lane.now.memory).removesuffix(' GiB')}/{size(lane.limit)}" if lane.limit else size(lane.now.memory)

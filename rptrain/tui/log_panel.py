@@ -1,0 +1,94 @@
+"""What a run said: its log, what its trainer printed, or its samples; the newest stays in sight."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from textual.app import ComposeResult
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.widgets import Static
+
+from rptrain.runs.facts import LogLine
+
+PARTS = ("log", "output", "samples")
+MOST = 300  # lines
+STYLES = {"info": "$foreground", "warning": "$warning", "error": "$error"}
+
+
+class LogPanel(Vertical):
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.part = "log"
+        self._texts: dict[str, Content] = {part: Content("") for part in PARTS}
+        self._told: dict[str, Any] = {}  # of each part, what it was made of
+
+    def compose(self) -> ComposeResult:
+        yield Static("", id="log-title")
+        with VerticalScroll(id="log-body"):
+            yield Static("", id="log-text")
+
+    def on_mount(self) -> None:
+        self._draw()
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.to_end, True)
+
+    def turn(self) -> None:
+        """To the next part that has something to show."""
+        place = PARTS.index(self.part)
+        order = [*PARTS[place + 1 :], *PARTS[: place + 1]]
+        self.part = next((part for part in order if len(self._texts[part]) > 0), self.part)
+        self._draw()
+
+    def scroll(self, lines: int) -> None:
+        self.query_one("#log-body", VerticalScroll).scroll_relative(y=lines, animate=False)
+
+    def to_end(self, end: bool) -> None:
+        body = self.query_one("#log-body", VerticalScroll)
+        if end:
+            body.scroll_end(animate=False)
+        else:
+            body.scroll_home(animate=False)
+
+    def show_log(self, lines: Sequence[LogLine]) -> None:
+        if self._is_new("log", (len(lines), lines[-1].time if lines else 0.0)):
+            self._set("log", Content("\n").join(_line(line) for line in list(lines)[-MOST:]))
+
+    def show_output(self, text: str) -> None:
+        if self._is_new("output", text):
+            self._set("output", Content(text))
+
+    def show_samples(self, samples: Sequence[Mapping[str, Any]]) -> None:
+        if self._is_new("samples", len(samples)):
+            self._set("samples", Content("\n").join(_sample(sample) for sample in samples[-MOST:]))
+
+    def _is_new(self, part: str, told: Any) -> bool:
+        before, self._told[part] = self._told.get(part), told
+        return before != told
+
+    def _set(self, part: str, text: Content) -> None:
+        had = len(self._texts[part]) > 0
+        self._texts[part] = text
+        if part == self.part or had != (len(text) > 0):
+            self._draw()
+
+    def _draw(self) -> None:
+        shown = [part for part in PARTS if part == self.part or len(self._texts[part]) > 0]
+        title = [(f"{part.capitalize()}   ", "bold" if part == self.part else "$muted") for part in shown]
+        hint = ("o: next", "$muted") if len(shown) > 1 else ("", "")
+        self.query_one("#log-title", Static).update(Content.assemble(*title, hint))
+        body = self.query_one("#log-body", VerticalScroll)
+        at_end = body.scroll_y >= body.max_scroll_y - 1
+        self.query_one("#log-text", Static).update(self._texts[self.part])
+        if at_end:
+            self.call_after_refresh(body.scroll_end, animate=False)
+
+
+def _line(line: LogLine) -> Content:
+    when = datetime.fromtimestamp(line.time).strftime("%H:%M:%S")
+    return Content.assemble((f"{when}  ", "$muted"), (line.text, STYLES[line.kind]))
+
+
+def _sample(sample: Mapping[str, Any]) -> Content:
+    return Content.assemble((f"step {sample['step']:,}  {sample['prompt']}", "$muted"), (f"  {sample['text']}", "bold"))

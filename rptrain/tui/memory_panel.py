@@ -1,0 +1,64 @@
+"""The host's memory by use, and what the optimizer does."""
+
+from collections.abc import Iterator
+
+from textual.content import Content
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from rptrain.runs.view import RunView
+from rptrain.tui.bars import bar
+from rptrain.tui.words import DASH, size, step_time
+
+LEAST = 0.002  # of the host's memory: smaller parts are left out
+BAR = "bar"  # in place of a name: the value is a share
+
+
+class MemoryPanel(Widget):
+    lines: reactive[tuple[tuple[str, str, str], ...]] = reactive(())  # name, value, style
+
+    def render(self) -> Content:
+        return Content("\n").join(list(self._drawn())[: max(self.size.height, 1)])
+
+    def _drawn(self) -> Iterator[Content]:
+        width = max(self.size.width, 12)
+        for name, value, style in self.lines:
+            if name == BAR:
+                yield bar(float(value), width, style)
+            else:
+                room = max(width - len(value) - 1, 4)
+                name = name if len(name) <= room else f"{name[: room - 1]}…"
+                yield Content.styled(f"{name}{' ' * (width - len(name) - len(value))}{value}", style)
+
+    def show(self, view: RunView) -> None:
+        self.lines = (*_optimizer(view), *_host(view))
+
+
+def _host(view: RunView) -> Iterator[tuple[str, str, str]]:
+    now, host = view.now, view.host
+    if now is not None:
+        room = now.process + now.free
+        yield "Host", f"{size(now.process)} of {size(room)}", "bold"
+        yield BAR, str(now.process / room if room else 0.0), "$primary"
+    elif host is not None:
+        yield "Host, as planned", size(host.total), "bold"
+        yield BAR, str(host.total / host.limit if host.limit else 0.0), "$primary"
+    if host is not None:
+        for name, nbytes in sorted(host.parts, key=lambda part: -part[1]):
+            if nbytes < host.total * LEAST:
+                break
+            yield f"  {name}", size(nbytes), "$muted"
+
+
+def _optimizer(view: RunView) -> Iterator[tuple[str, str, str]]:
+    semantics = {None: DASH, 0: "synchronous", 1: "one step late"}
+    yield "Optimizer", semantics.get(view.staleness, DASH), "bold"
+    if (optimizer := view.optimizer) is not None:
+        took = DASH if optimizer.seconds is None else step_time(optimizer.seconds)
+        yield f"  {optimizer.doing}", "", "$muted"
+        yield f"  queue {optimizer.queue}", f"{took} a step", "$muted"
+    elif (pace := view.seconds_per_step) is not None:
+        yield "  a step took", step_time(pace), "$muted"
+    if view.checkpoints:
+        last = view.checkpoints[-1]
+        yield "Saved", f"step {last.step:,}", "bold"

@@ -1,0 +1,316 @@
+"""New run: a config, edited beside the plan that follows from it, and started."""
+
+import asyncio
+from pathlib import Path
+from typing import ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Button, Footer, OptionList, Static
+from textual.widgets.option_list import Option
+
+from rptrain.config_mistakes import ConfigError
+from rptrain.config_values import format_size
+from rptrain.errors import UserError
+from rptrain.tui import heavy, places
+from rptrain.tui.closing import until_closed
+from rptrain.tui.context import Context
+from rptrain.tui.draft import Draft
+from rptrain.tui.fields import Field
+from rptrain.tui.form import Form, method_of
+from rptrain.tui.helper import HelperError
+from rptrain.tui.messages import OpenRun
+from rptrain.tui.picker import Item, Picker
+from rptrain.tui.plan_panel import PlanPanel
+from rptrain.tui.recipe import recipe
+from rptrain.tui.sample_text import preview_text
+from rptrain.tui.top_bar import TopBar
+from rptrain.tui.words import count, size
+
+PAUSE = 0.35  # seconds without typing, after which a plan is made
+CHOOSERS = {"model.path", "data.train.0.path", "train.method"}  # they set what the other settings begin with
+
+
+class NewRun(Screen[None]):
+    TITLE = "New run"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+r", "start", "start"),
+        Binding("ctrl+s", "save", "save"),
+        Binding("ctrl+t", "preview", "samples"),
+        Binding("ctrl+o", "from_run", "from a run", show=False),
+        Binding("down", "app.focus_next", "next", show=False),
+        Binding("up", "app.focus_previous", "before", show=False),
+    ]
+    KEYS = (
+        ("up down", "between settings"),
+        ("enter", "on model and data: what is on this machine"),
+        ("right", "complete a path; change a choice"),
+        ("ctrl+r", "save the config and start the run, if it fits"),
+        ("ctrl+s", "save the config"),
+        ("ctrl+t", "samples of the data, as the model reads them"),
+        ("ctrl+o", "begin with a past run's settings"),
+    )
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._shared = context
+        self._draft = context.draft
+        self._by_hand: set[str] = set()  # keys that no recipe changes any more
+        self._planned_text = ""  # the text that the shown plan is of
+
+    def compose(self) -> ComposeResult:
+        yield TopBar("new", str(self._draft.path))
+        with Horizontal(id="new"):
+            with Vertical(id="left"):
+                yield Form(self._draft)
+                with Horizontal(id="actions"):
+                    yield Button("Start ^r", id="start", variant="primary", compact=True)
+                    yield Button("Save ^s", id="save", compact=True)
+            with VerticalScroll(id="plan"):
+                yield PlanPanel()
+                yield OptionList(id="advice", compact=True)
+            with VerticalScroll(id="samples"):
+                yield Static("", id="sample")
+        yield Static("", id="about", markup=False)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.query_one("#advice").display = False
+        self.query_one("#start", Button).disabled = True
+        if not self._draft.path.exists():
+            self._suggest()
+            self.query_one(Form).show(self._draft)
+        self.query_one(Form).focus_first()
+        self._changed()
+
+    # ---- the draft
+
+    @on(Form.Edited)
+    def _edited(self, event: Form.Edited) -> None:
+        key = event.field.key
+        try:
+            self._draft.put(key, event.shown)
+        except UserError as error:
+            self._show_problem(str(error))
+            return
+        self._by_hand.add(key)
+        if key in CHOOSERS:
+            self._suggest()
+            self.query_one(Form).show(self._draft)
+        self._changed()
+
+    def _suggest(self) -> None:
+        draft = self._draft
+        values = recipe(draft.shown("model.path"), draft.shown("data.train.0.path"), method_of(draft))
+        draft.update({key: value for key, value in values.items() if key not in self._by_hand})
+
+    def open_draft(self, draft: Draft) -> None:
+        """Goes on with another config."""
+        self._draft = self._shared.draft = draft
+        self._by_hand = set()
+        self.query_one(Form).show(draft)
+        self._changed()
+
+    def _changed(self) -> None:
+        changed = " *" if self._draft.is_changed else ""
+        self.query_one(TopBar).tell(f"{self._draft.path}{changed}")
+        self.query_one(PlanPanel).busy = True
+        self.query_one("#start", Button).disabled = True
+        self._plan()
+
+    # ---- the plan
+
+    @work(exclusive=True, group="plan")
+    @until_closed
+    async def _plan(self) -> None:
+        await asyncio.sleep(PAUSE)
+        text = self._draft.text
+        try:
+            self._draft.resolved()
+            planned = await self._shared.helper.call(heavy.plan, self._draft.path, text)
+        except ConfigError as error:
+            self._show_problem("\n".join(f"· {message}" for _, message in error.mistakes))
+            return
+        except (UserError, HelperError) as error:
+            self._show_problem(str(error))
+            return
+        panel = self.query_one(PlanPanel)
+        panel.problem, panel.planned, panel.busy = "", planned, False
+        self._planned_text = text if planned.fits else ""
+        self.query_one("#start", Button).disabled = not planned.fits
+        self._show_advice(planned)
+        if self.query_one("#samples").display:
+            self._show_samples()
+
+    def _show_problem(self, problem: str) -> None:
+        panel = self.query_one(PlanPanel)
+        panel.problem, panel.busy, self._planned_text = problem, False, ""
+        self.query_one("#start", Button).disabled = True
+        self.query_one("#advice").display = False
+
+    def _show_advice(self, planned: heavy.Planned) -> None:
+        advice = self.query_one("#advice", OptionList)
+        advice.clear_options()
+        if not planned.fits:
+            remedies = planned.report["advice"]["remedies"]
+            title = planned.advice.partition("\n")[0]
+            advice.add_option(Option(Content.styled(title[:1].upper() + title[1:], "bold"), disabled=True))
+            for number, remedy in enumerate(remedies):
+                changes = ", ".join(f"{key} = {_shown(key, value)}" for key, value in remedy["changes"].items())
+                advice.add_option(Option(Content.assemble("→ ", (changes, "$accent")), id=str(number)))
+            if problem := planned.report["problem"]:
+                advice.add_option(Option(Content.styled(problem, "$muted"), disabled=True))
+        advice.display = not planned.fits
+
+    @on(OptionList.OptionSelected, "#advice")
+    def _take_advice(self, event: OptionList.OptionSelected) -> None:
+        planned = self.query_one(PlanPanel).planned
+        if planned is None or event.option.id is None:
+            return
+        changes = planned.report["advice"]["remedies"][int(event.option.id)]["changes"]
+        values = {key: _shown(key, value) for key, value in changes.items()}
+        self._draft.update(values)
+        self._by_hand.update(values)
+        form = self.query_one(Form)
+        form.show(self._draft)
+        form.focus_first()
+        self._changed()
+
+    # ---- data
+
+    @work(exclusive=True, group="samples")
+    @until_closed
+    async def _show_samples(self) -> None:
+        self.query_one("#sample", Static).update(await self._sample(self._draft.text))
+
+    async def _sample(self, text: str) -> Content:
+        try:
+            return preview_text(await self._shared.helper.call(heavy.preview, self._draft.path, text))
+        except (UserError, HelperError) as error:
+            return Content.styled(str(error), "$error")
+
+    async def _sample_of(self, path: str) -> Content:
+        draft = Draft(self._draft.path, self._draft.text)
+        draft.put("data.train.0.path", path)
+        return await self._sample(draft.text)
+
+    def action_preview(self) -> None:
+        self._choose("data.train.0.path")
+
+    @on(Form.Listed)
+    def _listed(self, event: Form.Listed) -> None:
+        self._choose(event.field.key)
+
+    @work
+    @until_closed
+    async def _choose(self, key: str) -> None:
+        if key == "model.path":
+            picker = Picker("Models on this machine", self._models)
+        else:
+            picker = Picker("Data on this machine", self._data, self._sample_of, places.DATA_SUFFIXES)
+        chosen = await self.app.push_screen_wait(picker)
+        if chosen:
+            self._draft.put(key, chosen)
+            self._suggest()
+            self.query_one(Form).show(self._draft)
+            self._changed()
+
+    async def _models(self) -> list[Item]:
+        found = await self._shared.helper.call(places.models, self._shared.preferences.models)
+        items = []
+        for model in found:
+            if model.parameters:
+                weights = "" if model.weights else ", no weights: begins with random ones"
+                about = f"{count(model.parameters):>6}  {model.about}, {model.source}{weights}"
+            else:
+                about = f"        {model.about}"
+            items.append(Item(model.path, about, dim=not model.parameters))
+        return items
+
+    async def _data(self) -> list[Item]:
+        found = await asyncio.to_thread(places.data, self._shared.preferences.data)
+        return [Item(file.path, f"{size(file.nbytes) if file.nbytes else 'built in':>9}") for file in found]
+
+    # ---- what can be done
+
+    @on(Form.Entered)
+    def _entered(self, event: Form.Entered) -> None:
+        self.query_one("#about", Static).update(_about(event.field))
+
+    @on(Button.Pressed, "#save")
+    def action_save(self) -> None:
+        try:
+            self._draft.save()
+        except UserError as error:
+            self.notify(str(error), severity="error")
+            return
+        self.query_one(TopBar).tell(str(self._draft.path))
+        self.notify(f"saved to {self._draft.path}")
+
+    @on(Button.Pressed, "#start")
+    def action_start(self) -> None:
+        if self._planned_text != self._draft.text:
+            self.notify("It is not started: there is no plan that fits yet", severity="warning")
+            return
+        try:
+            self._draft.save()
+            self.query_one(TopBar).tell(str(self._draft.path))
+            config = self._draft.resolved().config
+            launched = self._shared.start(self._draft.path, config.save.output_dir, config.log.run_name or "run")
+        except UserError as error:
+            self.notify(str(error), severity="error")
+            return
+        self._shared.helper.close()  # its memory is the run's now
+        self.post_message(OpenRun(launched.path, launched))
+
+    @work
+    @until_closed
+    async def action_from_run(self) -> None:
+        run = await self.app.push_screen_wait(Picker("Begin with the settings of", self._runs))
+        if run:
+            self.begin_with(Path(run))
+
+    async def _runs(self) -> list[Item]:
+        folder = self._shared.runs_folder
+        found = await asyncio.to_thread(lambda: sorted(folder.glob("*/config.toml"), key=_newest))
+        return [Item(str(path.parent), "") for path in found]
+
+    def begin_with(self, run: Path) -> None:
+        """Takes over a past run's settings, for a new run in the same file."""
+        try:
+            text = (run / "config.toml").read_text(encoding="utf-8")
+            draft = self._draft
+            taken = Draft(run / "config.toml", text)
+            for field in taken.set_keys():
+                draft.put(field, taken.shown(field))
+            draft.put("save.resume", "")
+        except (OSError, UserError) as error:
+            self.notify(str(error), severity="error")
+            return
+        self._by_hand = set()
+        self.query_one(Form).show(draft)
+        self._changed()
+        self.notify(f"the settings of {run.name}")
+
+
+def _about(field: Field) -> str:
+    hint = "  ·  enter: what is on this machine" if field.key.endswith("path") else ""
+    return f"{field.name}: {field.about}{hint}"
+
+
+def _shown(key: str, value: object) -> str:
+    """As a person writes it; a limit in bytes is a size."""
+
+    return (
+        format_size(value)
+        if key.endswith("_limit") and key.startswith("engine") and isinstance(value, int)
+        else str(value)
+    )
+
+
+def _newest(path: Path) -> float:
+    return -path.stat().st_mtime

@@ -1,0 +1,41 @@
+"""Completion of paths as they are typed."""
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from textual.suggester import Suggester
+
+
+class PathSuggester(Suggester):
+    """The first entry of a folder that begins with what is typed; names of `others` are taken first."""
+
+    def __init__(self, others: Callable[[], list[str]] = list, suffixes: tuple[str, ...] = ()) -> None:
+        super().__init__(use_cache=False, case_sensitive=True)
+        self._others, self._suffixes = others, suffixes
+
+    async def get_suggestion(self, value: str) -> str | None:
+        for name in self._others():
+            if name.startswith(value) and name != value:
+                return name
+        return await asyncio.to_thread(complete, value, self._suffixes)
+
+
+def complete(value: str, suffixes: tuple[str, ...] = ()) -> str | None:
+    """The path with its last part completed: a folder gets a slash; files need one of `suffixes`, if there are any."""
+    folder, part = os.path.split(value)
+    try:
+        with os.scandir(os.path.expanduser(folder or ".")) as entries:
+            found = sorted(
+                (entry.name, entry.is_dir())
+                for entry in entries
+                if entry.name.startswith(part) and (part or not entry.name.startswith("."))
+            )
+    except OSError:
+        return None
+    for name, is_folder in found:
+        if is_folder or not suffixes or name.endswith(suffixes):
+            completed = os.path.join(folder, name) + ("/" if is_folder else "")
+            if completed != value:
+                return completed
+    return None

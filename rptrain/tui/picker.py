@@ -1,0 +1,132 @@
+"""A list to choose a model or a data set from, narrowed by typing; what is typed may also be a path."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from rptrain.tui.paths import PathSuggester
+
+PAUSE = 0.3  # seconds that a choice stays before its preview is made
+
+
+@dataclass(frozen=True)
+class Item:
+    value: str
+    about: str
+    dim: bool = False  # it can be named, but will not do
+
+
+class Picker(ModalScreen[str | None]):
+    """`find` gives the items; `show`, if there is one, what stands below of the marked one."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "cancel", "cancel"),
+        Binding("down", "move(1)", show=False, priority=True),
+        Binding("up", "move(-1)", show=False, priority=True),
+        Binding("pagedown", "move(8)", show=False, priority=True),
+        Binding("pageup", "move(-8)", show=False, priority=True),
+        Binding("enter", "take", "choose", priority=True),
+    ]
+
+    def __init__(
+        self,
+        title: str,
+        find: Callable[[], Awaitable[Sequence[Item]]],
+        show: Callable[[str], Awaitable[Content]] | None = None,
+        suffixes: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__()
+        self._title, self._find, self._show, self._suffixes = title, find, show, suffixes
+        self._items: Sequence[Item] = ()
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog wide"):
+            yield Static(self._title, classes="question", markup=False)
+            yield Input(
+                placeholder="type to narrow the list, or a path (right completes it)",
+                suggester=PathSuggester(suffixes=self._suffixes),
+                compact=True,
+            )
+            options = OptionList(compact=True)
+            options.can_focus = False  # the keys go to it all the same
+            yield options
+            if self._show is not None:
+                with VerticalScroll(id="shown"):
+                    yield Static("", id="sample")
+
+    def on_mount(self) -> None:
+        self.query_one(OptionList).loading = True
+        self._look()
+
+    @work(exclusive=True, group="find")
+    async def _look(self) -> None:
+        self._items = await self._find()
+        self.query_one(OptionList).loading = False
+        self._narrow(self.query_one(Input).value)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._narrow(event.value)
+
+    def _narrow(self, text: str) -> None:
+        options = self.query_one(OptionList)
+        words = text.lower().split()
+        found = [item for item in self._items if all(word in f"{item.value} {item.about}".lower() for word in words)]
+        width = min(max((len(item.value) for item in found), default=0), 60) + 2
+        options.clear_options()
+        options.add_options(
+            Option(
+                Content.assemble(
+                    (item.value, "$muted" if item.dim else ""),
+                    " " * max(1, width - len(item.value)),
+                    (item.about, "$muted"),
+                ),
+                id=str(self._items.index(item)),
+            )
+            for item in found
+        )
+        options.highlighted = 0 if found else None
+
+    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        if self._show is not None and event.option.id is not None:
+            self._preview(self._items[int(event.option.id)].value)
+
+    @work(exclusive=True, group="preview")
+    async def _preview(self, value: str) -> None:
+        from asyncio import sleep
+
+        assert self._show is not None
+        sample = self.query_one("#sample", Static)
+        sample.update(Content.styled("reading …", "$muted"))
+        await sleep(PAUSE)
+        sample.update(await self._show(value))
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        if event.option.id is not None:
+            self.dismiss(self._items[int(event.option.id)].value)
+
+    def action_move(self, by: int) -> None:
+        options = self.query_one(OptionList)
+        if options.option_count:
+            options.highlighted = min(max((options.highlighted or 0) + by, 0), options.option_count - 1)
+
+    def action_take(self) -> None:
+        options = self.query_one(OptionList)
+        typed = self.query_one(Input).value.strip()
+        if options.highlighted is not None:
+            option = options.get_option_at_index(options.highlighted)
+            assert option.id is not None
+            self.dismiss(self._items[int(option.id)].value)
+        elif typed:
+            self.dismiss(typed)
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)

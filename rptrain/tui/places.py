@@ -1,0 +1,98 @@
+"""Models and data sets that are on this machine already: found in folders, in the hub's cache, and bundled."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rptrain.errors import UserError
+
+DEEP = 3  # folders below a place that are looked into
+MOST = 4000  # folders that are looked into in all
+DATA_SUFFIXES = (".jsonl", ".json", ".txt")
+NOT_DATA = frozenset({"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"})
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model that can be named in a config."""
+
+    path: str  # as the config names it
+    source: str  # "bundled", "hub cache", or the folder it was found in
+    parameters: int  # 0 where it cannot be trained
+    about: str  # its architecture, or why it cannot be trained
+    weights: bool  # whether there are any: a bundled shape begins with random ones
+
+
+@dataclass(frozen=True)
+class FoundData:
+    """A file that can be a data set, or a built-in one."""
+
+    path: str
+    source: str
+    nbytes: int
+
+
+def models(folders: Sequence[str]) -> list[FoundModel]:
+    """Those that are bundled, then those in the folders and in the hub's cache."""
+    from rptrain.models import registry
+
+    found = [_model(name, registry.PRESETS / name, "bundled") for name in registry.presets()]
+    for name, directory in registry.cached():
+        found.append(_model(name, directory, "hub cache"))
+    for folder, directory in _folders(folders):
+        if (directory / "config.json").is_file():
+            found.append(_model(str(directory), directory, folder))
+    return found
+
+
+def data(folders: Sequence[str]) -> list[FoundData]:
+    """The built-in sets, then files in the folders."""
+    found = [FoundData("builtin:tasks", "bundled", 0), FoundData("builtin:random", "bundled", 0)]
+    for folder, directory in _folders(folders):
+        if (directory / "config.json").is_file() or (directory / "config.toml").is_file():
+            continue  # a model's or a run's files are no data
+        for file in sorted(_entries(directory), key=lambda entry: entry.name):
+            if file.name.endswith(DATA_SUFFIXES) and file.name not in NOT_DATA and file.is_file():
+                found.append(FoundData(str(directory / file.name), folder, file.stat().st_size))
+    return found
+
+
+def _model(path: str, directory: Path, source: str) -> FoundModel:
+    from rptrain.models import registry
+
+    has_weights = any(directory.glob("*.safetensors")) or path == "tiny-tasks"
+    try:
+        spec = registry.build(registry.read_config(directory))
+    except UserError as error:
+        return FoundModel(path, source, 0, str(error), has_weights)
+    return FoundModel(path, source, spec.num_parameters, spec.architecture.removesuffix("ForCausalLM"), has_weights)
+
+
+def _folders(places: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """Each place and the folders in it, the nearest first, none twice; hidden ones are left out."""
+    seen: set[str] = set()
+    for place in places:
+        level = [Path(place).expanduser()]
+        for _ in range(DEEP):
+            below: list[Path] = []
+            for directory in level:
+                real = os.path.realpath(directory)
+                if real in seen or len(seen) >= MOST or not os.path.isdir(directory):
+                    continue
+                seen.add(real)
+                yield place, directory
+                below += [
+                    directory / entry.name
+                    for entry in sorted(_entries(directory), key=lambda entry: entry.name)
+                    if entry.is_dir() and not entry.name.startswith((".", "__")) and entry.name != "checkpoints"
+                ]
+            level = below
+
+
+def _entries(directory: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except OSError:  # not to be read: there is nothing to choose
+        return []

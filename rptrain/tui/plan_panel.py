@@ -1,0 +1,97 @@
+"""What the plan of a draft says: whether it fits, how long a step takes, and what takes the memory."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from textual.content import Content
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from rptrain.tui.bars import bar
+from rptrain.tui.heavy import Planned
+from rptrain.tui.words import count, percent, size, step_time
+
+PARTS = 5  # of a place, the largest
+ROOMY = 26  # lines from which on the parts are shown
+
+
+class PlanPanel(Widget):
+    """Shows mistakes, or a plan; `busy` dims the plan of what stood in the form before."""
+
+    planned: reactive[Planned | None] = reactive(None, layout=True)
+    problem: reactive[str] = reactive("", layout=True)
+    busy: reactive[bool] = reactive(False)
+
+    def render(self) -> Content:
+        return Content("\n").join(self._lines())
+
+    def _lines(self) -> Iterator[Content]:
+        if self.problem:
+            yield Content.styled("Not ready", "bold $error")
+            yield Content("")
+            yield Content.styled(self.problem, "$foreground")
+            return
+        if self.planned is None:
+            yield Content.styled("planning …", "$muted")
+            return
+        report = self.planned.report
+        yield self._verdict(self.planned)
+        yield Content("")
+        model = report["model"]
+        yield self._pair(count(model["parameters"]), "parameters", str(model["layers"]), "layers")
+        if plan := report["plan"]:
+            speed = f"{plan['tokens_per_second']:,.0f}"
+            yield self._pair(step_time(plan["seconds_per_step"]), "a step", speed, "tokens/s")
+            yield self._pair(
+                percent(plan["bubble"]), "bubble", str(report["machine"]["devices"]), self._machine(report)
+            )
+            yield Content.styled(self.planned.stages, "$muted")
+        for places in _alike(report["memory"]):
+            yield Content("")
+            yield from self._place(places[0], len(places))
+
+    def _verdict(self, planned: Planned) -> Content:
+        later = ("   planning …", "$muted") if self.busy else ""
+        if planned.fits:
+            return Content.assemble(("✓ fits", "bold $success"), later)
+        return Content.assemble(("✗ does not fit", "bold $error"), later)
+
+    @staticmethod
+    def _machine(report: Mapping[str, Any]) -> str:
+        machine = report["machine"]
+        name = machine["card"] if machine["gpus"] else "CPU worker"
+        return name if machine["devices"] == 1 else f"{name}s"
+
+    @staticmethod
+    def _pair(first: str, unit: str, second: str, other: str) -> Content:
+        left = Content.assemble((first, "bold"), (f" {unit}", "$muted"))
+        return Content.assemble(left, " " * max(2, 18 - left.cell_length), (second, "bold"), (f" {other}", "$muted"))
+
+    def _place(self, place: Mapping[str, Any], count: int) -> Iterator[Content]:
+        total, limit = place["total"], place["limit"]
+        name = place["name"] if place["kind"] == "GPU memory" else place["kind"]
+        name = f"each of {count} GPUs" if count > 1 else name
+        fits = place["fits"]
+        style = "$error" if fits is False else "$primary"
+        of = f"{size(total)} of {size(limit)}" if limit is not None else f"{size(total)}, not judged"
+        width = max(self.size.width, 20)
+        gap = " " * max(1, width - len(name) - len(of))
+        yield Content.assemble((name, "bold" if fits is False else ""), gap, (of, style if fits is False else "$muted"))
+        yield bar(total / limit if limit else 0.0, width, style)
+        parent = self.parent
+        if isinstance(parent, Widget) and parent.size.height >= ROOMY:
+            parts = sorted(place["parts"], key=lambda part: -part["nbytes"])[:PARTS]
+            for part in parts:
+                if part["nbytes"] >= total / 100:
+                    taken = size(part["nbytes"])
+                    name = part["name"][: width - len(taken) - 4]
+                    gap = " " * (width - len(name) - len(taken) - 2)
+                    yield Content.styled(f"  {name}{gap}{taken}", "$muted")
+
+
+def _alike(places: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Places that differ in name only, together."""
+    return [
+        list(same) for _, same in groupby(places, key=lambda place: (place["kind"], place["total"], place["limit"]))
+    ]

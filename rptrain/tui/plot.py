@@ -1,0 +1,122 @@
+"""Curves drawn with dots of braille letters: two across and four down in each."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf, log10
+
+from textual.content import Content
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from rptrain.tui.words import short
+
+AXIS = 7  # characters for the numbers at the left
+DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of a letter, by column and row
+EMPTY = 0x2800
+WIDE = 100.0  # positive values that span more than this are drawn on a logarithmic scale
+
+
+@dataclass(frozen=True)
+class Curve:
+    xs: Sequence[float]
+    ys: Sequence[float]
+    style: str
+    name: str = ""
+
+
+class Plot(Widget):
+    """Its title, the newest value, curves, and numbers at both ends of the axes."""
+
+    curves: reactive[tuple[Curve, ...]] = reactive(())
+    value: reactive[str] = reactive("")
+
+    def __init__(self, title: str, *, logarithmic: bool = False, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._title, self._logarithmic = title, logarithmic
+
+    def render(self) -> Content:
+        width, height = self.size
+        if width <= AXIS + 4 or height < 3:
+            return Content.assemble((self._title, "bold"), " ", self.value)
+        return Content("\n").join(self._lines(width, height))
+
+    def _lines(self, width: int, height: int) -> Iterator[Content]:
+        named = [(f"  ━ {curve.name}", curve.style) for curve in self.curves if curve.name]
+        yield Content.assemble((self._title, "bold"), "  ", (self.value, "$accent"), *named)
+        rows, columns = height - 2, width - AXIS - 1
+        points = [
+            (curve.style, [(x, y) for x, y in zip(curve.xs, curve.ys, strict=True) if self._drawn(y)])
+            for curve in self.curves
+        ]
+        ys = [y for _, places in points for _, y in places]
+        xs = [x for _, places in points for x, _ in places]
+        if not ys:
+            yield Content("")
+            yield Content.styled(" " * AXIS + " nothing yet", "$muted")
+            return
+        scaled = self._logarithmic and min(ys) > 0 and max(ys) / min(ys) > WIDE
+        low, high = _margins(*((log10(end) if scaled else end) for end in (min(ys), max(ys))))
+        left, right = min(xs), max(xs)
+        canvas = Canvas(columns, rows)
+        for style, places in points:
+            canvas.draw(
+                style,
+                [
+                    (
+                        (x - left) / (right - left or 1),
+                        1 - ((log10(y) if scaled else y) - low) / (high - low),
+                    )
+                    for x, y in places
+                ],
+            )
+        for row in range(rows):
+            at = row / (rows - 1) if rows > 1 else 0.0
+            number = high - (high - low) * at
+            named_row = row in (0, rows - 1) or (rows >= 9 and row == rows // 2)
+            label = short(10**number if scaled else number) if named_row else ""
+            yield Content.assemble((f"{label:>{AXIS}}", "$muted"), ("│", "$faint"), canvas.row(row))
+        first, last = f"{left:,.0f}", f"{right:,.0f}"
+        gap = max(1, columns - len(first) - len(last))
+        yield Content.styled(f"{'':{AXIS + 1}}{first}{'' if left == right else ' ' * gap + last}", "$muted")
+
+    def _drawn(self, y: float) -> bool:
+        return -inf < y < inf
+
+
+def _margins(low: float, high: float) -> tuple[float, float]:
+    """The ends of an axis: apart also where all values are one."""
+    if low == high:
+        return low - (abs(low) / 2 or 1), high + (abs(high) / 2 or 1)
+    return low, high
+
+
+class Canvas:
+    """`columns` by `rows` letters. Where curves share a letter it has the colour of the later one."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self._columns, self._rows = columns, rows
+        self._dots = [[0] * columns for _ in range(rows)]
+        self._styles = [[""] * columns for _ in range(rows)]
+
+    def draw(self, style: str, places: Sequence[tuple[float, float]]) -> None:
+        """A line through places, whose x and y go from 0 at the top left to 1."""
+        width, height = self._columns * 2 - 1, self._rows * 4 - 1
+        spots = [(round(x * width), round(y * height)) for x, y in places]
+        for (x0, y0), (x1, y1) in zip(spots, spots[1:] or spots, strict=False):
+            count = max(abs(x1 - x0), abs(y1 - y0), 1)
+            for step in range(count + 1):
+                self._dot(x0 + (x1 - x0) * step // count, y0 + (y1 - y0) * step // count, style)
+
+    def _dot(self, x: int, y: int, style: str) -> None:
+        self._dots[y // 4][x // 2] |= DOTS[x % 2][y % 4]
+        self._styles[y // 4][x // 2] = style
+
+    def row(self, index: int) -> Content:
+        parts: list[tuple[str, str]] = []
+        text, before = "", ""
+        for dots, style in zip(self._dots[index], self._styles[index], strict=True):
+            if style != before:
+                parts.append((text, before))
+                text, before = "", style
+            text += chr(EMPTY + dots) if dots else " "
+        return Content.assemble(*parts, (text, before))

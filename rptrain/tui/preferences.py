@@ -1,0 +1,51 @@
+"""What a person sets of the interface itself: a small TOML file, `rptrain/tui.toml` in the folder for settings."""
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Literal
+
+import tomlkit
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rptrain.config_values import PathText
+from rptrain.errors import UserError
+
+Look = Literal["dark", "light"]
+
+
+class Preferences(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    look: Look = "dark"
+    models: tuple[PathText, ...] = Field(default=(".", "models", "~/models", "/models"))  # folders to look in
+    data: tuple[PathText, ...] = Field(default=(".", "data", "~/data"))
+
+
+def place() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "rptrain" / "tui.toml"
+
+
+def load(path: Path) -> Preferences:
+    """The file's, or the defaults where there is none. UserError for a file that says something else."""
+    try:
+        return Preferences.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return Preferences()
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        known = ", ".join(Preferences.model_fields)
+        raise UserError(
+            f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}; its keys are {known}: mend or remove it"
+        ) from None
+
+
+def save_look(path: Path, look: Look) -> None:
+    """Writes the look alone; all else in the file stays. OSError where that cannot be."""
+    document = tomlkit.parse(path.read_text(encoding="utf-8")) if path.is_file() else tomlkit.document()
+    document["look"] = look
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(tomlkit.dumps(document), encoding="utf-8")

@@ -1,0 +1,79 @@
+"""A run from its beginning again, from what it recorded, at a speed of one's own."""
+
+import json
+from collections.abc import Iterator
+from heapq import merge
+from pathlib import Path
+from typing import Any
+
+from rptrain.runs.lanes import FILE, OLD_FILE, Snapshot
+from rptrain.runs.view import RunView
+
+SHOWN_IN = 30.0  # seconds that a replay takes at its first speed, or more
+SLOWEST, FASTEST = 1, 1 << 16
+MOST = 5000  # records that are taken at once
+
+
+class Replay:
+    """`view` is the run as it was at a moment, which `advance` moves on."""
+
+    def __init__(self, run: Path) -> None:
+        self.view = RunView(run / "none")  # a view that nothing is read for
+        self.view.path = run
+        self._records = merge(
+            _events(run / "events.jsonl"), _snapshots(run / OLD_FILE, run / FILE), key=lambda pair: pair[0]
+        )
+        self._next = next(self._records, None)
+        self._clock = self._next[0] if self._next else 0.0
+        whole = RunView(run)
+        self.end = whole.last_event or self._clock
+        self.speed = SLOWEST
+        while self.speed * SHOWN_IN < self.end - self._clock and self.speed < FASTEST:
+            self.speed *= 2
+
+    @property
+    def done(self) -> bool:
+        return self._next is None
+
+    @property
+    def left(self) -> float:
+        """Seconds until its end, at this speed."""
+        return max(0.0, self.end - self._clock) / self.speed
+
+    def faster(self, by: float) -> None:
+        self.speed = int(min(max(self.speed * by, SLOWEST), FASTEST))
+
+    def advance(self, seconds: float) -> None:
+        """Takes what was recorded in so many seconds, times the speed."""
+        self._clock += seconds * self.speed
+        for _ in range(MOST):
+            if self._next is None or self._next[0] > self._clock:
+                return
+            record = self._next[1]
+            if isinstance(record, Snapshot):
+                self.view.take_snapshot(record)
+            else:
+                self.view.take(record)
+            self._next = next(self._records, None)
+
+
+def _events(path: Path) -> Iterator[tuple[float, Any]]:
+    for line in _lines(path):
+        try:
+            record = json.loads(line)
+            yield float(record["time"]), record
+        except (ValueError, KeyError, TypeError):
+            continue
+
+
+def _snapshots(*paths: Path) -> Iterator[tuple[float, Any]]:
+    for path in paths:
+        for line in _lines(path):
+            if (snapshot := Snapshot.from_line(line)) is not None:
+                yield snapshot.time, snapshot
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    if path.is_file():
+        with path.open("rb") as file:
+            yield from file

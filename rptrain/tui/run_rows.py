@@ -1,0 +1,63 @@
+"""A run in a line of the list of runs, in as many columns as there is room for."""
+
+import time
+from collections.abc import Iterator
+
+from textual.content import Content
+
+from rptrain.runs.listing import Summary
+from rptrain.tui.run_head import state_text
+from rptrain.tui.words import ago, duration, loss, size
+
+COLUMNS = (  # name, width, and the width of the list from which on it is there
+    ("state", 12, 0),
+    ("steps", 13, 0),
+    ("loss", 9, 0),
+    ("took", 11, 0),
+    ("size", 10, 76),
+    ("began", 13, 100),
+    ("model", 26, 116),
+)
+MARK = 2
+NAME = 16  # at least
+
+
+def heading(width: int) -> Content:
+    """The names of the columns."""
+    name, columns = _layout(width)
+    text = f"{'':{MARK}}{'run':<{name}}" + "".join(f"{column:<{room}}" for column, room in columns)
+    return Content.styled(text, "$muted")
+
+
+def row(run: Summary, width: int, mark: str) -> Content:
+    """`mark` is the colour of the run's curve where it is compared."""
+    name, columns = _layout(width)
+    cells = dict(_cells(run))
+    shown = run.path.name if len(run.path.name) < name else f"{run.path.name[: name - 2]}…"
+    return Content.assemble(
+        ("━ " if mark else "  ", mark),
+        (f"{shown:<{name}}", "bold"),
+        *(_padded(cells[column], room) for column, room in columns),
+    )
+
+
+def _layout(width: int) -> tuple[int, list[tuple[str, int]]]:
+    columns = [(name, room) for name, room, least in COLUMNS if width >= least]
+    return max(NAME, min(40, width - MARK - sum(room for _, room in columns))), columns
+
+
+def _cells(run: Summary) -> Iterator[tuple[str, Content]]:
+    total = "" if run.total_steps is None else f"/{run.total_steps:,}"
+    yield "state", state_text(run.state)
+    yield "steps", Content(f"{run.step:,}{total}")
+    yield "loss", Content(loss(run.loss))
+    yield "took", Content("" if run.seconds is None else duration(run.seconds))
+    yield "size", Content(size(run.nbytes))
+    yield "began", Content("" if run.began is None else ago(time.time() - run.began))
+    yield "model", Content.styled(run.model, "$muted")
+
+
+def _padded(cell: Content, room: int) -> Content:
+    if cell.cell_length >= room:
+        cell = cell[: room - 2] + Content("…")
+    return cell + Content(" " * (room - cell.cell_length))

@@ -1,0 +1,317 @@
+"""Run: one run as it goes, or as it went."""
+
+import asyncio
+from math import isfinite
+from pathlib import Path
+from typing import ClassVar
+
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.screen import Screen
+from textual.widgets import Footer
+
+from rptrain.errors import UserError
+from rptrain.runs.view import RunView
+from rptrain.tui import control
+from rptrain.tui.closing import until_closed
+from rptrain.tui.confirm import Confirm
+from rptrain.tui.context import Context
+from rptrain.tui.exporting import export_run
+from rptrain.tui.lanes import Lanes, Shown
+from rptrain.tui.launch import LOG, Launched
+from rptrain.tui.log_panel import LogPanel
+from rptrain.tui.memory_panel import MemoryPanel
+from rptrain.tui.plot import Curve, Plot
+from rptrain.tui.replay import Replay
+from rptrain.tui.run_head import RunHead
+from rptrain.tui.top_bar import TopBar
+from rptrain.tui.words import duration, loss
+
+PAUSE = 0.3  # seconds between two looks
+PLOT_PAUSE = 1.0  # between two drawings of the curves
+OUTPUT = 8000  # bytes of the trainer's output, at its end
+STRIP = 240  # records that a lane can show
+PLOTS = (
+    ("loss", "loss", "loss", "$loss"),
+    ("learning-rate", "learning rate", "learning_rate", "$muted"),
+    ("grad-norm", "gradient norm", "grad_norm", "$backward"),
+)
+EMPTY = {
+    "new": "nothing is recorded yet",
+    "loading": "the weights are being loaded",
+    "saving": "the state is being saved",
+    "evaluating": "questions are being asked",
+    "exporting": "the model is being written",
+}
+
+
+class RunScreen(Screen[None]):
+    """Follows the run in a folder, which need not be there yet where it was launched from here."""
+
+    TITLE = "Run"
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("space,p", "pause", "pause"),
+        Binding("s", "save", "save"),
+        Binding("x", "stop", "stop"),
+        Binding("e", "export", "export"),
+        Binding("r", "resume", "resume"),
+        Binding("v", "replay", "replay"),
+        Binding("l", "curve", "curves", show=False),
+        Binding("o", "part", "log", show=False),
+        Binding("plus,equals_sign", "speed(2)", "faster", show=False),
+        Binding("minus", "speed(0.5)", "slower", show=False),
+        Binding("j,down", "scroll(1)", show=False),
+        Binding("k,up", "scroll(-1)", show=False),
+        Binding("g,home", "ends(False)", show=False),
+        Binding("G,end", "ends(True)", show=False),
+        Binding("escape", "back", "back"),
+    ]
+    KEYS = (
+        ("space p", "pause and go on; in a replay too"),
+        ("s", "save now"),
+        ("x", "save and stop, after a question"),
+        ("r", "go on with a run that ended early"),
+        ("e", "export the last checkpoint"),
+        ("v", "replay from the beginning, or leave the replay"),
+        ("+ -", "the replay's speed"),
+        ("l", "one curve large, the next, all"),
+        ("o", "log, output of the trainer, samples"),
+        ("j k g G", "up and down in it"),
+    )
+
+    def __init__(self, context: Context, path: Path, launched: Launched | None = None) -> None:
+        super().__init__()
+        self._shared, self.path, self._launched = context, path, launched
+        self._view: RunView | None = None
+        self._replay: Replay | None = None
+        self._held = False  # the replay
+        self._drawn = (-1.0, 0.0)  # number of steps and time of the curves
+        self._curve = 0  # 0: all that there is room for
+
+    def compose(self) -> ComposeResult:
+        yield TopBar("run", str(self.path))
+        yield RunHead()
+        yield Lanes()
+        with Horizontal(id="middle"):
+            for id, title, _, _ in PLOTS:
+                yield Plot(title, logarithmic=id == "loss", id=id)
+            yield MemoryPanel()
+        yield LogPanel(id="log")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self._show_plots()
+        self._follow()
+
+    def on_resize(self) -> None:
+        self.query_one(Lanes).detailed = self.size.height >= 32
+        self._drawn = (-1.0, 0.0)
+        self._show()
+
+    # ---- following
+
+    @work(exclusive=True, group="follow")
+    @until_closed
+    async def _follow(self) -> None:
+        while not self._settled():
+            self._show_start()
+            await asyncio.sleep(PAUSE)
+        self._view = await asyncio.to_thread(RunView, self.path)
+        state = ""
+        self._show()
+        while True:
+            await asyncio.sleep(PAUSE)
+            if self._replay is not None:
+                if not self._held and not self._replay.done:
+                    await asyncio.to_thread(self._replay.advance, PAUSE)
+                    self._show()
+                continue
+            changed = await asyncio.to_thread(self._view.refresh)
+            if changed or self._view.state != state:
+                if self._view.state != state:
+                    state = self._view.state
+                    self.refresh_bindings()
+                self._show()
+
+    def _settled(self) -> bool:
+        """Whether the run's folder is there, with something in it."""
+        if self._launched is not None and not self._launched.settle():
+            return False
+        return (self.path / "events.jsonl").is_file() or self._launched is None
+
+    def _show_start(self) -> None:
+        """What a trainer says that has no run yet."""
+        launched = self._launched
+        assert launched is not None
+        code = launched.process.poll()
+        lanes = self.query_one(Lanes)
+        lanes.empty = "the trainer starts" if code is None else "the trainer could not begin: see below"
+        self.query_one(LogPanel).part = "output"
+        self.query_one(LogPanel).show_output(launched.said())
+        self.query_one(TopBar).tell(str(self.path) if code is None else f"{self.path}: ended with {code}")
+
+    # ---- showing
+
+    @property
+    def state(self) -> str:
+        if self._replay is not None:
+            return "replay"
+        return "new" if self._view is None else self._view.state
+
+    def _show(self) -> None:
+        view = self._view if self._replay is None else self._replay.view
+        if view is None or not self.is_mounted:
+            return
+        state = self.state
+        self.query_one(RunHead).show(view, state, self._note())
+        lanes = self.query_one(Lanes)
+        lanes.empty = EMPTY.get(state, f"{len(view.devices)} devices, at rest")
+        lanes.shown = Shown.of(view, STRIP)
+        self.query_one(MemoryPanel).show(view)
+        panel = self.query_one(LogPanel)
+        if panel.part == "output" and view.log and self._launched is not None and not view.ended:
+            panel.part, self._launched = "log", None
+        panel.show_log(view.log)
+        panel.show_samples(view.samples)
+        panel.show_output(_end_of(self.path / LOG))
+        self._draw_curves(view)
+
+    def _note(self) -> str:
+        replay = self._replay
+        if replay is not None:
+            held = ", held" if self._held else ""
+            return f"×{replay.speed}{held}, {duration(replay.left)} to go"
+        if self._view is not None and not self._view.ended:
+            asked = [word for word in (control.SAVE, control.STOP) if control.is_asked(self.path, word)]
+            if control.is_asked(self.path, control.PAUSE) and self.state != "paused":
+                asked.append(control.PAUSE)
+            return f"{' and '.join(asked).lower()} asked" if asked else ""
+        return ""
+
+    def _draw_curves(self, view: RunView) -> None:
+        now = asyncio.get_running_loop().time()
+        count = len(view.steps)
+        before, when = self._drawn
+        if count == before or (now - when < PLOT_PAUSE and before > 1):
+            return
+        self._drawn = (count, now)
+        for id, _, column, style in PLOTS:
+            plot = self.query_one(f"#{id}", Plot)
+            if plot.display:
+                xs, ys = view.steps.points(column, max(plot.size.width, 20) * 2)
+                if xs and xs[-1] < view.step and isfinite(last := view.steps.last(column) or 0.0):
+                    xs, ys = [*xs, view.step], [*ys, last]
+                plot.curves = (Curve(xs, ys, style),)
+                plot.value = loss(view.loss) if column == "loss" else f"{ys[-1]:.3g}" if ys else ""
+
+    def _show_plots(self) -> None:
+        """Which curves are there: by the screen's width, or the one that was chosen."""
+        self.set_class(self._curve > 0, "-one-curve")
+        for number, (id, *_) in enumerate(PLOTS, 1):
+            self.query_one(f"#{id}").set_class(number == self._curve, "-chosen")
+
+    # ---- what can be done
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        ended = self._view is not None and self._view.ended
+        if self._replay is not None:
+            return action not in ("save", "stop", "export", "resume")
+        if action in ("save", "stop"):
+            return self._view is not None and not ended
+        if action == "pause":
+            return self._view is not None and not ended
+        if action == "resume":
+            return ended and self.state != "finished"
+        if action in ("replay", "export"):
+            return self._view is not None
+        return action != "speed"
+
+    def action_pause(self) -> None:
+        if self._replay is not None:
+            self._held = not self._held
+            self._show()
+        elif control.is_asked(self.path, control.PAUSE):
+            control.withdraw(self.path, control.PAUSE)
+            self.notify("it goes on")
+        else:
+            self._ask(control.PAUSE, "it pauses after this step")
+
+    def action_save(self) -> None:
+        self._ask(control.SAVE, "it saves after this step")
+
+    @work
+    @until_closed
+    async def action_stop(self) -> None:
+        detail = "The state is saved after this step, and the run can be resumed."
+        if await self.app.push_screen_wait(Confirm(f"Stop {self.path.name}?", "Stop", detail)):
+            self._ask(control.STOP, "it saves and stops after this step")
+
+    def _ask(self, command: str, told: str) -> None:
+        try:
+            control.ask(self.path, command)
+            self.notify(told)
+        except UserError as error:
+            self.notify(str(error), severity="error")
+        self._show()
+
+    def action_resume(self) -> None:
+        try:
+            self._launched = self._shared.resume(self.path)
+            self.notify("the trainer starts")
+        except UserError as error:
+            self.notify(str(error), severity="error")
+
+    @work
+    @until_closed
+    async def action_export(self) -> None:
+        await export_run(self, self._shared, self.path)
+
+    @work
+    @until_closed
+    async def action_replay(self) -> None:
+        self._held = False
+        replay = None if self._replay is not None else await asyncio.to_thread(Replay, self.path)
+        self._replay = replay
+        self._drawn = (-1.0, 0.0)
+        self._show()
+        self.refresh_bindings()
+
+    def action_speed(self, by: float) -> None:
+        if self._replay is not None:
+            self._replay.faster(by)
+            self._show()
+
+    def action_curve(self) -> None:
+        self._curve = (self._curve + 1) % (len(PLOTS) + 1)
+        self._show_plots()
+        self._drawn = (-1.0, 0.0)
+        self.call_after_refresh(self._show)
+
+    def action_part(self) -> None:
+        self.query_one(LogPanel).turn()
+
+    def action_scroll(self, lines: int) -> None:
+        self.query_one(LogPanel).scroll(lines)
+
+    def action_ends(self, end: bool) -> None:
+        self.query_one(LogPanel).to_end(end)
+
+    def action_back(self) -> None:
+        if self._replay is not None:
+            self.action_replay()
+        else:
+            self.dismiss(None)
+
+
+def _end_of(path: Path) -> str:
+    """The end of a file that may be large; progress that was drawn over itself shows its last state."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - OUTPUT))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(line.rsplit("\r", 1)[-1].rstrip() for line in text.split("\n"))

@@ -1,0 +1,220 @@
+"""Runs: past and present ones, with what can be done with each."""
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Footer, OptionList, Static
+from textual.widgets.option_list import Option
+
+from rptrain.errors import UserError
+from rptrain.runs.listing import Summary
+from rptrain.runs.view import ENDED
+from rptrain.tui.closing import until_closed
+from rptrain.tui.confirm import Confirm
+from rptrain.tui.context import Context
+from rptrain.tui.exporting import export_run
+from rptrain.tui.messages import BeginWith, OpenRun
+from rptrain.tui.plot import Curve, Plot
+from rptrain.tui.run_rows import heading, row
+from rptrain.tui.summaries import RunFolder
+from rptrain.tui.top_bar import TopBar
+from rptrain.tui.words import size
+
+PAUSE = 2.0  # seconds between two looks at the folder
+COLORS = ("$loss", "$backward", "$fused", "$success", "$forward", "$error")
+
+
+class Runs(Screen[None]):
+    TITLE = "Runs"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "open", "open", priority=True),
+        Binding("space,c", "mark", "compare"),
+        Binding("r", "resume", "resume"),
+        Binding("e", "export", "export"),
+        Binding("n", "begin", "new from it"),
+        Binding("d,delete", "delete", "delete"),
+        Binding("j", "move(1)", show=False),
+        Binding("k", "move(-1)", show=False),
+    ]
+    KEYS = (
+        ("enter", "open: follow a run that goes on, look at one that ended"),
+        ("space c", "mark for comparison: the losses are drawn together"),
+        ("r", "go on with a run that ended early"),
+        ("e", "export its last checkpoint"),
+        ("n", "a new run with its settings"),
+        ("d", "delete it, after a question"),
+        ("j k", "down and up"),
+    )
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._shared = context
+        self._folder = RunFolder(context.runs_folder)
+        self._found: list[Summary] = []
+        self._marked: list[Path] = []
+
+    def compose(self) -> ComposeResult:
+        yield TopBar("runs", str(self._shared.runs_folder))
+        yield Static("", id="columns")
+        yield OptionList(id="list", compact=True)
+        with Horizontal(id="compared"):
+            yield Plot("loss")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.query_one("#compared").display = False
+        self.query_one(OptionList).focus()
+        self._follow()
+
+    def on_resize(self) -> None:
+        self._write(self._chosen)
+        self.call_after_refresh(self._compare)
+
+    # ---- the list
+
+    @work(exclusive=True, group="follow")
+    @until_closed
+    async def _follow(self) -> None:
+        while True:
+            if self.is_current or not self._found:
+                self._show(await asyncio.to_thread(self._folder.look))
+            await asyncio.sleep(PAUSE)
+
+    def _show(self, found: list[Summary]) -> None:
+        same = [run.path for run in found] == [run.path for run in self._found]
+        chosen = self._chosen
+        before, self._found = self._found, found
+        self._marked = [path for path in self._marked if any(run.path == path for run in found)]
+        if not same or not found:
+            self._write(chosen)
+        elif before != found or self._marked:
+            self._rewrite()
+        self._compare()
+        self.refresh_bindings()
+
+    def _write(self, chosen: Summary | None) -> None:
+        """The whole list; the chosen run stays so."""
+        options = self.query_one(OptionList)
+        width = options.scrollable_content_region.width or self.size.width - 2
+        self.query_one("#columns", Static).update(heading(width))
+        options.clear_options()
+        options.add_options([row(run, width, self._mark(run)) for run in self._found])
+        if self._found:
+            paths = [run.path for run in self._found]
+            options.highlighted = paths.index(chosen.path) if chosen and chosen.path in paths else 0
+        else:
+            nothing = f"No run in {self._shared.runs_folder} yet: F2 begins one."
+            options.add_option(Option(Content.styled(nothing, "$muted"), disabled=True))
+
+    def _rewrite(self) -> None:
+        options = self.query_one(OptionList)
+        width = options.scrollable_content_region.width
+        for index, run in enumerate(self._found):
+            options.replace_option_prompt_at_index(index, row(run, width, self._mark(run)))
+
+    def _mark(self, run: Summary) -> str:
+        """The colour of its curve; empty where it is not compared."""
+        return COLORS[self._marked.index(run.path) % len(COLORS)] if run.path in self._marked else ""
+
+    @property
+    def _chosen(self) -> Summary | None:
+        index = self.query_one(OptionList).highlighted
+        return self._found[index] if index is not None and index < len(self._found) else None
+
+    # ---- comparison
+
+    def action_mark(self) -> None:
+        run = self._chosen
+        if run is None:
+            return
+        if run.path in self._marked:
+            self._marked.remove(run.path)
+        else:
+            self._marked.append(run.path)
+        self._rewrite()
+        self._compare()
+
+    def _compare(self) -> None:
+        area = self.query_one("#compared")
+        area.display = bool(self._marked)
+        if self._marked:
+            plot = self.query_one(Plot)
+            count = max(plot.size.width, 40) * 2
+            found = [self._folder.losses(path, count) for path in self._marked]
+            plot.curves = tuple(
+                Curve(curve.steps, curve.losses, COLORS[number % len(COLORS)], curve.name)
+                for number, curve in enumerate(found)
+            )
+
+    # ---- what can be done
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        run = self._chosen if self.is_mounted else None
+        if action in ("open", "mark", "export", "begin", "move"):
+            return run is not None
+        if action == "resume":
+            return run is not None and run.state in ("stopped", "failed", "dead")
+        if action == "delete":
+            return run is not None and (run.state in ENDED or run.state == "new")
+        return True
+
+    @on(OptionList.OptionHighlighted)
+    def _moved(self) -> None:
+        self.refresh_bindings()
+
+    def action_move(self, by: int) -> None:
+        options = self.query_one(OptionList)
+        if by > 0:
+            options.action_cursor_down()
+        else:
+            options.action_cursor_up()
+
+    def action_open(self) -> None:
+        if (run := self._chosen) is not None:
+            self.post_message(OpenRun(run.path))
+
+    @on(OptionList.OptionSelected)
+    def _selected(self) -> None:
+        self.action_open()
+
+    def action_resume(self) -> None:
+        if (run := self._chosen) is None:
+            return
+        try:
+            launched = self._shared.resume(run.path)
+        except UserError as error:
+            self.notify(str(error), severity="error")
+            return
+        self.post_message(OpenRun(run.path, launched))
+
+    def action_begin(self) -> None:
+        if (run := self._chosen) is not None:
+            self.post_message(BeginWith(run.path))
+
+    @work
+    @until_closed
+    async def action_delete(self) -> None:
+        if (run := self._chosen) is None:
+            return
+        detail = f"{size(run.nbytes)} in {run.path}: its checkpoints, its model and its records. There is no way back."
+        if not await self.app.push_screen_wait(Confirm(f"Delete {run.path.name}?", "Delete", detail)):
+            return
+        try:
+            await asyncio.to_thread(shutil.rmtree, run.path)
+        except OSError as error:
+            self.notify(f"not all of it could be deleted: {error}", severity="error")
+        self._show(await asyncio.to_thread(self._folder.look))
+
+    @work
+    @until_closed
+    async def action_export(self) -> None:
+        if (run := self._chosen) is not None:
+            await export_run(self, self._shared, run.path)

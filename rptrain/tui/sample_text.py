@@ -1,0 +1,33 @@
+"""A preview's samples as text, what the loss counts told apart from the rest."""
+
+from collections.abc import Iterator
+
+from textual.content import Content
+
+from rptrain.tui.heavy import Preview, Sample
+
+MOST = 1200  # characters of a sample
+
+
+def preview_text(preview: Preview) -> Content:
+    return Content("\n").join(_lines(preview))
+
+
+def _lines(preview: Preview) -> Iterator[Content]:
+    learned = Content.assemble("   ", ("what is learned", "bold $success"), (" and what is read", "$muted"))
+    yield Content.assemble(preview.about, learned if preview.samples else "")
+    for number, sample in enumerate(preview.samples, 1):
+        yield Content("")
+        yield Content.styled(f"sample {number}, {sample.tokens:,} tokens", "$accent")
+        yield _sample(sample)
+
+
+def _sample(sample: Sample) -> Content:
+    parts: list[tuple[str, str]] = []
+    end = 0
+    for start, stop in sample.spans:
+        parts += [(sample.text[end:start], "$muted"), (sample.text[start:stop], "bold $success")]
+        end = stop
+    parts.append((sample.text[end:], "$muted"))
+    whole = Content.assemble(*parts)
+    return whole[:MOST] + Content("…") if len(sample.text) > MOST else whole.rstrip("\n")

@@ -1,0 +1,30 @@
+"""Opening the interface, where the terminal can show one."""
+
+import os
+import sys
+from pathlib import Path
+
+from rptrain.errors import UserError
+
+PLAIN = ("", "dumb", "unknown")  # terminals that only print
+
+
+def open_interface(attach: Path | None = None) -> None:
+    """Shows the interface until the person leaves it. UserError where there is no terminal for it."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UserError(f"the interface needs a terminal, and this is none. {_instead(attach)}")
+    if os.environ.get("TERM", "") in PLAIN:
+        raise UserError(f"the interface needs a terminal that moves its cursor; TERM names none. {_instead(attach)}")
+    from rptrain.tui.app import make_app
+
+    if attach is None:
+        make_app().run()
+    else:
+        attach = attach if attach.name else attach.resolve()
+        make_app(attach=attach, runs_folder=attach.parent).run()
+
+
+def _instead(attach: Path | None) -> str:
+    if attach is None:
+        return "To train without it: rptrain --config rptrain.toml; rptrain --help lists the other commands"
+    return f"What the run tells is in {attach / 'events.jsonl'}"

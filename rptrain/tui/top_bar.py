@@ -1,0 +1,40 @@
+"""The first line of every screen: where one is, and where one can go."""
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+from textual.content import Content
+from textual.events import Click
+from textual.widgets import Static
+
+PLACES = (("new", "New run", "F2"), ("runs", "Runs", "F3"), ("doctor", "Doctor", "F4"))
+
+
+class Tab(Static):
+    """One of the places; a click goes there."""
+
+    def __init__(self, mode: str, name: str, key: str, current: bool) -> None:
+        super().__init__(
+            Content.assemble((name, "bold" if current else ""), (f" {key}", "$muted")),
+            classes="-current" if current else "",
+        )
+        self._mode = mode
+
+    async def on_click(self, event: Click) -> None:
+        event.stop()
+        await self.app.run_action(f"go('{self._mode}')")
+
+
+class TopBar(Horizontal):
+    def __init__(self, current: str, right: str = "") -> None:
+        super().__init__()
+        self._current, self._right = current, right
+
+    def compose(self) -> ComposeResult:
+        yield Static("rptrain", id="brand")
+        for mode, name, key in PLACES:
+            yield Tab(mode, name, key, mode == self._current)
+        yield Static(self._right, id="top-right", markup=False)
+
+    def tell(self, text: str | Content) -> None:
+        """What stands at the right."""
+        self.query_one("#top-right", Static).update(text)

@@ -1,0 +1,151 @@
+"""An app on folders of its own, whose helper answers at once with what a test says."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from textual.widget import Widget
+
+from rptrain.doctor.finding import Finding
+from rptrain.tui import heavy, places
+from rptrain.tui.app import RptrainApp, make_app
+from rptrain.tui.heavy import Planned, Preview, Sample
+from rptrain.tui.places import FoundModel
+
+GIB = 1 << 30
+
+
+def planned(fits: bool = True) -> Planned:
+    """A plan's report, as `rptrain plan --json` gives it."""
+    places = [
+        place("host memory", "host", [("moments of AdamW", 60), ("weights", 30), ("gradients", 15)], 200),
+        *(
+            place("GPU memory", f"cuda:{n}", [("work of the largest stage", 9), ("parameters", 4)], 24 if fits else 12)
+            for n in range(2)
+        ),
+        place("disk space", "disk", [("2 checkpoints of 45.00 GiB", 90), ("exported model", 15)], 900),
+    ]
+    remedy = {"changes": {"train.micro_batch_size": 1}, "saves": {"GPU memory": 2 * GIB}}
+    report = {
+        "fits": fits,
+        "problem": None,
+        "model": {"path": "llama", "architecture": "LlamaForCausalLM", "parameters": 8_030_261_248, "layers": 33},
+        "machine": {"here": True, "card": "RTX 4090", "tflops": 165, "link": 25e9, "devices": 2, "gpus": True},
+        "step": {},
+        "plan": {"seconds_per_step": 8.42, "tokens_per_second": 15566.0, "bubble": 0.006},
+        "memory": places,
+        "advice": {"remedies": [] if fits else [remedy], "missing": {}},
+    }
+    stages = "F 0-31 in 5 stages of 6 to 7, fused 32, B 0-31 in 16 stages of 2"
+    return Planned(report, stages, "" if fits else "what makes it fit:\n- train.micro_batch_size = 1 fits")
+
+
+def place(kind: str, name: str, parts: list[tuple[str, int]], limit: int) -> dict[str, Any]:
+    total = sum(size for _, size in parts) * GIB
+    return {
+        "kind": kind,
+        "name": name,
+        "parts": [{"name": part, "nbytes": size * GIB} for part, size in parts],
+        "limit": limit * GIB,
+        "source": "free",
+        "notes": [],
+        "total": total,
+        "fits": total <= limit * GIB,
+    }
+
+
+PREVIEW = Preview(
+    "conversations, 1.2 MB",
+    (Sample("<user>Two and two?<end><assistant>Four.<end>", ((34, 44),), 12), Sample("<user>Hm<end>", (), 5)),
+)
+MODELS = [
+    FoundModel("tiny-tasks", "bundled", 407_000, "Qwen3", True),
+    FoundModel("llama-3.1-8b", "bundled", 8_030_261_248, "Llama", False),
+    FoundModel("/models/odd", "/models", 0, "config.json: architecture 'Odd' is not supported", True),
+]
+FINDINGS = [
+    Finding("GPU", "ok", "cuda:0 NVIDIA GeForce RTX 4090, 24 GiB, driver 570.1"),
+    Finding("page-locking", "warning", "the limit is 8 MiB", "raise it: ulimit -l unlimited"),
+    Finding("disk", "ok", "900 GiB free in runs, 1,900 MB/s written and synced"),
+]
+
+
+class Scripted:
+    """A helper that knows its answers; what is an exception is raised."""
+
+    def __init__(self) -> None:
+        self.answers: dict[Callable[..., Any], Any] = {
+            heavy.plan: planned(),
+            heavy.preview: PREVIEW,
+            heavy.doctor: FINDINGS,
+            places.models: MODELS,
+            heavy.export: "there",
+        }
+        self.asked: list[tuple[Any, ...]] = []
+        self.closed = 0
+
+    async def call(self, function: Callable[..., Any], *given: Any) -> Any:
+        self.asked.append((function, *given))
+        answer = self.answers[function]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def helper() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def make(tmp_path: Path, helper: Scripted, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RptrainApp]:
+    """The app in an empty folder; `make(attach=…)` and the like."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr("rptrain.tui.new_run.PAUSE", 0.0)
+    monkeypatch.setattr("rptrain.tui.picker.PAUSE", 0.0)
+
+    def make(**named: Any) -> RptrainApp:
+        return make_app(**{"helper": helper, "settings": tmp_path / "settings" / "tui.toml"} | named)
+
+    return make
+
+
+def driven(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine."""
+
+    @wraps(test)
+    def run(*given: Any, **named: Any) -> None:
+        asyncio.run(test(*given, **named))
+
+    return run
+
+
+async def until(pilot: Pilot[Any], holds: Callable[[], bool], what: str = "") -> None:
+    """Waits for what workers bring about."""
+    for _ in range(400):
+        if holds():
+            return
+        await pilot.pause(0.02)
+    raise AssertionError(f"it did not come: {what or screen_text(pilot.app)}")
+
+
+def screen_text(app: Any) -> str:
+    """What the screen shows, as lines of text without colour."""
+    lines = app.screen._compositor.render_strips()
+    return "\n".join("".join(segment.text for segment in line).rstrip() for line in lines)
+
+
+def widget_text(widget: Widget) -> str:
+    return "\n".join(widget.render_line(y).text.rstrip() for y in range(widget.size.height))
+
+
+Made = Callable[..., RptrainApp]
+Step = Callable[[Pilot[Any]], Awaitable[None]]

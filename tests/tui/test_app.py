@@ -1,0 +1,126 @@
+"""What holds everywhere: the ways between screens, help, the palette, looks, pictures, and leaving."""
+
+from pathlib import Path
+
+from textual.widgets import Input
+
+from rptrain.errors import UserError
+from rptrain.tui import heavy, preferences
+from rptrain.tui.doctor_screen import Doctor
+from rptrain.tui.helper import HelperError
+from rptrain.tui.new_run import NewRun
+from rptrain.tui.run_screen import RunScreen
+from rptrain.tui.runs_screen import Runs
+
+from .conftest import Made, Scripted, driven, screen_text, until
+from .recorded import make_run
+
+
+@driven
+async def test_keys_and_tabs_lead_everywhere(make: Made, tmp_path: Path):
+    run = make_run(tmp_path / "runs")
+    async with make(attach=run).run_test(size=(80, 24)) as pilot:
+        app = pilot.app
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        for key, kind in (("f2", NewRun), ("f3", Runs), ("f4", Doctor), ("f2", NewRun)):
+            await pilot.press(key)
+            await until(pilot, lambda kind=kind: isinstance(app.screen, kind))
+        await pilot.click("Tab:last-of-type")
+        await until(pilot, lambda: isinstance(app.screen, Runs | Doctor))
+
+
+@driven
+async def test_help_names_the_keys_of_the_screen(make: Made):
+    async with make().run_test(size=(80, 24)) as pilot:
+        for key, word in (("f2", "complete a path"), ("f3", "for comparison"), ("f4", "look again")):
+            await pilot.press(key)
+            await pilot.pause(0.1)
+            await pilot.press("f1")
+            await until(pilot, lambda word=word: word in screen_text(pilot.app))
+            assert "ctrl+q" in screen_text(pilot.app)
+            await pilot.press("escape")
+            await until(pilot, lambda word=word: "save a picture" not in screen_text(pilot.app))
+        await pilot.press("question_mark")
+        await until(pilot, lambda: "save a picture" in screen_text(pilot.app))
+
+
+@driven
+async def test_every_key_that_a_footer_names_is_explained(make: Made, tmp_path: Path):
+    run = make_run(tmp_path / "runs")
+    async with make(attach=run).run_test(size=(200, 50)) as pilot:
+        for key in ("", "f2", "f3", "f4"):
+            await pilot.press(*([key] if key else []))
+            await pilot.pause(0.1)
+            explained = " ".join(keys for keys, _ in pilot.app.screen.KEYS)
+            for binding in pilot.app.screen.BINDINGS:
+                if binding.show and binding.action != "back":
+                    shown = {name.strip().replace("delete", "d") for name in binding.key.split(",")}
+                    assert shown & set(explained.split()), (key, binding)
+
+
+@driven
+async def test_the_palette_finds_commands(make: Made):
+    async with make().run_test(size=(100, 30)) as pilot:
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: len(pilot.app.screen_stack) == 2)
+        await pilot.press(*"doctor")
+        await until(pilot, lambda: "What this machine has" in screen_text(pilot.app))
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, Doctor))
+
+
+@driven
+async def test_a_look_is_kept(make: Made, tmp_path: Path):
+    settings = tmp_path / "settings" / "tui.toml"
+    async with make().run_test(size=(80, 24)) as pilot:
+        assert pilot.app.theme == "dark"
+        await pilot.press("f9")
+        assert pilot.app.theme == "light"
+    assert preferences.load(settings).look == "light"
+    settings.write_text('# mine\nmodels = ["~/m"]\nlook = "light" # bright\n')
+    async with make().run_test(size=(80, 24)) as pilot:
+        assert pilot.app.theme == "light"
+        await pilot.press("f9")
+    assert settings.read_text() == '# mine\nmodels = ["~/m"]\nlook = "dark" # bright\n'
+
+
+def test_preferences_that_say_something_else_are_refused(tmp_path: Path):
+    path = tmp_path / "tui.toml"
+    for text in ('look = "blue"', "colour = 1", "look = ", "models = 3"):
+        path.write_text(text)
+        try:
+            preferences.load(path)
+        except UserError as error:
+            assert str(path) in str(error)
+        else:
+            raise AssertionError(text)
+
+
+@driven
+async def test_a_picture_is_saved(make: Made, tmp_path: Path):
+    async with make().run_test(size=(80, 24)) as pilot:
+        await pilot.press("f8")
+        await until(pilot, lambda: any(tmp_path.glob("*.svg")))
+    assert "tiny-tasks" in next(tmp_path.glob("*.svg")).read_text()
+
+
+@driven
+async def test_leaving_ends_the_helper_alone(make: Made, helper: Scripted):
+    app = make()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: app.focused is not None)
+        assert isinstance(app.focused, Input)
+        await pilot.press("ctrl+q")
+    assert helper.closed == 1
+
+
+@driven
+async def test_doctor(make: Made, helper: Scripted):
+    async with make().run_test(size=(80, 24)) as pilot:
+        await pilot.press("f4")
+        await until(pilot, lambda: "ulimit -l unlimited" in screen_text(pilot.app))
+        text = screen_text(pilot.app)
+        assert "✓ GPU" in text and "! page-locking" in text and "1 thing to mend" in text
+        helper.answers[heavy.doctor] = HelperError("the helper process ended")
+        await pilot.press("r")
+        await until(pilot, lambda: "the helper process ended" in screen_text(pilot.app))

@@ -1,0 +1,236 @@
+"""What the screens stand on: drafts, recipes, places, the helper process, launching, replays, curves."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rptrain.config_source import resolve
+from rptrain.errors import UserError
+from rptrain.tui import control, launch, places, start, words
+from rptrain.tui.draft import Draft
+from rptrain.tui.fields import FIELDS
+from rptrain.tui.helper import ChildHelper, HelperError
+from rptrain.tui.paths import complete
+from rptrain.tui.plot import Canvas
+from rptrain.tui.recipe import EXAMPLE, recipe
+from rptrain.tui.replay import Replay
+
+from .recorded import make_run
+
+ROOT = Path(__file__).parents[2]
+
+
+# Drafts
+
+
+def test_a_changed_value_keeps_every_comment_and_all_else(tmp_path: Path):
+    text = (ROOT / "rptrain.toml").read_text()
+    path = tmp_path / "rptrain.toml"
+    path.write_text(text)
+    draft = Draft.open(path)
+    draft.update({"optim.learning_rate": "3e-4", "data.packing": "false", "data.train.0.path": "a b.jsonl"})
+    draft.put("train.max_steps", "")
+    draft.put("engine.vram_limit", "24GiB")
+    draft.save()
+    before, after = text.splitlines(), path.read_text().splitlines()
+    assert [line for line in before if line not in after] == [
+        line for line in before if line.startswith(("learning_rate", "packing", 'path = "builtin', "max_steps"))
+    ]
+    assert [line for line in after if line not in before] == [
+        'path = "a b.jsonl" # questions that rptrain makes up itself; or a file of your own',
+        "packing = false # fill rows with several samples, which do not see each other",
+        "learning_rate = 3e-4 # how far a step goes, at the most; a model that is already trained wants about 1e-5",
+        'vram_limit = "24GiB"',
+    ]
+    assert resolve(path).config.engine.vram_limit == 24 << 30
+
+
+def test_the_lora_table_goes_and_comes_back(tmp_path: Path):
+    draft = Draft(tmp_path / "c.toml")
+    draft.update({"train.method": "lora", "lora.r": "16"})
+    draft.put("train.method", "full")
+    assert draft.resolved().config.adapters is None and not draft.has("lora")
+    draft.put("train.method", "lora")
+    assert draft.shown("lora.r") == "16"
+
+
+def test_names_are_text_whatever_they_look_like(tmp_path: Path):
+    draft = Draft(tmp_path / "c.toml")
+    draft.update({"log.run_name": "1", "model.path": "3e5"})
+    assert draft.resolved().config.log.run_name == "1" and draft.shown("model.path") == "3e5"
+
+
+def test_what_a_draft_cannot_be_is_said(tmp_path: Path):
+    with pytest.raises(UserError, match="no valid TOML"):
+        Draft(tmp_path / "c.toml", "a = ")
+    with pytest.raises(UserError, match="mend it by hand"):
+        Draft(tmp_path / "c.toml", "optim = 3\n").put("optim.eps", "1e-6")
+    with pytest.raises(UserError, match="is no TOML"):
+        Draft(tmp_path / "c.toml").put("optim.betas", "[1, ")
+    with pytest.raises(UserError, match="cannot be written"):
+        Draft(tmp_path / "none" / "c.toml").save()
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("data", ["builtin:tasks", "chats.jsonl"])
+@pytest.mark.parametrize("model", ["tiny-tasks", "/models/Llama 8B"])
+def test_every_recipe_is_a_config(tmp_path: Path, model: str, data: str, method: str):
+    draft = Draft(tmp_path / "c.toml")
+    draft.update({"model.path": model, "data.train.0.path": data, "train.method": method})
+    draft.update(recipe(model, data, method))
+    config = draft.resolved().config
+    assert config.log.run_name and (config.adapters is not None) == (method == "lora")
+
+
+def test_the_example_s_recipe_is_the_bundled_config(tmp_path: Path):
+    draft = Draft.open(ROOT / "rptrain.toml")
+    assert {key: draft.shown(key) for key in EXAMPLE} == EXAMPLE
+
+
+def test_every_field_is_a_key_with_its_words():
+    for field in FIELDS:
+        assert field.about and field.label
+
+
+# Places
+
+
+def test_models_and_data_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    tiny = ROOT / "models" / "presets" / "tiny-tasks" / "config.json"
+    for folder in ("a/mine", "hub/models--org--name/snapshots/1"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.json").write_text(tiny.read_text())
+    (tmp_path / "a" / "odd").mkdir()
+    (tmp_path / "a" / "odd" / "config.json").write_text('{"architectures": ["Odd"]}')
+    (tmp_path / "a" / "chats.jsonl").write_text("{}\n")
+    (tmp_path / "a" / "mine" / "notes.txt").write_text("no data\n")
+    (tmp_path / "a" / ".hidden").mkdir()
+    (tmp_path / "a" / ".hidden" / "x.jsonl").write_text("{}\n")
+    (tmp_path / "a" / "loop").symlink_to(tmp_path / "a")
+    found = {model.path: model for model in places.models([str(tmp_path / "a"), str(tmp_path / "none")])}
+    assert found["tiny-tasks"].weights and not found["qwen3-32b"].weights
+    assert found["org/name"].source == "hub cache" and found["org/name"].parameters > 400_000
+    assert found[str(tmp_path / "a/mine")].parameters > 400_000
+    assert found[str(tmp_path / "a/odd")].parameters == 0 and "Odd" in found[str(tmp_path / "a/odd")].about
+    assert [file.path for file in places.data([str(tmp_path / "a")])][2:] == [str(tmp_path / "a" / "chats.jsonl")]
+
+
+def test_paths_are_completed(tmp_path: Path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "b.bin").touch()
+    (tmp_path / "models" / "chats.jsonl").touch()
+    assert complete(f"{tmp_path}/mo") == f"{tmp_path}/models/"
+    assert complete(f"{tmp_path}/models/", (".jsonl",)) == f"{tmp_path}/models/chats.jsonl"
+    assert complete(f"{tmp_path}/models/x") is None and complete(f"{tmp_path}/none/x") is None
+
+
+# Processes
+
+
+def test_the_helper_answers_refuses_and_fails():
+    helper = ChildHelper()
+    try:
+        assert asyncio.run(helper.call(os.path.join, "a", "b")) == "a/b"
+        with pytest.raises(UserError, match="no valid TOML"):
+            asyncio.run(helper.call(Draft, Path("c.toml"), "a = "))
+        with pytest.raises(HelperError, match="ZeroDivisionError"):
+            asyncio.run(helper.call(divmod, 1, 0))
+        asyncio.run(helper.call(print, "in the way of answers"))
+        with pytest.raises(HelperError, match="ended"):
+            asyncio.run(helper.call(os.kill, asyncio.run(helper.call(os.getpid)), signal.SIGKILL))
+        helper.close()
+        assert asyncio.run(helper.call(abs, -2)) == 2
+    finally:
+        helper.close()
+
+
+def test_the_helper_ends_with_the_process_that_began_it():
+    code = (
+        "import asyncio, os, time\nfrom rptrain.tui.helper import ChildHelper\n"
+        "print(asyncio.run(ChildHelper().call(os.getpid)), flush=True)\ntime.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        helper = int(parent.stdout.readline())
+        parent.kill()
+    for _ in range(200):
+        if not Path(f"/proc/{helper}").exists() or " Z " in Path(f"/proc/{helper}/stat").read_text():
+            return
+        time.sleep(0.05)
+    os.kill(helper, signal.SIGKILL)
+    raise AssertionError("the helper outlived it")
+
+
+def test_a_launched_trainer_has_a_name_a_session_and_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    script = 'ps -o sid= -p $$; mkdir "$RUN"; touch "$RUN/config.toml"; echo "$LOOK $4"; read line; echo end'
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", script, "trainer"))
+    (tmp_path / "mine").mkdir()
+    run = tmp_path / "mine-2"
+    launched = launch.start(Path("c.toml"), str(tmp_path), "mine", {"RUN": str(run), "LOOK": "none"})
+    assert launched.path == run and launched.process.wait(20) == 0
+    assert launched.settle() and launched.log == run / launch.LOG and not (tmp_path / "mine-2.log").exists()
+    said = launched.said().splitlines()
+    assert int(said[0]) == launched.process.pid != os.getsid(0)
+    assert said[1:] == ['none log.run_name="mine-2"', "end"]
+    with pytest.raises(UserError, match="no run can be made"):
+        launch.start(Path("c.toml"), "/proc/none", "mine", {})
+
+
+def test_commands_are_files(tmp_path: Path):
+    control.ask(tmp_path, control.SAVE)
+    assert (tmp_path / "control" / "SAVE").exists() and control.is_asked(tmp_path, control.SAVE)
+    control.withdraw(tmp_path, control.SAVE)
+    control.withdraw(tmp_path, control.SAVE)
+    assert not control.is_asked(tmp_path, control.SAVE)
+    with pytest.raises(UserError, match="cannot be told"):
+        control.ask(tmp_path / "none", control.STOP)
+
+
+@pytest.mark.parametrize("terminal", ["dumb", ""])
+def test_a_terminal_that_only_prints_gets_the_way_without(monkeypatch: pytest.MonkeyPatch, terminal: str):
+    monkeypatch.setenv("TERM", terminal)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    with pytest.raises(UserError, match="rptrain --config"):
+        start.open_interface()
+    with pytest.raises(UserError, match=r"r/events\.jsonl"):
+        start.open_interface(Path("r"))
+
+
+# Replays and curves
+
+
+def test_a_replay_is_the_run_as_it_was(tmp_path: Path):
+    replay = Replay(make_run(tmp_path, steps=100, total=100, end="finished"))
+    replay.advance(141 / replay.speed)
+    assert replay.view.step == 50 and replay.view.path.name == "llama" and replay.view.total_steps == 100
+    replay.faster(1e9)
+    while not replay.done:
+        replay.advance(1.0)
+    assert replay.view.step == 100 and replay.left == 0.0 and replay.view.log[-1].text.startswith("finished")
+
+
+def test_a_curve_of_dots():
+    canvas = Canvas(4, 1)
+    canvas.draw("red", [(0.0, 1.0), (1.0, 0.0)])
+    assert canvas.row(0).plain == "⡠⠔⠊⠉"
+    flat = Canvas(3, 1)
+    flat.draw("", [(0.0, 0.0), (1.0, 0.0)])
+    assert flat.row(0).plain == "⠉⠉⠉"
+    point = Canvas(1, 1)
+    point.draw("", [(0.0, 0.0)])
+    assert point.row(0).plain == "⠁"
+
+
+def test_words():
+    assert [words.size(n) for n in (5, 2048, 3 << 30, 300 << 30)] == ["5 B", "2.0 KiB", "3.0 GiB", "300 GiB"]
+    assert [words.duration(n) for n in (5, 65, 7500, 2e5, None)] == ["5 s", "1 m 05 s", "2 h 05 m", "2 d 07 h", "–"]
+    assert [words.short(n) for n in (0, 3.14159, 1e-5, 123456)] == ["0", "3.14", "1e-5", "1.2e5"]
+    assert [words.count(n) for n in (12, 407_000, 8.03e9)] == ["12", "407 k", "8.0 B"]

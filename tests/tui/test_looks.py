@@ -1,0 +1,141 @@
+"""How every screen looks: its text at three sizes, and that colours, or none at all, leave it legible."""
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.color import Color
+
+from rptrain.tui import heavy, launch
+from rptrain.tui.app import RptrainApp
+
+from .conftest import Made, Scripted, driven, planned, screen_text, until
+from .recorded import BEGAN, make_run
+
+SIZES = ((80, 24), (120, 36), (200, 50))
+SCREENS = ("new", "unfit", "run", "ended", "runs", "doctor", "help", "picker")
+CONTRAST = 3.0  # at least, of text that is read, by WCAG 2
+BEHIND = 1.6  # of the dimmed screen behind a dialog
+
+
+@pytest.fixture(autouse=True)
+def still(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing that depends on the clock, the place or the machine."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    monkeypatch.setattr("rptrain.runs.listing.folder_bytes", lambda folder: 90 << 30)
+    monkeypatch.setattr("rptrain.tui.run_rows.time.time", lambda: BEGAN + 7200)
+    monkeypatch.setattr("rptrain.runs.listing.time.time", lambda: BEGAN + 840)
+    monkeypatch.setattr(launch, "COMMAND", ("false",))
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+async def show(pilot: Any, helper: Scripted, screen: str) -> None:
+    """Brings a screen about."""
+    app = pilot.app
+    await until(pilot, lambda: "fit" in screen_text(app))
+    if screen == "unfit":
+        await until(pilot, lambda: "→ train.micro_batch_size = 1" in screen_text(app))
+    elif screen in ("run", "ended"):
+        await pilot.press("f3")
+        await until(pilot, lambda: "training" in screen_text(app))
+        await pilot.press(*(["down"] if screen == "ended" else []), "enter")
+        await until(pilot, lambda: "step 400" in screen_text(app) or "fell off" in screen_text(app))
+    elif screen == "runs":
+        await pilot.press("f3")
+        await until(pilot, lambda: "training" in screen_text(app))
+        await pilot.press("space", "down", "space")
+        await until(pilot, lambda: "━ broken" in screen_text(app))
+    elif screen == "doctor":
+        await pilot.press("f4")
+        await until(pilot, lambda: "synced" in screen_text(app))
+    elif screen == "help":
+        await pilot.press("f1")
+        await until(pilot, lambda: "Everywhere" in screen_text(app))
+    elif screen == "picker":
+        await pilot.press("ctrl+t")
+        await until(pilot, lambda: "Two and two?" in screen_text(app) and "built in" in screen_text(app))
+    elif app.size.width >= 160:
+        await until(pilot, lambda: "Two and two?" in screen_text(app))
+    await pilot.pause(0.1)
+
+
+def app_for(make: Made, helper: Scripted, screen: str) -> RptrainApp:
+    make_run(Path("runs"), "llama")
+    make_run(Path("runs"), "broken", steps=210, end="failed", alive=False, began=BEGAN - 3000)
+    helper.answers[heavy.plan] = planned(fits=screen != "unfit")
+    app = make()
+    app.animation_level = "none"
+    return app
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+@driven
+async def test_sizes_and_colours(make: Made, helper: Scripted, snapshot: Any, screen: str):
+    """The text at each size; and in both looks every letter is told from what it stands on."""
+    app = app_for(make, helper, screen)
+    async with app.run_test(size=SIZES[-1]) as pilot:
+        await show(pilot, helper, screen)
+        for width, height in reversed(SIZES):
+            await pilot.resize_terminal(width, height)
+            await pilot.pause(0.3)
+            text = screen_text(app)
+            lines = text.splitlines()
+            assert len(lines) == height and max(map(len, lines)) <= width
+            assert snapshot(name=f"{screen} {width}x{height}") == text
+        for look in ("light", "dark"):
+            app.theme = look
+            await pilot.pause(0.1)
+            check_contrast(app, screen)
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+@driven
+async def test_without_colour(make: Made, helper: Scripted, monkeypatch: pytest.MonkeyPatch, screen: str):
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = app_for(make, helper, screen)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await show(pilot, helper, screen)
+        check_contrast(app, screen)
+        for segment, fore, back in coloured(app):
+            assert len(set(fore)) == 1 and len(set(back)) == 1, segment
+
+
+def check_contrast(app: RptrainApp, screen: str) -> None:
+    least = BEHIND if screen in ("help", "picker") else CONTRAST
+    read = [part for part in coloured(app) if re.search(r"\w", part[0].text)]
+    assert len(read) > 10
+    for segment, fore, back in read:
+        assert contrast(fore, back) >= least, (segment.text, fore, back)
+
+
+RGB = tuple[int, int, int]
+
+
+def coloured(app: RptrainApp) -> Iterator[tuple[Any, RGB, RGB]]:
+    for line in app.screen._compositor.render_strips():
+        for segment in line:
+            style = segment.style
+            if segment.text.strip() and style is not None and style.color is not None and style.bgcolor is not None:
+                fore, back = of(style.color), of(style.bgcolor)
+                yield (segment, back, fore) if style.reverse else (segment, fore, back)
+
+
+def of(color: Color) -> RGB:
+    assert color.triplet is not None
+    return (color.triplet.red, color.triplet.green, color.triplet.blue)
+
+
+def contrast(one: RGB, other: RGB) -> float:
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(color: RGB) -> float:
+    linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in color]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,0 +1,203 @@
+"""Run: what it shows of a run that goes on, that ended, and that is played again; and the commands it gives."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rptrain.tui import heavy, launch
+from rptrain.tui.app import RptrainApp
+from rptrain.tui.lanes import Lanes
+from rptrain.tui.log_panel import LogPanel
+from rptrain.tui.plot import Plot
+from rptrain.tui.run_screen import RunScreen
+
+from .conftest import Made, Scripted, driven, screen_text, until, widget_text
+from .recorded import make_run, snapshot
+
+
+async def opened(pilot) -> RunScreen:
+    screen = pilot.app.screen
+    await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen) and "loss" in screen_text(pilot.app))
+    await until(pilot, lambda: pilot.app.screen.state != "new")
+    await pilot.pause(0.05)
+    return pilot.app.screen if isinstance(pilot.app.screen, RunScreen) else screen
+
+
+@driven
+async def test_a_run_that_goes_on(make: Made, tmp_path: Path):
+    run = make_run(tmp_path / "runs")
+    async with make(attach=run).run_test(size=(120, 36)) as pilot:
+        await opened(pilot)
+        text = screen_text(pilot.app)
+        assert "llama  ▶ training" in text and "400/1,000" in text and "20 m 00 s left" in text
+        assert "of the floor" in text and "bubble" in text and "gradient norm" in text
+        assert "118 GiB of 192 GiB" in text and "moments of AdamW" in text and "one step late" in text
+        assert "queue 1" in text and "1.41 s a step" in text and "step 400: saved" in text
+        lanes = widget_text(pilot.app.screen.query_one(Lanes)).splitlines()
+        assert lanes[1].startswith("cuda:0") and "waits: weights" in lanes[1] and "18.2/24.0 GiB" in lanes[2]
+        assert "↑ 11.5 GiB/s" in lanes[2] and "61 °C" in lanes[2] and "used 97 %" in lanes[2]
+        assert {"▀", "█", "▄", "·"} <= set(lanes[3]) and "FB8-28 · 16" in lanes[3]
+
+
+@driven
+async def test_what_the_trainer_writes_appears(make: Made, tmp_path: Path):
+    run = make_run(tmp_path / "runs", steps=10)
+    async with make(attach=run).run_test(size=(120, 36)) as pilot:
+        await opened(pilot)
+        record = json.loads((run / "events.jsonl").read_text().splitlines()[-1])
+        with (run / "events.jsonl").open("a") as file:
+            file.write(json.dumps(record | {"step": 11, "loss": 77.7}) + "\n")
+        with (run / "lanes.jsonl").open("a") as file:
+            file.write(snapshot(("cuda:0",), record["time"] + 9, 0).to_line() + "\n")
+        await until(pilot, lambda: "77.7000 loss" in screen_text(pilot.app))
+        assert "11/1,000" in screen_text(pilot.app)
+        await until(pilot, lambda: "cuda:3" not in widget_text(pilot.app.screen.query_one(Lanes)))
+        with (run / "events.jsonl").open("a") as file:
+            file.write(json.dumps({"schema": 1, "event": "finished", "time": 1.7e9 + 300, "step": 11}) + "\n")
+        await until(pilot, lambda: "✓ finished" in screen_text(pilot.app))
+        assert " save " not in screen_text(pilot.app).splitlines()[-1]
+
+
+@driven
+async def test_commands_are_files_and_stopping_is_asked_twice(make: Made, tmp_path: Path):
+    run = make_run(tmp_path / "runs")
+    control = run / "control"
+    async with make(attach=run).run_test(size=(80, 24)) as pilot:
+        await opened(pilot)
+        await pilot.press("space")
+        assert (control / "PAUSE").exists()
+        await until(pilot, lambda: "pause asked" in screen_text(pilot.app))
+        await pilot.press("p")
+        assert not (control / "PAUSE").exists()
+        await pilot.press("s")
+        assert (control / "SAVE").exists()
+        await pilot.press("x")
+        await until(pilot, lambda: "Stop llama?" in screen_text(pilot.app))
+        await pilot.press("enter")
+        await pilot.pause()
+        assert not (control / "STOP").exists()
+        await pilot.press("x")
+        await until(pilot, lambda: "Stop llama?" in screen_text(pilot.app))
+        await pilot.press("y")
+        await until(pilot, (control / "STOP").exists)
+
+
+@driven
+async def test_a_run_that_ended_is_not_commanded_but_resumed(make: Made, tmp_path: Path, monkeypatch):
+    run = make_run(tmp_path / "runs", end="failed")
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", 'echo "$@" > said', "trainer"))
+    async with make(attach=run).run_test(size=(80, 24)) as pilot:
+        await opened(pilot)
+        assert "✗ failed" in screen_text(pilot.app)
+        await until(pilot, lambda: "fell off the bus" in screen_text(pilot.app))
+        await pilot.press("space", "s", "x")
+        await pilot.pause()
+        assert not (run / "control").exists()
+        await pilot.press("r")
+        await until(pilot, lambda: (tmp_path / "said").exists() and (tmp_path / "said").read_text() != "")
+    assert (tmp_path / "said").read_text() == f'--config {run}/config.toml save.resume="{run}"\n'
+
+
+@driven
+async def test_export_is_the_helpers_work(make: Made, helper: Scripted, tmp_path: Path):
+    run = make_run(tmp_path / "runs", end="finished")
+    async with make(attach=run).run_test(size=(80, 24), notifications=True) as pilot:
+        await opened(pilot)
+        await pilot.press("e")
+        await until(pilot, lambda: "Export llama" in screen_text(pilot.app))
+        await pilot.press("home", "ctrl+k", *"out", "enter")
+        await until(pilot, lambda: "exported to there" in screen_text(pilot.app))
+        assert helper.asked[-1] == (heavy.export, run, Path("out"), False)
+        await pilot.press("e")
+        await until(pilot, lambda: "Export llama" in screen_text(pilot.app))
+        await pilot.press("escape")
+        await pilot.pause()
+        assert sum(asked[0] is heavy.export for asked in helper.asked) == 1
+
+
+@driven
+async def test_a_replay_goes_from_the_beginning_to_the_end(make: Made, tmp_path: Path):
+    run = make_run(tmp_path / "runs", steps=100, total=100, end="finished", alive=False)
+    async with make(attach=run).run_test(size=(120, 36)) as pilot:
+        screen = await opened(pilot)
+        await pilot.press("v")
+        await until(pilot, lambda: "▷ replay" in screen_text(pilot.app))
+        assert "×16" in screen_text(pilot.app)  # 241 seconds in half a minute or less
+        await pilot.press("space")
+        await until(pilot, lambda: "held" in screen_text(pilot.app))
+        early = screen_text(pilot.app)
+        assert "100/100" not in early
+        await pilot.press("space", "+", "+", "plus", "plus", "plus", "plus", "plus")
+        await until(pilot, lambda: "100/100" in screen_text(pilot.app))
+        await pilot.press("minus", "escape")
+        await until(pilot, lambda: screen.state == "finished")
+        assert "✓ finished" in screen_text(pilot.app)
+
+
+@driven
+async def test_curves_and_parts_of_the_log_are_turned_by_keys(make: Made, tmp_path: Path):
+    run = make_run(tmp_path / "runs")
+    (run / "trainer.log").write_text("loading\r 50 %\r100 %\n" + "a line\n" * 50)
+    async with make(attach=run).run_test(size=(80, 24)) as pilot:
+        screen = await opened(pilot)
+
+        def drawn() -> list[str | None]:
+            return [plot.id for plot in screen.query(Plot) if plot.display]
+
+        found = [drawn()]
+        for _ in range(4):
+            await pilot.press("l")
+            await pilot.pause()
+            found.append(drawn())
+        assert found == [["loss"], ["loss"], ["learning-rate"], ["grad-norm"], ["loss"]]
+        await pilot.press("o")
+        await pilot.pause()
+        panel = screen.query_one(LogPanel)
+        assert panel.part == "output" and "a line" in screen_text(pilot.app)
+        await pilot.press("g")
+        await pilot.pause()
+        assert "100 %" in screen_text(pilot.app) and "50 %" not in screen_text(pilot.app)
+        await pilot.press("j", "G", "k", "o")
+        await pilot.pause()
+        assert panel.part == "samples" and "step 200  Spell backwards: abc  cba" in screen_text(pilot.app)
+        await pilot.press("o")
+        await pilot.pause()
+        assert panel.part == "log"
+
+
+@driven
+async def test_100_000_steps_open_at_once_and_a_large_output_does_not_matter(make: Made, tmp_path: Path):
+    run = make_run(tmp_path / "runs", steps=100_000, total=200_000, every=0.1)
+    with (run / "trainer.log").open("wb") as file:
+        file.truncate(1 << 30)
+        file.seek(0, 2)
+        file.write(b"\nthe end\n")
+    app: RptrainApp = make(attach=run)
+    async with app.run_test(size=(120, 36)) as pilot:
+        await opened(pilot)
+        assert "100,000/200,000" in screen_text(app)
+        curve = app.screen.query_one("#loss", Plot).curves[0]
+        assert len(curve.xs) < 400 and curve.xs[-1] == 100_000
+        await pilot.press("o")
+        await pilot.pause()
+        assert "the end" in screen_text(app)
+
+
+@pytest.mark.parametrize("state", ["finished", "stopped", "failed"])
+@driven
+async def test_how_a_run_ended(make: Made, tmp_path: Path, state: str):
+    run = make_run(tmp_path / "runs", steps=20, end=state)
+    async with make(attach=run).run_test(size=(80, 24)) as pilot:
+        await opened(pilot)
+        assert f" {state} " in screen_text(pilot.app).splitlines()[1]
+
+
+@driven
+async def test_a_run_whose_process_is_gone_is_dead(make: Made, tmp_path: Path):
+    run = make_run(tmp_path / "runs", steps=20, alive=False)
+    async with make(attach=run).run_test(size=(80, 24)) as pilot:
+        await opened(pilot)
+        assert "✗ dead" in screen_text(pilot.app)
+        await pilot.press("escape")
+        await until(pilot, lambda: not isinstance(pilot.app.screen, RunScreen))
