@@ -42,6 +42,13 @@ def grouped_mm(x_NK: Tensor, w_EKM: Tensor, ends_E: Tensor, bias_EM: Tensor | No
     return y_NM if bias_EM is None else add_bias_triton(y_NM, bias_EM, ends_E)
 
 
+def grouped_mm_add(x_NK: Tensor, w_EKM: Tensor, ends_E: Tensor, y_NM: Tensor) -> None:
+    """Adds to the rows of y_NM, contiguous, their product as in `grouped_mm`; each sum is rounded once."""
+    if not fused(x_NK, w_EKM):
+        return reference.grouped_mm_add(x_NK, w_EKM, ends_E, y_NM)
+    return grouped_mm_add_triton(x_NK, w_EKM, ends_E, y_NM)
+
+
 def grouped_weight_grad(acc_EKM: Tensor, x_NK: Tensor, dy_NM: Tensor, ends_E: Tensor) -> None:
     """Adds x.T @ dy of each expert's rows to its part of `acc_EKM`, of the wide type; without rows it is untouched."""
     if not fused(x_NK, dy_NM):
@@ -111,21 +118,33 @@ def _tiles_for(dtype: torch.dtype, capability: tuple[int, int]) -> Tiles:
     return HOPPER if capability[0] in (9, 10) else AMPERE
 
 
+def _for_adding(tiles: Tiles) -> Tiles:
+    """What is added has a short inner size, a rank; float32 would spill in one long step of the loop."""
+    return tiles._replace(inner=16)
+
+
 def grouped_mm_triton(x_NK: Tensor, w_EKM: Tensor, ends_E: Tensor, bias_EM: Tensor | None = None) -> Tensor:
     """`grouped_mm` as a kernel; the rows of x are contiguous."""
-    rows, experts, columns = x_NK.shape[0], w_EKM.shape[0], w_EKM.shape[2]
-    tiles = _tiles(x_NK)
-    y_NM = x_NK.new_empty(rows, columns)
-    # every expert may end in a tile of its own that is not full
-    grid = ((triton.cdiv(rows, tiles.rows) + experts) * triton.cdiv(columns, tiles.columns),)
-    _, inner, _ = w_EKM.shape
-    by_expert, by_inner, by_column = w_EKM.stride()
-    _grouped_kernel[grid](
-        x_NK, w_EKM, bias_EM, y_NM, ends_E, experts, BY_ROW=x_NK.stride(0), K=inner, M=columns,
-        BY_EXPERT=by_expert, BY_INNER=by_inner, BY_COLUMN=by_column,
-        BIAS=bias_EM is not None, EXPERTS=power_of_2(experts), **_sizes(tiles),
-    )  # fmt: skip
+    y_NM = x_NK.new_empty(x_NK.shape[0], w_EKM.shape[2])
+    _product(x_NK, w_EKM, ends_E, bias_EM, y_NM, add=False)
     return y_NM
+
+
+def grouped_mm_add_triton(x_NK: Tensor, w_EKM: Tensor, ends_E: Tensor, y_NM: Tensor) -> None:
+    _product(x_NK, w_EKM, ends_E, None, y_NM, add=True)
+
+
+def _product(x: Tensor, w: Tensor, ends: Tensor, bias: Tensor | None, y: Tensor, *, add: bool) -> None:
+    experts, inner, columns = w.shape
+    tiles = _for_adding(_tiles(x)) if add else _tiles(x)
+    # every expert may end in a tile of its own that is not full
+    grid = ((triton.cdiv(x.shape[0], tiles.rows) + experts) * triton.cdiv(columns, tiles.columns),)
+    by_expert, by_inner, by_column = w.stride()
+    _grouped_kernel[grid](
+        x, w, bias, y, ends, experts, BY_ROW=x.stride(0), K=inner, M=columns,
+        BY_EXPERT=by_expert, BY_INNER=by_inner, BY_COLUMN=by_column,
+        BIAS=bias is not None, ADD=add, EXPERTS=power_of_2(experts), **_sizes(tiles),
+    )  # fmt: skip
 
 
 def grouped_weight_grad_triton(acc_EKM: Tensor, x_NK: Tensor, dy_NM: Tensor, ends_E: Tensor) -> None:
@@ -177,7 +196,8 @@ def _rows_of(ends, expert):
 def _grouped_kernel(
     x, w, bias, y, ends, experts, BY_ROW: tl.constexpr, K: tl.constexpr, M: tl.constexpr,
     BY_EXPERT: tl.constexpr, BY_INNER: tl.constexpr, BY_COLUMN: tl.constexpr,
-    BIAS: tl.constexpr, EXPERTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
+    BIAS: tl.constexpr, ADD: tl.constexpr, EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     across = tl.cdiv(M, COLUMNS)
     tile = tl.program_id(0) // across
@@ -198,7 +218,11 @@ def _grouped_kernel(
     depth = tl.arange(0, INNER)
     x_at = x + first.to(tl.int64) * BY_ROW + tl.arange(0, ROWS)[:, None] * BY_ROW + depth[None, :]
     w_at = w + expert.to(tl.int64) * BY_EXPERT + depth[:, None] * BY_INNER + places[None, :] * BY_COLUMN
+    y_at = y + rows.to(tl.int64)[:, None] * M + places[None, :]
+    inside = (rows < stop)[:, None] & (places < M)[None, :]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    if ADD:
+        total += tl.load(y_at, mask=inside, other=0.0).to(tl.float32)
     for start in range(0, K, INNER):
         if K % INNER == 0:
             a = tl.load(x_at, mask=(rows < stop)[:, None], other=0.0)
@@ -212,8 +236,7 @@ def _grouped_kernel(
         w_at += INNER * BY_INNER
     if BIAS:
         total += tl.load(bias + expert * M + places, mask=places < M, other=0.0).to(tl.float32)[None, :]
-    y_at = y + rows.to(tl.int64)[:, None] * M + places[None, :]
-    tl.store(y_at, total.to(y.dtype.element_ty), mask=(rows < stop)[:, None] & (places < M)[None, :])
+    tl.store(y_at, total.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit

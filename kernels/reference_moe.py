@@ -92,6 +92,11 @@ def grouped_mm(x_NK: Tensor, w_EKM: Tensor, ends_E: Tensor, bias_EM: Tensor | No
     return out
 
 
+def grouped_mm_add(x_NK: Tensor, w_EKM: Tensor, ends_E: Tensor, y_NM: Tensor) -> None:
+    for expert, rows in _groups(ends_E):
+        y_NM[rows].addmm_(x_NK[rows], w_EKM[expert])
+
+
 def grouped_weight_grad(acc_EKM: Tensor, x_NK: Tensor, dy_NM: Tensor, ends_E: Tensor) -> None:
     for expert, rows in _groups(ends_E):
         acc_EKM[expert].addmm_(x_NK[rows].to(acc_EKM.dtype).T, dy_NM[rows].to(acc_EKM.dtype))

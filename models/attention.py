@@ -133,7 +133,7 @@ class AttentionBlock(BlockShape):
             adapters.backward_weights(p, g, dy, passed, x, self.units[0], mb)
 
     def _adapters(self, name: str) -> Adapters | None:
-        return next((adapters for adapters in self.adapters if adapters.name == name), None)
+        return next((each for each in self.adapters if isinstance(each, Adapters) and each.name == name), None)
 
     def _attention(
         self, p: Params, x_TD: Tensor, cos: Tensor, sin: Tensor, attend: Attend, mb: MicroBatch | None

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from rptrain.models.adapters import Adapters
+from rptrain.models.expert_adapters import ExpertAdapters
 from rptrain.models.spec import Param
 from rptrain.plan.costs import Work, scaled
 
@@ -27,7 +28,7 @@ class BlockShape(ABC):
     qkv_bias: bool = False  # on the products of queries, keys and values
     o_bias: bool = False  # on the output projection
     window: int | None = None  # keys that a query sees at most, itself included
-    adapters: tuple[Adapters, ...] = ()
+    adapters: tuple[Adapters | ExpertAdapters, ...] = ()
 
     def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
         forward, backward = self._attention_work(tokens, length, itemsize)

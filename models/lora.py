@@ -10,8 +10,22 @@ from rptrain.errors import UserError
 from rptrain.kernels.reference import wide
 from rptrain.models.adapters import Adapters
 from rptrain.models.attention import AttentionBlock
+from rptrain.models.expert_adapters import ExpertAdapters
 from rptrain.models.freeze import split_units
-from rptrain.models.lora_modules import ALL, adapted_modules, end, is_saved, module, modules, products, saved_modules
+from rptrain.models.lora_modules import (
+    ALL,
+    EXPERTS,
+    adapted_modules,
+    adapted_parameters,
+    end,
+    expert_parameter,
+    is_saved,
+    module,
+    modules,
+    products,
+    saved_modules,
+)
+from rptrain.models.moe import MoEBlock
 from rptrain.models.spec import Layer, ModelShape, ModelSpec, Param, Part, Unit
 from rptrain.models.weights import View
 from rptrain.parallel import in_parallel
@@ -31,6 +45,7 @@ class LoRA:
     rslora: bool = False
     modules_to_save: tuple[str, ...] = ()  # names or their ends: trained whole
     use_dora: bool = False
+    target_parameters: tuple[str, ...] = ()  # of experts: names or their ends
 
     @property
     def scale(self) -> float:
@@ -51,7 +66,16 @@ def with_lora(spec: ModelSpec, settings: LoRA) -> ModelSpec:
             "lora.dropout does not go with lora.use_dora: the model's own weights would have to be multiplied twice, "
             "with the input and with what is left of it; set lora.dropout = 0"
         )
+    if settings.target_parameters and (settings.dropout or settings.use_dora):
+        key, off = ("lora.use_dora", "false") if settings.use_dora else ("lora.dropout", "0")
+        raise UserError(f"{key} does not go with lora.target_parameters, for PEFT has neither: set {key} = {off}")
     targets = adapted_modules(spec, settings.target_modules)
+    of_experts = adapted_parameters(spec, settings.target_parameters)
+    if not targets and not of_experts:
+        raise UserError(
+            "lora.target_modules and lora.target_parameters name nothing that can have an adapter: "
+            'set lora.target_modules = "all-linear"'
+        )
     saved = saved_modules(spec, settings.modules_to_save, targets)
     base = split_units(spec, lambda param: not is_saved(param, saved))
     units, layers = list(base.units), []
@@ -61,6 +85,9 @@ def with_lora(spec: ModelSpec, settings: LoRA) -> ModelSpec:
             if found := _adapters(param, settings, targets):
                 adapters.append(found[0])
                 params += found[1]
+        for found in _expert_adapters(spec, original, settings, of_experts):
+            adapters.append(found[0])
+            params += found[1]
         if params:
             layer = replace(_block(layer), units=(*layer.units, len(units)), adapters=tuple(adapters))
             units.append(Unit(layer.name + UNIT, tuple(params)))
@@ -93,7 +120,10 @@ def set_magnitudes(spec: ModelSpec, view: View) -> None:
         unit = next(unit for unit in own for param in spec.units[unit].params if param.name == adapters.name)
         params[adapters.magnitude].copy_(adapters.norms(params, view(unit, adapters.name)))
 
-    in_parallel(begin, [(layer, a) for layer in spec.layers for a in _block(layer).adapters if a.dora])
+    in_parallel(
+        begin,
+        [(layer, a) for layer in spec.layers for a in _block(layer).adapters if isinstance(a, Adapters) and a.dora],
+    )
 
 
 def merged(spec: ModelSpec, view: View) -> View:
@@ -123,9 +153,10 @@ def merged(spec: ModelSpec, view: View) -> View:
 
 
 def adapted(spec: ModelSpec) -> list[str]:
-    """The modules that have an adapter, in order."""
+    """The modules that have an adapter, in order; experts, whose weights are not modules', are not among them."""
     keys = [part.key for unit in spec.units for param in unit.params for part in param.parts]
-    return [key.removesuffix(A) for key in keys if key.endswith(A)]
+    known = {*modules(spec)}
+    return [name for key in keys if key.endswith(A) and (name := key.removesuffix(A)) in known]
 
 
 def target_names(spec: ModelSpec) -> list[str]:
@@ -160,6 +191,29 @@ def _adapters(param: Param, settings: LoRA, targets: set[str]) -> tuple[Adapters
     if made.dora:
         params.append(Param(made.magnitude, (sum(widths),), stacked(MAGNITUDE), decay=False, std=None))
     return made, params
+
+
+def _expert_adapters(
+    spec: ModelSpec, layer: Layer, settings: LoRA, targets: set[str]
+) -> list[tuple[ExpertAdapters, list[Param]]]:
+    """Those of a layer's experts, and their parameters.
+
+    PEFT wraps the module once for each parameter: what all but the last are called says that another is around them.
+    """
+    params = {param.name: param for unit in layer.units for param in spec.units[unit].params}
+    names = [name for name in EXPERTS if name in params and expert_parameter(params[name]) in targets]
+    found = []
+    for number, name in enumerate(names):
+        assert isinstance(layer, MoEBlock)
+        width, r = layer.intermediate, settings.r
+        inputs, outputs = (layer.hidden, 2 * width) if name == EXPERTS[0] else (width, layer.hidden)
+        made = ExpertAdapters(name, layer.experts, layer.active, inputs, outputs, r, settings.scale)
+        at = expert_parameter(params[name]).rpartition(".")[0] + ".base_layer" * (len(names) - 1 - number)
+        ranks = layer.experts * r
+        low = Param(made.a, (ranks, inputs), (Part(at + A, ranks),), bound=inputs**-0.5)
+        high = Param(made.b, (outputs, ranks), (Part(at + B, outputs),), std=0.0)
+        found.append((made, [low, high]))
+    return found
 
 
 def _block(layer: Layer) -> AttentionBlock:

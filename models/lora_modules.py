@@ -1,4 +1,4 @@
-"""Which modules LoRA adapts and which it trains whole: names, their ends and patterns, as PEFT reads them."""
+"""What LoRA adapts, modules and experts' parameters, and what it trains whole: names as PEFT reads them."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -10,6 +10,7 @@ from rptrain.models.moe import MoEBlock
 from rptrain.models.spec import Layer, ModelSpec, Param, Part
 
 ALL = "all-linear"
+EXPERTS = ("experts_gate_up", "experts_down")  # as PEFT nests their adapters: from the inside
 
 
 def module(part: Part) -> str:
@@ -46,6 +47,32 @@ def adapted_modules(spec: ModelSpec, wanted: str | tuple[str, ...]) -> set[str]:
             )
         if not matched:
             raise UserError(f"lora.target_modules: no module that can have an adapter matches {_hint(entry, able)}")
+        found |= matched
+    return found
+
+
+def expert_parameter(param: Param) -> str:
+    """What transformers calls the parameter of EXPERTS, which it holds in one tensor."""
+    return param.stack.key if param.stack else param.parts[0].key
+
+
+def expert_parameters(spec: ModelSpec) -> list[str]:
+    params = (param for unit in spec.units for param in unit.params)
+    return [expert_parameter(param) for param in params if param.name in EXPERTS]
+
+
+def adapted_parameters(spec: ModelSpec, wanted: Iterable[str]) -> set[str]:
+    """The parameters of experts that are to have an adapter, by names or their ends."""
+    able, found = expert_parameters(spec), set[str]()
+    for entry in wanted:
+        matched = set(filter(_ending(entry), able))
+        if not matched and not able:
+            raise UserError(f"lora.target_parameters: {entry!r}: this model has no experts; use lora.target_modules")
+        if not matched:
+            raise UserError(
+                f"lora.target_parameters: no parameter of experts matches {entry!r}; there are "
+                + ", ".join({name[name.index("mlp.") :]: None for name in able})
+            )
         found |= matched
     return found
 
@@ -101,7 +128,10 @@ def _pattern(entry: str) -> Callable[[str], bool]:
 
 def _why_not(name: str, able: list[str]) -> str:
     if ".mlp." in name:
-        return f"and adapters of experts are not supported, nor of an MLP beside them; {_there_are(able)}"
+        return (
+            'which can have no adapter here, but by lora.target_parameters, such as ["mlp.experts.down_proj"], '
+            f"if it is of experts; {_there_are(able)}"
+        )
     return f"which can have no adapter, but can be trained whole: name it in lora.modules_to_save; {_there_are(able)}"
 
 

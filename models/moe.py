@@ -25,6 +25,7 @@ from rptrain.kernels.moe_rows import combine, gather, weigh
 from rptrain.kernels.rms_norm import add_rms_norm, rms_norm_backward
 from rptrain.kernels.swiglu import Clamp, swiglu, swiglu_backward
 from rptrain.models.attention import AttentionBlock
+from rptrain.models.expert_adapters import ExpertAdapters
 from rptrain.models.spec import Grads, MicroBatch, Param, Params
 from rptrain.plan.costs import Work, scaled
 
@@ -62,22 +63,26 @@ class MoEBlock(AttentionBlock):
         weights = route(logits, choice, self.over_chosen)
         perm = permute(choice, self.experts)
         inputs = gather(normed, perm)
-        gate_up = grouped_mm(inputs, self.whole(p["experts_gate_up"]), perm.ends, p.get("experts_gate_up_bias"))
+        gate_up = self._experts(p, "experts_gate_up", inputs, perm.ends)
         return MoESaved(h_TD, rstd, normed, logits, choice, weights, perm, gate_up)
 
     def mlp_output(self, p: Params, saved: MoESaved, mb: MicroBatch | None, *, overwrite: bool = False) -> Tensor:
         activation = swiglu(saved.gate_up, **self._form)
-        outputs = grouped_mm(activation, self.whole(p["experts_down"]), saved.perm.ends, p.get("experts_down_bias"))
+        outputs = self._experts(p, "experts_down", activation, saved.perm.ends)
         return combine(outputs, saved.perm, saved.weights).add_(saved.x)
 
     def mlp_backward(self, p: Params, g: Grads, saved: MoESaved, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
         perm, ends = saved.perm, saved.perm.ends
         dweights, dgate_up = self._experts_backward(p, g, saved, dy_TD)
 
-        if "experts_gate_up" in g:
-            grouped_weight_grad(self.whole(g["experts_gate_up"]), gather(saved.normed, perm), dgate_up, ends)
+        drows, dh = self._experts_backward_input(p, "experts_gate_up", dgate_up, ends)
+        dnormed = combine(drows, perm)
+        del drows
+        if dh is not None or "experts_gate_up" in g:
+            inputs = gather(saved.normed, perm)
+            self._experts_backward_weights(p, g, "experts_gate_up", dgate_up, dh, inputs, ends)
+            del inputs
         grouped_bias_grad(g.get("experts_gate_up_bias"), dgate_up, ends)
-        dnormed = combine(grouped_mm(dgate_up, self.whole(p["experts_gate_up"]).mT, ends), perm)
 
         dlogits = route_backward(dweights, saved.logits, saved.choice, self.over_chosen, *self._balance(saved, mb))
         accumulate_weight_grad(g.get("router"), dlogits, saved.normed)
@@ -100,11 +105,10 @@ class MoEBlock(AttentionBlock):
         """
         perm, ends = saved.perm, saved.perm.ends
         drows = gather(dy_TD, perm)
-        dactivation = grouped_mm(drows, self.whole(p["experts_down"]).mT, ends)
+        dactivation, dh = self._experts_backward_input(p, "experts_down", drows, ends)
         activation = swiglu(saved.gate_up, **self._form)
         dweights = weigh(dactivation, activation, perm, saved.weights)
-        if "experts_down" in g:
-            grouped_weight_grad(self.whole(g["experts_down"]), activation, drows, ends)
+        self._experts_backward_weights(p, g, "experts_down", drows, dh, activation, ends)
         if "experts_down_bias" in g:  # a row's output has the bias as often as its weight says
             by_row = saved.weights.flatten().index_select(0, perm.order).unsqueeze(1)
             grouped_weight_grad(g["experts_down_bias"].unsqueeze(1), by_row, drows, ends)
@@ -112,6 +116,30 @@ class MoEBlock(AttentionBlock):
             dweights += linear(dy_TD, p["experts_down_bias"]).gather(1, saved.choice.long())
         del drows, activation
         return dweights, swiglu_backward(dactivation, saved.gate_up, saved.gate_up, **self._form)
+
+    def _experts(self, p: Params, name: str, x: Tensor, ends: Tensor) -> Tensor:
+        """The rows of x times their experts' weights `name`, with bias and adapters where there are any."""
+        y = grouped_mm(x, self.whole(p[name]), ends, p.get(f"{name}_bias"))
+        if adapters := self._expert_adapters(name):
+            adapters.add(p, x, y, ends)
+        return y
+
+    def _experts_backward_input(self, p: Params, name: str, dy: Tensor, ends: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The gradient of such a product's input, and what the gradients of its adapters need."""
+        dx, adapters = grouped_mm(dy, self.whole(p[name]).mT, ends), self._expert_adapters(name)
+        return dx, adapters.backward_input(p, dy, dx, ends) if adapters else None
+
+    def _experts_backward_weights(
+        self, p: Params, g: Grads, name: str, dy: Tensor, dh: Tensor | None, x: Tensor, ends: Tensor
+    ) -> None:
+        if name in g:
+            grouped_weight_grad(self.whole(g[name]), x, dy, ends)
+        adapters = self._expert_adapters(name)
+        if adapters and dh is not None:
+            adapters.backward_weights(p, g, dy, dh, x, ends)
+
+    def _expert_adapters(self, name: str) -> ExpertAdapters | None:
+        return next((each for each in self.adapters if isinstance(each, ExpertAdapters) and each.name == name), None)
 
     def whole(self, stored: Tensor) -> Tensor:
         """[E, in, out]: as GPT-OSS stores the experts, or a view of theirs stacked, [E * out, in]."""

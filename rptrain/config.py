@@ -152,6 +152,8 @@ class Lora(Section):
     """modules that are trained whole, such as ["embed_tokens", "lm_head"]"""
     base: Literal["bf16", "nf4", "mxfp4", "int8"] = "bf16"
     """how the matrices that stay are held: in model.dtype, or in 4 or 8 bits and widened on the device"""
+    target_parameters: tuple[Text, ...] = Field(default=(), strict=False)
+    """of experts: "mlp.experts.gate_up_proj", "mlp.experts.down_proj"; needs dropout = 0 and no DoRA; unset: none"""
     adapter: PathText | None = None
     """the folder of an adapter by PEFT or rptrain to go on from, of the same settings; unset: a new one"""
 
@@ -317,6 +319,9 @@ class Config(Section):
         if self.train.method == "full" and self.lora is not None:
             message = 'adapters are trained where there is a [lora] table: write "lora", or remove the table'
             raise _mistake("train.method", message)
+        if self.lora is not None and not self.lora.target_modules and not self.lora.target_parameters:
+            message = 'must be text, or a list such as ["q_proj", "v_proj"], where lora.target_parameters is not set'
+            raise _mistake("lora.target_modules", message)
         if self.adapters is not None and self.train.freeze:
             message = "with adapters all weights stay as they are, but those of lora.modules_to_save: remove it"
             raise _mistake("train.freeze", message)

@@ -56,7 +56,7 @@ def _folder_name(name: str) -> str:
 def parse_names(value: object) -> object:
     """A text, or several of them as a tuple."""
     names = (value,) if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) and name for name in names):
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
         raise ValueError('must be text, or a list such as ["q_proj", "v_proj"]')
     return value if isinstance(value, str) else tuple(names)
 

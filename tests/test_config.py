@@ -190,6 +190,10 @@ def test_overrides_that_are_none(folder, override, message):
         ("[lora]\ndropout = 1", "c.toml:7: `lora.dropout` must be less than 1, not 1"),
         (
             "[lora]\ntarget_modules = []",
+            '`lora.target_modules`: must be text, or a list such as ["q_proj", "v_proj"], where lora.target_parameters',
+        ),
+        (
+            "[lora]\ntarget_modules = ['']",
             '`lora.target_modules` must be text, or a list such as ["q_proj", "v_proj"], not',
         ),
         ("[lora]\n[train]\nmethod = 'full'", "c.toml:8: `train.method`: adapters are trained where there is a [lora]"),
@@ -428,6 +432,11 @@ def test_alpha_is_any_number_and_is_written_whole_where_it_is(given, written) ->
     assert resolved.config.lora is not None and resolved.config.lora.alpha == float(written)
     assert repr(resolved.config.lora.model_dump()["alpha"]) == written
     assert repr(tomllib.loads(render(resolved))["lora"]["alpha"]) == written
+
+
+def test_experts_alone_can_have_adapters():
+    lora = load(MINIMAL, "lora.target_modules=[]", "lora.target_parameters=['down_proj']").config.adapters
+    assert lora == Lora(target_modules=(), target_parameters=("down_proj",))
 
 
 LORA = MINIMAL + "[lora]\nalpha = 4\ntarget_modules = ['q_proj']\nmodules_to_save = ['lm_head']\n"

@@ -15,6 +15,7 @@ from rptrain.checkpoint.files import Aside
 from rptrain.errors import UserError
 from rptrain.models import registry, shards, weights
 from rptrain.models.lora import ENDS, A, LoRA, target_names
+from rptrain.models.lora_modules import expert_parameters
 from rptrain.models.shards import Stored
 from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.weights import TIED_HEAD, View
@@ -27,7 +28,7 @@ SHOWN = 10  # problems of a kind that are listed
 _INITS = ("gaussian", "eva")  # ways to draw an adapter that leave its base alone
 _OTHER = (
     *("fan_in_fan_out", "lora_bias", "rank_pattern", "alpha_pattern", "layer_replication"),
-    *("target_parameters", "trainable_token_indices", "use_qalora", "use_bdlora", "alora_invocation_tokens"),
+    *("trainable_token_indices", "use_qalora", "use_bdlora", "alora_invocation_tokens"),
     *("arrow_config", "kasa_config", "velora_config", "monteclora_config"),
 )
 
@@ -70,6 +71,8 @@ class Adapter:
             "init_lora_weights": True,
             "modules_to_save": saved or None,
         }
+        if settings.target_parameters:
+            config["target_parameters"] = list(settings.target_parameters)
         return config | ({"ensure_weight_tying": True} if _ties(spec) else {})
 
 
@@ -151,12 +154,17 @@ def settings_of(files: AdapterFiles, spec: ModelSpec) -> LoRA:
     """
     config = files.config
     own = [name.removeprefix(PREFIX) for name in files.tensors if not (spec.tied and name == PREFIX + TIED_HEAD)]
-    targets = tuple(dict.fromkeys(name.removesuffix(A) for name in own if name.endswith(A)))
+    names = dict.fromkeys(name.removesuffix(A) for name in own if name.endswith(A))
+    experts = {name.rpartition(".")[0] for name in expert_parameters(spec)}
+    targets = tuple(name for name in names if name.removesuffix(".base_layer") not in experts)
     saved = tuple(dict.fromkeys(name.rpartition(".")[0] for name in own if not name.endswith(ENDS)))
-    r, alpha = config.get("r", 8), config.get("lora_alpha", 8)
+    r, alpha, parameters = config.get("r", 8), config.get("lora_alpha", 8), config.get("target_parameters") or []
     if not isinstance(r, int) or isinstance(alpha, bool) or not isinstance(alpha, int | float):
         raise UserError(f"{files.directory / CONFIG}: r must be a whole number and lora_alpha a number")
-    kind = {"rslora": bool(config.get("use_rslora")), "use_dora": bool(config.get("use_dora"))}
+    if not isinstance(parameters, list) or not all(isinstance(name, str) for name in parameters):
+        raise UserError(f"{files.directory / CONFIG}: target_parameters must be a list of names")
+    kind: dict[str, Any] = {"target_parameters": tuple(parameters)}
+    kind |= {"rslora": bool(config.get("use_rslora")), "use_dora": bool(config.get("use_dora"))}
     return LoRA(r=r, alpha=alpha, target_modules=targets, modules_to_save=saved, **kind)
 
 

@@ -172,7 +172,7 @@ def forward(weights, cfg, ids, positions, routed=None):
         if f"{at}mlp.gate.weight" in weights:
             logits = project(h, "mlp.gate")
             shares = logits.softmax(-1)  # of all experts
-            x = x + chosen_experts(h, shares, partial(expert, weights, f"{at}mlp.experts."), cfg)
+            x = x + chosen_experts(h, shares, partial(expert, weights, f"{at}mlp.experts.", cfg), cfg)
         elif f"{at}mlp.router.weight" in weights:
             logits = project(h, "mlp.router")
             lowest = logits.topk(cfg["num_experts_per_tok"]).values[..., -1:]
@@ -195,17 +195,31 @@ def chosen_experts(h, shares, compute, cfg):
     return sum(kept[..., e, None] * compute(h, e) for e in range(shares.shape[-1]))
 
 
-def expert(weights, at, h, e):
-    gate, up = (h @ weights[f"{at}{e}.{name}_proj.weight"].T for name in ("gate", "up"))
-    return (F.silu(gate) * up) @ weights[f"{at}{e}.down_proj.weight"].T
+def expert(weights, at, cfg, h, e):
+    gate_up = torch.cat([h @ weights[f"{at}{e}.{name}_proj.weight"].T for name in ("gate", "up")], -1)
+    gate, up = (gate_up + adapter(weights, f"{at}base_layer.", cfg, h, e)).chunk(2, -1)
+    h = F.silu(gate) * up
+    return h @ weights[f"{at}{e}.down_proj.weight"].T + adapter(weights, at, cfg, h, e)
 
 
 def clamped_expert(weights, at, cfg, h, e):
     gate_up = h @ weights[f"{at}gate_up_proj"][e] + weights[f"{at}gate_up_proj_bias"][e]
+    gate_up = gate_up + adapter(weights, f"{at}base_layer.", cfg, h, e)
     limit = cfg["swiglu_limit"]
     gate, up = gate_up[..., ::2].clamp(max=limit), gate_up[..., 1::2].clamp(-limit, limit)
     product = (up + 1) * gate * torch.sigmoid(cfg["swiglu_alpha"] * gate)
-    return product @ weights[f"{at}down_proj"][e] + weights[f"{at}down_proj_bias"][e]
+    added = adapter(weights, at, cfg, product, e)
+    return product @ weights[f"{at}down_proj"][e] + weights[f"{at}down_proj_bias"][e] + added
+
+
+def adapter(weights, at, cfg, h, e):
+    """What that of expert e adds to its product with h, where all of `gate_up_proj` and `down_proj` have one."""
+    if f"{at}lora_A.weight" not in weights:
+        return 0
+    count = cfg.get("num_experts") or cfg["num_local_experts"]
+    low = weights[f"{at}lora_A.weight"].unflatten(0, (count, -1))[e]
+    high = weights[f"{at}lora_B.weight"].unflatten(1, (-1, count))[..., e]
+    return cfg["lora_scale"] * h @ low.T @ high.T
 
 
 def train(everything, cfg, batches, rates, *, delayed, betas, weight_decay=0.0, max_grad_norm=0.0, frozen=()):

@@ -14,6 +14,7 @@ from .test_frozen import same_as_first
 
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
 TIED = plain.config(tie_word_embeddings=True)
+EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 CASES = {
     "all": (plain.CONFIG, LoRA(r=4, alpha=8)),
     "rank-one-rslora": (TIED, LoRA(r=1, alpha=3, rslora=True)),
@@ -22,6 +23,8 @@ CASES = {
     "tied-embedding-saved": (TIED, LoRA(r=3, modules_to_save=("embed_tokens",))),
     "qwen3-moe": (plain.QWEN3_MOE, LoRA(r=3)),
     "gpt-oss-aux": (plain.GPT_OSS | {"router_aux_loss_coef": 0.7}, LoRA(r=3)),
+    "qwen3-moe-experts": (plain.QWEN3_MOE, LoRA(r=3, target_parameters=EXPERTS)),
+    "gpt-oss-experts": (plain.GPT_OSS, LoRA(r=2, target_modules=(), target_parameters=EXPERTS)),
     "dora": (TIED, LoRA(r=3, use_dora=True)),
     "gpt-oss-dora": (plain.GPT_OSS, LoRA(r=3, target_modules=("k_proj", "o_proj"), use_dora=True)),
     "gpt-oss": (plain.GPT_OSS, LoRA(r=3, target_modules=("q_proj", "o_proj"))),
@@ -73,6 +76,14 @@ def test_same_bits_with_dropout_on_any_number_of_workers_and_any_plan(asynchrono
     same_as_first(
         [runs.run(TIED, batches, plan, asynchronous=asynchronous, dtype=dtype, lora=DROPPING) for plan in others]
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("cfg", [plain.QWEN3_MOE, plain.GPT_OSS], ids=["qwen3-moe", "gpt-oss"])
+def test_same_bits_with_adapters_of_experts_on_any_number_of_workers_and_any_plan(cfg, dtype):
+    batches, lora = plain.make_batches(3), LoRA(r=3, target_parameters=EXPERTS)
+    others = [f"{PLAN} | N={n} M=4 MR=4" for n in (1, 3)] + ["FB0-4 | N=2 M=4 MR=4"]
+    same_as_first([runs.run(cfg, batches, plan, asynchronous=True, dtype=dtype, lora=lora) for plan in others])
 
 
 def test_masks_follow_from_seed_step_and_row_and_from_nothing_else():

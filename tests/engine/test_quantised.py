@@ -16,6 +16,7 @@ from rptrain.plan.schedule import Plan, Stage
 
 from . import plain, runs
 from .test_frozen import same_as_first
+from .test_lora import EXPERTS
 
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
 CASES = {
@@ -24,6 +25,8 @@ CASES = {
     "int8": (plain.CONFIG, "int8", LoRA(r=3, modules_to_save=("embed_tokens", "input_layernorm"))),
     "qwen3-moe": (plain.QWEN3_MOE, "nf4", LoRA(r=3)),
     "gpt-oss-as-published": (plain.GPT_OSS, "mxfp4", LoRA(r=3)),
+    "adapted-experts": (plain.QWEN3_MOE, "nf4", LoRA(r=3, target_modules=(), target_parameters=EXPERTS)),
+    "gpt-oss-adapted-experts": (plain.GPT_OSS, "mxfp4", LoRA(r=3, target_parameters=EXPERTS)),
     "gpt-oss-and-attention": (plain.GPT_OSS, "nf4", LoRA(r=3)),
 }
 

@@ -56,6 +56,20 @@ def test_product(counts, inner, outer, dtype, transposed, device) -> None:
 
 @cases
 @dtypes
+def test_adding_a_product(counts, inner, outer, dtype, transposed, device) -> None:
+    x, at = random((sum(counts), inner), dtype, device), ends(counts, device)
+    w = stored(len(counts), inner, outer, dtype, device, transposed)
+    before = random((sum(counts), outer), dtype, device, 2)
+    exact = before.double() + oracle.grouped_mm(x.double(), w.double(), at, None)
+    ours, plain = before.clone(), before.clone()
+    grouped.grouped_mm_add_triton(x, w, at, ours)
+    no_worse(ours, exact.to(dtype), exact)
+    oracle.grouped_mm_add(x, w, at, plain)
+    no_worse(plain, exact.to(dtype), exact)
+
+
+@cases
+@dtypes
 def test_gradients_add_up_in_float32_and_leave_empty_experts(counts, inner, outer, dtype, transposed, device) -> None:
     x, dy, at = (
         random((sum(counts), inner), dtype, device),

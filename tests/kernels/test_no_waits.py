@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rptrain.kernels import grouped, linear, lora, moe, moe_rows, quant, rms_norm, rope, swiglu
+from rptrain.kernels import grouped, grouped_lora, linear, lora, moe, moe_rows, quant, rms_norm, rope, swiglu
 from rptrain.kernels.attention import attention, attention_backward
 from rptrain.kernels.dropout import Dropout, add_dropout, dropout
 from rptrain.kernels.reference import Clamp, QKNorm, split_heads
@@ -166,6 +166,19 @@ def adapters(rand: Rand, *, masked: bool) -> Run:
     return run
 
 
+def adapters_of_experts(rand: Rand) -> Run:
+    ranks, ends = EXPERTS * 8, torch.tensor([0, 9, 9, 40, TOKENS], dtype=torch.int32, device="cuda")
+    (x, dx), (y, dy) = rand(2, TOKENS, WIDTH).unbind(), rand(2, TOKENS, SIZE).unbind()
+    a, b, grad_a, grad_b = rand(ranks, WIDTH), rand(SIZE, ranks), zeros(ranks, WIDTH), zeros(SIZE, ranks)
+
+    def run() -> None:
+        grouped_lora.add_grouped_lora(y, x, a, b, ends, 2.0)
+        dh = grouped_lora.grouped_lora_backward_input(dy, a, b, ends, 2.0, dx)
+        grouped_lora.grouped_lora_backward_weights(dy, dh, x, a, ends, 2.0, grad_a, grad_b)
+
+    return run
+
+
 def widening(rand: Rand) -> Run:
     out = rand(TOKENS, WIDTH)
     stored = {fmt: [part.cuda() for part in quant.quantize(out.cpu(), fmt)] for fmt in quant.FORMATS.values()}
@@ -189,6 +202,7 @@ OPS: dict[str, Callable[..., Run]] = {
     "dropout": dropped,
     "adapters": partial(adapters, masked=False),
     "adapters, dropout": partial(adapters, masked=True),
+    "adapters of experts": adapters_of_experts,
     "widening": widening,
 }
 

@@ -28,6 +28,7 @@ def in_peft(model, settings: LoRA, targets):
         target_modules=targets if isinstance(targets, str) else list(targets),
         use_rslora=settings.rslora,
         use_dora=settings.use_dora,
+        target_parameters=list(settings.target_parameters) or None,
         modules_to_save=list(settings.modules_to_save) or None,
         ensure_weight_tying=bool(settings.modules_to_save) and model.config.tie_word_embeddings,
         task_type="CAUSAL_LM",

@@ -5,6 +5,7 @@ import pytest
 from rptrain.errors import UserError
 from rptrain.models.lora import LoRA, target_names, with_lora
 
+EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 SEVEN = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
 
 
@@ -32,9 +33,22 @@ SEVEN = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
         (
             "Qwen3MoeForCausalLM",
             {"target_modules": ("q_proj", "down_proj")},
-            "'down_proj' matches model.layers.0.mlp.experts.0.down_proj, and adapters of experts are not supported, "
-            "nor of an MLP beside them; there are q_proj, k_proj, v_proj, o_proj",
+            "'down_proj' matches model.layers.0.mlp.experts.0.down_proj, which can have no adapter here, but by "
+            'lora.target_parameters, such as ["mlp.experts.down_proj"], if it is of experts; there are q_proj, ',
         ),
+        (
+            "LlamaForCausalLM",
+            {"target_parameters": ("experts.down_proj",)},
+            "'experts.down_proj': this model has no experts; use lora.target_modules",
+        ),
+        (
+            "GptOssForCausalLM",
+            {"target_parameters": ("experts.down_proj_bias",)},
+            "no parameter of experts matches 'experts.down_proj_bias'; there are mlp.experts.gate_up_proj, ",
+        ),
+        ("GptOssForCausalLM", {"target_parameters": EXPERTS, "dropout": 0.1}, "set lora.dropout = 0"),
+        ("GptOssForCausalLM", {"target_parameters": EXPERTS, "use_dora": True}, "set lora.use_dora = false"),
+        ("GptOssForCausalLM", {"target_modules": ()}, "name nothing that can have an adapter"),
         ("LlamaForCausalLM", {"modules_to_save": ("head",)}, "lora.modules_to_save: no module matches 'head'; did you"),
         (
             "LlamaForCausalLM",

@@ -1,0 +1,101 @@
+"""Adapters of experts in PEFT's files: stock PEFT loads them, they merge, and what PEFT writes is gone on from."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rptrain.checkpoint import adapter
+from rptrain.errors import UserError
+from rptrain.models import registry, weights
+from rptrain.models.lora import LoRA, merged, with_lora, without_adapters
+from tests.checkpoint.test_adapter import base, trained, written
+from tests.models.conftest import make_micro_batch
+from tests.models.test_lora import IDS, in_peft
+
+__all__ = ["base"]  # the fixture
+
+BOTH = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+SETTINGS = {
+    "both, attention": LoRA(r=4, alpha=8, target_parameters=BOTH),
+    "both, rslora": LoRA(r=3, alpha=5, rslora=True, target_modules=(), target_parameters=BOTH),
+    "gate and up": LoRA(r=2, target_modules=("k_proj",), target_parameters=("experts.gate_up_proj",)),
+    "down": LoRA(r=1, target_modules=(), target_parameters=("down_proj",), modules_to_save=("model.norm",)),
+}
+moe = pytest.mark.parametrize("base", ["qwen3-moe-some-dense", "gpt-oss"], indirect=True)
+settings = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+
+
+def loaded(directory):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    model.set_experts_implementation("eager")
+    return model.eval()
+
+
+@moe
+@settings
+def test_peft_loads_what_is_written(base, settings, tmp_path) -> None:
+    from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+
+    _, directory = base
+    ours = trained(directory, settings)
+    written(ours, settings, directory, tmp_path / "adapter")
+    theirs = PeftModel.from_pretrained(loaded(directory), tmp_path / "adapter").eval()
+    mb = make_micro_batch(ours.spec, [[11], [11]])
+    expected = theirs(IDS.view(2, 11)).logits.flatten(0, 1)
+    torch.testing.assert_close(ours.logits(IDS, mb), expected, rtol=1e-5, atol=1e-5)
+
+    again = get_peft_model(loaded(directory), LoraConfig.from_pretrained(tmp_path / "adapter"))
+    found = set_peft_model_state_dict(again, load_file(tmp_path / "adapter/adapter_model.safetensors"))
+    known = {name for name, parameter in again.named_parameters() if parameter.requires_grad}
+    assert not found.unexpected_keys and not known & {*found.missing_keys}
+
+
+@moe
+@settings
+def test_merged_equals_unmerged(base, settings, tmp_path) -> None:
+    _, directory = base
+    ours = trained(directory, settings)
+    weights.save(tmp_path / "merged", without_adapters(ours.spec), merged(ours.spec, ours.view), torch.float32)
+    mb = make_micro_batch(ours.spec, [[11], [11]])
+    found = loaded(tmp_path / "merged")(IDS.view(2, 11)).logits.flatten(0, 1)
+    torch.testing.assert_close(found, ours.logits(IDS, mb), rtol=1e-5, atol=1e-5)
+
+
+@moe
+@settings
+def test_what_peft_writes_is_gone_on_from(base, settings, tmp_path) -> None:
+    model, directory = base
+    if settings.target_modules == "all-linear":
+        settings = replace(settings, target_modules=("q_proj", "o_proj"))
+    theirs, _ = in_peft(model, settings, settings.target_modules)
+    theirs.save_pretrained(tmp_path)
+    ours = trained(directory, settings)
+    files = adapter.read(tmp_path)
+    adapter.check_settings(files, settings, str(directory))
+    adapter.check(files, ours.spec)
+    adapter.load(files, ours.spec, ours.view)
+    mb = make_micro_batch(ours.spec, [[11], [11]])
+    expected = theirs(IDS.view(2, 11)).logits.flatten(0, 1)
+    torch.testing.assert_close(ours.logits(IDS, mb), expected, rtol=1e-5, atol=1e-5)
+    again = with_lora(without_adapters(ours.spec), adapter.settings_of(files, ours.spec))
+    assert adapter.shapes(again) == adapter.shapes(ours.spec)
+
+
+@pytest.mark.parametrize("base", ["gpt-oss"], indirect=True)
+def test_adapters_of_other_parameters_are_not_gone_on_from(base, tmp_path) -> None:
+    _, directory = base
+    made = SETTINGS["both, rslora"]
+    written(trained(directory, made), made, directory, tmp_path / "a")
+    files, own = adapter.read(tmp_path / "a"), registry.build(registry.read_config(directory))
+    with pytest.raises(UserError, match=r"experts.base_layer.lora_A.weight is not part of it"):
+        adapter.check(files, with_lora(own, replace(made, target_parameters=BOTH[1:])))
+    config = json.loads((tmp_path / "a/adapter_config.json").read_text())
+    assert (config["target_modules"], config["target_parameters"]) == ([], [*BOTH])
+    (tmp_path / "a/adapter_config.json").write_text(json.dumps(config | {"target_parameters": "down_proj"}))
+    with pytest.raises(UserError, match="target_parameters must be a list of names"):
+        adapter.settings_of(adapter.read(tmp_path / "a"), own)
