@@ -4,98 +4,30 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator
 from functools import partial
-from math import ceil, log
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rptrain.engine import meter
 from rptrain.engine.context import Context
-from rptrain.engine.device import Device, Event, Stream
+from rptrain.engine.device import Device, Event
+from rptrain.engine.evaluating import Evaluator
 from rptrain.engine.footprint import RING, Footprint
+from rptrain.engine.inputs import Inputs, Layout
 from rptrain.engine.iteration import Evaluation, Iteration
 from rptrain.engine.memory import accumulate_dtype
+from rptrain.engine.ring import Ring
 from rptrain.engine.stage_pass import StagePass
 from rptrain.engine.trace import Span, Work, computing, copying
 from rptrain.engine.transfer import Bound, Download, GradLayout, ParamLayout, Upload
-from rptrain.models import rope
-from rptrain.models.balance import balance_of
-from rptrain.models.spec import MicroBatch, ModelSpec, Params
+from rptrain.models.spec import ModelSpec
 from rptrain.plan.lower import Access
-from rptrain.plan.schedule import Slot, Stage
+from rptrain.plan.schedule import Slot
 
 AHEAD = 2  # micro-batches issued and not computed: were there more, the driver's queues would fill, and block it
-
-
-class Ring:
-    """Entries of buffers used in turn; an entry's next writer waits for its last reader."""
-
-    def __init__(self, buffers: list[Tensor]) -> None:
-        self._buffers = buffers
-        self._free: list[Event | None] = [None] * len(buffers)
-
-    def claim(self, entry: int, writer: Stream) -> Tensor:
-        free = self._free[entry]
-        if free is not None:
-            writer.wait(free)
-        return self._buffers[entry]
-
-    def release(self, entry: int, read: Event) -> None:
-        self._free[entry] = read
-
-
-class Indices:
-    """The batch's index tensors on the device: two iterations in turn, as more are never under way (AHEAD), and those
-    of the micro-batch that is computed, which always lie in the same place.
-    """
-
-    def __init__(self, device: Device, micro_batches: int, tokens: int) -> None:
-        def empty(width: int, dtype: torch.dtype) -> list[Tensor]:
-            return [device.empty(micro_batches * width, dtype).view(micro_batches, width) for _ in range(2)]
-
-        widths = ((tokens, torch.int64), (tokens, torch.int64), (tokens + 1, torch.int32), (3, torch.int64))
-        self._batches = [empty(width, dtype) for width, dtype in widths]
-        self.positions = device.empty(tokens, torch.int64)
-        self.labels = device.empty(tokens, torch.int64)
-        self.cu_seqlens = device.empty(tokens + 1, torch.int32)
-        self.sample = device.empty(3, torch.int64)
-
-    def upload(self, iteration: Iteration, stream: Stream) -> None:
-        sources = (iteration.positions, iteration.labels, iteration.cu_seqlens, iteration.samples)
-        for batches, source in zip(self._batches, sources, strict=True):
-            target = batches[iteration.number % 2]
-            stream.run("batch upload", lambda t=target, s=source: t.copy_(s, non_blocking=True))
-
-    def select(self, iteration: Iteration, m: int, stream: Stream) -> None:
-        """Micro-batch `m` is computed next."""
-        sources = [batches[iteration.number % 2][m] for batches in self._batches]
-
-        targets = (self.positions, self.labels, self.cu_seqlens, self.sample)
-
-        def copy() -> None:
-            for target, source in zip(targets, sources, strict=True):
-                target.copy_(source)
-
-        stream.run("", copy)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What of a micro-batch's documents the launches depend on."""
-
-    max_seqlen: int
-    uniform: bool
-    documents: int  # as many as there are, or more
-
-    @classmethod
-    def of(cls, lengths: Sequence[int], row: int) -> Self:
-        if min(lengths) == max(lengths):
-            return cls(lengths[0], True, len(lengths))
-        return cls(row, False, 16 ** ceil(log(len(lengths), 16)))  # few layouts: each is captured by itself
 
 
 class Worker:
@@ -121,13 +53,13 @@ class Worker:
         self._x, self._dy, self._out = ring(RING), ring(RING), ring(sizes.outputs)
         self._computed = 0  # micro-batches: the rings' entries go by it
         self._ahead: deque[Event] = deque()  # the ends of the last micro-batches that were issued
-        self._indices = Indices(device, context.plan.micro_batches, tokens)
+        self._inputs = Inputs(device, spec, context.plan.micro_batches, tokens, wide)
         self._losses = device.empty(context.plan.micro_batches, wide)
         self._loss = device.empty(1, wide)[0]  # of the micro-batch that is computed
         self._losses_read: Event | None = None
-        self._balance = device.empty(1, wide)[0]  # what gradients of the routers' auxiliary loss are multiplied by
-        self._inv_freq = torch.tensor(spec.inv_freq, dtype=wide).to(device.torch_device)
-        self._rope_scale = spec.rope_scale
+        self._evaluator = Evaluator(
+            context, index, device, self._inputs, self._x, self._out, self._losses, self._widened
+        )
         self._layouts = [ParamLayout(spec, stage, dtype) for stage in context.plan.stages]
         self._grad_layouts = [GradLayout(spec, stage) for stage in context.plan.stages]
         self._download: Download | None = None
@@ -137,7 +69,10 @@ class Worker:
         self._where = "waiting"
         self._queue: queue.SimpleQueue[Iteration | Evaluation | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
-            target=context.guard, args=(lambda: self._where, self._main), name=device.name, daemon=True
+            target=context.guard,
+            args=(lambda: self._evaluator.where or self._where, self._main),
+            name=device.name,
+            daemon=True,
         )
         self._thread.start()
 
@@ -184,86 +119,13 @@ class Worker:
         if self._queue.empty():
             self._flush()
         while isinstance(iteration := self._queue.get(), Evaluation):
-            self._evaluate(iteration)
+            free = (self._turn + 1) % 2  # the other holds what was uploaded for the next slot
+            self._evaluator.run(iteration, self._params[free], self._param_read[free])
         if iteration is None:
             self._flush()
             return None
-        self._indices.upload(iteration, self._device.activation_upload)
+        self._inputs.upload(iteration, self._device.activation_upload)
         return iteration
-
-    def _evaluate(self, evaluation: Evaluation) -> None:
-        """The losses of every N-th micro-batch, through all layers, each uploaded once a round into the free slot.
-
-        Activations wait between layers where boundary 0 has its own while iterations are under way.
-        """
-        context, device, iteration = self._context, self._device, evaluation.iteration
-        plan, units = context.plan, context.store.units
-        free = (self._turn + 1) % 2
-        slot, table = self._params[free], units[0].views[units[0].current]["embed"]
-        self._indices.upload(iteration, device.activation_upload)
-        for first in range(0, plan.micro_batches, plan.round_size):
-            mine = [m for m in range(first, first + plan.round_size) if m % plan.devices == self._index]
-            hidden = {m: context.buffers.locate(Access(0, 0), 0, m)[0] for m in mine}
-            sent: dict[int, Event] = {}
-            for m in mine:
-                torch.index_select(table, 0, iteration.input_ids[m], out=hidden[m])
-            for index in range(len(self._spec.stack)):
-                layout = ParamLayout(self._spec, Stage("F", index, index + 1), context.store.dtype)
-                if (read := self._param_read[free]) is not None:
-                    device.param_upload.wait(read)
-                for unit in layout.units:
-                    source, target = units[unit].params[units[unit].current].view(torch.uint8), layout.of(unit, slot)
-                    device.param_upload.run("", lambda t=target, s=source: t.copy_(s, non_blocking=True))
-                device.compute.wait(device.param_upload.record())
-                bound = layout.bind(slot, self._widened)[0]
-                device.compute.run(self._where, bound.widen)
-                for m in mine:
-                    self._forward(iteration, index, m, bound.params, hidden[m], sent)
-                self._param_read[free] = read = device.compute.record()
-                read.synchronize()  # rounds share the buffers, and the driver's queues fill
-        download = device.activation_download
-        download.wait(device.compute.record())
-        for m in range(self._index, plan.micro_batches, plan.devices):
-            target, source = iteration.losses[m], self._losses[m]
-            download.run("", lambda t=target, s=source: t.copy_(s, non_blocking=True))
-        self._losses_read = download.record()
-        self._losses_read.synchronize()
-        context.board.publish(("evaluated", self._index), evaluation.number)
-
-    def _forward(
-        self, iteration: Iteration, index: int, m: int, params: Params, hidden: Tensor, sent: dict[int, Event]
-    ) -> None:
-        """One micro-batch through one layer: `hidden`, on the host, is replaced; of the head comes a loss."""
-        device = self._device
-        self._where = f"evaluation, layer {index} micro-batch {m}"
-        turn = self._computed % RING
-        self._computed += 1
-        x = self._x.claim(turn, device.activation_upload)
-        if m in sent:
-            device.activation_upload.wait(sent[m])
-        device.activation_upload.run(f"{self._where} input", lambda: x.copy_(hidden, non_blocking=True))
-        device.compute.wait(device.activation_upload.record())
-        self._indices.select(iteration, m, device.compute)
-        layout = Layout.of(iteration.documents[m], iteration.length)
-        head = index == len(self._spec.layers)
-        out = self._losses[m] if head else self._out.claim(turn, device.compute)
-
-        def compute() -> None:
-            mb = replace(self._describe(iteration, layout), sample=None)  # nothing is dropped
-            if head:
-                out.copy_(self._spec.head.loss(params, x, mb))
-            else:
-                out.copy_(self._spec.layers[index].forward(params, x, mb))
-
-        device.compute.run(self._where, compute)
-        done = device.compute.record()
-        self._x.release(turn, done)
-        if not head:
-            download = device.activation_download
-            download.wait(done)
-            download.run(f"{self._where} output", lambda: hidden.copy_(out, non_blocking=True))
-            sent[m] = download.record()
-            self._out.release(turn, sent[m])
 
     def _upload(self, number: int, slot: Slot, turn: int) -> Upload:
         layout = self._layouts[slot.stage_index]
@@ -349,19 +211,19 @@ class Worker:
         if self._span is not None and context.trace is not None:
             self._span.freed = [self._left[entry] for entry in entries if entry in self._left]
             self._span.embedded = context.trace.board.published(("version", 0), context.read_version(iteration.number))
-        self._indices.select(iteration, m, device.compute)
+        self._inputs.select(iteration, m, device.compute)
         layout = Layout.of(iteration.documents[m], iteration.length)
         metered = context.meter
         layers = metered if metered is not None and metered.layers else None
         timed = partial(meter.timed, layers, device.compute.stamp, iteration.number)
-        describe, read = partial(self._describe, iteration, layout), [bound.params for bound in params]
+        describe, read = partial(self._inputs.describe, iteration, layout), [bound.params for bound in params]
         work = StagePass(self._spec, slot.stage, describe, read, sums, x, dy, outputs, timed)
         scale, balanced = iteration.scale, slot.stage.backward and self._spec.router_aux_loss_coef > 0
         if slot.stage.kind == "FB" or balanced:
             scale *= self._wait(("scale",), context.read_version(iteration.number))
         if balanced:  # not a part of the graph's key: it changes with the number of supervised tokens
             share = scale * max(iteration.supervised, 1) / context.plan.micro_batches
-            device.compute.run("", lambda: self._balance.fill_(share))
+            device.compute.run("", lambda: self._inputs.balance.fill_(share))
         key = (slot.stage_index, layout, scale if slot.stage.kind == "FB" else None)
         places = None if layers is not None else (parity, turn)
         self._compute(work, params, slot, m, scale, key, places, upload)
@@ -448,27 +310,6 @@ class Worker:
         sent = stream.record()
         self._context.board.publish(key, number, sent)
         return sent
-
-    def _describe(self, iteration: Iteration, layout: Layout) -> MicroBatch:
-        indices = self._indices
-        cos, sin = rope.tables(self._inv_freq, indices.positions, self._rope_scale)
-        cu_seqlens = indices.cu_seqlens[: layout.documents + 1]
-        balance = None
-        if self._spec.router_aux_loss_coef:
-            balance = balance_of(indices.labels, cu_seqlens, self._balance)
-        return MicroBatch(
-            rows=iteration.rows,
-            length=iteration.length,
-            positions=indices.positions,
-            labels=indices.labels,
-            cu_seqlens=cu_seqlens,
-            max_seqlen=layout.max_seqlen,
-            uniform=layout.uniform,
-            cos=cos,
-            sin=sin,
-            sample=indices.sample,
-            balance=balance,
-        )
 
     def _start_sums(self, iteration: Iteration, slot: Slot, layout: GradLayout) -> None:
         """Gradient sums start at zero, or in a later round at the partial sums that the round before left."""

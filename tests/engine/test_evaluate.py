@@ -56,6 +56,22 @@ def test_nothing_is_dropped():
     assert with_dropout[0][0] == without[0][0] and with_dropout[-1][0] != without[-1][0]
 
 
+@pytest.mark.parametrize("plan", ["N=1 M=4 MR=4", "N=2 M=4 MR=2"])
+def test_of_a_quantised_base_it_is_what_a_training_pass_says(plan):
+    """Before a step, in sync, both are of the same weights."""
+    batches, lora = plain.make_batches(3), LoRA(r=2, alpha=4)
+    kind = {"wide_grad": "MR=2" in plan, "asynchronous": False, "lora": lora, "base": "nf4"}
+    with runs.make_store(CFG, torch.float64, **kind) as store:
+        tokens = batches[0].rows * batches[0].length
+        with runs.engine_of(store, f"{STAGES} | {plan}", tokens=tokens, asynchronous=False) as engine:
+            for batch in batches:
+                loss = engine.evaluate(batch) / batch.supervised
+                at = runs.checkpoint_tensors(store)
+                assert loss == pytest.approx(engine.forward_backward(batch).result(), rel=1e-12)
+                assert loss == pytest.approx(plain.loss(at, CFG | {"lora_scale": lora.scale}, batch).item(), rel=1e-10)
+                engine.step(1e-2)
+
+
 def test_a_failure_is_raised():
     def probe(where):
         if "evaluation, layer 2" in where:

@@ -1,0 +1,120 @@
+"""A batch's losses, forward only, on one device between two iterations."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rptrain.engine.context import Context
+from rptrain.engine.device import Device, Event
+from rptrain.engine.footprint import RING
+from rptrain.engine.inputs import Inputs, Layout
+from rptrain.engine.iteration import Evaluation, Iteration
+from rptrain.engine.ring import Ring
+from rptrain.engine.transfer import ParamLayout
+from rptrain.models.spec import Params
+from rptrain.plan.lower import Access
+from rptrain.plan.schedule import Stage
+
+
+class Evaluator:
+    """Computes with buffers that its device has for training, which are all free again when it is done.
+
+    `where`: what it is at, for the message of a failure; None between evaluations.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        index: int,
+        device: Device,
+        inputs: Inputs,
+        x: Ring,
+        out: Ring,
+        losses: Tensor,
+        widened: Tensor,
+    ) -> None:
+        self._context, self._index, self._device, self._inputs = context, index, device, inputs
+        self._x, self._out, self._losses, self._widened = x, out, losses, widened
+        self.where: str | None = None
+
+    def run(self, evaluation: Evaluation, slot: Tensor, read: Event | None) -> None:
+        """The losses of every N-th micro-batch, through all layers, each uploaded once a round.
+
+        `slot`: room for parameters, free after `read`. Activations wait between layers where boundary 0 has its own
+        while iterations are under way.
+        """
+        context, device, iteration = self._context, self._device, evaluation.iteration
+        plan, spec, units = context.plan, context.store.spec, context.store.units
+        table = units[0].views[units[0].current]["embed"]
+        self._inputs.upload(iteration, device.activation_upload)
+        for first in range(0, plan.micro_batches, plan.round_size):
+            mine = [m for m in range(first, first + plan.round_size) if m % plan.devices == self._index]
+            hidden = {m: context.buffers.locate(Access(0, 0), 0, m)[0] for m in mine}
+            sent: dict[int, Event] = {}
+            for m in mine:
+                torch.index_select(table, 0, iteration.input_ids[m], out=hidden[m])
+            for index in range(len(spec.stack)):
+                self.where = f"evaluation, layer {index}"
+                layout = ParamLayout(spec, Stage("F", index, index + 1), context.store.dtype)
+                if read is not None:
+                    device.param_upload.wait(read)
+                for unit in layout.units:
+                    source, target = units[unit].params[units[unit].current].view(torch.uint8), layout.of(unit, slot)
+                    device.param_upload.run("", lambda t=target, s=source: t.copy_(s, non_blocking=True))
+                device.compute.wait(device.param_upload.record())
+                bound = layout.bind(slot, self._widened)[0]
+                if bound.quantised:
+                    device.compute.run(f"{self.where} widening", bound.widen)
+                for turn, m in enumerate(mine):
+                    self._forward(iteration, index, m, turn % RING, bound.params, hidden[m], sent)
+                read = device.compute.record()
+                read.synchronize()  # rounds share the buffers, and the driver's queues fill
+        download = device.activation_download
+        download.wait(device.compute.record())
+        for m in range(self._index, plan.micro_batches, plan.devices):
+            target, source = iteration.losses[m], self._losses[m]
+            download.run("", lambda t=target, s=source: t.copy_(s, non_blocking=True))
+        download.record().synchronize()
+        self.where = None
+        context.board.publish(("evaluated", self._index), evaluation.number)
+
+    def _forward(
+        self,
+        iteration: Iteration,
+        index: int,
+        m: int,
+        turn: int,
+        params: Params,
+        hidden: Tensor,
+        sent: dict[int, Event],
+    ) -> None:
+        """One micro-batch through one layer: `hidden`, on the host, is replaced; of the head comes a loss."""
+        device, spec = self._device, self._context.store.spec
+        self.where = f"evaluation, layer {index} micro-batch {m}"
+        x = self._x.claim(turn, device.activation_upload)
+        if m in sent:
+            device.activation_upload.wait(sent[m])
+        device.activation_upload.run(f"{self.where} input", lambda: x.copy_(hidden, non_blocking=True))
+        device.compute.wait(device.activation_upload.record())
+        self._inputs.select(iteration, m, device.compute)
+        layout = Layout.of(iteration.documents[m], iteration.length)
+        head = index == len(spec.layers)
+        out = self._losses[m] if head else self._out.claim(turn, device.compute)
+
+        def compute() -> None:
+            mb = replace(self._inputs.describe(iteration, layout), sample=None)  # nothing is dropped
+            if head:
+                out.copy_(spec.head.loss(params, x, mb))
+            else:
+                out.copy_(spec.layers[index].forward(params, x, mb))
+
+        device.compute.run(self.where, compute)
+        done = device.compute.record()
+        self._x.release(turn, done)
+        if not head:
+            download = device.activation_download
+            download.wait(done)
+            download.run(f"{self.where} output", lambda: hidden.copy_(out, non_blocking=True))
+            sent[m] = download.record()
+            self._out.release(turn, sent[m])

@@ -1,0 +1,86 @@
+"""What a device's launches read of a batch: its index tensors, and what follows from them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, log
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from rptrain.engine.device import Device, Stream
+from rptrain.engine.iteration import Iteration
+from rptrain.models import rope
+from rptrain.models.balance import balance_of
+from rptrain.models.spec import MicroBatch, ModelSpec
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What of a micro-batch's documents the launches depend on."""
+
+    max_seqlen: int
+    uniform: bool
+    documents: int  # as many as there are, or more
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], row: int) -> Self:
+        if min(lengths) == max(lengths):
+            return cls(lengths[0], True, len(lengths))
+        return cls(row, False, 16 ** ceil(log(len(lengths), 16)))  # few layouts: each is captured by itself
+
+
+class Inputs:
+    """The batch's index tensors on the device: two iterations in turn, as more are never under way (AHEAD), and those
+    of the micro-batch that is computed, which always lie in the same place.
+    """
+
+    def __init__(self, device: Device, spec: ModelSpec, micro_batches: int, tokens: int, wide: torch.dtype) -> None:
+        def empty(width: int, dtype: torch.dtype) -> list[Tensor]:
+            return [device.empty(micro_batches * width, dtype).view(micro_batches, width) for _ in range(2)]
+
+        widths = ((tokens, torch.int64), (tokens, torch.int64), (tokens + 1, torch.int32), (3, torch.int64))
+        self._batches = [empty(width, dtype) for width, dtype in widths]
+        self._positions = device.empty(tokens, torch.int64)
+        self._labels = device.empty(tokens, torch.int64)
+        self._cu_seqlens = device.empty(tokens + 1, torch.int32)
+        self._sample = device.empty(3, torch.int64)
+        self.balance = device.empty(1, wide)[0]  # what gradients of the routers' auxiliary loss are multiplied by
+        self._balanced = spec.router_aux_loss_coef > 0
+        self._inv_freq = torch.tensor(spec.inv_freq, dtype=wide).to(device.torch_device)
+        self._rope_scale = spec.rope_scale
+
+    def upload(self, iteration: Iteration, stream: Stream) -> None:
+        sources = (iteration.positions, iteration.labels, iteration.cu_seqlens, iteration.samples)
+        for batches, source in zip(self._batches, sources, strict=True):
+            target = batches[iteration.number % 2]
+            stream.run("batch upload", lambda t=target, s=source: t.copy_(s, non_blocking=True))
+
+    def select(self, iteration: Iteration, m: int, stream: Stream) -> None:
+        """Micro-batch `m` is computed next."""
+        sources = [batches[iteration.number % 2][m] for batches in self._batches]
+        targets = (self._positions, self._labels, self._cu_seqlens, self._sample)
+
+        def copy() -> None:
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source)
+
+        stream.run("", copy)
+
+    def describe(self, iteration: Iteration, layout: Layout) -> MicroBatch:
+        """The micro-batch that is selected. Computes, so it is for functions that a stream runs."""
+        cos, sin = rope.tables(self._inv_freq, self._positions, self._rope_scale)
+        cu_seqlens = self._cu_seqlens[: layout.documents + 1]
+        return MicroBatch(
+            rows=iteration.rows,
+            length=iteration.length,
+            positions=self._positions,
+            labels=self._labels,
+            cu_seqlens=cu_seqlens,
+            max_seqlen=layout.max_seqlen,
+            uniform=layout.uniform,
+            cos=cos,
+            sin=sin,
+            sample=self._sample,
+            balance=balance_of(self._labels, cu_seqlens, self.balance) if self._balanced else None,
+        )
