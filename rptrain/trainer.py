@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import rptrain
 from rptrain import metrics, trackers, validation
 from rptrain.checkpoint import adapter, frozen
@@ -19,29 +17,27 @@ from rptrain.config_source import Resolved
 from rptrain.control import LOOK, STOP, Control, StopRequested
 from rptrain.data.batch import Batch
 from rptrain.devices import here
-from rptrain.engine.engine import Engine, Optimizer
+from rptrain.engine.engine import Engine
 from rptrain.engine.iteration import Pending, PendingLoss
-from rptrain.engine.loss_scale import UNSCALED, LossScale
 from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter
 from rptrain.engine.schedule import learning_rate
-from rptrain.engine.trace import Span
 from rptrain.errors import TrainingError, UserError
 from rptrain.evaluate import ask_questions
 from rptrain.job import Job, prepare_job, replan, settle
 from rptrain.memory_plan import going_on
 from rptrain.models import weights
-from rptrain.plan.schedule import Slot
+from rptrain.opening import open_engine, open_store, starting_scale
 from rptrain.resuming import check_resume, restore
 from rptrain.rundir import RunDir, begin, find
 from rptrain.runs.process import ProcessId
 from rptrain.saving import Saver, checkpoint_meta
 from rptrain.skipping import AGAIN, SkippedSteps
 from rptrain.telemetry import Telemetry
+from rptrain.telling import slots, tell
 from rptrain.timings import Conditions, Timings, load
 from rptrain.watchdog import Watchdog
 
-ROWS = 8  # of the data that a line names
 MEASURE = 3  # steps whose times the rest of a run is planned with; the first of them is left out
 
 
@@ -87,75 +83,6 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
             log.write(metrics.Failed(f"{type(error).__name__}: {error}"))
             raise
     return run
-
-
-def tell(log: metrics.EventLog, progress: metrics.Progress, event: metrics.Event) -> None:
-    """A record, and a line for a person where it is of something that went wrong."""
-    log.write(event)
-    match event:
-        case metrics.SaveFailed():
-            progress.note(f"step {event.step} could not be saved: {event.message}")
-        case metrics.Stalled():
-            progress.note(f"no step ended for {event.seconds:g} s: {event.path} says what everything waits for")
-        case metrics.StepSkipped(rows=(_, *_)):
-            rows = ", ".join(map(str, event.rows[:ROWS])) + (" …" if len(event.rows) > ROWS else "")
-            progress.note(f"step {event.step} was skipped: in rows {rows} of the data the loss is no number")
-        case metrics.CheckpointDamaged():
-            progress.note(f"{event.message}: the checkpoint before it is taken")
-
-
-def open_store(job: Job) -> ModelStore:
-    """The host's memory for the job's model, filled with zeros."""
-    return ModelStore(
-        job.spec,
-        job.dtype,
-        generations=1 + job.asynchronous,
-        wide_grad=job.plan.plan.rounds > 1,
-        moments=job.config.optim.moments,
-        lock=job.devices[0].startswith("cuda"),
-    )
-
-
-def open_engine(
-    job: Job,
-    store: ModelStore,
-    *,
-    applied: int = 0,
-    loss_scale: LossScale | None = None,
-    meter: Meter | None = None,
-    trace: bool | None = None,
-    watched: bool = False,
-) -> Engine:
-    """The engine that trains as the job's config says; `loss_scale` and `trace` are by default what it says of them."""
-    optim = job.config.optim
-    return Engine(
-        store,
-        job.plan.plan,
-        job.devices,
-        Optimizer(
-            betas=optim.betas,
-            eps=optim.eps,
-            weight_decay=optim.weight_decay,
-            max_grad_norm=optim.max_grad_norm,
-            asynchronous=job.asynchronous,
-            threads=job.config.engine.optimizer_threads,
-            seed=job.config.train.seed,
-        ),
-        tokens=job.config.train.rows * job.config.data.max_length,
-        applied=applied,
-        loss_scale=loss_scale or starting_scale(job),
-        fp16_accumulation=job.config.engine.fp16_accumulation,
-        device_limit=job.device_limit,
-        trace=job.config.engine.trace if trace is None else trace,
-        meter=meter,
-        watched=watched,
-    )
-
-
-def starting_scale(job: Job) -> LossScale:
-    """The loss scale of new weights."""
-    optim = job.config.optim
-    return LossScale.start(optim.loss_scale, optim.loss_scale_steps) if job.dtype == torch.float16 else UNSCALED
 
 
 @dataclass
@@ -340,7 +267,7 @@ class Trainer:
         self._tokens += started.batch.tokens
         self._skipped.follow(started.step, started.loss, update)
         if engine.trace is not None:
-            self._log.write(_slots(started.step, engine.trace.take(started.step - 1 - self._opened)))
+            self._log.write(slots(started.step, engine.trace.take(started.step - 1 - self._opened)))
         if started.step % self._job.config.log.logging_steps and started.step != self._job.total_steps:
             return
         now = time.perf_counter()
@@ -391,7 +318,8 @@ class Trainer:
         """The loss of the rows that are held out; whether the run is to end, as it gets no better."""
         assert self._job.held_out is not None
         began = time.perf_counter()
-        loss = validation.loss(engine, self._job.held_out)
+        with self._telemetry.doing("evaluating"):
+            loss = validation.loss(engine, self._job.held_out)
         ends = self._patience.follow(loss)
         self._tell(metrics.Evaluation(step, "loss", loss))
         self._progress.note(f"step {step}: loss of held-out rows {loss:.4f}" + (", no better: the end" if ends else ""))
@@ -403,7 +331,8 @@ class Trainer:
         """Between two steps: pauses, saves and stops as config and commands say."""
         began, control = time.perf_counter(), self._control
         if control.pauses:
-            self._pause(engine, step)
+            with self._telemetry.doing("paused"):
+                self._pause(engine, step)
         stops = control.stops and not last
         if last or due or stops or control.saves:
             with self._telemetry.doing("saving"):
@@ -421,7 +350,8 @@ class Trainer:
         self._progress.note(f"paused after step {step}")
         while self._control.pauses:
             if self._control.saves:
-                self._save(engine, step, required=False)
+                with self._telemetry.doing("saving"):
+                    self._save(engine, step, required=False)
             self._saver.look()
             self._watchdog.alive(step)
             time.sleep(LOOK)
@@ -451,26 +381,3 @@ class Trainer:
 
 def _conditions(job: Job) -> Conditions:
     return Conditions.of(job.config, job.spec, job.devices)
-
-
-def _slots(step: int, spans: list[Span]) -> metrics.Slots:
-    """One record a slot, from the start of its first computation to the end of its last."""
-    times: dict[Slot, list[Span]] = {}
-    for span in spans:
-        times.setdefault(span.slot, []).append(span)
-    return metrics.Slots(
-        step,
-        tuple(
-            metrics.SlotTime(
-                slot.device,
-                slot.index,
-                slot.stage.kind,
-                slot.stage.start,
-                slot.stage.stop - 1,
-                slot.round,
-                part[0].start(),
-                part[-1].end(),
-            )
-            for slot, part in sorted(times.items(), key=lambda item: item[0].index)
-        ),
-    )

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from rptrain import telemetry
+from rptrain import telemetry, validation
 from rptrain.engine.activity import Activity, LaneState, Pass
 from rptrain.plan.schedule import Plan
+from rptrain.rundir import RunDir
 from rptrain.runs.lanes import FILE, OLD_FILE, Lane, Snapshot
 from rptrain.runs.view import RunView
+from rptrain.saving import Saver
 from rptrain.telemetry import Telemetry
 
 from . import run_tools as tools
@@ -106,3 +108,30 @@ def test_a_run_tells_what_its_view_shows(tmp_path, quick, monkeypatch):
     assert all(0 <= seconds < 60 for lane in lanes for seconds in lane.busy.values())
     assert sum(lane.up for lane in lanes) > 0 and sum(lane.down for lane in lanes) > 0
     assert {lane.step for lane in lanes if lane.step is not None} <= set(range(1, 7))
+
+
+def test_pauses_and_evaluations_are_told(tmp_path, quick, monkeypatch):
+    """Held up until the records are there, as a view shows them."""
+    tools.write_model(tmp_path / "model")
+    run, loss, look = RunDir(tmp_path / "runs/run"), validation.loss, Saver.look
+    states = []
+
+    def is_now(state: str) -> None:
+        tools.wait_for(lambda: RunView(run.path).state == snapshots(run.path)[-1].phase == state)
+        states.append(state)
+
+    def measured(*arguments):
+        is_now("evaluating")
+        (run.control_path / "PAUSE").touch()
+        return loss(*arguments)
+
+    def looks(saver: Saver) -> None:
+        if (run.control_path / "PAUSE").exists():
+            is_now("paused")
+            (run.control_path / "PAUSE").unlink()
+        look(saver)
+
+    monkeypatch.setattr(validation, "loss", measured)
+    monkeypatch.setattr(Saver, "look", looks)
+    tools.train_here(tmp_path, "data.val_size=0.3", "train.eval_steps=2", "train.max_steps=4")
+    assert states == ["evaluating", "paused"] * 2

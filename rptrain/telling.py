@@ -1,0 +1,45 @@
+"""What a trainer tells: records of what went wrong with a line for a person, and the times of slots."""
+
+from rptrain import metrics
+from rptrain.engine.trace import Span
+from rptrain.plan.schedule import Slot
+
+ROWS = 8  # of the data that a line names
+
+
+def tell(log: metrics.EventLog, progress: metrics.Progress, event: metrics.Event) -> None:
+    """A record, and a line for a person where it is of something that went wrong."""
+    log.write(event)
+    match event:
+        case metrics.SaveFailed():
+            progress.note(f"step {event.step} could not be saved: {event.message}")
+        case metrics.Stalled():
+            progress.note(f"no step ended for {event.seconds:g} s: {event.path} says what everything waits for")
+        case metrics.StepSkipped(rows=(_, *_)):
+            rows = ", ".join(map(str, event.rows[:ROWS])) + (" …" if len(event.rows) > ROWS else "")
+            progress.note(f"step {event.step} was skipped: in rows {rows} of the data the loss is no number")
+        case metrics.CheckpointDamaged():
+            progress.note(f"{event.message}: the checkpoint before it is taken")
+
+
+def slots(step: int, spans: list[Span]) -> metrics.Slots:
+    """One record a slot, from the start of its first computation to the end of its last."""
+    times: dict[Slot, list[Span]] = {}
+    for span in spans:
+        times.setdefault(span.slot, []).append(span)
+    return metrics.Slots(
+        step,
+        tuple(
+            metrics.SlotTime(
+                slot.device,
+                slot.index,
+                slot.stage.kind,
+                slot.stage.start,
+                slot.stage.stop - 1,
+                slot.round,
+                part[0].start(),
+                part[-1].end(),
+            )
+            for slot, part in sorted(times.items(), key=lambda item: item[0].index)
+        ),
+    )
