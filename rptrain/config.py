@@ -239,6 +239,8 @@ class Save(Section):
     """steps between two checkpoints; 0: one at the end"""
     save_total_limit: PositiveInt | None = None
     """how many checkpoints to keep; unset: all"""
+    load_best_model_at_end: bool = False
+    """keep the checkpoint with the lowest loss of held-out rows too, and make the model of it"""
     resume: PathText = "auto"
     """"auto" goes on with the unfinished run of this name, "never" does not; or a run or checkpoint"""
 
@@ -289,7 +291,18 @@ class Config(Section):
                     raise _mistake(f"train.{key}", "there is nothing held out: set data.val_size, or add [[data.val]]")
         elif self.train.early_stopping_patience and not self.train.eval_steps:
             raise _mistake("train.early_stopping_patience", "set train.eval_steps, how often the loss is measured")
+        if self.save.load_best_model_at_end:
+            self._best()
         return self
+
+    def _best(self) -> None:
+        key, steps, every = "save.load_best_model_at_end", self.save.save_steps, self.train.eval_steps
+        if not (self.data.val or self.data.val_size):
+            raise _mistake(key, "there is nothing held out: set data.val_size, or add [[data.val]]")
+        if not (steps and every) or steps % every:
+            raise _mistake(
+                key, "every checkpoint is to be measured: set save.save_steps to a multiple of train.eval_steps"
+            )
 
     @model_validator(mode="after")
     def _moments(self) -> "Config":

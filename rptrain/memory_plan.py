@@ -297,6 +297,8 @@ def _disk(config: Config, spec: ModelShape, workload: Workload, saved: int) -> P
     each = itemsize * (1 + workload.asynchronous) + moments + rest
     one = int(each * sum(unit.numel for unit in spec.units if unit.trainable))
     written, keep = saves(config), config.save.save_total_limit
+    if keep == 1 and config.save.load_best_model_at_end:
+        keep = 2  # the newest, and the best
     notes = []
     if written is None and keep is None:
         notes.append("every checkpoint is kept, and how many there will be is not known: one is counted")

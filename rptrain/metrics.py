@@ -195,10 +195,19 @@ class Resumed(Event):
 
 @dataclass(frozen=True)
 class CheckpointDamaged(Event):
-    """A checkpoint that was to be resumed is not as it was written; the one before it is taken."""
+    """A checkpoint that was to be loaded is not as it was written; another one is taken."""
 
     path: str
     message: str
+
+
+@dataclass(frozen=True)
+class BestLoaded(Event):
+    """The model is that of the checkpoint after `step`, whose loss of held-out rows is the lowest."""
+
+    step: int
+    path: str
+    loss: float
 
 
 @dataclass(frozen=True)
@@ -230,6 +239,7 @@ EVENTS: dict[str, type[Event]] = {
     "stalled": Stalled,
     "checkpoint_damaged": CheckpointDamaged,
     "resumed": Resumed,
+    "best_loaded": BestLoaded,
     "finished": Finished,
     "failed": Failed,
 }

@@ -9,7 +9,9 @@ from typing import Any, Self
 
 import torch
 
+from rptrain.best import by_loss
 from rptrain.checkpoint.state import prune, save_state
+from rptrain.config import Save
 from rptrain.engine.engine import Engine
 from rptrain.engine.memory import UnitState
 from rptrain.engine.snapshot import Snapshot
@@ -31,8 +33,8 @@ class Saver:
     `tell` is called with records, from any thread.
     """
 
-    def __init__(self, run: RunDir, units: Sequence[UnitState], limit: int | None, tell: Callable[[Event], None]):
-        self._run, self._units, self._limit, self._tell = run, units, limit, tell
+    def __init__(self, run: RunDir, units: Sequence[UnitState], config: Save, tell: Callable[[Event], None]):
+        self._run, self._units, self._config, self._tell = run, units, config, tell
         self._pool = ThreadPoolExecutor(1, "saver")
         self._under_way: tuple[int, Future[None]] | None = None
         self._abandoned = threading.Event()
@@ -88,7 +90,9 @@ class Saver:
                     release=snapshot.release,
                     proceed=self._proceed,
                 )
-            prune(self._run.checkpoints_path, self._limit)
+            measured = by_loss(self._run.checkpoints_path) if self._config.load_best_model_at_end else []
+            best = measured[0][1] if measured else None
+            prune(self._run.checkpoints_path, self._config.save_total_limit, best)
             seconds = time.perf_counter() - began
             self._tell(CheckpointSaved(step, str(path), seconds, min(paused + snapshot.waited, seconds)))
         finally:
@@ -108,11 +112,14 @@ class Saver:
         self._pool.shutdown()
 
 
-def checkpoint_meta(job: Job, frozen: dict[str, Any] | None, patience: Patience) -> dict[str, Any]:
-    """What a checkpoint says beside its tensors of the run that wrote it; `frozen` describes the frozen weights."""
+def checkpoint_meta(job: Job, frozen: dict[str, Any] | None, patience: Patience, loss: float | None) -> dict[str, Any]:
+    """What a checkpoint says beside its tensors of the run that wrote it; `frozen` describes the frozen weights.
+
+    `loss`: of held-out rows, None where it was not measured at its step.
+    """
     meta: dict[str, Any] = {"data": job.rows.content_hash, "model_dir": str(job.model_dir.absolute())}
     if job.held_out is not None:
-        meta["validation"] = {"best": patience.best, "bad": patience.bad}
+        meta["validation"] = {"best": patience.best, "bad": patience.bad, "loss": loss}
     if frozen is not None:
         meta["frozen"] = frozen
     if job.adapter is not None:

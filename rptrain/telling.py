@@ -1,4 +1,4 @@
-"""What a trainer tells: records of what went wrong with a line for a person, and the times of slots."""
+"""What a trainer tells: records with a line for a person, and the times of slots."""
 
 from rptrain import metrics
 from rptrain.engine.trace import Span
@@ -8,7 +8,7 @@ ROWS = 8  # of the data that a line names
 
 
 def tell(log: metrics.EventLog, progress: metrics.Progress, event: metrics.Event) -> None:
-    """A record, and a line for a person where it is of something that went wrong."""
+    """A record, and a line for a person where it is of something that went wrong, or of a choice."""
     log.write(event)
     match event:
         case metrics.SaveFailed():
@@ -18,8 +18,12 @@ def tell(log: metrics.EventLog, progress: metrics.Progress, event: metrics.Event
         case metrics.StepSkipped(rows=(_, *_)):
             rows = ", ".join(map(str, event.rows[:ROWS])) + (" …" if len(event.rows) > ROWS else "")
             progress.note(f"step {event.step} was skipped: in rows {rows} of the data the loss is no number")
+        case metrics.BestLoaded():
+            progress.note(
+                f"the model is that after {event.step} steps, with the lowest held-out loss, {event.loss:.4f}"
+            )
         case metrics.CheckpointDamaged():
-            progress.note(f"{event.message}: the checkpoint before it is taken")
+            progress.note(f"{event.message}: another one is taken")
 
 
 def slots(step: int, spans: list[Span]) -> metrics.Slots:

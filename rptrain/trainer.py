@@ -10,6 +10,7 @@ from typing import Any
 
 import rptrain
 from rptrain import metrics, trackers, validation
+from rptrain.best import load_best
 from rptrain.checkpoint import adapter, frozen
 from rptrain.checkpoint.base import BASE
 from rptrain.checkpoint.export import export_store
@@ -71,8 +72,7 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
         progress = stack.enter_context(metrics.Progress(job.total_steps, quiet=quiet))
         telemetry = stack.enter_context(Telemetry(run.path, job.devices))
         store = stack.enter_context(open_store(job))
-        limit = job.config.save.save_total_limit
-        saver = stack.enter_context(Saver(run, store.units, limit, partial(tell, log, progress)))
+        saver = stack.enter_context(Saver(run, store.units, job.config.save, partial(tell, log, progress)))
         control = Control(run.control_path, progress.note)
         trainer = Trainer(job, run, log, progress, store, saver, control, telemetry, measure=replans and known is None)
         try:
@@ -123,6 +123,7 @@ class Trainer:
         self._skipped = SkippedSteps(job, self._tell)
         self._loss_scale = starting_scale(job)  # of the weights with which the next engine begins
         self._patience = validation.Patience(job.config.train.early_stopping_patience)
+        self._measured: tuple[int, float | None] = (0, None)  # a step, and the loss of held-out rows after it
         self._total = job.total_steps  # fewer where the run ends early
         self._frozen: dict[str, Any] | None = None  # what checkpoints say of frozen weights
 
@@ -144,6 +145,9 @@ class Trainer:
             self._evaluate(0)
         with self._control.signals():
             self._train(done, applied)
+        if job.config.save.load_best_model_at_end:
+            with self._telemetry.doing("loading"):
+                load_best(self._run, self._store.units, self._total, self._tell)
         if name := weights.not_finite(job.spec, self._store.held):
             raise TrainingError(
                 f"the model has diverged: {name} holds values that are infinite or not numbers. {AGAIN}"
@@ -309,7 +313,7 @@ class Trainer:
         self._log.write(metrics.Resumed(state["step"], str(checkpoint)))
         self._progress.note(f"resumed from {checkpoint}")
         if (kept := state["meta"].get("validation")) is not None:
-            self._patience = replace(self._patience, **kept)
+            self._patience = replace(self._patience, best=kept["best"], bad=kept["bad"])
         if (scale := state["meta"].get("loss_scale")) is not None:
             self._loss_scale = replace(self._loss_scale, **scale)
         return state["step"], state["meta"]["applied"]
@@ -320,6 +324,7 @@ class Trainer:
         began = time.perf_counter()
         with self._telemetry.doing("evaluating"):
             loss = validation.loss(engine, self._job.held_out)
+        self._measured = step, loss
         ends = self._patience.follow(loss)
         self._tell(metrics.Evaluation(step, "loss", loss))
         self._progress.note(f"step {step}: loss of held-out rows {loss:.4f}" + (", no better: the end" if ends else ""))
@@ -359,7 +364,8 @@ class Trainer:
 
     def _save(self, engine: Engine, step: int, *, required: bool) -> None:
         done = self._control.take() if self._control.saves else None
-        self._saver.begin(engine, step, checkpoint_meta(self._job, self._frozen, self._patience), done)
+        loss = self._measured[1] if self._measured[0] == step else None
+        self._saver.begin(engine, step, checkpoint_meta(self._job, self._frozen, self._patience, loss), done)
         if required:
             self._saver.settle(required=True)
         self._watchdog.alive(step)  # a save may take longer than it has patience

@@ -285,6 +285,9 @@ def _holds_what_was_planned(tmp_path, *changes):
     assert disk.source == f"free in {tmp_path}"  # the runs' folder was not there yet
 
 
+BEST = ("data.val_size=0.3", "train.eval_steps=1", "save.save_steps=1", "save.load_best_model_at_end=true")
+
+
 @pytest.mark.parametrize(
     ("overrides", "written", "counted"),
     [
@@ -293,6 +296,8 @@ def _holds_what_was_planned(tmp_path, *changes):
         (["save.save_steps=3"], 2, 2),
         (["save.save_steps=1", "save.save_total_limit=1"], 4, 2),
         (["save.save_steps=1", "save.save_total_limit=9"], 4, 4),
+        ([*BEST, "save.save_total_limit=1"], 4, 3),
+        ([*BEST, "save.save_total_limit=2"], 4, 3),
         (["save.save_steps=1", "train.max_steps=1000"], 1000, 1000),
     ],
 )

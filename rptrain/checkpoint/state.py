@@ -146,11 +146,16 @@ def latest(checkpoints_dir: Path) -> Path | None:
     return complete[-1] if complete else None
 
 
-def prune(checkpoints_dir: Path, keep: int | None) -> None:
-    """Deletes all but the newest `keep` checkpoints (None: all stay), and what a killed save left behind."""
+def prune(checkpoints_dir: Path, keep: int | None, best: Path | None = None) -> None:
+    """Deletes all but the newest `keep` checkpoints (None: all stay), and what a killed save left behind.
+
+    `best` is one of those that stay, beside the newest.
+    """
     assert keep is None or keep >= 1
     complete = complete_checkpoints(Path(checkpoints_dir))
     stays = complete if keep is None else complete[-keep:]
+    if best is not None and best not in stays:
+        stays = [best, *stays[-max(len(stays) - 1, 1) :]]
     for path in list(Path(checkpoints_dir).glob("checkpoint-*")):
         if path in stays:
             continue

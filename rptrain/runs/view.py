@@ -289,6 +289,9 @@ class RunView:
         self._first_step = step
         self._say(record, f"resumed from {record['path']}, step {step}")
 
+    def _on_best_loaded(self, record: Mapping[str, Any]) -> None:
+        self._say(record, f"the model is that after {record['step']} steps, with the lowest loss of held-out rows")
+
     def _on_save_failed(self, record: Mapping[str, Any]) -> None:
         self._say(record, f"step {record['step']}: could not be saved: {record['message']}", "error")
 
