@@ -37,7 +37,7 @@ def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     def taken(*arguments: object, **named: object) -> None:
         raise AssertionError("memory was taken for a run that cannot be")
 
-    monkeypatch.setattr("rptrain.trainer.ModelStore", taken)
+    monkeypatch.setattr("rptrain.opening.ModelStore", taken)
 
 
 @pytest.fixture

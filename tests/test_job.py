@@ -69,7 +69,7 @@ def small(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tools.write_model(tmp_path / "model")
     tools.write_config(tmp_path)
-    monkeypatch.setattr("rptrain.trainer.ModelStore", taken)
+    monkeypatch.setattr("rptrain.opening.ModelStore", taken)
 
 
 @pytest.mark.parametrize("kind", [(), ("train.micro_batch_size=auto", "engine.round_size=auto")])

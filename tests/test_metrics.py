@@ -41,6 +41,7 @@ EVENTS = [
     metrics.Stalled(2, 600.0, "stalled-2.txt", {"optimizer": "grad 3, number 2"}, time=7.45),
     metrics.CheckpointDamaged("checkpoints/checkpoint-4", "it differs", time=7.5),
     metrics.Resumed(2, "checkpoints/checkpoint-2", time=8.0),
+    metrics.BestLoaded(2, "checkpoints/checkpoint-2", 0.75, time=8.5),
     metrics.Failed("device cuda:0, stage 2: out of memory", time=9.0),
     metrics.Finished(2, time=10.0),
 ]
@@ -96,6 +97,7 @@ def test_the_fields_of_schema_1():
         "continued": ["step"],
         "stopped": ["step", "by"],
         "resumed": ["step", "path"],
+        "best_loaded": ["step", "path", "loss"],
         "finished": ["step"],
         "failed": ["message"],
     }

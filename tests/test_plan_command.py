@@ -275,7 +275,7 @@ def test_training_gives_the_same_advice_before_anything_is_loaded(tmp_path, monk
     def taken(*arguments: object, **named: object) -> None:
         raise AssertionError("memory was taken for a run that cannot be")
 
-    monkeypatch.setattr("rptrain.trainer.ModelStore", taken)
+    monkeypatch.setattr("rptrain.opening.ModelStore", taken)
     low = "engine.host_limit=10000"
     result = tools.invoke("--config", "run.toml", low)
     first, *rest = result.stderr.splitlines()

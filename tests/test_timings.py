@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import rptrain.opening
 import rptrain.trainer
 from rptrain import memory_plan, metrics
 from rptrain.config_source import resolve
@@ -141,13 +142,13 @@ def check_same(run: RunDir, expected: RunDir) -> None:
 def metered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each engine that a run opens, whether it measures."""
     opened: list[bool] = []
-    engine = rptrain.trainer.Engine
+    engine = rptrain.opening.Engine
 
     def noted(*arguments, **named):
         opened.append(named["meter"] is not None)
         return engine(*arguments, **named)
 
-    monkeypatch.setattr(rptrain.trainer, "Engine", noted)
+    monkeypatch.setattr(rptrain.opening, "Engine", noted)
     return opened
 
 

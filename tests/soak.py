@@ -1,0 +1,42 @@
+"""Whether memory grows: the bundled example again and again in one process, with saves.
+
+    python -m tests.soak 180    # seconds; a line a run, and exit code 1 where memory grew by more than 1 %
+"""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from rptrain.config_source import resolve
+from rptrain.trainer import train
+
+CONFIG = Path(__file__).resolve().parent.parent / "rptrain.toml"
+STEPS, EVERY = 100, 10  # of a run, and between two saves
+WARM = 3  # runs after which memory is to stay as it is
+MOST = 0.01
+
+
+def run(folder: str) -> int:
+    """Trains; the bytes that the process takes afterwards."""
+    overrides = [f"train.max_steps={STEPS}", f"save.save_steps={EVERY}", "eval.questions=0", "save.resume=never"]
+    train(resolve(CONFIG, [*overrides, "engine.devices=cpu:2", f"save.output_dir={folder}"]), quiet=True)
+    return psutil.Process().memory_info().rss
+
+
+def main(seconds: float) -> int:
+    began, taken = time.monotonic(), []
+    while time.monotonic() - began < seconds or len(taken) < WARM + 2:
+        with tempfile.TemporaryDirectory() as folder:
+            taken.append(run(folder))
+        print(f"{time.monotonic() - began:7.1f} s  run {len(taken)}: {taken[-1] / 2**20:.1f} MiB", flush=True)
+    after = taken[WARM:]
+    grown = max(after) / after[0] - 1
+    print(f"{len(after)} runs of {STEPS} steps with {STEPS // EVERY} saves each: at most {grown:+.2%} since the first")
+    return int(grown > MOST)
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1])))
