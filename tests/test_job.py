@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from rptrain import metrics
 from rptrain.config_source import resolve
 from rptrain.errors import UserError
 from rptrain.job import prepare_job
 from rptrain.memory_plan import Place, going_on, plan_run
+from rptrain.rundir import RunDir
 
 from . import run_tools as tools
 
@@ -92,3 +94,31 @@ def test_a_disk_too_small_is_found_by_both_before_anything_is_loaded(small, monk
     assert "of disk space for checkpoints and the exported model, but 64.00 MiB is free in " in said
     usage.free = 80 << 20
     assert exit_codes() == (0, 130)
+
+
+def test_a_run_that_was_cut_off_waits_for_memory_that_shrank(tmp_path, monkeypatch):
+    """Refused before anything is loaded, with the run as it was; with the memory back it comes to the same numbers."""
+    tools.write_model(tmp_path / "model")
+    expected = tools.state(tools.train_here(tmp_path, "log.run_name=whole"))
+    write = metrics.EventLog.write
+
+    def fails(log: metrics.EventLog, event: metrics.Event) -> None:
+        if isinstance(event, metrics.Step) and event.step == 5:
+            raise OSError("planted")
+        write(log, event)
+
+    often = "save.save_steps=2"
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="planted"):
+        patch.setattr(metrics.EventLog, "write", fails)
+        tools.train_here(tmp_path, often)
+    run = RunDir(tmp_path / "runs/run")
+    before = run.events_path.read_bytes(), run.checkpoints()
+    with monkeypatch.context() as patch:
+        patch.setattr("rptrain.devices.available_bytes", lambda: 1 << 20)
+        patch.setattr("rptrain.opening.ModelStore", None)
+        for name in ("run", "another"):
+            with pytest.raises(UserError, match=r"of host memory for .*, but .* is free"):
+                tools.train_here(tmp_path, often, f"log.run_name={name}")
+    assert (run.events_path.read_bytes(), run.checkpoints()) == before and not (tmp_path / "runs/another").exists()
+    again = tools.train_here(tmp_path, often)
+    assert [event.step for event in tools.events(again, metrics.Resumed)] == [4] and tools.state(again) == expected
