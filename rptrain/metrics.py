@@ -186,6 +186,14 @@ class Stalled(Event):
 
 
 @dataclass(frozen=True)
+class MemoryLow(Event):
+    """Of the host memory that the trainer takes or may still take, in bytes, little is left. Once a process."""
+
+    taken: int
+    free: int
+
+
+@dataclass(frozen=True)
 class Resumed(Event):
     """Training goes on after `step`; records of later steps that stand before this one are void."""
 
@@ -238,6 +246,7 @@ EVENTS: dict[str, type[Event]] = {
     "stopped": Stopped,
     "stalled": Stalled,
     "checkpoint_damaged": CheckpointDamaged,
+    "memory_low": MemoryLow,
     "resumed": Resumed,
     "best_loaded": BestLoaded,
     "finished": Finished,

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -15,8 +15,10 @@ from rptrain.engine.activity import Activity, LaneState
 from rptrain.engine.engine import Engine
 from rptrain.engine.memory import available_bytes
 from rptrain.gpu_status import Driver, GpuStatus
+from rptrain.metrics import Event, MemoryLow
 from rptrain.runs.lanes import FILE, OLD_FILE, Lane, OptimizerState, Phase, Snapshot
 
+LOW = 0.05  # share of what the process has or may have: less free memory is told
 PAUSE = 0.25  # seconds between two records
 FULL = 8 << 20  # bytes of a file: some hours of one GPU
 NOTHING = GpuStatus(None, None, None)
@@ -26,12 +28,13 @@ class Telemetry:
     """Writes a record every PAUSE seconds, of what the trainer says it does and of the engine that it watches.
 
     Context manager: owns the thread and the file. It reads what threads note anyway and holds up none of them. A disk
-    that is full costs records, not the run.
+    that is full costs records, not the run. `tell` is called with records, from the thread.
     """
 
-    def __init__(self, folder: Path, devices: Sequence[str]) -> None:
+    def __init__(self, folder: Path, devices: Sequence[str], tell: Callable[[Event], None]) -> None:
         self.phase: Phase = "loading"
-        self._path, self._devices = folder / FILE, devices
+        self._path, self._devices, self._tell = folder / FILE, devices, tell
+        self._told = False  # that little memory is left
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
         self._driver = Driver()
         self._gpus = [self._handle(name) for name in devices]
@@ -82,7 +85,9 @@ class Telemetry:
     def _main(self) -> None:
         while True:
             with suppress(OSError):
-                self._write(self._look())
+                snapshot = self._look()
+                self._write(snapshot)
+                self._warn(snapshot)
             if self._stop.wait(PAUSE):
                 return
 
@@ -131,6 +136,11 @@ class Telemetry:
             full, self._file = self._file, open(self._path, "ab", buffering=0)  # noqa: SIM115
             full.close()
         self._file.write(snapshot.to_line().encode() + b"\n")
+
+    def _warn(self, snapshot: Snapshot) -> None:
+        if not self._told and snapshot.free < LOW * (snapshot.process + snapshot.free):
+            self._told = True
+            self._tell(MemoryLow(snapshot.process, snapshot.free))
 
     def _handle(self, device: str) -> Any | None:
         if not device.startswith("cuda"):

@@ -1,6 +1,7 @@
 """What a trainer tells: records with a line for a person, and the times of slots."""
 
 from rptrain import metrics
+from rptrain.devices import readable
 from rptrain.engine.trace import Span
 from rptrain.plan.schedule import Slot
 
@@ -18,6 +19,8 @@ def tell(log: metrics.EventLog, progress: metrics.Progress, event: metrics.Event
         case metrics.StepSkipped(rows=(_, *_)):
             rows = ", ".join(map(str, event.rows[:ROWS])) + (" …" if len(event.rows) > ROWS else "")
             progress.note(f"step {event.step} was skipped: in rows {rows} of the data the loss is no number")
+        case metrics.MemoryLow():
+            progress.note(f"only {readable(event.free)} of host memory are left: the system may end the run")
         case metrics.BestLoaded():
             progress.note(
                 f"the model is that after {event.step} steps, with the lowest held-out loss, {event.loss:.4f}"

@@ -70,7 +70,7 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
         log = stack.enter_context(metrics.EventLog(run.events_path))
         log.listen(trackers.open_trackers(job.config, run, stack))
         progress = stack.enter_context(metrics.Progress(job.total_steps, quiet=quiet))
-        telemetry = stack.enter_context(Telemetry(run.path, job.devices))
+        telemetry = stack.enter_context(Telemetry(run.path, job.devices, partial(tell, log, progress)))
         store = stack.enter_context(open_store(job))
         saver = stack.enter_context(Saver(run, store.units, job.config.save, partial(tell, log, progress)))
         control = Control(run.control_path, progress.note)

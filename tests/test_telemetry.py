@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rptrain import telemetry, validation
@@ -49,7 +50,7 @@ def test_what_was_done_since_the_last_record(tmp_path, quick):
     engine = FakeEngine(
         activity(1.0, 100, Pass(4, SLOT, 2)), activity(1.5, 150, None), activity(1.5, 150, None, "inputs")
     )
-    with Telemetry(tmp_path, ("cpu:0",)) as kept:
+    with Telemetry(tmp_path, ("cpu:0",), print) as kept:
         with kept.watching(engine, 10):  # type: ignore[arg-type]
             tools.wait_for(lambda: len([shot for shot in snapshots(tmp_path) if shot.lanes]) > 3)
         with kept.doing("saving"):
@@ -65,7 +66,7 @@ def test_what_was_done_since_the_last_record(tmp_path, quick):
 
 def test_the_files_stay_small(tmp_path, quick, monkeypatch):
     monkeypatch.setattr(telemetry, "FULL", 1000)
-    with Telemetry(tmp_path, ()):
+    with Telemetry(tmp_path, (), print):
         tools.wait_for(lambda: (tmp_path / OLD_FILE).exists())
         first = snapshots(tmp_path, OLD_FILE)[0]
         tools.wait_for(lambda: snapshots(tmp_path, OLD_FILE)[0] != first)
@@ -85,7 +86,7 @@ def test_a_disk_that_is_full_costs_records_only(tmp_path, quick, monkeypatch):
 
     write = Telemetry._write
     monkeypatch.setattr(Telemetry, "_write", full)
-    with Telemetry(tmp_path, ()):
+    with Telemetry(tmp_path, (), print):
         tools.wait_for(lambda: len(calls) > 4)
     assert len(snapshots(tmp_path)) == len(calls) - 2
 
@@ -135,3 +136,14 @@ def test_pauses_and_evaluations_are_told(tmp_path, quick, monkeypatch):
     monkeypatch.setattr(Saver, "look", looks)
     tools.train_here(tmp_path, "data.val_size=0.3", "train.eval_steps=2", "train.max_steps=4")
     assert states == ["evaluating", "paused"] * 2
+
+
+def test_that_little_memory_is_left_is_told_once(tmp_path, quick, monkeypatch):
+    taken, free, told = psutil.Process().memory_info().rss, [1 << 40], []
+    monkeypatch.setattr(telemetry, "available_bytes", lambda: free[0])
+    with Telemetry(tmp_path, (), told.append):
+        for left, count in ((taken, 0), (taken // 25, 1), (taken, 1), (taken // 25, 1)):
+            free[0], before = left, len(snapshots(tmp_path))
+            tools.wait_for(lambda before=before: len(snapshots(tmp_path)) > before + 2)
+            assert len(told) == count
+    assert told[0].free == taken // 25 and told[0].taken >= taken // 2

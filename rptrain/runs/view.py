@@ -295,6 +295,9 @@ class RunView:
     def _on_save_failed(self, record: Mapping[str, Any]) -> None:
         self._say(record, f"step {record['step']}: could not be saved: {record['message']}", "error")
 
+    def _on_memory_low(self, record: Mapping[str, Any]) -> None:
+        self._say(record, f"only {record['free'] / 2**30:.2f} GiB of host memory are left", "warning")
+
     def _on_paused(self, record: Mapping[str, Any]) -> None:
         self._told = "paused"
         self._say(record, f"paused after step {record['step']}")
