@@ -50,14 +50,14 @@ class Telemetry:
     @contextmanager
     def watching(self, engine: Engine, done: int) -> Iterator[None]:
         """While the engine trains, which was opened after `done` steps."""
-        with self._looking:
-            self._watched, self._before = (engine, done), ()
-        try:
-            with self.doing("training"):
-                yield
-        finally:
+        with self.doing("training"):
             with self._looking:
-                self._watched = None
+                self._watched, self._before = (engine, done), ()
+            try:
+                yield
+            finally:
+                with self._looking:
+                    self._watched = None
 
     @contextmanager
     def doing(self, phase: Phase) -> Iterator[None]:
