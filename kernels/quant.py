@@ -200,6 +200,14 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
+def prepare(device: torch.device) -> None:
+    """Makes what `dequantize` keeps on a device. To be called outside of any pool of memory that graphs share: what they
+    use in passing is used again, and would be written over.
+    """
+    for fmt in (NF4, MXFP4):
+        _table(fmt.name, device)
+
+
 @functools.cache
 def _table(name: str, device: torch.device) -> Tensor:
     """float32 of each code."""

@@ -1,5 +1,6 @@
 """Checkpoints written beside training, one at a time."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from rptrain.job import Job
 from rptrain.metrics import CheckpointSaved, Event, SaveFailed
 from rptrain.rundir import RunDir
 from rptrain.validation import Patience
+
+log = logging.getLogger(__name__)
 
 
 class Abandoned(Exception):
@@ -87,14 +90,18 @@ class Saver:
                     self._units,
                     step=step,
                     meta=meta,
+                    order=snapshot.order,
                     release=snapshot.release,
                     proceed=self._proceed,
                 )
             measured = by_loss(self._run.checkpoints_path) if self._config.load_best_model_at_end else []
             best = measured[0][1] if measured else None
-            prune(self._run.checkpoints_path, self._config.save_total_limit, best)
             seconds = time.perf_counter() - began
             self._tell(CheckpointSaved(step, str(path), seconds, min(paused + snapshot.waited, seconds)))
+            try:
+                prune(self._run.checkpoints_path, self._config.save_total_limit, best)
+            except OSError as error:
+                log.warning("an old checkpoint could not be removed: %s", error)
         finally:
             if done is not None:
                 done()

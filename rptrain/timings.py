@@ -49,10 +49,13 @@ class Timings:
     measured: Measured
 
     def save(self, folder: Path) -> None:
-        """Replaces the file as a whole, so that it is never half there."""
+        """Replaces the file as a whole, so that it is never half there; a warning where it cannot be written."""
         aside = (folder / FILE).with_suffix(".part")
-        aside.write_bytes(TypeAdapter(Timings).dump_json(self, indent=2))
-        aside.replace(folder / FILE)
+        try:
+            aside.write_bytes(TypeAdapter(Timings).dump_json(self, indent=2))
+            aside.replace(folder / FILE)
+        except OSError as error:
+            log.warning("%s cannot be written (%s): a resumed run will measure again", folder / FILE, error.strerror)
 
 
 def load(folder: Path, conditions: Conditions) -> Measured | None:

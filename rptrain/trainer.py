@@ -143,8 +143,11 @@ class Trainer:
         done, applied = self._load(checkpoint)
         if done == 0:
             self._evaluate(0)
-        with self._control.signals():
-            self._train(done, applied)
+        if self._patience.over:  # it was stopped early, and ended before its model was written
+            self._total = done
+        else:
+            with self._control.signals():
+                self._train(done, applied)
         if job.config.save.load_best_model_at_end:
             with self._telemetry.doing("loading"):
                 load_best(self._run, self._store.units, self._total, self._tell)
@@ -172,7 +175,7 @@ class Trainer:
                 self._telemetry.watching(engine, done),
             ):
                 self._loop(engine, range(done, rest))
-                if self._total == rest:
+                if self._total <= rest:  # it was stopped early
                     return
                 if not self._replan(engine):
                     self._loop(engine, range(rest, total))
@@ -323,7 +326,7 @@ class Trainer:
         assert self._job.held_out is not None
         began = time.perf_counter()
         with self._telemetry.doing("evaluating"):
-            loss = validation.loss(engine, self._job.held_out)
+            loss = validation.loss(engine, self._job.held_out, partial(self._watchdog.alive, step))
         self._measured = step, loss
         ends = self._patience.follow(loss)
         self._tell(metrics.Evaluation(step, "loss", loss))

@@ -1,5 +1,7 @@
 """Rows that are not trained on, their loss at intervals, and the end of a run that no longer gets better."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -49,9 +51,12 @@ def select(rows: Rows, chosen: np.ndarray) -> Rows:
     )
 
 
-def loss(engine: Engine, batches: Batches) -> float:
-    """The mean over all supervised tokens of the rows, with the newest weights."""
-    total = sum(engine.evaluate(batches.batch(step)) for step in range(batches.steps_per_epoch))
+def loss(engine: Engine, batches: Batches, alive: Callable[[], None]) -> float:
+    """The mean over all supervised tokens of the rows, with the newest weights; `alive` is called after each batch."""
+    total = 0.0
+    for step in range(batches.steps_per_epoch):
+        total += engine.evaluate(batches.batch(step))
+        alive()
     return total / max(int(batches.rows.supervised.sum()), 1)
 
 
@@ -64,9 +69,14 @@ class Patience:
     bad: int = 0
 
     def follow(self, loss: float) -> bool:
-        """Whether the run is to end."""
-        if self.best is None or loss < self.best:
+        """Whether the run is to end. A loss that is no number is never the best."""
+        if math.isfinite(loss) and (self.best is None or loss < self.best):
             self.best, self.bad = loss, 0
         else:
             self.bad += 1
+        return self.over
+
+    @property
+    def over(self) -> bool:
+        """Whether it has run out."""
         return self.most is not None and self.bad >= self.most

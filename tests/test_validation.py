@@ -72,6 +72,8 @@ def test_a_run_that_gets_no_better_ends(folder):
 def test_patience_counts_from_the_best():
     patience = Patience(2)
     assert [patience.follow(loss) for loss in (3.0, 2.0, 2.5, 1.5, 1.5, 1.6)] == [False] * 5 + [True]
+    patience = Patience(2)
+    assert [patience.follow(loss) for loss in (float("nan"), 3.0, 2.0, float("inf"), 1.0)] == [False] * 5
     assert not any(Patience(None).follow(loss) for loss in (1.0, 2.0, 3.0))
 
 
@@ -86,3 +88,23 @@ def test_patience_counts_from_the_best():
 def test_what_does_not_go_together(folder, overrides, message):
     with pytest.raises(UserError, match=message):
         tools.write_config(folder, *overrides)
+
+
+def test_a_run_that_is_stopped_within_the_measured_steps_ends_there(folder):
+    settings = ("data.val_size=0.3", "train.eval_steps=1", "train.early_stopping_patience=1", "train.max_steps=12")
+    run = tools.train_here(folder, *settings, "optim.learning_rate=1.0", "optim.warmup_steps=0", "optim.update=sync")
+    steps = [event.step for event in tools.events(run, metrics.Step)]
+    last = max(losses(run))
+    assert last <= 3 and steps == list(range(1, last + 1)) and run.finished
+
+
+def test_a_run_that_was_stopped_early_does_not_train_on_when_it_is_resumed(folder):
+    settings = ("data.val_size=0.3", "train.eval_steps=1", "train.early_stopping_patience=1", "train.max_steps=12")
+    rest = ("optim.learning_rate=1.0", "optim.warmup_steps=0", "optim.update=sync", "engine.replan=false")
+    run = tools.train_here(folder, *settings, *rest)
+    lines = run.events_path.read_text().splitlines(keepends=True)
+    run.events_path.write_text("".join(lines[:-1]))
+    before, model = max(losses(run)), tools.state(run)["model.safetensors"]
+    again = tools.train_here(folder, *settings, *rest)
+    assert again.path == run.path and max(event.step for event in tools.events(again, metrics.Step)) == before
+    assert again.finished and tools.state(again)["model.safetensors"] == model

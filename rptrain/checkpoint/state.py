@@ -61,10 +61,12 @@ def save_state(
     *,
     step: int,
     meta: Mapping[str, Any],
+    order: Sequence[int] = (),
     release: Callable[[int], None] = lambda unit: None,
     proceed: Callable[[], None] = lambda: None,
 ) -> Path:
     """Writes `checkpoint-<step>` and returns it; a unit must not change before `release` was called with its number.
+    Those of `order` are written in this order.
 
     `meta` is anything in JSON that `load_state` is to give back. `meta["model_dir"]` is the directory of the
     base model, whose config, tokenizer and template are copied; `meta["chat_template"]` (Jinja text), where
@@ -75,6 +77,7 @@ def save_state(
     base = base_files(Path(meta["model_dir"]), meta.get("chat_template"))
     files = _files(units)
     numbers = {unit_file(index, state.unit): index for index, state in enumerate(units)}
+    places = {unit: place for place, unit in enumerate(order)}
     layouts = {name: _layout(_tensors(state)) for name, state in files.items()}
     needed = sum(tensor.nbytes for state in files.values() for tensor in _tensors(state).values())
 
@@ -92,7 +95,7 @@ def save_state(
             release(numbers[name])
 
         with ThreadPoolExecutor(THREADS) as pool:  # no more: torch's own threads are left to training
-            for _ in pool.map(write, files):
+            for _ in pool.map(write, sorted(files, key=lambda name: places.get(numbers[name], 0))):
                 pass
         for name, content in base.items():
             aside.write(f"{BASE}/{name}", [content])

@@ -142,9 +142,7 @@ class Engine:
     def forward_backward(self, batch: Batch) -> PendingLoss:
         """Starts an iteration; the handle gives the loss, a float: the mean over the batch's supervised tokens."""
         self._check()
-        expected = (self.plan.micro_batches, self._tokens)
-        if tuple(batch.input_ids.shape) != expected:
-            raise ValueError(f"the batch is {tuple(batch.input_ids.shape)}, the plan is for {expected}")
+        self._check_size(batch)
         if self._next != self._steps:
             raise RuntimeError("forward_backward was called twice without step between")
         if self._next >= AHEAD:
@@ -188,6 +186,11 @@ class Engine:
 
         return Pending(result)
 
+    def _check_size(self, batch: Batch) -> None:
+        expected = (self.plan.micro_batches, self._tokens)
+        if tuple(batch.input_ids.shape) != expected:
+            raise ValueError(f"the batch is {tuple(batch.input_ids.shape)}, the plan is for {expected}")
+
     def synchronize(self) -> None:
         """Waits until every step was applied: `store` then holds W_T (and, in async, W_{T-1})."""
         if self._steps:
@@ -197,8 +200,12 @@ class Engine:
     def evaluate(self, batch: Batch) -> float:
         """The loss of a batch as large as a step's, summed over its supervised tokens, forward only.
 
-        With the newest weights, W_T, for which it waits. Training goes on as if it had not been.
+        With the newest weights, W_T, for which it waits. Training goes on as if it had not been. RuntimeError between
+        `forward_backward` and its `step`; ValueError for a batch of another size.
         """
+        if self._next != self._steps:
+            raise RuntimeError("evaluate: the step before it was not taken")
+        self._check_size(batch)
         self.synchronize()
         iteration = make_iteration(self._next, batch, accumulate_dtype(self.store.dtype), pin=self._cuda)
         number, workers = self._evaluations, [thread for thread in self._threads if isinstance(thread, Worker)]

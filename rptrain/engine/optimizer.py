@@ -81,9 +81,8 @@ class OptimizerWorker:
 
     def snapshot(self) -> Snapshot:
         """The state after the last step; to be called while no step is under way."""
-        spec = self._context.store.spec
-        units = spec.trained(range(len(spec.units)))
-        self._snapshot = Snapshot(self._context.board, self._snapshots, units, self.applied, self.loss_scale)
+        order = self._update_order()
+        self._snapshot = Snapshot(self._context.board, self._snapshots, order, self.applied, self.loss_scale)
         self._snapshots += 1
         return self._snapshot
 

@@ -13,14 +13,14 @@ from rptrain.engine.loss_scale import LossScale
 class Snapshot:
     """Units of the store stay as they are until `release`, which any thread may call; leaving it releases the rest.
 
-    `applied` and `loss_scale` are the engine's after the step. `number` counts snapshots: ("saved", unit) on the board
+    `order` is that in which they are updated, and so are best released. `applied` and `loss_scale` are the engine's after the step. `number` counts snapshots: ("saved", unit) on the board
     says which was the last that a unit was released of.
     """
 
     def __init__(self, board: Board, number: int, units: Iterable[int], applied: int, loss_scale: LossScale) -> None:
-        self.applied, self.loss_scale = applied, loss_scale
+        self.order, self.applied, self.loss_scale = tuple(units), applied, loss_scale
         self.waited = 0.0  # seconds that updates waited for units
-        self._board, self._number, self._held = board, number, set(units)
+        self._board, self._number, self._held = board, number, set(self.order)
         self._lock = threading.Lock()
 
     def release(self, unit: int) -> None:

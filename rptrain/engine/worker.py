@@ -23,6 +23,7 @@ from rptrain.engine.ring import Ring
 from rptrain.engine.stage_pass import StagePass
 from rptrain.engine.trace import Span, Work, computing, copying
 from rptrain.engine.transfer import Bound, Download, GradLayout, ParamLayout, Upload
+from rptrain.kernels.quant import prepare
 from rptrain.models.spec import ModelSpec
 from rptrain.plan.lower import Access
 from rptrain.plan.schedule import Slot
@@ -41,6 +42,8 @@ class Worker:
         self._spec = spec
         self._params = [device.empty(sizes.param_bytes, torch.uint8) for _ in range(2)]
         self._widened = device.empty(sizes.wide_numel, dtype)  # of the stage that is computed
+        if sizes.wide_numel:
+            prepare(device.torch_device)
         self._param_read: list[Event | None] = [None, None]
         self._sums = device.empty(sizes.grad_numel, wide)
         self._grads = device.empty(sizes.grad_numel, context.store.grad_dtype)

@@ -1,6 +1,7 @@
 """The runs of a folder, each in a line."""
 
 import os
+import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -8,6 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rptrain.metrics import EventLog
 from rptrain.runs.view import RunView, State
 
 if TYPE_CHECKING:
@@ -40,6 +42,13 @@ def summaries(folder: Path) -> list[Summary]:
     """The newest run first. A folder that is not there has none."""
     found = [summarise(RunView(file.parent, large=GLANCE)) for file in folder.glob("*/config.toml")]
     return sorted(found, key=lambda run: (-(run.began or 0.0), run.path))
+
+
+def delete(folder: Path) -> None:
+    """Removes a run with all that it holds. UserError where a process trains it, whatever its records say."""
+    if (events := folder / "events.jsonl").is_file():
+        EventLog(events).close()  # raises where another process holds it
+    shutil.rmtree(folder)
 
 
 def summarise(view: RunView) -> Summary:

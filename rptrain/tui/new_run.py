@@ -264,6 +264,7 @@ class NewRun(Screen[None]):
         except UserError as error:
             self.notify(str(error), severity="error")
             return
+        self._planned_text = ""  # the key may come twice
         self._shared.helper.close()  # its memory is the run's now
         self.post_message(OpenRun(launched.path, launched))
 

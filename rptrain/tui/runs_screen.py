@@ -1,7 +1,6 @@
 """Runs: past and present ones, with what can be done with each."""
 
 import asyncio
-import shutil
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,7 +14,7 @@ from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
 from rptrain.errors import UserError
-from rptrain.runs.listing import Summary
+from rptrain.runs.listing import Summary, delete
 from rptrain.runs.view import ENDED
 from rptrain.tui.closing import until_closed
 from rptrain.tui.confirm import Confirm
@@ -208,7 +207,9 @@ class Runs(Screen[None]):
         if not await self.app.push_screen_wait(Confirm(f"Delete {run.path.name}?", "Delete", detail)):
             return
         try:
-            await asyncio.to_thread(shutil.rmtree, run.path)
+            await asyncio.to_thread(delete, run.path)
+        except UserError as error:
+            self.notify(str(error), severity="error", markup=False)
         except OSError as error:
             self.notify(f"not all of it could be deleted: {error}", severity="error")
         self._show(await asyncio.to_thread(self._folder.look))

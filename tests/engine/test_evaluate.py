@@ -80,3 +80,17 @@ def test_a_failure_is_raised():
     *batches, other = plain.make_batches(2)
     with pytest.raises(EngineError, match="planted"):
         trained(batches, other, "N=2 M=4 MR=4", asynchronous=True, probe=probe)
+
+
+def test_it_is_for_between_steps_and_for_batches_of_a_step() -> None:
+    batches = plain.make_batches(1)
+    with runs.make_store(plain.CONFIG, torch.float32, asynchronous=True) as store:
+        tokens = batches[0].rows * batches[0].length
+        with runs.engine_of(store, "F0-2 FB3-4 B0-2 | N=2 M=4 MR=4", tokens=tokens) as engine:
+            engine.forward_backward(batches[0])
+            with pytest.raises(RuntimeError, match="the step before it"):
+                engine.evaluate(batches[0])
+            engine.step(1e-3)
+            with pytest.raises(ValueError, match="the plan is for"):
+                engine.evaluate(plain.make_batches(1, micro_batches=2)[0])
+            assert engine.evaluate(batches[0]) > 0

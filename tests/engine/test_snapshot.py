@@ -108,3 +108,28 @@ def test_a_failure_ends_the_wait_for_a_unit():
             armed.set()
             go_on(engine, batches[2:])
             engine.synchronize()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_units_are_written_in_the_order_of_their_updates(asynchronous, tmp_path, monkeypatch):
+    """Else the first update would wait for all of the save."""
+    monkeypatch.setattr("rptrain.checkpoint.state.THREADS", 1)
+    (tmp_path / "config.json").write_text("{}")
+    batches = plain.make_batches(1)
+    with runs.make_store(CFG, torch.float32, asynchronous=asynchronous) as store:
+        tokens = batches[0].rows * batches[0].length
+        with runs.engine_of(store, PLAN, tokens=tokens, asynchronous=asynchronous) as engine:
+            go_on(engine, batches)
+            snapshot, released = engine.snapshot(), []
+            with snapshot:
+                save_state(
+                    tmp_path,
+                    store.units,
+                    step=1,
+                    meta={"model_dir": str(tmp_path)},
+                    order=snapshot.order,
+                    release=released.append,
+                )
+    head, embedding = len(store.spec.units) - 1, 0
+    assert released == list(snapshot.order) and sorted(released) == list(range(len(store.spec.units)))
+    assert released.index(head) < released.index(1) if asynchronous else released[0] == embedding
