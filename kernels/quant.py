@@ -201,8 +201,9 @@ def _aligned(nbytes: int) -> int:
 
 
 def prepare(device: torch.device) -> None:
-    """Makes what `dequantize` keeps on a device. To be called outside of any pool of memory that graphs share: what they
-    use in passing is used again, and would be written over.
+    """Makes what `dequantize` keeps on a device: to be called outside of a pool of memory that graphs share.
+
+    What they use in passing would be written over.
     """
     for fmt in (NF4, MXFP4):
         _table(fmt.name, device)

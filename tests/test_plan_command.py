@@ -107,7 +107,7 @@ def test_a_small_machine_ends_with_2_and_advice():
 
 
 def test_without_a_plan_the_reason_is_shown():
-    result = run("--gpus", "8", "--host", "800GiB", "--vram", "5.7GiB")
+    result = run("--gpus", "8", "--host", "800GiB", "--vram", "5.5GiB")
     text = " ".join(result.stdout.split())
     assert result.exit_code == 2 and "No plan fits: --vram leaves" in text
     assert "- train.micro_batch_size = 2 fits and saves" in text
@@ -118,7 +118,7 @@ def test_without_a_plan_the_reason_is_shown():
     [
         (["--vram", "2GiB"], "--vram"),
         (["engine.vram_limit=2GiB"], "engine.vram_limit"),
-        (["train.micro_batch_size=64"], "RTX 4090"),
+        (["train.micro_batch_size=64", "data.max_length=4096"], "RTX 4090"),
     ],
 )
 def test_the_reason_names_what_sets_the_limit(arguments, source):

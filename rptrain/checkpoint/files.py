@@ -186,7 +186,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _compare(file: Path, entry: Mapping[str, Any], digest: str) -> None:
-    if digest != entry["sha256"]:
+    if digest != entry.get("sha256"):
         raise Damaged(f"{file} is damaged: its content is not what was saved (sha256 differs)")
 
 

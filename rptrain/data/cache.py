@@ -77,10 +77,10 @@ def load(folder: Path, key: str) -> tuple[Stream, Tally] | None:
     """What is kept under a key. None: nothing, or it was damaged, which a warning says."""
     path = folder / f"{key}.safetensors"
     try:
-        return _read(path)
+        return _read(path, key)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except Damaged as error:
+    except (Damaged, OSError, RecursionError) as error:
         log.warning("%s is damaged (%s): the data is tokenised again", path, error)
         return None
 
@@ -103,7 +103,13 @@ def store(folder: Path, key: str, documents: Iterable[Document], tally: Tally) -
                     arrays[name] = _entry(name, len(part), place, place + part.nbytes)
                     place += part.nbytes
                 file.flush()
-                facts = {"largest": builder.largest, "total": tally.total, "bad": tally.bad, "first": tally.first}
+                facts = {
+                    "largest": builder.largest,
+                    "total": tally.total,
+                    "bad": tally.bad,
+                    "first": tally.first,
+                    "key": key,
+                }
                 metadata = {"facts": json.dumps(facts)}
                 metadata["sha256"] = _hash(file.fileno(), place, arrays, metadata["facts"])
                 header = json.dumps({"__metadata__": metadata, **arrays}).encode().ljust(HEADER - 8)
@@ -116,14 +122,16 @@ def store(folder: Path, key: str, documents: Iterable[Document], tally: Tally) -
             finally:  # it is there still if it was not finished
                 with suppress(FileNotFoundError):
                     os.unlink(file.name)
-        return _read(path)[0]
+        return _read(path, key)[0]
     except OSError as error:
         raise UserError(
             f"{folder}: tokens cannot be kept there: {error.strerror or error}; make room, or set data.cache_dir"
         ) from error
 
 
-def _read(path: Path) -> tuple[Stream, Tally]:
+def _read(path: Path, key: str) -> tuple[Stream, Tally]:
+    if path.exists() and not path.is_file():
+        raise Damaged("it is no file")
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size - HEADER
         try:
@@ -138,6 +146,8 @@ def _read(path: Path) -> tuple[Stream, Tally]:
             raise Damaged(f"it has {size} bytes of arrays")
         if _hash(file.fileno(), size, header, metadata["facts"]) != metadata.get("sha256"):
             raise Damaged("its sha256 differs")
+    if facts.get("key") != key:
+        raise Damaged("it is of other data")
     data = np.memmap(path, np.uint8, "r", HEADER) if size else np.empty(0, np.uint8)
     arrays = (data[start:end].view(TOKENS[name]) for name, (start, end) in bounds.items())
     stream = Stream(*arrays, largest=facts["largest"], digest=metadata["sha256"])

@@ -107,6 +107,8 @@ def _csv_rows(path: Path) -> Rows:
         reader = csv.reader(file, strict=True)
         try:
             header = next(reader, [])
+            if twice := sorted({name for name in header if header.count(name) > 1}):
+                raise UserError(f"{path}: there is more than one column named {', '.join(twice)}: rename all but one")
             for fields in reader:
                 if len(fields) == len(header):
                     yield reader.line_num, dict(zip(header, fields, strict=True))
@@ -123,8 +125,8 @@ def _parquet_rows(path: Path) -> Rows:
     try:
         with ParquetFile(path) as file:
             yield from _batch_rows(file.iter_batches(ROWS_AT_ONCE))
-    except pyarrow.ArrowException as error:
-        raise UserError(f"{path}: not a Parquet file: {error}") from error
+    except (pyarrow.ArrowException, ValueError, OverflowError) as error:  # the last two: dates out of Python's range
+        raise UserError(f"{path}: not a Parquet file that can be read: {error}") from error
 
 
 def _arrow_rows(path: Path) -> Rows:
@@ -144,8 +146,8 @@ def _arrow_rows(path: Path) -> Rows:
                 batch.slice(start, ROWS_AT_ONCE) for batch in batches for start in range(0, len(batch), ROWS_AT_ONCE)
             )
             yield from _batch_rows(pieces)
-    except pyarrow.ArrowException as error:
-        raise UserError(f"{path}: not an Arrow file: {error}") from error
+    except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+        raise UserError(f"{path}: not an Arrow file that can be read: {error}") from error
 
 
 def _batch_rows(batches: Iterator[Any]) -> Rows:

@@ -51,8 +51,10 @@ def encode(
                 continue
             renderer = renderer or Renderer(tokenizer, load_template(tokenizer, chat_template))
             try:
-                rendered.append((example.line, *renderer.render(example, assistant_only_loss)))
-            except ValueError as error:
+                text, spans = renderer.render(example, assistant_only_loss)
+                text.encode()  # UnicodeEncodeError: half of a pair of surrogates, which no tokenizer takes
+                rendered.append((example.line, text, spans))
+            except (ValueError, RecursionError) as error:
                 tally.add(example.line, error)
         yield from _chats(rendered, tokenizer)
         yield from _texts(texts, tokenizer, assistant_only_loss)

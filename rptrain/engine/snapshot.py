@@ -13,8 +13,9 @@ from rptrain.engine.loss_scale import LossScale
 class Snapshot:
     """Units of the store stay as they are until `release`, which any thread may call; leaving it releases the rest.
 
-    `order` is that in which they are updated, and so are best released. `applied` and `loss_scale` are the engine's after the step. `number` counts snapshots: ("saved", unit) on the board
-    says which was the last that a unit was released of.
+    `order` is that in which they are updated, and so are best released. `applied` and `loss_scale` are the engine's
+    after the step. `number` counts snapshots: ("saved", unit) on the board says which was the last that a unit was
+    released of.
     """
 
     def __init__(self, board: Board, number: int, units: Iterable[int], applied: int, loss_scale: LossScale) -> None:

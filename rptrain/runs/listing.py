@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rptrain.metrics import EventLog
+from rptrain.runs.printable import printable
 from rptrain.runs.view import RunView, State
 
 if TYPE_CHECKING:
@@ -85,13 +86,14 @@ def folder_bytes(folder: Path) -> int:
 def show(runs: Iterable[Summary], console: "Console") -> None:
     """As a table."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
     for name in ("run", "state", "step", "loss", "began", "took", "size"):
         table.add_column(name, justify="right" if name in ("step", "loss", "took", "size") else "left", no_wrap=True)
     for run in runs:
         table.add_row(
-            run.path.name,
+            Text(printable(run.path.name)),
             run.state,
             f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step),
             "" if run.loss is None else f"{run.loss:.4f}",

@@ -21,12 +21,12 @@ class Steps:
     def append(self, record: Mapping[str, Any]) -> None:
         """A `step` record; what is null there is not a number here."""
         columns = self._columns
+        values = {name: nan if record[name] is None else float(record[name]) for name in columns}
         number = record["step"]
         if len(self) and number <= columns["step"][-1]:
             self.keep(number - 1)
         for name, column in columns.items():
-            value = record[name]
-            column.append(nan if value is None else value)
+            column.append(values[name])
 
     def keep(self, last: float) -> None:
         """Forgets the steps after `last`."""

@@ -117,8 +117,15 @@ class RunView:
 
     def take(self, record: Mapping[str, Any]) -> None:
         """A record of events.jsonl, as JSON has it; of those that are not known only the time is kept."""
+        try:
+            self._take(record)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            self._say({"time": self.last_event or 0.0}, "a record that cannot be read was passed over", "warning")
+
+    def _take(self, record: Mapping[str, Any]) -> None:
         kind = record.get("event")
-        self.last_event = record.get("time", self.last_event)
+        if isinstance(when := record.get("time"), int | float):
+            self.last_event = when
         if kind == "step":
             self.steps.append(record)
             self.tokens_per_step = record["tokens"]
@@ -326,7 +333,7 @@ def _records(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
         batch = wanted[start : start + BATCH]
         try:
             records = json.loads(b"[" + b",".join(batch) + b"]")
-        except ValueError:
+        except (ValueError, RecursionError):
             records = [record for line in batch for record in _parsed(line)]
         yield from (record for record in records if isinstance(record, dict))
 
@@ -334,5 +341,5 @@ def _records(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
 def _parsed(line: bytes) -> list[Any]:
     try:
         return [json.loads(line)]
-    except ValueError:
+    except (ValueError, RecursionError):
         return []

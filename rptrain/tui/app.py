@@ -90,7 +90,10 @@ class RptrainApp(App[None]):
             self.notify(f"it is not kept: {error}", severity="warning")
 
     def action_picture(self) -> None:
-        self.notify(f"saved {self.save_screenshot()}")
+        try:
+            self.notify(f"saved {self.save_screenshot()}", markup=False)
+        except OSError as error:
+            self.notify(f"it could not be saved: {error}", severity="error", markup=False)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         yield SystemCommand("New run", "Choose a model, data and settings (F2)", partial(self._later, "go('new')"))

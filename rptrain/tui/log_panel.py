@@ -10,6 +10,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from rptrain.runs.facts import LogLine
+from rptrain.runs.printable import printable
 
 PARTS = ("log", "output", "samples")
 MOST = 300  # lines
@@ -57,7 +58,7 @@ class LogPanel(Vertical):
 
     def show_output(self, text: str) -> None:
         if self._is_new("output", text):
-            self._set("output", Content(text))
+            self._set("output", Content(printable(text)))
 
     def show_samples(self, samples: Sequence[Mapping[str, Any]]) -> None:
         if self._is_new("samples", len(samples)):
@@ -87,8 +88,9 @@ class LogPanel(Vertical):
 
 def _line(line: LogLine) -> Content:
     when = datetime.fromtimestamp(line.time).strftime("%H:%M:%S")
-    return Content.assemble((f"{when}  ", "$muted"), (line.text, STYLES[line.kind]))
+    return Content.assemble((f"{when}  ", "$muted"), (printable(line.text), STYLES[line.kind]))
 
 
 def _sample(sample: Mapping[str, Any]) -> Content:
-    return Content.assemble((f"step {sample['step']:,}  {sample['prompt']}", "$muted"), (f"  {sample['text']}", "bold"))
+    prompt, text = printable(sample["prompt"]), printable(sample["text"])
+    return Content.assemble((f"step {sample['step']:,}  {prompt}", "$muted"), (f"  {text}", "bold"))

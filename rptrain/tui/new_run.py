@@ -246,7 +246,7 @@ class NewRun(Screen[None]):
         try:
             self._draft.save()
         except UserError as error:
-            self.notify(str(error), severity="error")
+            self.notify(str(error), severity="error", markup=False)
             return
         self.query_one(TopBar).tell(str(self._draft.path))
         self.notify(f"saved to {self._draft.path}")
@@ -262,7 +262,7 @@ class NewRun(Screen[None]):
             config = self._draft.resolved().config
             launched = self._shared.start(self._draft.path, config.save.output_dir, config.log.run_name or "run")
         except UserError as error:
-            self.notify(str(error), severity="error")
+            self.notify(str(error), severity="error", markup=False)
             return
         self._planned_text = ""  # the key may come twice
         self._shared.helper.close()  # its memory is the run's now
@@ -290,7 +290,7 @@ class NewRun(Screen[None]):
                 draft.put(field, taken.shown(field))
             draft.put("save.resume", "")
         except (OSError, UserError) as error:
-            self.notify(str(error), severity="error")
+            self.notify(str(error), severity="error", markup=False)
             return
         self._by_hand = set()
         self.query_one(Form).show(draft)

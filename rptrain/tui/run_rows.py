@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from textual.content import Content
 
 from rptrain.runs.listing import Summary
+from rptrain.runs.printable import printable
 from rptrain.tui.run_head import state_text
 from rptrain.tui.words import ago, duration, loss, size
 
@@ -33,7 +34,7 @@ def row(run: Summary, width: int, mark: str) -> Content:
     """`mark` is the colour of the run's curve where it is compared."""
     name, columns = _layout(width)
     cells = dict(_cells(run))
-    shown = run.path.name if len(run.path.name) < name else f"{run.path.name[: name - 2]}…"
+    shown = printable(run.path.name if len(run.path.name) < name else f"{run.path.name[: name - 2]}…")
     return Content.assemble(
         ("━ " if mark else "  ", mark),
         (f"{shown:<{name}}", "bold"),

@@ -254,7 +254,7 @@ class RunScreen(Screen[None]):
             control.ask(self.path, command)
             self.notify(told)
         except UserError as error:
-            self.notify(str(error), severity="error")
+            self.notify(str(error), severity="error", markup=False)
         self._show()
 
     def action_resume(self) -> None:
@@ -262,7 +262,7 @@ class RunScreen(Screen[None]):
             self._launched = self._shared.resume(self.path)
             self.notify("the trainer starts")
         except UserError as error:
-            self.notify(str(error), severity="error")
+            self.notify(str(error), severity="error", markup=False)
 
     @work
     @until_closed

@@ -190,7 +190,7 @@ class Runs(Screen[None]):
         try:
             launched = self._shared.resume(run.path)
         except UserError as error:
-            self.notify(str(error), severity="error")
+            self.notify(str(error), severity="error", markup=False)
             return
         self.post_message(OpenRun(run.path, launched))
 

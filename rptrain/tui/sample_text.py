@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from textual.content import Content
 
+from rptrain.runs.printable import printable
 from rptrain.tui.heavy import Preview, Sample
 
 MOST = 1200  # characters of a sample
@@ -25,9 +26,10 @@ def _lines(preview: Preview) -> Iterator[Content]:
 def _sample(sample: Sample) -> Content:
     parts: list[tuple[str, str]] = []
     end = 0
+    shown = printable(sample.text)
     for start, stop in sample.spans:
-        parts += [(sample.text[end:start], "$muted"), (sample.text[start:stop], "bold $success")]
+        parts += [(shown[end:start], "$muted"), (shown[start:stop], "bold $success")]
         end = stop
-    parts.append((sample.text[end:], "$muted"))
+    parts.append((shown[end:], "$muted"))
     whole = Content.assemble(*parts)
     return whole[:MOST] + Content("…") if len(sample.text) > MOST else whole.rstrip("\n")

@@ -200,3 +200,14 @@ def test_nowhere_to_keep_tokens(folder, tokenizer):
     (folder / "kept").write_text("a file")
     with pytest.raises(UserError, match=r"kept: tokens cannot be kept there: .* set data.cache_dir"):
         go(folder, tokenizer)
+
+
+def test_another_files_tokens_under_its_name_are_not_taken(folder, tokenizer, reads, caplog):
+    ids = tokens_of(go(folder, tokenizer))
+    (kept,) = (folder / "kept").glob("*.safetensors")
+    (folder / "rows.jsonl").write_text("\n".join(row(number) for number in range(150, 300)) + "\n")
+    kept.rename(folder / "first")
+    others = tokens_of(go(folder, tokenizer))
+    (other,) = (folder / "kept").glob("*.safetensors")
+    (folder / "first").replace(other)
+    assert tokens_of(go(folder, tokenizer)) == others != ids and "of other data" in caplog.text

@@ -3,6 +3,11 @@
 import json
 from pathlib import Path
 
+import pytest
+from rich.console import Console
+
+from rptrain.errors import UserError
+from rptrain.metrics import EventLog
 from rptrain.runs import listing
 from rptrain.runs.listing import folder_bytes, summaries
 
@@ -52,3 +57,21 @@ def test_the_size_of_a_folder(tmp_path):
     (tmp_path / "y").write_bytes(b"123")
     (tmp_path / "link").symlink_to("/")
     assert folder_bytes(tmp_path) == 8 + len("/")
+
+
+def test_a_run_that_a_process_trains_is_not_deleted(tmp_path):
+    """Whatever its records say: they may have been read in part."""
+    folder = make(tmp_path, "live", START, process(), step(1))
+    with EventLog(folder / "events.jsonl"), pytest.raises(UserError, match="another process trains this run"):
+        listing.delete(folder)
+    assert (folder / "events.jsonl").is_file()
+    listing.delete(folder)
+    assert not folder.exists()
+
+
+def test_names_are_shown_without_what_a_terminal_obeys(tmp_path):
+    make(tmp_path, "a\x1b]0;title\x07[bold]b", START, process(), step(1))
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    listing.show(summaries(tmp_path), console)
+    shown = console.export_text()
+    assert "\x1b" not in shown and "\x07" not in shown and "␛]0;title␇[bold]b" in shown

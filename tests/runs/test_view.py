@@ -217,3 +217,28 @@ def test_peaks_stay_in_what_is_plotted(tmp_path):
     assert 90 <= len(steps) <= 100 and steps == sorted(set(steps))
     assert {50.0, -50.0} <= set(values) and nan not in values
     assert steps[values.index(50.0)] == 1235
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"event": "step", "time": 1.0},
+        {**step(2), "step": "two"},
+        {**step(2), "loss": "low"},
+        {**step(2), "time": "late"},
+        {"event": "run_started", "time": 1.0},
+        {"event": "process_started", "time": None},
+    ],
+    ids=str,
+)
+def test_records_that_do_not_fit_are_passed_over(tmp_path, record):
+    write(tmp_path, START, process(), step(1), record, step(3))
+    view = RunView(tmp_path)
+    assert view.step == 3 and view.state == "training"
+
+
+def test_deep_lines_are_passed_over(tmp_path):
+    write(tmp_path, START, process(), step(1))
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write("[" * 100_000 + "\n")
+    assert RunView(tmp_path).step == 1
