@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from textual.events import Key
 from textual.widgets import Button, Input, OptionList
 
 from rptrain.errors import UserError
@@ -130,6 +131,18 @@ async def test_start_saves_begins_a_process_and_shows_it(
         await until(pilot, lambda: "could not begin" in screen_text(pilot.app))
         assert 'said: 1 --config rptrain.toml save.resume=never log.run_name="tiny-tasks"' in screen_text(pilot.app)
         assert helper.closed == 1 and (tmp_path / "rptrain.toml").exists()
+
+
+@driven
+async def test_a_key_that_repeats_starts_one_trainer(make: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", "echo begun >> begun", "trainer"))
+    async with make().run_test(size=(120, 36)) as pilot:
+        await ready(pilot)
+        for _ in range(2):
+            pilot.app.post_message(Key("ctrl+r", None))
+        await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
+        await until(pilot, lambda: "could not begin" in screen_text(pilot.app))
+    assert (tmp_path / "begun").read_text() == "begun\n"
 
 
 @driven
