@@ -163,7 +163,7 @@ class RunScreen(Screen[None]):
 
     def _show(self) -> None:
         view = self._view if self._replay is None else self._replay.view
-        if view is None or not self.is_mounted:
+        if view is None or not self.query(RunHead):  # its parts are not there yet, or not any more
             return
         state = self.state
         self.query_one(RunHead).show(view, state, self._note())

@@ -61,7 +61,7 @@ def test_a_device_that_computes():
     assert lane.computing and lane.waiting is None and lane.current.iteration == 0
     assert second.lanes[0].busy["F"] - lane.busy["F"] > 0.9 * PAUSE, "what is not over counts up to now"
     assert lane.busy["B"] == 0
-    other = first.lanes[1]
+    other = second.lanes[1]
     assert not other.computing and other.waiting in ("activations", "inputs")
     assert first.optimizer.startswith("gradient of") and first.queue == 2 and first.update_seconds is None
     assert after.queue == 0 and after.update_seconds > 0
