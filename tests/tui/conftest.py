@@ -130,7 +130,7 @@ def driven(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None
 
 async def until(pilot: Pilot[Any], holds: Callable[[], bool], what: str = "") -> None:
     """Waits for what workers bring about."""
-    for _ in range(400):
+    for _ in range(1500):  # half a minute: a busy machine
         if holds():
             return
         await pilot.pause(0.02)
