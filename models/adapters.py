@@ -25,8 +25,26 @@ class Passed(NamedTuple):
     norms: Tensor | None  # kernels/dora.py
 
 
+class Factors:
+    """The names of the parameters that the adapters of a product `name` have."""
+
+    name: str
+
+    @property
+    def params(self) -> tuple[str, ...]:
+        return self.a, self.b
+
+    @property
+    def a(self) -> str:
+        return f"{self.name}_lora_A"
+
+    @property
+    def b(self) -> str:
+        return f"{self.name}_lora_B"
+
+
 @dataclass(frozen=True)
-class Adapters:
+class Adapters(Factors):
     """Those of the product `name` [outputs, inputs] (Hu et al. 2021, arXiv 2106.09685), one for each of some parts.
 
     Their parameters: {name}_lora_A [R, inputs], R = rank x parts, and {name}_lora_B [the parts' widths, rank]; with
@@ -89,16 +107,7 @@ class Adapters:
 
     @property
     def params(self) -> tuple[str, ...]:
-        """The names of their parameters."""
         return (self.a, self.b, self.magnitude) if self.dora else (self.a, self.b)
-
-    @property
-    def a(self) -> str:
-        return f"{self.name}_lora_A"
-
-    @property
-    def b(self) -> str:
-        return f"{self.name}_lora_B"
 
     @property
     def magnitude(self) -> str:

@@ -10,12 +10,13 @@ from rptrain.kernels.grouped_lora import (
     grouped_lora_backward_input,
     grouped_lora_backward_weights,
 )
+from rptrain.models.adapters import Factors
 from rptrain.models.spec import Grads, Params
 from rptrain.plan.costs import Work
 
 
 @dataclass(frozen=True)
-class ExpertAdapters:
+class ExpertAdapters(Factors):
     """Those of the product `name` of each expert, [inputs, outputs], as PEFT's `target_parameters` have them.
 
     Their parameters: {name}_lora_A [E * rank, inputs] and {name}_lora_B [outputs, rank * E] (kernels/grouped_lora.py).
@@ -45,19 +46,6 @@ class ExpertAdapters:
         """Adds what the adapters do to the experts' weights, stored either way (models/moe.py); all of one type."""
         by_expert = weight if weight.dim() == 3 else weight.view(self.experts, -1, self.inputs).mT
         add_to_weights(by_expert, p[self.a], p[self.b], self.scale)
-
-    @property
-    def params(self) -> tuple[str, ...]:
-        """The names of their parameters."""
-        return self.a, self.b
-
-    @property
-    def a(self) -> str:
-        return f"{self.name}_lora_A"
-
-    @property
-    def b(self) -> str:
-        return f"{self.name}_lora_B"
 
     def work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
         """Forward and backward: the product with A again, and gradients of both products' operands.

@@ -1,4 +1,4 @@
-"""What a person tells a run that is under way: by signals, and by files in its folder `control`."""
+"""What a person tells a run that is under way: by signals, and by files in its folder `control`; both ends of it."""
 
 import os
 import signal
@@ -7,6 +7,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from rptrain.errors import UserError
+
+FOLDER = "control"
 PAUSE, SAVE, STOP = "PAUSE", "SAVE", "STOP"
 LOOK = 0.2  # seconds between two looks while training is paused
 
@@ -86,3 +89,21 @@ class Control:
 
     def _remove(self, name: str) -> None:
         (self._folder / name).unlink(missing_ok=True)
+
+
+def ask(run: Path, command: str) -> None:
+    """Puts the command there. UserError where that cannot be."""
+    try:
+        (run / FOLDER).mkdir(exist_ok=True)
+        (run / FOLDER / command).touch()
+    except OSError as error:
+        raise UserError(f"the trainer cannot be told: {error}") from None
+
+
+def withdraw(run: Path, command: str) -> None:
+    """Takes a command back; nothing where it was not given."""
+    (run / FOLDER / command).unlink(missing_ok=True)
+
+
+def is_asked(run: Path, command: str) -> bool:
+    return (run / FOLDER / command).exists()

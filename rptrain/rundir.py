@@ -11,6 +11,7 @@ from rptrain.checkpoint.files import MANIFEST, Damaged, check_facts, complete_ch
 from rptrain.config import AUTOMATIC, Config
 from rptrain.config_mistakes import dotted, leaves
 from rptrain.config_source import Resolved, render, resolve
+from rptrain.control import FOLDER
 from rptrain.errors import UserError
 from rptrain.metrics import EventLog, is_finished
 
@@ -77,7 +78,7 @@ class RunDir:
 
     @property
     def control_path(self) -> Path:
-        return self.path / "control"
+        return self.path / FOLDER
 
     @property
     def model_path(self) -> Path:

@@ -12,9 +12,9 @@ from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Footer
 
+from rptrain import control
 from rptrain.errors import UserError
 from rptrain.runs.view import RunView
-from rptrain.tui import control
 from rptrain.tui.closing import until_closed
 from rptrain.tui.confirm import Confirm
 from rptrain.tui.context import Context

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from rptrain import control
 from rptrain.config_source import resolve
 from rptrain.errors import UserError
-from rptrain.tui import control, launch, places, start, words
+from rptrain.tui import launch, places, start, words
 from rptrain.tui.draft import Draft
 from rptrain.tui.fields import FIELDS
 from rptrain.tui.helper import ChildHelper, HelperError
