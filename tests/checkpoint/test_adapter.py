@@ -116,17 +116,11 @@ def test_merged_equals_unmerged(base, settings, tmp_path) -> None:
     torch.testing.assert_close(theirs.eval()(IDS.view(2, 11)).logits.flatten(0, 1), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "settings", [SETTINGS["some"], SETTINGS["dora"], SETTINGS["trained whole"]], ids=["some", "dora", "trained whole"]
-)
-def test_what_peft_writes_is_gone_on_from(base, settings, tmp_path) -> None:
-    model, directory = base
-    targets = list(settings.target_modules) if isinstance(settings.target_modules, tuple) else ["q_proj", "o_proj"]
-    settings = replace(settings, alpha=8, target_modules=tuple(targets))
-    theirs, _ = in_peft(model, settings, targets)
-    theirs.save_pretrained(tmp_path)
+def assert_gone_on_from(theirs, directory, settings, folder) -> None:
+    """What PEFT writes of a model in `directory` is read, and computes the same."""
+    theirs.save_pretrained(folder)
     ours = trained(directory, settings)
-    files = adapter.read(tmp_path)
+    files = adapter.read(folder)
     adapter.check_settings(files, settings, str(directory))
     adapter.check(files, ours.spec)
     adapter.load(files, ours.spec, ours.view)
@@ -135,6 +129,17 @@ def test_what_peft_writes_is_gone_on_from(base, settings, tmp_path) -> None:
     torch.testing.assert_close(ours.logits(IDS, mb), expected, rtol=1e-5, atol=1e-5)
     again = with_lora(without_adapters(ours.spec), adapter.settings_of(files, ours.spec))
     assert adapter.shapes(again) == adapter.shapes(ours.spec)
+
+
+@pytest.mark.parametrize(
+    "settings", [SETTINGS["some"], SETTINGS["dora"], SETTINGS["trained whole"]], ids=["some", "dora", "trained whole"]
+)
+def test_what_peft_writes_is_gone_on_from(base, settings, tmp_path) -> None:
+    model, directory = base
+    targets = list(settings.target_modules) if isinstance(settings.target_modules, tuple) else ["q_proj", "o_proj"]
+    settings = replace(settings, alpha=8, target_modules=tuple(targets))
+    theirs, _ = in_peft(model, settings, targets)
+    assert_gone_on_from(theirs, directory, settings, tmp_path)
 
 
 def wrapped(tensors):

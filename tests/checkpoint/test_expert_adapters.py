@@ -11,7 +11,7 @@ from rptrain.checkpoint import adapter
 from rptrain.errors import UserError
 from rptrain.models import registry, weights
 from rptrain.models.lora import LoRA, merged, with_lora, without_adapters
-from tests.checkpoint.test_adapter import base, trained, written
+from tests.checkpoint.test_adapter import assert_gone_on_from, base, trained, written
 from tests.models.conftest import make_micro_batch
 from tests.models.test_lora import IDS, in_peft
 
@@ -73,17 +73,7 @@ def test_what_peft_writes_is_gone_on_from(base, settings, tmp_path) -> None:
     if settings.target_modules == "all-linear":
         settings = replace(settings, target_modules=("q_proj", "o_proj"))
     theirs, _ = in_peft(model, settings, settings.target_modules)
-    theirs.save_pretrained(tmp_path)
-    ours = trained(directory, settings)
-    files = adapter.read(tmp_path)
-    adapter.check_settings(files, settings, str(directory))
-    adapter.check(files, ours.spec)
-    adapter.load(files, ours.spec, ours.view)
-    mb = make_micro_batch(ours.spec, [[11], [11]])
-    expected = theirs(IDS.view(2, 11)).logits.flatten(0, 1)
-    torch.testing.assert_close(ours.logits(IDS, mb), expected, rtol=1e-5, atol=1e-5)
-    again = with_lora(without_adapters(ours.spec), adapter.settings_of(files, ours.spec))
-    assert adapter.shapes(again) == adapter.shapes(ours.spec)
+    assert_gone_on_from(theirs, directory, settings, tmp_path)
 
 
 @pytest.mark.parametrize("base", ["gpt-oss"], indirect=True)

@@ -9,8 +9,8 @@ from rptrain.errors import UserError
 from rptrain.models import weights
 from rptrain.models.lora import LoRA, adapted, merged, target_names, with_lora, without_adapters
 from tests.models.conftest import Native
-from tests.models.test_layers import EVERY_EXPERT, LiveBytes, to_cuda
-from tests.models.test_lora import IDS, LABELS, batch, fresh_lora, in_ours, in_peft
+from tests.models.test_layers import EVERY_EXPERT, assert_memory_bounds, to_cuda
+from tests.models.test_lora import IDS, LABELS, assert_like_peft, batch, fresh_lora, in_ours, in_peft
 
 GATE_UP, DOWN = BOTH = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 SETTINGS = {
@@ -31,20 +31,7 @@ def test_logits_loss_and_every_gradient_are_those_of_peft(checkpoint, settings, 
     base = native(directory)
     theirs, trained = in_peft(model, settings, target_names(with_lora(base.spec, settings)))
     ours = in_ours(base, settings, trained)
-    mb = micro_batch(ours.spec, [[11], [11]], LABELS)
-
-    logits = theirs(IDS.view(2, 11)).logits.flatten(0, 1)
-    expected = torch.nn.functional.cross_entropy(logits, LABELS, reduction="sum")
-    expected.backward()
-    size = logits.abs().max().item()
-    torch.testing.assert_close(ours.logits(IDS, mb), logits, rtol=1e-5, atol=1e-5 * size)
-    torch.testing.assert_close(ours.backward(IDS, mb), expected, rtol=1e-5, atol=1e-5)
-    gradients = ours.gradients()
-    assert gradients.keys() == trained.keys()
-    for name, parameter in trained.items():
-        size = parameter.grad.abs().max().item()
-        assert size > 0
-        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-5, atol=1e-5 * size, msg=name)
+    assert_like_peft(ours, theirs, trained, micro_batch(ours.spec, [[11], [11]], LABELS))
 
 
 @ARCHITECTURES
@@ -145,14 +132,7 @@ def test_bounds_of_memory_hold(architecture, dtype, sizes, fresh, micro_batch) -
     p, g = model.of(layer, model.params), model.of(layer, model.grads)
     x, dy = (torch.randn(tokens, hidden).to(dtype) for _ in range(2))
     assert layer.kept_bytes(tokens, itemsize) == replace(layer, adapters=()).kept_bytes(tokens, itemsize)
-    with LiveBytes() as live:
-        y, saved = layer.forward_saved(p, x, mb)
-        del y
-        kept = live.now + x.nbytes
-    assert 0.95 * layer.kept_bytes(tokens, itemsize) <= kept <= layer.kept_bytes(tokens, itemsize)
-    with LiveBytes() as live:
-        layer.backward(p, g, saved, dy, mb)
-    assert live.peak <= layer.workspace_bytes(tokens, itemsize) <= 2 * live.peak
+    assert_memory_bounds(layer, p, g, x, dy, mb)
 
 
 def test_work_by_hand(fresh) -> None:

@@ -200,6 +200,19 @@ class LiveBytes(TorchDispatchMode):
             self.now -= size
 
 
+def assert_memory_bounds(layer, p, g, x, dy, mb) -> None:
+    """Of what a layer keeps, and of what its backward needs beside."""
+    tokens, itemsize = len(x), x.dtype.itemsize
+    with LiveBytes() as live:
+        y, saved = layer.forward_saved(p, x, mb)
+        del y
+        kept = live.now + x.nbytes
+    assert 0.95 * layer.kept_bytes(tokens, itemsize) <= kept <= layer.kept_bytes(tokens, itemsize)
+    with LiveBytes() as live:
+        layer.backward(p, g, saved, dy, mb)
+    assert live.peak <= layer.workspace_bytes(tokens, itemsize) <= 2 * live.peak
+
+
 @architectures
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
@@ -235,14 +248,7 @@ def test_bounds_of_memory_hold(architecture, dtype, sizes, fresh, micro_batch) -
     p, g = model.of(layer, model.params), model.of(layer, model.grads)
     x, dy = (torch.randn(tokens, hidden).to(dtype) for _ in range(2))
     itemsize = dtype.itemsize
-    with LiveBytes() as live:
-        y, saved = layer.forward_saved(p, x, mb)
-        del y
-        kept = live.now + x.nbytes
-    assert 0.95 * layer.kept_bytes(tokens, itemsize) <= kept <= layer.kept_bytes(tokens, itemsize)
-    with LiveBytes() as live:
-        layer.backward(p, g, saved, dy, mb)
-    assert live.peak <= layer.workspace_bytes(tokens, itemsize) <= 2 * live.peak
+    assert_memory_bounds(layer, p, g, x, dy, mb)
 
     head = model.spec.head
     p, g = model.of(head, model.params), model.of(head, model.grads)

@@ -11,7 +11,7 @@ from rptrain.kernels.reference import wide
 from rptrain.models import weights
 from rptrain.models.lora import ENDS, LoRA, adapted, set_magnitudes, target_names, with_lora
 from tests.models.conftest import Native
-from tests.models.test_layers import EVERY_EXPERT, LiveBytes, to_cuda
+from tests.models.test_layers import EVERY_EXPERT, assert_memory_bounds, to_cuda
 
 IDS, LABELS = torch.arange(22) * 7 % 61, torch.arange(22) * 11 % 61
 MODELS = ["llama", "llama-tied", "qwen3", "qwen3-moe", "qwen3-moe-some-dense", "gpt-oss"]
@@ -88,20 +88,8 @@ SETTINGS = {
 }
 
 
-@models
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_logits_loss_and_every_gradient_are_those_of_peft(checkpoint, settings, native, micro_batch) -> None:
-    model, directory = checkpoint
-    if model.config.tie_word_embeddings and "lm_head" in settings.modules_to_save:
-        settings = replace(settings, modules_to_save=("embed_tokens", "model.norm"))
-    base = native(directory)
-    targets = settings.target_modules
-    if model.config.model_type == "qwen3_moe":  # for which PEFT reads neither patterns nor "all-linear" so
-        targets = target_names(with_lora(base.spec, settings))
-    theirs, trained = in_peft(model, settings, targets)
-    ours = in_ours(base, settings, trained)
-    mb = micro_batch(ours.spec, [[11], [11]], LABELS)
-
+def assert_like_peft(ours, theirs, trained, mb) -> None:
+    """Logits, loss and the gradient of every parameter that is trained, by name."""
     logits = theirs(IDS.view(2, 11)).logits.flatten(0, 1)
     expected = torch.nn.functional.cross_entropy(logits, LABELS, reduction="sum")
     expected.backward()
@@ -115,6 +103,21 @@ def test_logits_loss_and_every_gradient_are_those_of_peft(checkpoint, settings, 
         assert size > 0
         near = 5e-5 if "magnitude" in name else 1e-5  # those of keys cancel where keys have a norm
         torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-5, atol=near * size, msg=name)
+
+
+@models
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_logits_loss_and_every_gradient_are_those_of_peft(checkpoint, settings, native, micro_batch) -> None:
+    model, directory = checkpoint
+    if model.config.tie_word_embeddings and "lm_head" in settings.modules_to_save:
+        settings = replace(settings, modules_to_save=("embed_tokens", "model.norm"))
+    base = native(directory)
+    targets = settings.target_modules
+    if model.config.model_type == "qwen3_moe":  # for which PEFT reads neither patterns nor "all-linear" so
+        targets = target_names(with_lora(base.spec, settings))
+    theirs, trained = in_peft(model, settings, targets)
+    ours = in_ours(base, settings, trained)
+    assert_like_peft(ours, theirs, trained, micro_batch(ours.spec, [[11], [11]], LABELS))
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM"])
@@ -295,14 +298,7 @@ def test_bounds_of_memory_hold(use_dora, dtype, sizes, fresh, micro_batch) -> No
     x, dy = (torch.randn(tokens, hidden).to(dtype) for _ in range(2))
     itemsize = dtype.itemsize
     assert layer.kept_bytes(tokens, itemsize) == replace(layer, adapters=()).kept_bytes(tokens, itemsize)
-    with LiveBytes() as live:
-        y, saved = layer.forward_saved(p, x, mb)
-        del y
-        kept = live.now + x.nbytes
-    assert 0.95 * layer.kept_bytes(tokens, itemsize) <= kept <= layer.kept_bytes(tokens, itemsize)
-    with LiveBytes() as live:
-        layer.backward(p, g, saved, dy, mb)
-    assert live.peak <= layer.workspace_bytes(tokens, itemsize) <= 2 * live.peak
+    assert_memory_bounds(layer, p, g, x, dy, mb)
 
 
 def test_workspace_and_traffic_of_dropout_by_hand(fresh) -> None:
