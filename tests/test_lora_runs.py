@@ -139,8 +139,10 @@ def test_an_adapter_that_does_not_fit_is_found_before_memory_is_taken(folder):
     assert not (folder / "runs/again").exists()
 
 
-def test_a_base_that_is_not_as_it_was_is_refused(folder):
-    run = tools.train_here(folder, *LORA)
+@pytest.mark.parametrize("base", ["bf16", "nf4"])
+def test_a_base_that_is_not_as_it_was_is_refused(folder, base):
+    """Found by the weights, or by the codes and scales."""
+    run = tools.train_here(folder, *LORA, f"lora.base={base}")
     file = folder / "model/model.safetensors"
     tensors = load_file(file)
     tensors["model.layers.2.mlp.up_proj.weight"][0, 0] += 1

@@ -16,7 +16,7 @@ from rptrain.plan.schedule import Plan, Stage
 
 from . import plain, runs
 from .test_frozen import same_as_first
-from .test_lora import EXPERTS
+from .test_lora import EXPERTS, assert_equals_the_plain_loop
 
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
 CASES = {
@@ -38,31 +38,7 @@ def test_equals_the_plain_loop_on_the_widened_weights(cfg, base, lora):
     asynchronous = base != "nf4"
     store = runs.make_store(cfg, torch.float64, asynchronous=asynchronous, lora=lora, base=base)
     assert any(unit.quantised for unit in store.spec.units)
-    expected = runs.checkpoint_tensors(store)
-    before = {name: tensor.clone() for name, tensor in expected.items()}
-    trained = {p.key for unit in store.spec.units if unit.trainable for param in unit.params for p in param.parts}
-    options = {"weight_decay": 0.1, "max_grad_norm": 0.1}
-    losses, norms = plain.train(
-        expected,
-        {**cfg, "lora_scale": lora.scale},
-        batches,
-        [rate] * steps,
-        delayed=asynchronous,
-        betas=runs.BETAS,
-        frozen=expected.keys() - trained,
-        **options,
-    )
-    got_losses, got_norms, got, _ = runs.run(
-        cfg, batches, f"{PLAN} | N=2 M=4 MR=4", rate=rate, asynchronous=asynchronous, store=store, **options
-    )
-    assert got_losses == pytest.approx(losses, rel=1e-10)
-    assert got_norms == pytest.approx(norms, rel=1e-10)
-    for name, tensor in got.items():
-        if name in trained:
-            torch.testing.assert_close(tensor, expected[name], rtol=1e-8, atol=1e-10)
-            assert not torch.equal(tensor, before[name])
-        else:
-            assert torch.equal(tensor, before[name]), name
+    assert_equals_the_plain_loop(store, cfg, lora, batches, rate, asynchronous=asynchronous)
 
 
 def test_the_bits_of_a_base_that_was_widened_before():
