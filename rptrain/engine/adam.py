@@ -2,9 +2,13 @@
 
 import ctypes
 import math
-from concurrent.futures import ThreadPoolExecutor
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Self
+from typing import Any, NotRequired, Self, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -17,6 +21,7 @@ from rptrain.parallel import cores
 CHUNK, LANES = 65536, 512  # as in adam.c
 FALLBACK_CHUNK = 1 << 18  # elements: temporaries stay in the caches
 MAX_THREADS = 16  # more gain little, and the bandwidth is shared with the transfers
+NICE = 2  # by which they stand behind the program's other threads
 
 
 class _Job(ctypes.Structure):
@@ -42,6 +47,33 @@ def instruction_set() -> str | None:
     return library.instruction_set().decode()
 
 
+class Part(TypedDict):
+    """A range of a unit, to be updated alike: one-dimensional contiguous CPU tensors of one length.
+
+    bfloat16 parameters have an int16 or uint16 `remainder` (see `UnitState`), a bfloat16 or float32 gradient and
+    float32 moments; float16 ones float32 `masters`, of which they are the rounded copy, a float16 or float32 gradient
+    and float32 moments; float32 and float64 ones have everything in their own type and neither. But for float64,
+    moments may be in one of the small formats of moments.py: then element i of these tensors is rounded with the
+    random number of `noise` + i, and `int8` takes whole blocks, and a scale for each. `step` counts from 1; the
+    gradient is multiplied by `grad_scale` first.
+    """
+
+    source: Tensor
+    target: Tensor
+    remainder: NotRequired[Tensor | None]
+    masters: NotRequired[Tensor | None]
+    grad: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    exp_avg_scale: NotRequired[Tensor | None]
+    exp_avg_sq_scale: NotRequired[Tensor | None]
+    lr: float
+    weight_decay: float
+    step: int
+    grad_scale: float
+    noise: NotRequired[int]
+
+
 class CpuAdam:
     """Updates flat buffers with AdamW (decoupled weight decay, bias correction; torch.optim.AdamW's maths).
 
@@ -60,7 +92,7 @@ class CpuAdam:
         self.betas, self.eps = betas, eps
         self.threads = threads or min(cores(), MAX_THREADS)
         self._library = None if force_fallback else _library()
-        self.pool = ThreadPoolExecutor(self.threads, "adam")
+        self.pool = ThreadPoolExecutor(self.threads, "adam", initializer=_give_way)
 
     def __enter__(self) -> Self:
         return self
@@ -75,72 +107,50 @@ class CpuAdam:
     def native(self) -> bool:
         return self._library is not None
 
-    def update(
-        self,
-        *,
-        source: Tensor,
-        target: Tensor,
-        remainder: Tensor | None,
-        masters: Tensor | None = None,
-        grad: Tensor,
-        exp_avg: Tensor,
-        exp_avg_sq: Tensor,
-        exp_avg_scale: Tensor | None = None,
-        exp_avg_sq_scale: Tensor | None = None,
-        lr: float,
-        weight_decay: float,
-        step: int,
-        grad_scale: float,
-        noise: int = 0,
-    ) -> None:
-        """Writes to `target` the parameter read from `source`, updated; they may be one. States in place.
+    def update(self, **part: Unpack[Part]) -> None:
+        """Writes to `target` the parameter read from `source`, updated; they may be one. States in place."""
+        finish(self.pool, self._calls(part))
 
-        One-dimensional contiguous CPU tensors of one length. bfloat16 parameters take an int16 or uint16
-        `remainder` (see `UnitState`), a bfloat16 or float32 gradient and float32 moments; float16 ones float32
-        `masters`, of which they are the rounded copy, a float16 or float32 gradient and float32 moments; float32 and
-        float64 ones take everything in their own type and neither. But for float64, moments may be in one of the small
-        formats of moments.py: then element i of these tensors is rounded with the random number of `noise` + i, and
-        `int8` takes whole blocks, and a scale for each. `step` counts from 1; the gradient is multiplied by
-        `grad_scale` first.
+    def begin(self, parts: Sequence[Part]) -> Sequence[Future[object]]:
+        """Gives the threads several parts; they may go on with those of the next call before all of these are done.
+
+        What it gives is for `ended`, until when the tensors must live.
         """
-        assert step >= 1
-        assert (remainder is None) == (source.dtype != torch.bfloat16)
-        assert (masters is None) == (source.dtype != torch.float16)
-        assert (exp_avg_scale is None) == (exp_avg.dtype != torch.int8)
-        given = {
-            "source": source,
-            "grad": grad,
-            "target": target,
-            "exp_avg": exp_avg,
-            "exp_avg_sq": exp_avg_sq,
-            "remainder": remainder,
-            "masters": masters,
-            "exp_avg_scale": exp_avg_scale,
-            "exp_avg_sq_scale": exp_avg_sq_scale,
-        }
-        tensors = {name: tensor for name, tensor in given.items() if tensor is not None}
+        calls = [self._calls(part) for part in parts]
+        if self.native:  # a thread goes through all parts: it takes what is left of each
+            shared = [takers[0] for takers in calls]
+            return [self.pool.submit(_all_of, shared) for _ in range(max(len(takers) for takers in calls))]
+        return [self.pool.submit(call) for takers in calls for call in takers]
+
+    def _calls(self, part: Part) -> Sequence[Callable[[], object]]:
+        """What updates a part once each was called. The native ones are one call, for as many threads as are of use."""
+        tensors: dict[str, Tensor] = {name: value for name, value in part.items() if isinstance(value, Tensor)}
+        exp_avg, dtype = part["exp_avg"], part["source"].dtype
+        assert part["step"] >= 1
+        assert ("remainder" in tensors) == (dtype == torch.bfloat16)
+        assert ("masters" in tensors) == (dtype == torch.float16)
+        assert ("exp_avg_scale" in tensors) == (exp_avg.dtype == torch.int8)
         beta1, beta2 = self.betas
+        lr, step, noise = part["lr"], part["step"], part.get("noise", 0)
         factors = {
-            "grad_scale": grad_scale,
+            "grad_scale": part["grad_scale"],
             "beta1": beta1,
             "beta2": beta2,
             "rest1": 1 - beta1,
             "rest2": 1 - beta2,
-            "decay": 1 - lr * weight_decay,
+            "decay": 1 - lr * part["weight_decay"],
             "step_size": lr / (1 - beta1**step),
             "root_scale": (1 - beta2**step) ** -0.5,
             "eps": self.eps,
         }
         if self._library:
-            kinds = (source.dtype, grad.dtype, exp_avg.dtype)
-            self._run(f"adam_{'_'.join(SUFFIXES[kind] for kind in kinds)}", tensors, factors, noise)
-        else:
-            pieces = {name: tensor.split(FALLBACK_CHUNK // _shared(name)) for name, tensor in tensors.items()}
-            calls = [
-                partial(_update, dict(zip(pieces, part, strict=True)), noise + index * FALLBACK_CHUNK, **factors)
-                for index, part in enumerate(zip(*pieces.values(), strict=True))
-            ]
-            finish(self.pool, calls)
+            kinds = (dtype, part["grad"].dtype, exp_avg.dtype)
+            return self._native(f"adam_{'_'.join(SUFFIXES[kind] for kind in kinds)}", tensors, factors, noise)
+        pieces = {name: tensor.split(FALLBACK_CHUNK // _shared(name)) for name, tensor in tensors.items()}
+        return [
+            partial(_update, dict(zip(pieces, piece, strict=True)), noise + index * FALLBACK_CHUNK, **factors)
+            for index, piece in enumerate(zip(*pieces.values(), strict=True))
+        ]
 
     def square_sum(self, grad: Tensor) -> float:
         """The sum of squares of a flat buffer, in double and in a fixed order."""
@@ -159,14 +169,30 @@ class CpuAdam:
         """
         self._run("traffic_bf16_bf16", tensors, {})
 
-    def _run(self, name: str, tensors: dict[str, Tensor], factors: dict[str, float], noise: int = 0) -> None:
+    def _run(self, name: str, tensors: dict[str, Tensor], factors: dict[str, float]) -> None:
+        finish(self.pool, self._native(name, tensors, factors))
+
+    def _native(
+        self, name: str, tensors: dict[str, Tensor], factors: dict[str, float], noise: int = 0
+    ) -> Sequence[Callable[[], object]]:
         count = len(tensors["grad"])
         assert all(t.is_cpu and t.dim() == 1 and t.is_contiguous() for t in tensors.values())
         sizes = (len(tensor) * _shared(kind) for kind, tensor in tensors.items())
         assert all(size == count for size in sizes) or name.startswith("square_sum")
         job = _Job(count=count, noise=noise, **{name: t.data_ptr() for name, t in tensors.items()}, **factors)
         call = partial(getattr(self._library, name), ctypes.byref(job))
-        finish(self.pool, [call] * min(self.threads, -(-count // CHUNK)))
+        return [call] * min(self.threads, -(-count // CHUNK))
+
+
+def _all_of(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
+
+
+def _give_way() -> None:
+    """Threads that launch and copy for the devices go first: this one has work for longer than they can wait."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICE)
 
 
 def _shared(name: str) -> int:

@@ -7,6 +7,7 @@ summed in token order, so sums do not depend on the number of devices.
 import math
 import queue
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 import torch
@@ -26,7 +27,8 @@ class RowGradients:
     """Gradient rows of the embedding table, summed over an iteration's micro-batches and applied once.
 
     A row's sum is that of its tokens in order, over all micro-batches, in the accumulation type. `tokens` are those of
-    a step, [M, T]; the sums lie in a buffer for as many different ones as there can be, which is kept.
+    a step, [M, T]; the sums lie in a buffer for as many different ones as there can be, which is kept, those that are
+    whole sooner before the others.
     """
 
     def __init__(self, state: UnitState, tokens: int, *, tied: bool, pool: Executor, threads: int) -> None:
@@ -39,9 +41,11 @@ class RowGradients:
         wide = accumulate_dtype(state.params[0].dtype)
         shape = min(tokens, vocab_size), row_stride(hidden_size, wide)
         self._buffer = Arena(math.prod(shape) * wide.itemsize).take(math.prod(shape), wide).view(shape)
-        self._rows = torch.empty(0, dtype=torch.int64)  # of the table, ascending: those that occur
+        self._rows = torch.empty(0, dtype=torch.int64)  # of the table: those that occur, by where they occur last
         self._places = self._rows  # [M, T], the place among them of each token
         self._sums = self._buffer[:0]
+        self._ends: Sequence[int] = ()  # how many sums are whole behind each micro-batch
+        self._whole = self._applied = 0  # sums
 
     @staticmethod
     def nbytes(spec: ModelShape, dtype: torch.dtype, tokens: int) -> int:
@@ -53,17 +57,27 @@ class RowGradients:
         """An iteration with tokens [M, T] begins; nobody needs the gradient of the one before any more."""
         if not self._tied:
             self._cpu.clear(self._table, self._rows)
-        self._rows, self._places = torch.unique(input_ids, return_inverse=True)
+        rows, places = torch.unique(input_ids, return_inverse=True)
+        last = torch.zeros_like(rows)
+        for m, row in enumerate(places):
+            last[row] = m
+        order = last.argsort(stable=True)
+        self._rows, self._places = rows[order], order.argsort()[places]
+        self._ends = last.bincount(minlength=len(places)).cumsum(0).tolist()
+        self._whole = self._applied = 0
         self._sums = self._buffer[: len(self._rows)]
         self._cpu.zero(self._sums)
 
     def add(self, micro_batch: int, gradient: Tensor) -> None:
         """The gradient [T, D] of a micro-batch's embeddings; micro-batches come in order."""
         self._cpu.add(self._sums, self._places[micro_batch], gradient)
+        self._whole = self._ends[micro_batch]
 
     def apply(self) -> None:
-        """Adds the sums to the unit's gradient: to the head's if tied, else to rows of zeros."""
-        self._cpu.apply(self._sums, self._rows, self._table)
+        """Adds sums that are whole by now to the unit's gradient: to the head's if tied, else to rows of zeros."""
+        new = slice(self._applied, self._whole)
+        self._cpu.apply(self._sums[new], self._rows[new], self._table)
+        self._applied = self._whole
 
     def close(self) -> None:
         """Gives back the buffer: an engine may be kept for longer than it is used."""

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, wait
+from concurrent.futures import Executor, Future, wait
 from functools import cache
 from importlib.util import find_spec
 
@@ -29,7 +29,11 @@ def finish(pool: Executor, calls: Sequence[Callable[[], object]]) -> None:
     if len(calls) == 1:
         calls[0]()
         return
-    workers = [pool.submit(call) for call in calls]
-    wait(workers)  # all of them, before an error lets go of the buffers
-    for worker in workers:
-        worker.result()
+    ended([pool.submit(call) for call in calls])
+
+
+def ended(begun: Sequence[Future[object]]) -> None:
+    """Waits for calls that a pool was given, and raises what one of them raised."""
+    wait(begun)  # all of them, before an error lets go of the buffers
+    for call in begun:
+        call.result()

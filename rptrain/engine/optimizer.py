@@ -13,10 +13,12 @@ import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 from rptrain.engine import moments
-from rptrain.engine.adam import CpuAdam
+from rptrain.engine.adam import CpuAdam, Part
 from rptrain.engine.context import Context
 from rptrain.engine.device import stamp
 from rptrain.engine.embedding import RowGradients
@@ -24,6 +26,7 @@ from rptrain.engine.iteration import Iteration, StepRequest, StepResult
 from rptrain.engine.loss_scale import LossScale
 from rptrain.engine.memory import UnitState
 from rptrain.engine.meter import timed
+from rptrain.engine.native import ended
 from rptrain.engine.snapshot import Snapshot
 from rptrain.models.spec import Unit
 from rptrain.plan.lower import Access
@@ -120,10 +123,13 @@ class OptimizerWorker:
     def _collect(self, iteration: Iteration) -> float:
         """Waits for each unit's gradient in the order in which backward stages finish; the sum of their squares."""
         context, rounds = self._context, self._context.plan.rounds
+        head = threading.Event()  # set once the head's gradient, if rows are added to it, is there
+        if not context.store.spec.tied:
+            head.set()
         # beside this one: rows arrive while gradients of units do, and either may be waited for
         self._row_thread = threading.Thread(
             target=context.guard,
-            args=(lambda: "gradient rows of the embedding", lambda: self._collect_rows(iteration)),
+            args=(lambda: "gradient rows of the embedding", lambda: self._collect_rows(iteration, head)),
             name="embedding gradients",
             daemon=True,
         )
@@ -132,7 +138,9 @@ class OptimizerWorker:
         for unit in self._arrival_order():
             self._where = f"gradient of {context.store.spec.units[unit].name}"
             context.board.wait(("grad", unit), iteration.number * rounds + rounds - 1).synchronize()
-            if unit != 0:
+            if unit == 0:
+                head.set()
+            else:
                 sums[unit] = self._adam.square_sum(context.store.units[unit].grad)
         self._where = "gradient rows of the embedding"
         context.board.wait(("rows",), iteration.number)
@@ -141,10 +149,11 @@ class OptimizerWorker:
             sums[0] = self._adam.square_sum(context.store.units[0].grad)
         return math.fsum(sums[unit] for unit in sorted(sums))
 
-    def _collect_rows(self, iteration: Iteration) -> None:
+    def _collect_rows(self, iteration: Iteration, head: threading.Event) -> None:
         """Sums the gradients of the embedding's outputs, the last to arrive in a round, as they arrive.
 
-        With a frozen embedding it only waits for them: then the devices are done with the iteration.
+        Sums that are whole are added to the table's gradient meanwhile. With a frozen embedding it only waits for the
+        rows: then the devices are done with the iteration.
         """
         context = self._context
         if self._rows is not None:
@@ -158,6 +167,8 @@ class OptimizerWorker:
                 context.probe(f"gradient rows m{m}")
             if self._rows is not None:
                 self._rows.add(m, gradient)
+                if head.is_set():
+                    self._rows.apply()
             context.board.publish(key, number)
         context.board.publish(("rows",), iteration.number)
 
@@ -175,47 +186,70 @@ class OptimizerWorker:
 
     def _update(self, iteration: Iteration, rate: float, result: StepResult) -> None:
         """Clips as torch.nn.utils.clip_grad_norm_ does and applies AdamW; a skipped step flips no generation."""
-        context = self._context
+        version = iteration.number + 1
+        if result.skipped:
+            for index in self._update_order():
+                state = self._next_unit(index)
+                state.before = state.current
+                self._context.board.publish(("version", index), version, state.current)
+            return
         factor = iteration.rest / result.loss_scale
         if self._max_grad_norm:
             factor *= min(1.0, self._max_grad_norm / (result.grad_norm + 1e-6))
-        if not result.skipped:
-            self.applied += 1
+        self.applied += 1
+        under_way: deque[tuple[int, Sequence[Future[object]]]] = deque()
         for index in self._update_order():
-            state = context.store.units[index]
-            self._where = f"update of {state.unit.name}"
-            if self._snapshot is not None:
-                self._snapshot.wait(index)
-            if context.probe is not None:
-                context.probe(f"optimizer {self._where}")
-            if result.skipped:
-                state.before = state.current
-            else:
-                self._update_unit(state, rate, factor, moments.noise(self._seed, self.applied, index))
-            context.board.publish(("version", index), iteration.number + 1, state.current)
+            under_way.append((index, self._adam.begin(self._parts(self._next_unit(index), index, rate, factor))))
+            if len(under_way) > 1:  # the threads have work while a unit is ended
+                self._end_update(*under_way.popleft(), version)
+        while under_way:
+            self._end_update(*under_way.popleft(), version)
+
+    def _next_unit(self, index: int) -> UnitState:
+        """The unit, once a snapshot has read it."""
+        state = self._context.store.units[index]
+        self._where = f"update of {state.unit.name}"
+        if self._snapshot is not None:
+            self._snapshot.wait(index)
+        if self._context.probe is not None:
+            self._context.probe(f"optimizer {self._where}")
+        return state
+
+    def _end_update(self, index: int, begun: Sequence[Future[object]], version: int) -> None:
+        ended(begun)
+        state = self._context.store.units[index]
+        state.flip()
+        self._context.board.publish(("version", index), version, state.current)
+
+    def _parts(self, state: UnitState, index: int, rate: float, factor: float) -> Sequence[Part]:
+        source, target = state.params[state.current], state.params[state.spare]
+        noise, parts = moments.noise(self._seed, self.applied, index), []
+        for part, weight_decay in _decay_ranges(state.unit, self._weight_decay):
+            of_part = state.moments_of(part)
+            parts.append(
+                Part(
+                    source=source[part],
+                    target=target[part],
+                    remainder=None if state.remainder is None else state.remainder[part],
+                    masters=None if state.masters is None else state.masters[part],
+                    grad=state.grad[part],
+                    exp_avg=of_part["exp_avg"],
+                    exp_avg_sq=of_part["exp_avg_sq"],
+                    exp_avg_scale=of_part.get("exp_avg_scale"),
+                    exp_avg_sq_scale=of_part.get("exp_avg_sq_scale"),
+                    lr=rate,
+                    weight_decay=weight_decay,
+                    step=self.applied,
+                    grad_scale=factor,
+                    noise=noise + part.start,
+                )
+            )
+        return parts
 
     def _wait_for_snapshot(self) -> None:
         if self._snapshot is not None:
             for index in self._update_order():
                 self._snapshot.wait(index)
-
-    def _update_unit(self, state: UnitState, rate: float, factor: float, noise: int) -> None:
-        source, target = state.params[state.current], state.params[state.spare]
-        for part, weight_decay in _decay_ranges(state.unit, self._weight_decay):
-            self._adam.update(
-                source=source[part],
-                target=target[part],
-                remainder=None if state.remainder is None else state.remainder[part],
-                masters=None if state.masters is None else state.masters[part],
-                grad=state.grad[part],
-                **state.moments_of(part),
-                lr=rate,
-                weight_decay=weight_decay,
-                step=self.applied,
-                grad_scale=factor,
-                noise=noise + part.start,
-            )
-        state.flip()
 
 
 def _decay_ranges(unit: Unit, weight_decay: float) -> list[tuple[slice, float]]:

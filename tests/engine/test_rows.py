@@ -237,7 +237,7 @@ def test_an_iteration_is_one_sum_in_token_order(pool, tied, native, dtype, monke
         table.fill_(7.0)  # what another engine left
         gradients = RowGradients(state, 200, tied=tied, pool=pool, threads=3)
         places = set()
-        for ids, generator in iterations(4):
+        for early, (ids, generator) in enumerate(iterations(4)):
             gradient = values((4, 50, 160), dtype, generator)
             head = values(table.shape, dtype, generator) if tied else torch.zeros_like(table)
             gradients.begin(ids)
@@ -245,7 +245,8 @@ def test_an_iteration_is_one_sum_in_token_order(pool, tied, native, dtype, monke
                 table.copy_(head)
             for m in range(4):
                 gradients.add(m, gradient[m])
-            gradients.apply()
+                if m == early or m == 3:
+                    gradients.apply()
             places.add(gradients._sums.data_ptr())
             sums = torch.zeros(61, 160, dtype=wide)
             for row, total in zip(ids.flatten().tolist(), gradient.flatten(0, 1), strict=True):
