@@ -2,9 +2,6 @@
 
 import ctypes
 import math
-import os
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -21,7 +18,6 @@ from rptrain.parallel import cores
 CHUNK, LANES = 65536, 512  # as in adam.c
 FALLBACK_CHUNK = 1 << 18  # elements: temporaries stay in the caches
 MAX_THREADS = 16  # more gain little, and the bandwidth is shared with the transfers
-NICE = 2  # by which they stand behind the program's other threads
 
 
 class _Job(ctypes.Structure):
@@ -77,7 +73,8 @@ class Part(TypedDict):
 class CpuAdam:
     """Updates flat buffers with AdamW (decoupled weight decay, bias correction; torch.optim.AdamW's maths).
 
-    Results depend neither on `threads` (default: the cores at hand, 16 at most) nor on which path runs:
+    Results depend neither on `threads` (default: of the cores at hand four in five, as those that launch work for GPUs
+    are late where an update has all of them; 16 at most) nor on which path runs:
     `native` tells whether it is the compiled one. A context manager: it owns a thread pool.
     """
 
@@ -90,9 +87,9 @@ class CpuAdam:
         force_fallback: bool = False,
     ) -> None:
         self.betas, self.eps = betas, eps
-        self.threads = threads or min(cores(), MAX_THREADS)
+        self.threads = threads or min(cores() - cores() // 5, MAX_THREADS)
         self._library = None if force_fallback else _library()
-        self.pool = ThreadPoolExecutor(self.threads, "adam", initializer=_give_way)
+        self.pool = ThreadPoolExecutor(self.threads, "adam")
 
     def __enter__(self) -> Self:
         return self
@@ -187,12 +184,6 @@ class CpuAdam:
 def _all_of(calls: Sequence[Callable[[], object]]) -> None:
     for call in calls:
         call()
-
-
-def _give_way() -> None:
-    """Threads that launch and copy for the devices go first: this one has work for longer than they can wait."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICE)
 
 
 def _shared(name: str) -> int:
