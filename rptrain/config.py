@@ -51,7 +51,7 @@ class TrainSet(Section):
     """A data set to train on."""
 
     path: PathText
-    """a file or a folder of files, or builtin:tasks, or builtin:random"""
+    """a file, a folder of files or a pattern such as chats/*.jsonl, or builtin:tasks, or builtin:random"""
     format: Literal["auto", "messages", "sharegpt", "prompt_completion", "alpaca", "text"] = "auto"
     """how a row is written; "auto" looks"""
     split: Text = "train"

@@ -277,7 +277,8 @@ def test_what_is_missing(folder):
         "c.toml:2: `data.train` must have at least 1 item, not []"
     ]
     assert mistakes("[model]\npath = 'm'\n[[data.train]]\nformat = 'text'") == [
-        "c.toml:3: `data.train.0.path` is missing: a file or a folder of files, or builtin:tasks, or builtin:random"
+        "c.toml:3: `data.train.0.path` is missing: a file, a folder of files or a pattern such as chats/*.jsonl, "
+        "or builtin:tasks, or builtin:random"
     ]
 
 

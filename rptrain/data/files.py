@@ -1,11 +1,11 @@
-"""Rows of data files, one at a time: JSON, CSV, Parquet, Arrow and plain text; and which files a folder's split has."""
+"""Rows of data files, one at a time: JSON, CSV, Parquet, Arrow and plain text."""
 
 import csv
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
-from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any
 
@@ -14,66 +14,38 @@ from rptrain.errors import UserError
 Rows = Iterator[tuple[int, Any]]  # line or number, from 1, and the row; a row that cannot be read is its ValueError
 
 ROWS_AT_ONCE = 1024  # rows of a Parquet or Arrow file that are in memory together, at most
-DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json")
-SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")  # by which files of a folder are named
-
-
-def files_of(path: str | Path, split: str = "train") -> list[Path]:
-    """The files of a split, in the order of their names: a file itself, or those of a folder.
-
-    A folder is what `datasets.save_to_disk` leaves, or holds data files, also in `data/` or in a folder named for the
-    split; their names begin with the split, or with none, and are all of "train" then. UserError: there are none.
-    """
-    path = Path(path)
-    if isfile(path):
-        if split != "train":
-            raise UserError(f"{path}: a file has no split {split!r}; it is taken whole")
-        return [path]
-    if not isdir(path):
-        raise UserError(f"{path}: no such data file or folder")
-    if (path / "config.json").is_file():
-        raise UserError(f"{path}: this folder holds a model (config.json), no data")
-    if (path / "dataset_dict.json").is_file():
-        splits = _described(path / "dataset_dict.json", "splits")
-        if split not in splits:
-            raise UserError(f"{path}: there is no split {split!r}; it has {', '.join(map(str, splits))}")
-        path = path / split
-    if (path / "state.json").is_file():
-        parts = _described(path / "state.json", "_data_files")
-        return [path / Path(part["filename"]).name for part in parts]
-    folders = [folder for folder in (path, path / "data", path / split) if isdir(folder)]
-    files = sorted(file for folder in folders for file in folder.iterdir())
-    found = [file for file in files if file.suffix.lower() in READERS and file.name not in DESCRIPTIONS]
-    chosen = [file for file in found if file.parent == path / split or _split_of(file) == split]
-    if not chosen and split == "train" and not any(map(_split_of, found)):
-        chosen = found
-    if not chosen:
-        names = f": {', '.join(file.name for file in found[:5])}" if found else ""
-        raise UserError(f"{path}: no data files of the split {split!r} are in this folder{names}")
-    return chosen
+BYTES_AT_ONCE = 1 << 24  # of them, about
+SPACE = re.compile(r"[ \t\r\n]*")  # between the values of JSON
+# How files begin that are no text to be read.
+BEGINNINGS = {
+    b"\x1f\x8b": "compressed (gzip): unpack it",
+    b"\x28\xb5\x2f\xfd": "compressed (zstd): unpack it",
+    b"\xfd7zXZ": "compressed (xz): unpack it",
+    b"\xff\xfe": "UTF-16: write it as UTF-8",
+    b"\xfe\xff": "UTF-16: write it as UTF-8",
+    b"PAR1": "Parquet: name it .parquet",
+}
 
 
 def rows_of(path: Path) -> Rows:
     """All rows, by the file's ending; of an unknown one as JSON. UserError: the file as a whole cannot be read."""
+    read = READERS.get(path.suffix.lower(), _json_rows)
     try:
-        yield from READERS.get(path.suffix.lower(), _json_rows)(path)
+        if read not in (_parquet_rows, _arrow_rows):
+            _check_beginning(path)
+        yield from read(path)
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text: {error}") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _described(file: Path, key: str) -> list[Any]:
-    """The list under `key` of what `datasets` wrote about a folder."""
-    try:
-        return list(json.loads(file.read_text(encoding="utf-8"))[key])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} is not what `datasets` writes: {error!r}") from error
-
-
-def _split_of(file: Path) -> str | None:
-    match = re.match(r"[a-z]+(?![a-z])", file.name.lower())
-    return match[0] if match and match[0] in SPLITS else None
+def _check_beginning(path: Path) -> None:
+    with path.open("rb") as file:
+        start = file.read(8)
+    for beginning, what in BEGINNINGS.items():
+        if start.startswith(beginning):
+            raise UserError(f"{path}: this file is {what}")
 
 
 def _text_document(path: Path) -> Rows:
@@ -81,12 +53,13 @@ def _text_document(path: Path) -> Rows:
 
 
 def _json_rows(path: Path) -> Rows:
+    """Of a list, or of lines of objects."""
     with path.open("rb") as file:
         start = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()
         file.seek(0)
         if start.startswith(b"["):
             try:
-                yield from enumerate(json.load(file), 1)
+                yield from _items(file.read().decode("utf-8-sig"))
             except (ValueError, RecursionError) as error:
                 raise UserError(f"{path}: not a JSON list: {error}") from error
             return
@@ -94,11 +67,50 @@ def _json_rows(path: Path) -> Rows:
             if not data.strip():
                 continue
             try:
-                yield line, json.loads(data)
+                yield line, json.loads(data, object_pairs_hook=_object)
             except ValueError as error:
                 yield line, error
             except RecursionError:
                 yield line, ValueError("nested too deeply")
+
+
+def _items(text: str) -> Rows:
+    """The values in the text of a JSON list, one at a time."""
+    strict, lenient = json.JSONDecoder(object_pairs_hook=_object), json.JSONDecoder()
+
+    def past(place: int) -> int:
+        match = SPACE.match(text, place)
+        assert match is not None
+        return match.end()
+
+    place, number = past(text.index("[") + 1), 0
+    closed = text.startswith("]", place)
+    while not closed:
+        number += 1
+        try:
+            row, place = strict.raw_decode(text, place)
+        except json.JSONDecodeError:
+            raise
+        except ValueError as error:
+            row, place = error, lenient.raw_decode(text, place)[1]
+        yield number, row
+        place = past(place)
+        closed = text.startswith("]", place)
+        if not closed:
+            if not text.startswith(",", place):
+                raise json.JSONDecodeError("Expecting ',' or ']'", text, place)
+            place = past(place + 1)
+    if past(place + 1) < len(text):
+        raise json.JSONDecodeError("Extra data", text, place + 1)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. ValueError: a key is there twice, of which a reader could take either value."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {twice!r} is there twice in an object")
+    return made
 
 
 def _csv_rows(path: Path) -> Rows:
@@ -124,7 +136,7 @@ def _parquet_rows(path: Path) -> Rows:
 
     try:
         with ParquetFile(path) as file:
-            yield from _batch_rows(file.iter_batches(ROWS_AT_ONCE))
+            yield from _batch_rows(path, file.iter_batches(ROWS_AT_ONCE))
     except (pyarrow.ArrowException, ValueError, OverflowError) as error:  # the last two: dates out of Python's range
         raise UserError(f"{path}: not a Parquet file that can be read: {error}") from error
 
@@ -142,24 +154,31 @@ def _arrow_rows(path: Path) -> Rows:
             else:
                 source.seek(0)
                 batches = iter(ipc.open_stream(source))
-            pieces = (
-                batch.slice(start, ROWS_AT_ONCE) for batch in batches for start in range(0, len(batch), ROWS_AT_ONCE)
-            )
-            yield from _batch_rows(pieces)
+            yield from _batch_rows(path, batches)
     except (pyarrow.ArrowException, ValueError, OverflowError) as error:
         raise UserError(f"{path}: not an Arrow file that can be read: {error}") from error
 
 
-def _batch_rows(batches: Iterator[Any]) -> Rows:
+def _batch_rows(path: Path, batches: Iterator[Any]) -> Rows:
+    """Without columns of times and dates, which no format has and Python has not all of."""
+    from pyarrow.types import is_temporal
+
     number = 0
     for batch in batches:
-        for row in batch.to_pylist():
-            number += 1
-            yield number, row
+        names = batch.schema.names
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise UserError(f"{path}: there is more than one column named {', '.join(twice)}: rename all but one")
+        batch = batch.select([field.name for field in batch.schema if not is_temporal(field.type)])
+        step = min(ROWS_AT_ONCE, max(1, BYTES_AT_ONCE * len(batch) // max(batch.nbytes, 1)))
+        for start in range(0, len(batch), step):
+            for row in batch.slice(start, step).to_pylist():
+                number += 1
+                yield number, row
 
 
 READERS: dict[str, Callable[[Path], Rows]] = {
     ".jsonl": _json_rows,
+    ".ndjson": _json_rows,
     ".json": _json_rows,
     ".csv": _csv_rows,
     ".parquet": _parquet_rows,

@@ -93,11 +93,17 @@ def read(path: str | Path, format: str = "auto", tally: Tally | None = None) -> 
     if format != "auto" and format not in FORMATS:
         raise UserError(f"{path}: there is no data format {format!r}; use auto, {', '.join(FORMATS)}")
     rows = rows_of(path)
-    begin = list(islice(rows, LOOKED))
+    begin = list(islice(rows, 1))
     if not begin:
         raise UserError(f"{path}: the file has no rows")
-    parse = FORMATS[_look(path, begin) if format == "auto" else format].parse
-    return _parsed(str(path), chain(begin, rows), parse, tally)
+    if format == "auto":
+        while (found := _format_of(path, begin[-1][1])) is None:
+            more = list(islice(rows, 1))
+            if not more or len(begin) == LOOKED:
+                raise _unknown(path, begin)
+            begin += more
+        format = found
+    return _parsed(str(path), chain(begin, rows), FORMATS[format].parse, tally)
 
 
 def _parsed(
@@ -115,18 +121,22 @@ def _parsed(
             yield example
 
 
-def _look(path: Path, rows: list[tuple[int, Any]]) -> str:
-    """The format of a file that begins with these rows."""
-    keys = [{key for key in row if row[key] is not None} for _, row in rows if isinstance(row, dict)]
-    for present in keys:
-        if any(wanted <= present for wanted in PREFERENCES):
-            raise UserError(
-                f"{path}: this is preference data ({', '.join(sorted(present))}), which rptrain does not train on: "
-                "give rows with one answer each, or set `format` to take them as such"
-            )
-        for name, format in FORMATS.items():
-            if format.keys <= present:
-                return name
-    first = f"its first row has {', '.join(sorted(keys[0]))}" if keys else f"its first row: {rows[0][1]}"
+def _format_of(path: Path, row: Any) -> str | None:
+    """The format whose keys a row has. UserError: it has those of preference data."""
+    if not isinstance(row, dict):
+        return None
+    present = {key for key in row if row[key] is not None}
+    if any(wanted <= present for wanted in PREFERENCES):
+        raise UserError(
+            f"{path}: this is preference data ({', '.join(sorted(present))}), which rptrain does not train on: "
+            "give rows with one answer each, or set `format` to take them as such"
+        )
+    return next((name for name, format in FORMATS.items() if format.keys <= present), None)
+
+
+def _unknown(path: Path, rows: list[tuple[int, Any]]) -> UserError:
+    """Of a file that begins with these rows."""
+    keys = next(({key for key in row if row[key] is not None} for _, row in rows if isinstance(row, dict)), None)
+    first = f"its first row: {rows[0][1]}"[:LONGEST] if keys is None else f"its first row has {', '.join(sorted(keys))}"
     wanted = "; ".join(f"{name}: {', '.join(sorted(format.keys))}" for name, format in FORMATS.items())
-    raise UserError(f"{path}: no known data format; {first}. Known formats and their keys: {wanted}.")
+    return UserError(f"{path}: no known data format; {first}. Known formats and their keys: {wanted}.")

@@ -11,7 +11,7 @@ import torch
 
 from rptrain.data import cache, formats, tasks
 from rptrain.data.batch import IGNORED, Batch
-from rptrain.data.files import files_of
+from rptrain.data.folders import Chosen, choose, named
 from rptrain.data.formats import Tally
 from rptrain.data.pieces import Overlong, piece
 from rptrain.data.rows import Group, Rows, build, shuffled
@@ -147,7 +147,7 @@ def prepare(
     """Reads, renders, tokenises and packs the sources, in this order; what was tokenised before is in `cache_dir`.
 
     `tokenizer` may be None, and `vocab_size` must be given, for random tokens only. `seed` decides which
-    documents of a length share a row. UserError: see `files_of`, `read` and `encode`; or no token is supervised.
+    documents of a length share a row. UserError: see `choose`, `read` and `encode`; or no token is supervised.
     """
     if not sources:
         raise UserError("there is no data: add a [[data.train]] entry with a path")
@@ -157,6 +157,7 @@ def prepare(
     settings = Tokenising(tokenizer, assistant_only_loss, chat_template, folder) if tokenizer is not None else None
     streams: list[Stream] = []
     weights: list[float] = []
+    others: list[tuple[SourceLike, Chosen]] = []
     for source in sources:
         if source.path == RANDOM:
             found = [_random_stream(max_length, vocab_size)]
@@ -165,12 +166,15 @@ def prepare(
         elif source.path.startswith("builtin:"):
             found = [settings.builtin(_questions(source))]
         else:
-            found = settings.streams(source)
+            chosen = choose(source.path, source.split)
+            others.append((source, chosen))
+            found = settings.streams(chosen.files, source.format)
         streams += found
         weights += [source.weight] * len(found)
     pieces = piece(streams, max_length, overlong)
     pieces.trimmed.warn()
-    return build(streams, pieces, packing=packing, pad_id=_pad_id(tokenizer), seed=seed, weights=weights)
+    rows = build(streams, pieces, packing=packing, pad_id=_pad_id(tokenizer), seed=seed, weights=weights)
+    return replace(rows, not_taken=_not_taken(others))
 
 
 class Tokenising:
@@ -197,22 +201,28 @@ class Tokenising:
             tally=tally,
         )
 
-    def streams(self, source: SourceLike) -> list[Stream]:
+    def streams(self, files: Sequence[Path], format: str) -> list[Stream]:
         """The files of a source with their tokens. UserError: more than 1 % of all its rows are bad."""
         streams: list[Stream] = []
         tallies: dict[str, Tally] = {}
-        for file in files_of(source.path, source.split):
-            key = cache.content_key(file, [source.format, *self._settings])
+        for file in files:
+            key = cache.content_key(file, [format, *self._settings])
             found = cache.load(self._folder, key)
             if found is None:
                 log.info("%s is tokenised", file)
                 tally = Tally()
-                documents = self.documents(formats.read(file, source.format, tally), tally)
-                found = cache.store(self._folder, key, documents, tally), tally
+                documents = self.documents(formats.read(file, format, tally), tally)
+                found = cache.store(self._folder, key, self._of_whole(file, key, format, documents), tally), tally
             streams.append(replace(found[0], name=str(file)))
             tallies[str(file)] = found[1]
         Tally.joined(tallies).judge()
         return streams
+
+    def _of_whole(self, file: Path, key: str, format: str, documents: Iterable[Document]) -> Iterator[Document]:
+        """The documents. UserError at their end, before they are kept under the key, where it is not the file's now."""
+        yield from documents
+        if cache.content_key(file, [format, *self._settings]) != key:
+            raise UserError(f"{file} was changed while it was read: begin again when nothing writes it any more")
 
 
 def load_tokenizer(directory: str | Path) -> Any:
@@ -233,6 +243,20 @@ def load_tokenizer(directory: str | Path) -> Any:
     if not tokenizer.is_fast:
         raise UserError(f"{directory}: the tokenizer has no tokenizer.json, which gives the tokens' places")
     return tokenizer
+
+
+def _not_taken(sources: Sequence[tuple[SourceLike, Chosen]]) -> tuple[str, ...]:
+    """Of each source that is a folder, the files that are of no source; a warning where they are of no split."""
+    taken = {file for _, chosen in sources for file in chosen.files}
+    lines = {}
+    for source, chosen in sources:
+        names = {file: why for file, why in chosen.others.items() if file not in taken}
+        if names:
+            line = f"{source.path}: {len(names)} files are not taken: {named(names, source.path)}"
+            if chosen.lost:
+                log.warning(line)
+            lines[line] = None
+    return tuple(lines)
 
 
 def _questions(source: SourceLike) -> list[formats.Example]:

@@ -50,6 +50,7 @@ class Preview:
     dropped: int
     dropped_tokens: int
     unsupervised: int  # samples that were left out, as nothing in them is supervised
+    not_taken: tuple[str, ...]  # for each folder, the files in it that are not of the split
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -79,6 +80,7 @@ def preview(batches: Batches, tokenizer: Any, count: int) -> Preview:
         dropped=done.dropped,
         dropped_tokens=done.dropped_tokens,
         unsupervised=rows.unsupervised,
+        not_taken=rows.not_taken,
     )
 
 
@@ -87,7 +89,7 @@ def show(found: Preview, console: Console) -> None:
     colours = console.color_system is not None and not console.no_color
     console.print(Text("\nData", style="bold"))
     for line in _counts(found):
-        console.print(Text(f"  {line}"))
+        console.print(Text(f"  {printable(line)}"))
     for sample in found.samples:
         console.print(Text(f"\n{sample.place}: {sample.tokens} tokens, {sample.supervised} supervised", style="bold"))
         text = Text()
@@ -120,7 +122,7 @@ def _counts(found: Preview) -> list[str]:
         lines.append(f"{found.dropped:,} samples of {found.dropped_tokens:,} tokens are left out: {longer}")
     if found.unsupervised:
         lines.append(f"{found.unsupervised:,} samples without a supervised token are left out")
-    return lines
+    return [*lines, *found.not_taken]
 
 
 def _sample(rows: Rows, document: int, tokenizer: Any) -> Sample:

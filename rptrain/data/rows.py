@@ -45,6 +45,7 @@ class Rows:
     unsupervised: int  # samples that were left out, as the loss counts none of their tokens
     pad_id: int
     content_hash: str  # of the tokens, labels and documents
+    not_taken: tuple[str, ...] = ()  # files of the sources' folders that are no part of them, in words
 
     def __len__(self) -> int:
         return len(self.starts) - 1

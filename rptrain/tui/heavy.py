@@ -55,6 +55,7 @@ def plan(path: Path, text: str) -> Planned:
 
 def preview(path: Path, text: str) -> Preview:
     """The first samples of a config's first data set, as its model would read them."""
+    from rptrain.data.folders import choose
     from rptrain.data.loader import RANDOM, TASKS, load_tokenizer
     from rptrain.data.template import Renderer, load_template
     from rptrain.models.registry import locate
@@ -79,7 +80,7 @@ def preview(path: Path, text: str) -> Preview:
         samples.append(Sample(shown, tuple(spans), len(tokenizer(shown, verbose=False)["input_ids"])))
     if source.path == TASKS:
         return Preview("questions that rptrain makes up", tuple(samples))
-    nbytes = Path(source.path).stat().st_size
+    nbytes = sum(file.stat().st_size for file in choose(source.path, source.split).files)
     kind = "conversations" if examples[0].messages is not None else "texts"
     return Preview(f"{kind}, {nbytes / 1e6:,.1f} MB", tuple(samples))
 
@@ -89,13 +90,13 @@ def _first_examples(source: TrainSet) -> list[Any]:
     from itertools import islice
 
     from rptrain.data import formats, tasks
-    from rptrain.data.files import files_of
+    from rptrain.data.folders import choose
     from rptrain.data.loader import TASKS
 
     if source.path == TASKS:
         asked = tasks.questions("train", SAMPLES)
         return [formats.Example(TASKS, line, messages=one.messages) for line, one in enumerate(asked, 1)]
-    return list(islice(formats.read(files_of(source.path, source.split)[0], source.format), SAMPLES))
+    return list(islice(formats.read(choose(source.path, source.split).files[0], source.format), SAMPLES))
 
 
 def export(source: Path, to: Path, merge: bool) -> str:

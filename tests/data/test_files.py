@@ -1,11 +1,12 @@
 """Every kind of file gives the same examples, and says what is wrong with it."""
 
+import gzip
 import json
-import shutil
 
 import pytest
 
-from rptrain.data.files import files_of, rows_of
+from rptrain.data import files
+from rptrain.data.files import rows_of
 from rptrain.data.formats import read
 from rptrain.errors import UserError
 
@@ -69,6 +70,60 @@ def test_nested_columns_and_more_rows_than_are_read_at_once(tmp_path, name):
     assert examples[2400].messages == [{"role": "user", "content": "2400?"}, {"role": "assistant", "content": "4"}]
 
 
+def test_a_json_list_is_read_one_item_at_a_time(tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_text('\ufeff \n[{"a": {"b": 1, "b": 2}} ,\n{"a": 1},3 ] \n', encoding="utf-8")
+    (first, error), *others = rows_of(path)
+    assert (first, str(error)) == (1, "the key 'b' is there twice in an object") and others == [(2, {"a": 1}), (3, 3)]
+    for text in ("[1,]", "[1 2]", "[1", "[", "[1] 2", "[,]", '[{"a": 1, "a": }]'):
+        path.write_text(text)
+        with pytest.raises(UserError, match="not a JSON list"):
+            list(rows_of(path))
+    path.write_text("[ ]")
+    assert not list(rows_of(path))
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "file.arrow"])
+def test_tables_with_columns_that_do_no_good(tmp_path, monkeypatch, name):
+    """One name for two columns is refused; times that Python does not have are not looked at."""
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    def write(arrays, names):
+        table = pyarrow.Table.from_arrays(arrays, names=names)
+        if name == "rows.parquet":
+            write_table(table, tmp_path / name)
+        else:
+            open_writer = pyarrow.ipc.new_file if name == "file.arrow" else pyarrow.ipc.new_stream
+            with open_writer(tmp_path / name, table.schema) as writer:
+                writer.write_table(table)
+
+    texts = pyarrow.array(["one", "two", "six"])
+    write([texts, texts], ["text", "text"])
+    with pytest.raises(UserError, match="more than one column named text: rename all but one"):
+        list(rows_of(tmp_path / name))
+    write([texts, pyarrow.array([2**62] * 3, pyarrow.timestamp("us"))], ["text", "when"])
+    expected = [(1, {"text": "one"}), (2, {"text": "two"}), (3, {"text": "six"})]
+    assert list(rows_of(tmp_path / name)) == expected
+    monkeypatch.setattr(files, "BYTES_AT_ONCE", 1)
+    assert list(rows_of(tmp_path / name)) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gzip.compress(b'{"text": "a"}'), r"compressed \(gzip\): unpack it"),
+        ('{"text": "a"}'.encode("utf-16"), "UTF-16: write it as UTF-8"),
+        (b"PAR1\x15", "Parquet: name it .parquet"),
+    ],
+)
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.txt", "rows"])
+def test_files_that_are_no_text(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=f"{name}: this file is {message}"):
+        list(rows_of(tmp_path / name))
+
+
 def test_a_list_as_json_text_in_a_table(tmp_path):
     as_csv(tmp_path / "rows.csv", [{"messages": json.dumps(CHATS[0]["messages"])}])
     (example,) = read(tmp_path / "rows.csv")
@@ -104,60 +159,3 @@ def test_files_that_are_damaged(tmp_path, name, message):
         (tmp_path / name).write_bytes(whole[: len(whole) // 2])
         with pytest.raises(UserError, match=message):
             list(rows_of(tmp_path / name))
-
-
-def names_of(path, split="train"):
-    return [str(file.relative_to(path)) for file in files_of(path, split)]
-
-
-def test_folders_of_files(tmp_path):
-    (tmp_path / "data").mkdir()
-    for name in ("train-00001-of-00002.parquet", "train-00000-of-00002.parquet", "test-00000-of-00001.parquet"):
-        (tmp_path / "data" / name).touch()
-    (tmp_path / "README.md").touch()
-    (tmp_path / "dataset_infos.json").touch()
-    assert names_of(tmp_path) == ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"]
-    assert names_of(tmp_path, "test") == ["data/test-00000-of-00001.parquet"]
-    with pytest.raises(UserError, match="no data files of the split 'dev' are in this folder: test-00000-of-00001"):
-        files_of(tmp_path, "dev")
-    (tmp_path / "plain").mkdir()
-    for name in ("b.jsonl", "a.jsonl", "notes.md", "trainer.csv"):
-        (tmp_path / "plain" / name).touch()
-    assert names_of(tmp_path / "plain") == ["a.jsonl", "b.jsonl", "trainer.csv"]
-    with pytest.raises(UserError, match="no data files of the split 'test'"):
-        files_of(tmp_path / "plain", "test")
-
-
-def described(folder, rows, name="data-00000-of-00001.arrow"):
-    """What `Dataset.save_to_disk` leaves: a stream of record batches, and a description of them."""
-    folder.mkdir(parents=True)
-    as_arrow(folder / name, rows)
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}], "_split": "train"}))
-    (folder / "dataset_info.json").write_text("{}")
-
-
-def test_what_datasets_saves(tmp_path):
-    described(tmp_path / "one", ROWS)
-    assert names_of(tmp_path / "one") == ["data-00000-of-00001.arrow"]
-    for split in ("train", "test"):
-        described(tmp_path / "two" / split, ROWS)
-    (tmp_path / "two/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    assert names_of(tmp_path / "two", "test") == ["test/data-00000-of-00001.arrow"]
-    with pytest.raises(UserError, match="there is no split 'dev'; it has train, test"):
-        files_of(tmp_path / "two", "dev")
-    (tmp_path / "one/state.json").write_text('{"_data_files": [{"filename": "../../secret.arrow"}]}')
-    assert names_of(tmp_path / "one") == ["secret.arrow"], "files outside the folder are not looked at"
-    (tmp_path / "one/state.json").write_text("[]")
-    with pytest.raises(UserError, match="not what `datasets` writes"):
-        files_of(tmp_path / "one")
-
-
-def test_datasets_itself(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    made = datasets.Dataset.from_list(ROWS)
-    datasets.DatasetDict({"train": made, "test": made.select([1])}).save_to_disk(str(tmp_path / "saved"), num_proc=None)
-    (file,) = files_of(tmp_path / "saved", "test")
-    assert [row for _, row in rows_of(file)] == ROWS[1:2]
-    shutil.rmtree(tmp_path / "saved")
-    made.save_to_disk(str(tmp_path / "saved"), num_shards=2)
-    assert [row for file in files_of(tmp_path / "saved") for _, row in rows_of(file)] == ROWS

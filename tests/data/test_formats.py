@@ -86,6 +86,8 @@ def test_explicit_format_overrides(write):
     [
         ("{not json", "Expecting property name"),
         ("[1]", "not a JSON object"),
+        ('{"messages": [{"role": "user", "content": "a", "content": "b"}]}', "the key 'content' is there twice"),
+        ('{"messages": NaN}', "`messages` is not a list"),
         ({"messages": []}, "at least one message"),
         ({"messages": ["hello"]}, "not an object with `role` and `content`"),
         ({"messages": [{"role": "user"}]}, "`content` is missing"),

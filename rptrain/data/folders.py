@@ -1,0 +1,157 @@
+"""Which files are those of a split: a file itself, what a pattern matches, or of a folder, by words in their names."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from glob import glob
+from os.path import isdir, isfile
+from pathlib import Path
+from typing import Any
+
+from rptrain.data.files import READERS
+from rptrain.errors import UserError
+
+# The splits of `datasets`, with the words that stand for each; and what names of parts in `data/` look like there.
+WORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+SHARD = re.compile(r"data/(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*$")
+NO_DATA = ("readme", "license", "dataset_info", "dataset_infos")  # names without their endings
+PATTERN = re.compile(r"[*?[]")
+MOST = 100_000  # files of a folder
+SHOWN = 5  # files that a message names
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The files of a split, in the order of their names; and why the others of the folder are none of them."""
+
+    files: list[Path]
+    others: dict[Path, str] = field(default_factory=dict)
+    lost: bool = False  # some of the others are of no split, or cannot be read
+
+
+def choose(path: str | Path, split: str = "train") -> Chosen:
+    """A file itself, those that a pattern matches, or a split's of a folder.
+
+    A folder is what `datasets.save_to_disk` leaves, or holds data files, also in folders of its own. The rule is that
+    of `datasets` (its documentation, "Structure your repository"), but for capitals, which are small letters here:
+    `data/NAME-00000-of-00001.*` are of the split NAME; else folders' names tell, else files' names, by the split as a
+    word of them; where no name has such a word all are of "train". UserError: there are none, or a name tells of two.
+    """
+    path = Path(path)
+    if isdir(path):
+        chosen = _of_folder(path, split)
+    elif isfile(path) or os.path.lexists(path):
+        chosen = Chosen([path])
+    elif PATTERN.search(str(path)):
+        chosen = Chosen(sorted(Path(name) for name in glob(str(path), recursive=True) if not isdir(name)))
+    else:
+        raise UserError(f"{path}: no such data file or folder")
+    if not chosen.files:
+        raise UserError(f"{path}: no file matches this pattern")
+    if split != "train" and not isdir(path):
+        raise UserError(f"{path}: a file has no split {split!r}; it is taken whole")
+    for file in chosen.files:
+        if file.exists() and not file.is_file():
+            raise UserError(f"{file}: a pipe, a socket or a device is no data file: write a file of what comes of it")
+    return chosen
+
+
+def named(files: dict[Path, str], folder: str | Path) -> str:
+    """The first of them in the folder, with the reasons."""
+    more = [f"and {len(files) - SHOWN} more"] if len(files) > SHOWN else []
+    return ", ".join([f"{file.relative_to(folder)} ({why})" for file, why in list(files.items())[:SHOWN]] + more)
+
+
+def _of_folder(path: Path, split: str) -> Chosen:
+    if (path / "config.json").is_file():
+        raise UserError(f"{path}: this folder holds a model (config.json), no data")
+    if (path / "dataset_dict.json").is_file():
+        splits = _described(path / "dataset_dict.json", "splits")
+        if split not in splits:
+            raise UserError(f"{path}: there is no split {split!r}; it has {', '.join(map(str, splits))}")
+        path = path / split
+    if (path / "state.json").is_file():
+        parts = _described(path / "state.json", "_data_files")
+        try:
+            return Chosen([path / Path(part["filename"]).name for part in parts])
+        except (TypeError, KeyError) as error:
+            raise UserError(f"{path / 'state.json'} is not what `datasets` writes: {error!r}") from error
+    files = sorted(file for file in _walk(path) if file.stem.lower() not in NO_DATA)
+    read = [file for file in files if file.suffix.lower() in READERS]
+    splits = _splits_of([file.relative_to(path).as_posix() for file in read], split)
+    found = dict(zip(read, splits, strict=True))
+    others = {file: _why_not(found.get(file)) for file in files if split not in found.get(file, ())}
+    chosen = [file for file in read if split in found[file]]
+    if not chosen:
+        names = f": {named(others, path)}" if others else ""
+        raise UserError(f"{path}: no data files of the split {split!r} are in this folder{names}")
+    for file in chosen:
+        if len(told := sorted(found[file] & WORDS.keys())) > 1 and split in WORDS:
+            raise UserError(
+                f"{file}: its name tells of the splits {' and '.join(told)}: give each set's files by a path or a "
+                f'pattern instead of the folder, as in path = "{path}/*part*.jsonl"'
+            )
+    return Chosen(chosen, others, any(not found.get(file) for file in others))
+
+
+def _why_not(splits: set[str] | None) -> str:
+    if splits is None:
+        return "its ending is of no type that is read"
+    return " and ".join(sorted(splits)) or "of no split"
+
+
+def _splits_of(names: list[str], split: str) -> list[set[str]]:
+    """The splits of files, from their names within the folder; a split of another name is its only word."""
+    if shards := {name: match[1] for name in names if (match := SHARD.match(name))}:
+        return [{shards[name]} if name in shards else set() for name in names]
+    words = {split: (split,), **WORDS}
+    patterns = {
+        name: re.compile(rf"(^|[-._ 0-9/])({'|'.join(map(re.escape, some))})([-._ 0-9/]|$)", re.IGNORECASE)
+        for name, some in words.items()
+    }
+    for part in (os.path.dirname, os.path.basename):
+        found = [{name for name, pattern in patterns.items() if pattern.search(part(file))} for file in names]
+        if any(found):
+            return found
+    return [{"train"} for _ in names]
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """All files but hidden ones. Links are followed; a folder is looked into once, by whatever names it is reached."""
+    seen: set[tuple[int, int]] = set()
+    waiting, count = [folder], 0
+    while waiting:
+        here = waiting.pop()
+        try:
+            status, entries = here.stat(), sorted(here.iterdir())
+        except OSError as error:
+            raise UserError(f"{here} cannot be read: {error.strerror or error}") from error
+        if (status.st_dev, status.st_ino) in seen:
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        for entry in entries:
+            if entry.name.startswith((".", "__")):
+                continue
+            if isdir(entry):
+                waiting.append(entry)
+                continue
+            count += 1
+            if count > MOST:
+                raise UserError(
+                    f"{folder} holds more than {MOST:,} files: join them into fewer, or name a folder in it"
+                )
+            yield entry
+
+
+def _described(file: Path, key: str) -> list[Any]:
+    """The list under `key` of what `datasets` wrote about a folder."""
+    try:
+        return list(json.loads(file.read_text(encoding="utf-8"))[key])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{file} is not what `datasets` writes: {error!r}") from error

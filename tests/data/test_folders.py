@@ -1,0 +1,188 @@
+"""Which files of a folder a split has: what `datasets` says, and nothing is left out without a word."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rptrain.data import folders
+from rptrain.data.files import rows_of
+from rptrain.data.folders import choose
+from rptrain.data.loader import Batches, Source, prepare
+from rptrain.data.preview import preview
+from rptrain.errors import UserError
+
+from .test_files import ROWS, as_arrow
+
+
+def make(folder, names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("\n".join(map(json.dumps, ROWS)))
+
+
+# Files of a folder, and those of each split by the rule of `datasets`.
+FOLDERS = [
+    ({"mydata_train.jsonl": "train", "mydata_test.jsonl": "test", "notes.jsonl": None}),
+    ({"train.jsonl": "train", "more.jsonl": None}),
+    ({"trainer.csv": None, "contest.jsonl": None, "dev.csv": "validation"}),
+    ({"trainer.csv": "train", "contest.jsonl": "train", "sub/b.jsonl": "train"}),
+    ({"data/train_sft-00000-of-2.jsonl": "train", "data/test_sft-00000-of-2.jsonl": "test"}),
+    ({"data/train_sft-00000-of-00002.jsonl": "train_sft", "data/test_sft-00000-of-00002.jsonl": "test_sft"}),
+    ({"train/a.jsonl": "train", "test/deep/b.jsonl": "test", "extra.jsonl": None, "validation.jsonl": None}),
+    ({"my train 2/a.jsonl": "train", "part.eval/b.jsonl": "test"}),
+    ({"2train3.jsonl": "train", "valid-1.jsonl": "validation"}),
+]
+
+
+@pytest.mark.parametrize("files", FOLDERS, ids=lambda files: next(iter(files)))
+def test_splits_are_words_of_names(tmp_path, files):
+    make(tmp_path, files)
+    for split in {*files.values()} - {None}:
+        chosen = choose(tmp_path, split)
+        expected = sorted(name for name, its in files.items() if its == split)
+        assert [file.relative_to(tmp_path).as_posix() for file in chosen.files] == expected
+        others = {file.relative_to(tmp_path).as_posix(): why for file, why in chosen.others.items()}
+        assert others == {name: its or "of no split" for name, its in files.items() if its != split}
+        assert chosen.lost == (None in files.values())
+
+
+@pytest.mark.parametrize("files", FOLDERS, ids=lambda files: next(iter(files)))
+def test_datasets_chooses_the_same(tmp_path, files):
+    data_files = pytest.importorskip("datasets.data_files")
+    make(tmp_path, files)
+    found = {
+        str(split): sorted(
+            Path(file).relative_to(tmp_path).as_posix()
+            for file in data_files.DataFilesList.from_patterns(patterns, base_path=str(tmp_path))
+        )
+        for split, patterns in data_files.get_data_patterns(str(tmp_path)).items()
+    }
+    splits = {*files.values()} - {None}
+    assert found == {split: sorted(name for name, its in files.items() if its == split) for split in splits}
+
+
+def test_splits_with_names_of_their_own(tmp_path):
+    make(tmp_path, ["data/train_sft-00000-of-00001.jsonl", "data/train_gen-00000-of-00001.jsonl"])
+    with pytest.raises(UserError, match=r"split 'train' are in this folder: data/train_gen-\S+ \(train_gen\), "):
+        choose(tmp_path)
+    make(tmp_path / "two", ["train_sft.jsonl", "train_gen.jsonl"])
+    assert names_of(tmp_path / "two", "train_sft") == ["train_sft.jsonl"]
+
+
+def test_a_name_that_tells_of_two_splits(tmp_path):
+    make(tmp_path, ["train_test.jsonl", "train.jsonl"])
+    with pytest.raises(UserError, match=r"train_test.jsonl: its name tells of the splits test and train: .* pattern"):
+        choose(tmp_path)
+    pattern = choose(f"{tmp_path}/train[_]*.jsonl")
+    assert [file.name for file in pattern.files] == ["train_test.jsonl"]
+    with pytest.raises(UserError, match="no file matches this pattern"):
+        choose(f"{tmp_path}/*.csv")
+    with pytest.raises(UserError, match="it is taken whole"):
+        choose(f"{tmp_path}/*.jsonl", "test")
+
+
+def test_files_that_are_not_taken_are_named(tmp_path, tokenizer, caplog):
+    make(tmp_path, ["train.jsonl", "test.jsonl"])
+
+    def go():
+        caplog.clear()
+        rows = prepare(
+            sources=[Source(str(tmp_path))], tokenizer=tokenizer, max_length=64, cache_dir=tmp_path / ".kept"
+        )
+        return rows.not_taken
+
+    assert go() == (f"{tmp_path}: 1 files are not taken: test.jsonl (test)",) and not caplog.text
+    make(tmp_path, ["more.jsonl", "old.jsonl.gz", ".hidden.jsonl", "README.md"])
+    (line,) = go()
+    named = "more.jsonl (of no split), old.jsonl.gz (its ending is of no type that is read), test.jsonl (test)"
+    assert line == f"{tmp_path}: 3 files are not taken: {named}" and line in caplog.text
+    both = [Source(str(tmp_path)), Source(str(tmp_path), split="test"), Source(str(tmp_path / "more.jsonl"))]
+    rows = prepare(sources=both, tokenizer=tokenizer, max_length=64, cache_dir=tmp_path / ".kept")
+    assert all("1 files are not taken: old.jsonl.gz" in line for line in rows.not_taken)
+    assert preview(Batches(rows, 1, 1, 0), tokenizer, 1).not_taken == rows.not_taken
+
+
+def test_links_that_lead_back_and_links_to_nothing(tmp_path):
+    make(tmp_path, ["a.jsonl", "sub/b.jsonl"])
+    (tmp_path / "sub/back").symlink_to(tmp_path)
+    (tmp_path / "self").symlink_to(tmp_path / "self")
+    assert names_of(tmp_path) == ["a.jsonl", "sub/b.jsonl"]
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nothing")
+    assert "gone.jsonl" in names_of(tmp_path), "reading it says that it is not there"
+
+
+def test_pipes_are_refused_before_they_are_opened(tmp_path):
+    make(tmp_path, ["a.jsonl"])
+    os.mkfifo(tmp_path / "b.jsonl")
+    for path in (tmp_path, tmp_path / "b.jsonl", f"{tmp_path}/*.jsonl", "/dev/zero"):
+        with pytest.raises(UserError, match=r"(b.jsonl|zero): a pipe, a socket or a device is no data file"):
+            choose(path)
+
+
+def test_too_many_files(tmp_path, monkeypatch):
+    make(tmp_path, ["a.jsonl", "b.jsonl", "c.jsonl"])
+    monkeypatch.setattr(folders, "MOST", 2)
+    with pytest.raises(UserError, match="more than 2 files"):
+        choose(tmp_path)
+
+
+def names_of(path, split="train"):
+    return [str(file.relative_to(path)) for file in choose(path, split).files]
+
+
+def test_folders_of_files(tmp_path):
+    (tmp_path / "data").mkdir()
+    for name in ("train-00001-of-00002.parquet", "train-00000-of-00002.parquet", "test-00000-of-00001.parquet"):
+        (tmp_path / "data" / name).touch()
+    (tmp_path / "README.md").touch()
+    (tmp_path / "dataset_infos.json").touch()
+    assert names_of(tmp_path) == ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"]
+    assert names_of(tmp_path, "test") == ["data/test-00000-of-00001.parquet"]
+    message = r"no data files of the split 'dev' are in this folder: data/test-00000-of-00001.parquet \(test\), "
+    with pytest.raises(UserError, match=message):
+        choose(tmp_path, "dev")
+    (tmp_path / "plain").mkdir()
+    for name in ("b.jsonl", "a.jsonl", "notes.md", "trainer.csv"):
+        (tmp_path / "plain" / name).touch()
+    assert names_of(tmp_path / "plain") == ["a.jsonl", "b.jsonl", "trainer.csv"]
+    with pytest.raises(UserError, match="no data files of the split 'test'"):
+        choose(tmp_path / "plain", "test")
+
+
+def described(folder, rows, name="data-00000-of-00001.arrow"):
+    """What `Dataset.save_to_disk` leaves: a stream of record batches, and a description of them."""
+    folder.mkdir(parents=True)
+    as_arrow(folder / name, rows)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}], "_split": "train"}))
+    (folder / "dataset_info.json").write_text("{}")
+
+
+def test_what_datasets_saves(tmp_path):
+    described(tmp_path / "one", ROWS)
+    assert names_of(tmp_path / "one") == ["data-00000-of-00001.arrow"]
+    for split in ("train", "test"):
+        described(tmp_path / "two" / split, ROWS)
+    (tmp_path / "two/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert names_of(tmp_path / "two", "test") == ["test/data-00000-of-00001.arrow"]
+    with pytest.raises(UserError, match="there is no split 'dev'; it has train, test"):
+        choose(tmp_path / "two", "dev")
+    (tmp_path / "one/state.json").write_text('{"_data_files": [{"filename": "../../secret.arrow"}]}')
+    assert names_of(tmp_path / "one") == ["secret.arrow"], "files outside the folder are not looked at"
+    for text in ("[]", '{"_data_files": ["a.arrow"]}', "[" * 100_000):
+        (tmp_path / "one/state.json").write_text(text)
+        with pytest.raises(UserError, match="not what `datasets` writes"):
+            choose(tmp_path / "one")
+
+
+def test_datasets_itself(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset.from_list(ROWS)
+    datasets.DatasetDict({"train": made, "test": made.select([1])}).save_to_disk(str(tmp_path / "saved"), num_proc=None)
+    (file,) = choose(tmp_path / "saved", "test").files
+    assert [row for _, row in rows_of(file)] == ROWS[1:2]
+    shutil.rmtree(tmp_path / "saved")
+    made.save_to_disk(str(tmp_path / "saved"), num_shards=2)
+    assert [row for file in choose(tmp_path / "saved").files for _, row in rows_of(file)] == ROWS
