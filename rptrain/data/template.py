@@ -1,7 +1,9 @@
 """Examples to documents of token ids, with the mask of the tokens that the loss counts."""
 
+import json
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from heapq import merge
+from itertools import chain
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,8 @@ from rptrain.data.formats import Example, Tally
 from rptrain.data.tokens import Document
 from rptrain.errors import UserError
 
-CHUNK = 1024  # examples that are tokenised in one call
-MARK = "\ue000"  # of Unicode's private use: stands for a turn's content while its place is looked for
+CHUNK, CHUNK_TEXT = 1024, 1 << 22  # examples that are tokenised in one call, or characters that end it before
+MARKS = range(0xE000, 0xF900)  # Unicode's private use: one stands for a turn's content while its place is looked for
 # Stock templates write today's date; with it the tokens of a run would differ from those of its resumption.
 FIXED_DATE = (
     '{%- macro strftime_now(format) -%}{{- "2024-07-26" if format == "%Y-%m-%d" else "26 Jul 2024" -}}{%- endmacro -%}'
@@ -41,23 +43,34 @@ def encode(
     UserError: there is no template or end-of-text token.
     """
     tally, renderer = tally or Tally(), None
-    examples = iter(examples)
-    while chunk := list(islice(examples, CHUNK)):
-        rendered: list[tuple[int, str, list[Span]]] = []
-        texts: list[Example] = []
-        for example in chunk:
-            if example.text is not None:
-                texts.append(example)
-                continue
+    rendered: list[tuple[int, str, list[Span]]] = []
+    texts: list[Example] = []
+    size = 0
+
+    def documents() -> Iterator[Document]:
+        """Of what is gathered, which ends with it."""
+        nonlocal rendered, texts, size
+        parts = _chats(rendered, tokenizer), _texts(texts, tokenizer, assistant_only_loss)
+        rendered, texts, size = [], [], 0
+        return merge(*parts, key=lambda document: document.line)
+
+    for example in examples:
+        if example.text is not None:
+            texts.append(example)
+            size += len(example.text)
+        else:
             renderer = renderer or Renderer(tokenizer, load_template(tokenizer, chat_template))
             try:
                 text, spans = renderer.render(example, assistant_only_loss)
                 text.encode()  # UnicodeEncodeError: half of a pair of surrogates, which no tokenizer takes
-                rendered.append((example.line, text, spans))
             except (ValueError, RecursionError) as error:
                 tally.add(example.line, error)
-        yield from _chats(rendered, tokenizer)
-        yield from _texts(texts, tokenizer, assistant_only_loss)
+                continue
+            rendered.append((example.line, text, spans))
+            size += len(text)
+        if size >= CHUNK_TEXT or len(rendered) + len(texts) >= CHUNK:
+            yield from documents()
+    yield from documents()
 
 
 def load_template(tokenizer: Any, chat_template: str | None) -> str:
@@ -132,6 +145,8 @@ class Renderer:
             )
         except (TemplateError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
             raise ValueError(f"the chat template refuses it: {error}") from error
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply, or a macro of the chat template calls itself") from error
 
     def _start(self, messages: list[Message], tools: Tools, turn: int, whole: str) -> int:
         if turn > 0 and self._prompts and messages[turn]["role"] == "assistant":
@@ -162,9 +177,13 @@ class Renderer:
 
     def _around(self, messages: list[Message], tools: Tools, turn: int) -> tuple[str, str]:
         """The text before and after a turn's content."""
-        changed = [*messages[:turn], {**messages[turn], "content": MARK}, *messages[turn + 1 :]]
-        before, mark, after = self._apply(changed, tools).partition(MARK)
-        if not mark:
+        said = json.dumps([messages, tools], ensure_ascii=False, default=str)
+        mark = next((chr(code) for code in MARKS if chr(code) not in said and chr(code) not in self._template), None)
+        if mark is None:
+            raise ValueError("it has all characters of Unicode's private use area, where one is needed as a mark")
+        changed = [*messages[:turn], {**messages[turn], "content": mark}, *messages[turn + 1 :]]
+        before, found, after = self._apply(changed, tools).partition(mark)
+        if not found:
             raise ValueError(f"the chat template does not write the text of turn {turn + 1}: {HELP}")
         return before, after
 

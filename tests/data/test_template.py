@@ -2,6 +2,7 @@ import logging
 
 import pytest
 
+from rptrain.data import template
 from rptrain.data.formats import Example, Tally
 from rptrain.data.template import encode
 from rptrain.errors import UserError
@@ -101,12 +102,12 @@ def supervised_texts(document, tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("template", "end"),
+    ("text", "end"),
     [(None, "<|im_end|>"), (LLAMA3, "<|eot_id|>"), (PROMPTLESS, "<|im_end|>"), (EAGER, "<|im_end|>")],
 )
-def test_only_the_assistants_tokens_are_supervised(tokenizer, template, end):
-    supervised, _ = runs([SHORT, LONG, GREETED], tokenizer, chat_template=template)
-    assert supervised == [text + end for text in ("hi there", "four", "eight, él", "welcome", "hi there")]
+def test_only_the_assistants_tokens_are_supervised(tokenizer, text, end):
+    supervised, _ = runs([SHORT, LONG, GREETED], tokenizer, chat_template=text)
+    assert supervised == [said + end for said in ("hi there", "four", "eight, él", "welcome", "hi there")]
 
 
 def test_rewritten_turns_of_qwen3(tokenizer):
@@ -126,6 +127,21 @@ def test_end_tokens_that_differ_by_place(tokenizer):
         "<|channel|>final<|message|>four<|end|>",
         "<|channel|>final<|message|>eight, él<|return|>",
     ]
+
+
+def test_no_text_moves_what_is_learned(tokenizer):
+    """A learned question is found by a mark in its place, which a text may hold as well."""
+    for earlier in ("plain", "\ue000 private", "\ue000\ue001\ue002"):
+        said = [("user", earlier), ("assistant", "ok"), ("user", "learn me"), ("assistant", "A")]
+        messages = [{"role": role, "content": text} for role, text in said]
+        example = Example("f", 1, messages=messages, learned=(False, False, True, False))
+        (document,) = encode([example], tokenizer)
+        assert supervised_texts(document, tokenizer) == ["learn me<|im_end|>"]
+    messages[0]["content"] = "".join(map(chr, template.MARKS))
+    with pytest.raises(UserError, match="all characters of Unicode's private use area"):
+        tally = Tally(1)
+        list(encode([example], tokenizer, tally=tally))
+        tally.judge()
 
 
 def test_without_assistant_only_loss_everything_is_supervised(tokenizer):
@@ -162,24 +178,47 @@ STRICT = "{{ raise_exception('no') if messages[0].role == 'assistant' }}" + PROM
 
 
 @pytest.mark.parametrize(
-    ("template", "reason"),
+    ("text", "reason"),
     [
         (UPPER, "does not show where turn 1 ends: give a `data.chat_template`"),
         (COUNTED, "does not show where turn 1 ends"),
         (DEAF, "does not write the text of turn 1"),
         (STRICT, "refuses it: no"),
         ("{% if %}", "refuses it"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}" + PROMPTLESS, "a macro of the chat template calls itself"),
     ],
 )
-def test_unsuitable_templates_say_what_to_do(tokenizer, template, reason):
+def test_unsuitable_templates_say_what_to_do(tokenizer, text, reason):
     with pytest.raises(UserError, match=r"1 of 1 rows are bad(.|\n)* 1: .*" + reason.replace("(", r"\(")):
-        runs([GREETED], tokenizer, chat_template=template)
+        runs([GREETED], tokenizer, chat_template=text)
 
 
 def test_a_refused_conversation_is_left_out(tokenizer, caplog):
     with caplog.at_level(logging.WARNING):
         supervised, whole = runs([SHORT] * 120 + [GREETED], tokenizer, chat_template=STRICT)
     assert len(supervised) == len(whole) == 120 and "1 of 121 rows are bad" in caplog.text
+
+
+def test_calls_of_the_tokenizer_are_bounded_by_text(tokenizer, monkeypatch):
+    """Chats and texts of any length come as they would in one call, and in their order."""
+    examples = [
+        Example("f", n, text="two " * n)
+        if n % 3
+        else Example("f", n, messages=[*SHORT, {"role": "user", "content": "hello " * n}])
+        for n in range(1, 40)
+    ]
+
+    def come():
+        return [(d.line, d.ids.tolist(), d.supervised.tolist()) for d in encode(examples, tokenizer)]
+
+    expected, sizes = come(), []
+    together = type(tokenizer).__call__
+    monkeypatch.setattr(template, "CHUNK_TEXT", 600)
+    monkeypatch.setattr(
+        type(tokenizer), "__call__", lambda self, texts, **more: (sizes.append(texts), together(self, texts, **more))[1]
+    )
+    assert come() == expected and [line for line, _, _ in expected] == list(range(1, 40))
+    assert len(sizes) > 5 and all(sum(map(len, texts[:-1])) < 600 for texts in sizes)
 
 
 def test_text_ends_with_the_end_token_and_is_supervised(tokenizer):
