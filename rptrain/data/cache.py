@@ -75,7 +75,7 @@ def content_key(file: Path, settings: list[Any]) -> str:
 
 def load(folder: Path, key: str) -> tuple[Stream, Tally] | None:
     """What is kept under a key. None: nothing, or it was damaged, which a warning says."""
-    path = folder / f"{key}.safetensors"
+    path = _path(folder, key)
     try:
         return _read(path, key)
     except (FileNotFoundError, NotADirectoryError):
@@ -117,7 +117,7 @@ def store(folder: Path, key: str, documents: Iterable[Document], tally: Tally) -
                 file.write((HEADER - 8).to_bytes(8, "little") + header)
                 file.flush()
                 os.fsync(file.fileno())
-                path = folder / f"{key}.safetensors"
+                path = _path(folder, key)
                 os.replace(file.name, path)
             finally:  # it is there still if it was not finished
                 with suppress(FileNotFoundError):
@@ -127,6 +127,14 @@ def store(folder: Path, key: str, documents: Iterable[Document], tally: Tally) -
         raise UserError(
             f"{folder}: tokens cannot be kept there: {error.strerror or error}; make room, or set data.cache_dir"
         ) from error
+
+
+def _path(folder: Path, key: str) -> Path:
+    """Where it is kept: beside another user's file, which only that user can read, under a name with our number."""
+    path = folder / f"{key}.safetensors"
+    if os.path.exists(path) and not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
+        return folder / f"{key}-{os.geteuid()}.safetensors"
+    return path
 
 
 def _read(path: Path, key: str) -> tuple[Stream, Tally]:
@@ -174,6 +182,6 @@ def _hash(descriptor: int, size: int, arrays: dict[str, Any], facts: str) -> str
 def _clean(folder: Path) -> None:
     """Of what runs that were killed have left."""
     for file in folder.glob(f"*{PARTIAL}"):
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, PermissionError):  # the latter: another user's
             if time.time() - file.stat().st_mtime > ABANDONED:
                 file.unlink()

@@ -1,8 +1,10 @@
 """Tokenised files: kept by content, safe against damage and against others who write the same."""
 
 import json
+import os
 import threading
 from itertools import count, islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -124,6 +126,48 @@ def test_a_file_that_was_cut_is_made_again(folder, tokenizer, reads, size):
     (kept,) = (folder / "kept").iterdir()
     kept.write_bytes(kept.read_bytes()[:size])
     assert tokens_of(go(folder, tokenizer)) == expected and len(reads) == 2
+
+
+def test_a_file_that_changes_between_hashing_and_reading(folder, tokenizer, monkeypatch):
+    read = formats.read
+
+    def changing(path, *arguments):
+        path.write_text(row(7))
+        return read(path, *arguments)
+
+    monkeypatch.setattr(formats, "read", changing)
+    with pytest.raises(UserError, match=r"rows.jsonl was changed while it was read"):
+        go(folder, tokenizer)
+    assert not list((folder / "kept").iterdir()), "nothing is kept under the hash of what it was"
+
+
+def test_another_users_file_in_a_shared_folder(folder, tokenizer, reads, monkeypatch):
+    """Its owner alone may read it, and in a folder like /tmp it cannot be replaced."""
+    expected = tokens_of(go(folder, tokenizer))
+    (theirs,) = (folder / "kept").iterdir()
+    content = theirs.read_bytes()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, *more, **options: path != theirs and access(path, *more, **options))
+    for _ in range(2):
+        assert tokens_of(go(folder, tokenizer)) == expected
+    assert len(reads) == 2, "ours is found again"
+    (ours,) = set((folder / "kept").iterdir()) - {theirs}
+    assert str(os.geteuid()) in ours.name and theirs.read_bytes() == content
+
+
+def test_what_another_user_left_cannot_be_removed(folder, tokenizer, monkeypatch):
+    (folder / "kept").mkdir()
+    (folder / "kept/old.partial").touch()
+    monkeypatch.setattr(cache, "ABANDONED", -1)
+    unlink = Path.unlink
+
+    def refused(path, *arguments, **options):
+        if path.name == "old.partial":
+            raise PermissionError(1, "Operation not permitted")
+        unlink(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert len(go(folder, tokenizer))
 
 
 def test_nothing_is_left_of_a_file_that_could_not_be_finished(folder, tokenizer):
