@@ -21,6 +21,11 @@ def check_resume(run: RunDir, checkpoint: Path, job: Job) -> None:
     anew = "or begin a new run with save.resume=never"
     if state["meta"]["data"] != job.rows.content_hash:
         raise UserError(f"the data differs from what {checkpoint} was trained on: bring it back as it was, {anew}")
+    measured = state["meta"].get("validation", {}).get("data")
+    if measured and job.held_out is not None and measured != job.held_out.rows.content_hash:
+        raise UserError(
+            f"the held-out data differs from what {checkpoint} was measured on: bring it back as it was, {anew}"
+        )
     if registry.read_config(checkpoint / BASE) != job.spec.config:
         raise UserError(
             f"{job.model_dir / 'config.json'} differs from the one that {checkpoint} was trained with: "

@@ -126,7 +126,8 @@ def checkpoint_meta(job: Job, frozen: dict[str, Any] | None, patience: Patience,
     """
     meta: dict[str, Any] = {"data": job.rows.content_hash, "model_dir": str(job.model_dir.absolute())}
     if job.held_out is not None:
-        meta["validation"] = {"best": patience.best, "bad": patience.bad, "loss": loss}
+        held_out = job.held_out.rows.content_hash
+        meta["validation"] = {"data": held_out, "best": patience.best, "bad": patience.bad, "loss": loss}
     if frozen is not None:
         meta["frozen"] = frozen
     if job.adapter is not None:

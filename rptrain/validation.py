@@ -16,7 +16,7 @@ from rptrain.errors import UserError
 def split(rows: Rows, size: float, seed: int) -> tuple[Rows, Rows]:
     """The rows to train on, and those held out: a share below 1 of them, or so many, drawn by the seed.
 
-    UserError where nothing would be left of either.
+    UserError where nothing would be left of either, or nothing to train on of the sets of a weight.
     """
     count = round(size * len(rows)) if size < 1 else int(size)
     if not 0 < count < len(rows):
@@ -24,7 +24,14 @@ def split(rows: Rows, size: float, seed: int) -> tuple[Rows, Rows]:
             f"data.val_size holds out {count} of {len(rows)} rows: there must be rows to train on, and rows held out"
         )
     order = shuffled(len(rows), seed, 1)
-    return select(rows, np.sort(order[count:])), once(select(rows, np.sort(order[:count])))
+    trained = select(rows, np.sort(order[count:]))
+    for group in rows.groups:
+        if group.weight not in {left.weight for left in trained.groups}:
+            raise UserError(
+                f"data.val_size would hold out all {group.count} rows of the sets with weight {group.weight:g}: lower "
+                "it, or give rows to measure as [[data.val]]"
+            )
+    return trained, once(select(rows, np.sort(order[:count])))
 
 
 def once(rows: Rows) -> Rows:

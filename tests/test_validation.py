@@ -36,6 +36,22 @@ def test_rows_are_held_out_whole_and_none_is_in_both(folder):
         split(rows, len(rows), 0)
 
 
+def test_a_set_is_not_held_out_as_a_whole(folder):
+    """Of 256 rows and one that is taken twice; the seeds hold out that one or not."""
+    (folder / "one.jsonl").write_text('{"text": "alone"}')
+    sets = f'data.train=[{{path="builtin:random"}}, {{path="{folder}/one.jsonl", weight=2.0}}]'
+    cache = f'data.cache_dir="{folder}/kept"'
+    rows = prepare_job(tools.write_config(folder, sets, cache).config).rows
+    refused = 0
+    for seed in range(8):
+        try:
+            assert {group.weight for group in split(rows, 0.5, seed)[0].groups} == {1.0, 2.0}
+        except UserError as error:
+            assert "hold out all 1 rows of the sets with weight 2: lower it" in str(error)
+            refused += 1
+    assert 0 < refused < 8
+
+
 @pytest.mark.parametrize("update", ["async", "sync"])
 def test_the_loss_at_intervals_changes_nothing_and_is_the_same_after_a_resume(folder, update, monkeypatch):
     data = ("data.val_size=0.3", f"optim.update={update}", "save.save_steps=2")
@@ -56,6 +72,21 @@ def test_the_loss_at_intervals_changes_nothing_and_is_the_same_after_a_resume(fo
 def test_sets_of_their_own(folder):
     run = tools.train_here(folder, 'data.val=[{path="builtin:random"}]', "train.max_steps=2", "train.eval_steps=1")
     assert list(losses(run)) == [1, 2] and losses(run)[1] > 1
+
+
+def test_held_out_data_that_changed_before_a_resume(folder):
+    def write(text):
+        (folder / "val.jsonl").write_text(f'{{"text": "{text}"}}\n' * 4)
+
+    write("two and two")
+    sets = f'data.val=[{{path="{folder}/val.jsonl"}}]', f'data.cache_dir="{folder}/kept"', "save.save_steps=1"
+    run = tools.train_here(folder, *sets, "train.max_steps=1")
+    run.events_path.write_text("".join(run.events_path.read_text().splitlines(keepends=True)[:-1]))
+    write("two and three")
+    with pytest.raises(UserError, match=r"held-out data differs from what \S+checkpoint-1 was measured on: bring it"):
+        tools.train_here(folder, *sets, "train.max_steps=2")
+    write("two and two")
+    assert tools.train_here(folder, *sets, "train.max_steps=2").path == run.path
 
 
 def test_a_run_that_gets_no_better_ends(folder):
