@@ -435,7 +435,7 @@ def test_alpha_is_any_number_and_is_written_whole_where_it_is(given, written) ->
     assert repr(tomllib.loads(render(resolved))["lora"]["alpha"]) == written
 
 
-def test_experts_alone_can_have_adapters():
+def test_experts_alone_can_have_adapters(folder):
     lora = load(MINIMAL, "lora.target_modules=[]", "lora.target_parameters=['down_proj']").config.adapters
     assert lora == Lora(target_modules=(), target_parameters=("down_proj",))
 
