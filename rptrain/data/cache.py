@@ -7,6 +7,7 @@ its name at the end: of two runs that tokenise the same at once either may be th
 import json
 import logging
 import os
+import resource
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -25,6 +26,7 @@ from rptrain.parallel import in_parallel
 log = logging.getLogger(__name__)
 
 HEADER = 1 << 16  # bytes before the arrays
+SMALL = 1 << 20  # bytes of arrays that are read: a mapped file is an open one, of which a process may have only so many
 PIECE = 1 << 24  # bytes that a thread hashes at a time
 PARTIAL = ".partial"  # ends the name of what is being written
 ABANDONED = 86400  # seconds after which nobody writes it any more
@@ -71,6 +73,14 @@ def content_key(file: Path, settings: list[Any]) -> str:
         raise UserError(f"{file} cannot be read: {error.strerror or error}") from error
     suffix = file.suffix.lower()  # decides how the file is read
     return sha256(json.dumps([content, suffix, settings], sort_keys=True).encode(errors="surrogatepass")).hexdigest()
+
+
+def allow_open(files: int) -> None:
+    """Lets the process have so many more files open, as far as it may: those that are mapped are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files > soft // 2 and soft != hard:
+        most = soft + files if hard == resource.RLIM_INFINITY else min(soft + files, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def load(folder: Path, key: str) -> tuple[Stream, Tally] | None:
@@ -156,7 +166,7 @@ def _read(path: Path, key: str) -> tuple[Stream, Tally]:
             raise Damaged("its sha256 differs")
     if facts.get("key") != key:
         raise Damaged("it is of other data")
-    data = np.memmap(path, np.uint8, "r", HEADER) if size else np.empty(0, np.uint8)
+    data = np.memmap(path, np.uint8, "r", HEADER) if size > SMALL else np.fromfile(path, np.uint8, offset=HEADER)
     arrays = (data[start:end].view(TOKENS[name]) for name, (start, end) in bounds.items())
     stream = Stream(*arrays, largest=facts["largest"], digest=metadata["sha256"])
     return stream, Tally(facts["total"], facts["bad"], facts["first"])

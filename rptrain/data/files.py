@@ -55,7 +55,7 @@ def _text_document(path: Path) -> Rows:
 def _json_rows(path: Path) -> Rows:
     """Of a list, or of lines of objects."""
     with path.open("rb") as file:
-        start = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()
+        start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
         file.seek(0)
         if start.startswith(b"["):
             try:
@@ -69,7 +69,8 @@ def _json_rows(path: Path) -> Rows:
             try:
                 yield line, json.loads(data, object_pairs_hook=_object)
             except ValueError as error:
-                yield line, error
+                several = ValueError("an object over several lines: write each on one line, or all as one JSON list")
+                yield line, several if data.strip() == b"{" else error
             except RecursionError:
                 yield line, ValueError("nested too deeply")
 
@@ -120,7 +121,9 @@ def _csv_rows(path: Path) -> Rows:
         try:
             header = next(reader, [])
             if twice := sorted({name for name in header if header.count(name) > 1}):
-                raise UserError(f"{path}: there is more than one column named {', '.join(twice)}: rename all but one")
+                raise UserError(
+                    f"{path}: there is more than one column named {', '.join(map(repr, twice))}: rename all but one"
+                )
             for fields in reader:
                 if len(fields) == len(header):
                     yield reader.line_num, dict(zip(header, fields, strict=True))
@@ -167,7 +170,9 @@ def _batch_rows(path: Path, batches: Iterator[Any]) -> Rows:
     for batch in batches:
         names = batch.schema.names
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise UserError(f"{path}: there is more than one column named {', '.join(twice)}: rename all but one")
+            raise UserError(
+                f"{path}: there is more than one column named {', '.join(map(repr, twice))}: rename all but one"
+            )
         batch = batch.select([field.name for field in batch.schema if not is_temporal(field.type)])
         step = min(ROWS_AT_ONCE, max(1, BYTES_AT_ONCE * len(batch) // max(batch.nbytes, 1)))
         for start in range(0, len(batch), step):

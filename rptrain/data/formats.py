@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from rptrain.data import chats
 from rptrain.data.chats import Message
-from rptrain.data.files import rows_of
+from rptrain.data.files import READERS, rows_of
 from rptrain.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -139,4 +139,5 @@ def _unknown(path: Path, rows: list[tuple[int, Any]]) -> UserError:
     keys = next(({key for key in row if row[key] is not None} for _, row in rows if isinstance(row, dict)), None)
     first = f"its first row: {rows[0][1]}"[:LONGEST] if keys is None else f"its first row has {', '.join(sorted(keys))}"
     wanted = "; ".join(f"{name}: {', '.join(sorted(format.keys))}" for name, format in FORMATS.items())
-    return UserError(f"{path}: no known data format; {first}. Known formats and their keys: {wanted}.")
+    read = "" if path.suffix.lower() in READERS else f" as JSON, as its ending is none of {', '.join(READERS)}"
+    return UserError(f"{path}: no known data format{read}; {first}. Known formats and their keys: {wanted}.")

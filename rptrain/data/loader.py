@@ -205,6 +205,7 @@ class Tokenising:
         """The files of a source with their tokens. UserError: more than 1 % of all its rows are bad."""
         streams: list[Stream] = []
         tallies: dict[str, Tally] = {}
+        cache.allow_open(len(files))
         for file in files:
             key = cache.content_key(file, [format, *self._settings])
             found = cache.load(self._folder, key)

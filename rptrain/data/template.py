@@ -15,7 +15,8 @@ from rptrain.data.formats import Example, Tally
 from rptrain.data.tokens import Document
 from rptrain.errors import UserError
 
-CHUNK, CHUNK_TEXT = 1024, 1 << 22  # examples that are tokenised in one call, or characters that end it before
+CHUNK, CHUNK_TEXT = 1024, 1 << 21  # examples that are tokenised in one call, or characters that end it before
+LONGEST = 1 << 24  # characters of what cannot be tokenised in parts
 MARKS = range(0xE000, 0xF900)  # Unicode's private use: one stands for a turn's content while its place is looked for
 # Stock templates write today's date; with it the tokens of a run would differ from those of its resumption.
 FIXED_DATE = (
@@ -55,7 +56,13 @@ def encode(
         return merge(*parts, key=lambda document: document.line)
 
     for example in examples:
-        if example.text is not None:
+        if example.text is not None and len(example.text) > CHUNK_TEXT and not example.prompt:
+            yield from documents()
+            yield _long_text(example.line, example.text, tokenizer)
+        elif example.text is not None:
+            if len(example.text) > LONGEST:
+                tally.add(example.line, _too_long(example.text))
+                continue
             texts.append(example)
             size += len(example.text)
         else:
@@ -63,6 +70,8 @@ def encode(
             try:
                 text, spans = renderer.render(example, assistant_only_loss)
                 text.encode()  # UnicodeEncodeError: half of a pair of surrogates, which no tokenizer takes
+                if len(text) > LONGEST:
+                    raise _too_long(text)
             except (ValueError, RecursionError) as error:
                 tally.add(example.line, error)
                 continue
@@ -202,11 +211,39 @@ def _chats(rendered: list[tuple[int, str, list[Span]]], tokenizer: Any) -> Itera
         yield Document(line, np.array(ids, dtype=np.int32), _within(offsets, spans))
 
 
+def _too_long(text: str) -> ValueError:
+    return ValueError(f"it has {len(text):,} characters, more than {LONGEST:,}: divide it into several rows")
+
+
+def _long_text(line: int, text: str, tokenizer: Any) -> Document:
+    """A text in parts that end with a line where they can; at their ends tokens may be others than in the whole."""
+    _check_end(tokenizer)
+    end = [tokenizer.eos_token_id]
+    begin = tokenizer("", return_attention_mask=False)["input_ids"]
+    parts = [np.array(begin[:-1] if begin[-1:] == end else begin, np.int32)]
+    start = 0
+    while start < len(text):
+        stop = start + CHUNK_TEXT
+        if stop < len(text):
+            stop = text.rfind("\n", start, stop) + 1 or stop
+        tokens = tokenizer(text[start:stop], add_special_tokens=False, return_attention_mask=False, verbose=False)
+        parts.append(np.array(tokens["input_ids"], np.int32))
+        start = stop
+    if parts[-1][-1:].tolist() != end:
+        parts.append(np.array(end, np.int32))
+    ids = np.concatenate(parts)
+    return Document(line, ids, np.ones(len(ids), bool), divisible=True)
+
+
+def _check_end(tokenizer: Any) -> None:
+    if tokenizer.eos_token_id is None:
+        raise UserError("raw text needs a tokenizer with an end-of-text token (`eos_token`)")
+
+
 def _texts(texts: list[Example], tokenizer: Any, assistant_only_loss: bool) -> Iterator[Document]:
     if not texts:
         return
-    if tokenizer.eos_token_id is None:
-        raise UserError("raw text needs a tokenizer with an end-of-text token (`eos_token`)")
+    _check_end(tokenizer)
     prompts = assistant_only_loss and any(example.prompt for example in texts)
     said = [example.text for example in texts]
     tokens = tokenizer(said, return_offsets_mapping=prompts, return_attention_mask=False, verbose=False)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import threading
 from itertools import count, islice
 from pathlib import Path
@@ -63,11 +64,39 @@ def test_the_same_is_tokenised_once(folder, tokenizer, reads, caplog):
     assert "1 of 151 rows are bad" in caplog.text and "rows.jsonl:151: " in caplog.text, "bad rows are told every time"
 
 
-def test_tokens_are_mapped_and_not_read(folder, tokenizer):
+def test_tokens_are_mapped_and_not_read(folder, tokenizer, monkeypatch):
+    monkeypatch.setattr(cache, "SMALL", 0)
     part = go(folder, tokenizer).streams[0].tokens
     while isinstance(part, np.ndarray) and not isinstance(part, np.memmap):
         part = part.base
     assert isinstance(part, np.memmap)
+
+
+def test_small_files_are_not_kept_open(folder, tokenizer, monkeypatch):
+    """Of a folder with thousands of them."""
+
+    def left_open(limit):
+        monkeypatch.setattr(cache, "SMALL", limit)
+        before = len(os.listdir("/proc/self/fd"))
+        rows = go(folder, tokenizer)
+        return len(os.listdir("/proc/self/fd")) - before, rows
+
+    assert [left_open(cache.SMALL)[0], left_open(0)[0]] == [0, 1]
+
+
+def test_more_large_files_than_may_be_open(folder, tokenizer, monkeypatch):
+    (folder / "many").mkdir()
+    for number in range(40):
+        (folder / f"many/{number}.jsonl").write_text(row(number))
+    monkeypatch.setattr(cache, "SMALL", 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(map(int, os.listdir("/proc/self/fd")))
+    monkeypatch.setattr(cache, "allow_open", lambda files, allow=cache.allow_open: allow(max(files, soft)))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most + 20, hard))
+    try:
+        assert len(go(folder, tokenizer, "many").streams) == 40
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_file_is_read_as_its_tokens_are_written(tokenizer, monkeypatch):

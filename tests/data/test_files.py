@@ -100,7 +100,7 @@ def test_tables_with_columns_that_do_no_good(tmp_path, monkeypatch, name):
 
     texts = pyarrow.array(["one", "two", "six"])
     write([texts, texts], ["text", "text"])
-    with pytest.raises(UserError, match="more than one column named text: rename all but one"):
+    with pytest.raises(UserError, match="more than one column named 'text': rename all but one"):
         list(rows_of(tmp_path / name))
     write([texts, pyarrow.array([2**62] * 3, pyarrow.timestamp("us"))], ["text", "when"])
     expected = [(1, {"text": "one"}), (2, {"text": "two"}), (3, {"text": "six"})]

@@ -123,6 +123,10 @@ def test_files_that_cannot_be_read(write, tmp_path):
         read(write("empty.jsonl", [""]))
     with pytest.raises(UserError, match=r"no known data format; its first row has answer, question.*alpaca"):
         read(write("other.jsonl", [{"question": "?", "answer": "!"}]))
+    with pytest.raises(UserError, match=r"its first row: an object over several lines: write each on one line"):
+        read(write("pretty.json", [json.dumps(CHAT, indent=1)]))
+    with pytest.raises(UserError, match=r"no known data format as JSON, as its ending is none of .jsonl, "):
+        read(write("table.tsv", ["text\tmore"]))
     with pytest.raises(UserError, match="not a JSON list"):
         read(write("broken.json", ["[{}"]))
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))

@@ -221,6 +221,24 @@ def test_calls_of_the_tokenizer_are_bounded_by_text(tokenizer, monkeypatch):
     assert len(sizes) > 5 and all(sum(map(len, texts[:-1])) < 600 for texts in sizes)
 
 
+def test_a_long_text_is_tokenised_in_parts(tokenizer, monkeypatch):
+    """Which end with lines, so it has the same tokens; what has no parts has a limit."""
+    said = "hello there,\nwhat is the sum of two numbers? it is four.\n" * 20
+    examples = [Example("f", 1, text="two"), Example("f", 2, text=said), Example("f", 3, text="it")]
+    expected = [(d.line, d.ids.tolist(), d.divisible) for d in encode(examples, tokenizer)]
+    monkeypatch.setattr(template, "CHUNK_TEXT", 100)
+    found = list(encode(examples, tokenizer))
+    assert [(d.line, d.ids.tolist(), d.divisible) for d in found] == expected
+    assert all(d.supervised.all() for d in found)
+    (line,) = encode([Example("f", 1, text="é" * 1050)], tokenizer)
+    assert tokenizer.decode(line.ids) == "é" * 1050 + "<|endoftext|>", "without line breaks it is cut anywhere"
+    monkeypatch.setattr(template, "LONGEST", 500)
+    tally = Tally(2)
+    long = [Example("f", 1, text=said, prompt=1), Example("f", 2, messages=[{"role": "user", "content": said}])]
+    assert not list(encode(long, tokenizer, tally=tally))
+    assert tally.bad == 2 and "characters, more than 500: divide it" in tally.first[0]
+
+
 def test_text_ends_with_the_end_token_and_is_supervised(tokenizer):
     (document,) = encode([Example("f", 1, text="hello there")], tokenizer)
     assert tokenizer.decode(document.ids) == "hello there<|endoftext|>"
