@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from glob import glob
-from os.path import isdir, isfile
+from os.path import isdir
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def choose(path: str | Path, split: str = "train") -> Chosen:
     path = Path(path)
     if isdir(path):
         chosen = _of_folder(path, split)
-    elif isfile(path) or os.path.lexists(path):
+    elif os.path.lexists(path):
         chosen = Chosen([path])
     elif PATTERN.search(str(path)):
         chosen = Chosen(sorted(Path(name) for name in glob(str(path), recursive=True) if not isdir(name)))

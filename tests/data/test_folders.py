@@ -33,7 +33,7 @@ FOLDERS = [
     ({"data/train_sft-00000-of-00002.jsonl": "train_sft", "data/test_sft-00000-of-00002.jsonl": "test_sft"}),
     ({"train/a.jsonl": "train", "test/deep/b.jsonl": "test", "extra.jsonl": None, "validation.jsonl": None}),
     ({"my train 2/a.jsonl": "train", "part.eval/b.jsonl": "test"}),
-    ({"2train3.jsonl": "train", "valid-1.jsonl": "validation"}),
+    ({"2train3.jsonl": "train", "valid-1.jsonl": "validation", "my-training.jsonl": "train", "evaluation.csv": "test"}),
 ]
 
 

@@ -71,6 +71,13 @@ def test_byte_order_mark_and_unusual_line_ends(tmp_path):
         assert read(path)[0].text == "a\u2028b"
 
 
+def test_only_the_first_rows_are_looked_at(write, monkeypatch):
+    monkeypatch.setattr("rptrain.data.formats.LOOKED", 3)
+    assert len(list(read_lazily(write("late.jsonl", ["{}", "{}", CHAT])))) == 1
+    with pytest.raises(UserError, match="no known data format"):
+        read_lazily(write("later.jsonl", ["{}", "{}", "{}", CHAT]))
+
+
 def test_explicit_format_overrides(write):
     path = write("rows.jsonl", [CHAT | TEXT])
     assert read(path)[0].messages is not None
