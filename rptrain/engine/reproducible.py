@@ -33,6 +33,7 @@ class Reproducible:
 
     def restore(self) -> None:
         torch.set_num_threads(self._threads)
-        torch.use_deterministic_algorithms(self._deterministic)
+        if torch.are_deterministic_algorithms_enabled() != self._deterministic:  # the call imports torch's compiler
+            torch.use_deterministic_algorithms(self._deterministic)
         matmul.allow_fp16_accumulation = self._fp16_accumulation
         deterministic.fill_uninitialized_memory = self._fill

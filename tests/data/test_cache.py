@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from rptrain.data import cache, formats
+from rptrain.data import cache, formats, template
 from rptrain.data.formats import Tally
 from rptrain.data.loader import Source, prepare
-from rptrain.data.template import CHUNK, encode
+from rptrain.data.template import encode
 from rptrain.data.tokens import Document, gather
 from rptrain.errors import UserError
 
@@ -103,9 +103,10 @@ def test_a_file_is_read_as_its_tokens_are_written(tokenizer, monkeypatch):
     """One without an end, here: only some of it is in memory."""
     endless = ((number, json.loads(row(number))) for number in count(1))
     monkeypatch.setattr(formats, "rows_of", lambda path: endless)
+    monkeypatch.setattr(template, "CHUNK", 128)
     documents = encode(formats.read("endless.jsonl"), tokenizer)
-    assert [document.line for document in islice(documents, 2500)] == list(range(1, 2501))
-    assert next(endless)[0] < 2500 + 2 * CHUNK
+    assert [document.line for document in islice(documents, 500)] == list(range(1, 501))
+    assert next(endless)[0] < 500 + 2 * 128
 
 
 def test_what_tokens_depend_on_is_in_the_key(folder, tokenizer, reads, monkeypatch):
