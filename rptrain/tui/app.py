@@ -103,9 +103,10 @@ class RptrainApp(App[None]):
         yield SystemCommand("Picture", "Save the screen as an SVG file (F8)", self.action_picture)
         yield SystemCommand("Help", "What each key does (F1)", self.action_help)
         yield SystemCommand("Quit", "Leave; runs go on (ctrl+q)", self.action_quit)
+        own = {binding.action for binding in type(screen).BINDINGS if isinstance(binding, Binding)}
         for active in screen.active_bindings.values():
             binding = active.binding
-            if active.node is screen and binding.description:
+            if active.node is screen and binding.description and binding.action in own:
                 act = partial(self._later, binding.action, screen)
                 yield SystemCommand(binding.description.capitalize(), f"on this screen ({binding.key})", act)
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from textual.content import Content
+from textual.geometry import Size
 from textual.reactive import reactive
-from textual.widget import Widget
 
 from rptrain.runs.lanes import Lane, Snapshot
 from rptrain.runs.view import LaneView, RunView
+from rptrain.tui.line_widget import LineWidget
 from rptrain.tui.words import percent, size
 
 KINDS = {"F": ("▀", "$forward"), "FB": ("█", "$fused"), "B": ("▄", "$backward")}
@@ -26,28 +27,36 @@ class Shown:
 
     lanes: tuple[LaneView, ...]
     recent: tuple[Snapshot, ...]
-    micro_batches: int | None = None
+    room: int  # lanes that there is room for, also while none are there: nothing moves when they come and go
 
     @classmethod
     def of(cls, view: RunView, most: int) -> "Shown":
-        return cls(view.lanes, tuple(view.recent)[-most:])
+        lanes = view.lanes
+        return cls(lanes, tuple(view.recent)[-most:], max(len(lanes), 0 if view.ended else len(view.devices), 1))
 
 
-class Lanes(Widget):
+class Lanes(LineWidget):
     """One line a device, two where the screen is tall; the strip runs from right to left, a letter a record."""
 
-    shown: reactive[Shown | None] = reactive(None)
+    shown: reactive[Shown | None] = reactive(None, repaint=False)
     empty: reactive[str] = reactive("", layout=True)  # what is said where there are no lanes
     detailed: reactive[bool] = reactive(False, layout=True)
 
     def watch_shown(self, before: Shown | None, after: Shown | None) -> None:
-        if len(before.lanes if before else ()) != len(after.lanes if after else ()):
+        if (before and before.room) != (after and after.room):
             self.refresh(layout=True)
+        self.redraw()
 
-    def render(self) -> Content:
-        return Content("\n").join(self._lines())
+    def watch_empty(self) -> None:
+        self.redraw()
 
-    def _lines(self) -> Iterator[Content]:
+    def watch_detailed(self) -> None:
+        self.redraw()
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return 1 + (self.shown.room * (1 + self.detailed) if self.shown is not None else 1)
+
+    def lines(self) -> Iterator[Content]:
         yield self._legend()
         if self.shown is None or not self.shown.lanes:
             yield Content.styled(self.empty, "$muted")

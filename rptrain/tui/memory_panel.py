@@ -3,35 +3,34 @@
 from collections.abc import Iterator
 
 from textual.content import Content
-from textual.reactive import reactive
-from textual.widget import Widget
 
 from rptrain.runs.view import RunView
 from rptrain.tui.bars import bar
-from rptrain.tui.words import DASH, size, step_time
+from rptrain.tui.line_widget import LineWidget
+from rptrain.tui.words import DASH, clipped, size, step_time
 
 LEAST = 0.002  # of the host's memory: smaller parts are left out
 BAR = "bar"  # in place of a name: the value is a share
 
 
-class MemoryPanel(Widget):
-    lines: reactive[tuple[tuple[str, str, str], ...]] = reactive(())  # name, value, style
+class MemoryPanel(LineWidget):
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: tuple[tuple[str, str, str], ...] = ()  # name, value, style
 
-    def render(self) -> Content:
-        return Content("\n").join(list(self._drawn())[: max(self.size.height, 1)])
+    def show(self, view: RunView) -> None:
+        self._parts = (*_optimizer(view), *_host(view))
+        self.redraw()
 
-    def _drawn(self) -> Iterator[Content]:
+    def lines(self) -> Iterator[Content]:
         width = max(self.size.width, 12)
-        for name, value, style in self.lines:
+        for name, value, style in self._parts:
             if name == BAR:
                 yield bar(float(value), width, style)
             else:
                 room = max(width - len(value) - 1, 4)
-                name = name if len(name) <= room else f"{name[: room - 1]}…"
+                name = clipped(name, room)
                 yield Content.styled(f"{name}{' ' * (width - len(name) - len(value))}{value}", style)
-
-    def show(self, view: RunView) -> None:
-        self.lines = (*_optimizer(view), *_host(view))
 
 
 def _host(view: RunView) -> Iterator[tuple[str, str, str]]:
@@ -51,14 +50,15 @@ def _host(view: RunView) -> Iterator[tuple[str, str, str]]:
 
 
 def _optimizer(view: RunView) -> Iterator[tuple[str, str, str]]:
+    """Always as many lines: what stands below does not move."""
     semantics = {None: DASH, 0: "synchronous", 1: "one step late"}
     yield "Optimizer", semantics.get(view.staleness, DASH), "bold"
     if (optimizer := view.optimizer) is not None:
         took = DASH if optimizer.seconds is None else step_time(optimizer.seconds)
         yield f"  {optimizer.doing}", "", "$muted"
         yield f"  queue {optimizer.queue}", f"{took} a step", "$muted"
-    elif (pace := view.seconds_per_step) is not None:
-        yield "  a step took", step_time(pace), "$muted"
-    if view.checkpoints:
-        last = view.checkpoints[-1]
-        yield "Saved", f"step {last.step:,}", "bold"
+    else:
+        pace = view.seconds_per_step
+        yield "  at rest", "", "$muted"
+        yield "  a step took", DASH if pace is None else step_time(pace), "$muted"
+    yield "Saved", f"step {view.checkpoints[-1].step:,}" if view.checkpoints else DASH, "bold"

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from math import inf, log10
 
 from textual.content import Content
-from textual.reactive import reactive
-from textual.widget import Widget
 
+from rptrain.tui.line_widget import LineWidget
 from rptrain.tui.words import short
 
 AXIS = 7  # characters for the numbers at the left
@@ -24,28 +23,28 @@ class Curve:
     name: str = ""
 
 
-class Plot(Widget):
+class Plot(LineWidget):
     """Its title, the newest value, curves, and numbers at both ends of the axes."""
-
-    curves: reactive[tuple[Curve, ...]] = reactive(())
-    value: reactive[str] = reactive("")
 
     def __init__(self, title: str, *, logarithmic: bool = False, id: str | None = None) -> None:
         super().__init__(id=id)
         self._title, self._logarithmic = title, logarithmic
+        self.curves: tuple[Curve, ...] = ()
+        self.value = ""
 
-    def render(self) -> Content:
+    def show(self, curves: tuple[Curve, ...], value: str = "") -> None:
+        self.curves, self.value = curves, value
+        self.redraw()
+
+    def lines(self) -> Iterator[Content]:
         width, height = self.size
-        if width <= AXIS + 4 or height < 3:
-            return Content.assemble((self._title, "bold"), " ", self.value)
-        return Content("\n").join(self._lines(width, height))
-
-    def _lines(self, width: int, height: int) -> Iterator[Content]:
         named = [(f"  ━ {curve.name}", curve.style) for curve in self.curves if curve.name]
         yield Content.assemble((self._title, "bold"), "  ", (self.value, "$accent"), *named)
         rows, columns = height - 2, width - AXIS - 1
+        if rows < 1 or columns < 4:
+            return
         points = [
-            (curve.style, [(x, y) for x, y in zip(curve.xs, curve.ys, strict=True) if self._drawn(y)])
+            (curve.style, [(x, y) for x, y in zip(curve.xs, curve.ys, strict=True) if self._seen(y)])
             for curve in self.curves
         ]
         ys = [y for _, places in points for _, y in places]
@@ -79,7 +78,7 @@ class Plot(Widget):
         gap = max(1, columns - len(first) - len(last))
         yield Content.styled(f"{'':{AXIS + 1}}{first}{'' if left == right else ' ' * gap + last}", "$muted")
 
-    def _drawn(self, y: float) -> bool:
+    def _seen(self, y: float) -> bool:
         return -inf < y < inf
 
 

@@ -2,13 +2,18 @@
 
 from collections.abc import Iterator
 
+from rich.cells import cell_len
 from textual.content import Content
-from textual.reactive import reactive
-from textual.widget import Widget
 
 from rptrain.runs.view import RunView
 from rptrain.tui.bars import bar
-from rptrain.tui.words import DASH, count, duration, loss, percent
+from rptrain.tui.line_widget import LineWidget
+from rptrain.tui.words import DASH, clipped, count, duration, loss, percent, short
+
+STATE = 12  # letters of the longest state, and what parts it from the bar: that does not move when the state changes
+LEAST = 8  # of the bar
+SHORTEST = 12  # that a name is cut to
+WIDTHS = {"loss": 6, "tokens/s": 6, "of the floor": 4, "bubble": 4, "learning rate": 6, "gradient norm": 5}
 
 STATES = {  # a letter that does without colour, and the colour
     "new": ("…", "$muted"),
@@ -31,20 +36,24 @@ def state_text(state: str) -> Content:
     return Content.styled(f"{letter} {state}", f"bold {style}")
 
 
-class RunHead(Widget):
+class RunHead(LineWidget):
     """Two lines: state and progress; numbers."""
 
-    lines: reactive[tuple[Content, ...]] = reactive(())
-
-    def render(self) -> Content:
-        return Content("\n").join(self.lines)
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: tuple[RunView, str, str] | None = None
 
     def show(self, view: RunView, state: str, note: str = "") -> None:
-        self.lines = (self._progress(view, state, note), self._numbers(view))
+        self._shown = (view, state, note)
+        self.redraw()
+
+    def lines(self) -> Iterator[Content]:
+        if self._shown is not None:
+            yield self._progress(*self._shown)
+            yield self._numbers(self._shown[0])
 
     def _progress(self, view: RunView, state: str, note: str) -> Content:
         total = view.total_steps
-        left = Content.assemble((view.path.name, "bold"), "  ", state_text(state), f"  {note}" if note else "", "  ")
         steps = f"{view.step:,}" if total is None else f"{view.step:,}/{total:,}"
         if state == "replay" or view.ended:
             last, first = view.last_event or 0.0, view.began or 0.0
@@ -52,7 +61,11 @@ class RunHead(Widget):
         else:
             when = f"{duration(view.eta)} left"
         right = Content.assemble(f" {steps}  ", (f"{when:>12}", "$muted"))
-        width = self.size.width - left.cell_length - right.cell_length
+        what = Content.assemble("  ", state_text(state), " " * (STATE - len(state)), f"{note}  " if note else "")
+        room = self.size.width - what.cell_length - right.cell_length
+        name = clipped(view.path.name, max(room - LEAST, SHORTEST))
+        left = Content.assemble((name, "bold"), what)
+        width = room - cell_len(name)
         share = view.step / total if total else 0.0
         return Content.assemble(left, bar(share, width, "$primary") if width > 3 else " " * max(width, 0), right)
 
@@ -60,7 +73,8 @@ class RunHead(Widget):
         parts: list[tuple[str, str]] = []
         width = self.size.width
         for name, value in _numbers(view):
-            text = sum(len(part) for part, _ in parts) + len(name) + len(value) + 4
+            value = f"{value:>{WIDTHS.get(name, 0)}}"
+            text = sum(len(part) for part, _ in parts) + len(name) + len(value) + 1
             if text > width:
                 break
             parts += [(value, "bold"), (f" {name}", "$muted"), ("   ", "")]
@@ -75,12 +89,12 @@ def _numbers(view: RunView) -> Iterator[tuple[str, str]]:
     yield "of the floor", percent(view.share_of_floor)
     yield "bubble", percent(view.bubble if view.bubble is not None else view.planned_bubble)
     rate = view.steps.last("learning_rate")
-    yield "learning rate", DASH if rate is None else f"{rate:.2g}"
+    yield "learning rate", DASH if rate is None else short(rate)
     norm = view.steps.last("grad_norm")
-    yield "gradient norm", DASH if norm is None else f"{norm:.3g}"
+    yield "gradient norm", DASH if norm is None else short(norm)
     if view.scores:
         score = view.scores[-1]
         yield score.name.replace("_", " "), percent(score.score)
     if view.skipped:
-        yield "steps skipped", str(view.skipped)
+        yield "step skipped" if view.skipped == 1 else "steps skipped", f"{view.skipped:,}"
     yield "parameters", count(view.parameters)

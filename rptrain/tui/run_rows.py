@@ -3,12 +3,13 @@
 import time
 from collections.abc import Iterator
 
+from rich.cells import cell_len
 from textual.content import Content
 
 from rptrain.runs.listing import Summary
 from rptrain.runs.printable import printable
 from rptrain.tui.run_head import state_text
-from rptrain.tui.words import ago, duration, loss, size
+from rptrain.tui.words import ago, clipped, duration, loss, size
 
 COLUMNS = (  # name, width, and the width of the list from which on it is there
     ("state", 12, 0),
@@ -21,6 +22,7 @@ COLUMNS = (  # name, width, and the width of the list from which on it is there
 )
 MARK = 2
 NAME = 16  # at least
+LONGEST = 62  # at most: a name of 60 letters
 
 
 def heading(width: int) -> Content:
@@ -34,17 +36,17 @@ def row(run: Summary, width: int, mark: str) -> Content:
     """`mark` is the colour of the run's curve where it is compared."""
     name, columns = _layout(width)
     cells = dict(_cells(run))
-    shown = printable(run.path.name if len(run.path.name) < name else f"{run.path.name[: name - 2]}…")
+    shown = clipped(printable(run.path.name), name - 1)
     return Content.assemble(
         ("━ " if mark else "  ", mark),
-        (f"{shown:<{name}}", "bold"),
+        (shown + " " * (name - cell_len(shown)), "bold"),
         *(_padded(cells[column], room) for column, room in columns),
     )
 
 
 def _layout(width: int) -> tuple[int, list[tuple[str, int]]]:
     columns = [(name, room) for name, room, least in COLUMNS if width >= least]
-    return max(NAME, min(40, width - MARK - sum(room for _, room in columns))), columns
+    return max(NAME, min(LONGEST, width - MARK - sum(room for _, room in columns))), columns
 
 
 def _cells(run: Summary) -> Iterator[tuple[str, Content]]:

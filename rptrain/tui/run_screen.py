@@ -27,12 +27,14 @@ from rptrain.tui.plot import Curve, Plot
 from rptrain.tui.replay import Replay
 from rptrain.tui.run_head import RunHead
 from rptrain.tui.top_bar import TopBar
-from rptrain.tui.words import duration, loss
+from rptrain.tui.words import duration, loss, short
 
-PAUSE = 0.3  # seconds between two looks
+PAUSE = 0.4  # seconds between two looks
 PLOT_PAUSE = 1.0  # between two drawings of the curves
 OUTPUT = 8000  # bytes of the trainer's output, at its end
 STRIP = 240  # records that a lane can show
+TALL = 32  # lines from which on a lane has two, where AROUND are left for all else
+AROUND = 27
 PLOTS = (
     ("loss", "loss", "loss", "$loss"),
     ("learning-rate", "learning rate", "learning_rate", "$muted"),
@@ -107,7 +109,6 @@ class RunScreen(Screen[None]):
         self._follow()
 
     def on_resize(self) -> None:
-        self.query_one(Lanes).detailed = self.size.height >= 32
         self._drawn = (-1.0, 0.0)
         self._show()
 
@@ -170,6 +171,7 @@ class RunScreen(Screen[None]):
         lanes = self.query_one(Lanes)
         lanes.empty = EMPTY.get(state, f"{len(view.devices)} devices, at rest")
         lanes.shown = Shown.of(view, STRIP)
+        lanes.detailed = self.size.height >= max(TALL, AROUND + 2 * lanes.shown.room)
         self.query_one(MemoryPanel).show(view)
         panel = self.query_one(LogPanel)
         if panel.part == "output" and view.log and self._launched is not None and not view.ended:
@@ -204,8 +206,8 @@ class RunScreen(Screen[None]):
                 xs, ys = view.steps.points(column, max(plot.size.width, 20) * 2)
                 if xs and xs[-1] < view.step and isfinite(last := view.steps.last(column) or 0.0):
                     xs, ys = [*xs, view.step], [*ys, last]
-                plot.curves = (Curve(xs, ys, style),)
-                plot.value = loss(view.loss) if column == "loss" else f"{ys[-1]:.3g}" if ys else ""
+                value = loss(view.loss) if column == "loss" else short(ys[-1]) if ys else ""
+                plot.show((Curve(xs, ys, style),), value)
 
     def _show_plots(self) -> None:
         """Which curves are there: by the screen's width, or the one that was chosen."""

@@ -59,6 +59,7 @@ class Runs(Screen[None]):
         self._folder = RunFolder(context.runs_folder)
         self._found: list[Summary] = []
         self._marked: list[Path] = []
+        self._in_sight = asyncio.Event()  # no other screen is before it
 
     def compose(self) -> ComposeResult:
         yield TopBar("runs", str(self._shared.runs_folder))
@@ -73,6 +74,12 @@ class Runs(Screen[None]):
         self.query_one(OptionList).focus()
         self._follow()
 
+    def on_screen_resume(self) -> None:
+        self._in_sight.set()
+
+    def on_screen_suspend(self) -> None:
+        self._in_sight.clear()
+
     def on_resize(self) -> None:
         self._write(self._chosen)
         self.call_after_refresh(self._compare)
@@ -83,8 +90,8 @@ class Runs(Screen[None]):
     @until_closed
     async def _follow(self) -> None:
         while True:
-            if self.is_current or not self._found:
-                self._show(await asyncio.to_thread(self._folder.look))
+            await self._in_sight.wait()
+            self._show(await asyncio.to_thread(self._folder.look))
             await asyncio.sleep(PAUSE)
 
     def _show(self, found: list[Summary]) -> None:
@@ -97,7 +104,8 @@ class Runs(Screen[None]):
         elif before != found or self._marked:
             self._rewrite()
         self._compare()
-        self.refresh_bindings()
+        if before != found:
+            self.refresh_bindings()
 
     def _write(self, chosen: Summary | None) -> None:
         """The whole list; the chosen run stays so."""
@@ -148,9 +156,11 @@ class Runs(Screen[None]):
             plot = self.query_one(Plot)
             count = max(plot.size.width, 40) * 2
             found = [self._folder.losses(path, count) for path in self._marked]
-            plot.curves = tuple(
-                Curve(curve.steps, curve.losses, COLORS[number % len(COLORS)], curve.name)
-                for number, curve in enumerate(found)
+            plot.show(
+                tuple(
+                    Curve(curve.steps, curve.losses, COLORS[number % len(COLORS)], curve.name)
+                    for number, curve in enumerate(found)
+                )
             )
 
     # ---- what can be done

@@ -2,6 +2,8 @@
 
 from math import isfinite
 
+from rich.cells import cell_len, set_cell_size
+
 DASH = "–"
 
 
@@ -48,11 +50,15 @@ def percent(share: float | None) -> str:
 
 
 def loss(value: float | None) -> str:
-    return DASH if value is None else f"{value:.4f}" if abs(value) < 100 else f"{value:.3g}"
+    if value is None:
+        return DASH
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 100 else short(value)
 
 
 def short(value: float) -> str:
     """A number for an axis: at most six characters or so."""
+    if not isfinite(value):
+        return DASH
     if value == 0:
         return "0"
     if 1e-3 <= abs(value) < 1e4:
@@ -67,3 +73,8 @@ def ago(seconds: float) -> str:
         if seconds >= unit:
             return f"{seconds / unit:.0f} {name} ago"
     return "just now"
+
+
+def clipped(text: str, width: int) -> str:
+    """Text in at most so many columns of the terminal; what was cut off is an ellipsis."""
+    return text if cell_len(text) <= width else f"{set_cell_size(text, width - 1).rstrip()}…"
