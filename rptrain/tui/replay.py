@@ -12,6 +12,7 @@ from rptrain.runs.view import RunView
 SHOWN_IN = 30.0  # seconds that a replay takes at its first speed, or more
 SLOWEST, FASTEST = 1, 1 << 16
 MOST = 5000  # records that are taken at once
+SKIMMED = 1 << 16  # bytes of events, of more a part: enough to know when the last was
 
 
 class Replay:
@@ -25,8 +26,7 @@ class Replay:
         )
         self._next = next(self._records, None)
         self._clock = self._next[0] if self._next else 0.0
-        whole = RunView(run)
-        self.end = whole.last_event or self._clock
+        self.end = RunView(run, large=SKIMMED).last_event or self._clock
         self.speed = SLOWEST
         while self.speed * SHOWN_IN < self.end - self._clock and self.speed < FASTEST:
             self.speed *= 2

@@ -70,6 +70,16 @@ async def test_the_palette_finds_commands(make: Made):
 
 
 @driven
+async def test_the_palette_has_the_keys_of_the_screen_and_no_others(make: Made, tmp_path: Path):
+    app = make(attach=make_run(tmp_path / "runs"))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await until(pilot, lambda: "training" in screen_text(app))
+        named = {command.title for command in app.get_system_commands(app.screen)}
+        assert {"Pause", "Save", "Stop", "Replay", "Curves", "Runs", "Quit"} <= named
+        assert not {name for name in named if "elected" in name or "ocus" in name}
+
+
+@driven
 async def test_a_look_is_kept(make: Made, tmp_path: Path):
     settings = tmp_path / "settings" / "tui.toml"
     async with make().run_test(size=(80, 24)) as pilot:

@@ -1,6 +1,7 @@
 """Run: what it shows of a run that goes on, that ended, and that is played again; and the commands it gives."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,23 @@ async def test_what_the_trainer_writes_appears(make: Made, tmp_path: Path):
             file.write(json.dumps({"schema": 1, "event": "finished", "time": 1.7e9 + 300, "step": 11}) + "\n")
         await until(pilot, lambda: "✓ finished" in screen_text(pilot.app))
         assert " save " not in screen_text(pilot.app).splitlines()[-1]
+
+
+@driven
+async def test_nothing_moves_where_names_are_long_and_devices_come_and_go(make: Made, tmp_path: Path):
+    run = make_run(tmp_path / "runs", "a-name-of-sixty-letters-" + "x" * 36, devices=2)
+    async with make(attach=run).run_test(size=(80, 24)) as pilot:
+        await opened(pilot)
+        head = screen_text(pilot.app).splitlines()[1]
+        assert "a-name-of-sixty" in head and "…  ▶ training " in head and head.endswith("400/1,000  20 m 00 s left")
+        bar = head.index("━")
+        lanes = pilot.app.screen.query_one(Lanes)
+        assert lanes.size.height == 3
+        asleep = replace(snapshot((), 1_700_000_900.0, 0), phase="saving")
+        with (run / "lanes.jsonl").open("a") as file:
+            file.write(asleep.to_line() + "\n")
+        await until(pilot, lambda: "the state is being saved" in widget_text(lanes))
+        assert lanes.size.height == 3 and screen_text(pilot.app).splitlines()[1].index("━") == bar
 
 
 @driven

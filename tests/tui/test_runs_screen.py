@@ -1,5 +1,6 @@
 """Runs: the list, and what is done with a run of it."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from rptrain.tui import heavy, launch
 from rptrain.tui.new_run import NewRun
 from rptrain.tui.plot import Plot
 from rptrain.tui.run_screen import RunScreen
+from rptrain.tui.summaries import RunFolder
 
 from .conftest import Made, Scripted, driven, screen_text, until
 from .recorded import BEGAN, make_run
@@ -55,6 +57,25 @@ async def test_enter_opens_and_escape_comes_back(make: Made, runs: Path):
         await pilot.click(OptionList, offset=(5, 2))
         await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
         assert isinstance(pilot.app.screen, RunScreen) and pilot.app.screen.path.name == "done"
+
+
+@driven
+async def test_the_list_rests_behind_a_run_and_is_new_when_one_comes_back(make: Made, runs: Path, monkeypatch):
+    monkeypatch.setattr("rptrain.tui.runs_screen.PAUSE", 0.05)
+    looks: list[float] = []
+    look = RunFolder.look
+    monkeypatch.setattr(RunFolder, "look", lambda folder: looks.append(time.monotonic()) or look(folder))
+    async with make().run_test(size=(80, 24)) as pilot:
+        await listed(pilot)
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
+        await pilot.pause(0.3)  # the look that was under way
+        count = len(looks)
+        make_run(runs, "newer", steps=3, began=BEGAN + 10)
+        await pilot.pause(0.5)
+        assert len(looks) == count
+        await pilot.press("escape")
+        await until(pilot, lambda: "newer" in screen_text(pilot.app))
 
 
 @driven
