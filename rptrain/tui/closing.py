@@ -20,7 +20,7 @@ def until_closed(
         try:
             await method(screen, *given, **named)
         except NoMatches:
-            if screen.children:
+            if screen.children and screen.display:  # a screen that is taken down is not displayed
                 raise
 
     return work
