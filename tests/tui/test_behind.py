@@ -212,6 +212,13 @@ def test_a_replay_is_the_run_as_it_was(tmp_path: Path):
     replay = Replay(make_run(tmp_path, steps=100, total=100, end="finished"))
     replay.advance(141 / replay.speed)
     assert replay.view.step == 50 and replay.view.path.name == "llama" and replay.view.total_steps == 100
+    first = replay.speed
+    replay.faster(2)
+    assert replay.speed == 2 * first
+    replay.advance(20 / replay.speed)
+    assert replay.view.step == 60
+    replay.faster(1e-9)
+    assert replay.speed == 1
     replay.faster(1e9)
     while not replay.done:
         replay.advance(1.0)
