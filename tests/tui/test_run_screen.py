@@ -11,7 +11,7 @@ from rptrain.tui.app import RptrainApp
 from rptrain.tui.lanes import Lanes
 from rptrain.tui.log_panel import LogPanel
 from rptrain.tui.plot import Plot
-from rptrain.tui.run_screen import RunScreen
+from rptrain.tui.run_screen import PAUSE, RunScreen
 
 from .conftest import Made, Scripted, driven, screen_text, until, widget_text
 from .recorded import make_run, snapshot
@@ -57,7 +57,7 @@ async def test_what_the_trainer_writes_appears(make: Made, tmp_path: Path):
         with (run / "events.jsonl").open("a") as file:
             file.write(json.dumps({"schema": 1, "event": "finished", "time": 1.7e9 + 300, "step": 11}) + "\n")
         await until(pilot, lambda: "✓ finished" in screen_text(pilot.app))
-        assert " save " not in screen_text(pilot.app).splitlines()[-1]
+        await until(pilot, lambda: " save " not in screen_text(pilot.app).splitlines()[-1])
 
 
 @driven
@@ -144,8 +144,11 @@ async def test_a_replay_goes_from_the_beginning_to_the_end(make: Made, tmp_path:
         assert "×16" in screen_text(pilot.app)  # 241 seconds in half a minute or less
         await pilot.press("space")
         await until(pilot, lambda: "held" in screen_text(pilot.app))
+        await pilot.pause(2 * PAUSE)  # what was under way
         early = screen_text(pilot.app)
         assert "100/100" not in early
+        await pilot.pause(2 * PAUSE)
+        assert screen_text(pilot.app) == early
         await pilot.press("space", "+", "+", "plus", "plus", "plus", "plus", "plus")
         await until(pilot, lambda: "100/100" in screen_text(pilot.app))
         await pilot.press("minus", "escape")
