@@ -1,7 +1,7 @@
 """What a run tells: event records in `events.jsonl`, the only channel to any view, and a line of progress."""
 
-import fcntl
 import json
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -14,12 +14,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from rptrain.errors import UserError
+from rptrain.lines import LineFile
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 SCHEMA = 1  # of every record; within a schema, records and fields at a record's end are only added
 _TAIL = 4096  # bytes, more than the records that end a run need
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +148,7 @@ class CheckpointSaved(Event):
     path: str
     seconds: float | None = None  # from the step's end until it was whole
     paused: float | None = None  # of these, what training waited
+    save_pause_s: float | None = None  # that, and until the pipeline was empty: what the save cost, at the most
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,22 @@ class SaveFailed(Event):
     """The state after `step` could not be saved: training goes on, and what was saved before is whole."""
 
     step: int
+    message: str
+
+
+@dataclass(frozen=True)
+class RecordsLost(Event):
+    """So many records that belong ahead of this one could not be written, as the disk was full, say."""
+
+    count: int
+    message: str
+
+
+@dataclass(frozen=True)
+class TrackerFailed(Event):
+    """A tracker of log.report_to raised, and gets no more numbers."""
+
+    name: str
     message: str
 
 
@@ -241,6 +261,8 @@ EVENTS: dict[str, type[Event]] = {
     "sample": Sample,
     "checkpoint_saved": CheckpointSaved,
     "save_failed": SaveFailed,
+    "records_lost": RecordsLost,
+    "tracker_failed": TrackerFailed,
     "paused": Paused,
     "continued": Continued,
     "stopped": Stopped,
@@ -272,7 +294,7 @@ def from_line(line: str | bytes) -> Event:
             key: tuple(value) if isinstance(value, list) else value for key, value in record.items()
         }
         event = kind(**fields)
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError, RecursionError):
         raise UserError("no event record") from None
     if isinstance(event, Slots):
         return Slots(event.step, tuple(SlotTime(*slot) for slot in event.slots), time=event.time)
@@ -303,27 +325,32 @@ def is_finished(path: Path | str) -> bool:
 
 
 class EventLog:
-    """Appends records to a file, each flushed before `write` returns; threads may share it. Context manager.
+    """Appends records to a file, each there before `write` returns; threads may share it. Context manager.
 
-    What a killed process left of a last line is cut off on opening. Raises UserError where another process
+    Records that the disk does not take are counted, which a `RecordsLost` says once it takes one: they do not end a
+    run. What a killed process left of a last line is cut off on opening. Raises UserError where another process
     holds the file: a run is trained by one at a time.
     """
 
     def __init__(self, path: Path | str) -> None:
-        self._file = open(path, "a+b")  # noqa: SIM115 (closed by `close`)
+        self._path = path
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file = LineFile(path, lock=True)
         except BlockingIOError:
-            self._file.close()
             raise UserError(f"{path}: another process trains this run") from None
         self._lock = threading.Lock()
         self._listeners: list[Callable[[Event], None]] = []
-        self._file.truncate(self._end_of_lines())
+        self._lost, self._reason = 0, ""
 
     def write(self, event: Event) -> None:
         with self._lock:
-            self._file.write(to_line(event).encode() + b"\n")
-            self._file.flush()
+            try:
+                if self._lost:
+                    self._file.append(to_line(RecordsLost(self._lost, self._reason)).encode())
+                    self._lost = 0
+                self._file.append(to_line(event).encode())
+            except OSError as error:
+                self._lose(error)
         for listener in self._listeners:
             listener(event)
 
@@ -332,6 +359,8 @@ class EventLog:
         self._listeners.append(listener)
 
     def close(self) -> None:
+        if self._lost:
+            _log.warning("%s lacks the last %d records", self._path, self._lost)
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -340,16 +369,10 @@ class EventLog:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _end_of_lines(self) -> int:
-        end = self._file.seek(0, SEEK_END)
-        while end > 0:
-            start = max(0, end - _TAIL)
-            self._file.seek(start)
-            newline = self._file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                return start + newline + 1
-            end = start
-        return 0
+    def _lose(self, error: OSError) -> None:
+        if not self._lost:
+            _log.warning("%s cannot be written: %s. The run goes on without records", self._path, error.strerror)
+        self._lost, self._reason = self._lost + 1, str(error.strerror)
 
 
 class Progress:
@@ -381,7 +404,9 @@ class Progress:
         if not self._quiet:
             try:
                 self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
-            except (OSError, SystemExit):  # rich ends the program where nobody reads on
+            except OSError:  # a full disk takes the next line, perhaps
+                return
+            except SystemExit:  # rich ends the program where nobody reads on
                 self._quiet = True
 
     def __enter__(self) -> Self:

@@ -1,5 +1,6 @@
 """Going on with a run: whether it would come to the same numbers, and its state, from a checkpoint that is whole."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,15 @@ def check_resume(run: RunDir, checkpoint: Path, job: Job) -> None:
             f"{checkpoint} has {state['step']} steps behind it, and the config ends at {job.total_steps}: raise "
             f"train.max_steps, name an earlier checkpoint in save.resume, {anew}"
         )
+
+
+def how_to_go_on(run: RunDir) -> str:
+    """What is left of a run that failed, and the command that goes on with it once a person mended what was wrong."""
+    saved = run.checkpoints()
+    if not saved:
+        return "Nothing of this run was saved before: mend that, and begin again"
+    command = shlex.join(["rptrain", "--config", str(run.config_path), f"save.resume={run.path}"])
+    return f"{saved[-1].name} is whole: mend that, and go on from there with: {command}"
 
 
 def restore(

@@ -42,10 +42,18 @@ class Saver:
         self._under_way: tuple[int, Future[None]] | None = None
         self._abandoned = threading.Event()
 
-    def begin(self, engine: Engine, step: int, meta: dict[str, Any], done: Callable[[], None] | None = None) -> None:
+    def begin(
+        self,
+        engine: Engine,
+        step: int,
+        meta: dict[str, Any],
+        done: Callable[[], None] | None = None,
+        *,
+        drained: float = 0.0,
+    ) -> None:
         """Saves the state after the engine's last step. Waits for the save before, and for that step, and for no more.
 
-        `done` is called once it is saved, or could not be.
+        `done` is called once it is saved, or could not be. `drained`: seconds that the pipeline ran empty before.
         """
         began = time.perf_counter()
         self.settle()
@@ -55,7 +63,7 @@ class Saver:
             scale = snapshot.loss_scale
             meta["loss_scale"] = {"scale": scale.scale, "before": scale.before, "good": scale.good}
         paused = time.perf_counter() - began
-        self._under_way = step, self._pool.submit(self._save, snapshot, step, meta, began, paused, done)
+        self._under_way = step, self._pool.submit(self._save, snapshot, step, meta, began, paused, drained, done)
 
     def look(self) -> None:
         """Tells of a save that failed; training goes on."""
@@ -81,6 +89,7 @@ class Saver:
         meta: dict[str, Any],
         began: float,
         paused: float,
+        drained: float,
         done: Callable[[], None] | None,
     ) -> None:
         try:
@@ -97,7 +106,8 @@ class Saver:
             measured = by_loss(self._run.checkpoints_path) if self._config.load_best_model_at_end else []
             best = measured[0][1] if measured else None
             seconds = time.perf_counter() - began
-            self._tell(CheckpointSaved(step, str(path), seconds, min(paused + snapshot.waited, seconds)))
+            paused = min(paused + snapshot.waited, seconds)
+            self._tell(CheckpointSaved(step, str(path), seconds, paused, drained + paused))
             try:
                 prune(self._run.checkpoints_path, self._config.save_total_limit, best)
             except OSError as error:

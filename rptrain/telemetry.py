@@ -15,6 +15,7 @@ from rptrain.engine.activity import Activity, LaneState
 from rptrain.engine.engine import Engine
 from rptrain.engine.memory import available_bytes
 from rptrain.gpu_status import Driver, GpuStatus
+from rptrain.lines import LineFile
 from rptrain.metrics import Event, MemoryLow
 from rptrain.runs.lanes import FILE, OLD_FILE, Lane, OptimizerState, Phase, Snapshot
 
@@ -35,7 +36,7 @@ class Telemetry:
         self.phase: Phase = "loading"
         self._path, self._devices, self._tell = folder / FILE, devices, tell
         self._told = False  # that little memory is left
-        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
+        self._file = LineFile(self._path)
         self._driver = Driver()
         self._gpus = [self._handle(name) for name in devices]
         self._process = psutil.Process()
@@ -131,11 +132,12 @@ class Telemetry:
             )
 
     def _write(self, snapshot: Snapshot) -> None:
-        if self._file.tell() > FULL:
-            self._path.replace(self._path.with_name(OLD_FILE))
-            full, self._file = self._file, open(self._path, "ab", buffering=0)  # noqa: SIM115
+        if self._file.size > FULL:
+            if self._path.exists():  # it was renamed before, where no new one could be made
+                self._path.replace(self._path.with_name(OLD_FILE))
+            full, self._file = self._file, LineFile(self._path)
             full.close()
-        self._file.write(snapshot.to_line().encode() + b"\n")
+        self._file.append(snapshot.to_line().encode())
 
     def _warn(self, snapshot: Snapshot) -> None:
         if not self._told and snapshot.free < LOW * (snapshot.process + snapshot.free):

@@ -14,6 +14,8 @@ def tell(log: metrics.EventLog, progress: metrics.Progress, event: metrics.Event
     match event:
         case metrics.SaveFailed():
             progress.note(f"step {event.step} could not be saved: {event.message}")
+        case metrics.TrackerFailed():
+            progress.note(f"{event.name} gets no more numbers: {event.message}")
         case metrics.Stalled():
             progress.note(f"no step ended for {event.seconds:g} s: {event.path} says what everything waits for")
         case metrics.StepSkipped(rows=(_, *_)):

@@ -1,7 +1,9 @@
 """A run's numbers for TensorBoard, Weights & Biases and Trackio; each is imported only where it is asked for."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from hashlib import sha256
 from importlib import import_module
 from importlib.util import find_spec
@@ -9,12 +11,15 @@ from typing import Any
 
 from rptrain.config import Config
 from rptrain.errors import UserError
-from rptrain.metrics import Evaluation, Event, Step
+from rptrain.metrics import Evaluation, Event, Step, TrackerFailed
 from rptrain.rundir import RunDir
 
 MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
 
 Log = Callable[[Mapping[str, float], int], None]  # values by name, and the step
+Close = Callable[[], object]
+
+_log = logging.getLogger(__name__)
 
 
 def check(names: Sequence[str]) -> None:
@@ -27,16 +32,40 @@ def check(names: Sequence[str]) -> None:
             )
 
 
-def open_trackers(config: Config, run: RunDir, stack: ExitStack) -> Callable[[Event], None]:
-    """What passes records on to the trackers of log.report_to, which are closed with the stack. After `check`."""
-    logs = [OPENERS[name](import_module(MODULES[name]), config, run, stack) for name in config.log.report_to]
+def open_trackers(
+    config: Config, run: RunDir, stack: ExitStack, tell: Callable[[Event], None]
+) -> Callable[[Event], None]:
+    """What passes records on to the trackers of log.report_to, which are closed with the stack. After `check`.
+
+    One that raises is told, and gets nothing more: training does not depend on it.
+    """
+    logs: dict[str, Log] = {}
+
+    def close(name: str, call: Close) -> None:
+        if reason := _refused(call):  # no record: the run's last one is there already
+            _log.warning("%s could not be closed: %s", name, reason)
+
+    for name in config.log.report_to:
+        logs[name], end = OPENERS[name](import_module(MODULES[name]), config, run)
+        stack.callback(close, name, end)
 
     def report(event: Event) -> None:
         if (values := scalars(event)) is not None:
-            for log in logs:
-                log(*values)
+            for name, log in list(logs.items()):
+                if reason := _refused(partial(log, *values)):
+                    del logs[name]
+                    tell(TrackerFailed(name, reason))
 
     return report
+
+
+def _refused(call: Callable[[], object]) -> str | None:
+    """What a tracker raised, if anything."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 (another's code, which talks to servers and may raise anything)
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def scalars(event: Event) -> tuple[dict[str, float], int] | None:
@@ -56,34 +85,31 @@ def scalars(event: Event) -> tuple[dict[str, float], int] | None:
     return None
 
 
-def _tensorboard(module: Any, config: Config, run: RunDir, stack: ExitStack) -> Log:
+def _tensorboard(module: Any, config: Config, run: RunDir) -> tuple[Log, Close]:
     """Files in the run's folder, for `tensorboard --logdir`."""
     writer = module.SummaryWriter(logdir=str(run.path / "tensorboard"))
-    stack.callback(writer.close)
 
     def log(values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
             writer.add_scalar(name, value, step)
 
-    return log
+    return log, writer.close
 
 
-def _wandb(module: Any, config: Config, run: RunDir, stack: ExitStack) -> Log:
+def _wandb(module: Any, config: Config, run: RunDir) -> tuple[Log, Close]:
     """A resumed run goes on under the identity that follows from its folder."""
     identity = sha256(str(run.path.absolute()).encode()).hexdigest()[:16]
     settings = config.model_dump(mode="json")
     opened = module.init(
         project=config.log.project, name=run.path.name, dir=str(run.path), id=identity, resume="allow", config=settings
     )
-    stack.callback(opened.finish)
-    return lambda values, step: opened.log(dict(values), step=step)
+    return lambda values, step: opened.log(dict(values), step=step), opened.finish
 
 
-def _trackio(module: Any, config: Config, run: RunDir, stack: ExitStack) -> Log:
+def _trackio(module: Any, config: Config, run: RunDir) -> tuple[Log, Close]:
     settings = config.model_dump(mode="json")
     module.init(project=config.log.project, name=run.path.name, config=settings, resume="allow")
-    stack.callback(module.finish)
-    return lambda values, step: module.log(dict(values), step=step)
+    return lambda values, step: module.log(dict(values), step=step), module.finish
 
 
 OPENERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}

@@ -29,7 +29,7 @@ from rptrain.job import Job, prepare_job, replan, settle
 from rptrain.memory_plan import going_on
 from rptrain.models import weights
 from rptrain.opening import open_engine, open_store, starting_scale
-from rptrain.resuming import check_resume, restore
+from rptrain.resuming import check_resume, how_to_go_on, restore
 from rptrain.rundir import RunDir, begin, find
 from rptrain.runs.process import ProcessId
 from rptrain.saving import Saver, checkpoint_meta
@@ -47,7 +47,8 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
 
     Leaves `model/`, a Hugging Face directory, in the run's folder, unless a STOP in its `control` folder ended it
     before. Raises UserError before anything heavy is loaded, EngineError for a failure while training (the last
-    checkpoint stays), KeyboardInterrupt after the state was saved.
+    checkpoint stays), TrainingError where the last state or the model finds no room on the disk, KeyboardInterrupt
+    after the state was saved.
     """
     trackers.check(resolved.config.log.report_to)
     found = find(resolved)  # a resume that cannot be is found out before data is read
@@ -68,8 +69,8 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
         job = replace(job, plan=replan(job, known))
     with ExitStack() as stack:
         log = stack.enter_context(metrics.EventLog(run.events_path))
-        log.listen(trackers.open_trackers(job.config, run, stack))
         progress = stack.enter_context(metrics.Progress(job.total_steps, quiet=quiet))
+        log.listen(trackers.open_trackers(job.config, run, stack, partial(tell, log, progress)))
         telemetry = stack.enter_context(Telemetry(run.path, job.devices, partial(tell, log, progress)))
         store = stack.enter_context(open_store(job))
         saver = stack.enter_context(Saver(run, store.units, job.config.save, partial(tell, log, progress)))
@@ -79,6 +80,10 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
             trainer.run(checkpoint)
         except StopRequested as stopped:
             progress.note(str(stopped))
+        except OSError as error:  # a full disk, for the most part
+            failure = TrainingError(f"{error}. {how_to_go_on(run)}")
+            log.write(metrics.Failed(str(failure)))
+            raise failure from error
         except Exception as error:
             log.write(metrics.Failed(f"{type(error).__name__}: {error}"))
             raise
@@ -220,10 +225,12 @@ class Trainer:
             every = job.config.train.eval_steps
             measures = job.held_out is not None and (last or (every and (step + 1) % every == 0))
             if last or due or measures or control.stops or control.saves or control.pauses:
+                began = time.perf_counter()
                 self._report(started, engine)
+                drained = time.perf_counter() - began
                 started = None
                 last = bool(measures and self._validate(engine, step + 1)) or last
-                self._obey(engine, step + 1, last=last, due=bool(due))
+                self._obey(engine, step + 1, last=last, due=bool(due), drained=drained)
             if last:
                 self._total = step + 1
                 break
@@ -335,7 +342,7 @@ class Trainer:
         self._clock += time.perf_counter() - began
         return ends
 
-    def _obey(self, engine: Engine, step: int, *, last: bool, due: bool) -> None:
+    def _obey(self, engine: Engine, step: int, *, last: bool, due: bool, drained: float) -> None:
         """Between two steps: pauses, saves and stops as config and commands say."""
         began, control = time.perf_counter(), self._control
         if control.pauses:
@@ -344,7 +351,7 @@ class Trainer:
         stops = control.stops and not last
         if last or due or stops or control.saves:
             with self._telemetry.doing("saving"):
-                self._save(engine, step, required=last or stops)
+                self._save(engine, step, required=last or stops, drained=drained)
         self._clock += time.perf_counter() - began  # no part of the speed that is reported
         if stops:
             self._log.write(metrics.Stopped(step, "signal" if control.interrupted else STOP))
@@ -365,10 +372,11 @@ class Trainer:
             time.sleep(LOOK)
         self._log.write(metrics.Continued(step))
 
-    def _save(self, engine: Engine, step: int, *, required: bool) -> None:
+    def _save(self, engine: Engine, step: int, *, required: bool, drained: float = 0.0) -> None:
         done = self._control.take() if self._control.saves else None
         loss = self._measured[1] if self._measured[0] == step else None
-        self._saver.begin(engine, step, checkpoint_meta(self._job, self._frozen, self._patience, loss), done)
+        meta = checkpoint_meta(self._job, self._frozen, self._patience, loss)
+        self._saver.begin(engine, step, meta, done, drained=drained)
         if required:
             self._saver.settle(required=True)
         self._watchdog.alive(step)  # a save may take longer than it has patience

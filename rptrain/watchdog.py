@@ -5,6 +5,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -53,7 +54,8 @@ class Watchdog:
         for ident, frame in sys._current_frames().items():
             lines += ["", f"thread {names.get(ident, ident)}", *traceback.format_stack(frame)]
         path = self._folder / f"stalled-{self._step}.txt"
-        path.write_text("\n".join(line.rstrip("\n") for line in lines) + "\n", encoding="utf-8")
+        with suppress(OSError):  # what waits is told all the same
+            path.write_text("\n".join(line.rstrip("\n") for line in lines) + "\n", encoding="utf-8")
         self._tell(Stalled(self._step, self._seconds, str(path), waiting))
 
     def __enter__(self) -> Self:

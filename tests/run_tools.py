@@ -5,13 +5,15 @@ As a program it trains, in a fork for each line of its input, and so imports tor
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +25,7 @@ from typer.testing import CliRunner, Result
 
 import rptrain.saving
 from rptrain import cli, memory_plan, metrics
+from rptrain.checkpoint.files import KIND, STATE, written_aside
 from rptrain.config_source import Resolved, resolve
 from rptrain.models import registry, weights
 from rptrain.plan.schedule import Plan
@@ -107,6 +110,19 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.005)
 
 
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """No file of this process may grow beyond `size` bytes meanwhile: a write up to there is cut short, as by a disk
+    that is full.
+    """
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 # Plans that are given
 
 
@@ -122,6 +138,12 @@ def plan_with(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 
 # What a run left
+
+
+def write_checkpoint(path: Path) -> None:
+    """A whole checkpoint of no units."""
+    with written_aside(path, {"kind": KIND}, 0) as aside:
+        aside.write_json(STATE, {"step": int(path.name.split("-")[1]), "meta": {}, "units": {}})
 
 
 def state(run: RunDir) -> dict[str, bytes]:
@@ -192,8 +214,7 @@ def _die_in_record(step: int) -> None:
 
     def cut_short(log: metrics.EventLog, event: metrics.Event) -> None:
         if isinstance(event, metrics.Step) and event.step == step:
-            log._file.write(metrics.to_line(event).encode()[:40])
-            log._file.flush()
+            os.write(log._file._file.fileno(), metrics.to_line(event).encode()[:40])
             _die()
         write(log, event)
 

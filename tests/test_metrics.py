@@ -13,6 +13,8 @@ from rptrain import metrics
 from rptrain.errors import UserError
 from rptrain.metrics import EventLog, Progress, SlotTime, is_finished, read
 
+from . import run_tools as tools
+
 EVENTS = [
     metrics.RunStarted("abc", "0.1.0", ("cpu:0", "cpu:1"), "tiny-tasks", 430_000, time=1.0),
     metrics.ProcessStarted(
@@ -33,8 +35,10 @@ EVENTS = [
     metrics.Slots(2, (SlotTime(0, 1, "FB", 0, 2, 0, 0.5, 0.75),), time=5.0),
     metrics.Evaluation(2, "tasks", 0.5, {"reverse": 0.25, "sort": 0.75}, time=6.0),
     metrics.Sample(2, "2 + 2?", "5", time=6.5),
-    metrics.CheckpointSaved(2, "checkpoints/checkpoint-2", 1.5, 0.25, time=7.0),
+    metrics.CheckpointSaved(2, "checkpoints/checkpoint-2", 1.5, 0.25, 0.5, time=7.0),
     metrics.SaveFailed(2, "no space", time=7.1),
+    metrics.RecordsLost(3, "no space", time=7.15),
+    metrics.TrackerFailed("wandb", "gone", time=7.16),
     metrics.Paused(2, time=7.2),
     metrics.Continued(2, time=7.3),
     metrics.Stopped(2, "STOP", time=7.4),
@@ -90,8 +94,10 @@ def test_the_fields_of_schema_1():
         "slots": ["step", "slots"],
         "evaluation": ["step", "name", "score", "tasks"],
         "sample": ["step", "prompt", "text"],
-        "checkpoint_saved": ["step", "path", "seconds", "paused"],
+        "checkpoint_saved": ["step", "path", "seconds", "paused", "save_pause_s"],
         "save_failed": ["step", "message"],
+        "records_lost": ["count", "message"],
+        "tracker_failed": ["name", "message"],
         "checkpoint_damaged": ["path", "message"],
         "paused": ["step"],
         "stalled": ["step", "seconds", "path", "waiting"],
@@ -140,7 +146,7 @@ def test_a_file_that_is_one_torn_line(path):
 
 
 @pytest.mark.parametrize(
-    "line", ["{}", "[1]", "no json", '{"schema":1,"event":"finished"}', '{"schema":1,"event":"x"}']
+    "line", ["{}", "[1]", "no json", "[" * 100_000, '{"schema":1,"event":"finished"}', '{"schema":1,"event":"x"}']
 )
 def test_a_line_that_is_no_record_is_named(path, line):
     write(path, EVENTS[0])
@@ -154,6 +160,31 @@ def test_a_newer_schema_is_said_to_be_newer(path):
     path.write_text('{"schema":2,"event":"finished","step":1,"time":1.0}\n')
     with pytest.raises(UserError, match="newer rptrain"):
         list(read(path))
+
+
+def test_what_finds_no_room_is_counted_and_nothing_else_is_lost(path, caplog):
+    told = []
+    with EventLog(path) as log:
+        log.listen(told.append)
+        log.write(EVENTS[0])
+        with tools.room_for(path.stat().st_size + 20):
+            log.write(EVENTS[1])
+            assert list(read(path)) == EVENTS[:1] and not path.read_bytes().endswith(b"\n")
+            log.write(EVENTS[2])
+        log.write(EVENTS[3])
+        log.write(EVENTS[4])
+        with tools.room_for(path.stat().st_size + 20):
+            log.write(EVENTS[5])
+    first, lost, *rest = read(path)
+    assert first == EVENTS[0] and rest == EVENTS[3:5] and told == EVENTS[:6]
+    assert isinstance(lost, metrics.RecordsLost) and (lost.count, lost.message) == (2, "File too large")
+    assert [line.split(": ")[-1] for line in caplog.messages] == [
+        "File too large. The run goes on without records",
+        "File too large. The run goes on without records",
+        f"{path} lacks the last 1 records",
+    ]
+    write(path, EVENTS[6])
+    assert list(read(path)) == [first, lost, *rest, EVENTS[6]]
 
 
 def test_one_process_at_a_time(path):

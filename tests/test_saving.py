@@ -1,8 +1,11 @@
 """Checkpoints are written while training goes on; one that cannot be is told, and costs nothing but itself."""
 
 import errno
+import shlex
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +13,8 @@ import rptrain.saving
 from rptrain import metrics
 from rptrain.checkpoint import files
 from rptrain.checkpoint.state import verify_checkpoint
+from rptrain.engine.engine import Engine
+from rptrain.engine.iteration import PendingLoss
 from rptrain.rundir import RunDir
 
 from . import run_tools as tools
@@ -55,6 +60,20 @@ def test_slow_saves_change_no_bit_and_are_measured(folder, monkeypatch, update):
         assert event.seconds > 0.05 and 0 <= event.paused <= event.seconds
 
 
+def test_the_pause_of_a_save_has_the_time_in_which_the_pipeline_ran_empty(folder, monkeypatch):
+    """A step's result takes a while here, and then the snapshot."""
+    result, snapshot = PendingLoss.result, Engine.snapshot
+
+    def late(seconds: float, call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments: (time.sleep(seconds), call(*arguments))[1]
+
+    monkeypatch.setattr(PendingLoss, "result", late(0.2, result))
+    monkeypatch.setattr(Engine, "snapshot", late(0.1, snapshot))
+    saved = tools.events(tools.train_here(folder, "save.save_steps=2"), metrics.CheckpointSaved)
+    assert [event.step for event in saved] == [2, 4, 6]
+    assert all(0.1 <= event.paused <= event.save_pause_s - 0.2 for event in saved)
+
+
 def fail_from(monkeypatch: pytest.MonkeyPatch, step: int, call: int) -> None:
     """No room for a write of the save of this step, from a call on."""
     write, left = files.Aside.write, [call]
@@ -87,12 +106,14 @@ def test_a_full_disk_at_the_end_fails_the_run_and_keeps_the_checkpoint_before(fo
     tools.write_config(folder)
     told = tools.invoke("--config", folder / "run.toml", "save.save_steps=4")
     run = RunDir(folder / "runs/run")
+    command = f"rptrain --config {run.config_path} save.resume={run.path}"
     assert told.exit_code == 1 and "No space left" in told.stderr
+    assert told.stderr.endswith(f"checkpoint-4 is whole: mend that, and go on from there with: {command}\n")
     assert [path.name for path in run.checkpoints_path.iterdir()] == ["checkpoint-4"]
     verify_checkpoint(run.checkpoint_path(4))
     monkeypatch.undo()
-    again = tools.train_here(folder, "save.save_steps=4")
-    assert again.finished and [event.step for event in tools.events(run, metrics.Resumed)] == [4]
+    assert tools.invoke(*shlex.split(command)[1:]).exit_code == 0
+    assert run.finished and [event.step for event in tools.events(run, metrics.Resumed)] == [4]
 
 
 def test_an_interrupt_that_ends_the_run_at_once_gives_the_save_up(folder, monkeypatch):

@@ -75,20 +75,35 @@ def test_the_files_stay_small(tmp_path, quick, monkeypatch):
     assert snapshots(tmp_path, OLD_FILE)[-1].time < snapshots(tmp_path)[0].time
 
 
-def test_a_disk_that_is_full_costs_records_only(tmp_path, quick, monkeypatch):
-    calls = []
-
-    def full(self, snapshot: Snapshot) -> None:
-        calls.append(snapshot)
-        if len(calls) < 3:
-            raise OSError(28, "no space left on device")
-        write(self, snapshot)
-
-    write = Telemetry._write
-    monkeypatch.setattr(Telemetry, "_write", full)
+def test_a_disk_that_is_full_costs_records_only(tmp_path, quick):
     with Telemetry(tmp_path, (), print):
-        tools.wait_for(lambda: len(calls) > 4)
-    assert len(snapshots(tmp_path)) == len(calls) - 2
+        tools.wait_for(lambda: len(snapshots(tmp_path)) > 1)
+        torn = False
+        while not torn:  # a line that came between the size and the limit leaves none
+            with tools.room_for((tmp_path / FILE).stat().st_size + 20):
+                time.sleep(0.1)
+                content = (tmp_path / FILE).read_bytes()
+            torn, before = not content.endswith(b"\n"), content.count(b"\n")
+        tools.wait_for(lambda: (tmp_path / FILE).read_bytes().count(b"\n") > before + 2)
+    first, second = snapshots(tmp_path)[before - 1 : before + 1]
+    assert second.time - first.time > 0.09
+
+
+def test_a_new_file_is_begun_once_there_is_room_for_it(tmp_path, quick, monkeypatch):
+    """The full one was renamed, and is written to until then."""
+    made, lines = [], telemetry.LineFile
+
+    def cramped(path: Path) -> telemetry.LineFile:
+        made.append(path)
+        if 1 < len(made) < 4:
+            raise OSError(28, "no space left on device")
+        return lines(path)
+
+    monkeypatch.setattr(telemetry, "FULL", 200)
+    monkeypatch.setattr(telemetry, "LineFile", cramped)
+    with Telemetry(tmp_path, (), print):
+        tools.wait_for(lambda: len(made) > 4)
+    assert {file.name for file in tmp_path.iterdir()} == {FILE, OLD_FILE} and snapshots(tmp_path, OLD_FILE)
 
 
 def test_a_run_tells_what_its_view_shows(tmp_path, quick, monkeypatch):

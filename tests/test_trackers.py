@@ -60,6 +60,32 @@ def test_what_a_tracker_gets(name, module, tmp_path, monkeypatch):
         assert (opened["project"], opened["name"], opened["config"]["train"]["max_steps"]) == ("mine", "run", 4)
 
 
+@pytest.mark.parametrize("bad", ["log", "finish"])
+def test_a_tracker_that_raises_is_told_once_and_the_run_goes_on_with_the_others(bad, tmp_path, monkeypatch, caplog):
+    class Broken(RuntimeError):
+        """Of the tracker's own."""
+
+    def broken(*values: Any, **named: Any) -> None:
+        calls.append(values)
+        raise Broken("no server")
+
+    calls: list[Any] = []
+    fake, good = Fake("wandb"), Fake("trackio")
+    setattr(fake, bad, broken)
+    for module in (fake, good):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    tools.write_model(tmp_path / "model")
+    run = tools.train_here(tmp_path, 'log.report_to=["wandb", "trackio"]')
+    told = [f"{event.name}: {event.message}" for event in tools.events(run, metrics.TrackerFailed)] + caplog.messages
+    assert told == ["wandb: Broken: no server" if bad == "log" else "wandb could not be closed: Broken: no server"]
+    assert (
+        len(calls) == 1
+        and run.finished
+        and len(good.values) == 4 * 6
+        and (good.closed, fake.closed) == (1, int(bad == "log"))
+    )
+
+
 def test_a_tracker_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setattr("rptrain.trackers.find_spec", lambda name: None)
     tools.write_model(tmp_path / "model")

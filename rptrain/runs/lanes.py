@@ -73,5 +73,5 @@ class Snapshot:
             optimizer = record.pop("optimizer")
             lanes = tuple(Lane(**lane) for lane in record.pop("lanes"))
             return cls(**record, lanes=lanes, optimizer=None if optimizer is None else OptimizerState(**optimizer))
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None

@@ -302,6 +302,12 @@ class RunView:
     def _on_save_failed(self, record: Mapping[str, Any]) -> None:
         self._say(record, f"step {record['step']}: could not be saved: {record['message']}", "error")
 
+    def _on_records_lost(self, record: Mapping[str, Any]) -> None:
+        self._say(record, f"{record['count']} records could not be written: {record['message']}", "warning")
+
+    def _on_tracker_failed(self, record: Mapping[str, Any]) -> None:
+        self._say(record, f"{record['name']} gets no more numbers: {record['message']}", "warning")
+
     def _on_memory_low(self, record: Mapping[str, Any]) -> None:
         self._say(record, f"only {record['free'] / 2**30:.2f} GiB of host memory are left", "warning")
 

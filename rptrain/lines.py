@@ -1,0 +1,52 @@
+"""A file that whole lines are appended to; what finds no room on the disk costs those lines and nothing else."""
+
+import fcntl
+from os import SEEK_END
+from pathlib import Path
+
+_PIECE = 4096  # bytes looked at for the last line's end
+
+
+class LineFile:
+    """Appends lines, each handed to the system at once. Threads are kept apart by its owner, who closes it.
+
+    With `lock` it is held against other processes: BlockingIOError where one holds it. What a killed process left of a
+    last line is cut off on opening.
+    """
+
+    def __init__(self, path: Path | str, *, lock: bool = False) -> None:
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed by `close`)
+        try:
+            if lock:
+                fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.size = self._end_of_lines()  # bytes of whole lines
+            self._file.truncate(self.size)
+        except BaseException:
+            self._file.close()
+            raise
+        self._torn = False  # whether there may be a part of a line behind them
+
+    def append(self, line: bytes) -> None:
+        """Writes a line, given without its end. OSError: it is lost, and the next one takes its place."""
+        if self._torn:
+            self._file.truncate(self.size)
+        self._torn = True
+        rest = memoryview(line + b"\n")
+        whole = self.size + len(rest)
+        while len(rest) > 0:
+            rest = rest[self._file.write(rest) :]
+        self.size, self._torn = whole, False
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _end_of_lines(self) -> int:
+        end = self._file.seek(0, SEEK_END)
+        while end > 0:
+            start = max(0, end - _PIECE)
+            self._file.seek(start)
+            newline = self._file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+            end = start
+        return 0
