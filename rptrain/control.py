@@ -21,17 +21,22 @@ class StopRequested(Exception):
 class Control:
     """Reads a run's `control` folder, where `touch control/SAVE` is a command; PAUSE holds while the file is there.
 
-    Commands that were there before are removed, and `tell` is called with a line about each.
+    Commands that were there before are removed, and `tell` is called with a line about each. One that cannot be
+    removed, such as a folder with files in it, is told and does not count from then on.
     """
 
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
         self._folder = folder
         self._interrupted = False
         self._taken: set[str] = set()
-        folder.mkdir(mode=0o700, exist_ok=True)
+        self._stuck: set[str] = set()
+        self._tell = tell
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            tell(f"the run can be told nothing: {folder} cannot be made: {error.strerror}")
         for name in (PAUSE, SAVE, STOP):
-            if self._there(name):
-                self._remove(name)
+            if self._there(name) and self._remove(name):
                 tell(f"{folder / name} was left from before, and is removed")
 
     @property
@@ -85,10 +90,24 @@ class Control:
         self._taken.discard(SAVE)
 
     def _there(self, name: str) -> bool:
-        return os.path.lexists(self._folder / name)
+        there = os.path.lexists(self._folder / name)
+        if not there:
+            self._stuck.discard(name)
+        return there and name not in self._stuck
 
-    def _remove(self, name: str) -> None:
-        (self._folder / name).unlink(missing_ok=True)
+    def _remove(self, name: str) -> bool:
+        """Whether it is gone."""
+        path = self._folder / name
+        try:
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            self._stuck.add(name)
+            self._tell(f"{path} cannot be removed ({error.strerror}): it is ignored while it is there")
+            return False
+        return True
 
 
 def ask(run: Path, command: str) -> None:

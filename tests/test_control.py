@@ -110,6 +110,44 @@ def test_commands_from_before_are_removed_and_told(tmp_path):
     assert len(told) == 3 and all("was left from before" in line for line in told)
 
 
+def test_folders_are_commands_too_and_one_that_cannot_be_removed_counts_once(folder, control, monkeypatch, capsys):
+    """An empty folder is removed; one with a file in it is told, and saves no second time."""
+    expected = tools.state(tools.train_here(folder, "log.run_name=whole"))
+
+    def put() -> None:
+        (control / "SAVE").mkdir()
+        (control / "SAVE/file").touch()
+
+    at_step(monkeypatch, 2, put)
+    tools.write_config(folder)
+    told = tools.invoke("--config", folder / "run.toml")
+    run = RunDir(folder / "runs/run")
+    first, last = (event.step for event in tools.events(run, metrics.CheckpointSaved))
+    assert first < last == 6 and run.finished and tools.state(run) == expected
+    assert told.exit_code == 0 and "SAVE cannot be removed (Directory not empty): it is ignored" in told.stdout
+
+
+def test_what_cannot_be_removed_counts_again_once_it_was_gone(tmp_path):
+    told: list[str] = []
+    (tmp_path / "control/STOP/inner").mkdir(parents=True)
+    (tmp_path / "control/PAUSE").mkdir()
+    control = Control(tmp_path / "control", told.append)
+    assert not (control.stops or control.pauses) and not (tmp_path / "control/PAUSE").exists() and len(told) == 2
+    (tmp_path / "control/STOP/inner").rmdir()
+    (tmp_path / "control/STOP").rmdir()
+    assert not control.stops
+    (tmp_path / "control/STOP").touch()
+    assert control.stops
+
+
+def test_a_folder_that_cannot_be_made_gives_no_commands(tmp_path):
+    told: list[str] = []
+    (tmp_path / "control").touch()
+    control = Control(tmp_path / "control", told.append)
+    assert not (control.stops or control.saves or control.pauses)
+    assert len(told) == 1 and "cannot be made: File exists" in told[0]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_stops_after_the_step_and_the_second_at_once(tmp_path, number):
     control = Control(tmp_path / "control", lambda line: None)
