@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from rptrain.checkpoint.files import MANIFEST, Damaged, check_facts, complete_checkpoints, set_aside
+from rptrain.checkpoint.files import MANIFEST, Damaged, complete_checkpoints, read_facts, set_aside
 from rptrain.config import AUTOMATIC, Config
 from rptrain.config_mistakes import dotted, leaves
 from rptrain.config_source import Resolved, render, resolve
@@ -99,7 +99,7 @@ class RunDir:
         first: Damaged | None = None
         for path in reversed(self.checkpoints()):
             try:
-                check_facts(path)
+                read_facts(path)
             except Damaged as error:
                 first = first or error
                 continue

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -340,6 +341,21 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
+def forget(checkpoint: Path, begin: str) -> None:
+    """The manifest names no file whose name begins so."""
+    manifest = json.loads((checkpoint / "complete.json").read_text())
+    manifest["files"] = {name: entry for name, entry in manifest["files"].items() if not name.startswith(begin)}
+    (checkpoint / "complete.json").write_text(json.dumps(manifest))
+
+
+def deepen(checkpoint: Path) -> None:
+    """Brackets without end in the state, with a hash that fits."""
+    content, manifest = b"[" * 100_000, json.loads((checkpoint / "complete.json").read_text())
+    (checkpoint / "trainer_state.json").write_bytes(content)
+    manifest["files"]["trainer_state.json"] = {"size": len(content), "sha256": sha256(content).hexdigest()}
+    (checkpoint / "complete.json").write_text(json.dumps(manifest))
+
+
 DAMAGES = [
     (lambda c: cut(c / "units/00000-embed.safetensors", -1), "00000-embed.safetensors is damaged: "),
     (lambda c: (c / "units/00000-embed.safetensors").unlink(), "00000-embed.safetensors is missing"),
@@ -347,6 +363,9 @@ DAMAGES = [
     (lambda c: (c / "complete.json").write_text("{"), "complete.json is damaged"),
     (lambda c: flip(c / "base/config.json"), "config.json"),
     (lambda c: shutil.rmtree(c / "base"), "is missing"),
+    (lambda c: forget(c, ""), "complete.json is damaged: it does not name trainer_state.json"),
+    (lambda c: forget(c, "units/00000"), "complete.json is damaged: it does not name units/00000-embed.safetensors"),
+    (deepen, "trainer_state.json is damaged"),
 ]
 
 

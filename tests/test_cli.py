@@ -18,6 +18,8 @@ from rptrain.config_source import Resolved, resolve
 from rptrain.errors import UserError
 from rptrain.rundir import RunDir, begin
 
+from .run_tools import write_checkpoint
+
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = '[model]\npath = "m"\n[[data.train]]\npath = "builtin:tasks"\n'
 
@@ -154,8 +156,7 @@ def test_dry_run_as_json():
 
 def test_dry_run_says_what_would_be_resumed():
     begun, _ = begin(resolve("c.toml"), None)
-    begun.checkpoint_path(4).mkdir()
-    (begun.checkpoint_path(4) / "complete.json").write_text('{"format": 1, "files": {}}')
+    write_checkpoint(begun.checkpoint_path(4))
     assert run("--config", "c.toml", "--dry-run").stdout.startswith("# resumes runs/c/checkpoints/checkpoint-4\n")
 
 

@@ -11,6 +11,8 @@ from rptrain.errors import UserError
 from rptrain.metrics import EventLog
 from rptrain.rundir import RunDir, changed, checkpoint_of, find
 
+from . import run_tools as tools
+
 CONFIG = """\
 [model]
 path = "tiny-tasks"
@@ -38,9 +40,10 @@ def config(*overrides: str) -> Resolved:
 
 def save(run: RunDir, step: int, complete: bool = True) -> Path:
     path = run.checkpoint_path(step)
-    path.mkdir()
     if complete:
-        (path / "complete.json").write_text('{"format": 1, "files": {}}')
+        tools.write_checkpoint(path)
+    else:
+        path.mkdir()
     return path
 
 

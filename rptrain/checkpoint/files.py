@@ -15,7 +15,8 @@ from rptrain.parallel import in_parallel
 from rptrain.reading import OpenFile
 
 FORMAT = 1
-MANIFEST = "complete.json"
+MANIFEST, STATE = "complete.json", "trainer_state.json"
+KIND = "checkpoint"  # what a manifest says that it is of
 # suffixes of what is being written, of what makes room for it, and of what was found damaged
 PARTIAL, REPLACED, DAMAGED = ".partial", ".replaced", ".damaged"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)(?:\.replaced)?")
@@ -146,16 +147,29 @@ def check_hash(file: Path, entry: Mapping[str, Any]) -> None:
     _compare(file, entry, _hash(file))
 
 
-def check_facts(directory: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint of which all but the units' content was compared; Damaged otherwise.
+def read_facts(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What STATE of a checkpoint says, and the manifest's files, once all but the units' content was compared; Damaged
+    otherwise.
 
     That is what takes no time: sizes of all files, and hashes of those outside of `units`.
     """
     manifest = read_manifest(directory)
-    for name, entry in manifest["files"].items():
+    files = manifest["files"]
+    if manifest.get("kind") != KIND:
+        raise Damaged(f"{directory} is no checkpoint of a run")
+    for name, entry in files.items():
         if not name.startswith("units/"):
             check_hash(directory / name, entry)
-    return manifest
+    if STATE not in files:
+        raise Damaged(f"{directory / MANIFEST} is damaged: it does not name {STATE}")
+    try:
+        state = json.loads((directory / STATE).read_text(encoding="utf-8"))
+        lacking = state["units"].keys() - files.keys()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"{directory / STATE} is damaged: {error}") from error
+    if lacking:
+        raise Damaged(f"{directory / MANIFEST} is damaged: it does not name {min(lacking)}")
+    return state, files
 
 
 def set_aside(directory: Path) -> Path:

@@ -22,13 +22,15 @@ from torch import Tensor
 from rptrain.checkpoint.base import BASE, base_files
 from rptrain.checkpoint.files import (
     FORMAT,
+    KIND,
     PARTIAL,
     PIECE,
     REPLACED,
+    STATE,
     THREADS,
-    check_facts,
     check_hash,
     complete_checkpoints,
+    read_facts,
     read_into,
     remove,
     written_aside,
@@ -40,8 +42,6 @@ from rptrain.models.shards import as_bytes
 from rptrain.models.spec import Unit
 from rptrain.parallel import in_parallel
 
-STATE = "trainer_state.json"
-KIND = "checkpoint"
 DTYPES = {
     torch.bfloat16: "BF16",
     torch.float16: "F16",
@@ -105,7 +105,7 @@ def save_state(
 
 def read_state(directory: Path) -> dict[str, Any]:
     """`step` and `meta` of a checkpoint, without its tensors; UserError if it is damaged or incomplete."""
-    return _read_state(Path(directory))[0]
+    return read_facts(Path(directory))[0]
 
 
 def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
     touched; after an error the buffers are not to be used.
     """
     directory = Path(directory)
-    state, files = _read_state(directory)
+    state, files = read_facts(directory)
     expected = _files(units)
     if odd := set(state["units"]) ^ set(expected):
         raise UserError(f"{directory} is of another model: {min(odd)} is in one of them only")
@@ -138,7 +138,7 @@ def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
 def verify_checkpoint(directory: Path) -> dict[str, Any]:
     """Compares every file with its hash and returns `step` and `meta`; UserError naming what is damaged."""
     directory = Path(directory)
-    state, files = _read_state(directory)
+    state, files = read_facts(directory)
     in_parallel(lambda name: check_hash(directory / name, files[name]), files)
     return state
 
@@ -166,15 +166,6 @@ def prune(checkpoints_dir: Path, keep: int | None, best: Path | None = None) -> 
             shutil.rmtree(path)
         elif path in complete:
             remove(path)
-
-
-def _read_state(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """trainer_state.json, and the manifest's files."""
-    manifest = check_facts(directory)
-    files = manifest["files"]
-    if manifest.get("kind") != KIND or STATE not in files:
-        raise UserError(f"{directory} is no checkpoint of a run")
-    return json.loads((directory / STATE).read_text(encoding="utf-8")), files
 
 
 def unit_file(index: int, unit: Unit) -> str:
