@@ -11,6 +11,7 @@ from rptrain.errors import UserError
 
 FOLDER = "control"
 PAUSE, SAVE, STOP = "PAUSE", "SAVE", "STOP"
+INTERRUPTED = 130  # the exit code
 LOOK = 0.2  # seconds between two looks while training is paused
 
 
@@ -27,7 +28,7 @@ class Control:
 
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
         self._folder = folder
-        self._interrupted = False
+        self._signals = 0
         self._taken: set[str] = set()
         self._stuck: set[str] = set()
         self._tell = tell
@@ -42,11 +43,11 @@ class Control:
     @property
     def interrupted(self) -> bool:
         """Whether a signal asked for the end of the run."""
-        return self._interrupted
+        return self._signals > 0
 
     @property
     def stops(self) -> bool:
-        return self._interrupted or self._there(STOP)
+        return self.interrupted or self._there(STOP)
 
     @property
     def pauses(self) -> bool:
@@ -68,12 +69,16 @@ class Control:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """The first Ctrl-C or SIGTERM saves after the step under way and ends the run; a second one ends it at once."""
+        """The first Ctrl-C or SIGTERM saves after the step under way and ends the run, a second one ends it at once,
+        and a third one the process, whatever its threads do.
+        """
 
         def stop(number: int, frame: FrameType | None) -> None:
-            if self._interrupted:
+            self._signals += 1
+            if self._signals > 2:
+                os._exit(INTERRUPTED)
+            if self._signals > 1:
                 raise KeyboardInterrupt
-            self._interrupted = True
             with suppress(OSError):  # not through the progress display, in whose midst this may be called
                 os.write(2, b"\nsaving after this step; once more to stop at once\n")
 

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,19 @@ def test_a_folder_that_cannot_be_made_gives_no_commands(tmp_path):
     control = Control(tmp_path / "control", told.append)
     assert not (control.stops or control.saves or control.pauses)
     assert len(told) == 1 and "cannot be made: File exists" in told[0]
+
+
+def test_a_third_signal_waits_for_nothing(tmp_path, monkeypatch):
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    with Control(tmp_path / "control", print).signals():
+        for interrupts in (False, True):
+            with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
+                signal.raise_signal(signal.SIGINT)
+        assert not codes
+        with suppress(KeyboardInterrupt):  # as the process does not end here
+            signal.raise_signal(signal.SIGINT)
+    assert codes == [130]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

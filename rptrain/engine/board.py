@@ -7,6 +7,7 @@ that was not recorded is a silent no-op), or a plain value, or None for work tha
 
 import threading
 from collections.abc import Hashable
+from contextlib import suppress
 from typing import Any
 
 from rptrain.engine.errors import Aborted
@@ -81,6 +82,9 @@ class Board:
         with self._changed:
             self._aborted = True
             self._changed.notify_all()
+        with suppress(RuntimeError):  # it is not held; but a Ctrl-C that came just as this thread took it left it taken
+            while True:
+                self._changed.release()
 
     @property
     def aborted(self) -> bool:

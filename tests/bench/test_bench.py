@@ -404,7 +404,12 @@ def test_training_afterwards_is_what_it_was(folder, tmp_path_factory):
 
 
 def test_ctrl_c_ends_it_with_130(folder):
-    process = tools.command("bench", "--config", "run.toml", "--steps", "100000")
+    """Also where it was begun with Ctrl-C ignored, as by a shell that puts it behind without job control."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = tools.command("bench", "--config", "run.toml", "--steps", "100000")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("step 9 of 10000"):

@@ -57,6 +57,25 @@ def test_abort_releases_waiters_and_who_waits_is_shown():
         board.wait("anything", 0)
 
 
+def test_abort_frees_a_lock_that_a_signal_left_taken():
+    """A KeyboardInterrupt between taking the lock and entering its `with`."""
+    board, ended = Board(), []
+
+    def wait() -> None:
+        with pytest.raises(Aborted):
+            board.wait("a", 0)
+        ended.append(True)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    while not board.waiting():
+        pass
+    board._changed.acquire()
+    board.abort()
+    thread.join(10)
+    assert ended
+
+
 def test_a_settled_key_is_ready_for_every_number_with_one_payload():
     board = Board()
     assert not board.ready("k", -1)
