@@ -23,6 +23,7 @@ ONE = TWO.replace("N=2", "N=1")
 FUSED = "FB0-4 | N=1 M=4 MR=2"
 ROUNDS = "F0-2 FB3-4 B2-2 B1-1 B0-0 | N=2 M=4 MR=2"
 PAUSE = 0.05
+PAUSES = (0.02, 0.1, 0.5)  # of a delay that is looked for
 STEPS = 4
 
 
@@ -125,6 +126,14 @@ def idle(spans, device=0):
     return sorted(used.idle, key=used.idle.get, reverse=True)
 
 
+def assert_largest(cause, causes):
+    """Of a delay: one that the machine's other work outweighs is made longer, which mends no wrong cause."""
+    for pause in PAUSES:
+        if (found := causes(pause))[0] == cause:
+            return
+    raise AssertionError(f"the causes are {found}, not {cause}")
+
+
 @pytest.mark.parametrize(
     ("place", "plan", "device", "cause", "asynchronous"),
     [
@@ -143,17 +152,20 @@ def idle(spans, device=0):
 def test_a_delay_is_found_as_the_cause(place, plan, device, cause, asynchronous):
     delayed = []
 
-    def slow(where):
-        if where.startswith(place) or where.endswith(place):
-            delayed.append(where)
-            time.sleep(PAUSE)
+    def causes(pause):
+        def slow(where):
+            if where.startswith(place) or where.endswith(place):
+                delayed.append(where)
+                time.sleep(pause)
 
-    assert idle(traced(plan, asynchronous=asynchronous, probe=slow), device)[0] == cause
+        return idle(traced(plan, asynchronous=asynchronous, probe=slow), device)
+
+    assert_largest(cause, causes)
     assert delayed
 
 
 def test_a_caller_that_takes_its_time_is_the_boundary():
-    assert idle(traced(FUSED, between=5 * PAUSE))[0] == "boundary"
+    assert_largest("boundary", lambda pause: idle(traced(FUSED, between=5 * pause)))
 
 
 def test_a_thread_that_takes_its_time_launches_late(monkeypatch):
