@@ -37,6 +37,11 @@ class LineFile:
             rest = rest[self._file.write(rest) :]
         self.size, self._torn = whole, False
 
+    def clear(self) -> None:
+        """Forgets all lines."""
+        self._file.truncate(0)
+        self.size = 0
+
     def close(self) -> None:
         self._file.close()
 

@@ -13,7 +13,7 @@ from rptrain.config_mistakes import dotted, leaves
 from rptrain.config_source import Resolved, render, resolve
 from rptrain.control import FOLDER
 from rptrain.errors import UserError
-from rptrain.metrics import EventLog, is_finished
+from rptrain.metrics import is_finished
 
 CONFIG = "config.toml"
 
@@ -164,7 +164,7 @@ def begin(resolved: Resolved, found: tuple[RunDir, Path] | None) -> tuple[RunDir
     """Takes up the run that `find` found, or creates one; writes its config. The path is the checkpoint's.
 
     From a checkpoint that is not the run's newest a new run begins: what came after it stays as it is. Damaged ones
-    after the newest are renamed.
+    after the newest are renamed. Of a run that goes on the caller holds the EventLog: nobody else trains it.
     """
     config = resolved.config
     if found is None or forks(*found):
@@ -173,10 +173,9 @@ def begin(resolved: Resolved, found: tuple[RunDir, Path] | None) -> tuple[RunDir
         return run, found[1] if found else None
     run, checkpoint = found
     named = config.log.model_copy(update={"run_name": run.config().log.run_name})
-    with EventLog(run.events_path):  # fails where another process trains the run
-        run.write_config(replace(resolved, config=config.model_copy(update={"log": named})))
-        for path in _after(run, checkpoint):
-            set_aside(path)
+    run.write_config(replace(resolved, config=config.model_copy(update={"log": named})))
+    for path in _after(run, checkpoint):
+        set_aside(path)
     return run, checkpoint
 
 

@@ -133,11 +133,19 @@ class Telemetry:
 
     def _write(self, snapshot: Snapshot) -> None:
         if self._file.size > FULL:
-            if self._path.exists():  # it was renamed before, where no new one could be made
-                self._path.replace(self._path.with_name(OLD_FILE))
-            full, self._file = self._file, LineFile(self._path)
-            full.close()
+            self._begin_anew()
         self._file.append(snapshot.to_line().encode())
+
+    def _begin_anew(self) -> None:
+        """In a new file; where the folder cannot be written, in the same one without what it holds."""
+        if self._path.exists():  # it was renamed before, where no new one could be made
+            try:
+                self._path.replace(self._path.with_name(OLD_FILE))
+            except OSError:
+                self._file.clear()
+                return
+        full, self._file = self._file, LineFile(self._path)
+        full.close()
 
     def _warn(self, snapshot: Snapshot) -> None:
         if not self._told and snapshot.free < LOW * (snapshot.process + snapshot.free):

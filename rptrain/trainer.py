@@ -30,7 +30,7 @@ from rptrain.memory_plan import going_on
 from rptrain.models import weights
 from rptrain.opening import open_engine, open_store, starting_scale
 from rptrain.resuming import check_resume, how_to_go_on, restore
-from rptrain.rundir import RunDir, begin, find
+from rptrain.rundir import RunDir, begin, find, forks
 from rptrain.runs.process import ProcessId
 from rptrain.saving import Saver, checkpoint_meta
 from rptrain.skipping import AGAIN, SkippedSteps
@@ -52,6 +52,14 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
     """
     trackers.check(resolved.config.log.report_to)
     found = find(resolved)  # a resume that cannot be is found out before data is read
+    if found is None or forks(*found):
+        return _train(resolved, found, None, quiet)
+    with metrics.EventLog(found[0].events_path) as log:  # from now on, and not once the data was read
+        return _train(resolved, found, log, quiet)
+
+
+def _train(resolved: Resolved, found: tuple[RunDir, Path] | None, held: metrics.EventLog | None, quiet: bool) -> RunDir:
+    """`held` is the log of the run that is to go on, which nobody else trains meanwhile."""
     hardware = going_on(here(resolved.config.engine), found)
     resolved = settle(resolved, found, hardware)
     job = prepare_job(resolved.config, hardware, weights_needed=found is None)
@@ -68,7 +76,8 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
     if known is not None:
         job = replace(job, plan=replan(job, known))
     with ExitStack() as stack:
-        log = stack.enter_context(metrics.EventLog(run.events_path))
+        log = held if found and run == found[0] else None
+        log = log or stack.enter_context(metrics.EventLog(run.events_path))
         progress = stack.enter_context(metrics.Progress(job.total_steps, quiet=quiet))
         log.listen(trackers.open_trackers(job.config, run, stack, partial(tell, log, progress)))
         telemetry = stack.enter_context(Telemetry(run.path, job.devices, partial(tell, log, progress)))

@@ -423,9 +423,13 @@ def test_a_model_or_data_that_changed(unfinished, folder, refused):
         assert "the data differs from what" in refused()
 
 
-def test_a_run_that_another_process_trains(unfinished, refused):
+def test_a_run_that_another_process_trains(unfinished, refused, monkeypatch):
+    """Found out before anything is read that takes long, and nothing of the run is touched."""
+    monkeypatch.setattr("rptrain.trainer.prepare_job", None)
+    before = unfinished.config_path.read_text()
     with EventLog(unfinished.events_path):
         assert "another process trains this run" in refused("save.save_steps=2")
+    assert unfinished.config_path.read_text() == before
 
 
 # Models that are asked

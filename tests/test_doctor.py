@@ -154,3 +154,17 @@ def test_a_gpu_that_is_here(tmp_path):
     assert first.figures["driver"] is not None and first.figures["link"]["generation"]
     assert 1e9 < first.figures["rates"]["up"] < 1e12
     assert first.figures["wait_value"] is not None
+
+
+def test_a_gpu_without_memory_left_is_a_line_of_the_report(monkeypatch):
+    def full(driver, index):
+        if index == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 64 MiB")
+        return GOOD
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(gpu, "_look", full)
+    first, second = gpu.examine()
+    assert first.status == "ok" and second.subject == "cuda:1" and second.status == "warning"
+    assert second.text == "cannot be measured: CUDA out of memory." and "nvidia-smi" in (second.advice or "")

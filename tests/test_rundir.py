@@ -235,12 +235,3 @@ def test_a_resumed_run_keeps_its_name():
     save(run, 10)
     begin(config("save.resume=runs/r", "log.run_name=other"))
     assert run.config().log.run_name == "r"
-
-
-def test_a_run_that_is_being_trained_is_left_alone():
-    run, _ = begin(config())
-    save(run, 10)
-    before = run.config_path.read_text()
-    with EventLog(run.events_path), pytest.raises(UserError, match="another process"):
-        begin(config("train.max_steps=3"))
-    assert run.config_path.read_text() == before

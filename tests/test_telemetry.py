@@ -75,6 +75,16 @@ def test_the_files_stay_small(tmp_path, quick, monkeypatch):
     assert snapshots(tmp_path, OLD_FILE)[-1].time < snapshots(tmp_path)[0].time
 
 
+def test_a_folder_that_cannot_be_written_keeps_the_newest_records(tmp_path, quick, monkeypatch):
+    monkeypatch.setattr(telemetry, "FULL", 1000)
+    (tmp_path / OLD_FILE).mkdir()  # in the way of the rename
+    with Telemetry(tmp_path, (), print):
+        tools.wait_for(lambda: (tmp_path / FILE).stat().st_size > 0)
+        first = snapshots(tmp_path)[0]
+        tools.wait_for(lambda: (tmp_path / FILE).stat().st_size > 0 and snapshots(tmp_path)[0] != first)
+    assert (tmp_path / FILE).stat().st_size < 1500
+
+
 def test_a_disk_that_is_full_costs_records_only(tmp_path, quick):
     with Telemetry(tmp_path, (), print):
         tools.wait_for(lambda: len(snapshots(tmp_path)) > 1)

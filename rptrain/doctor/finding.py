@@ -30,7 +30,7 @@ def examine(runs: Path) -> list[Finding]:
     from rptrain.doctor import gpu, host
 
     gpus = gpu.examine()
-    return [*gpus, *host.examine(runs, gpus=any("memory" in one.figures for one in gpus))]
+    return [*gpus, *host.examine(runs, gpus=any("device" in one.figures for one in gpus))]
 
 
 def lines(findings: Iterable[Finding]) -> Iterator[str]:

@@ -44,7 +44,17 @@ def examine() -> list[Finding]:
         with Driver() as driver:
             return [_none(driver.version, torch.version.cuda)]
     with Driver() as driver:
-        return [describe(_look(driver, index)) for index in range(count)]
+        return [_examine(driver, index) for index in range(count)]
+
+
+def _examine(driver: Driver, index: int) -> Finding:
+    """A GPU whose memory is taken, or that has failed, is a warning."""
+    try:
+        return describe(_look(driver, index))
+    except RuntimeError as error:  # torch's kind for both; the first line says which
+        said = str(error).partition("\n")[0]
+        advice = "see in nvidia-smi what else takes it; a GPU that has failed comes back by a restart of the machine"
+        return found(f"cuda:{index}", f"cannot be measured: {said}", advice, device=f"cuda:{index}", error=said)
 
 
 def _none(driver: str | None, cuda: str | None) -> Finding:

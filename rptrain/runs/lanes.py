@@ -68,7 +68,7 @@ class Snapshot:
         """None for a line that is no record of this schema."""
         try:
             record: dict[str, Any] = json.loads(line)
-            if record.pop("schema") != SCHEMA:
+            if record.pop("schema") != SCHEMA or not isinstance(record["time"], int | float):
                 return None
             optimizer = record.pop("optimizer")
             lanes = tuple(Lane(**lane) for lane in record.pop("lanes"))

@@ -6,9 +6,10 @@
     view.steps.points("loss", 200)   # for a plot; see series.COLUMNS for the names
     view.lanes                       # what each device does now, and its rates over the last seconds
 
-It is a plain object for one thread. `refresh` costs milliseconds and may be called a few times a second; the first
-reading, of a large run, belongs in a worker thread. Files that are not there yet, half-written last lines and records
-of kinds that are not known are passed over.
+It is a plain object that belongs to one thread. `refresh` costs milliseconds and may be called a few times a second;
+where that is too long, another thread may read (`news`) what the owner then takes up (`add`). The first reading, of a
+large run, belongs in a worker thread. Files that are not there yet, half-written last lines and records of kinds that
+are not known are passed over.
 """
 
 import json
@@ -38,7 +39,21 @@ SILENT = 60.0  # seconds without a snapshot after which a trainer on another mac
 PACE = 50  # reported steps over which the pace is taken
 LANES = 1 << 20  # bytes of lanes.jsonl that are read at first: more than RECENT snapshots
 BATCH = 500  # lines that are parsed at once
+LONGEST = 1 << 20  # bytes of a line: no record that a view shows is longer
+SAID = 2000  # letters of a message that the log shows
 _UNREAD = b'"event":"slots"'  # long records that no view shows
+_BEGINNING = b'"run_started"'  # of a process: what follows says which it is and what it has
+
+
+@dataclass(frozen=True)
+class News:
+    """What was new in a run's files, parsed."""
+
+    records: Sequence[Mapping[str, Any]] = ()
+    snapshots: Sequence[Snapshot] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.records or self.snapshots)
 
 
 @dataclass(frozen=True)
@@ -72,7 +87,7 @@ class RunView:
 
     def __init__(self, path: Path | str, *, large: int = LARGE) -> None:
         self.path = Path(path)
-        self._events = Tail(self.path / "events.jsonl", large)
+        self._events = Tail(self.path / "events.jsonl", large, _BEGINNING)
         self._lanes = Tail(self.path / FILE, min(large, LANES))
         self.version = self.model = ""
         self.parameters = 0
@@ -107,13 +122,21 @@ class RunView:
 
     def refresh(self) -> bool:
         """Reads what is new; whether anything is."""
+        return self.add(self.news())
+
+    def news(self) -> News:
+        """Reads what is new, and leaves all that is shown as it is: a thread of its own may call it, one at a time."""
         lines, lanes = self._events.read(), self._lanes.read()
-        for record in _records(lines):
+        snapshots = map(Snapshot.from_line, lanes[-RECENT:])
+        return News(list(_records(lines)), [snapshot for snapshot in snapshots if snapshot is not None])
+
+    def add(self, news: News) -> bool:
+        """Takes up what was new; whether anything was."""
+        for record in news.records:
             self.take(record)
-        for line in lanes[-RECENT:]:
-            if (snapshot := Snapshot.from_line(line)) is not None:
-                self.take_snapshot(snapshot)
-        return bool(lines or lanes)
+        for snapshot in news.snapshots:
+            self.take_snapshot(snapshot)
+        return bool(news)
 
     def take(self, record: Mapping[str, Any]) -> None:
         """A record of events.jsonl, as JSON has it; of those that are not known only the time is kept."""
@@ -241,7 +264,7 @@ class RunView:
         return time.time() - last < SILENT
 
     def _say(self, record: Mapping[str, Any], text: str, kind: Literal["info", "warning", "error"] = "info") -> None:
-        self.log.append(LogLine(record["time"], text, kind))
+        self.log.append(LogLine(record["time"], text if len(text) <= SAID else f"{text[:SAID]} …", kind))
 
     def _on_run_started(self, record: Mapping[str, Any]) -> None:
         self.version, self.model, self.parameters = record["version"], record["model"], record["parameters"]
@@ -334,7 +357,7 @@ class RunView:
 
 def _records(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
     """The JSON objects among lines, but for those that no view shows; parsed by the hundreds, which is quicker."""
-    wanted = [line for line in lines if _UNREAD not in line[:64]]
+    wanted = [line for line in lines if _UNREAD not in line[:64] and len(line) <= LONGEST]
     for start in range(0, len(wanted), BATCH):
         batch = wanted[start : start + BATCH]
         try:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.runs.tail import Tail
+from rptrain.runs.tail import BLOCK, Tail, end_of
 
 
 @pytest.fixture
@@ -55,3 +55,47 @@ def test_a_large_file_is_read_in_part_from_end_to_end(path):
     with path.open("ab") as file:
         file.write(b"way\n")
     assert tail.read() == [b"halfway"]
+
+
+@pytest.mark.parametrize("place", [10_000, 50_001, 99_000])
+def test_the_last_mark_is_not_passed_over(path, place):
+    lines = [b"%07d" % number for number in range(100_000)]
+    lines[3000 + place // 50] = b"MARK 01"
+    lines[place] = b"MARK 02"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    assert set(lines[place : place + 3]) <= set(Tail(path, large=80_000, mark=b"MARK").read())
+
+
+def test_a_mark_between_blocks_of_the_search(path):
+    before = b"x" * 99 + b"\n"
+    for shift in range(8):
+        start = b"y" * shift + b"\n"
+        path.write_bytes(before * 30_000 + b"{MARK}\n" + start + b"x" * (2 * BLOCK - 4 - len(start)) + b"\n")
+        assert b"{MARK}" in Tail(path, large=8192, mark=b"MARK").read()
+
+
+def test_long_lines_are_read_once(path, monkeypatch):
+    """A line that is longer than all pieces costs what the pieces hold; one without its end is not read again."""
+    path.write_bytes(b"first\n" * 10_000 + b"\0" * 2_000_000 + b"\n" + b"last\n" * 10_000)
+    tail = Tail(path, large=80_000)
+    found = tail.read()
+    assert set(found) == {b"first", b"last"} and len(found) < 5000
+    with path.open("ab") as file:
+        file.write(b"half" * 1000)
+    assert tail.read() == []
+    monkeypatch.setattr("rptrain.runs.tail._whole_lines", None)
+    assert tail.read() == []
+    monkeypatch.undo()
+    with path.open("ab") as file:
+        file.write(b"\n")
+    assert tail.read() == [b"half" * 1000]
+
+
+def test_what_cannot_be_read_has_no_lines(tmp_path):
+    assert Tail(tmp_path).read() == [] and end_of(tmp_path, 10) == ""
+
+
+def test_the_end_of_a_text(path):
+    path.write_bytes(b"before\nloading\r 50 %\r100 %\nend\n")
+    assert end_of(path, 100) == "before\n100 %\nend\n" and end_of(path, 4) == "end\n"
+    assert end_of(path, 100, start=7) == "100 %\nend\n"

@@ -242,3 +242,39 @@ def test_deep_lines_are_passed_over(tmp_path):
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write("[" * 100_000 + "\n")
     assert RunView(tmp_path).step == 1
+
+
+def test_a_resumed_run_that_goes_on_is_found_in_a_file_that_is_read_in_part(tmp_path):
+    """Its newest process stands in the midst of the file, between the pieces that are looked at."""
+    gone = ProcessId(OWN.host, OWN.pid, "another")
+    write(tmp_path, START, process(gone), *(step(number) for number in range(1, 3000)))
+    write(tmp_path, START | {"time": 7000.0}, process(time=7001.0))
+    write(tmp_path, {"event": "resumed", "time": 7002.0, "step": 2900, "path": "x"})
+    write(tmp_path, *(step(number) for number in range(2901, 6001)))
+    view = RunView(tmp_path, large=1 << 16)
+    assert view.state == "training" and view.step == 6000 and view.taken_up == 7000.0
+    assert view.seconds_per_step == 2.0
+
+
+def test_what_is_read_in_another_thread_changes_nothing_until_it_is_added(tmp_path):
+    write(tmp_path, START, process(), step(1))
+    view = RunView(tmp_path)
+    write(tmp_path, step(2), {"event": "finished", "time": 170.0, "step": 2})
+    write_lanes(tmp_path, snapshot(150.0, Lane("cpu:0", "idle")))
+    news = view.news()
+    assert news and view.step == 1 and view.state == "training" and view.now is None
+    assert view.add(news) and view.step == 2 and view.state == "finished" and len(view.recent) == 1
+    assert not view.add(view.news())
+
+
+def test_a_record_that_is_too_long_is_passed_over_and_a_long_message_is_cut(tmp_path):
+    write(tmp_path, START, process(), step(1) | {"more": "x" * (1 << 20)})
+    write(tmp_path, {"event": "save_failed", "time": 101.0, "step": 1, "message": "y" * 5000})
+    view = RunView(tmp_path)
+    assert view.step == 0 and len(view.log[-1].text) < 2100
+
+
+def test_a_snapshot_without_its_time_is_passed_over(tmp_path):
+    write(tmp_path, START, process())
+    (tmp_path / FILE).write_text(snapshot(150.0).to_line().replace("150.0", "null") + "\n")
+    assert RunView(tmp_path).now is None
