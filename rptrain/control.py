@@ -125,9 +125,12 @@ def ask(run: Path, command: str) -> None:
 
 
 def withdraw(run: Path, command: str) -> None:
-    """Takes a command back; nothing where it was not given."""
-    (run / FOLDER / command).unlink(missing_ok=True)
+    """Takes a command back; nothing where it was not given. UserError where that cannot be."""
+    try:
+        (run / FOLDER / command).unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{command.lower()} cannot be taken back: {error}") from None
 
 
 def is_asked(run: Path, command: str) -> bool:
-    return (run / FOLDER / command).exists()
+    return os.path.exists(run / FOLDER / command)

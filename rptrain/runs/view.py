@@ -35,7 +35,7 @@ ENDED = ("stopped", "failed", "finished", "dead")
 KEPT_LINES = 1000  # of the log
 RECENT = 480  # snapshots: two minutes
 WINDOW = 5.0  # seconds over which rates of devices are averaged
-SILENT = 60.0  # seconds without a snapshot after which a trainer on another machine counts as gone
+SILENT = 60.0  # seconds without a record after which a trainer counts as gone that is not seen here
 PACE = 50  # reported steps over which the pace is taken
 LANES = 1 << 20  # bytes of lanes.jsonl that are read at first: more than RECENT snapshots
 BATCH = 500  # lines that are parsed at once
@@ -256,9 +256,7 @@ class RunView:
     # ---- records
 
     def _alive(self) -> bool:
-        if self.process is None:
-            return False
-        if self.process.here:
+        if self.process is not None and self.process.here:
             return self.process.alive
         last = max(self.last_event or 0.0, self.recent[-1].time if self.recent else 0.0)
         return time.time() - last < SILENT

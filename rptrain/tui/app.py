@@ -7,8 +7,11 @@ from typing import Any, ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.notifications import SeverityLevel
 from textual.screen import ModalScreen, Screen
 
+from rptrain.errors import UserError
+from rptrain.runs.printable import printable
 from rptrain.tui import preferences
 from rptrain.tui.context import Context
 from rptrain.tui.doctor_screen import Doctor
@@ -23,6 +26,7 @@ from rptrain.tui.runs_screen import Runs
 from rptrain.tui.themes import THEMES
 
 CONFIG = Path("rptrain.toml")
+LOOK_AFTER = 2.0  # seconds between two looks after what was begun from here
 
 
 class RptrainApp(App[None]):
@@ -52,6 +56,7 @@ class RptrainApp(App[None]):
         self.theme = context.preferences.look
 
     async def on_mount(self) -> None:
+        self.set_interval(LOOK_AFTER, self._shared.look_after)
         for name, make in (("new", NewRun), ("runs", Runs), ("doctor", Doctor)):
             self.add_mode(name, partial(make, self._shared))
         if self._first_run is None:
@@ -74,6 +79,18 @@ class RptrainApp(App[None]):
         assert isinstance(self.screen, NewRun)
         self.screen.begin_with(message.path)
 
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = False,
+    ) -> None:
+        """Names and messages are shown as they are, whatever `markup` says: what looks like it in them is none."""
+        super().notify(printable(message), title=title, severity=severity, timeout=timeout, markup=False)
+
     def on_unmount(self) -> None:
         self._shared.helper.close()
 
@@ -91,9 +108,9 @@ class RptrainApp(App[None]):
 
     def action_picture(self) -> None:
         try:
-            self.notify(f"saved {self.save_screenshot()}", markup=False)
+            self.notify(f"saved {self.save_screenshot()}")
         except OSError as error:
-            self.notify(f"it could not be saved: {error}", severity="error", markup=False)
+            self.notify(f"it could not be saved: {error}", severity="error")
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         yield SystemCommand("New run", "Choose a model, data and settings (F2)", partial(self._later, "go('new')"))
@@ -123,8 +140,17 @@ def make_app(
     helper: Helper | None = None,
     settings: Path | None = None,
 ) -> RptrainApp:
-    """The app on a config file and a folder of runs, by default the config's; `settings` is the file of preferences."""
-    settings, draft = settings or preferences.place(), Draft.open(config)
+    """The app on a config file and a folder of runs, by default the config's; `settings` is the file of preferences.
+
+    Where a run is looked at, a config that is broken does not matter: the New run screen begins with the starter.
+    """
+    settings = settings or preferences.place()
+    try:
+        draft = Draft.open(config)
+    except UserError:
+        if attach is None:
+            raise
+        draft = Draft.instead_of(config)
     folder = runs_folder or Path(draft.shown("save.output_dir") or "runs").expanduser()
     context = Context(draft, folder, helper or ChildHelper(), preferences.load(settings), settings)
     return RptrainApp(context, attach)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rptrain.errors import UserError
 from rptrain.tui.draft import Draft
 from rptrain.tui.helper import Helper
 from rptrain.tui.launch import Launched, resume, start
@@ -27,6 +28,14 @@ class Context:
         return launched
 
     def resume(self, run: Path) -> Launched:
-        """Goes on with a run. UserError where it cannot be begun."""
+        """Goes on with a run. UserError where it cannot be begun, or was a moment ago."""
+        if run in self.launched and self.launched[run].goes_on:
+            raise UserError(f"the trainer of {run.name} starts already")
         launched = self.launched[run] = resume(run, self.environment)
         return launched
+
+    def look_after(self) -> None:
+        """Of what was begun here: logs are moved into their runs, and what has ended is let go."""
+        for launched in self.launched.values():
+            launched.settle()
+            launched.process.poll()

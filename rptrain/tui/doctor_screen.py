@@ -7,7 +7,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.content import Content
-from textual.screen import Screen
+from textual.screen import ModalScreen, Screen
 from textual.widget import Widget
 from textual.widgets import Footer, Static
 
@@ -34,6 +34,7 @@ class Doctor(Screen[None]):
     def __init__(self, context: Context) -> None:
         super().__init__()
         self._shared = context
+        self._seen = False
 
     def compose(self) -> ComposeResult:
         yield TopBar("doctor")
@@ -42,9 +43,16 @@ class Doctor(Screen[None]):
 
     def on_mount(self) -> None:
         self.query_one("#findings").focus()
-        self.action_look()
 
-    @work(exclusive=True)
+    def on_screen_resume(self) -> None:
+        if not self._seen:
+            self.action_look()
+
+    def on_screen_suspend(self) -> None:
+        if not isinstance(self.app.screen, ModalScreen):
+            self.workers.cancel_group(self, "look")
+
+    @work(exclusive=True, group="look")
     @until_closed
     async def action_look(self) -> None:
         self._show(Static(Content.styled("looking at this machine: a few seconds …", "$muted")))
@@ -53,6 +61,7 @@ class Doctor(Screen[None]):
         except (UserError, HelperError) as error:
             self._show(Static(Content.styled(str(error), "$error")))
             return
+        self._seen = True
         self._show(*map(Line, findings))
         warnings = sum(finding.advice is not None for finding in findings)
         told = {0: "nothing to mend", 1: "1 thing to mend"}.get(warnings, f"{warnings} things to mend")

@@ -1,14 +1,18 @@
 """A config that is being written: its TOML text, in which comments stay where they are, and what each key says."""
 
 import json
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
-from tomlkit.items import Item
+from tomlkit.items import AoT, Item
 
+from rptrain.config import Config, keys
+from rptrain.config_lines import KeyPath
 from rptrain.config_mistakes import dotted, leaves
 from rptrain.config_source import Resolved, parse_value, resolve
 from rptrain.errors import UserError
@@ -45,11 +49,16 @@ class Draft:
         try:
             return cls(path, path.read_text(encoding="utf-8-sig"))
         except FileNotFoundError:
-            draft = cls(path)
-            draft._saved = ""
-            return draft
+            return cls.instead_of(path)
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path} cannot be read: {error}") from None
+
+    @classmethod
+    def instead_of(cls, path: Path) -> "Draft":
+        """The starter, for a file that is not there or holds something else."""
+        draft = cls(path)
+        draft._saved = ""
+        return draft
 
     @property
     def text(self) -> str:
@@ -59,6 +68,16 @@ class Draft:
     def is_changed(self) -> bool:
         """Whether the file does not hold this text."""
         return self.text != self._saved
+
+    @property
+    def is_changed_outside(self) -> bool:
+        """Whether the file is there and holds something else than when it was last read or written here."""
+        try:
+            return self.path.read_text(encoding="utf-8-sig") != self._saved
+        except FileNotFoundError:
+            return False
+        except (OSError, UnicodeDecodeError):
+            return True
 
     def shown(self, key: str) -> str:
         """What the config says of a dotted key, as a person writes it: text without quotes; empty for nothing."""
@@ -96,17 +115,41 @@ class Draft:
         for key, shown in values.items():
             self.put(key, shown)
 
+    def become(self, config: Config) -> None:
+        """Says what a config says beside its defaults, and nothing else. Comments stay with the keys that stay.
+
+        UserError where the place of a key is taken by something else.
+        """
+        settings = config.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        if config.adapters is not None and not settings.get("lora"):
+            settings = settings | {"train": settings.get("train", {}) | {"method": "lora"}, "lora": {}}
+        wanted = {key: value for key, value in _values(settings).items() if value != {}}
+        for key in leaves(self._document.unwrap()):
+            if key not in wanted:
+                self._put(list(key), None)
+        _prune(self._document)
+        try:
+            for key, value in wanted.items():
+                if _at(self._document, key) != value:
+                    self._put(list(key), tomlkit.item(value))
+        except (TypeError, AttributeError, TOMLKitError):
+            raise UserError(f"{self.path} holds something else in the place of a table: mend it by hand") from None
+        self._adapters = None
+
     def resolved(self) -> Resolved:
         """The checked config. ConfigError with every mistake."""
         return resolve(self.path, text=self.text)
 
     def save(self) -> None:
-        """Writes the file as a whole. UserError where that cannot be."""
+        """Writes the file as a whole, with the mode that it has. UserError where that cannot be."""
         text = self.text
-        aside = self.path.with_name(self.path.name + ".part")
+        file = Path(os.path.realpath(self.path))  # a link stays one
+        aside = file.with_name(file.name + ".part")
         try:
             aside.write_text(text, encoding="utf-8")
-            aside.replace(self.path)
+            if file.exists():
+                shutil.copymode(file, aside)
+            aside.replace(file)
         except OSError as error:
             raise UserError(f"{self.path} cannot be written: {error.strerror}") from None
         self._saved = text
@@ -140,8 +183,40 @@ class Draft:
 
 def _item(key: str, shown: str) -> Item:
     """The value for the document; a number stays as it was written, such as 2e-5."""
+    if not shown.startswith("[") and _is_list(key):
+        return tomlkit.item([parse_value(part.strip()) for part in shown.split(",")])
     value = shown if key in PLAIN else parse_value(shown)
     return tomlkit.item(value) if isinstance(value, str) else tomlkit.value(shown)
+
+
+def _is_list(key: str) -> bool:
+    """Whether a list is all that the key can be."""
+    field = keys().get(key.replace(".0.", "."))
+    return field is not None and get_origin(field.annotation) is tuple
+
+
+def _values(settings: Mapping[str, Any]) -> dict[KeyPath, Any]:
+    return {key: _at(settings, key) for key in leaves(settings)}
+
+
+def _at(node: Any, key: KeyPath) -> Any:
+    """The value there, or None."""
+    for part in key:
+        try:
+            node = node[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return node
+
+
+def _prune(node: Any) -> None:
+    """Takes out tables that hold nothing."""
+    inside: list[tuple[Any, Any]] = list(enumerate(node) if isinstance(node, AoT) else node.items())
+    for part, inner in reversed(inside):
+        if isinstance(inner, Mapping | AoT):
+            _prune(inner)
+            if not inner:
+                del node[part]
 
 
 def _parts(key: str) -> list[str | int]:

@@ -1,33 +1,49 @@
-"""Exporting a run from any screen: where to is asked, the work is the helper's."""
+"""Exporting a run from any screen: where to is asked, the work is a process of its own that nothing here ends."""
 
+import asyncio
+from contextlib import suppress
 from pathlib import Path
 
+from textual.app import App
 from textual.screen import Screen
 
 from rptrain.errors import UserError
-from rptrain.tui import heavy
 from rptrain.tui.ask_path import AskTarget
 from rptrain.tui.context import Context
-from rptrain.tui.helper import HelperError
+from rptrain.tui.launch import Launched, export
+
+PAUSE = 0.3  # seconds between two looks at whether it is done
 
 
 async def export_run(screen: Screen[None], context: Context, run: Path) -> None:
-    """Told in a line at the end; nothing where the person thinks better of it."""
+    """Told in a line at the end, on whatever screen; nothing where the person thinks better of it."""
     target = await screen.app.push_screen_wait(AskTarget(run, has_adapters(run)))
     if target is None:
         return
-    screen.notify(f"exporting to {target.path} …")
     try:
-        where = await context.helper.call(heavy.export, run, target.path, target.merge)
-    except (UserError, HelperError) as error:
-        screen.notify(str(error), severity="error", timeout=15)
+        launched = export(run, target.path, target.merge, context.environment)
+    except UserError as error:
+        screen.notify(str(error), severity="error")
+        return
+    screen.notify(f"exporting to {target.path} …")
+    screen.app.run_worker(_until_done(screen.app, launched), group="export")
+
+
+async def _until_done(app: App[None], launched: Launched) -> None:
+    while launched.goes_on:
+        await asyncio.sleep(PAUSE)
+    if launched.process.returncode == 0:
+        app.notify(f"exported to {launched.path}")
+        with suppress(OSError):
+            launched.log.unlink()
     else:
-        screen.notify(f"exported to {where}")
+        said = launched.said().splitlines()[-3:]
+        app.notify("\n".join([*said, f"see {launched.log}"]), severity="error", timeout=15)
 
 
 def has_adapters(run: Path) -> bool:
     """Whether adapters are what a run trains."""
     try:
         return "[lora]" in (run / "config.toml").read_text(encoding="utf-8")
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return False

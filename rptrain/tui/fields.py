@@ -1,5 +1,6 @@
 """The settings that New run shows, by group; their words and choices come from the config itself."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args, get_origin
 
@@ -62,6 +63,8 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
             Field("train.method", "method"),
             Field("lora.r", "rank", "lora"),
             Field("lora.alpha", "alpha", "lora"),
+            Field("lora.base", "base", "lora"),
+            Field("lora.use_dora", "DoRA", "lora"),
         ),
     ),
     (
@@ -101,5 +104,26 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
             Field("save.save_total_limit", "keep"),
         ),
     ),
+    (
+        "How it is measured",
+        (
+            Field("data.val_size", "held-out rows"),
+            Field("train.eval_steps", "every"),
+            Field("train.early_stopping_patience", "patience"),
+            Field("save.load_best_model_at_end", "keep the best"),
+            Field("log.report_to", "trackers"),
+        ),
+    ),
 )
 FIELDS = tuple(field for _, fields in GROUPS for field in fields)
+
+
+def _all() -> Iterator[Field]:
+    """A field for every key there is; of data sets those of the first one."""
+    known = {field.key: field for field in FIELDS}
+    for name in keys():
+        key = name.replace("data.train.", "data.train.0.").replace("data.val.", "data.val.0.")
+        yield known.get(key) or Field(key, name)
+
+
+ALL = {field.key: field for field in _all()}

@@ -11,7 +11,7 @@ from textual.widgets import Input, Label
 
 from rptrain.tui.choice import Choice
 from rptrain.tui.draft import Draft
-from rptrain.tui.fields import FIELDS, GROUPS, Field
+from rptrain.tui.fields import ALL, FIELDS, GROUPS, Field
 from rptrain.tui.paths import PathSuggester
 from rptrain.tui.places import DATA_SUFFIXES
 
@@ -22,7 +22,7 @@ class Row(Horizontal):
     """A setting: its label and its value."""
 
     def __init__(self, field: Field, shown: str) -> None:
-        super().__init__(classes="row")
+        super().__init__(classes="row" if field in FIELDS else "row other")
         self.field, self._shown = field, shown
 
     def compose(self) -> ComposeResult:
@@ -67,6 +67,9 @@ class Form(VerticalScroll, can_focus=False):
             yield Label(title, classes="group")
             for field in fields:
                 yield Row(field, self._draft.shown(field.key))
+        yield Label("All other settings F5", classes="group")
+        for field in self._others():
+            yield Row(field, self._draft.shown(field.key))
 
     def on_mount(self) -> None:
         self._show_method()
@@ -74,6 +77,8 @@ class Form(VerticalScroll, can_focus=False):
     def show(self, draft: Draft) -> None:
         """Makes the rows say what the draft says."""
         self._draft = draft
+        there = {row.field for row in self.query(Row)}
+        self.mount_all(Row(field, draft.shown(field.key)) for field in self._others() if field not in there)
         for row, editor in self._editors():
             shown = draft.shown(row.field.key)
             with self.prevent(Input.Changed, Choice.Changed):
@@ -87,9 +92,20 @@ class Form(VerticalScroll, can_focus=False):
     def focus_first(self) -> None:
         self.query_one(f"#{FIELDS[0].id}").focus()
 
+    async def reveal(self, field: Field) -> None:
+        """Goes to a setting, which gets its row if it has none."""
+        if field not in {row.field for row in self.query(Row)}:
+            await self.mount(Row(field, self._draft.shown(field.key)))
+        self.query_one(f"#{field.id}").focus()
+
+    def _others(self) -> Iterator[Field]:
+        """Those that the draft sets and that are in no group."""
+        return (ALL[key] for key in self._draft.set_keys() if key in ALL and ALL[key] not in FIELDS)
+
     def _editors(self) -> Iterator[tuple[Row, Widget]]:
         for row in self.query(Row):
-            yield row, row.query_one(f"#{row.field.id}")
+            if row.children:  # it was composed
+                yield row, row.query_one(f"#{row.field.id}")
 
     def _show_method(self) -> None:
         method = method_of(self._draft)

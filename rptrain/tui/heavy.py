@@ -99,13 +99,6 @@ def _first_examples(source: TrainSet) -> list[Any]:
     return list(islice(formats.read(choose(source.path, source.split).files[0], source.format), SAMPLES))
 
 
-def export(source: Path, to: Path, merge: bool) -> str:
-    """Writes a run's last checkpoint as a Hugging Face directory; where it lies."""
-    from rptrain.checkpoint.export import export as write
-
-    return str(write(source, to, None, merge=merge))
-
-
 def doctor(runs: Path) -> list[Finding]:
     """What `rptrain doctor` finds."""
     from rptrain.doctor.finding import examine

@@ -9,14 +9,15 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, Protocol, TypeVar
 
 from rptrain.errors import UserError
 
 T = TypeVar("T")
+GRACE = 1.0  # seconds in which a call that nobody waits for any more may come to its end
 COMMAND = (sys.executable, "-P", "-m", "rptrain.tui.helper")  # without the folder one is in on the path
 
 
@@ -28,7 +29,10 @@ class Helper(Protocol):
     """Does work elsewhere. `function` is of a module, and its arguments and result can be pickled."""
 
     async def call(self, function: Callable[..., T], *given: Any) -> T:
-        """What the function returns. UserError as it raises it; HelperError for any other failure."""
+        """What the function returns. UserError as it raises it; HelperError for any other failure.
+
+        One that is cancelled does not hold up the next.
+        """
         ...
 
     def close(self) -> None:
@@ -37,14 +41,24 @@ class Helper(Protocol):
 
 
 class ChildHelper:
-    """One process, which is begun by the first call and does one thing after another."""
+    """One process, which is begun by the first call and does one thing after another.
+
+    A call that is cancelled before its turn is never made. One that is under way may come to its end, so that the
+    process with all that it has imported serves again; where that takes longer than GRACE, the process is ended.
+    """
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()
+        self._calls = ThreadPoolExecutor(1, "helper")
         self._process: subprocess.Popen[bytes] | None = None
 
     async def call(self, function: Callable[..., T], *given: Any) -> T:
-        answer, value = await asyncio.to_thread(self._ask, function, given)
+        asked = self._calls.submit(self._ask, function, given)
+        try:
+            answer, value = await asyncio.wrap_future(asked)
+        except asyncio.CancelledError:
+            if not asked.cancel():
+                asyncio.get_running_loop().call_later(GRACE, self._give_up, asked)
+            raise
         if answer == "user error":
             raise UserError(value)
         if answer == "error":
@@ -52,25 +66,33 @@ class ChildHelper:
         return value
 
     def close(self) -> None:
+        calls, self._calls = self._calls, ThreadPoolExecutor(1, "helper")
+        calls.shutdown(wait=False, cancel_futures=True)
+        self._end()
+
+    def _give_up(self, asked: "Future[Any]") -> None:
+        if not asked.done():
+            self._end()
+
+    def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
 
     def _ask(self, function: Callable[..., Any], given: tuple[Any, ...]) -> tuple[str, Any]:
-        with self._turn:
-            process = self._process = self._process or self._begin()
-            assert process.stdin is not None and process.stdout is not None
-            try:
-                pickle.dump((function, given), process.stdin)
-                process.stdin.flush()
-                return pickle.load(process.stdout)
-            except (EOFError, OSError, ValueError, pickle.UnpicklingError):
-                process.kill()
-                process.wait()
-                if self._process is process:  # it was not closed on purpose
-                    self._process = None
-                return "error", "the helper process ended"
+        process = self._process = self._process or self._begin()
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            pickle.dump((function, given), process.stdin)
+            process.stdin.flush()
+            return pickle.load(process.stdout)
+        except (EOFError, OSError, ValueError, pickle.UnpicklingError):
+            process.kill()
+            process.wait()
+            if self._process is process:  # it was not ended on purpose
+                self._process = None
+            return "error", "the helper process ended"
 
     @staticmethod
     def _begin() -> "subprocess.Popen[bytes]":

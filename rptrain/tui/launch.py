@@ -1,79 +1,141 @@
-"""Starting a trainer that outlives the interface: a process of a session of its own, which writes to a log file."""
+"""Starting what outlives the interface, trainers and exports: processes of a session of their own, with a log file."""
 
-import json
+import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
+
+import tomlkit
 
 from rptrain.errors import UserError
+from rptrain.metrics import EventLog
+from rptrain.runs.tail import end_of
 
-COMMAND = (sys.executable, "-P", "-m", "rptrain", "train")  # -P: without the folder one is in on the path
+RPTRAIN = (sys.executable, "-P", "-m", "rptrain")  # -P: without the folder one is in on the path
+COMMAND = (*RPTRAIN, "train")
+EXPORT = (*RPTRAIN, "export")
 LOG = "trainer.log"  # in a run's folder: all that the trainer and its libraries print
+SAID = 4000  # bytes, at the end of what a process printed
 
 
 @dataclass
 class Launched:
-    """A trainer on its way. Its folder may not be there yet: it is made once the config and the data were checked."""
+    """A process on its way. A run's folder may not be there yet: it is made once config and data were checked."""
 
     process: "subprocess.Popen[bytes]"
-    path: Path
+    path: Path  # the run, or what is exported to
     log: Path
+    before: int = 0  # bytes of the log that others wrote
+    began: float = field(default_factory=time.time)  # Unix seconds
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the process has not ended; one that has is not left behind as a zombie."""
+        return self.process.poll() is None
 
     def settle(self) -> bool:
         """Whether the run's folder is there; the log is moved into it, where the trainer goes on writing to it."""
-        if not (self.path / "config.toml").is_file():
+        if not os.path.isfile(self.path / "config.toml"):
             return False
         inside = self.path / LOG
         if self.log != inside:
-            self.log.rename(inside)
-            self.log = inside
+            try:
+                self.log = self.log.rename(inside)
+            except OSError:  # it stays beside the folder, where it is found as well
+                return True
         return True
 
-    def said(self, most: int = 4000) -> str:
+    def said(self) -> str:
         """The end of what it printed."""
-        try:
-            return self.log.read_bytes()[-most:].decode(errors="replace").strip()
-        except OSError:
-            return ""
+        return end_of(self.log, SAID, self.before).strip()
+
+
+def log_of(run: Path) -> Path:
+    """What a run's trainers printed: in its folder, or beside it where nobody moved it there."""
+    inside, beside = run / LOG, run.with_name(f"{run.name}.log")
+    return beside if not os.path.exists(inside) and os.path.exists(beside) else inside
 
 
 def start(config: Path, output_dir: str, run_name: str, environment: Mapping[str, str]) -> Launched:
-    """Begins a new run of a config, in a folder with a free name. UserError where there can be none."""
+    """Begins a new run of a config, in a folder with a free name. UserError where there can be none.
+
+    Of starts that failed the log stays until the next start of that name.
+    """
     parent = Path(output_dir).expanduser()
+    name, number = run_name, 1
     try:
         parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"no run can be made in {parent}: {error.strerror}") from None
-    name, number = run_name, 1
-    while (parent / name).exists() or (parent / f"{name}.log").exists():
-        number += 1
-        name = f"{run_name}-{number}"
-    overrides = ["save.resume=never", f"log.run_name={json.dumps(name)}"]
+        while (parent / name).exists() or (output := _open(parent / f"{name}.log")) is None:
+            number += 1
+            name = f"{run_name}-{number}"
+        output.truncate(0)
+    except (OSError, ValueError) as error:
+        raise UserError(f"no run can be made in {parent}: {getattr(error, 'strerror', None) or error}") from None
+    overrides = ["save.resume=never", f"log.run_name={_text(name)}"]
     path, log = parent / name, parent / f"{name}.log"
-    return Launched(_begin(config, overrides, log, environment), path, log)
+    return Launched(_begin([*COMMAND, "--config", str(config), *overrides], output, environment), path, log)
 
 
 def resume(run: Path, environment: Mapping[str, str]) -> Launched:
-    """Goes on with a run from its last checkpoint."""
-    log = run / LOG
-    overrides = [f"save.resume={json.dumps(str(run))}"]
-    return Launched(_begin(run / "config.toml", overrides, log, environment), run, log)
-
-
-def _begin(config: Path, overrides: list[str], log: Path, environment: Mapping[str, str]) -> Any:
+    """Goes on with a run from its last checkpoint. UserError where that cannot be, or a process trains it."""
+    log, events = run / LOG, run / "events.jsonl"
     try:
-        with log.open("ab") as output:
+        if events.is_file():
+            EventLog(events).close()  # UserError where another process holds it
+        output = log.open("ab")
+    except OSError as error:
+        raise UserError(f"{run} cannot be gone on with: {error.strerror}") from None
+    before = output.tell()
+    command = [*COMMAND, "--config", str(run / "config.toml"), f"save.resume={_text(str(run))}"]
+    return Launched(_begin(command, output, environment), run, log, before)
+
+
+def export(run: Path, to: Path, merge: bool, environment: Mapping[str, str]) -> Launched:
+    """Writes a run's last checkpoint as a Hugging Face directory. UserError where that cannot be begun."""
+    log = to.with_name(f"{to.name}.log")
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        output = _open(log)
+    except OSError as error:
+        raise UserError(f"{log} cannot be written: {error.strerror}") from None
+    if output is None:
+        raise UserError(f"an export to {to} is under way")
+    output.truncate(0)
+    command = [*EXPORT, str(run), "--to", str(to), *(["--merge"] if merge else [])]
+    return Launched(_begin(command, output, environment), to, log)
+
+
+def _open(log: Path) -> BinaryIO | None:
+    """To append, and held by whoever has it open; None where another process holds it."""
+    output = log.open("ab")
+    try:
+        fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        output.close()
+        return None
+    return output
+
+
+def _begin(command: Sequence[str], output: BinaryIO, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    with output:
+        try:
             return subprocess.Popen(
-                [*COMMAND, "--config", str(config), *overrides],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
                 env={**os.environ, **environment},
             )
-    except OSError as error:
-        raise UserError(f"{log} cannot be written: {error.strerror}") from None
+        except OSError as error:
+            raise UserError(f"{command[0]} cannot be started: {error.strerror}") from None
+
+
+def _text(value: str) -> str:
+    """As TOML has it; JSON writes some letters in a way that TOML does not know."""
+    return tomlkit.item(value).as_string()

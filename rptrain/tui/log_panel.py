@@ -39,8 +39,12 @@ class LogPanel(Vertical):
         """To the next part that has something to show."""
         place = PARTS.index(self.part)
         order = [*PARTS[place + 1 :], *PARTS[: place + 1]]
-        self.part = next((part for part in order if len(self._texts[part]) > 0), self.part)
-        self._draw()
+        self.turn_to(next((part for part in order if len(self._texts[part]) > 0), self.part))
+
+    def turn_to(self, part: str) -> None:
+        if part != self.part:
+            self.part = part
+            self._draw()
 
     def scroll(self, lines: int) -> None:
         self.query_one("#log-body", VerticalScroll).scroll_relative(y=lines, animate=False)

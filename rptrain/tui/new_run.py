@@ -9,18 +9,20 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import Screen
+from textual.screen import ModalScreen, Screen
 from textual.widgets import Button, Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
 from rptrain.config_mistakes import ConfigError
+from rptrain.config_source import resolve
 from rptrain.config_values import format_size
 from rptrain.errors import UserError
 from rptrain.tui import heavy, places
 from rptrain.tui.closing import until_closed
+from rptrain.tui.confirm import Confirm
 from rptrain.tui.context import Context
 from rptrain.tui.draft import Draft
-from rptrain.tui.fields import Field
+from rptrain.tui.fields import ALL, Field
 from rptrain.tui.form import Form, method_of
 from rptrain.tui.helper import HelperError
 from rptrain.tui.messages import OpenRun
@@ -29,7 +31,7 @@ from rptrain.tui.plan_panel import PlanPanel
 from rptrain.tui.recipe import recipe
 from rptrain.tui.sample_text import preview_text
 from rptrain.tui.top_bar import TopBar
-from rptrain.tui.words import count, size
+from rptrain.tui.words import DASH, count, size
 
 PAUSE = 0.35  # seconds without typing, after which a plan is made
 CHOOSERS = {"model.path", "data.train.0.path", "train.method"}  # they set what the other settings begin with
@@ -42,6 +44,7 @@ class NewRun(Screen[None]):
         Binding("ctrl+s", "save", "save"),
         Binding("ctrl+t", "preview", "samples"),
         Binding("ctrl+o", "from_run", "from a run", show=False),
+        Binding("f5", "settings", "all settings", show=False),
         Binding("down", "app.focus_next", "next", show=False),
         Binding("up", "app.focus_previous", "before", show=False),
     ]
@@ -53,6 +56,7 @@ class NewRun(Screen[None]):
         ("ctrl+s", "save the config"),
         ("ctrl+t", "samples of the data, as the model reads them"),
         ("ctrl+o", "begin with a past run's settings"),
+        ("F5", "all settings there are, to find one and set it"),
     )
 
     def __init__(self, context: Context) -> None:
@@ -61,6 +65,7 @@ class NewRun(Screen[None]):
         self._draft = context.draft
         self._by_hand: set[str] = set()  # keys that no recipe changes any more
         self._planned_text = ""  # the text that the shown plan is of
+        self._left = False  # for another place
 
     def compose(self) -> ComposeResult:
         yield TopBar("new", str(self._draft.path))
@@ -242,31 +247,82 @@ class NewRun(Screen[None]):
         self.query_one("#about", Static).update(_about(event.field))
 
     @on(Button.Pressed, "#save")
-    def action_save(self) -> None:
+    @work
+    @until_closed
+    async def action_save(self) -> None:
+        if await self._save():
+            self.notify(f"saved to {self._draft.path}")
+
+    async def _save(self) -> bool:
+        """Whether it is saved. Asks where the file is another one than was read."""
+        path = self._draft.path
+        if self._draft.is_changed_outside:
+            detail = "It was changed by something else since it was read here. That change would be lost."
+            if not await self.app.push_screen_wait(Confirm(f"Write over {path}?", "Write", detail)):
+                return False
         try:
             self._draft.save()
         except UserError as error:
-            self.notify(str(error), severity="error", markup=False)
-            return
-        self.query_one(TopBar).tell(str(self._draft.path))
-        self.notify(f"saved to {self._draft.path}")
+            self.notify(str(error), severity="error")
+            return False
+        self.query_one(TopBar).tell(str(path))
+        return True
 
     @on(Button.Pressed, "#start")
-    def action_start(self) -> None:
+    @work
+    @until_closed
+    async def action_start(self) -> None:
         if self._planned_text != self._draft.text:
             self.notify("It is not started: there is no plan that fits yet", severity="warning")
             return
+        planned, self._planned_text = self._planned_text, ""  # the key may come twice
+        if not await self._save():
+            self._planned_text = planned
+            return
         try:
-            self._draft.save()
-            self.query_one(TopBar).tell(str(self._draft.path))
             config = self._draft.resolved().config
             launched = self._shared.start(self._draft.path, config.save.output_dir, config.log.run_name or "run")
         except UserError as error:
-            self.notify(str(error), severity="error", markup=False)
+            self.notify(str(error), severity="error")
+            self._planned_text = planned
             return
-        self._planned_text = ""  # the key may come twice
+        self._call_off()
+        self.query_one(PlanPanel).busy = True  # it is made again when one comes back
         self._shared.helper.close()  # its memory is the run's now
         self.post_message(OpenRun(launched.path, launched))
+
+    # ---- leaving and coming back
+
+    def on_screen_suspend(self) -> None:
+        if not isinstance(self.app.screen, ModalScreen):
+            self._left = True
+            self._call_off()
+
+    def on_screen_resume(self) -> None:
+        if self._left and self.query_one(PlanPanel).busy:
+            self._plan()
+        self._left = False
+
+    def _call_off(self) -> None:
+        """Nobody looks at a plan or at samples now."""
+        self.workers.cancel_group(self, "plan")
+        self.workers.cancel_group(self, "samples")
+
+    # ---- other settings
+
+    @work
+    @until_closed
+    async def action_settings(self) -> None:
+        key = await self.app.push_screen_wait(Picker("All settings", self._settings, paths=False))
+        if key in ALL:
+            await self.query_one(Form).reveal(ALL[key])
+
+    async def _settings(self) -> list[Item]:
+        draft = self._draft
+        return [
+            Item(field.key, f"{draft.shown(field.key) or field.default or DASH}  {field.about}")
+            for field in ALL.values()
+        ]
 
     @work
     @until_closed
@@ -283,17 +339,13 @@ class NewRun(Screen[None]):
     def begin_with(self, run: Path) -> None:
         """Takes over a past run's settings, for a new run in the same file."""
         try:
-            text = (run / "config.toml").read_text(encoding="utf-8")
-            draft = self._draft
-            taken = Draft(run / "config.toml", text)
-            for field in taken.set_keys():
-                draft.put(field, taken.shown(field))
-            draft.put("save.resume", "")
-        except (OSError, UserError) as error:
-            self.notify(str(error), severity="error", markup=False)
+            config = resolve(run / "config.toml").config
+            self._draft.become(config.model_copy(update={"save": config.save.model_copy(update={"resume": "auto"})}))
+        except UserError as error:
+            self.notify(str(error), severity="error")
             return
         self._by_hand = set()
-        self.query_one(Form).show(draft)
+        self.query_one(Form).show(self._draft)
         self._changed()
         self.notify(f"the settings of {run.name}")
 
@@ -314,4 +366,7 @@ def _shown(key: str, value: object) -> str:
 
 
 def _newest(path: Path) -> float:
-    return -path.stat().st_mtime
+    try:
+        return -path.stat().st_mtime
+    except OSError:  # it was just deleted
+        return 0.0

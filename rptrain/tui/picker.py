@@ -1,5 +1,6 @@
 """A list to choose a model or a data set from, narrowed by typing; what is typed may also be a path."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,8 +14,11 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from rptrain.errors import UserError
+from rptrain.tui.helper import HelperError
 from rptrain.tui.paths import PathSuggester
 
+MOST = 500  # items that are listed at once
 PAUSE = 0.3  # seconds that a choice stays before its preview is made
 
 
@@ -43,17 +47,19 @@ class Picker(ModalScreen[str | None]):
         find: Callable[[], Awaitable[Sequence[Item]]],
         show: Callable[[str], Awaitable[Content]] | None = None,
         suffixes: tuple[str, ...] = (),
+        *,
+        paths: bool = True,
     ) -> None:
         super().__init__()
-        self._title, self._find, self._show, self._suffixes = title, find, show, suffixes
+        self._title, self._find, self._show, self._suffixes, self._paths = title, find, show, suffixes, paths
         self._items: Sequence[Item] = ()
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog wide"):
             yield Static(self._title, classes="question", markup=False)
             yield Input(
-                placeholder="type to narrow the list, or a path (right completes it)",
-                suggester=PathSuggester(suffixes=self._suffixes),
+                placeholder="type to narrow the list" + (", or a path (right completes it)" if self._paths else ""),
+                suggester=PathSuggester(suffixes=self._suffixes) if self._paths else None,
                 compact=True,
             )
             options = OptionList(compact=True)
@@ -69,9 +75,14 @@ class Picker(ModalScreen[str | None]):
 
     @work(exclusive=True, group="find")
     async def _look(self) -> None:
-        self._items = await self._find()
-        self.query_one(OptionList).loading = False
-        self._narrow(self.query_one(Input).value)
+        options = self.query_one(OptionList)
+        try:
+            self._items = await self._find()
+        except (UserError, HelperError) as error:
+            options.add_option(Option(Content.styled(str(error), "$error"), disabled=True))
+        else:
+            self._narrow(self.query_one(Input).value)
+        options.loading = False
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._narrow(event.value)
@@ -79,8 +90,13 @@ class Picker(ModalScreen[str | None]):
     def _narrow(self, text: str) -> None:
         options = self.query_one(OptionList)
         words = text.lower().split()
-        found = [item for item in self._items if all(word in f"{item.value} {item.about}".lower() for word in words)]
-        width = min(max((len(item.value) for item in found), default=0), 60) + 2
+        found = [
+            (number, item)
+            for number, item in enumerate(self._items)
+            if all(word in f"{item.value} {item.about}".lower() for word in words)
+        ]
+        more, found = len(found) - MOST, found[:MOST]
+        width = min(max((len(item.value) for _, item in found), default=0), 60) + 2
         options.clear_options()
         options.add_options(
             Option(
@@ -89,10 +105,12 @@ class Picker(ModalScreen[str | None]):
                     " " * max(1, width - len(item.value)),
                     (item.about, "$muted"),
                 ),
-                id=str(self._items.index(item)),
+                id=str(number),
             )
-            for item in found
+            for number, item in found
         )
+        if more > 0:
+            options.add_option(Option(Content.styled(f"and {more:,} more: type to find them", "$muted"), disabled=True))
         options.highlighted = 0 if found else None
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
@@ -101,12 +119,10 @@ class Picker(ModalScreen[str | None]):
 
     @work(exclusive=True, group="preview")
     async def _preview(self, value: str) -> None:
-        from asyncio import sleep
-
         assert self._show is not None
         sample = self.query_one("#sample", Static)
         sample.update(Content.styled("reading …", "$muted"))
-        await sleep(PAUSE)
+        await asyncio.sleep(PAUSE)
         sample.update(await self._show(value))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
@@ -125,7 +141,7 @@ class Picker(ModalScreen[str | None]):
             option = options.get_option_at_index(options.highlighted)
             assert option.id is not None
             self.dismiss(self._items[int(option.id)].value)
-        elif typed:
+        elif typed and self._paths:
             self.dismiss(typed)
 
     def action_cancel(self) -> None:

@@ -1,4 +1,7 @@
-"""A run from its beginning again, from what it recorded, at a speed of one's own."""
+"""A run from its beginning again, from what it recorded, at a speed of one's own.
+
+`news` may be called by a thread of its own; the view changes by `add` alone.
+"""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rptrain.runs.lanes import FILE, OLD_FILE, Snapshot
-from rptrain.runs.view import RunView
+from rptrain.runs.view import LONGEST, RunView
 
 SHOWN_IN = 30.0  # seconds that a replay takes at its first speed, or more
 SLOWEST, FASTEST = 1, 1 << 16
@@ -16,7 +19,7 @@ SKIMMED = 1 << 16  # bytes of events, of more a part: enough to know when the la
 
 
 class Replay:
-    """`view` is the run as it was at a moment, which `advance` moves on."""
+    """`view` is the run as it was at a moment; `add(news(seconds))` moves it on."""
 
     def __init__(self, run: Path) -> None:
         self.view = RunView(run / "none")  # a view that nothing is read for
@@ -43,18 +46,22 @@ class Replay:
     def faster(self, by: float) -> None:
         self.speed = int(min(max(self.speed * by, SLOWEST), FASTEST))
 
-    def advance(self, seconds: float) -> None:
-        """Takes what was recorded in so many seconds, times the speed."""
+    def news(self, seconds: float) -> list[Any]:
+        """Reads what was recorded in so many seconds, times the speed."""
         self._clock += seconds * self.speed
-        for _ in range(MOST):
-            if self._next is None or self._next[0] > self._clock:
-                return
-            record = self._next[1]
+        found: list[Any] = []
+        while self._next is not None and self._next[0] <= self._clock and len(found) < MOST:
+            found.append(self._next[1])
+            self._next = next(self._records, None)
+        return found
+
+    def add(self, news: list[Any]) -> None:
+        """Shows it in the view."""
+        for record in news:
             if isinstance(record, Snapshot):
                 self.view.take_snapshot(record)
             else:
                 self.view.take(record)
-            self._next = next(self._records, None)
 
 
 def _events(path: Path) -> Iterator[tuple[float, Any]]:
@@ -62,7 +69,7 @@ def _events(path: Path) -> Iterator[tuple[float, Any]]:
         try:
             record = json.loads(line)
             yield float(record["time"]), record
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
 
 
@@ -74,6 +81,8 @@ def _snapshots(*paths: Path) -> Iterator[tuple[float, Any]]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    if path.is_file():
+    try:
         with path.open("rb") as file:
-            yield from file
+            yield from (line for line in file if len(line) <= LONGEST)
+    except OSError:  # none were recorded, or nobody may read them
+        return

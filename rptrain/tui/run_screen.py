@@ -1,6 +1,8 @@
 """Run: one run as it goes, or as it went."""
 
 import asyncio
+import os
+from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
 from typing import ClassVar
@@ -14,13 +16,14 @@ from textual.widgets import Footer
 
 from rptrain import control
 from rptrain.errors import UserError
+from rptrain.runs.tail import end_of
 from rptrain.runs.view import RunView
 from rptrain.tui.closing import until_closed
 from rptrain.tui.confirm import Confirm
 from rptrain.tui.context import Context
 from rptrain.tui.exporting import export_run
 from rptrain.tui.lanes import Lanes, Shown
-from rptrain.tui.launch import LOG, Launched
+from rptrain.tui.launch import Launched, log_of
 from rptrain.tui.log_panel import LogPanel
 from rptrain.tui.memory_panel import MemoryPanel
 from rptrain.tui.plot import Curve, Plot
@@ -47,6 +50,7 @@ EMPTY = {
     "evaluating": "questions are being asked",
     "exporting": "the model is being written",
 }
+STARTING = {True: "the trainer starts", False: "the trainer could not begin: see below"}
 
 
 class RunScreen(Screen[None]):
@@ -86,7 +90,8 @@ class RunScreen(Screen[None]):
 
     def __init__(self, context: Context, path: Path, launched: Launched | None = None) -> None:
         super().__init__()
-        self._shared, self.path, self._launched = context, path, launched
+        self._shared, self.path = context, path
+        self._launched = launched or context.launched.get(path)  # until its run tells something
         self._view: RunView | None = None
         self._replay: Replay | None = None
         self._held = False  # the replay
@@ -120,39 +125,60 @@ class RunScreen(Screen[None]):
         while not self._settled():
             self._show_start()
             await asyncio.sleep(PAUSE)
-        self._view = await asyncio.to_thread(RunView, self.path)
-        state = ""
+        view = self._view = await asyncio.to_thread(RunView, self.path)
+        known = None
+        if not view.log:
+            self.query_one(LogPanel).turn_to("output")
         self._show()
         while True:
             await asyncio.sleep(PAUSE)
-            if self._replay is not None:
-                if not self._held and not self._replay.done:
-                    await asyncio.to_thread(self._replay.advance, PAUSE)
+            if (replay := self._replay) is not None:
+                if not self._held and not replay.done:
+                    replay.add(await asyncio.to_thread(replay.news, PAUSE))
                     self._show()
                 continue
-            changed = await asyncio.to_thread(self._view.refresh)
-            if changed or self._view.state != state:
-                if self._view.state != state:
-                    state = self._view.state
-                    self.refresh_bindings()
+            changed = view.add(await asyncio.to_thread(view.news))
+            now = view.state, self._beginning
+            if now != known:
+                self._told(known, now)
+                known = now
+                self.refresh_bindings()
+                self._show()
+            elif changed:
                 self._show()
 
     def _settled(self) -> bool:
         """Whether the run's folder is there, with something in it."""
         if self._launched is not None and not self._launched.settle():
             return False
-        return (self.path / "events.jsonl").is_file() or self._launched is None
+        return os.path.isfile(self.path / "events.jsonl") or self._launched is None
+
+    @property
+    def _beginning(self) -> str:
+        """How a trainer stands that was begun here and whose run has told nothing since; empty where there is none."""
+        if self._launched is None or self._view is None:
+            return ""
+        if (self._view.taken_up or 0.0) >= self._launched.began:
+            self._launched = None
+            return ""
+        return "starts" if self._launched.goes_on else "did not begin"
+
+    def _told(self, before: tuple[str, str] | None, now: tuple[str, str]) -> None:
+        """Shows what a trainer prints as long as its run has told nothing, and then what that tells."""
+        if now[1]:
+            self.query_one(LogPanel).turn_to("output")
+        elif before is not None and before[1]:
+            self.query_one(LogPanel).turn_to("log")
 
     def _show_start(self) -> None:
         """What a trainer says that has no run yet."""
         launched = self._launched
         assert launched is not None
-        code = launched.process.poll()
-        lanes = self.query_one(Lanes)
-        lanes.empty = "the trainer starts" if code is None else "the trainer could not begin: see below"
-        self.query_one(LogPanel).part = "output"
+        self.query_one(Lanes).empty = STARTING[launched.goes_on]
+        self.query_one(LogPanel).turn_to("output")
         self.query_one(LogPanel).show_output(launched.said())
-        self.query_one(TopBar).tell(str(self.path) if code is None else f"{self.path}: ended with {code}")
+        code = launched.process.returncode
+        self.query_one(TopBar).tell(str(self.path) if code is None else f"ended with {code}: {launched.log}")
 
     # ---- showing
 
@@ -169,16 +195,16 @@ class RunScreen(Screen[None]):
         state = self.state
         self.query_one(RunHead).show(view, state, self._note())
         lanes = self.query_one(Lanes)
-        lanes.empty = EMPTY.get(state, f"{len(view.devices)} devices, at rest")
+        beginning, launched = self._beginning, self._launched
+        at_rest = EMPTY.get(state, f"{len(view.devices)} devices, at rest")
+        lanes.empty = STARTING[beginning == "starts"] if beginning else at_rest
         lanes.shown = Shown.of(view, STRIP)
         lanes.detailed = self.size.height >= max(TALL, AROUND + 2 * lanes.shown.room)
         self.query_one(MemoryPanel).show(view)
         panel = self.query_one(LogPanel)
-        if panel.part == "output" and view.log and self._launched is not None and not view.ended:
-            panel.part, self._launched = "log", None
         panel.show_log(view.log)
         panel.show_samples(view.samples)
-        panel.show_output(_end_of(self.path / LOG))
+        panel.show_output(launched.said() if beginning and launched else end_of(log_of(self.path), OUTPUT))
         self._draw_curves(view)
 
     def _note(self) -> str:
@@ -186,6 +212,8 @@ class RunScreen(Screen[None]):
         if replay is not None:
             held = ", held" if self._held else ""
             return f"×{replay.speed}{held}, {duration(replay.left)} to go"
+        if beginning := self._beginning:
+            return f"trainer {beginning}"
         if self._view is not None and not self._view.ended:
             asked = [word for word in (control.SAVE, control.STOP) if control.is_asked(self.path, word)]
             if control.is_asked(self.path, control.PAUSE) and self.state != "paused":
@@ -226,7 +254,7 @@ class RunScreen(Screen[None]):
         if action == "pause":
             return self._view is not None and not ended
         if action == "resume":
-            return ended and self.state != "finished"
+            return ended and self.state != "finished" and self._beginning != "starts"
         if action in ("replay", "export"):
             return self._view is not None
         return action != "speed"
@@ -236,35 +264,34 @@ class RunScreen(Screen[None]):
             self._held = not self._held
             self._show()
         elif control.is_asked(self.path, control.PAUSE):
-            control.withdraw(self.path, control.PAUSE)
-            self.notify("it goes on")
+            self._tell(control.withdraw, control.PAUSE, "it goes on")
         else:
-            self._ask(control.PAUSE, "it pauses after this step")
+            self._tell(control.ask, control.PAUSE, "it pauses after this step")
 
     def action_save(self) -> None:
-        self._ask(control.SAVE, "it saves after this step")
+        self._tell(control.ask, control.SAVE, "it saves after this step")
 
     @work
     @until_closed
     async def action_stop(self) -> None:
         detail = "The state is saved after this step, and the run can be resumed."
         if await self.app.push_screen_wait(Confirm(f"Stop {self.path.name}?", "Stop", detail)):
-            self._ask(control.STOP, "it saves and stops after this step")
+            self._tell(control.ask, control.STOP, "it saves and stops after this step")
 
-    def _ask(self, command: str, told: str) -> None:
+    def _tell(self, do: Callable[[Path, str], None], command: str, told: str) -> None:
         try:
-            control.ask(self.path, command)
+            do(self.path, command)
             self.notify(told)
         except UserError as error:
-            self.notify(str(error), severity="error", markup=False)
+            self.notify(str(error), severity="error")
         self._show()
 
     def action_resume(self) -> None:
         try:
             self._launched = self._shared.resume(self.path)
-            self.notify("the trainer starts")
         except UserError as error:
-            self.notify(str(error), severity="error", markup=False)
+            self.notify(str(error), severity="error")
+        self._show()
 
     @work
     @until_closed
@@ -306,14 +333,3 @@ class RunScreen(Screen[None]):
             self.action_replay()
         else:
             self.dismiss(None)
-
-
-def _end_of(path: Path) -> str:
-    """The end of a file that may be large; progress that was drawn over itself shows its last state."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - OUTPUT))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return ""
-    return "\n".join(line.rsplit("\r", 1)[-1].rstrip() for line in text.split("\n"))

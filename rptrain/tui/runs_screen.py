@@ -91,7 +91,7 @@ class Runs(Screen[None]):
     async def _follow(self) -> None:
         while True:
             await self._in_sight.wait()
-            self._show(await asyncio.to_thread(self._folder.look))
+            self._show(await self._folder.look())
             await asyncio.sleep(PAUSE)
 
     def _show(self, found: list[Summary]) -> None:
@@ -149,13 +149,13 @@ class Runs(Screen[None]):
         self._rewrite()
         self._compare()
 
-    def _compare(self) -> None:
-        area = self.query_one("#compared")
-        area.display = bool(self._marked)
+    @work(exclusive=True, group="compare")
+    @until_closed
+    async def _compare(self) -> None:
+        self.query_one("#compared").display = bool(self._marked)
         if self._marked:
             plot = self.query_one(Plot)
-            count = max(plot.size.width, 40) * 2
-            found = [self._folder.losses(path, count) for path in self._marked]
+            found = await self._folder.losses(self._marked, max(plot.size.width, 40) * 2)
             plot.show(
                 tuple(
                     Curve(curve.steps, curve.losses, COLORS[number % len(COLORS)], curve.name)
@@ -200,7 +200,7 @@ class Runs(Screen[None]):
         try:
             launched = self._shared.resume(run.path)
         except UserError as error:
-            self.notify(str(error), severity="error", markup=False)
+            self.notify(str(error), severity="error")
             return
         self.post_message(OpenRun(run.path, launched))
 
@@ -219,10 +219,10 @@ class Runs(Screen[None]):
         try:
             await asyncio.to_thread(delete, run.path)
         except UserError as error:
-            self.notify(str(error), severity="error", markup=False)
+            self.notify(str(error), severity="error")
         except OSError as error:
             self.notify(f"not all of it could be deleted: {error}", severity="error")
-        self._show(await asyncio.to_thread(self._folder.look))
+        self._show(await self._folder.look())
 
     @work
     @until_closed

@@ -1,6 +1,8 @@
 """The runs of a folder as they go on: what was read once of a run is not read again."""
 
+import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,14 +22,22 @@ class Losses:
 
 
 class RunFolder:
-    """For one thread at a time; `look` may take a while."""
+    """What is known of the runs belongs to a thread of its own, which reads and answers."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._views: dict[Path, RunView] = {}
+        self._thread = ThreadPoolExecutor(1, "runs")
 
-    def look(self) -> list[Summary]:
+    async def look(self) -> list[Summary]:
         """What there is now, the newest first. A folder that is not there has none."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._look)
+
+    async def losses(self, runs: Sequence[Path], count: int) -> list[Losses]:
+        """At most `count` points of each of these runs; one that `look` has not found has none."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._losses, tuple(runs), count)
+
+    def _look(self) -> list[Summary]:
         views: dict[Path, RunView] = {}
         for file in self._folder.glob("*/config.toml"):
             run = file.parent
@@ -39,7 +49,6 @@ class RunFolder:
         self._views = views
         return sorted(map(summarise, views.values()), key=lambda run: (-(run.began or 0.0), run.path))
 
-    def losses(self, run: Path, count: int) -> Losses:
-        """At most `count` points of a run that `look` has found."""
-        steps, losses = self._views[run].steps.points("loss", count)
-        return Losses(run.name, steps, losses)
+    def _losses(self, runs: Sequence[Path], count: int) -> list[Losses]:
+        points = [self._views[run].steps.points("loss", count) if run in self._views else ([], []) for run in runs]
+        return [Losses(run.name, *found) for run, found in zip(runs, points, strict=True)]

@@ -83,7 +83,6 @@ class Scripted:
             heavy.preview: PREVIEW,
             heavy.doctor: FINDINGS,
             places.models: MODELS,
-            heavy.export: "there",
         }
         self.asked: list[tuple[Any, ...]] = []
         self.closed = 0
@@ -137,10 +136,24 @@ async def until(pilot: Pilot[Any], holds: Callable[[], bool], what: str = "") ->
     raise AssertionError(f"it did not come: {what or screen_text(pilot.app)}")
 
 
+async def wait_for(holds: Callable[[], bool]) -> None:
+    """As `until`, where there is no app."""
+    for _ in range(1500):
+        if holds():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it did not come")
+
+
 def screen_text(app: Any) -> str:
     """What the screen shows, as lines of text without colour."""
     lines = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in line).rstrip() for line in lines)
+
+
+def notified(app: Any) -> str:
+    """What is told in notes on the screen, which may be broken into lines there."""
+    return "\n".join(note.message for note in app._notifications)
 
 
 def widget_text(widget: Widget) -> str:

@@ -210,7 +210,7 @@ def test_a_terminal_that_only_prints_gets_the_way_without(monkeypatch: pytest.Mo
 
 def test_a_replay_is_the_run_as_it_was(tmp_path: Path):
     replay = Replay(make_run(tmp_path, steps=100, total=100, end="finished"))
-    replay.advance(141 / replay.speed)
+    replay.add(replay.news(141 / replay.speed))
     assert replay.view.step == 50 and replay.view.path.name == "llama" and replay.view.total_steps == 100
     first = replay.speed
     replay.faster(2)
@@ -221,7 +221,7 @@ def test_a_replay_is_the_run_as_it_was(tmp_path: Path):
     assert replay.speed == 1
     replay.faster(1e9)
     while not replay.done:
-        replay.advance(1.0)
+        replay.add(replay.news(1.0))
     assert replay.view.step == 100 and replay.left == 0.0 and replay.view.log[-1].text.startswith("finished")
 
 

@@ -1,19 +1,21 @@
 """Run: what it shows of a run that goes on, that ended, and that is played again; and the commands it gives."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rptrain.tui import heavy, launch
+from rptrain.metrics import EventLog
+from rptrain.tui import launch
 from rptrain.tui.app import RptrainApp
 from rptrain.tui.lanes import Lanes
 from rptrain.tui.log_panel import LogPanel
 from rptrain.tui.plot import Plot
 from rptrain.tui.run_screen import PAUSE, RunScreen
 
-from .conftest import Made, Scripted, driven, screen_text, until, widget_text
+from .conftest import Made, driven, notified, screen_text, until, wait_for, widget_text
 from .recorded import make_run, snapshot
 
 
@@ -118,20 +120,89 @@ async def test_a_run_that_ended_is_not_commanded_but_resumed(make: Made, tmp_pat
 
 
 @driven
-async def test_export_is_the_helpers_work(make: Made, helper: Scripted, tmp_path: Path):
+async def test_why_a_trainer_did_not_begin_is_shown(make: Made, tmp_path: Path, monkeypatch):
+    run = make_run(tmp_path / "runs", end="stopped", alive=False)
+    (run / launch.LOG).write_text("of the first time\n")
+    script = "echo begun >> begun; while ! test -e go; do sleep 0.02; done; rm go; echo no such model; exit 2"
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", script, "trainer"))
+    app = make(attach=run)
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await opened(pilot)
+        await pilot.press("r")
+        await until(pilot, lambda: "the trainer starts" in screen_text(app))
+        app.screen.action_resume()  # the key itself does nothing now
+        await until(pilot, lambda: "starts already" in notified(app))
+        Path("go").touch()
+        await until(pilot, lambda: "could not begin: see below" in screen_text(app))
+        await until(pilot, lambda: "no such model" in screen_text(app))
+        assert "of the first time" not in screen_text(app) and "trainer did not begin" in screen_text(app)
+        await pilot.press("r")
+        await until(pilot, lambda: Path("begun").read_text() == "begun\n" * 2)
+        with (run / "events.jsonl").open("a") as file:
+            for line in (run / "events.jsonl").read_text().splitlines()[:2]:
+                file.write(json.dumps(json.loads(line) | {"time": time.time()}) + "\n")
+        await until(pilot, lambda: "llama-3.1-8b on cuda:0" in screen_text(app))
+        Path("go").touch()
+
+
+@driven
+async def test_a_run_that_another_process_trains_is_not_resumed(make: Made, tmp_path: Path, monkeypatch):
+    run = make_run(tmp_path / "runs", end="stopped", alive=False)
+    monkeypatch.setattr(launch, "COMMAND", ("touch", "begun"))
+    app = make(attach=run)
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await opened(pilot)
+        with EventLog(run / "events.jsonl"):
+            await pilot.press("r")
+            await until(pilot, lambda: "another process trains this run" in notified(app))
+    assert not Path("begun").exists()
+
+
+@driven
+async def test_a_command_that_cannot_be_taken_back_is_told(make: Made, tmp_path: Path):
+    run = make_run(tmp_path / "runs", "[red]llama[/]")
+    (run / "control" / "PAUSE").mkdir(parents=True)
+    async with make(attach=run).run_test(size=(120, 24), notifications=True) as pilot:
+        await opened(pilot)
+        await pilot.press("space")
+        await until(pilot, lambda: "pause cannot be taken back" in notified(pilot.app))
+        assert "[red]llama[/]" in screen_text(pilot.app).splitlines()[1]
+        pilot.app.screen.notify("a [red]name[/] of [/]")
+        await until(pilot, lambda: "a [red]name[/] of [/]" in screen_text(pilot.app))
+
+
+@driven
+async def test_an_export_is_a_process_of_its_own(make: Made, tmp_path: Path, monkeypatch):
+    """Nothing that is done here ends it, and how it ended is told on any screen."""
     run = make_run(tmp_path / "runs", end="finished")
-    async with make(attach=run).run_test(size=(80, 24), notifications=True) as pilot:
+    script = (
+        'echo "$@" > said; while ! test -e go; do sleep 0.02; done; mv go gone; echo "no [room] left"; exit $(cat gone)'
+    )
+    monkeypatch.setattr(launch, "EXPORT", ("sh", "-c", script, "export"))
+    app = make(attach=run)
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await opened(pilot)
         await pilot.press("e")
-        await until(pilot, lambda: "Export llama" in screen_text(pilot.app))
+        await until(pilot, lambda: "Export llama" in screen_text(app))
         await pilot.press("home", "ctrl+k", *"out", "enter")
-        await until(pilot, lambda: "exported to there" in screen_text(pilot.app))
-        assert helper.asked[-1] == (heavy.export, run, Path("out"), False)
+        await until(pilot, lambda: "exporting to out" in screen_text(app))
+        await until(pilot, lambda: Path("said").exists() and Path("said").read_text() == f"{run} --to out\n")
         await pilot.press("e")
-        await until(pilot, lambda: "Export llama" in screen_text(pilot.app))
-        await pilot.press("escape")
-        await pilot.pause()
-        assert sum(asked[0] is heavy.export for asked in helper.asked) == 1
+        await until(pilot, lambda: "Export llama" in screen_text(app))
+        await pilot.press("home", "ctrl+k", *"out", "enter")
+        await until(pilot, lambda: "an export to out is under way" in screen_text(app))
+        app._shared.helper.close()
+        await pilot.press("f2")
+        Path("go").write_text("1")
+        await until(pilot, lambda: "no [room] left" in screen_text(app) and "see out.log" in screen_text(app))
+        await pilot.press("f3", "e")
+        await until(pilot, lambda: "Export llama" in screen_text(app))
+        await pilot.press("escape", "e")
+        await until(pilot, lambda: "Export llama" in screen_text(app))
+        await pilot.press("home", "ctrl+k", *"second", "enter")
+        await until(pilot, lambda: Path("second.log").exists())
+    Path("go").write_text("0")
+    await wait_for(lambda: Path("second.log").read_text() == "no [room] left\n")  # the interface is gone
 
 
 @driven
