@@ -1,13 +1,18 @@
-"""Workers of a screen that is taken down while they wait."""
+"""Screens that are left or taken down while their workers wait."""
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec
 
 from textual.css.query import NoMatches
-from textual.screen import Screen
+from textual.screen import ModalScreen, Screen
 
 P = ParamSpec("P")
+
+
+def is_left(screen: Screen[Any]) -> bool:
+    """Whether another one is shown, and no dialog over this one."""
+    return screen.app.screen is not screen and not isinstance(screen.app.screen, ModalScreen)
 
 
 def until_closed(
@@ -20,7 +25,7 @@ def until_closed(
         try:
             await method(screen, *given, **named)
         except NoMatches:
-            if screen.children and screen.display:  # a screen that is taken down is not displayed
+            if screen.children and screen.display and screen.app.is_running:  # one that is taken down is not displayed
                 raise
 
     return work

@@ -7,14 +7,14 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen, Screen
+from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Footer, Static
 
 from rptrain.doctor.finding import Finding
 from rptrain.errors import UserError
 from rptrain.tui import heavy
-from rptrain.tui.closing import until_closed
+from rptrain.tui.closing import is_left, until_closed
 from rptrain.tui.context import Context
 from rptrain.tui.helper import HelperError
 from rptrain.tui.top_bar import TopBar
@@ -34,7 +34,8 @@ class Doctor(Screen[None]):
     def __init__(self, context: Context) -> None:
         super().__init__()
         self._shared = context
-        self._seen = False
+        self._seen = False  # what was found
+        self._left = True  # for another place
 
     def compose(self) -> ComposeResult:
         yield TopBar("doctor")
@@ -45,16 +46,19 @@ class Doctor(Screen[None]):
         self.query_one("#findings").focus()
 
     def on_screen_resume(self) -> None:
-        if not self._seen:
+        if self._left and not self._seen:
             self.action_look()
+        self._left = False
 
     def on_screen_suspend(self) -> None:
-        if not isinstance(self.app.screen, ModalScreen):
+        if is_left(self):
+            self._left = True
             self.workers.cancel_group(self, "look")
 
     @work(exclusive=True, group="look")
     @until_closed
     async def action_look(self) -> None:
+        self._seen = False
         self._show(Static(Content.styled("looking at this machine: a few seconds …", "$muted")))
         try:
             findings = await self._shared.helper.call(heavy.doctor, self._shared.runs_folder)

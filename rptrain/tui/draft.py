@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -116,25 +118,29 @@ class Draft:
             self.put(key, shown)
 
     def become(self, config: Config) -> None:
-        """Says what a config says beside its defaults, and nothing else. Comments stay with the keys that stay.
+        """Says what a config says beside its defaults, and nothing else.
 
-        UserError where the place of a key is taken by something else.
+        Comments stay with the keys that stay, where the file's tables are in order.
         """
         settings = config.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
         if config.adapters is not None and not settings.get("lora"):
-            settings = settings | {"train": settings.get("train", {}) | {"method": "lora"}, "lora": {}}
-        wanted = {key: value for key, value in _values(settings).items() if value != {}}
+            settings["train"] = settings.get("train", {}) | {"method": "lora"}
+            settings.pop("lora", None)
+        with suppress(TypeError, AttributeError, KeyError, TOMLKitError):  # something else in the place of a table
+            self._take_over(settings)
+        if tomllib.loads(self.text) != settings:
+            self._document = tomlkit.parse(tomlkit.dumps(settings))
+        self._adapters = None
+
+    def _take_over(self, settings: Mapping[str, Any]) -> None:
+        wanted = {key: _at(settings, key) for key in leaves(settings)}
         for key in leaves(self._document.unwrap()):
             if key not in wanted:
                 self._put(list(key), None)
         _prune(self._document)
-        try:
-            for key, value in wanted.items():
-                if _at(self._document, key) != value:
-                    self._put(list(key), tomlkit.item(value))
-        except (TypeError, AttributeError, TOMLKitError):
-            raise UserError(f"{self.path} holds something else in the place of a table: mend it by hand") from None
-        self._adapters = None
+        for key, value in wanted.items():
+            if _at(self._document, key) != value:
+                self._put(list(key), tomlkit.item(value))
 
     def resolved(self) -> Resolved:
         """The checked config. ConfigError with every mistake."""
@@ -193,10 +199,6 @@ def _is_list(key: str) -> bool:
     """Whether a list is all that the key can be."""
     field = keys().get(key.replace(".0.", "."))
     return field is not None and get_origin(field.annotation) is tuple
-
-
-def _values(settings: Mapping[str, Any]) -> dict[KeyPath, Any]:
-    return {key: _at(settings, key) for key in leaves(settings)}
 
 
 def _at(node: Any, key: KeyPath) -> Any:

@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen, Screen
+from textual.screen import Screen
 from textual.widgets import Button, Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -18,7 +18,7 @@ from rptrain.config_source import resolve
 from rptrain.config_values import format_size
 from rptrain.errors import UserError
 from rptrain.tui import heavy, places
-from rptrain.tui.closing import until_closed
+from rptrain.tui.closing import is_left, until_closed
 from rptrain.tui.confirm import Confirm
 from rptrain.tui.context import Context
 from rptrain.tui.draft import Draft
@@ -294,7 +294,7 @@ class NewRun(Screen[None]):
     # ---- leaving and coming back
 
     def on_screen_suspend(self) -> None:
-        if not isinstance(self.app.screen, ModalScreen):
+        if is_left(self):
             self._left = True
             self._call_off()
 

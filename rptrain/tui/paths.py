@@ -27,7 +27,7 @@ def complete(value: str, suffixes: tuple[str, ...] = ()) -> str | None:
     try:
         with os.scandir(os.path.expanduser(folder or ".")) as entries:
             found = sorted(
-                (entry.name, entry.is_dir())
+                (entry.name, os.path.isdir(entry.path))
                 for entry in entries
                 if entry.name.startswith(part) and (part or not entry.name.startswith("."))
             )

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def models(folders: Sequence[str]) -> list[FoundModel]:
     for name, directory in registry.cached():
         found.append(_model(name, directory, "hub cache"))
     for folder, directory in _folders(folders):
-        if (directory / "config.json").is_file():
+        if os.path.isfile(directory / "config.json"):
             found.append(_model(str(directory), directory, folder))
     return found
 
@@ -50,18 +51,20 @@ def data(folders: Sequence[str]) -> list[FoundData]:
     """The built-in sets, then files in the folders."""
     found = [FoundData("builtin:tasks", "bundled", 0), FoundData("builtin:random", "bundled", 0)]
     for folder, directory in _folders(folders):
-        if (directory / "config.json").is_file() or (directory / "config.toml").is_file():
+        if os.path.isfile(directory / "config.json") or os.path.isfile(directory / "config.toml"):
             continue  # a model's or a run's files are no data
-        for file in sorted(_entries(directory), key=lambda entry: entry.name):
-            if file.name.endswith(DATA_SUFFIXES) and file.name not in NOT_DATA and file.is_file():
-                found.append(FoundData(str(directory / file.name), folder, file.stat().st_size))
+        for name in _names(directory):
+            file = str(directory / name)
+            if name.endswith(DATA_SUFFIXES) and name not in NOT_DATA and os.path.isfile(file):
+                with suppress(OSError):  # it is gone
+                    found.append(FoundData(file, folder, os.path.getsize(file)))
     return found
 
 
 def _model(path: str, directory: Path, source: str) -> FoundModel:
     from rptrain.models import registry
 
-    has_weights = any(directory.glob("*.safetensors")) or path == "tiny-tasks"
+    has_weights = any(name.endswith(".safetensors") for name in _names(directory)) or path == "tiny-tasks"
     try:
         spec = registry.build(registry.read_config(directory))
     except UserError as error:
@@ -83,16 +86,15 @@ def _folders(places: Sequence[str]) -> Iterator[tuple[str, Path]]:
                 seen.add(real)
                 yield place, directory
                 below += [
-                    directory / entry.name
-                    for entry in sorted(_entries(directory), key=lambda entry: entry.name)
-                    if entry.is_dir() and not entry.name.startswith((".", "__")) and entry.name != "checkpoints"
+                    directory / name
+                    for name in _names(directory)
+                    if not name.startswith((".", "__")) and name != "checkpoints" and os.path.isdir(directory / name)
                 ]
             level = below
 
 
-def _entries(directory: Path) -> list[os.DirEntry[str]]:
+def _names(directory: Path) -> list[str]:
     try:
-        with os.scandir(directory) as entries:
-            return list(entries)
+        return sorted(os.listdir(directory))
     except OSError:  # not to be read: there is nothing to choose
         return []

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from textual.widgets import Input
 
 from rptrain.errors import UserError
@@ -56,6 +57,21 @@ async def test_every_key_that_a_footer_names_is_explained(make: Made, tmp_path: 
                 if binding.show and binding.action != "back":
                     shown = {name.strip().replace("delete", "d") for name in binding.key.split(",")}
                     assert shown & set(explained.split()), (key, binding)
+
+
+@driven
+async def test_a_run_is_shown_beside_a_config_that_is_broken(make: Made, tmp_path: Path):
+    run = make_run(tmp_path / "runs")
+    (tmp_path / "rptrain.toml").write_text("[]\n")
+    with pytest.raises(UserError, match="no valid TOML"):
+        make()
+    async with make(attach=run).run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "▶ training" in screen_text(pilot.app))
+        await pilot.press("f2")
+        await until(pilot, lambda: isinstance(pilot.app.screen, NewRun))
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: "Write over rptrain.toml?" in screen_text(pilot.app))
+    assert (tmp_path / "rptrain.toml").read_text() == "[]\n"
 
 
 @driven

@@ -11,14 +11,16 @@ from pathlib import Path
 import pytest
 
 from rptrain import control
-from rptrain.config_source import resolve
+from rptrain.config_source import render, resolve
 from rptrain.errors import UserError
 from rptrain.tui import launch, places, start, words
+from rptrain.tui.context import Context
 from rptrain.tui.draft import Draft
 from rptrain.tui.fields import FIELDS
 from rptrain.tui.helper import ChildHelper, HelperError
 from rptrain.tui.paths import complete
 from rptrain.tui.plot import Canvas
+from rptrain.tui.preferences import Preferences
 from rptrain.tui.recipe import EXAMPLE, recipe
 from rptrain.tui.replay import Replay
 
@@ -99,6 +101,54 @@ def test_every_field_is_a_key_with_its_words():
         assert field.about and field.label
 
 
+def test_a_draft_becomes_a_past_config_and_keeps_comments(tmp_path: Path):
+    """What the run did not set goes, its own settings come, of data sets too; defaults are not written out."""
+    path = tmp_path / "rptrain.toml"
+    path.write_text((ROOT / "rptrain.toml").read_text() + "\n[lora]\nr = 4 # small\n")
+    draft = Draft.open(path)
+    draft.put("data.train.1.path", "more")
+    draft.put("train.num_epochs", "3")
+    past = Draft(tmp_path / "past.toml")
+    past.update({"model.path": "qwen3-1.7b", "data.train.0.path": "a b.jsonl", "train.num_epochs": "2.0"})
+    past.update({"data.val.0.path": "v.jsonl", "optim.betas": "0.8, 0.9", "train.micro_batch_size": "4"})
+    (tmp_path / "config.toml").write_text(render(past.resolved()))
+    config = resolve(tmp_path / "config.toml").config
+    draft.become(config)
+    assert draft.resolved().config == config
+    assert set(draft.set_keys()) == {*past.set_keys(), "log.run_name"}
+    assert "# default" not in draft.text and "micro_batch_size = 4 #" in draft.text
+    past.put("train.method", "lora")
+    draft.become(past.resolved().config)
+    assert draft.shown("train.method") == "lora" and draft.resolved().config.adapters is not None
+    for text in ("model = 3\n", draft.text + '[[data.train]]\npath = "z"\n', 'data = [1]\n[[train]]\npath = "x"\n'):
+        odd = Draft(path, text)
+        odd.become(config)
+        assert odd.resolved().config == config
+
+
+def test_a_list_is_typed_without_its_brackets(tmp_path: Path):
+    draft = Draft(tmp_path / "c.toml")
+    draft.update({"log.report_to": "tensorboard, wandb", "optim.betas": "[0.8, 0.9]"})
+    config = draft.resolved().config
+    assert config.log.report_to == ("tensorboard", "wandb") and config.optim.betas == (0.8, 0.9)
+
+
+def test_a_file_keeps_its_mode_and_its_link_and_a_change_from_outside_is_seen(tmp_path: Path):
+    (tmp_path / "real.toml").touch(0o600)
+    path = tmp_path / "rptrain.toml"
+    path.symlink_to(tmp_path / "real.toml")
+    draft = Draft.open(path)
+    draft.put("train.seed", "3")
+    assert draft.is_changed and not draft.is_changed_outside
+    draft.save()
+    assert path.is_symlink() and (tmp_path / "real.toml").stat().st_mode & 0o777 == 0o600
+    assert not draft.is_changed and not draft.is_changed_outside
+    path.write_text("[train]\n")
+    assert draft.is_changed_outside
+    path.unlink()
+    assert not draft.is_changed_outside
+
+
 # Places
 
 
@@ -115,6 +165,7 @@ def test_models_and_data_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "a" / ".hidden").mkdir()
     (tmp_path / "a" / ".hidden" / "x.jsonl").write_text("{}\n")
     (tmp_path / "a" / "loop").symlink_to(tmp_path / "a")
+    (tmp_path / "a" / "nowhere.jsonl").symlink_to(tmp_path / "a" / "nowhere.jsonl")  # an error to look at
     found = {model.path: model for model in places.models([str(tmp_path / "a"), str(tmp_path / "none")])}
     assert found["tiny-tasks"].weights and not found["qwen3-32b"].weights
     assert found["org/name"].source == "hub cache" and found["org/name"].parameters > 400_000
@@ -152,6 +203,31 @@ def test_the_helper_answers_refuses_and_fails():
         helper.close()
 
 
+def test_calls_that_nobody_waits_for_hold_up_nothing(monkeypatch: pytest.MonkeyPatch):
+    """Those whose turn has not come are never made; the process of the one under way is ended soon."""
+    monkeypatch.setattr("rptrain.tui.helper.GRACE", 0.05)
+
+    async def ask(helper: ChildHelper) -> int:
+        first = await helper.call(os.getpid)
+        asked = [asyncio.create_task(helper.call(time.sleep, 600)) for _ in range(20)]
+        await asyncio.sleep(0.05)
+        for one in asked:
+            one.cancel()
+        assert await helper.call(os.getpid) != first
+        second = await helper.call(os.getpid)
+        quick = asyncio.create_task(helper.call(abs, 3))
+        await asyncio.sleep(0)
+        quick.cancel()
+        assert await helper.call(os.getpid) == second  # it was done in time
+        return second
+
+    helper = ChildHelper()
+    try:
+        asyncio.run(ask(helper))
+    finally:
+        helper.close()
+
+
 def test_the_helper_ends_with_the_process_that_began_it():
     code = (
         "import asyncio, os, time\nfrom rptrain.tui.helper import ChildHelper\n"
@@ -182,6 +258,40 @@ def test_a_launched_trainer_has_a_name_a_session_and_a_log(tmp_path: Path, monke
     assert said[1:] == ['none log.run_name="mine-2"', "end"]
     with pytest.raises(UserError, match="no run can be made"):
         launch.start(Path("c.toml"), "/proc/none", "mine", {})
+
+
+def test_a_start_that_failed_leaves_its_log_until_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A name is taken as long as a trainer of it goes on, folder or not."""
+    script = 'echo "$4"; echo no room; while test -e wait; do sleep 0.02; done'
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", script, "trainer"))
+    monkeypatch.chdir(tmp_path)
+    name = "🙂 " + "long" * 15
+    first = launch.start(Path("c.toml"), ".", name, {})
+    assert first.process.wait(20) == 0 and not first.goes_on and not first.settle()
+    assert first.said().splitlines() == [f'log.run_name="{name}"', "no room"] and first.log == Path(f"{name}.log")
+    (tmp_path / "wait").touch()
+    second, third = (launch.start(Path("c.toml"), ".", name, {}) for _ in range(2))
+    assert (second.path, third.path) == (Path(name), Path(f"{name}-2"))
+    (tmp_path / "wait").unlink()
+    assert second.process.wait(20) == third.process.wait(20) == 0
+    assert len(second.said().splitlines()) == 2 and launch.log_of(second.path) == second.log
+    with pytest.raises(UserError, match="no run can be made"):
+        launch.start(Path("c.toml"), ".", "n" * 300, {})
+
+
+def test_what_was_begun_is_looked_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nothing is left behind: no zombie, and no log beside its run."""
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", 'mkdir "$RUN"; touch "$RUN/config.toml"', "trainer"))
+    context = Context(Draft(Path("c.toml")), tmp_path, ChildHelper(), Preferences(), tmp_path / "t.toml")
+    context.environment = {"RUN": str(tmp_path / "mine")}
+    launched = context.start(Path("c.toml"), str(tmp_path), "mine")
+    for _ in range(1000):
+        context.look_after()
+        if launched.process.returncode is not None:
+            break
+        time.sleep(0.02)
+    assert launched.process.returncode == 0 and (tmp_path / "mine" / launch.LOG).is_file()
+    assert not (tmp_path / "mine.log").exists()
 
 
 def test_commands_are_files(tmp_path: Path):

@@ -1,14 +1,21 @@
 """New run: what is typed, planned, proposed, saved and started."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from textual.events import Key
 from textual.widgets import Button, Input, OptionList
 
+from rptrain.config import keys
+from rptrain.config_source import resolve
 from rptrain.errors import UserError
-from rptrain.tui import heavy, launch
+from rptrain.tui import heavy, launch, places
 from rptrain.tui.choice import Choice
+from rptrain.tui.draft import STARTER
+from rptrain.tui.fields import ALL
+from rptrain.tui.helper import HelperError
+from rptrain.tui.picker import MOST, Item, Picker
 from rptrain.tui.run_screen import RunScreen
 
 from .conftest import Made, Scripted, driven, planned, screen_text, until
@@ -21,6 +28,11 @@ def start_button(app) -> Button:
 
 async def ready(pilot) -> None:
     await until(pilot, lambda: not start_button(pilot.app).disabled)
+
+
+def written(folder: Path) -> str:
+    path = folder / "rptrain.toml"
+    return path.read_text() if path.exists() else ""
 
 
 async def put(pilot, field: str, value: str) -> None:
@@ -40,8 +52,8 @@ async def test_an_empty_folder_begins_with_the_example(make: Made, helper: Scrip
         assert not (tmp_path / "rptrain.toml").exists()
         await pilot.press("ctrl+s")
         await until(pilot, (tmp_path / "rptrain.toml").exists)
-    written = (tmp_path / "rptrain.toml").read_text()
-    assert "max_steps = 1500" in written and "learning_rate = 2e-3" in written and written.startswith("# A run")
+    text = written(tmp_path)
+    assert "max_steps = 1500" in text and "learning_rate = 2e-3" in text and text.startswith("# A run")
 
 
 @driven
@@ -81,12 +93,12 @@ async def test_adapters_bring_their_rows_and_take_them_away(make: Made, tmp_path
         await pilot.pause()
         assert pilot.app.screen.query_one("#lora-r").parent.display
         await pilot.press("ctrl+s")
-        assert 'method = "lora"' in (tmp_path / "rptrain.toml").read_text()
+        await until(pilot, lambda: 'method = "lora"' in written(tmp_path))
         await pilot.press("left")
         await pilot.pause()
         assert not pilot.app.screen.query_one("#lora-r").parent.display
         await pilot.press("ctrl+s")
-        assert "lora" not in (tmp_path / "rptrain.toml").read_text()
+        await until(pilot, lambda: "lora" not in written(tmp_path))
 
 
 @driven
@@ -185,6 +197,120 @@ async def test_a_new_run_takes_over_a_past_ones_settings(make: Made, tmp_path: P
 
 
 @driven
+async def test_a_config_that_was_changed_outside_is_not_written_over_unasked(make: Made, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", "touch begun"))
+    path = tmp_path / "rptrain.toml"
+    async with make().run_test(size=(120, 36)) as pilot:
+        await ready(pilot)
+        await pilot.press("ctrl+s")
+        await until(pilot, path.exists)
+        path.write_text("# mine\n")
+        for key in ("ctrl+s", "ctrl+r"):
+            await pilot.press(key)
+            await until(pilot, lambda: "Write over rptrain.toml?" in screen_text(pilot.app))
+            await pilot.press("enter")
+            await until(pilot, lambda: "Write over" not in screen_text(pilot.app))
+        assert path.read_text() == "# mine\n" and not (tmp_path / "begun").exists()
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: "Write over rptrain.toml?" in screen_text(pilot.app))
+        await pilot.press("y")
+        await until(pilot, (tmp_path / "begun").exists)
+    assert "tiny-tasks" in path.read_text()
+
+
+@driven
+async def test_every_key_can_be_set(make: Made, tmp_path: Path):
+    async with make().run_test(size=(120, 36)) as pilot:
+        await ready(pilot)
+        await pilot.press("f5")
+        await until(pilot, lambda: "All settings" in screen_text(pilot.app))
+        assert len(ALL) == len(keys())
+        await pilot.press(*"aux_loss")
+        await until(pilot, lambda: "keeps the load of experts even" in screen_text(pilot.app))
+        await pilot.press("enter")
+        await until(pilot, lambda: getattr(pilot.app.focused, "id", "") == "train-router_aux_loss_coef")
+        await pilot.press(*"0.01")
+        await pilot.press("f5", *"learning_rate", "enter")
+        await until(pilot, lambda: getattr(pilot.app.focused, "id", "") == "optim-learning_rate")
+        await pilot.press("ctrl+s")
+        await until(pilot, (tmp_path / "rptrain.toml").exists)
+    config = resolve(tmp_path / "rptrain.toml").config
+    assert config.train.router_aux_loss_coef == 0.01 and config.optim.learning_rate == 2e-3
+
+
+@driven
+async def test_what_a_config_sets_beside_the_form_is_shown(make: Made, tmp_path: Path):
+    (tmp_path / "rptrain.toml").write_text(STARTER + "[optim]\neps = 1e-7\n[train]\nfreeze = ['*.0.*']\n")
+    async with make().run_test(size=(120, 36)) as pilot:
+        await ready(pilot)
+        shown = {field.id: field.value for field in pilot.app.screen.query(Input)}
+        assert (shown["optim-eps"], shown["train-freeze"]) == ("1e-7", "['*.0.*']")
+        await put(pilot, "optim-eps", "1e-6")
+        await until(pilot, lambda: "*" in screen_text(pilot.app).splitlines()[0])
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: "eps = 1e-6" in (tmp_path / "rptrain.toml").read_text())
+
+
+@driven
+async def test_what_is_left_is_called_off_and_taken_up_again(make: Made, helper: Scripted):
+    """A plan and a look at the machine are not made for nobody; help over them does not matter."""
+    ended: list[str] = []
+    is_slow = [True]
+    call = helper.call
+
+    async def slow(function, *given):
+        if function in (heavy.plan, heavy.doctor) and is_slow:
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                ended.append(function.__name__)
+                raise
+        return await call(function, *given)
+
+    helper.call = slow
+    async with make().run_test(size=(80, 24)) as pilot:
+        await pilot.press("f1", "escape", "f4")
+        await until(pilot, lambda: ended == ["plan"])
+        await pilot.press("f1", "escape")
+        await pilot.pause()
+        assert ended == ["plan"]
+        await pilot.press("f2")
+        await until(pilot, lambda: ended == ["plan", "doctor"])
+        is_slow.clear()
+        await pilot.press("f4")
+        await until(pilot, lambda: "✓ GPU" in screen_text(pilot.app))
+        await pilot.press("f2")
+        await ready(pilot)
+
+
+@driven
+async def test_a_list_that_cannot_be_made_says_why(make: Made, helper: Scripted):
+    helper.answers[places.models] = HelperError("the helper process ended")
+    async with make().run_test(size=(80, 24)) as pilot:
+        await ready(pilot)
+        pilot.app.screen.query_one("#model-path").focus()
+        await pilot.press("enter")
+        await until(pilot, lambda: "the helper process ended" in screen_text(pilot.app))
+        await pilot.press("escape")
+        await ready(pilot)
+
+
+@driven
+async def test_a_long_list_shows_a_part_and_finds_all(make: Made):
+    async def find() -> list[Item]:
+        return [Item(f"part-{number:05}[red]", "x") for number in range(20_000)]
+
+    app = make()
+    async with app.run_test(size=(80, 24)) as pilot:
+        chosen: list[str | None] = []
+        app.push_screen(Picker("Many", find), chosen.append)
+        await until(pilot, lambda: "part-00000[red]" in screen_text(app))
+        assert app.screen.query_one(OptionList).option_count == MOST + 1
+        await pilot.press(*"19999", "enter")
+        await until(pilot, lambda: chosen == ["part-19999[red]"])
+
+
+@driven
 async def test_the_mouse_does_what_keys_do(make: Made, tmp_path: Path):
     async with make().run_test(size=(120, 36)) as pilot:
         await ready(pilot)
@@ -193,7 +319,7 @@ async def test_the_mouse_does_what_keys_do(make: Made, tmp_path: Path):
         assert pilot.app.screen.query_one("#optim-update", Choice).value == "sync"
         await ready(pilot)
         await pilot.click("#save")
-        await pilot.pause()
+        await until(pilot, (tmp_path / "rptrain.toml").exists)
         assert 'update = "sync"' in (tmp_path / "rptrain.toml").read_text()
 
 

@@ -127,10 +127,10 @@ async def test_why_a_trainer_did_not_begin_is_shown(make: Made, tmp_path: Path, 
     monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", script, "trainer"))
     app = make(attach=run)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
-        await opened(pilot)
+        screen = await opened(pilot)
         await pilot.press("r")
         await until(pilot, lambda: "the trainer starts" in screen_text(app))
-        app.screen.action_resume()  # the key itself does nothing now
+        screen.action_resume()  # the key itself does nothing now
         await until(pilot, lambda: "starts already" in notified(app))
         Path("go").touch()
         await until(pilot, lambda: "could not begin: see below" in screen_text(app))
@@ -148,7 +148,7 @@ async def test_why_a_trainer_did_not_begin_is_shown(make: Made, tmp_path: Path, 
 @driven
 async def test_a_run_that_another_process_trains_is_not_resumed(make: Made, tmp_path: Path, monkeypatch):
     run = make_run(tmp_path / "runs", end="stopped", alive=False)
-    monkeypatch.setattr(launch, "COMMAND", ("touch", "begun"))
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", "touch begun"))
     app = make(attach=run)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await opened(pilot)
@@ -160,13 +160,13 @@ async def test_a_run_that_another_process_trains_is_not_resumed(make: Made, tmp_
 
 @driven
 async def test_a_command_that_cannot_be_taken_back_is_told(make: Made, tmp_path: Path):
-    run = make_run(tmp_path / "runs", "[red]llama[/]")
+    run = make_run(tmp_path / "runs", "[red]llama")
     (run / "control" / "PAUSE").mkdir(parents=True)
     async with make(attach=run).run_test(size=(120, 24), notifications=True) as pilot:
         await opened(pilot)
         await pilot.press("space")
         await until(pilot, lambda: "pause cannot be taken back" in notified(pilot.app))
-        assert "[red]llama[/]" in screen_text(pilot.app).splitlines()[1]
+        assert "[red]llama  ▶" in screen_text(pilot.app).splitlines()[1]
         pilot.app.screen.notify("a [red]name[/] of [/]")
         await until(pilot, lambda: "a [red]name[/] of [/]" in screen_text(pilot.app))
 
