@@ -48,6 +48,8 @@ class Field:
         if self.choices:
             return self.choices
         annotation = keys()[self.name].annotation
+        if get_origin(annotation) is tuple:  # any number of them
+            return ()
         for candidate in (annotation, *get_args(annotation)):
             if get_origin(candidate) is Literal and "auto" not in get_args(candidate):
                 return get_args(candidate)
@@ -108,7 +110,7 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
         "How it is measured",
         (
             Field("data.val_size", "held-out rows"),
-            Field("train.eval_steps", "every"),
+            Field("train.eval_steps", "measure every"),
             Field("train.early_stopping_patience", "patience"),
             Field("save.load_best_model_at_end", "keep the best"),
             Field("log.report_to", "trackers"),

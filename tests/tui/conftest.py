@@ -110,6 +110,8 @@ def make(tmp_path: Path, helper: Scripted, monkeypatch: pytest.MonkeyPatch) -> C
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr("rptrain.tui.new_run.PAUSE", 0.0)
     monkeypatch.setattr("rptrain.tui.picker.PAUSE", 0.0)
+    for screen, pause in (("run_screen", 0.05), ("runs_screen", 0.1), ("exporting", 0.02)):
+        monkeypatch.setattr(f"rptrain.tui.{screen}.PAUSE", pause)
 
     def make(**named: Any) -> RptrainApp:
         return make_app(**{"helper": helper, "settings": tmp_path / "settings" / "tui.toml"} | named)

@@ -16,7 +16,7 @@ from rptrain.errors import UserError
 from rptrain.tui import launch, places, start, words
 from rptrain.tui.context import Context
 from rptrain.tui.draft import Draft
-from rptrain.tui.fields import FIELDS
+from rptrain.tui.fields import ALL, FIELDS
 from rptrain.tui.helper import ChildHelper, HelperError
 from rptrain.tui.paths import complete
 from rptrain.tui.plot import Canvas
@@ -98,7 +98,9 @@ def test_the_example_s_recipe_is_the_bundled_config(tmp_path: Path):
 
 def test_every_field_is_a_key_with_its_words():
     for field in FIELDS:
-        assert field.about and field.label
+        assert field.about and 0 < len(field.label) <= 13  # what a row has room for
+    assert ALL["log.report_to"].options == () and ALL["optim.moments"].options == ("fp32", "bf16", "int8")
+    assert all(ALL[field.key] is field for field in FIELDS) and "data.val.0.path" in ALL
 
 
 def test_a_draft_becomes_a_past_config_and_keeps_comments(tmp_path: Path):
@@ -209,6 +211,7 @@ def test_calls_that_nobody_waits_for_hold_up_nothing(monkeypatch: pytest.MonkeyP
 
     async def ask(helper: ChildHelper) -> int:
         first = await helper.call(os.getpid)
+        assert await asyncio.gather(*(helper.call(abs, -number) for number in range(50))) == list(range(50))
         asked = [asyncio.create_task(helper.call(time.sleep, 600)) for _ in range(20)]
         await asyncio.sleep(0.05)
         for one in asked:
