@@ -127,8 +127,7 @@ class RunScreen(Screen[None]):
             await asyncio.sleep(PAUSE)
         view = self._view = await asyncio.to_thread(RunView, self.path)
         known = None
-        if not view.log:
-            self.query_one(LogPanel).turn_to("output")
+        self.query_one(LogPanel).turn_to("log" if view.log else "output")
         self._show()
         while True:
             await asyncio.sleep(PAUSE)
@@ -167,7 +166,7 @@ class RunScreen(Screen[None]):
         """Shows what a trainer prints as long as its run has told nothing, and then what that tells."""
         if now[1]:
             self.query_one(LogPanel).turn_to("output")
-        elif before is not None and before[1]:
+        elif before is not None and (before[1] or before[0] == "new"):
             self.query_one(LogPanel).turn_to("log")
 
     def _show_start(self) -> None:

@@ -146,6 +146,19 @@ async def test_why_a_trainer_did_not_begin_is_shown(make: Made, tmp_path: Path, 
 
 
 @driven
+async def test_a_run_tells_of_itself_once_it_has_begun(make: Made, tmp_path: Path):
+    """Until then what its trainer prints is shown."""
+    run = make_run(tmp_path / "runs", steps=3)
+    told = (run / "events.jsonl").read_text()
+    (run / "events.jsonl").write_text("")
+    (tmp_path / "runs" / "llama.log").write_text("the weights are read\n")
+    async with make(attach=run).run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "the weights are read" in screen_text(pilot.app))
+        (run / "events.jsonl").write_text(told)
+        await until(pilot, lambda: "llama-3.1-8b on cuda:0" in screen_text(pilot.app))
+
+
+@driven
 async def test_a_run_that_another_process_trains_is_not_resumed(make: Made, tmp_path: Path, monkeypatch):
     run = make_run(tmp_path / "runs", end="stopped", alive=False)
     monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", "touch begun"))
