@@ -126,8 +126,8 @@ class RunScreen(Screen[None]):
             self._show_start()
             await asyncio.sleep(PAUSE)
         view = self._view = await asyncio.to_thread(RunView, self.path)
-        known = None
-        self.query_one(LogPanel).turn_to("log" if view.log else "output")
+        known = view.state, self._beginning
+        self.query_one(LogPanel).turn_to("log" if view.log and not known[1] else "output")
         self._show()
         while True:
             await asyncio.sleep(PAUSE)
@@ -162,11 +162,11 @@ class RunScreen(Screen[None]):
             return ""
         return "starts" if self._launched.goes_on else "did not begin"
 
-    def _told(self, before: tuple[str, str] | None, now: tuple[str, str]) -> None:
+    def _told(self, before: tuple[str, str], now: tuple[str, str]) -> None:
         """Shows what a trainer prints as long as its run has told nothing, and then what that tells."""
         if now[1]:
             self.query_one(LogPanel).turn_to("output")
-        elif before is not None and (before[1] or before[0] == "new"):
+        elif before[1] or before[0] == "new":
             self.query_one(LogPanel).turn_to("log")
 
     def _show_start(self) -> None:
