@@ -1,9 +1,10 @@
-"""Weights in 4 and 8 bits: NF4, MXFP4 and int8, quantised in PyTorch and widened by Triton.
+"""Weights in 4 and 8 bits: NF4, MXFP4 and int8, quantised on the CPU (quant.c, or PyTorch) and widened by Triton.
 
 A block of consecutive elements of the flattened tensor shares a scale; the last block may be shorter. Widening never
 waits for the device; quantising, once when a model is loaded, does.
 """
 
+import ctypes
 import functools
 import math
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rptrain import native
 from rptrain.kernels import reference_quant as reference
 from rptrain.kernels.launch import fused, tl, triton
 
@@ -22,6 +24,7 @@ ALIGNMENT = 256  # bytes: codes and scales in one buffer begin at multiples
 ELEMENTS = 2048  # of a program, in 8 bits
 LANES = 128  # threads of a program, in 4 bits
 WORDS = 4 * LANES  # of 8 codes, of a program
+NATIVE = (torch.bfloat16, torch.float16, torch.float32)  # what quant.c reads
 NO_NUMBER = 255  # the exponent of a scale that is none
 
 
@@ -80,9 +83,7 @@ class Quantised(NamedTuple):
 
     def write(self, w: Tensor) -> None:
         """Quantises weights, as many as these are, of any floating type."""
-        codes, scales = quantize(w, self.format)
-        self.codes.copy_(codes)
-        self.scales.copy_(scales)
+        quantize_into(w, self.codes, self.scales, self.format)
 
     def widen(self, out: Tensor) -> Tensor:
         """`dequantize`."""
@@ -94,9 +95,26 @@ def quantize(w: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
 
     A block of zeros stays zero. The scale of a block that is not all finite is infinite or not a number.
     """
+    codes = torch.empty(fmt.code_bytes(w.numel()), dtype=fmt.code_dtype, device=w.device)
+    scales = torch.empty(fmt.scale_count(w.numel()), dtype=fmt.scale_dtype, device=w.device)
+    quantize_into(w, codes, scales, fmt)
+    return codes, scales
+
+
+def quantize_into(w: Tensor, codes: Tensor, scales: Tensor, fmt: Format) -> None:
+    """`quantize` to where codes and scales belong, both contiguous.
+
+    Contiguous weights on the CPU of at most 32 bits take no memory beside.
+    """
     flat = w.reshape(-1)
-    codes = torch.empty(fmt.code_bytes(flat.numel()), dtype=fmt.code_dtype, device=w.device)
-    scales = torch.empty(fmt.scale_count(flat.numel()), dtype=fmt.scale_dtype, device=w.device)
+    compiled = native.library("rptrain.kernels._quant")
+    if compiled and w.is_cpu and w.dtype in NATIVE:
+        assert codes.is_contiguous() and scales.is_contiguous()
+        assert (len(codes), len(scales)) == (fmt.code_bytes(len(flat)), fmt.scale_count(len(flat)))
+        quantize_here = getattr(compiled, f"quantize_{fmt.name}_{native.SUFFIXES[w.dtype]}")
+        places = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (codes, scales))
+        quantize_here(ctypes.c_void_p(flat.data_ptr()), ctypes.c_int64(len(flat)), *places)
+        return
     for begin in range(0, flat.numel(), CHUNK):
         part = flat[begin : begin + CHUNK].float()
         blocks = F.pad(part, (0, -part.numel() % fmt.block)).view(-1, fmt.block)
@@ -108,7 +126,6 @@ def quantize(w: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
         start = fmt.code_bytes(begin)
         codes[start : start + size] = each.reshape(-1)[:size]
         scales[begin // fmt.block :][: scale.numel()] = scale
-    return codes, scales
 
 
 def dequantize(codes: Tensor, scales: Tensor, fmt: Format, out: Tensor) -> Tensor:

@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from rptrain.errors import UserError
-from rptrain.kernels.quant import FORMATS, MXFP4, Format, Quantised
+from rptrain.kernels.quant import FORMATS, MXFP4, Format, Quantised, quantize_into
 from rptrain.models.adapters import PLACES
 from rptrain.models.freeze import Shape
 from rptrain.models.shards import Stored, read_here
 from rptrain.models.spec import ModelShape, Param
 
 MATRICES = (*PLACES, "experts_gate_up", "experts_down")  # routers, which are small and decide, are not among them
-READ = 1 << 17  # elements that a thread reads and quantises at a time, if a row of blocks has no more
+READ = 1 << 20  # bytes that a thread reads and quantises at a time, if a row of blocks has no more
+QUANTISING = 6 * READ  # bytes that a thread takes beside, at most: what is read, the same turned, and PyTorch's chunks
 
 
 def with_base(spec: Shape, base: str) -> Shape:
@@ -86,15 +87,16 @@ class Piece(NamedTuple):
 def pieces(stored: Stored, target: Quantised, turned: bool) -> Iterator[Piece]:
     """All of a tensor; `turned`: [E, in, out], held as [E, out, in]."""
     fmt, size = target.format, stored.dtype.itemsize
+    most = READ // size
     if not turned:
-        for begin in range(0, target.numel, READ):
-            held = target.part(begin, min(begin + READ, target.numel))
+        for begin in range(0, target.numel, most):
+            held = target.part(begin, min(begin + most, target.numel))
             part = replace(stored, offset=stored.offset + begin * size, shape=(1, held.numel))
             yield Piece(part, held.codes[None], held.scales[None], fmt, False)
         return
     experts, inner, outer = stored.shape
     codes, scales = (x.view(experts, outer, -1) for x in (target.codes, target.scales))
-    inputs = max(READ // outer // fmt.block, 1) * fmt.block
+    inputs = max(most // outer // fmt.block, 1) * fmt.block
     for expert in range(experts):
         for begin in range(0, inner, inputs):
             end = min(begin + inputs, inner)
@@ -110,7 +112,10 @@ def load(piece: Piece) -> None:
     """Reads and quantises it, by the calling thread."""
     values = torch.empty(piece.stored.shape, dtype=piece.stored.dtype)
     read_here(piece.stored, values)
-    fmt, rows = piece.format, (values.T if piece.turned else values).contiguous()
+    if not piece.turned:
+        quantize_into(values, piece.codes[0], piece.scales[0], piece.format)
+        return
+    fmt, rows = piece.format, values.T.contiguous()
     held = Quantised.of(torch.empty(fmt.nbytes(rows.numel()), dtype=torch.uint8), rows.numel(), fmt)
     held.write(rows)
     piece.codes.copy_(held.codes.view(piece.codes.shape))

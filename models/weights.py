@@ -113,7 +113,7 @@ def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int]
     places, stored = _places(spec, units), files.tensors
     whole: list[tuple[Stored, Tensor]] = []
     widened: list[mxfp4.Piece] = []
-    narrowed: list[quantised.Piece] = []
+    narrowed: list[tuple[Stored, Quantised, bool]] = []
     for name, place in places.items():
         target = place.held(view)
         packed = None if name in stored else mxfp4.of(name, stored)
@@ -121,14 +121,14 @@ def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int]
             if packed:
                 whole += quantised.as_stored(*packed, target)
             else:
-                narrowed += quantised.pieces(stored[name], target, place.param.transposed)
+                narrowed.append((stored[name], target, place.param.transposed))
         elif packed:
             widened += mxfp4.pieces(*packed, target)
         else:
             whole.append((stored[name], target))
     read(whole)
     in_parallel(mxfp4.load, widened)
-    in_parallel(quantised.load, narrowed)
+    in_parallel(quantised.load, (piece for each in narrowed for piece in quantised.pieces(*each)))
     if name := not_finite(spec, view, units):
         target = places[name].held(view)
         dtype = target.format.name if isinstance(target, Quantised) else str(target.dtype).removeprefix("torch.")

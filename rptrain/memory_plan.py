@@ -19,7 +19,9 @@ from rptrain.engine.memory import REST, accumulate_dtype, aligned, frozen_bytes
 from rptrain.engine.meter import Measured
 from rptrain.engine.moments import bytes_each, layout
 from rptrain.errors import UserError
+from rptrain.models.quantised import QUANTISING
 from rptrain.models.spec import ModelShape
+from rptrain.parallel import MOST, most_threads
 from rptrain.plan.schedule import Plan, Stage
 from rptrain.planner import LIBRARIES, RunPlan, Workload, least_footprint, make_plan, row_bytes
 from rptrain.rundir import RunDir, forks
@@ -131,7 +133,7 @@ def plan_run(
     workload = Workload.of(config, hardware.machine.card)
     room = hardware.host
     if room is not None:
-        room -= sum(part.nbytes for part in _process(config, workload, hardware))
+        room -= sum(part.nbytes for part in _process(config, spec, workload, hardware))
     run = make_plan(
         spec,
         hardware.machine,
@@ -198,7 +200,7 @@ def state_parts(spec: ModelShape, workload: Workload) -> list[Part]:
     return [*parts, *(Part(name, buffers(kind.itemsize)) for kind in rest.values())]
 
 
-def _process(config: Config, workload: Workload, hardware: Hardware) -> list[Part]:
+def _process(config: Config, spec: ModelShape, workload: Workload, hardware: Hardware) -> list[Part]:
     """What does not depend on the plan, beside the states."""
     indices = workload.micro_batches * (workload.tokens * 3 * 8 + (workload.tokens + 1) * 4)
     parts = [Part("batches under way", (AHEAD + 1) * indices)]
@@ -208,6 +210,8 @@ def _process(config: Config, workload: Workload, hardware: Hardware) -> list[Par
         parts.append(Part("tokenizer", TOKENIZERS))
     if hardware.gpus:
         parts.append(Part("CUDA", CUDA + CUDA_EACH * len(hardware.gpus)))
+    if any(unit.quantised for unit in spec.units):
+        parts.append(Part("quantising", (most_threads() if hardware.here else MOST) * QUANTISING))
     return [*parts, Part("the program and its libraries", hardware.program)]
 
 
@@ -230,7 +234,7 @@ def _host(
             f"{readable(locked)} are to be page-locked, and `ulimit -l` allows {readable(lock)}: where the driver "
             "heeds it, transfers are slower"
         )
-    parts += _process(config, workload, hardware)
+    parts += _process(config, spec, workload, hardware)
     return Place("host memory", "host", tuple(parts), hardware.host, hardware.host_source, tuple(notes))
 
 

@@ -3,9 +3,11 @@
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import TypeVar
 
 MOST = 32  # threads: fewer have all the bandwidth of a host's memory
+AHEAD = 1 << 12  # items that are made before they are begun: a large model has a million
 
 T = TypeVar("T")
 
@@ -15,20 +17,27 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def most_threads() -> int:
+    """How many `in_parallel` has by default."""
+    return min(cores(), MOST)
+
+
 def in_parallel(function: Callable[[T], object], items: Iterable[T], threads: int | None = None) -> None:
     """Calls it on every item, in order, from `threads` threads (default: the cores at hand, MOST at most).
 
-    Raises the first error; items that were not begun by then are left out. Torch's operations have one thread each
-    meanwhile, in the whole process, as each of these threads would begin a pool of its own: to be called by one thread
-    at a time, while no other work is under way.
+    Items are made AHEAD at a time. Raises the first error; items that were not begun by then are left out. Torch's
+    operations have one thread each meanwhile, in the whole process, as each of these threads would begin a pool of its
+    own: to be called by one thread at a time, while no other work is under way.
     """
     import torch  # a run is checked before it is imported
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(threads or min(cores(), MOST)) as pool:
-            for _ in pool.map(function, items):
-                pass
+        with ThreadPoolExecutor(threads or most_threads()) as pool:
+            waiting = iter(items)
+            while some := list(islice(waiting, AHEAD)):
+                for _ in pool.map(function, some):
+                    pass
     finally:
         torch.set_num_threads(before)

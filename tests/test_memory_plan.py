@@ -28,6 +28,9 @@ from rptrain.memory_plan import (
 )
 from rptrain.models import registry
 from rptrain.models.freeze import freeze
+from rptrain.models.lora import LoRA, with_lora
+from rptrain.models.quantised import QUANTISING, with_base
+from rptrain.parallel import most_threads
 from rptrain.plan.machine import CARDS, CPU
 from rptrain.plan.schedule import Plan
 from rptrain.planner import Workload
@@ -194,6 +197,16 @@ def test_loading_takes_nothing_beside_the_buffers_that_were_planned(folder):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert all(kib << 10 < 24 << 20 for kib in found.values()), found
+
+
+def test_what_threads_take_to_quantise_is_planned(folder):
+    config, spec, *_ = planned(folder)
+    narrow = with_base(with_lora(spec, LoRA(r=1)), "nf4")
+    counted = [
+        [part.nbytes for part in plan_run(config, each, devices.here(config.engine))[1].host.parts if part.name == name]
+        for each, name in ((narrow, "quantising"), (spec, "quantising"))
+    ]
+    assert counted == [[QUANTISING * most_threads()], []]
 
 
 @pytest.mark.parametrize("update", ["sync", "async"])

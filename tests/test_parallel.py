@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from rptrain import parallel
 from rptrain.parallel import in_parallel
 
 
@@ -52,3 +53,23 @@ def test_the_first_error_is_raised_once_all_threads_have_ended(three_threads):
     assert threading.active_count() == count
     assert len(begun) < 50
     assert torch.get_num_threads() == 3
+
+
+def test_items_are_made_as_they_are_needed(monkeypatch):
+    """A model has more pieces than there should be in memory."""
+    monkeypatch.setattr(parallel, "AHEAD", 8)
+    made, most = [], []
+
+    def items():
+        for item in range(50):
+            made.append(item)
+            yield item
+
+    got = []
+
+    def call(item):
+        most.append(len(made) - len(got))
+        got.append(item)
+
+    in_parallel(call, items(), threads=2)
+    assert sorted(got) == list(range(50)) and max(most) <= 8

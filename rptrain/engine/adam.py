@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rptrain.engine import moments, native
-from rptrain.engine.native import SUFFIXES, finish
+from rptrain import native
+from rptrain.engine import moments
+from rptrain.native import SUFFIXES, finish
 from rptrain.parallel import cores
 
 CHUNK, LANES = 65536, 512  # as in adam.c

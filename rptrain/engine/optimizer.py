@@ -26,9 +26,9 @@ from rptrain.engine.iteration import Iteration, StepRequest, StepResult
 from rptrain.engine.loss_scale import LossScale
 from rptrain.engine.memory import UnitState
 from rptrain.engine.meter import timed
-from rptrain.engine.native import ended
 from rptrain.engine.snapshot import Snapshot
 from rptrain.models.spec import Unit
+from rptrain.native import ended
 from rptrain.plan.lower import Access
 
 

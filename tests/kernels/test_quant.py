@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers.integrations import mxfp4 as theirs
 
+from rptrain import native
 from rptrain.kernels import quant
 from rptrain.kernels.quant import FORMATS, INT8, MXFP4, NF4, Format, dequantize, dequantize_triton, quantize
 from rptrain.kernels.reference_quant import NF4 as NF4_VALUES
@@ -55,8 +56,29 @@ def test_sizes_are_those_announced(fmt) -> None:
     assert (codes.dtype, scales.dtype) == (fmt.code_dtype, fmt.scale_dtype)
 
 
+@pytest.fixture
+def in_torch(monkeypatch) -> None:
+    monkeypatch.setattr(native, "library", lambda module: None)
+
+
 @formats
-def test_chunks_do_not_change_codes(fmt, monkeypatch) -> None:
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+def test_native_code_gives_the_bits_of_torch(fmt, dtype, monkeypatch) -> None:
+    """Of blocks of all sizes, of zeros, of the least numbers, and where a value lies between two codes."""
+    assert native.library("rptrain.kernels._quant"), "installed without a compiler"
+    sizes = torch.cat((weights(40).mul(8).exp2(), torch.tensor([0.0, 2.0**-149, 2.0**-126, 1e38])))
+    w = torch.cat([weights(512, seed=seed) * size for seed, size in enumerate(sizes)])
+    ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 4, -0.0, -0.25, -0.75, -1.25, -1.75, -2.5, -3.5, -5])
+    halves = torch.arange(-64, 64) + 0.5  # of int8 codes
+    w = torch.cat((w, ties.repeat(8), halves.clamp(-63.5, 127), torch.tensor([127.0]), weights(77)))
+    w[~w.to(dtype).isfinite()] = 1
+    found = quantize(w.to(dtype), fmt)
+    monkeypatch.setattr(native, "library", lambda module: None)
+    assert all(torch.equal(a, b) for a, b in zip(found, quantize(w.to(dtype), fmt), strict=True))
+
+
+@formats
+def test_chunks_do_not_change_codes(fmt, in_torch, monkeypatch) -> None:
     w = weights(1000)
     whole = quantize(w, fmt)
     monkeypatch.setattr(quant, "CHUNK", 256)

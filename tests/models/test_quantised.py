@@ -75,7 +75,7 @@ def test_a_model_without_whole_blocks_is_refused(fresh, tmp_path):
         with_base(with_lora(spec, LoRA()), "mxfp4")
 
 
-@pytest.mark.parametrize("read", [384, 1 << 18])
+@pytest.mark.parametrize("read", [4 * 384, 1 << 20])
 @pytest.mark.parametrize("base", FORMATS)
 @pytest.mark.parametrize("architecture", [DENSE, MOE])
 def test_codes_are_those_of_each_tensor_of_the_checkpoint(stored, monkeypatch, architecture, base, read):
@@ -106,9 +106,9 @@ def test_codes_are_those_of_each_tensor_of_the_checkpoint(stored, monkeypatch, a
 
 @pytest.mark.parametrize(("architecture", "name"), [(DENSE, "down"), ("GptOssForCausalLM", "experts_gate_up")])
 def test_a_thread_reads_a_piece_at_a_time(stored, monkeypatch, architecture, name):
-    """Of READ elements at most, or of one row of blocks where a matrix is turned; together they are the tensor."""
+    """Of READ bytes at most, or of one row of blocks where a matrix is turned; together they are the tensor."""
     directory, tensors = stored(architecture)
-    monkeypatch.setattr(quantised, "READ", 512)
+    monkeypatch.setattr(quantised, "READ", 4 * 512)
     spec = spec_of(directory, "nf4")
     param = next(param for param in spec.units[1].quantised if param.name == name)
     held = Quantised.of(torch.empty(param.nbytes(2), dtype=torch.uint8), param.numel, param.format)
