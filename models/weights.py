@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rptrain.errors import UserError
-from rptrain.kernels.quant import Quantised, finite
+from rptrain.kernels.quant import NF4_DOUBLE, Quantised, finite
 from rptrain.models import mxfp4, quantised
 from rptrain.models.registry import read_config
 from rptrain.models.shards import Stored, read, read_header, write
@@ -114,6 +114,7 @@ def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int]
     whole: list[tuple[Stored, Tensor]] = []
     widened: list[mxfp4.Piece] = []
     narrowed: list[tuple[Stored, Quantised, bool]] = []
+    doubled: list[tuple[Stored, Quantised]] = []
     for name, place in places.items():
         target = place.held(view)
         packed = None if name in stored else mxfp4.of(name, stored)
@@ -121,7 +122,10 @@ def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int]
             if packed:
                 whole += quantised.as_stored(*packed, target)
             else:
-                narrowed.append((stored[name], target, place.param.transposed))
+                if target.format is NF4_DOUBLE:
+                    doubled.append((stored[name], target))
+                else:
+                    narrowed.append((stored[name], target, place.param.transposed))
         elif packed:
             widened += mxfp4.pieces(*packed, target)
         else:
@@ -129,6 +133,7 @@ def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int]
     read(whole)
     in_parallel(mxfp4.load, widened)
     in_parallel(quantised.load, (piece for each in narrowed for piece in quantised.pieces(*each)))
+    in_parallel(lambda each: quantised.load_whole(*each), sorted(doubled, key=lambda each: -each[1].numel))
     if name := not_finite(spec, view, units):
         target = places[name].held(view)
         dtype = target.format.name if isinstance(target, Quantised) else str(target.dtype).removeprefix("torch.")
@@ -152,7 +157,7 @@ def not_finite(spec: ModelSpec, view: Held, units: Collection[int] | None = None
 
     places = _places(spec, units)
     held = ((name, place.held(view)) for name, place in places.items())
-    whole = ((name, target.scales if isinstance(target, Quantised) else target.view(-1)) for name, target in held)
+    whole = ((name, target.bounds if isinstance(target, Quantised) else target.view(-1)) for name, target in held)
     in_parallel(look, ((name, piece) for name, tensor in whole for piece in tensor.split(CHECKED)))
     return next((name for name in places if name in found), None)
 
@@ -173,9 +178,10 @@ def initialise(spec: ModelSpec, view: Held, seed: int, units: Collection[int] | 
         digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
         if isinstance(target, Quantised):
-            for begin in range(0, target.numel, DRAWN):
-                held = target.part(begin, min(begin + DRAWN, target.numel))
-                held.write(_drawn(held.numel, place.param, generator))
+            with target.filled() as first:
+                for begin in range(0, first.numel, DRAWN):
+                    held = first.part(begin, min(begin + DRAWN, first.numel))
+                    held.write(_drawn(held.numel, place.param, generator))
             return
         for piece in target.view(-1).split(DRAWN):
             piece.copy_(_drawn(len(piece), place.param, generator))

@@ -19,7 +19,7 @@ from rptrain.engine.memory import REST, accumulate_dtype, aligned, frozen_bytes
 from rptrain.engine.meter import Measured
 from rptrain.engine.moments import bytes_each, layout
 from rptrain.errors import UserError
-from rptrain.models.quantised import QUANTISING
+from rptrain.models.quantised import loading_bytes
 from rptrain.models.spec import ModelShape
 from rptrain.parallel import MOST, most_threads
 from rptrain.plan.schedule import Plan, Stage
@@ -210,8 +210,8 @@ def _process(config: Config, spec: ModelShape, workload: Workload, hardware: Har
         parts.append(Part("tokenizer", TOKENIZERS))
     if hardware.gpus:
         parts.append(Part("CUDA", CUDA + CUDA_EACH * len(hardware.gpus)))
-    if any(unit.quantised for unit in spec.units):
-        parts.append(Part("quantising", (most_threads() if hardware.here else MOST) * QUANTISING))
+    if each := loading_bytes(spec):
+        parts.append(Part("quantising", each * (most_threads() if hardware.here else MOST)))
     return [*parts, Part("the program and its libraries", hardware.program)]
 
 

@@ -317,7 +317,7 @@ class Trainer:
         frozen.fill(job.spec, self._store.held, job.files, seed, fresh)
         if job.spec.frozen:
             flats = [(state.unit, state.params[0]) for state in self._store.units if not state.unit.trainable]
-            base = "bf16" if job.config.adapters is None else job.config.adapters.base
+            base = "bf16" if job.config.adapters is None else job.config.adapters.base_format
             self._frozen = frozen.describe(flats, job.config.train.freeze, seed, job.files is None, base)
         if checkpoint is None:
             if job.begin is not None:

@@ -10,7 +10,7 @@ from rptrain import metrics
 from rptrain.checkpoint.export import export
 from rptrain.errors import UserError
 from rptrain.generate import generate_text
-from rptrain.kernels.quant import INT8, NF4, dequantize, quantize
+from rptrain.kernels.quant import INT8, NF4, NF4_DOUBLE, dequantize, quantize
 
 from . import run_tools as tools
 
@@ -61,6 +61,25 @@ def test_merging_and_answers_start_from_the_base_that_was_trained_on(folder, bas
     assert answers[0] == answers[1] != generate_text(folder / "model", *ASKED)
 
 
+def test_scales_in_8_bits_in_a_run(tmp_path):
+    """Resumed to the same bits, and merged; other weights than with wide scales."""
+    folder = tmp_path
+    tools.write_model(folder / "model", hidden_size=128, intermediate_size=128)
+    double = (*NARROW, "lora.double_quant=true")
+    wide, run = tools.train_here(folder, *NARROW), tools.train_here(folder, *double, "log.run_name=double")
+    assert tools.steps(wide)[1] != tools.steps(run)[1]
+    more = (f"save.resume={run.checkpoint_path(2)}", "log.run_name=more")
+    assert tools.state(tools.train_here(folder, *double, *more)) == tools.state(run)
+    with pytest.raises(UserError, match=r"lora\.double_quant was True, is False"):
+        tools.train_here(folder, *NARROW, *more, "log.run_name=other")
+    after = load_file(export(run.path, folder / "merged", merge=True) / "model.safetensors")
+    name = "model.layers.0.mlp.gate_proj"
+    adapter = load_file(run.model_path / "adapter_model.safetensors")
+    low, high = (adapter[f"base_model.model.{name}.lora_{end}.weight"] for end in "AB")
+    base = widened(load_file(folder / "model/model.safetensors")[f"{name}.weight"], NF4_DOUBLE)
+    torch.testing.assert_close(after[f"{name}.weight"], base + 2 * high @ low, rtol=1e-6, atol=1e-6)
+
+
 def test_questions_are_asked_of_the_widened_weights(folder):
     run = tools.train_here(folder, *NARROW, "eval.questions=3", "train.max_steps=2")
     assert len(tools.events(run, metrics.Evaluation)) == 2
@@ -82,7 +101,10 @@ def test_plan_shows_the_base_and_counts_its_bytes(folder):
         assert found["model"]["base"] == base
         (sizes[base],) = (p["nbytes"] for p in found["memory"][0]["parts"] if p["name"].startswith("frozen weights"))
     matrices = 28 * 2048 * (2 * 2048 + 2 * 1024 + 3 * 6144)
-    for base, each in (("nf4", 0.5625), ("mxfp4", 0.53125), ("int8", 1.03125)):
+    double = json.loads(tools.invoke(*given, "lora.base=nf4", "lora.double_quant=true", "--json").output)
+    assert double["model"]["base"] == "nf4-double"
+    (sizes["double"],) = (p["nbytes"] for p in double["memory"][0]["parts"] if p["name"].startswith("frozen weights"))
+    for base, each in (("nf4", 0.5625), ("double", 0.5 + 264 / 2**14), ("mxfp4", 0.53125), ("int8", 1.03125)):
         assert sizes["bf16"] - sizes[base] == pytest.approx((2 - each) * matrices, abs=28 * 4096)
     text = tools.invoke(*given, "lora.base=nf4").output
     assert "bfloat16, the base in nf4" in text and "frozen weights, matrices in nf4" in text
@@ -94,6 +116,7 @@ def test_mistakes_end_with_2(folder):
         ("train.method=full", "`lora.base`: only weights that stay can be held in 4 or 8 bits"),
         ("lora.base=mxfp4", 'no matrix of this model consists of whole blocks of mxfp4; use "bf16"'),
         ("lora.base=nf5", "lora.base"),
+        ("lora.double_quant=yes", "`lora.double_quant`"),
     ):
         result = tools.invoke("--config", folder / "run.toml", "lora.base=nf4", override)
         assert result.exit_code == 2 and message in result.output, result.output

@@ -5,10 +5,11 @@ from tests.kernels.compiling import Variant
 
 
 def _4bit(fmt: quant.Format, out: str, words: bool) -> Variant:
-    scales = "*u8" if fmt is quant.MXFP4 else "*fp32"
-    signature = {"codes": "*u8", "scales": scales, "table": "*fp32", "numel": "i64", "out": out}
+    scales = "*fp32" if fmt is quant.NF4 else "*u8"
+    tables = {"table": "*fp32", "scale_table": "*fp32"}
+    signature = {"codes": "*u8", "scales": scales, **tables, "numel": "i64", "out": out}
     constants = quant.constants(fmt, words)
-    options = {"num_warps": constants.pop("num_warps")}
+    options = {name: constants.pop(name) for name in ("num_warps", "enable_fp_fusion")}
     return Variant(quant._4bit_kernel, signature, constants, options)
 
 
@@ -20,6 +21,7 @@ def _int8(out: str) -> Variant:
 
 VARIANTS = [
     *(_4bit(quant.NF4, out, words) for out in ("*bf16", "*fp32") for words in (True, False)),
+    *(_4bit(quant.NF4_DOUBLE, out, True) for out in ("*bf16", "*fp32")),
     *(_4bit(quant.MXFP4, out, words) for out in ("*bf16", "*fp32") for words in (True, False)),
     *(_int8(out) for out in ("*bf16", "*fp32")),
 ]

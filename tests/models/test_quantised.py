@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from rptrain.engine.memory import ModelStore
 from rptrain.errors import UserError
-from rptrain.kernels.quant import FORMATS, Quantised, quantize
+from rptrain.kernels.quant import FORMATS, NF4, NF4_DOUBLE, Quantised, quantize
 from rptrain.models import quantised, registry, weights
 from rptrain.models.lora import LoRA, with_lora, without_adapters
 from rptrain.models.quantised import with_base
@@ -20,7 +20,7 @@ def stored(fresh, tmp_path):
     """A directory with a model's float32 checkpoint, and its tensors."""
 
     def store(architecture, **changes):
-        model = fresh(architecture, **SIZES, **changes)
+        model = fresh(architecture, **SIZES | changes)
         for params in model.params:
             for tensor in params.values():
                 tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(tensor.numel())))
@@ -102,6 +102,35 @@ def test_codes_are_those_of_each_tensor_of_the_checkpoint(stored, monkeypatch, a
                     assert torch.equal(rows, expected), part.key
                     start += tensor.numel()
     assert quantised_elements > 0
+
+
+def test_scales_in_8_bits_are_those_of_each_tensor_of_the_checkpoint(stored, monkeypatch):
+    """Where it has whole groups of them: `k_proj` here has no 16,384 weights."""
+    directory, tensors = stored(DENSE, hidden_size=128, intermediate_size=256, num_attention_heads=8)
+    monkeypatch.setattr(quantised, "READ", 4 << 14)
+    with loaded(directory, "nf4-double") as store:
+        params = {param.name: param for param in store.spec.units[1].quantised}
+        assert {name: param.format for name, param in params.items()} == {
+            "qkv": NF4,
+            "o": NF4_DOUBLE,
+            "gate_up": NF4_DOUBLE,
+            "down": NF4_DOUBLE,
+        }
+        start = 0
+        for part in params["gate_up"].parts:
+            codes, scales = quantize(tensors[part.key], NF4_DOUBLE)
+            held = store.units[1].quantised["gate_up"].part(start, start + tensors[part.key].numel())
+            start += tensors[part.key].numel()
+            assert torch.equal(held.codes, codes) and torch.equal(held.scales, scales)
+        assert quantised.loading_bytes(store.spec) == quantised.QUANTISING + 256 * 128 // 64 * 4
+        weights.initialise(store.spec, store.held, 1)
+        assert store.view(1, "down").float().std().item() == pytest.approx(
+            store.spec.config["initializer_range"], rel=0.1
+        )
+    tensors[params["down"].parts[0].key][3, 5] = float("nan")
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(UserError, match="infinite or not numbers in nf4-double"):
+        loaded(directory, "nf4-double")
 
 
 @pytest.mark.parametrize(("architecture", "name"), [(DENSE, "down"), ("GptOssForCausalLM", "experts_gate_up")])
