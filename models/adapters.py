@@ -1,15 +1,16 @@
 """The low-rank adapters of a block's product: what they compute, and what that costs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from rptrain.kernels.dora import TOKENS, magnitude_backward, rescale, row_norms
 from rptrain.kernels.dropout import Dropout
 from rptrain.kernels.linear import linear_backward_input
-from rptrain.kernels.lora import add_lora, lora_backward_input, lora_backward_weights
+from rptrain.kernels.lora import add_lora, lora_backward_input, lora_backward_weights, parts
 from rptrain.kernels.reference import wide
 from rptrain.models.spec import Grads, MicroBatch, Params
 from rptrain.plan.costs import Work, scaled
@@ -93,6 +94,16 @@ class Adapters(Factors):
     def norms(self, p: Params, weight: Tensor) -> Tensor:
         """The lengths of the rows of the product's weight with its adapters, [the parts' widths]."""
         return row_norms(weight, p[self.a], self._b(p), self.starts, self.scale)
+
+    def norms_by_rows(self, p: Params, weight: Callable[[int, int], Tensor], step: int) -> Tensor:
+        """`norms`, of at most `step` rows at a time, which `weight` gives by the first and behind the last."""
+        found = []
+        for rows, ranks, columns in parts(self._b(p), self.starts):
+            for first in range(rows.start, rows.stop, step):
+                some = weight(first, min(first + step, rows.stop))
+                begin = first - rows.start
+                found.append(row_norms(some, p[self.a][ranks], (columns[begin : begin + len(some)],), (0,), self.scale))
+        return torch.cat(found)
 
     def merge(self, p: Params, weight: Tensor) -> None:
         """Adds what the adapters do to the product's weight, which `p` need not hold; all of one type."""

@@ -26,8 +26,9 @@ from rptrain.models.lora_modules import (
     saved_modules,
 )
 from rptrain.models.moe import MoEBlock
+from rptrain.models.quantised import rows, rows_each
 from rptrain.models.spec import Layer, ModelShape, ModelSpec, Param, Part, Unit
-from rptrain.models.weights import View
+from rptrain.models.weights import Held, View
 from rptrain.parallel import in_parallel
 
 A, B, MAGNITUDE = ENDS = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
@@ -110,15 +111,25 @@ def without_adapters(spec: ModelSpec) -> ModelSpec:
     return replace(spec, units=spec.units[: adapter_units(spec).start], layers=tuple(layers))
 
 
-def set_magnitudes(spec: ModelSpec, view: View) -> None:
-    """Begins DoRA's magnitudes at the lengths of the rows that they scale, as PEFT does; all else must be there."""
+def set_magnitudes(spec: ModelSpec, held: Held) -> None:
+    """Begins DoRA's magnitudes at the lengths of the rows that they scale, as PEFT does; all else must be there.
+
+    A thread widens some rows at a time, within quantised.QUANTISING.
+    """
 
     def begin(item: tuple[Layer, Adapters]) -> None:
         layer, adapters = item
         *own, last = layer.units
-        params = {name: view(last, name) for name in adapters.params}
+        params = {name: tensor for name in adapters.params if isinstance(tensor := held(last, name), Tensor)}
+        magnitudes = params[adapters.magnitude]
         unit = next(unit for unit in own for param in spec.units[unit].params if param.name == adapters.name)
-        params[adapters.magnitude].copy_(adapters.norms(params, view(unit, adapters.name)))
+        weight = held(unit, adapters.name)
+        step = rows_each(weight, adapters.inputs)
+        magnitudes.copy_(
+            adapters.norms_by_rows(
+                params, lambda start, stop: rows(weight, adapters.inputs, start, stop, magnitudes.dtype), step
+            )
+        )
 
     in_parallel(
         begin,

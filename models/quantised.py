@@ -7,7 +7,7 @@ tensor, one of MXFP4 consecutive inputs of one output.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import prod
+from math import gcd, prod
 from typing import NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from rptrain.models.spec import ModelShape, Param
 
 MATRICES = (*PLACES, "experts_gate_up", "experts_down")  # routers, which are small and decide, are not among them
 READ = 1 << 20  # bytes that a thread reads and quantises at a time, if a row of blocks has no more
+WIDENED = 1 << 18  # elements of rows that a thread widens at a time
 QUANTISING = 6 * READ  # bytes that a thread takes beside, at most: what is read, the same turned, and PyTorch's chunks
 
 
@@ -72,6 +73,21 @@ def readable(spec: ModelShape, held: Callable[[int, str], Tensor | Quantised]) -
         return param.widened(found.widen(torch.empty(param.numel, dtype=embed.dtype)))
 
     return view
+
+
+def rows_each(weight: Tensor | Quantised, inputs: int) -> int:
+    """How many rows of a matrix `rows` is to be asked of at a time: whole blocks, about WIDENED elements."""
+    block = weight.format.block if isinstance(weight, Quantised) else 1
+    least = block // gcd(block, inputs)
+    return max(WIDENED // inputs // least, 1) * least
+
+
+def rows(weight: Tensor | Quantised, inputs: int, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+    """Rows [start, stop), whole blocks, of a matrix with so many columns, widened where it is quantised."""
+    if not isinstance(weight, Quantised):
+        return weight[start:stop]
+    part = weight.part(start * inputs, stop * inputs)
+    return part.widen(torch.empty(part.numel, dtype=dtype)).view(stop - start, inputs)
 
 
 class Piece(NamedTuple):

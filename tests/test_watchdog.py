@@ -3,8 +3,10 @@
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 from rptrain import metrics
+from rptrain.engine.cuda import CudaStream
 from rptrain.engine.stage_pass import StagePass
 from rptrain.rundir import RunDir
 from rptrain.watchdog import Watchdog
@@ -31,6 +33,16 @@ def test_a_hanging_computation_is_told_and_the_run_goes_on(tmp_path, monkeypatch
     text = Path(stalled.path).read_text()
     assert "compute stream: has work" in text and "thread optimizer\n" in text and "in hangs" in text
     assert run.finished
+
+
+def test_a_stream_is_left_alone_while_it_is_captured():
+    """A query would break the capture: the stream counts as idle until then."""
+    stream = CudaStream.__new__(CudaStream)
+    stream._capturing, stream._stream = threading.Lock(), Mock(query=Mock(return_value=False))
+    with stream._capturing:
+        assert not stream.busy()
+    stream._stream.query.assert_not_called()
+    assert stream.busy() and not stream._capturing.locked()
 
 
 def test_each_stall_is_told_once(tmp_path):

@@ -18,7 +18,7 @@ from rptrain.errors import UserError
 from rptrain.models import registry, weights
 from rptrain.models.freeze import freeze
 from rptrain.models.lora import adapter_units, set_magnitudes, with_lora, without_adapters
-from rptrain.models.quantised import readable, with_base
+from rptrain.models.quantised import with_base
 from rptrain.models.shards import as_bytes
 from rptrain.models.spec import ModelSpec, Unit
 from rptrain.parallel import in_parallel
@@ -88,4 +88,4 @@ def fill(
     if files is not None:
         weights.load(files, spec, view, [unit for unit in units if unit not in drawn])
     if not set(units).isdisjoint(adapter_units(spec)):
-        set_magnitudes(spec, readable(spec, view))
+        set_magnitudes(spec, view)

@@ -1,5 +1,6 @@
 """A GPU as a device: five CUDA streams, captured graphs, memory from the framework's allocator under a limit."""
 
+import threading
 import time
 from collections.abc import Callable, Hashable
 from contextlib import ExitStack, suppress
@@ -21,6 +22,7 @@ class CudaStream:
     def __init__(self, device: "CudaDevice", pool: torch.cuda.MemPool | None = None) -> None:
         self._device, self._pool = device, pool
         self._stream = torch.cuda.Stream(device.torch_device)
+        self._capturing = threading.Lock()  # held during a capture
 
     def run(self, where: str, work: Callable[[], object]) -> None:
         if self._device.probe is not None:
@@ -39,7 +41,7 @@ class CudaStream:
         assert self._pool is not None
         pool: Any = self._pool.id
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
+        with self._capturing, torch.cuda.stream(self._stream):
             graph.capture_begin(pool=pool, capture_error_mode="relaxed")
             with ExitStack() as failed:
                 failed.callback(_abandon, graph)
@@ -62,7 +64,13 @@ class CudaStream:
         return event
 
     def busy(self) -> bool:
-        return not self._stream.query()
+        """False during a capture, which a query would break: CUDA refuses both then."""
+        if not self._capturing.acquire(blocking=False):
+            return False
+        try:
+            return not self._stream.query()
+        finally:
+            self._capturing.release()
 
     def mark(self) -> Mark:
         event = torch.cuda.Event(enable_timing=True)

@@ -83,7 +83,8 @@ class OptimizerWorker:
         return self._where
 
     def snapshot(self) -> Snapshot:
-        """The state after the last step; to be called while no step is under way."""
+        """The state after the last step; to be called while no step is under way, and once the last was released."""
+        assert self._snapshot is None or self._snapshot.released, "one snapshot at a time"
         order = self._update_order()
         self._snapshot = Snapshot(self._context.board, self._snapshots, order, self.applied, self.loss_scale)
         self._snapshots += 1

@@ -31,6 +31,11 @@ class Snapshot:
                 self._held.discard(unit)
                 self._board.publish(("saved", unit), self._number)
 
+    @property
+    def released(self) -> bool:
+        """Whether all units are."""
+        return not self._held
+
     def wait(self, unit: int) -> None:
         """Blocks until the unit was released: for the optimizer, ahead of an update. Raises Aborted."""
         began = time.perf_counter()

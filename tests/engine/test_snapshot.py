@@ -86,6 +86,21 @@ def test_a_save_that_fails_releases_every_unit(tmp_path):
     assert isinstance(failure[0], FileExistsError)
 
 
+def test_two_snapshots_at_once_are_refused():
+    """The first would be written over: updates wait for the last one only."""
+    batches = plain.make_batches(1)
+    with runs.make_store(CFG, torch.float32, asynchronous=False) as store:
+        tokens = batches[0].rows * batches[0].length
+        with runs.engine_of(store, PLAN, tokens=tokens, asynchronous=False) as engine:
+            go_on(engine, batches)
+            with engine.snapshot() as first:
+                first.release(0)
+                with pytest.raises(AssertionError, match="one snapshot at a time"):
+                    engine.snapshot()
+            with engine.snapshot():
+                pass
+
+
 def test_a_failure_ends_the_wait_for_a_unit():
     def probe(where):
         if "FB4-4" in where and where.endswith("micro-batch 2") and armed.is_set():

@@ -8,7 +8,7 @@ from rptrain.engine.memory import ModelStore
 from rptrain.errors import UserError
 from rptrain.kernels.quant import FORMATS, NF4, NF4_DOUBLE, Quantised, quantize
 from rptrain.models import quantised, registry, weights
-from rptrain.models.lora import LoRA, with_lora, without_adapters
+from rptrain.models.lora import LoRA, set_magnitudes, with_lora, without_adapters
 from rptrain.models.quantised import with_base
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
@@ -155,6 +155,28 @@ def test_values_that_are_no_numbers_are_refused(stored, base):
     save_file(tensors, directory / "model.safetensors")
     with pytest.raises(UserError, match=rf"{name} holds values that are infinite or not numbers in {base}"):
         loaded(directory, base)
+
+
+@pytest.mark.parametrize("base", ["bf16", "nf4", "mxfp4", "int8"])
+def test_dora_begins_with_a_few_widened_rows_at_a_time(stored, monkeypatch, base):
+    """And at the lengths of all of them."""
+    spec = spec_of(stored(DENSE, hidden_size=96, intermediate_size=128)[0], base, use_dora=True)
+    store, widened = ModelStore(spec, torch.bfloat16, generations=1), []
+    weights.initialise(spec, store.held, 1)
+    widen = Quantised.widen
+    monkeypatch.setattr(Quantised, "widen", lambda held, out: widened.append(out.numel()) or widen(held, out))
+    monkeypatch.setattr(quantised, "WIDENED", 1 << 10)
+    set_magnitudes(spec, store.held)
+    assert all(numel <= 1 << 10 for numel in widened)
+    assert bool(widened) == (base != "bf16")
+    monkeypatch.undo()
+    for layer in spec.layers:
+        own, last = layer.units[:-1], layer.units[-1]
+        for adapters in layer.adapters:
+            params = {name: store.view(last, name) for name in adapters.params}
+            (unit,) = (unit for unit in own for param in spec.units[unit].params if param.name == adapters.name)
+            expected = adapters.norms(params, store.view(unit, adapters.name))
+            assert torch.equal(params[adapters.magnitude], expected), adapters.name
 
 
 @pytest.mark.parametrize("base", FORMATS)
