@@ -19,6 +19,7 @@ from rptrain.models.registry import read_config
 from rptrain.models.shards import Stored, read, read_header, write
 from rptrain.models.spec import ModelSpec, Param, Part
 from rptrain.parallel import in_parallel
+from rptrain.reading import Stamp
 
 View = Callable[[int, str], Tensor]  # a parameter on the host by unit index and name, to read or to fill
 Held = Callable[[int, str], Tensor | Quantised]  # the same as it is held
@@ -37,6 +38,7 @@ class WeightFiles:
 
     directory: Path
     tensors: Mapping[str, Stored]
+    stamps: Mapping[Path, Stamp]  # of its files, from before their headers were read
 
     @property
     def num_bytes(self) -> int:
@@ -82,7 +84,9 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     places = _places(spec)
     packed = {name for place in places.values() for name in place.packed}
     stored: dict[str, Stored] = {}
+    stamps: dict[Path, Stamp] = {}
     for file in _files(directory):
+        stamps[file] = Stamp.of(file)
         for name, tensor in read_header(file, packed).items():
             if name in stored:
                 raise UserError(f"{name} is in both {stored[name].file} and {file}: fetch the weights again")
@@ -102,7 +106,7 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     if problems := missing + extra + shapes + sorted(wide):
         shown = problems[:20] + ([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])
         raise UserError(f"the weights in {directory} do not fit its config.json:\n- " + "\n- ".join(shown))
-    return WeightFiles(directory, {name: stored[name] for name in wanted})
+    return WeightFiles(directory, {name: stored[name] for name in wanted}, stamps)
 
 
 def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int] | None = None) -> None:

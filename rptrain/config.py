@@ -45,6 +45,8 @@ class Model(Section):
     """the type of the weights"""
     init: Literal["auto", "random"] = "auto"
     """"random" draws new weights; "auto" does so only where the preset has none"""
+    hold: Literal["memory", "map"] = "memory"
+    """"map": weights that stay as they are are read from the model's files whenever a GPU needs them"""
 
 
 class TrainSet(Section):
@@ -335,6 +337,17 @@ class Config(Section):
         ):
             if given != default:
                 raise _mistake(key, 'this is for model.dtype = "float16": remove it, or set model.dtype')
+        return self
+
+    @model_validator(mode="after")
+    def _hold(self) -> "Config":
+        if self.model.hold == "memory":
+            return self
+        if self.adapters is None and not self.train.freeze:
+            raise _mistake("model.hold", 'only weights that stay can be mapped: add a [lora] table, or use "memory"')
+        if self.lora is not None and self.lora.base in ("nf4", "int8"):
+            message = f'no file holds {self.lora.base}, so it cannot be mapped: use "bf16", or model.hold = "memory"'
+            raise _mistake("lora.base", message)
         return self
 
     @model_validator(mode="after")

@@ -24,6 +24,7 @@ from rptrain.errors import UserError
 from rptrain.memory_plan import MemoryPlan, plan_run
 from rptrain.models import registry, weights
 from rptrain.models.lora import without_adapters
+from rptrain.models.mapped import pieces
 from rptrain.models.spec import ModelSpec
 from rptrain.plan.estimate import estimate
 from rptrain.planner import DTYPES, RunPlan
@@ -94,10 +95,7 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     """
     model_dir, spec = training_model(config)
     hardware = hardware or here(config.engine)
-    files = None
-    stored = any(model_dir.glob("*.safetensors")) or not _is_preset(model_dir)
-    if (weights_needed or spec.frozen) and config.model.init == "auto" and stored:
-        files = weights.check(model_dir, without_adapters(spec))
+    files = find_files(config, model_dir, spec) if weights_needed or spec.frozen else None
     begin = _adapter_to_begin_with(config, spec) if weights_needed and files is not None else None
     _warn_of_idle(config, hardware.devices)
     tokenizer = _tokenizer(config, model_dir)
@@ -218,6 +216,23 @@ def _plan(config: Config, spec: ModelSpec, hardware: Hardware) -> tuple[RunPlan,
 
 def _is_preset(model_dir: Path) -> bool:
     return model_dir.parent == registry.PRESETS
+
+
+def find_files(config: Config, model_dir: Path, spec: ModelSpec) -> weights.WeightFiles | None:
+    """The model's weights; None where they are to be random. UserError where they do not fit it, or cannot be mapped
+    and are to be.
+    """
+    files = None
+    if config.model.init == "auto" and (any(model_dir.glob("*.safetensors")) or not _is_preset(model_dir)):
+        files = weights.check(model_dir, without_adapters(spec))
+    if config.model.hold == "map" and files is None:
+        raise UserError(
+            f'model.hold = "map" needs files, and {config.model.path} begins with random weights, as every model in '
+            '`rptrain bench`: use model.hold = "memory"'
+        )
+    if config.model.hold == "map" and files is not None:
+        pieces(files, spec, DTYPES[config.model.dtype])
+    return files
 
 
 def _warn_of_idle(config: Config, devices: int) -> None:

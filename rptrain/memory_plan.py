@@ -18,7 +18,9 @@ from rptrain.engine.footprint import Footprint, Shapes, stage_bytes, stage_parts
 from rptrain.engine.memory import REST, accumulate_dtype, aligned, frozen_bytes
 from rptrain.engine.meter import Measured
 from rptrain.engine.moments import bytes_each, layout
+from rptrain.engine.staging import staging_bytes
 from rptrain.errors import UserError
+from rptrain.models.mapped import mapped_units
 from rptrain.models.quantised import loading_bytes
 from rptrain.models.spec import ModelShape
 from rptrain.parallel import MOST, most_threads
@@ -133,7 +135,8 @@ def plan_run(
     workload = Workload.of(config, hardware.machine.card)
     room = hardware.host
     if room is not None:
-        room -= sum(part.nbytes for part in _process(config, spec, workload, hardware))
+        fixed = [*_process(config, spec, workload, hardware), *_staging(spec, workload, hardware)]
+        room -= sum(part.nbytes for part in fixed)
     run = make_plan(
         spec,
         hardware.machine,
@@ -189,7 +192,8 @@ def state_parts(spec: ModelShape, workload: Workload) -> list[Part]:
 
     formats = sorted({param.format.name for unit in spec.units for param in unit.quantised if param.format})
     name = f"frozen weights, matrices in {' and '.join(formats)}" if formats else "frozen weights"
-    parts = [Part(name, frozen_bytes(spec, workload.dtype))] if spec.frozen else []
+    held = frozen_bytes(spec, workload.dtype, mapped=workload.mapped)
+    parts = [Part(name, held)] if held else []
     parts += [
         Part("weights" if generations == 1 else f"weights, {generations} generations", generations * buffers(itemsize)),
         Part("gradients, summed over rounds" if rounds else "gradients", buffers(grad)),
@@ -198,6 +202,13 @@ def state_parts(spec: ModelShape, workload: Workload) -> list[Part]:
     rest = REST.get(workload.dtype, {})
     name = "rest of the float32 weights" if "remainder" in rest else "float32 weights"
     return [*parts, *(Part(name, buffers(kind.itemsize)) for kind in rest.values())]
+
+
+def _staging(spec: ModelShape, workload: Workload, hardware: Hardware) -> list[Part]:
+    """What mapped weights go through. They themselves are page cache, which the system takes back when it needs it."""
+    if not (workload.mapped and mapped_units(spec)):
+        return []
+    return [Part("buffers of mapped weights", staging_bytes(spec, workload.dtype, hardware.devices))]
 
 
 def _process(config: Config, spec: ModelShape, workload: Workload, hardware: Hardware) -> list[Part]:
@@ -220,12 +231,16 @@ def _host(
 ) -> Place:
     rows = row_bytes(spec, workload)
     parts = [*state_parts(spec, workload), Part("activations between stages", activations)]
+    parts += _staging(spec, workload, hardware)
     locked = sum(part.nbytes for part in parts)
     if rows:
         parts.append(Part("sums of the embedding's gradient", rows))
     if workers:
         parts.append(Part(f"memory of {hardware.devices} CPU workers", workers))
     notes = []
+    if workload.mapped:
+        mapped = frozen_bytes(spec, workload.dtype) - frozen_bytes(spec, workload.dtype, mapped=True)
+        notes.append(f"{readable(mapped)} of weights stay in the model's files, and are not counted")
     if any(source.path != RANDOM for source in config.data.train):
         notes.append("the data is not read: its tokens stay on the disk; up to 100 bytes a sample are not counted")
     lock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]

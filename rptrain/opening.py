@@ -7,10 +7,15 @@ from rptrain.engine.loss_scale import UNSCALED, LossScale
 from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter
 from rptrain.job import Job
+from rptrain.models.mapped import MappedWeights
 
 
 def open_store(job: Job) -> ModelStore:
-    """The host's memory for the job's model, filled with zeros."""
+    """The host's memory for the job's model, filled with zeros, and what of it stays in files."""
+    mapped = None
+    if job.config.model.hold == "map":
+        assert job.files is not None
+        mapped = MappedWeights(job.files, job.spec, job.dtype)
     return ModelStore(
         job.spec,
         job.dtype,
@@ -18,6 +23,7 @@ def open_store(job: Job) -> ModelStore:
         wide_grad=job.plan.plan.rounds > 1,
         moments=job.config.optim.moments,
         lock=job.devices[0].startswith("cuda"),
+        mapped=mapped,
     )
 
 

@@ -12,6 +12,8 @@ As JSON: one object with these keys, which stay. Times are in seconds, sizes in 
                  tokens_per_second, bubble, source; null without a plan
     roofline     ridge, blocks (name, layers, forward, backward: operations a byte), limit (null: copies and updates
                  hide; "up", "down", "optimizer" or "together"), loss, stages; null without a plan or GPUs
+    reading      with model.hold = "map", mapped, bytes_per_step, room (of free memory for files; null: not known), rate
+                 (of the disk), seconds (of reading a step's bytes), limits; null without it, or a plan
     memory       places (kind, name, parts of name and nbytes, total, limit, source, fits, notes); without a plan the
                  least that any plan takes
     advice       remedies (changes by key, saves by kind of memory), missing (by kind of memory)
@@ -29,8 +31,9 @@ from rptrain.config import Config
 from rptrain.config_source import Resolved, resolve
 from rptrain.data.preview import Preview, preview
 from rptrain.devices import Hardware
+from rptrain.disk_reading import DiskReading, disk_reading
 from rptrain.errors import UserError
-from rptrain.job import prepare_data
+from rptrain.job import find_files, prepare_data
 from rptrain.machine_flags import MachineFlags
 from rptrain.memory_plan import MemoryPlan, going_on, least_memory, plan_run
 from rptrain.models.block import BlockShape
@@ -72,6 +75,7 @@ class PlanReport:
     source: str  # what the times come from
     blocks: tuple[BlockIntensity, ...]
     verdict: Verdict | None
+    reading: DiskReading | None
 
     @property
     def fits(self) -> bool:
@@ -139,6 +143,7 @@ class PlanReport:
             "step": config.step_sizes(),
             "plan": plan,
             "roofline": roofline,
+            "reading": self.reading and self.reading.to_dict(),
             "memory": [place.to_dict() for place in self.memory.places],
             "advice": self.advice.to_dict(),
         }
@@ -153,14 +158,15 @@ def report_on(resolved: Resolved, flags: MachineFlags) -> PlanReport:
     """Plans for a config that was read already."""
     config = resolved.config
     hardware = flags.machine(config)
-    spec = training_model(config)[1]
+    model_dir, spec = training_model(config)
+    files = find_files(config, model_dir, spec) if config.model.hold == "map" and hardware.here else None
     found = _unfinished(resolved) if hardware.here else None
     hardware = going_on(hardware, found)
     if found is not None:
         config = automatic.recorded(config, found[0].config())
     config = automatic.settle_on(config, spec, hardware)
     used = hardware.first(config.round_size)
-    measured = problem = run = verdict = None
+    measured = problem = run = verdict = reading = None
     if found is not None and config.engine.replan:
         measured = load(found[0].path, Conditions.of(config, spec, used.names))
     try:
@@ -172,6 +178,9 @@ def report_on(resolved: Resolved, flags: MachineFlags) -> PlanReport:
         problem, memory = str(error), least_memory(config, spec, hardware)
     if run is not None and hardware.gpus:
         verdict = judge(run.plan, run.costs, run.setting)
+    if run is not None and files is not None:
+        itemsize = DTYPES[config.model.dtype].itemsize
+        reading = disk_reading(files, spec, itemsize, run.plan, run.estimate.period, memory.host)
     return PlanReport(
         config,
         spec,
@@ -184,6 +193,7 @@ def report_on(resolved: Resolved, flags: MachineFlags) -> PlanReport:
         f"times measured in {found[0].path}" if found and measured else f"profile of {hardware.machine.card.name}",
         _blocks(config, spec) if verdict else (),
         verdict,
+        reading,
     )
 
 

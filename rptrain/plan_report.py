@@ -29,6 +29,9 @@ def show(report: PlanReport, console: Console) -> None:
         width = min(console.width, WIDEST) - 2
         _print(Text("\n" + picture.text(report.timeline(), width), no_wrap=True), 2, console)
     _section("Transfers", _roofline(report), console)
+    if report.reading is not None:
+        style = "yellow" if report.reading.limits else ""
+        _print(Text(str(report.reading), style=style), 2, console)
     _section("Memory", (), console)
     for places in _alike(report.memory.places):
         _show_place(places, console)

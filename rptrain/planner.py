@@ -42,6 +42,7 @@ class Workload:
     asynchronous: bool
     moments: Moments = "fp32"
     fused: bool = False  # the fused kernels run
+    mapped: bool = False  # what stays as it is stays in the model's files
 
     @classmethod
     def of(cls, config: Config, card: Card) -> Self:
@@ -57,6 +58,7 @@ class Workload:
             asynchronous=config.optim.update == "async",
             moments=config.optim.moments,
             fused=card != CPU and dtype in launch.DTYPES and (launch.HAS_TRITON or not torch.cuda.is_available()),
+            mapped=config.model.hold == "map",
         )
 
     @property
@@ -170,6 +172,7 @@ def make_plan(
         generations=1 + workload.asynchronous,
         wide_grad=workload.shapes.wide_grad,
         moments=workload.moments,
+        mapped=workload.mapped,
     )
     rows = row_bytes(spec, workload)
     room = None if device_limit is None else device_limit - LIBRARIES

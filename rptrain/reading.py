@@ -1,11 +1,24 @@
-"""Byte ranges of a file, read straight into memory by any number of threads."""
+"""Byte ranges of a file, read straight into memory by any number of threads; whether it is still the same file."""
 
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from rptrain.errors import UserError
+
+
+class Stamp(NamedTuple):
+    """What changes where a file does."""
+
+    nbytes: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, file: Path | int) -> Self:
+        """Of a path or an open descriptor. OSError where there is none."""
+        found = os.stat(file)
+        return cls(found.st_size, found.st_mtime_ns)
 
 
 class OpenFile:
@@ -17,6 +30,18 @@ class OpenFile:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise self._unreadable(error) from error
+
+    def forget(self, offset: int, nbytes: int) -> None:
+        """Lets the system's page cache drop a range, so that the next read of it comes from the disk."""
+        os.posix_fadvise(self._descriptor, offset, nbytes, os.POSIX_FADV_DONTNEED)
+
+    def check(self, stamp: Stamp) -> None:
+        """UserError where the file is not what it was when it had this stamp."""
+        if Stamp.of(self._descriptor) != stamp:
+            raise UserError(
+                f"{self._path} was changed while it is in use: bring it back as it was, and start again; the same "
+                "command goes on from the last checkpoint"
+            )
 
     def read(self, offset: int, buffer: memoryview) -> None:
         """Fills the buffer, of bytes, with what begins `offset` bytes into the file. UserError where it ends before."""

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 # A resumed run may change these: they do not reach the numbers, or only say when to stop. All else is fixed.
 _FREE = re.compile(
-    r"(save|log|eval)\..*|data\.cache_dir|train\.(max_steps|eval_steps|early_stopping_patience)|"
+    r"(save|log|eval)\..*|data\.cache_dir|model\.hold|train\.(max_steps|eval_steps|early_stopping_patience)|"
     r"optim\.max_skipped_steps|"
     r"engine\.(devices|vram_limit|host_limit|optimizer_threads|replan|stall_timeout|trace)"
 )

@@ -4,7 +4,7 @@ import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -165,16 +165,15 @@ class Trainer:
         if job.config.save.load_best_model_at_end:
             with self._telemetry.doing("loading"):
                 load_best(self._run, self._store.units, self._total, self._tell)
-        if name := weights.not_finite(job.spec, self._store.held):
+        if name := weights.not_finite(job.spec, self._store.held, self._store.in_memory):
             raise TrainingError(
                 f"the model has diverged: {name} holds values that are infinite or not numbers. {AGAIN}"
             )
         self._evaluate(self._total)
         base = self._run.checkpoints()[-1] / BASE
         with self._telemetry.doing("exporting"):
-            export_store(
-                self._store.view, job.spec, base, self._run.model_path, job.config.model.dtype, adapter=job.adapter
-            )
+            view = lru_cache(maxsize=1)(self._store.view)  # tensor by tensor, a mapped parameter would be read for each
+            export_store(view, job.spec, base, self._run.model_path, job.config.model.dtype, adapter=job.adapter)
         log.write(metrics.Finished(self._total))
         self._progress.note(f"model: {self._run.model_path}")
 
@@ -313,10 +312,12 @@ class Trainer:
     def _load(self, checkpoint: Path | None) -> tuple[int, int]:
         """Fills the store; returns the steps that are done and those of them that were applied."""
         job, seed = self._job, self._job.config.train.seed
-        fresh = range(len(job.spec.units)) if checkpoint is None else job.spec.frozen
+        fresh = self._store.in_memory if checkpoint is None else job.spec.frozen
+        fresh = [unit for unit in fresh if unit in self._store.in_memory]
         frozen.fill(job.spec, self._store.held, job.files, seed, fresh)
         if job.spec.frozen:
-            flats = [(state.unit, state.params[0]) for state in self._store.units if not state.unit.trainable]
+            states = [self._store.units[index] for index in job.spec.frozen]
+            flats = [(state.unit, state.mapped or state.params[0]) for state in states]
             base = "bf16" if job.config.adapters is None else job.config.adapters.base_format
             self._frozen = frozen.describe(flats, job.config.train.freeze, seed, job.files is None, base)
         if checkpoint is None:

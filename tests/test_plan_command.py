@@ -343,7 +343,7 @@ def test_fewer_micro_batches_than_devices_use_fewer():
 # JSON and pictures
 
 KEYS = {
-    "": ["fits", "problem", "model", "machine", "step", "plan", "roofline", "memory", "advice", "data"],
+    "": ["fits", "problem", "model", "machine", "step", "plan", "roofline", "reading", "memory", "advice", "data"],
     "model": ["path", "architecture", "parameters", "layers", "base"],
     "machine": ["here", "card", "tflops", "link", "devices", "gpus", "asked"],
     "step": ["micro_batch_size", "length", "micro_batches", "round_size", "tokens", "update"],

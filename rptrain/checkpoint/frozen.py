@@ -18,12 +18,13 @@ from rptrain.errors import UserError
 from rptrain.models import registry, weights
 from rptrain.models.freeze import freeze
 from rptrain.models.lora import adapter_units, set_magnitudes, with_lora, without_adapters
-from rptrain.models.quantised import with_base
+from rptrain.models.mapped import MappedUnit
+from rptrain.models.quantised import readable, with_base
 from rptrain.models.shards import as_bytes
 from rptrain.models.spec import ModelSpec, Unit
 from rptrain.parallel import in_parallel
 
-Flats = Sequence[tuple[Unit, Tensor]]  # frozen units, each with the flat buffer of its parameters
+Flats = Sequence[tuple[Unit, Tensor | MappedUnit]]  # frozen units, each with the flat buffer of its parameters
 
 
 def describe(flats: Flats, patterns: Sequence[str], seed: int, drawn: bool, base: str) -> dict[str, Any]:
@@ -32,11 +33,12 @@ def describe(flats: Flats, patterns: Sequence[str], seed: int, drawn: bool, base
 
 
 def hashes(flats: Flats) -> dict[str, str]:
-    """By the name of the unit."""
+    """By the name of the unit. UserError for weights in files that are infinite or not numbers."""
     found: dict[str, str] = {}
 
-    def digest(item: tuple[Unit, Tensor]) -> None:
-        found[item[0].name] = sha256(as_bytes(item[1])).hexdigest()
+    def digest(item: tuple[Unit, Tensor | MappedUnit]) -> None:
+        unit, flat = item
+        found[unit.name] = sha256(as_bytes(flat)).hexdigest() if isinstance(flat, Tensor) else flat.digest()
 
     in_parallel(digest, flats)
     return found

@@ -17,6 +17,7 @@ REASONS = {  # what a device's thread waits for, by the first word of the board'
     "version": "the optimizer",
     "grad": "gradient sums",
     "scale": "the loss scale",
+    "staged": "the model's files",
 }
 
 

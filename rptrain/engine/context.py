@@ -21,7 +21,7 @@ class Context:
     """Shared by the engine's threads.
 
     Board keys: ("boundary", ...), ("grad", unit), ("version", unit), ("loss", round), ("rows",), ("scale",),
-    ("step",), ("saved", unit), ("evaluated", device).
+    ("step",), ("saved", unit), ("evaluated", device), ("staged", device, buffer), ("emptied", device, buffer).
     Version v of a unit holds the weights after v steps, its payload is the index of its generation; that of the scale
     is what the loss is multiplied by in an iteration that reads version v. Of a frozen unit every version is published
     from the start.

@@ -23,6 +23,7 @@ from rptrain.engine.meter import Measured, Meter, Reading
 from rptrain.engine.optimizer import OptimizerWorker
 from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.snapshot import Snapshot
+from rptrain.engine.staging import Staging, StagingBuffers
 from rptrain.engine.trace import Trace
 from rptrain.engine.worker import Worker
 from rptrain.plan.lower import boundaries
@@ -90,7 +91,11 @@ class Engine:
                 bounds, plan.round_size, tokens, store.spec.hidden_size, store.dtype, lock=self._cuda
             )
             stack.callback(buffers.close)
-            self.locked = store.locked and buffers.locked
+            staging: StagingBuffers | None = None
+            if len(store.in_memory) < len(store.units):
+                staging = StagingBuffers(store.spec, store.dtype, plan.devices, lock=self._cuda)
+                stack.callback(staging.close)
+            self.locked = store.locked and buffers.locked and (staging is None or staging.locked)
             lag = int(optimizer.asynchronous)
             self._context = Context(plan, bounds, store, buffers, lag, probe, self.trace, self._meter, watched)
             for index, state in enumerate(store.units):
@@ -117,7 +122,8 @@ class Engine:
             shapes = Shapes(tokens, plan.micro_batches, store.dtype, store.wide_grad)
             sizes = footprint(store.spec, plan.stages, shapes)
             for index, device in enumerate(self._devices):
-                self._threads.append(Worker(self._context, index, device, sizes, tokens))
+                staged = None if staging is None else Staging(self._context, index, staging.of[index])
+                self._threads.append(Worker(self._context, index, device, sizes, tokens, staged))
             self._resources = stack.pop_all()
 
     def _open(self, name: str, limit: int | None, probe: Probe | None, stack: ExitStack) -> Device:

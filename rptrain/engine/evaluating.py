@@ -1,5 +1,6 @@
 """A batch's losses, forward only, on one device between two iterations."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -11,9 +12,10 @@ from rptrain.engine.footprint import RING
 from rptrain.engine.inputs import Inputs, Layout
 from rptrain.engine.iteration import Evaluation, Iteration
 from rptrain.engine.ring import Ring
-from rptrain.engine.transfer import ParamLayout
+from rptrain.engine.staging import Staging
+from rptrain.engine.transfer import ParamLayout, staged
 from rptrain.models.spec import Params
-from rptrain.plan.lower import Access
+from rptrain.plan.lower import CHUNK_BYTES, Access, Chunk, windows
 from rptrain.plan.schedule import Stage
 
 
@@ -33,9 +35,11 @@ class Evaluator:
         out: Ring,
         losses: Tensor,
         widened: Tensor,
+        staging: Staging | None,
     ) -> None:
         self._context, self._index, self._device, self._inputs = context, index, device, inputs
         self._x, self._out, self._losses, self._widened = x, out, losses, widened
+        self._staging = staging
         self.where: str | None = None
 
     def run(self, evaluation: Evaluation, slot: Tensor, read: Event | None) -> None:
@@ -52,6 +56,9 @@ class Evaluator:
             mine = [m for m in range(first, first + plan.round_size) if m % plan.devices == self._index]
             hidden = {m: context.buffers.locate(Access(0, 0), 0, m)[0] for m in mine}
             sent: dict[int, Event] = {}
+            if self._staging is not None:
+                mapped = (unit for layer in spec.stack for unit in layer.units if units[unit].mapped is not None)
+                self._staging.request(chunk for unit in mapped for chunk in self._chunks(unit))
             for m in mine:
                 torch.index_select(table, 0, iteration.input_ids[m], out=hidden[m])
             for index in range(len(spec.stack)):
@@ -59,9 +66,10 @@ class Evaluator:
                 layout = ParamLayout(spec, Stage("F", index, index + 1), context.store.dtype)
                 if read is not None:
                     device.param_upload.wait(read)
-                for unit in layout.units:
-                    source, target = units[unit].params[units[unit].current].view(torch.uint8), layout.of(unit, slot)
-                    device.param_upload.run("", lambda t=target, s=source: t.copy_(s, non_blocking=True))
+                for chunk in (chunk for unit in layout.units for chunk in self._chunks(unit)):
+                    state, target = units[chunk.unit], layout.of(chunk.unit, slot)[chunk.start : chunk.stop]
+                    with staged(self._staging, state, device.param_upload, state.current, chunk) as source:
+                        device.param_upload.run("", lambda t=target, s=source: t.copy_(s, non_blocking=True))
                 device.compute.wait(device.param_upload.record())
                 bound = layout.bind(slot, self._widened)[0]
                 if bound.quantised:
@@ -78,6 +86,10 @@ class Evaluator:
         download.record().synchronize()
         self.where = None
         context.board.publish(("evaluated", self._index), evaluation.number)
+
+    def _chunks(self, unit: int) -> Sequence[Chunk]:
+        store = self._context.store
+        return windows([(unit, store.spec.units[unit].nbytes(store.dtype.itemsize))], 1, CHUNK_BYTES)[0]
 
     def _forward(
         self,

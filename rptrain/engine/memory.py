@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rptrain.engine.moments import Moments, layout
 from rptrain.kernels.quant import Quantised
+from rptrain.models.mapped import MappedUnit, MappedWeights, mapped_units
 from rptrain.models.quantised import readable
 from rptrain.models.spec import ModelShape, ModelSpec, Unit
 from rptrain.parallel import in_parallel
@@ -110,7 +111,8 @@ def _unregister(registered: list[int]) -> None:
 class UnitState:
     """One unit's flat buffers, all of `unit.numel` elements, but for those in `moments` that are scales of blocks.
     A frozen unit has parameters only, one generation; its `grad` is empty. Those of a quantised one are bytes, as
-    `unit.held` says, and `views` has what of it is not in `quantised`.
+    `unit.held` says, and `views` has what of it is not in `quantised`. One that is `mapped` stays in its files: there
+    is nothing of it in memory, and `params` is empty.
 
     `params` holds two generations in async (one is read by the devices while the optimizer writes the other)
     and one in sync. `current` is the index of W_T, `before` that of W_{T-1}: the same after a step that was
@@ -130,10 +132,11 @@ class UnitState:
     before: int = field(init=False)
     views: list[dict[str, Tensor]] = field(default_factory=list)  # params by name, for each generation
     quantised: dict[str, Quantised] = field(default_factory=dict)
+    mapped: MappedUnit | None = None
 
     def __post_init__(self) -> None:
         self.views = self.views or [self.unit.views(flat) for flat in self.params]
-        self.before = self.spare  # W_{-1}, which holds what W_0 does
+        self.before = self.spare if self.params else self.current  # W_{-1}, which holds what W_0 does
 
     @property
     def spare(self) -> int:
@@ -163,7 +166,8 @@ class ModelStore:
 
     Bytes a parameter, bfloat16: sync 2 + 2 + 2 + 8 = 14, async 16; float16: sync 2 + 4 + 2 + 8 = 16, async 18. With
     several rounds the gradient is kept as the float32 partial sum, 2 more. In place of 8 bytes, moments take 4 as
-    `bf16` and 2 1/16 as `int8`. A frozen parameter takes 2, or what its format does: models/quantised.py.
+    `bf16` and 2 1/16 as `int8`. A frozen parameter takes 2, or what its format does: models/quantised.py. Units that
+    are `mapped` take none; their files are closed with the store.
     """
 
     def __init__(
@@ -175,30 +179,44 @@ class ModelStore:
         wide_grad: bool = False,
         moments: Moments = "fp32",
         lock: bool = False,
+        mapped: MappedWeights | None = None,
     ) -> None:
         self.spec, self.dtype, self.generations, self.wide_grad = spec, dtype, generations, wide_grad
-        self._layout = _layout(dtype, generations, wide_grad, moments)
-        self._arena = Arena(_nbytes(spec, dtype, self._layout))
-        self.units = [self._unit(unit) for unit in spec.units]
+        self._layout, self._mapped = _layout(dtype, generations, wide_grad, moments), mapped
+        self._arena = Arena(_nbytes(spec, dtype, self._layout, mapped=mapped is not None))
+        self.units = [self._unit(index, unit) for index, unit in enumerate(spec.units)]
         if lock:
             self._arena.lock()
 
     @staticmethod
     def nbytes(
-        spec: ModelShape, dtype: torch.dtype, *, generations: int, wide_grad: bool = False, moments: Moments = "fp32"
+        spec: ModelShape,
+        dtype: torch.dtype,
+        *,
+        generations: int,
+        wide_grad: bool = False,
+        moments: Moments = "fp32",
+        mapped: bool = False,
     ) -> int:
-        return _nbytes(spec, dtype, _layout(dtype, generations, wide_grad, moments))
+        return _nbytes(spec, dtype, _layout(dtype, generations, wide_grad, moments), mapped=mapped)
 
     @property
     def locked(self) -> bool:
         return self._arena.locked
 
     @property
+    def in_memory(self) -> tuple[int, ...]:
+        """The units that are not mapped."""
+        return tuple(index for index, state in enumerate(self.units) if state.mapped is None)
+
+    @property
     def grad_dtype(self) -> torch.dtype:
         """What gradients leave the devices as."""
         return accumulate_dtype(self.dtype) if self.wide_grad else self.dtype
 
-    def _unit(self, unit: Unit) -> UnitState:
+    def _unit(self, index: int, unit: Unit) -> UnitState:
+        if self._mapped is not None and index in self._mapped.units:
+            return UnitState(unit, [], torch.empty(0), {}, None, mapped=self._mapped.units[index])
         if unit.quantised:
             flat, grad = self._arena.take(unit.nbytes(self.dtype.itemsize), torch.uint8), torch.empty(0)
             plain, quantised = unit.held(flat, self.dtype)
@@ -216,17 +234,21 @@ class ModelStore:
         )
 
     def view(self, unit: int, name: str) -> Tensor:
-        """A parameter of the newest generation, W_T; of one that is quantised a widened copy."""
+        """A parameter of the newest generation, W_T; a copy of one that is quantised, widened, or mapped."""
         return readable(self.spec, self.held)(unit, name)
 
     def held(self, unit: int, name: str) -> Tensor | Quantised:
-        """A parameter of the newest generation as it is held, to be filled."""
+        """A parameter of the newest generation as it is held, to be filled; of a mapped unit a copy."""
         state = self.units[unit]
+        if state.mapped is not None:
+            return state.mapped.held(name)
         return state.quantised[name] if name in state.quantised else state.views[state.current][name]
 
     def weights(self, unit: int) -> dict[str, Tensor]:
         """Every parameter of a unit, newest generation; those that are quantised widened."""
         state = self.units[unit]
+        if state.mapped is not None:
+            return {param.name: self.view(unit, param.name) for param in state.unit.params}
         return state.views[state.current] | state.unit.widen(state.quantised, self.dtype)
 
     def loaded(self) -> None:
@@ -241,6 +263,8 @@ class ModelStore:
 
     def close(self) -> None:
         self._arena.close()
+        if self._mapped is not None:
+            self._mapped.close()
 
     def __enter__(self) -> "ModelStore":
         return self
@@ -265,16 +289,17 @@ def _of(unit: Unit, layout: Layout) -> Layout:
     return layout if unit.trainable else layout[:1]
 
 
-def _nbytes(spec: ModelShape, dtype: torch.dtype, layout: Layout) -> int:
+def _nbytes(spec: ModelShape, dtype: torch.dtype, layout: Layout, *, mapped: bool) -> int:
     trained = [unit for unit in spec.units if unit.trainable]
-    return frozen_bytes(spec, dtype) + sum(
+    return frozen_bytes(spec, dtype, mapped=mapped) + sum(
         aligned(unit.numel // shared * kind.itemsize) for unit in trained for _, kind, shared in layout
     )
 
 
-def frozen_bytes(spec: ModelShape, dtype: torch.dtype) -> int:
-    """What the frozen units take."""
-    return sum(aligned(unit.nbytes(dtype.itemsize)) for unit in spec.units if not unit.trainable)
+def frozen_bytes(spec: ModelShape, dtype: torch.dtype, *, mapped: bool = False) -> int:
+    """What the frozen units take, or those of them that are not mapped."""
+    held = {*spec.frozen} - ({*mapped_units(spec)} if mapped else set())
+    return sum(aligned(spec.units[index].nbytes(dtype.itemsize)) for index in held)
 
 
 def available_bytes() -> int:

@@ -1,12 +1,14 @@
 """Parameters up and gradients down, in chunks that are dealt to the micro-batches of a slot.
 
 Neither ever blocks its device while there is something else to issue: a chunk whose unit is not ready yet (the
-optimizer has not written the version, or has not read the last gradient) stays for a later window.
+optimizer has not written the version, or has not read the last gradient, or it was not read from its file) stays for a
+later window.
 """
 
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +17,9 @@ from torch import Tensor
 from rptrain.engine.context import Context
 from rptrain.engine.device import Device, Event, Stream
 from rptrain.engine.footprint import stage_units
+from rptrain.engine.memory import UnitState
 from rptrain.engine.meter import Kind, timed
+from rptrain.engine.staging import Staging
 from rptrain.engine.trace import Arrival
 from rptrain.kernels.quant import Quantised
 from rptrain.models.spec import ModelSpec
@@ -124,7 +128,7 @@ class _Transfer(ABC):
         self._stream.wait(after)
         if self._windows:
             self._late.extend(self._windows.popleft())
-        while self._late and self._context.board.ready(("version", self._late[0].unit), self._awaited):
+        while self._late and self._ready(self._late[0]):
             self._copy(self._late.popleft())
 
     def _issue_all(self, units: Collection[int]) -> None:
@@ -137,6 +141,9 @@ class _Transfer(ABC):
             self._context.board.wait(("version", chunk.unit), self._awaited)
             self._copy(chunk)
             left -= chunk.unit in units
+
+    def _ready(self, chunk: Chunk) -> bool:
+        return self._context.board.ready(("version", chunk.unit), self._awaited)
 
     @property
     @abstractmethod
@@ -156,13 +163,28 @@ class Upload(_Transfer):
     """Fills a parameter slot for one dispatched stage, during the slot before it."""
 
     def __init__(
-        self, context: Context, device: Device, layout: ParamLayout, iteration: int, slot: Slot, target: Tensor
+        self,
+        context: Context,
+        device: Device,
+        layout: ParamLayout,
+        iteration: int,
+        slot: Slot,
+        target: Tensor,
+        staging: Staging | None,
     ) -> None:
-        """`target`: the slot, in bytes."""
+        """`target`: the slot, in bytes. Its mapped units are read from now on, as far as `staging` has room."""
         count = len(slot.micro_batches)
         super().__init__(context, device.param_upload, layout, layout.sizes, iteration, count, CHUNK_BYTES)
         self._where, self._target, self._lane = f"{slot} upload", target, context.lanes[slot.device]
         self._version = context.read_version(iteration)
+        self._staging = staging
+        if staging is not None:
+            units = context.store.units
+            staging.request(c for window in self._windows for c in window if units[c.unit].mapped is not None)
+
+    def _ready(self, chunk: Chunk) -> bool:
+        read = self._context.store.units[chunk.unit].mapped is None or self._staging is None or self._staging.ready()
+        return read and super()._ready(chunk)
 
     @property
     def _awaited(self) -> int:
@@ -197,12 +219,28 @@ class Upload(_Transfer):
 
     def _copy(self, chunk: Chunk) -> None:
         generation = self._context.board.wait(("version", chunk.unit), self._version)
-        flat = self._context.store.units[chunk.unit].params[generation].view(torch.uint8)
-        source = flat[chunk.start : chunk.stop]
+        state = self._context.store.units[chunk.unit]
         offset = self._layout.offsets[chunk.unit]
         target = self._target[offset + chunk.start : offset + chunk.stop]
-        self._lane.up += source.nbytes
-        self._stream.run(self._where, lambda: self._move("upload", chunk.unit, target, source))
+        self._lane.up += target.nbytes
+        with staged(self._staging, state, self._stream, generation, chunk) as source:
+            self._stream.run(self._where, lambda: self._move("upload", chunk.unit, target, source))
+
+
+@contextmanager
+def staged(
+    staging: Staging | None, state: UnitState, stream: Stream, generation: int, chunk: Chunk
+) -> Iterator[Tensor]:
+    """A chunk of a unit on the host, from which its copy is to be issued to the stream inside; blocks for what is read
+    from a file, in the order in which it was requested.
+    """
+    if state.mapped is None:
+        yield state.params[generation].view(torch.uint8)[chunk.start : chunk.stop]
+        return
+    assert staging is not None
+    number, buffer = staging.take()
+    yield buffer[: chunk.stop - chunk.start]
+    staging.emptied(number, stream.record())
 
 
 class Download(_Transfer):

@@ -21,6 +21,7 @@ from rptrain.engine.iteration import Evaluation, Iteration
 from rptrain.engine.memory import accumulate_dtype
 from rptrain.engine.ring import Ring
 from rptrain.engine.stage_pass import StagePass
+from rptrain.engine.staging import Staging
 from rptrain.engine.trace import Span, Work, computing, copying
 from rptrain.engine.transfer import Bound, Download, GradLayout, ParamLayout, Upload
 from rptrain.kernels.quant import prepare
@@ -34,8 +35,11 @@ AHEAD = 2  # micro-batches issued and not computed: were there more, the driver'
 class Worker:
     """One thread and one device. `submit` hands it iterations in order; `close` ends it."""
 
-    def __init__(self, context: Context, index: int, device: Device, sizes: Footprint, tokens: int) -> None:
-        self._context, self._index, self._device = context, index, device
+    def __init__(
+        self, context: Context, index: int, device: Device, sizes: Footprint, tokens: int, staging: Staging | None
+    ) -> None:
+        """With `staging`, which ends with it, some units are mapped."""
+        self._context, self._index, self._device, self._staging = context, index, device, staging
         self._lane = context.lanes[index]
         spec: ModelSpec = context.store.spec
         dtype, wide = context.store.dtype, accumulate_dtype(context.store.dtype)
@@ -61,7 +65,7 @@ class Worker:
         self._loss = device.empty(1, wide)[0]  # of the micro-batch that is computed
         self._losses_read: Event | None = None
         self._evaluator = Evaluator(
-            context, index, device, self._inputs, self._x, self._out, self._losses, self._widened
+            context, index, device, self._inputs, self._x, self._out, self._losses, self._widened, staging
         )
         self._layouts = [ParamLayout(spec, stage, dtype) for stage in context.plan.stages]
         self._grad_layouts = [GradLayout(spec, stage) for stage in context.plan.stages]
@@ -85,6 +89,8 @@ class Worker:
 
     def join(self) -> None:
         self._thread.join()
+        if self._staging is not None:
+            self._staging.close()
 
     # ---- the thread
 
@@ -93,10 +99,10 @@ class Worker:
         program = self._program()
         number, slot = next(program)
         upload = self._upload(number, slot, 0)
-        iteration = self._take()
+        iteration = self._take(upload)
         while iteration is not None:
             while iteration.number < number:  # iterations in which this device has no slot
-                iteration = self._take()
+                iteration = self._take(upload)
                 if iteration is None:
                     return
             following_number, following = next(program)
@@ -107,7 +113,7 @@ class Worker:
             slot, upload = following, following_upload
             if following_number != number:
                 number = following_number
-                iteration = self._take()
+                iteration = self._take(upload)
 
     def _program(self) -> Iterator[tuple[int, Slot]]:
         number = 0
@@ -117,11 +123,16 @@ class Worker:
                     yield number, slot
             number += 1
 
-    def _take(self) -> Iteration | None:
-        """The next iteration; gradients that still wait for a window are not kept from the optimizer meanwhile."""
+    def _take(self, upload: Upload) -> Iteration | None:
+        """The next iteration; gradients that still wait for a window are not kept from the optimizer meanwhile.
+
+        `upload`: the next one, whose mapped units were requested before those that an evaluation reads.
+        """
         if self._queue.empty():
             self._flush()
         while isinstance(iteration := self._queue.get(), Evaluation):
+            if self._staging is not None:
+                upload.finish()
             free = (self._turn + 1) % 2  # the other holds what was uploaded for the next slot
             self._evaluator.run(iteration, self._params[free], self._param_read[free])
         if iteration is None:
@@ -132,7 +143,8 @@ class Worker:
 
     def _upload(self, number: int, slot: Slot, turn: int) -> Upload:
         layout = self._layouts[slot.stage_index]
-        return Upload(self._context, self._device, layout, number, slot, self._params[turn % 2])
+        target = self._params[turn % 2]
+        return Upload(self._context, self._device, layout, number, slot, target, self._staging)
 
     def _flush(self) -> None:
         if self._download is not None:

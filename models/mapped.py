@@ -1,0 +1,208 @@
+"""Frozen units that stay in the model's files: which byte ranges each consists of, and reading those.
+
+They are read by position rather than by a mapping of addresses: a file that was cut short is then an error that names
+it. What has been read lies in the system's page cache either way, as long as there is memory for it.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from math import prod
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from rptrain.errors import UserError
+from rptrain.kernels.quant import MXFP4, Quantised, finite
+from rptrain.models import mxfp4
+from rptrain.models.shards import Stored, as_bytes
+from rptrain.models.spec import ModelShape, Param, Unit
+from rptrain.models.weights import WeightFiles
+from rptrain.reading import OpenFile, Stamp
+
+BLOCK = 1 << 23  # bytes that a thread reads at a time while it hashes
+IN_MEMORY = 'use model.hold = "memory"'
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor of a checkpoint that lies in a unit's flat buffer as it is stored, `start` bytes from its beginning."""
+
+    name: str
+    stored: Stored
+    start: int
+    checked: bool  # whether each of its numbers tells if it is finite; not so for codes in 4 bits
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.stored.shape) * self.stored.dtype.itemsize
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.nbytes
+
+
+def mapped_units(spec: ModelShape) -> tuple[int, ...]:
+    """The frozen units that can stay in files: all but the embedding, whose rows the host gathers."""
+    return tuple(index for index in spec.frozen if index != 0)
+
+
+def pieces(files: WeightFiles, spec: ModelShape, dtype: torch.dtype) -> dict[int, list[Piece]]:
+    """What each mapped unit consists of, in order.
+
+    UserError where a tensor is not stored as it is held, and so would have to be converted; or where no unit is mapped.
+    """
+    problems: list[str] = []
+    found = {
+        index: sorted(_pieces(files, spec.units[index], dtype, problems), key=lambda piece: piece.start)
+        for index in mapped_units(spec)
+    }
+    if problems:
+        shown = problems[:3] + ([f"and {len(problems) - 3} more"] if len(problems) > 3 else [])
+        raise UserError(
+            f'model.hold = "map" leaves tensors as they are in {files.directory}, and these are held otherwise:\n- '
+            + "\n- ".join(shown)
+            + f"\nTo convert them once, {IN_MEMORY}"
+        )
+    if not found:
+        raise UserError(f"model.hold: nothing that stays as it is could be mapped: {IN_MEMORY}")
+    return found
+
+
+def _pieces(files: WeightFiles, unit: Unit, dtype: torch.dtype, problems: list[str]) -> Iterator[Piece]:
+    start = 0
+    for param in unit.params:
+        row = 0
+        for part in param.parts:
+            numel = part.rows * prod(param.shape[1:])
+            stored = files.tensors.get(part.key)
+            if stored is None and param.format is MXFP4:
+                yield from _in_4_bits(files, param, part.key, start, row, numel)
+            elif stored is None:
+                problems.append(f'{part.key} is stored in MXFP4: lora.base = "mxfp4" holds it so')
+            elif param.format is not None:
+                problems.append(f"{part.key} is stored as {_name(stored.dtype)}, to be held in {param.format.name}")
+            elif stored.dtype != dtype:
+                problems.append(f"{part.key} is stored as {_name(stored.dtype)}, and model.dtype is {_name(dtype)}")
+            else:
+                yield Piece(part.key, stored, start + row * dtype.itemsize, True)
+            row += numel
+        start += param.nbytes(dtype.itemsize)
+
+
+def _in_4_bits(files: WeightFiles, param: Param, key: str, start: int, first: int, numel: int) -> Iterator[Piece]:
+    assert param.format is not None
+    buffer = torch.empty(param.format.nbytes(param.numel), dtype=torch.uint8, device="meta")
+    held = Quantised.of(buffer, param.numel, param.format).part(first, first + numel)
+    places = (int(held.codes.storage_offset()), int(held.scales.storage_offset()))  # in bytes, as both are
+    for name, stored, at, checked in zip(
+        mxfp4.names(key), mxfp4.of(key, files.tensors), places, (False, True), strict=True
+    ):
+        yield Piece(name, stored, start + at, checked)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class MappedUnit:
+    """A unit's flat buffer, in files. Any thread may read it."""
+
+    def __init__(
+        self,
+        unit: Unit,
+        dtype: torch.dtype,
+        pieces: Sequence[Piece],
+        files: Mapping[Path, OpenFile],
+        stamps: Mapping[Path, Stamp],
+    ) -> None:
+        self.unit, self.nbytes = unit, unit.nbytes(dtype.itemsize)
+        self._dtype, self._pieces, self._files, self._stamps = dtype, pieces, files, stamps
+        self._starts = [piece.start for piece in pieces]
+
+    def read(self, start: int, buffer: memoryview) -> None:
+        """Fills the buffer, of bytes, with what begins `start` bytes into the unit's; padding is zeros.
+
+        UserError that names a file which is cut short or was changed.
+        """
+        at, stop = start, start + len(buffer)
+        used: set[Path] = set()
+        for piece in self._pieces[bisect_right(self._starts, start) - 1 :]:
+            if piece.start >= stop:
+                break
+            begin, end = max(piece.start, at), min(piece.stop, stop)
+            if begin < end:
+                buffer[at - start : begin - start] = bytes(begin - at)
+                target = buffer[begin - start : end - start]
+                self._files[piece.stored.file].read(piece.stored.offset + begin - piece.start, target)
+                used.add(piece.stored.file)
+                at = end
+        buffer[at - start :] = bytes(stop - at)
+        for path in used:
+            self._files[path].check(self._stamps[path])
+
+    def held(self, name: str) -> Tensor | Quantised:
+        """A copy of a parameter, in the form in which it is held."""
+        start = 0
+        for param in self.unit.params:
+            size = param.nbytes(self._dtype.itemsize)
+            if param.name == name:
+                flat = torch.empty(size, dtype=torch.uint8)
+                self.read(start, as_bytes(flat))
+                plain, quantised = replace(self.unit, params=(param,)).held(flat, self._dtype)
+                return {**plain, **quantised}[name]
+            start += size
+        raise KeyError(name)
+
+    def digest(self) -> str:
+        """SHA-256 of the flat buffer. UserError for values that are infinite or not numbers."""
+        found, at = sha256(), 0
+        buffer = torch.empty(min(BLOCK, self.nbytes), dtype=torch.uint8)
+        for piece in self._pieces:
+            found.update(bytes(piece.start - at))
+            for start in range(piece.start, piece.stop, BLOCK):
+                part = buffer[: min(BLOCK, piece.stop - start)]
+                self.read(start, as_bytes(part))
+                found.update(as_bytes(part))
+                if piece.checked and not finite(part.view(piece.stored.dtype)):
+                    raise UserError(
+                        f"{piece.stored.file}: {piece.name} holds values that are infinite or not numbers: fetch the "
+                        "weights again"
+                    )
+            at = piece.stop
+        found.update(bytes(self.nbytes - at))
+        return found.hexdigest()
+
+
+class MappedWeights:
+    """The mapped units of a model, by index, over their open files. Context manager.
+
+    UserError as `pieces` says, or for a file that was changed since its header was read.
+    """
+
+    def __init__(self, files: WeightFiles, spec: ModelShape, dtype: torch.dtype) -> None:
+        found = pieces(files, spec, dtype)
+        with ExitStack() as stack:
+            opened: dict[Path, OpenFile] = {}
+            for path in {piece.stored.file for of_unit in found.values() for piece in of_unit}:
+                opened[path] = stack.enter_context(OpenFile(path))
+                opened[path].check(files.stamps[path])
+            self._opened = stack.pop_all()
+        self.units = {
+            index: MappedUnit(spec.units[index], dtype, of_unit, opened, files.stamps)
+            for index, of_unit in found.items()
+        }
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

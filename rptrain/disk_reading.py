@@ -1,0 +1,89 @@
+"""What a step reads of the model's files where weights are mapped, and what the disk gives."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from rptrain.devices import readable
+from rptrain.engine.footprint import stage_units
+from rptrain.engine.staging import READERS
+from rptrain.memory_plan import Place
+from rptrain.models.mapped import mapped_units
+from rptrain.models.spec import ModelShape
+from rptrain.models.weights import WeightFiles
+from rptrain.parallel import in_parallel
+from rptrain.plan.schedule import Plan
+from rptrain.reading import OpenFile
+
+STRETCH, PIECE = 64 << 20, 4 << 20  # bytes that the disk is measured with, and that a thread reads at a time
+
+
+@dataclass(frozen=True)
+class DiskReading:
+    """Bytes that are mapped, that all devices read of them in a step, that free memory keeps of files beside the run
+    (None: not known); bytes a second from the disk; seconds a step that were planned without it.
+    """
+
+    mapped: int
+    step: int
+    room: int | None
+    rate: float
+    planned: float
+
+    @property
+    def seconds(self) -> float:
+        """That a step takes at least where all comes from the disk."""
+        return self.step / self.rate
+
+    @property
+    def kept(self) -> bool:
+        """Whether free memory holds what is mapped, so that only the first step reads the disk."""
+        return self.room is not None and self.mapped <= self.room
+
+    @property
+    def limits(self) -> bool:
+        """Whether steps are longer for it."""
+        return not self.kept and self.seconds > self.planned
+
+    def __str__(self) -> str:
+        text = f"A step reads {readable(self.step)} of the model's files; the disk gives {self.rate / 1e9:.2f} GB/s"
+        if self.kept:
+            return f"{text}, and free memory keeps the {readable(self.mapped)} that are mapped."
+        if self.limits:
+            return (
+                f"{text}, so it takes {self.seconds:.3g} s or more instead of {self.planned:.3g} s, as free memory "
+                f"does not keep the {readable(self.mapped)} that are mapped: a larger train.global_batch_size has more "
+                "to compute for what it reads."
+            )
+        return f"{text}, which is enough."
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        names = {"mapped": self.mapped, "bytes_per_step": self.step, "room": self.room, "rate": self.rate}
+        return {**names, "seconds": self.seconds, "limits": self.limits}
+
+
+def disk_reading(
+    files: WeightFiles, spec: ModelShape, itemsize: int, plan: Plan, period: float, host: Place
+) -> DiskReading:
+    """For a plan whose step takes `period` seconds; reads a stretch of the largest file. UserError where it cannot."""
+    sizes = {index: spec.units[index].nbytes(itemsize) for index in mapped_units(spec)}
+    a_round = sum(sizes.get(unit, 0) for stage in plan.stages for unit in stage_units(spec, stage))
+    room = None if host.limit is None else max(host.limit - host.total, 0)
+    return DiskReading(sum(sizes.values()), plan.rounds * a_round, room, _rate(files), period)
+
+
+def _rate(files: WeightFiles) -> float:
+    path = max(files.stamps, key=lambda file: files.stamps[file].nbytes)
+    whole = files.stamps[path].nbytes
+    size = min(STRETCH, whole)
+    begin = (whole - size) // 2
+    with OpenFile(path) as file:
+        file.forget(begin, size)
+        started = time.perf_counter()
+        in_parallel(
+            lambda at: file.read(at, memoryview(bytearray(min(PIECE, begin + size - at)))),
+            range(begin, begin + size, PIECE),
+            READERS,
+        )
+        return size / (time.perf_counter() - started)

@@ -1,0 +1,115 @@
+"""Mapped weights on their way from files to a device: page-locked buffers that threads fill ahead of the copies."""
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from rptrain.engine.context import Context
+from rptrain.engine.device import Event
+from rptrain.engine.memory import Arena, aligned
+from rptrain.models.mapped import mapped_units
+from rptrain.models.shards import as_bytes
+from rptrain.models.spec import ModelShape
+from rptrain.plan.lower import CHUNK_BYTES, Chunk
+
+BUFFERS = 16  # of a chunk each: 256 MiB, which a disk takes longer to read than a device to compute a micro-batch
+READERS = 4  # threads: one alone copies less out of the page cache than a fast disk reads
+
+
+def buffer_bytes(spec: ModelShape, dtype: torch.dtype) -> int:
+    """Of one buffer: a chunk, or what the largest mapped unit takes."""
+    return aligned(min(CHUNK_BYTES, max(spec.units[index].nbytes(dtype.itemsize) for index in mapped_units(spec))))
+
+
+def staging_bytes(spec: ModelShape, dtype: torch.dtype, devices: int) -> int:
+    """Of all devices' buffers."""
+    return devices * BUFFERS * buffer_bytes(spec, dtype)
+
+
+class StagingBuffers:
+    """The buffers of all devices; page-locked for CUDA."""
+
+    def __init__(self, spec: ModelShape, dtype: torch.dtype, devices: int, *, lock: bool) -> None:
+        size = buffer_bytes(spec, dtype)
+        self._arena = Arena(staging_bytes(spec, dtype, devices))
+        self.of = [[self._arena.take(size, torch.uint8) for _ in range(BUFFERS)] for _ in range(devices)]
+        if lock:
+            self._arena.lock()
+
+    @property
+    def locked(self) -> bool:
+        return self._arena.locked
+
+    def close(self) -> None:
+        """Gives back the memory, too: an engine may be kept for longer than it is used."""
+        self._arena.close()
+        self.of.clear()
+
+
+class Staging:
+    """A device's buffers. Chunks are read in the order in which they were requested, and taken in the same order.
+
+    Board keys: ("staged", device, buffer) when it was filled, ("emptied", device, buffer) when its copy was issued,
+    with the copy's event. To be used by the device's thread, and closed when that has ended.
+    """
+
+    def __init__(self, context: Context, index: int, buffers: list[Tensor]) -> None:
+        self._context, self._index, self._buffers = context, index, buffers
+        self._requested = self._taken = 0
+        self._pool = ThreadPoolExecutor(READERS, f"{index} reader")
+
+    def request(self, chunks: Iterable[Chunk]) -> None:
+        """They are read as buffers become free; to be taken after all that was requested before."""
+        for chunk in chunks:
+            self._pool.submit(self._read, self._requested, chunk)
+            self._requested += 1
+
+    def ready(self) -> bool:
+        """Whether the next chunk was read."""
+        buffer, turn = self._place(self._taken)
+        return self._context.board.ready(("staged", self._index, buffer), turn)
+
+    def take(self) -> tuple[int, Tensor]:
+        """The next chunk's number, to be `emptied`, and its buffer; blocks until it was read."""
+        number = self._taken
+        buffer, turn = self._place(number)
+        self._context.board.wait(("staged", self._index, buffer), turn)
+        self._taken += 1
+        return number, self._buffers[buffer]
+
+    def emptied(self, number: int, copied: Event | None) -> None:
+        """The buffer may be filled again once the event has passed."""
+        buffer, turn = self._place(number)
+        self._context.board.publish(("emptied", self._index, buffer), turn, copied)
+
+    def close(self) -> None:
+        """Ends the threads; what was requested and not taken is dropped."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for number in range(self._taken, self._requested):
+            self.emptied(number, None)
+        self._pool.shutdown()
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """The buffer of the chunk with this number, and how often it was used before."""
+        turn, buffer = divmod(number, len(self._buffers))
+        return buffer, turn
+
+    def _read(self, number: int, chunk: Chunk) -> None:
+        context, (buffer, turn) = self._context, self._place(number)
+        state = context.store.units[chunk.unit]
+        where = f"reading {state.unit.name}"
+
+        def read() -> None:
+            if turn:
+                copied = context.board.wait(("emptied", self._index, buffer), turn - 1)
+                if copied is not None:
+                    copied.synchronize()
+            if context.probe is not None:
+                context.probe(where)
+            assert state.mapped is not None
+            state.mapped.read(chunk.start, as_bytes(self._buffers[buffer][: chunk.stop - chunk.start]))
+            context.board.publish(("staged", self._index, buffer), turn)
+
+        context.guard(lambda: where, read)
