@@ -43,7 +43,7 @@ class Evaluator:
         self.where: str | None = None
 
     def run(self, evaluation: Evaluation, slot: Tensor, read: Event | None) -> None:
-        """The losses of every N-th micro-batch, through all layers, each uploaded once a round.
+        """The losses of every N-th micro-batch of a round, through all layers, each uploaded once a round.
 
         `slot`: room for parameters, free after `read`. Activations wait between layers where boundary 0 has its own
         while iterations are under way.
@@ -53,7 +53,9 @@ class Evaluator:
         table = units[0].views[units[0].current]["embed"]
         self._inputs.upload(iteration, device.activation_upload)
         for first in range(0, plan.micro_batches, plan.round_size):
-            mine = [m for m in range(first, first + plan.round_size) if m % plan.devices == self._index]
+            mine = range(
+                first + self._index, first + plan.round_size, plan.devices
+            )  # so no device has another's places
             hidden = {m: context.buffers.locate(Access(0, 0), 0, m)[0] for m in mine}
             sent: dict[int, Event] = {}
             if self._staging is not None:
@@ -80,7 +82,7 @@ class Evaluator:
                 read.synchronize()  # rounds share the buffers, and the driver's queues fill
         download = device.activation_download
         download.wait(device.compute.record())
-        for m in range(self._index, plan.micro_batches, plan.devices):
+        for m in (m for m in range(plan.micro_batches) if m % plan.round_size % plan.devices == self._index):
             target, source = iteration.losses[m], self._losses[m]
             download.run("", lambda t=target, s=source: t.copy_(s, non_blocking=True))
         download.record().synchronize()

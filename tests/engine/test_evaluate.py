@@ -1,5 +1,8 @@
 """The loss of other data, forward only: the plain model's, on any number of devices; training is as without."""
 
+import threading
+import time
+
 import pytest
 import torch
 
@@ -47,6 +50,21 @@ def test_the_number_of_devices_and_rounds_changes_no_bit_of_it(plan):
     found = trained(batches, other, plan, asynchronous=True, dtype=torch.float32)[0]
     assert found[0][0] == usual[0][0]
     assert "MR=2" in plan or found[-1][0] == usual[-1][0]
+
+
+def test_a_slow_device_keeps_its_activations():
+    """With more devices than a round's micro-batches, one without any is at the next round before the others."""
+
+    def probe(where):
+        if "evaluation" in where and threading.current_thread().name.startswith("cpu:0 "):
+            time.sleep(0.005)
+
+    *batches, other = plain.make_batches(2)
+    usual, slow = (
+        trained(batches, other, "N=3 M=4 MR=2", asynchronous=True, dtype=torch.float32, probe=p)[0][0][0]
+        for p in (None, probe)
+    )
+    assert slow == usual == trained(batches, other, "N=1 M=4 MR=2", asynchronous=True, dtype=torch.float32)[0][0][0]
 
 
 def test_nothing_is_dropped():
