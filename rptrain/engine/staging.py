@@ -58,7 +58,7 @@ class Staging:
     def __init__(self, context: Context, index: int, buffers: list[Tensor]) -> None:
         self._context, self._index, self._buffers = context, index, buffers
         self._requested = self._taken = 0
-        self._pool = ThreadPoolExecutor(READERS, f"{index} reader")
+        self._pool = ThreadPoolExecutor(READERS, f"device {index} reader")
 
     def request(self, chunks: Iterable[Chunk]) -> None:
         """They are read as buffers become free; to be taken after all that was requested before."""

@@ -1,0 +1,125 @@
+"""Frozen units in files: byte for byte what they are in memory, from every layout that is stored as it is held."""
+
+import random
+from hashlib import sha256
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rptrain.engine.memory import ModelStore
+from rptrain.errors import UserError
+from rptrain.kernels.quant import Quantised
+from rptrain.models import mapped, registry, weights
+from rptrain.models.freeze import freeze
+from rptrain.models.lora import LoRA, with_lora, without_adapters
+from rptrain.models.mapped import MappedWeights, mapped_units
+from rptrain.models.quantised import with_base
+from rptrain.models.shards import as_bytes
+
+from .test_mxfp4 import published  # noqa: F401 - a fixture
+
+LORA = LoRA(r=2)
+
+
+def with_adapters(directory, base="bf16"):
+    return with_base(with_lora(registry.build(registry.read_config(directory)), LORA), base)
+
+
+def in_memory(directory, spec):
+    """A store of the checkpoint, all of it held."""
+    store = ModelStore(spec, torch.bfloat16, generations=1)
+    own = without_adapters(spec)
+    weights.load(weights.check(directory, own), own, store.held, spec.frozen)
+    return store
+
+
+def opened(directory, spec, dtype=torch.bfloat16):
+    return MappedWeights(weights.check(directory, without_adapters(spec)), spec, dtype)
+
+
+def assert_the_same(directory, spec, monkeypatch):
+    monkeypatch.setattr(mapped, "BLOCK", 1 << 10)
+    choose = random.Random(0)
+    with in_memory(directory, spec) as store, opened(directory, spec) as files:
+        assert files.units.keys() == {*mapped_units(spec)} == {*spec.frozen} - {0} != set()
+        for index, unit in files.units.items():
+            flat = as_bytes(store.units[index].params[0])
+            assert unit.nbytes == len(flat)
+            assert unit.digest() == sha256(flat).hexdigest()
+            for _ in range(30):
+                start, stop = sorted(choose.choices(range(unit.nbytes + 1), k=2))
+                buffer = bytearray(b"x" * (stop - start))
+                unit.read(start, memoryview(buffer))
+                assert buffer == flat[start:stop]
+            for param in unit.unit.params:
+                held, expected = unit.held(param.name), store.held(index, param.name)
+                assert isinstance(held, Quantised) == isinstance(expected, Quantised)
+                pairs = zip(held[:2], expected[:2], strict=True) if isinstance(held, Quantised) else [(held, expected)]
+                assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
+def test_separate_tensors_of_products_and_experts_in_shards(fresh, tmp_path, architecture, monkeypatch):
+    model = fresh(architecture)
+    weights.save(tmp_path, model.spec, model.view, torch.bfloat16, max_shard_bytes=5000)
+    assert len([*tmp_path.glob("*.safetensors")]) > 2
+    assert_the_same(tmp_path, with_adapters(tmp_path), monkeypatch)
+
+
+def test_experts_of_a_layer_in_one_tensor(fresh, tmp_path, monkeypatch):
+    model = fresh("Qwen3MoeForCausalLM")
+    weights.save(tmp_path, model.spec, model.view, torch.bfloat16)
+    file = tmp_path / weights.SINGLE
+    tensors = load_file(file)
+    for param in (param for unit in model.spec.units for param in unit.params if param.stack):
+        parts = torch.cat([tensors.pop(part.key) for part in param.parts])
+        tensors[param.stack.key] = parts.view(param.stack.count, -1, *parts.shape[1:])
+    save_file(tensors, file)
+    assert_the_same(tmp_path, with_adapters(tmp_path), monkeypatch)
+
+
+def test_experts_in_4_bits_as_they_are(published, monkeypatch):  # noqa: F811
+    directory, _ = published
+    assert_the_same(directory, with_adapters(directory, "mxfp4"), monkeypatch)
+
+
+def test_what_is_not_stored_as_it_is_held(published, fresh, tmp_path):  # noqa: F811
+    directory, _ = published
+    with pytest.raises(
+        UserError, match=r'experts.gate_up_proj is stored in MXFP4: lora\.base = "mxfp4" holds it so'
+    ) as e:
+        opened(directory, with_adapters(directory))
+    assert 'To convert them once, use model.hold = "memory"' in str(e.value)
+    model = fresh("GptOssForCausalLM", hidden_size=64, intermediate_size=32)
+    weights.save(tmp_path / "wide", model.spec, model.view, torch.bfloat16)
+    with pytest.raises(UserError, match=r"experts.gate_up_proj is stored as bfloat16, to be held in mxfp4"):
+        opened(tmp_path / "wide", with_adapters(tmp_path / "wide", "mxfp4"))
+    with pytest.raises(UserError, match=r"(?s)is stored as bfloat16, and model\.dtype is float32.*and \d+ more"):
+        opened(tmp_path / "wide", with_adapters(tmp_path / "wide"), torch.float32)
+    spec = freeze(registry.build(registry.read_config(tmp_path / "wide")), ["model.embed_tokens.weight"])
+    with pytest.raises(UserError, match="nothing that stays as it is could be mapped"):
+        opened(tmp_path / "wide", spec)
+
+
+def test_a_number_that_is_none_is_named(fresh, tmp_path):
+    model = fresh("LlamaForCausalLM")
+    model.params[2]["down"][1, 2] = float("nan")
+    weights.save(tmp_path, model.spec, model.view, torch.bfloat16)
+    spec = with_adapters(tmp_path)
+    with opened(tmp_path, spec) as files:
+        files.units[1].digest()
+        with pytest.raises(
+            UserError, match=r"model\.safetensors: model\.layers\.1\.mlp\.down_proj\.weight holds values"
+        ):
+            files.units[2].digest()
+
+
+def test_a_file_that_was_changed_before_it_is_opened(fresh, tmp_path):
+    model = fresh("LlamaForCausalLM")
+    weights.save(tmp_path, model.spec, model.view, torch.bfloat16)
+    spec = with_adapters(tmp_path)
+    found = weights.check(tmp_path, without_adapters(spec))
+    (tmp_path / weights.SINGLE).write_bytes((tmp_path / weights.SINGLE).read_bytes()[:-2])
+    with pytest.raises(UserError, match=r"model\.safetensors was changed while it is in use"):
+        MappedWeights(found, spec, torch.bfloat16)

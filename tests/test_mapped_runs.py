@@ -1,0 +1,123 @@
+"""Whole runs whose frozen weights stay in the model's files: the same bits, less memory, resumed, refused, planned."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rptrain import disk_reading, metrics
+from rptrain.engine import memory
+from rptrain.errors import UserError
+
+from . import run_tools as tools
+
+LORA = ("lora.r=3", "lora.alpha=6", "save.save_steps=2", "optim.learning_rate=0.05")
+FREEZE = ('train.freeze=["model.embed_tokens.weight", "model.layers.1.*", "*.mlp.*"]', "save.save_steps=2")
+MAP = "model.hold=map"
+NORM = 128 * 4  # bytes, padded
+LAYER = (16 * 16 * 2 + 16 * 8 * 2 + 3 * 16 * 24) * 4 + 4 * NORM  # with norms of queries and keys
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tools.write_model(tmp_path / "model")
+    return tmp_path
+
+
+@pytest.mark.parametrize("given", [LORA, FREEZE, (*LORA, "lora.use_dora=true")], ids=["lora", "freeze", "dora"])
+def test_the_bits_are_those_of_a_base_in_memory_also_when_resumed(folder, given):
+    """A resumed run may map what was in memory, and the other way round."""
+    whole = tools.train_here(folder, *given, "eval.questions=2")
+    mapped = tools.train_here(folder, *given, MAP, "log.run_name=mapped", "engine.devices=cpu:1", "eval.questions=2")
+    assert tools.steps(mapped) == tools.steps(whole) and tools.state(mapped) == tools.state(whole)
+    for hold in ("map", "memory"):
+        more = (f"model.hold={hold}", f"save.resume={mapped.checkpoint_path(2)}", f"log.run_name={hold}")
+        again = tools.train_here(folder, *given, *more)
+        assert [event.step for event in tools.events(again, metrics.Resumed)] == [2]
+        assert tools.state(again) == tools.state(whole)
+
+
+def test_a_resumed_run_maps_the_weights_it_was_trained_with(folder):
+    run = tools.train_here(folder, *LORA, MAP)
+    file = folder / "model/model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-300] + bytes(4) + content[-296:])
+    with pytest.raises(UserError, match="are not those that the run was trained with"):
+        tools.train_here(folder, *LORA, MAP, f"save.resume={run.checkpoint_path(2)}", "log.run_name=more")
+
+
+def test_the_process_holds_less_by_what_is_mapped(folder, monkeypatch):
+    """As planned, and as taken."""
+    tools.write_model(folder / "deep", num_hidden_layers=60)
+    taken = []
+
+    class Counted(memory.Arena):
+        def __init__(self, nbytes):
+            super().__init__(nbytes)
+            taken.append(nbytes)
+
+    monkeypatch.setattr(memory, "Arena", Counted)
+    monkeypatch.setattr("rptrain.engine.boundary.Arena", Counted)
+    monkeypatch.setattr("rptrain.engine.staging.Arena", Counted)
+    few = (f"model.path={folder / 'deep'}", "train.max_steps=1", "lora.r=1", "engine.devices=cpu:1")
+    found = {}
+    for hold in ("memory", "map"):
+        taken.clear()
+        run = tools.train_here(folder, *few, f"model.hold={hold}", f"log.run_name={hold}", "engine.replan=false")
+        (started,) = tools.events(run, metrics.ProcessStarted)
+        parts = dict(started.memory[0]["parts"])
+        found[hold] = parts, sum(taken)
+        named = ("weights", "gradients", "moments", "frozen weights", "activations", "buffers of mapped")
+        assert sum(taken) == sum(size for name, size in parts.items() if name.startswith(named))
+    (planned, before), (mapped, after) = found["memory"], found["map"]
+    pages = -(-LAYER // 4096) * 4096
+    assert planned["frozen weights"] - mapped["frozen weights"] == 60 * pages + 4096  # and the last norm
+    assert mapped["buffers of mapped weights"] == 16 * pages
+    assert before - after == (60 - 16) * pages + 4096
+
+
+def test_numbers_that_are_none_end_it_before_training(folder):
+    file = folder / "model/model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.2.mlp.up_proj.weight"][1, 1] = torch.inf
+    save_file(tensors, file)
+    with pytest.raises(UserError, match=r"layers\.2\.mlp\.up_proj\.weight holds values"):
+        tools.train_here(folder, *LORA, MAP)
+
+
+def test_mistakes_end_with_2(folder):
+    tools.write_config(folder)
+    for overrides, message in (
+        ((), "`model.hold`: only weights that stay can be mapped"),
+        (("lora.r=2", "lora.base=nf4"), "`lora.base`: no file holds nf4"),
+        (("lora.r=2", "model.init=random"), "begins with random weights"),
+        (("lora.r=2", "model.dtype=bfloat16"), "is stored as float32, and model.dtype is bfloat16"),
+    ):
+        for command in ("plan", "train"):
+            result = tools.invoke(command, "--config", folder / "run.toml", MAP, *overrides)
+            assert result.exit_code == 2 and message in result.output, result.output
+    result = tools.invoke("bench", "--config", folder / "run.toml", MAP, "lora.r=2")
+    assert result.exit_code == 2 and "as every model in `rptrain bench`" in result.output
+
+
+def test_plan_says_what_a_step_reads_and_what_the_disk_gives(folder, monkeypatch):
+    tools.write_config(folder)
+    given = ("plan", "--config", folder / "run.toml", MAP, "lora.r=2", "engine.round_size=2")
+    found = json.loads(tools.invoke(*given, "--json").output)
+    reading, stages = found["reading"], found["plan"]["stages"]
+    blocks = sum(min(stage["last"], 2) - stage["first"] + 1 for stage in stages)
+    head = sum(stage["last"] == 3 for stage in stages)
+    assert (reading["mapped"], reading["limits"]) == (3 * LAYER + NORM, False)  # all of it, in memory that is free
+    assert reading["bytes_per_step"] == 2 * (blocks * LAYER + head * NORM)  # two rounds
+    assert reading["rate"] > 0
+    text = " ".join(tools.invoke(*given).output.split())
+    assert "of weights stay in the model's files, and are not counted" in text and "that are mapped." in text
+    monkeypatch.setattr(disk_reading, "_rate", lambda files: 1e3)
+    tight = (*given, "engine.host_limit=100MiB")
+    slow = json.loads(tools.invoke(*tight, "--json").output)["reading"]
+    assert slow["limits"] and slow["seconds"] == reading["bytes_per_step"] / 1e3
+    assert "so it takes" in " ".join(tools.invoke(*tight).output.split())
+    monkeypatch.setattr(disk_reading, "_rate", lambda files: 1e12)
+    assert not json.loads(tools.invoke(*tight, "--json").output)["reading"]["limits"]
+    assert json.loads(tools.invoke(*given, "--json", "model.hold=memory").output)["reading"] is None
