@@ -14,12 +14,14 @@ from rptrain.config import Config
 from rptrain.config_values import format_size
 from rptrain.devices import Hardware, readable
 from rptrain.memory_plan import MemoryPlan, least_memory, plan_run, saves
+from rptrain.models.mapped import mapped_units
 from rptrain.models.spec import ModelShape
 
 SHORTEST = 128  # tokens: shorter rows are not proposed
 GIB = 1 << 30
 SWITCH = 2.0  # how large a change `optim.update` counts as, beside keys that are divided by so much
 MOMENTS = {"bf16": 2.0, "int8": 4.0}  # and `optim.moments`
+MAPPED = 8.0  # and `model.hold`: a disk may be slow
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,8 @@ class _Adviser:
             yield [Change("optim.update", "sync", SWITCH)]
         if self._config.optim.moments == "fp32":
             yield [Change("optim.moments", kind, size) for kind, size in MOMENTS.items()]
+        if self._config.model.hold == "memory" and mapped_units(self._spec):
+            yield [Change("model.hold", "map", MAPPED)]
         total, length = train.global_batch_size, self._config.data.max_length
         yield [Change("train.global_batch_size", total // n, n) for n in _powers(total) if total % n == 0]
         shorter = [n for n in reversed(_powers(length)) if SHORTEST <= n < length]

@@ -19,7 +19,7 @@ from rptrain.models import registry, weights
 from rptrain.models.freeze import freeze
 from rptrain.models.lora import adapter_units, set_magnitudes, with_lora, without_adapters
 from rptrain.models.mapped import MappedUnit
-from rptrain.models.quantised import readable, with_base
+from rptrain.models.quantised import with_base
 from rptrain.models.shards import as_bytes
 from rptrain.models.spec import ModelSpec, Unit
 from rptrain.parallel import in_parallel

@@ -32,14 +32,18 @@ CASES = {
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Chunks that end within tensors, and fewer buffers than a unit has chunks."""
+    make_small(monkeypatch, 3000)
+
+
+def make_small(monkeypatch, chunk):
     for module in (transfer, evaluating, staging):
-        monkeypatch.setattr(module, "CHUNK_BYTES", 3000)
+        monkeypatch.setattr(module, "CHUNK_BYTES", chunk)
     monkeypatch.setattr(staging, "BUFFERS", 3)
     monkeypatch.setattr(staging, "READERS", 2)
 
 
 @contextmanager
-def mapped_store(folder, cfg, kind, *, dtype=torch.float32, asynchronous=True, wide_grad=False):
+def mapped_store(folder, cfg, kind, *, dtype=torch.float32, asynchronous=True, wide_grad=False, lock=False):
     """A store as `runs.make_store` makes it, its frozen units in files."""
     options = {"generations": 1 + asynchronous, "wide_grad": wide_grad}
     with runs.make_store(cfg, dtype, asynchronous=asynchronous, wide_grad=wide_grad, **kind) as memory:
@@ -47,7 +51,7 @@ def mapped_store(folder, cfg, kind, *, dtype=torch.float32, asynchronous=True, w
         if not any(folder.iterdir()):
             weights.save(folder, own, memory.view, dtype)
         mapped = MappedWeights(weights.check(folder, own), memory.spec, dtype)
-        with ModelStore(memory.spec, dtype, mapped=mapped, **options) as store:
+        with ModelStore(memory.spec, dtype, mapped=mapped, lock=lock, **options) as store:
             for index in store.in_memory:
                 for param in store.spec.units[index].params:
                     held = memory.held(index, param.name)

@@ -11,6 +11,7 @@ from rptrain.kernels.quant import FORMATS
 from rptrain.models.lora import LoRA
 
 from ..engine import plain, runs
+from ..engine.test_mapped import make_small, mapped_store
 
 pytestmark = pytest.mark.gpu
 
@@ -90,6 +91,26 @@ def test_a_quantised_base_has_the_same_bits_with_any_plan_and_learns_as_on_the_c
     assert first[0][-1] < first[0][0]
     for plan in (*PLANS, *PLANS):
         assert same(first, go(plan, "cuda")), plan
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_mapped_weights_have_the_bits_of_those_in_memory(plan, tmp_path, monkeypatch):
+    make_small(monkeypatch, 30_000)
+    *batches, other = plain.make_batches(5, length=64)
+    plan, kind, results = f"{plan} | N=1 M=4 MR=4", {"lora": LoRA(r=4)}, []
+    options = {"asynchronous": True, "lock": True}
+    memory = runs.make_store(CFG, torch.bfloat16, **options, **kind)
+    with memory, mapped_store(tmp_path, CFG, kind, dtype=torch.bfloat16, **options) as mapped:
+        for store in (memory, mapped):
+            with runs.engine_of(store, plan, tokens=128, device="cuda") as engine:
+                assert engine.locked
+                losses = [engine.evaluate(other)]
+                for batch in batches:
+                    losses.append(engine.forward_backward(batch).result())
+                    losses.append(engine.step(1e-2).result().grad_norm)
+                losses.append(engine.evaluate(other))
+            results.append((losses, [], runs.checkpoint_tensors(store)))
+    assert same(*results)
 
 
 @pytest.mark.parametrize("plan", PLANS)
