@@ -184,7 +184,7 @@ def test_verdicts_in_words():
         (["--gpus", "8", "--host", "30GiB"], [], "optim.moments"),
         (["--gpus", "8", "--host", "30GiB"], [], "train.global_batch_size"),
         (["--gpus", "8", "--host", "30GiB"], [], "data.max_length"),
-        (["--gpus", "8", "--host", "10GiB"], ["train.method=lora", "train.micro_batch_size=1"], "model.hold"),
+        (["--gpus", "1", "--host", "12GiB"], ["model.path=llama-3.1-8b", "train.method=lora"], "model.hold"),
         (["--gpus", "8", "--host", "800GiB", "--vram", "5.25GiB"], [], "train.micro_batch_size"),
         (["--gpus", "8", "--host", "800GiB", "--vram", "24GiB"], ["engine.vram_limit=5GiB"], "engine.vram_limit"),
         (["--gpus", "8", "--host", "800GiB"], ["engine.host_limit=30GiB"], "engine.host_limit"),
