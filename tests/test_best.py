@@ -7,7 +7,7 @@ import pytest
 from rptrain import metrics, validation
 from rptrain.best import by_loss
 from rptrain.checkpoint.export import export
-from rptrain.errors import UserError
+from rptrain.errors import TrainingError, UserError
 from rptrain.rundir import RunDir
 from rptrain.runs.view import RunView
 from rptrain.trainer import Trainer
@@ -63,7 +63,7 @@ def test_also_of_a_run_that_was_cut_off_behind_it(folder, monkeypatch):
             raise OSError("planted")
         write(log, event)
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="planted"):
+    with monkeypatch.context() as patch, pytest.raises(TrainingError, match="planted"):
         patch.setattr(metrics.EventLog, "write", fails)
         trained(folder, 1)
     run = trained(folder, 1)

@@ -9,7 +9,7 @@ import pytest
 
 from rptrain import metrics
 from rptrain.config_source import resolve
-from rptrain.errors import UserError
+from rptrain.errors import TrainingError, UserError
 from rptrain.job import prepare_job
 from rptrain.memory_plan import Place, going_on, plan_run
 from rptrain.rundir import RunDir
@@ -108,7 +108,7 @@ def test_a_run_that_was_cut_off_waits_for_memory_that_shrank(tmp_path, monkeypat
         write(log, event)
 
     often = "save.save_steps=2"
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="planted"):
+    with monkeypatch.context() as patch, pytest.raises(TrainingError, match="planted"):
         patch.setattr(metrics.EventLog, "write", fails)
         tools.train_here(tmp_path, often)
     run = RunDir(tmp_path / "runs/run")

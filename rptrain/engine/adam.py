@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -109,16 +110,27 @@ class CpuAdam:
         """Writes to `target` the parameter read from `source`, updated; they may be one. States in place."""
         finish(self.pool, self._calls(part))
 
-    def begin(self, parts: Sequence[Part]) -> Sequence[Future[object]]:
-        """Gives the threads several parts; they may go on with those of the next call before all of these are done.
+    def begin(self, parts: Sequence[Part], then: Callable[[], object]) -> Sequence[Future[object]]:
+        """Gives the threads several parts, and `then` to the one that is done last.
 
-        What it gives is for `ended`, until when the tensors must live.
+        They go on with what they are given next meanwhile. What comes back is for `ended`, until when the tensors must
+        live.
         """
         calls = [self._calls(part) for part in parts]
         if self.native:  # a thread goes through all parts: it takes what is left of each
             shared = [takers[0] for takers in calls]
-            return [self.pool.submit(_all_of, shared) for _ in range(max(len(takers) for takers in calls))]
-        return [self.pool.submit(call) for takers in calls for call in takers]
+            works = [shared] * max(len(takers) for takers in calls)
+        else:
+            works = [[call] for takers in calls for call in takers]
+        left = deque(range(len(works)))
+
+        def work(calls: Sequence[Callable[[], object]]) -> None:
+            for call in calls:
+                call()
+            if left.pop() == 0:
+                then()
+
+        return [self.pool.submit(work, calls) for calls in works]
 
     def _calls(self, part: Part) -> Sequence[Callable[[], object]]:
         """What updates a part once each was called. The native ones are one call, for as many threads as are of use."""
@@ -180,11 +192,6 @@ class CpuAdam:
         job = _Job(count=count, noise=noise, **{name: t.data_ptr() for name, t in tensors.items()}, **factors)
         call = partial(getattr(self._library, name), ctypes.byref(job))
         return [call] * min(self.threads, -(-count // CHUNK))
-
-
-def _all_of(calls: Sequence[Callable[[], object]]) -> None:
-    for call in calls:
-        call()
 
 
 def _shared(name: str) -> int:

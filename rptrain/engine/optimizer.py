@@ -13,9 +13,9 @@ import math
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 
 from rptrain.engine import moments
 from rptrain.engine.adam import CpuAdam, Part
@@ -198,13 +198,13 @@ class OptimizerWorker:
         if self._max_grad_norm:
             factor *= min(1.0, self._max_grad_norm / (result.grad_norm + 1e-6))
         self.applied += 1
-        under_way: deque[tuple[int, Sequence[Future[object]]]] = deque()
+        under_way: Sequence[Future[object]] = ()
         for index in self._update_order():
-            under_way.append((index, self._adam.begin(self._parts(self._next_unit(index), index, rate, factor))))
-            if len(under_way) > 1:  # the threads have work while a unit is ended
-                self._end_update(*under_way.popleft(), version)
-        while under_way:
-            self._end_update(*under_way.popleft(), version)
+            parts = self._parts(self._next_unit(index), index, rate, factor)
+            begun = self._adam.begin(parts, partial(self._publish, index, version))
+            ended(under_way)  # now, so that the threads have work when they are done with it
+            under_way = begun
+        ended(under_way)
 
     def _next_unit(self, index: int) -> UnitState:
         """The unit, once a snapshot has read it."""
@@ -216,8 +216,8 @@ class OptimizerWorker:
             self._context.probe(f"optimizer {self._where}")
         return state
 
-    def _end_update(self, index: int, begun: Sequence[Future[object]], version: int) -> None:
-        ended(begun)
+    def _publish(self, index: int, version: int) -> None:
+        """A unit that was updated."""
         state = self._context.store.units[index]
         state.flip()
         self._context.board.publish(("version", index), version, state.current)

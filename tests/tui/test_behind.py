@@ -328,7 +328,7 @@ def test_a_replay_is_the_run_as_it_was(tmp_path: Path):
     first = replay.speed
     replay.faster(2)
     assert replay.speed == 2 * first
-    replay.advance(20 / replay.speed)
+    replay.add(replay.news(20 / replay.speed))
     assert replay.view.step == 60
     replay.faster(1e-9)
     assert replay.speed == 1
