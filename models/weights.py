@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -28,7 +29,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 TIED_HEAD = "lm_head.weight"
 BUFFER = ".rotary_emb.inv_freq"  # that old checkpoints store; computed from the config
-DRAWN = 1 << 18  # numbers drawn at a time: they stay in a core's cache; a multiple of 16, torch's own portion
+DRAWN = 1 << 20  # numbers drawn at a time, so that threads seldom meet; a multiple of 16, torch's own portion
 CHECKED = 1 << 20  # numbers checked at a time, so that all threads have work
 
 
@@ -171,6 +172,7 @@ def initialise(spec: ModelSpec, view: Held, seed: int, units: Collection[int] | 
 
     Each tensor's numbers depend on the seed and on its name only.
     """
+    own = _Own()
 
     def draw(item: tuple[str, _Place]) -> None:
         name, place = item
@@ -185,21 +187,29 @@ def initialise(spec: ModelSpec, view: Held, seed: int, units: Collection[int] | 
             with target.filled() as first:
                 for begin in range(0, first.numel, DRAWN):
                     held = first.part(begin, min(begin + DRAWN, first.numel))
-                    held.write(_drawn(held.numel, place.param, generator))
+                    held.write(_drawn(own.numbers[: held.numel], place.param, generator))
             return
         for piece in target.view(-1).split(DRAWN):
-            piece.copy_(_drawn(len(piece), place.param, generator))
+            piece.copy_(_drawn(own.numbers[: len(piece)], place.param, generator))
 
     largest_first = sorted(_places(spec, units).items(), key=lambda item: -prod(item[1].shape))
     in_parallel(draw, largest_first)
 
 
-def _drawn(count: int, param: Param, generator: torch.Generator) -> Tensor:
+class _Own(threading.local):
+    """What each thread draws into, held while it draws: taking memory is where threads meet."""
+
+    def __init__(self) -> None:
+        self.numbers = torch.empty(DRAWN)
+
+
+def _drawn(out: Tensor, param: Param, generator: torch.Generator) -> Tensor:
+    """Fills float32 `out` and returns it."""
     if param.bound is None:
         assert param.std is not None
-        return torch.empty(count).normal_(0, param.std, generator=generator)
-    whole = torch.empty(count, dtype=torch.int64).random_(1 << 24, generator=generator)
-    return ((whole.double() + 0.5) * 2.0**-23 - 1) * param.bound  # one rounding, so the same on every machine
+        return out.normal_(0, param.std, generator=generator)
+    whole = torch.empty(len(out), dtype=torch.int64).random_(1 << 24, generator=generator)
+    return out.copy_(((whole.double() + 0.5) * 2.0**-23 - 1) * param.bound)  # rounded once: the same on every machine
 
 
 def save(

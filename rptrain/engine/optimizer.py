@@ -63,16 +63,22 @@ class OptimizerWorker:
                 pool=adam.pool,
                 threads=adam.threads,
             )
-        self._row_thread: threading.Thread | None = None  # of the present iteration
         self._snapshot: Snapshot | None = None  # whose units the next updates wait for
         self._snapshots = 0
         self._where = "waiting"
         self.seconds: float | None = None  # of the last update
         self._queue: queue.SimpleQueue[Iteration | StepRequest | None] = queue.SimpleQueue()
+        self._rows_asked: queue.SimpleQueue[tuple[Iteration, threading.Event] | None] = queue.SimpleQueue()
+        rows = "gradient rows of the embedding"
         self._thread = threading.Thread(
             target=context.guard, args=(lambda: self._where, self._main), name="optimizer", daemon=True
         )
+        # beside the first: rows arrive while gradients of units do, and either may be waited for
+        self._row_thread = threading.Thread(
+            target=context.guard, args=(lambda: rows, self._collect_rows), name="embedding gradients", daemon=True
+        )
         self._thread.start()
+        self._row_thread.start()
 
     def submit(self, item: Iteration | StepRequest | None) -> None:
         """An iteration, the step that follows it, or None to end."""
@@ -93,8 +99,8 @@ class OptimizerWorker:
     def join(self) -> None:
         """Waits for the thread's end; what it took of the host's memory is given back."""
         self._thread.join()
-        if self._row_thread is not None:
-            self._row_thread.join()
+        self._rows_asked.put(None)  # by then it was asked for all rows
+        self._row_thread.join()
         if self._rows is not None:
             self._rows.close()
 
@@ -127,14 +133,7 @@ class OptimizerWorker:
         head = threading.Event()  # set once the head's gradient, if rows are added to it, is there
         if not context.store.spec.tied:
             head.set()
-        # beside this one: rows arrive while gradients of units do, and either may be waited for
-        self._row_thread = threading.Thread(
-            target=context.guard,
-            args=(lambda: "gradient rows of the embedding", lambda: self._collect_rows(iteration, head)),
-            name="embedding gradients",
-            daemon=True,
-        )
-        self._row_thread.start()
+        self._rows_asked.put((iteration, head))
         sums = {}
         for unit in self._arrival_order():
             self._where = f"gradient of {context.store.spec.units[unit].name}"
@@ -150,7 +149,11 @@ class OptimizerWorker:
             sums[0] = self._adam.square_sum(context.store.units[0].grad)
         return math.fsum(sums[unit] for unit in sorted(sums))
 
-    def _collect_rows(self, iteration: Iteration, head: threading.Event) -> None:
+    def _collect_rows(self) -> None:
+        while (asked := self._rows_asked.get()) is not None:
+            self._collect_rows_of(*asked)
+
+    def _collect_rows_of(self, iteration: Iteration, head: threading.Event) -> None:
         """Sums the gradients of the embedding's outputs, the last to arrive in a round, as they arrive.
 
         Sums that are whole are added to the table's gradient meanwhile. With a frozen embedding it only waits for the
