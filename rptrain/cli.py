@@ -55,6 +55,8 @@ def exit_codes() -> Iterator[None]:
     except UserError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(2) from None
+    except BrokenPipeError:  # who reads has seen enough: typer ends without a word
+        raise
     except (TrainingError, OSError) as error:
         print(error, file=sys.stderr)
         raise typer.Exit(1) from None

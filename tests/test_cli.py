@@ -334,3 +334,5 @@ def test_interrupt_and_failure_as_a_shell_sees_them(folder):
     failed = python("-c", script.replace("{error}", "RuntimeError('device cuda:0')"), cwd=folder)
     assert failed.code == 1 and failed.err.rstrip().endswith("RuntimeError: device cuda:0")
     assert python("-c", script.replace("{error}", "KeyboardInterrupt"), cwd=folder).code == 130
+    unread = python("-c", script.replace("{error}", "BrokenPipeError(32, 'Broken pipe')"), cwd=folder)
+    assert (unread.code, unread.err) == (1, "")
