@@ -38,10 +38,7 @@ class OpenFile:
     def check(self, stamp: Stamp) -> None:
         """UserError where the file is not what it was when it had this stamp."""
         if Stamp.of(self._descriptor) != stamp:
-            raise UserError(
-                f"{self._path} was changed while it is in use: bring it back as it was, and start again; the same "
-                "command goes on from the last checkpoint"
-            )
+            raise UserError(f"{self._path} was changed while it is in use: bring it back as it was")
 
     def read(self, offset: int, buffer: memoryview) -> None:
         """Fills the buffer, of bytes, with what begins `offset` bytes into the file. UserError where it ends before."""
@@ -54,7 +51,7 @@ class OpenFile:
             if count == 0:
                 raise UserError(
                     f"{self._path} ends after {offset + done} bytes, before all of it was read: it was cut short "
-                    "meanwhile; bring it back whole"
+                    "meanwhile; bring it back as it was"
                 )
             done += count
 

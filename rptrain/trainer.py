@@ -19,6 +19,7 @@ from rptrain.control import LOOK, STOP, Control, StopRequested
 from rptrain.data.batch import Batch
 from rptrain.devices import here
 from rptrain.engine.engine import Engine
+from rptrain.engine.errors import EngineError
 from rptrain.engine.iteration import Pending, PendingLoss
 from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter
@@ -47,8 +48,8 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
 
     Leaves `model/`, a Hugging Face directory, in the run's folder, unless a STOP in its `control` folder ended it
     before. Raises UserError before anything heavy is loaded, EngineError for a failure while training (the last
-    checkpoint stays), TrainingError where the last state or the model finds no room on the disk, KeyboardInterrupt
-    after the state was saved.
+    checkpoint stays), TrainingError where the last state or the model finds no room on the disk or mapped weights were
+    changed, KeyboardInterrupt after the state was saved.
     """
     trackers.check(resolved.config.log.report_to)
     found = find(resolved)  # a resume that cannot be is found out before data is read
@@ -89,14 +90,22 @@ def _train(resolved: Resolved, found: tuple[RunDir, Path] | None, held: metrics.
             trainer.run(checkpoint)
         except StopRequested as stopped:
             progress.note(str(stopped))
-        except OSError as error:  # a full disk, for the most part
-            failure = TrainingError(f"{error}. {how_to_go_on(run)}")
+        except Exception as error:
+            if (mendable := _mendable(error)) is None:
+                log.write(metrics.Failed(f"{type(error).__name__}: {error}"))
+                raise
+            saver.settle()  # its checkpoint counts
+            failure = TrainingError(f"{mendable}. {how_to_go_on(run)}")
             log.write(metrics.Failed(str(failure)))
             raise failure from error
-        except Exception as error:
-            log.write(metrics.Failed(f"{type(error).__name__}: {error}"))
-            raise
     return run
+
+
+def _mendable(error: Exception) -> BaseException | None:
+    """What of a failure a person can mend: a full disk, for the most part, or files of mapped weights that changed."""
+    if isinstance(error, EngineError) and isinstance(error.__cause__, UserError):
+        return error.__cause__
+    return error if isinstance(error, OSError) else None
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Whole runs whose frozen weights stay in the model's files: the same bits, less memory, resumed, refused, planned."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from rptrain import disk_reading, metrics
 from rptrain.engine import memory
+from rptrain.engine.engine import Engine
 from rptrain.errors import UserError
 
 from . import run_tools as tools
@@ -84,6 +86,30 @@ def test_numbers_that_are_none_end_it_before_training(folder):
     save_file(tensors, file)
     with pytest.raises(UserError, match=r"layers\.2\.mlp\.up_proj\.weight holds values"):
         tools.train_here(folder, *LORA, MAP)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_file_that_changes_meanwhile_ends_it_with_what_to_do(folder, monkeypatch, saved):
+    tools.write_config(folder)
+    file, begin = folder / "model/model.safetensors", Engine.forward_backward
+    called = []
+
+    def change(engine, batch):
+        called.append(engine)
+        if len(called) == 5:
+            os.utime(file, ns=(0, 0))
+        return begin(engine, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "forward_backward", change)
+        given = ("--config", folder / "run.toml", *LORA, MAP, "engine.replan=false", f"save.save_steps={2 * saved}")
+        result = tools.invoke("train", *given)
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit)  # and no traceback
+    assert f"{file} was changed while it is in use: bring it back as it was. " in result.output
+    said = "checkpoint-4 is whole: mend that, and go on from there with: " if saved else "Nothing of this run was saved"
+    assert said in result.output
+    again = tools.train_here(folder, *LORA, MAP)
+    assert bool(tools.events(again, metrics.Resumed)) == saved and tools.steps(again).keys() == {*range(1, 7)}
 
 
 def test_mistakes_end_with_2(folder):
