@@ -35,7 +35,8 @@ class MachineFlags:
         try:
             return devices.here(config.engine)
         except UserError as error:
-            raise UserError(f"{error}; --gpus 8 --card {DEFAULT_CARD} plans for a machine that is not here") from None
+            other = f"--gpus 8 --card {DEFAULT_CARD} plans for a machine that is not here"
+            raise UserError(f"{error}; engine.devices=auto {other}") from None
 
 
 def planned_machine(flags: MachineFlags, config: Config) -> Hardware:
@@ -43,6 +44,14 @@ def planned_machine(flags: MachineFlags, config: Config) -> Hardware:
     mistakes = []
     if flags.gpus is not None and flags.gpus < 1:
         mistakes.append(f"--gpus must be 1 or more, not {flags.gpus}")
+    named = config.engine.devices
+    if named.startswith("cpu"):
+        mistakes.append(f'engine.devices = "{named}" is workers on the CPU: engine.devices=auto plans for GPUs')
+    elif named.startswith("cuda:") and flags.gpus not in (None, count := len(named.split(","))):
+        mistakes.append(
+            f'--gpus {flags.gpus} is not the {count} of engine.devices = "{named}": leave it out, or add '
+            "engine.devices=auto"
+        )
     if flags.tflops is not None and not 1e-6 <= flags.tflops <= 1e6:
         mistakes.append(f"--tflops must be a number such as 165, not {flags.tflops:g}")
     name = "".join(letter for letter in (flags.card or DEFAULT_CARD).lower() if letter.isalnum())

@@ -15,7 +15,8 @@ from rptrain.plan.roofline import Verdict
 from rptrain.plan.schedule import Stage
 from rptrain.plan_command import PlanReport
 
-BAR = 30  # characters of what there is
+LABEL, SIZE = 33, 12  # characters of the name of what is taken, at least, and of how much
+BAR = 30  # characters of what there is, at most
 WIDEST = 110  # columns of the drawn schedule
 GIB = 1 << 30
 
@@ -158,12 +159,15 @@ def _show_place(places: list[Place], console: Console) -> None:
         text = f"{name}: {_gib(place.total)} of {_gib(place.limit)} ({place.source}), {verdict}"
     _print(Text(text, style="" if place.fits is not False else "red"), 2, console)
     full = max(place.total, place.limit or 0, 1)
+    room = console.width - 4 - SIZE - 2 * 2  # behind the indent and the gaps
+    label = min(max(LABEL, *(len(part.name) for part in place.parts)), room)
+    bar = min(BAR, room - label)
     table = Table.grid(padding=(0, 2))
-    table.add_column(width=33)
-    table.add_column(justify="right", width=12)
-    table.add_column(width=BAR)
+    table.add_column(width=label)
+    table.add_column(justify="right", width=SIZE)
+    table.add_column(width=bar)
     for part in place.parts:
-        table.add_row(part.name, readable(part.nbytes), "█" * round(BAR * part.nbytes / full))
+        table.add_row(part.name, readable(part.nbytes), "█" * round(bar * part.nbytes / full))
     _print(table, 4, console)
     for note in place.notes:
         _print(Text(note), 4, console)

@@ -1,6 +1,7 @@
 """`rptrain plan`: what it shows of plans that fit and that do not, its advice, its flags, its JSON and its pictures."""
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -96,6 +97,15 @@ def test_lines_are_no_wider_than_the_terminal(columns):
     for arguments in (SERVER, ["--gpus", "2", "--host", "20GiB", "--vram", "8GiB"]):
         lines = run(*arguments, columns=columns).stdout.splitlines()
         assert len(lines) > 20 and max(map(len, lines)) <= columns
+
+
+def test_what_is_taken_stands_beside_its_name():
+    """In a narrow terminal the name is what wraps."""
+    write("gpt-oss-20b")
+    for columns, name in ((80, "frozen weights, matrices in mxfp4 and nf4-double"), (50, "frozen weights, matrices in")):
+        lines = run("--gpus", "1", "train.method=lora", "lora.base=nf4", "lora.double_quant=true", columns=columns)
+        (line,) = (line for line in lines.stdout.splitlines() if "frozen weights" in line)
+        assert re.fullmatch(f"    {name}  +[0-9.]+ GiB[ █]*", line), line
 
 
 def test_a_small_machine_ends_with_2_and_advice():
@@ -304,6 +314,8 @@ def test_training_gives_the_same_advice_before_anything_is_loaded(tmp_path, monk
         (["--card", "rtx409"], "not 'rtx409'; did you mean rtx4090?"),
         (["--card", "x"], "--card must be one of rtx3090, rtx4090, rtx5090, l40s, a100, a800, h100, h200, not 'x'\n"),
         (["--gpus", "two"], "Invalid value for '--gpus'"),
+        (["--gpus", "4", "engine.devices=cuda:0,1"], '--gpus 4 is not the 2 of engine.devices = "cuda:0,1": leave it'),
+        (["--card", "h100", "engine.devices=cpu:2"], 'engine.devices = "cpu:2" is workers on the CPU: engine.devices='),
     ],
 )
 def test_bad_flags_end_with_2(flags, said):
