@@ -1,10 +1,14 @@
+import itertools
 import math
+import threading
+from concurrent.futures import FIRST_COMPLETED, wait
 
 import pytest
 import torch
 
 from rptrain.engine import adam
-from rptrain.engine.adam import CHUNK, CpuAdam, join, split
+from rptrain.engine.adam import CHUNK, CpuAdam, Part, join, split
+from rptrain.native import ended
 
 from .updates import BETAS, EPS, PATHS, assert_same_bits, instruction_sets, make_adam, values
 
@@ -358,6 +362,35 @@ def test_an_error_in_a_pool_thread_surfaces(monkeypatch):
     monkeypatch.setattr(adam, "_library", Broken)
     with CpuAdam(BETAS, EPS, 2) as optimizer, pytest.raises(RuntimeError, match="broken"):
         optimizer.square_sum(torch.ones(CHUNK * 3))
+
+
+@PATHS
+def test_what_follows_parts_waits_for_the_last_of_the_threads(fallback, monkeypatch):
+    with make_adam(fallback) as optimizer:
+        release, numbers, told = threading.Event(), itertools.count(), []
+
+        def call():
+            if next(numbers) == 0:
+                assert release.wait(30)
+
+        monkeypatch.setattr(optimizer, "_calls", lambda part: [call, call])
+        begun = optimizer.begin([Part(), Part()], lambda: told.append(release.is_set()))
+        wait(begun, 30, FIRST_COMPLETED)
+        assert not told
+        release.set()
+        ended(begun)
+        assert told == [True]
+
+
+@PATHS
+def test_nothing_follows_parts_of_which_one_failed(fallback, monkeypatch):
+    with make_adam(fallback) as optimizer:
+        told = []
+        monkeypatch.setattr(optimizer, "_calls", lambda part: [lambda: None, lambda: 1 / 0][part["step"] :])
+        begun = optimizer.begin([Part(step=1), Part(step=0)], lambda: told.append(True))
+        with pytest.raises(ZeroDivisionError):
+            ended(begun)
+        assert not told
 
 
 def test_without_the_compiled_library_torch_runs(monkeypatch):
