@@ -13,6 +13,7 @@ from rptrain.kernels import reference_dropout as reference
 from rptrain.kernels.launch import fused, power_of_2, tl, triton
 
 BLOCK = 256  # groups of 8 columns, at most
+PART = 1 << 16  # elements, without kernels: the mask is made of wide integers, which stay in the caches
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,21 +46,24 @@ class Dropout:
 
 def dropout(x_TD: Tensor, drop: Dropout) -> Tensor:
     """x with a mask, and scaled to keep its mean; the same for the gradient in backward."""
-    if not fused(x_TD):
-        return reference.dropout(x_TD, _mask(x_TD, drop), drop.scale)
-    return dropout_triton(x_TD, drop)
+    return dropout_triton(x_TD, drop) if fused(x_TD) else _in_parts(torch.empty_like(x_TD), x_TD, drop, add=False)
 
 
 def add_dropout(out_TD: Tensor, x_TD: Tensor, drop: Dropout) -> Tensor:
     """Adds the same to `out_TD` in place, rounded once; returns it."""
-    if not fused(x_TD):
-        return out_TD.add_(reference.dropout(x_TD, _mask(x_TD, drop), drop.scale))
-    return add_dropout_triton(out_TD, x_TD, drop)
+    return add_dropout_triton(out_TD, x_TD, drop) if fused(x_TD) else _in_parts(out_TD, x_TD, drop, add=True)
 
 
-def _mask(x_TD: Tensor, drop: Dropout) -> Tensor:
+def _in_parts(out_TD: Tensor, x_TD: Tensor, drop: Dropout, add: bool) -> Tensor:
     tokens, width = x_TD.shape
-    return reference.kept(tokens, width, drop.numbers, drop.length, drop.number, drop.threshold)
+    numbers = drop.numbers, drop.length, drop.number, drop.threshold
+    rows = max(PART // width, 1)
+    for begin in range(0, tokens, rows):
+        x, out = x_TD[begin : begin + rows], out_TD[begin : begin + rows]
+        mask = reference.kept(len(x), width, *numbers, begin=begin)
+        dropped = reference.dropout(x, mask, drop.scale)
+        (out.add_ if add else out.copy_)(dropped)
+    return out_TD
 
 
 def dropout_triton(x_TD: Tensor, drop: Dropout) -> Tensor:

@@ -26,11 +26,16 @@ def _multiply(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
     return high, ((upper << 16) + lower) & MASK
 
 
-def kept(tokens: int, width: int, numbers: Tensor, length: int, place: int, threshold: int) -> Tensor:
-    """Bool [tokens, width]; the arguments are those of kernels/dropout.py."""
+def kept(
+    tokens: int, width: int, numbers: Tensor, length: int, place: int, threshold: int, *, begin: int = 0
+) -> Tensor:
+    """Bool [tokens, width] of the tokens from `begin` on; the other arguments are those of kernels/dropout.py.
+
+    An element takes about 30 bytes on the way.
+    """
     groups = -(-width // 8)
     seed, step, first = numbers.unbind()
-    token = torch.arange(tokens, device=numbers.device)[:, None]
+    token = torch.arange(begin, begin + tokens, device=numbers.device)[:, None]
     group = torch.arange(groups, device=numbers.device)
     at = ((token % length) * groups + group) & MASK
     sample = ((first + token // length) & MASK).expand_as(at)

@@ -70,6 +70,17 @@ def test_a_sample_has_its_mask_in_any_micro_batch(device) -> None:
     assert torch.equal(kernels.dropout_triton(x[:8], drop(0.5, device, sample=12)), whole[4:])
 
 
+def test_parts_are_those_of_the_whole(monkeypatch) -> None:
+    """Parts end within samples, and a row may be longer than one."""
+    x, where = random((11, 70), torch.float32, "cpu"), drop(0.3)
+    mask = oracle.kept(11, 70, where.numbers, where.length, where.number, where.threshold)
+    whole = oracle.dropout(x, mask, where.scale)
+    for size in (200, 30):
+        monkeypatch.setattr(kernels, "PART", size)
+        assert torch.equal(dropout(x, where), whole)
+        assert torch.equal(add_dropout(x.clone(), x, where), x + whole)
+
+
 @dtypes
 def test_values(dtype, device) -> None:
     x, out, where = random((5, 70), dtype, device), random((5, 70), dtype, device, 1), drop(0.3, device)

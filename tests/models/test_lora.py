@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rptrain.errors import UserError
+from rptrain.kernels import dropout
 from rptrain.kernels.reference import wide
 from rptrain.models import weights
 from rptrain.models.lora import ENDS, LoRA, adapted, set_magnitudes, target_names, with_lora
@@ -286,13 +287,23 @@ def test_cuda_follows_float64_and_never_waits(architecture, kind, fresh, micro_b
 )
 @pytest.mark.parametrize("use_dora", [False, True], ids=["lora", "dora"])
 def test_bounds_of_memory_hold(use_dora, dtype, sizes, fresh, micro_batch) -> None:
-    """As those of a dense block in test_layers.py; without dropout, whose mask on the CPU is made of wide integers."""
+    """As those of a dense block in test_layers.py."""
+    check_bounds(sizes, dtype, {"use_dora": use_dora}, fresh, micro_batch)
+
+
+def test_bounds_of_memory_hold_with_dropout(fresh, micro_batch, monkeypatch) -> None:
+    """Whose mask on the CPU is made of wide integers, in parts."""
+    monkeypatch.setattr(dropout, "PART", 4096)
+    check_bounds((64, 640, 1, 1, 16), torch.float32, {"dropout": 0.5}, fresh, micro_batch)
+
+
+def check_bounds(sizes, dtype, kind, fresh, micro_batch) -> None:
     hidden, intermediate, heads, kv_heads, r = sizes
     shape = {"hidden_size": hidden, "intermediate_size": intermediate, "head_dim": 64}
     heads_of = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
-    model = fresh_lora(fresh, dtype, LoRA(r=r, use_dora=use_dora), **shape, **heads_of)
+    model = fresh_lora(fresh, dtype, LoRA(r=r, **kind), **shape, **heads_of)
     tokens = 512
-    mb = micro_batch(model.spec, [[2]] * 256, torch.randint(61, (tokens,)))
+    mb = replace(micro_batch(model.spec, [[2]] * 256, torch.randint(61, (tokens,))), sample=torch.tensor((3, 4, 5)))
     layer = model.spec.layers[0]
     p, g = model.of(layer, model.params), model.of(layer, model.grads)
     x, dy = (torch.randn(tokens, hidden).to(dtype) for _ in range(2))
