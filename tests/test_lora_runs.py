@@ -96,6 +96,18 @@ def test_exports_are_made_of_the_master_weights(folder):
     assert all(torch.equal(half[key], tensor.bfloat16()) for key, tensor in merged.items())
 
 
+def test_an_adapter_is_exported_without_its_base(folder):
+    run = tools.train_here(folder, *LORA)
+    (folder / "model/model.safetensors").unlink()
+    assert weights_of(export(run.path, folder / "exported")) == weights_of(run.model_path)
+    with pytest.raises(UserError, match=r"model holds neither model\.safetensors nor"):
+        export(run.path, folder / "merged", merge=True)
+
+
+def weights_of(directory):
+    return (directory / "adapter_model.safetensors").read_bytes()
+
+
 def test_answers_of_a_run_a_checkpoint_and_the_merged_model(folder):
     run = tools.train_here(folder, *LORA, "optim.learning_rate=0.1")
     asked = (["a", "bc"], 6, 0.0, 0, True)

@@ -1,6 +1,7 @@
 """Exports: a directory as Hugging Face lays it out, from a run, a checkpoint or a model in memory."""
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def export(source: Path, to: Path, dtype: str | None = None, *, merge: bool = Fa
         return _write(merged(spec, view), without_adapters(spec), base, to, kind)
     spec, view = from_checkpoint(checkpoint, kind)
     if lora is not None:
-        return _write_adapter(view, spec, Adapter.of(lora), base, to, kind)
+        return _write_adapter(view, spec, Adapter.of(lora), base, to, kind or dtype_of(state))
     return _write(view, spec, base, to, kind)
 
 
@@ -106,19 +107,23 @@ def _write_adapter(
 def from_checkpoint(checkpoint: Path, dtype: torch.dtype | None = None) -> tuple[ModelSpec, View]:
     """A checkpoint's model, and its parameters, mapped two units at a time; master weights for another `dtype`.
 
-    Frozen units come from where the run had them. UserError where something is missing, cut short or not as it was.
+    Frozen units come from where the run had them, once one is asked for. UserError where something is missing, cut
+    short or not as it was.
     """
     from safetensors import safe_open
 
     state = read_state(checkpoint)
     spec = frozen.spec_of(checkpoint, state["meta"])
-    base = frozen.reader(state["meta"], spec, dtype_of(state)) if spec.frozen else None
+
+    @cache
+    def base() -> Callable[[int], dict[str, Tensor]]:
+        return frozen.reader(state["meta"], spec, dtype_of(state))
 
     @lru_cache(maxsize=2)  # adapters are merged into another unit
     def parameters(index: int) -> dict[str, Tensor]:
         unit = spec.units[index]
-        if base is not None and not unit.trainable:
-            return base(index)
+        if not unit.trainable:
+            return base()(index)
         with safe_open(checkpoint / unit_file(index, unit), framework="pt") as stored:
             flat = stored.get_tensor("param")
             held = set(stored.keys())

@@ -10,10 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint import adapter
 from rptrain.checkpoint.adapter import Adapter
+from rptrain.checkpoint.export import export_store
 from rptrain.checkpoint.files import written_aside
 from rptrain.checkpoint.verify import verify_adapter
 from rptrain.errors import UserError
-from rptrain.models import registry, weights
+from rptrain.models import registry, shards, weights
 from rptrain.models.lora import LoRA, adapter_units, merged, with_lora, without_adapters
 from tests.models.conftest import COMMON, VARIANTS, Native, make_micro_batch
 from tests.models.test_lora import IDS, in_peft
@@ -186,6 +187,23 @@ def test_damage_is_found(base, change, message, tmp_path) -> None:
     with pytest.raises(UserError) as caught:
         verify_adapter(tmp_path / "a", model.spec, made)
     assert message in str(caught.value)
+
+
+@llama
+@pytest.mark.parametrize(("change", "message"), [(wrapped, "is missing"), (emptied, "has no"), (spoiled, "infinite")])
+def test_what_was_written_wrong_is_no_export(base, change, message, tmp_path, monkeypatch) -> None:
+    _, directory = base
+    settings, write = LoRA(r=2), shards.write
+    model = trained(directory, settings)
+
+    def planted(file, *rest):
+        write(file, *rest)
+        save_file(change(load_file(file)), file)
+
+    monkeypatch.setattr(shards, "write", planted)
+    with pytest.raises(UserError, match=message):
+        export_store(model.view, model.spec, directory, tmp_path / "a", adapter=Adapter(settings, str(directory)))
+    assert not list(tmp_path.iterdir())
 
 
 @llama

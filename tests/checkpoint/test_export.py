@@ -9,6 +9,7 @@ from rptrain.checkpoint.state import save_state
 from rptrain.checkpoint.verify import verify
 from rptrain.engine.adam import join
 from rptrain.errors import UserError
+from rptrain.models import weights
 
 
 @pytest.fixture
@@ -139,6 +140,31 @@ def test_a_model_with_nan_is_not_exported(spec, states, model_dir, tmp_path):
     with pytest.raises(UserError, match=r"layers.0.self_attn.q_proj.weight holds values that are infinite or not"):
         export_store(lambda unit, name: units[unit].views[0][name], spec, model_dir, tmp_path / "m")
     assert not list(tmp_path.glob("m*"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: {f"module.{name}": tensor for name, tensor in t.items()}, "model.norm.weight is missing"),
+        (lambda t: t | {"model.norm.weight": torch.ones(0)}, "model.norm.weight has shape"),
+        (lambda t: t | {"model.norm.weight": torch.ones(16, dtype=torch.float64)}, "weights are"),
+    ],
+    ids=["wrapper", "empty", "dtype"],
+)
+def test_what_was_written_wrong_is_no_export(run, tmp_path, change, message, monkeypatch):
+    from safetensors.torch import load_file, save_file
+
+    directory, _ = run
+    write = weights.write
+
+    def planted(file, *rest):
+        write(file, *rest)
+        save_file(change(load_file(file)), file)
+
+    monkeypatch.setattr(weights, "write", planted)
+    with pytest.raises(UserError, match=message):
+        export(directory, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
 
 
 def test_verify_reads_an_export_back(run, damage, tmp_path):
