@@ -1,5 +1,6 @@
 """LoRA: a model with frozen weights and, beside its products, low-rank adapters that are trained, by PEFT's names."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import sqrt
@@ -25,6 +26,7 @@ from rptrain.models.lora_modules import (
     products,
     saved_modules,
 )
+from rptrain.models.mapped import MappedUnit
 from rptrain.models.moe import MoEBlock
 from rptrain.models.quantised import rows, rows_each
 from rptrain.models.spec import Layer, ModelShape, ModelSpec, Param, Part, Unit
@@ -111,10 +113,10 @@ def without_adapters(spec: ModelSpec) -> ModelSpec:
     return replace(spec, units=spec.units[: adapter_units(spec).start], layers=tuple(layers))
 
 
-def set_magnitudes(spec: ModelSpec, held: Held) -> None:
+def set_magnitudes(spec: ModelSpec, held: Held, mapped: Mapping[int, MappedUnit]) -> None:
     """Begins DoRA's magnitudes at the lengths of the rows that they scale, as PEFT does; all else must be there.
 
-    A thread widens some rows at a time, within quantised.QUANTISING.
+    A thread widens some rows at a time, or reads them where the unit is mapped, within quantised.QUANTISING.
     """
 
     def begin(item: tuple[Layer, Adapters]) -> None:
@@ -123,13 +125,14 @@ def set_magnitudes(spec: ModelSpec, held: Held) -> None:
         params = {name: tensor for name in adapters.params if isinstance(tensor := held(last, name), Tensor)}
         magnitudes = params[adapters.magnitude]
         unit = next(unit for unit in own for param in spec.units[unit].params if param.name == adapters.name)
-        weight = held(unit, adapters.name)
-        step = rows_each(weight, adapters.inputs)
-        magnitudes.copy_(
-            adapters.norms_by_rows(
-                params, lambda start, stop: rows(weight, adapters.inputs, start, stop, magnitudes.dtype), step
-            )
-        )
+        weight = None if unit in mapped else held(unit, adapters.name)
+
+        def some(start: int, stop: int) -> Tensor:
+            if weight is None:
+                return mapped[unit].rows(adapters.name, start, stop)
+            return rows(weight, adapters.inputs, start, stop, magnitudes.dtype)
+
+        magnitudes.copy_(adapters.norms_by_rows(params, some, rows_each(weight, adapters.inputs)))
 
     in_parallel(
         begin,

@@ -25,7 +25,7 @@ from rptrain.models.spec import ModelShape, Param, Unit
 from rptrain.models.weights import WeightFiles
 from rptrain.reading import OpenFile, Stamp
 
-BLOCK = 1 << 23  # bytes that a thread reads at a time while it hashes
+BLOCK = 1 << 20  # bytes that a thread reads at a time while it hashes
 IN_MEMORY = 'use model.hold = "memory"'
 
 
@@ -148,15 +148,27 @@ class MappedUnit:
 
     def held(self, name: str) -> Tensor | Quantised:
         """A copy of a parameter, in the form in which it is held."""
+        start, param = self._place(name)
+        flat = torch.empty(param.nbytes(self._dtype.itemsize), dtype=torch.uint8)
+        self.read(start, as_bytes(flat))
+        plain, quantised = replace(self.unit, params=(param,)).held(flat, self._dtype)
+        return {**plain, **quantised}[name]
+
+    def rows(self, name: str, first: int, stop: int) -> Tensor:
+        """A copy of some rows of a parameter that is not quantised."""
+        start, param = self._place(name)
+        assert param.format is None
+        rows = torch.empty(stop - first, *param.shape[1:], dtype=self._dtype)
+        self.read(start + first * prod(param.shape[1:]) * self._dtype.itemsize, as_bytes(rows))
+        return rows
+
+    def _place(self, name: str) -> tuple[int, Param]:
+        """Where a parameter begins, in bytes."""
         start = 0
         for param in self.unit.params:
-            size = param.nbytes(self._dtype.itemsize)
             if param.name == name:
-                flat = torch.empty(size, dtype=torch.uint8)
-                self.read(start, as_bytes(flat))
-                plain, quantised = replace(self.unit, params=(param,)).held(flat, self._dtype)
-                return {**plain, **quantised}[name]
-            start += size
+                return start, param
+            start += param.nbytes(self._dtype.itemsize)
         raise KeyError(name)
 
     def digest(self) -> str:

@@ -75,8 +75,8 @@ def readable(spec: ModelShape, held: Callable[[int, str], Tensor | Quantised]) -
     return view
 
 
-def rows_each(weight: Tensor | Quantised, inputs: int) -> int:
-    """How many rows of a matrix `rows` is to be asked of at a time: whole blocks, about WIDENED elements."""
+def rows_each(weight: Tensor | Quantised | None, inputs: int) -> int:
+    """How many rows of a matrix (None: of one in a file) are had at a time: whole blocks, about WIDENED elements."""
     block = weight.format.block if isinstance(weight, Quantised) else 1
     least = block // gcd(block, inputs)
     return max(WIDENED // inputs // least, 1) * least

@@ -117,7 +117,7 @@ def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int]
     """
     places, stored = _places(spec, units), files.tensors
     whole: list[tuple[Stored, Tensor]] = []
-    widened: list[mxfp4.Piece] = []
+    widened: list[tuple[Stored, Stored, Tensor]] = []
     narrowed: list[tuple[Stored, Quantised, bool]] = []
     doubled: list[tuple[Stored, Quantised]] = []
     for name, place in places.items():
@@ -132,11 +132,11 @@ def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int]
                 else:
                     narrowed.append((stored[name], target, place.param.transposed))
         elif packed:
-            widened += mxfp4.pieces(*packed, target)
+            widened.append((*packed, target))
         else:
             whole.append((stored[name], target))
     read(whole)
-    in_parallel(mxfp4.load, widened)
+    in_parallel(mxfp4.load, (piece for each in widened for piece in mxfp4.pieces(*each)))
     in_parallel(quantised.load, (piece for each in narrowed for piece in quantised.pieces(*each)))
     in_parallel(lambda each: quantised.load_whole(*each), sorted(doubled, key=lambda each: -each[1].numel))
     if name := not_finite(spec, view, units):

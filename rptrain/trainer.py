@@ -323,7 +323,7 @@ class Trainer:
         job, seed = self._job, self._job.config.train.seed
         fresh = self._store.in_memory if checkpoint is None else job.spec.frozen
         fresh = [unit for unit in fresh if unit in self._store.in_memory]
-        frozen.fill(job.spec, self._store.held, job.files, seed, fresh)
+        frozen.fill(job.spec, self._store.held, job.files, seed, fresh, self._store.mapped)
         if job.spec.frozen:
             states = [self._store.units[index] for index in job.spec.frozen]
             flats = [(state.unit, state.mapped or state.params[0]) for state in states]

@@ -64,7 +64,7 @@ def bench(
         store = stack.enter_context(open_store(job))
         taken = time.perf_counter()
         weights.initialise(job.spec, store.held, job.config.train.seed)
-        set_magnitudes(job.spec, store.held)
+        set_magnitudes(job.spec, store.held, {})
         store.loaded()
         filled = time.perf_counter()
         first: tuple[float, float] | None = None  # when the first engine was open, and when it had done a step

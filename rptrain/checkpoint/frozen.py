@@ -74,7 +74,7 @@ def reader(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype) -> Call
         unit = spec.units[index]
         flat = torch.zeros(unit.nbytes(dtype.itemsize), dtype=torch.uint8)
         plain, quantised = unit.held(flat, dtype)
-        fill(spec, lambda _, name: {**plain, **quantised}[name], files, seed, [index])
+        fill(spec, lambda _, name: {**plain, **quantised}[name], files, seed, [index], {})
         check(meta, hashes([(unit, flat)]))
         return plain | unit.widen(quantised, dtype)
 
@@ -82,12 +82,19 @@ def reader(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype) -> Call
 
 
 def fill(
-    spec: ModelSpec, view: weights.Held, files: weights.WeightFiles | None, seed: int, units: Sequence[int]
+    spec: ModelSpec,
+    view: weights.Held,
+    files: weights.WeightFiles | None,
+    seed: int,
+    units: Sequence[int],
+    mapped: Mapping[int, MappedUnit],
 ) -> None:
-    """Fills the views of these units from the model's files, or draws them where it has none, as those of adapters."""
+    """Fills the views of these units from the model's files, or draws them where it has none, as those of adapters.
+    The units that are `mapped` are there.
+    """
     drawn = units if files is None else [unit for unit in units if unit in adapter_units(spec)]
     weights.initialise(spec, view, seed, drawn)
     if files is not None:
         weights.load(files, spec, view, [unit for unit in units if unit not in drawn])
     if not set(units).isdisjoint(adapter_units(spec)):
-        set_magnitudes(spec, view)
+        set_magnitudes(spec, view, mapped)

@@ -210,6 +210,11 @@ class ModelStore:
         return tuple(index for index, state in enumerate(self.units) if state.mapped is None)
 
     @property
+    def mapped(self) -> dict[int, MappedUnit]:
+        """The units that are, by index."""
+        return {} if self._mapped is None else self._mapped.units
+
+    @property
     def grad_dtype(self) -> torch.dtype:
         """What gradients leave the devices as."""
         return accumulate_dtype(self.dtype) if self.wide_grad else self.dtype

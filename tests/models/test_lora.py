@@ -221,7 +221,7 @@ def test_fresh_magnitudes_are_those_of_peft_and_change_nothing(architecture, dty
     model = in_ours(base, settings, {name: 0 for name in _adapter_names(base.spec, settings)})
     units = range(len(base.spec.units), len(model.spec.units))
     weights.initialise(model.spec, model.view, seed=5, units=units)
-    set_magnitudes(model.spec, model.view)
+    set_magnitudes(model.spec, model.view, {})
     tensors = model.tensors(model.params)
     for name in adapted(model.spec):
         expected = torch.linalg.norm(tensors[f"{name}.weight"], dim=1)

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 from rptrain.engine.memory import ModelStore
 from rptrain.errors import UserError
 from rptrain.kernels.quant import Quantised
-from rptrain.models import mapped, registry, weights
+from rptrain.models import mapped, quantised, registry, weights
 from rptrain.models.freeze import freeze
-from rptrain.models.lora import LoRA, with_lora, without_adapters
-from rptrain.models.mapped import MappedWeights, mapped_units
+from rptrain.models.lora import LoRA, adapter_units, set_magnitudes, with_lora, without_adapters
+from rptrain.models.mapped import MappedUnit, MappedWeights, mapped_units
 from rptrain.models.quantised import with_base
 from rptrain.models.shards import as_bytes
 
@@ -123,3 +123,25 @@ def test_a_file_that_was_changed_before_it_is_opened(fresh, tmp_path):
     (tmp_path / weights.SINGLE).write_bytes((tmp_path / weights.SINGLE).read_bytes()[:-2])
     with pytest.raises(UserError, match=r"model\.safetensors was changed while it is in use"):
         MappedWeights(found, spec, torch.bfloat16)
+
+
+def test_dora_begins_with_a_few_rows_at_a_time(fresh, tmp_path, monkeypatch):
+    """At the lengths that it has where all is in memory."""
+    model = fresh("LlamaForCausalLM", torch.bfloat16)
+    weights.save(tmp_path, model.spec, model.view, torch.bfloat16)
+    spec = with_lora(model.spec, LoRA(r=2, use_dora=True))
+    taken, read = [], MappedUnit.rows
+    monkeypatch.setattr(MappedUnit, "rows", lambda *given: taken.append(read(*given)) or taken[-1])
+    monkeypatch.setattr(quantised, "WIDENED", 100)
+    with in_memory(tmp_path, spec) as whole, opened(tmp_path, spec) as files:
+        weights.initialise(spec, whole.held, 0, adapter_units(spec))
+        with ModelStore(spec, torch.bfloat16, generations=1, mapped=files) as store:
+            for index in store.in_memory:
+                store.units[index].params[0].copy_(whole.units[index].params[0])
+            monkeypatch.setattr(MappedUnit, "held", None)
+            set_magnitudes(spec, store.held, store.mapped)
+            set_magnitudes(spec, whole.held, {})
+            assert taken and max(rows.numel() for rows in taken) <= 100
+            for index in adapter_units(spec):
+                found = store.units[index].params[0]
+                assert torch.equal(found, whole.units[index].params[0]) and found.count_nonzero()

@@ -166,7 +166,7 @@ def test_dora_begins_with_a_few_widened_rows_at_a_time(stored, monkeypatch, base
     widen = Quantised.widen
     monkeypatch.setattr(Quantised, "widen", lambda held, out: widened.append(out.numel()) or widen(held, out))
     monkeypatch.setattr(quantised, "WIDENED", 1 << 10)
-    set_magnitudes(spec, store.held)
+    set_magnitudes(spec, store.held, {})
     assert all(numel <= 1 << 10 for numel in widened)
     assert bool(widened) == (base != "bf16")
     monkeypatch.undo()
