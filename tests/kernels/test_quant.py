@@ -148,6 +148,16 @@ def test_nf4_takes_the_nearest_value() -> None:
     assert torch.equal(widened(*quantize(w, NF4), NF4, w.numel()), nearest)
 
 
+def test_nf4_takes_the_lower_of_two_that_are_as_near() -> None:
+    """As bitsandbytes does."""
+    table = torch.tensor(NF4_VALUES)
+    middles = (table[1:] + table[:-1]) / 2
+    for w, first in ((middles, 0), (torch.nextafter(middles, torch.tensor(2.0)), 1)):
+        codes, _ = quantize(torch.cat((torch.ones(1), w)), NF4)
+        each = torch.stack((codes >> 4, codes & 15), 1).flatten()
+        assert each.tolist() == [15, *range(first, first + 15)]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_nf4_is_what_bitsandbytes_makes(dtype) -> None:
     """Codes, scales and the widened weights, to the bit."""
