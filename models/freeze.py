@@ -9,6 +9,8 @@ from typing import Any, TypeVar, cast
 from rptrain.errors import UserError
 from rptrain.models.spec import LayerShape, ModelShape, Param, Unit
 
+SHOWN = 3  # names in a message
+
 Shape = TypeVar("Shape", bound=ModelShape)
 
 
@@ -50,14 +52,19 @@ def split_units(spec: Shape, is_frozen: Callable[[Param], bool]) -> Shape:
 def _is_frozen(param: Param, patterns: Sequence[str]) -> bool:
     frozen = [part.key for part in param.parts if any(fnmatchcase(part.key, pattern) for pattern in patterns)]
     if frozen and len(frozen) < len(param.parts):
-        others = ", ".join(part.key for part in param.parts if part.key not in frozen)
+        others = _first([part.key for part in param.parts if part.key not in frozen])
         raise UserError(
-            f"train.freeze: {', '.join(frozen)} cannot be frozen without {others}, as they are one matrix here: "
+            f"train.freeze: {_first(frozen)} cannot be frozen without {others}, as they are one matrix here: "
             "freeze all of them or none"
         )
     return bool(frozen)
 
 
+def _first(names: Sequence[str]) -> str:
+    """Some of what may be hundreds of experts."""
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
 def _unmatched(pattern: str, names: Sequence[str]) -> str:
-    close = get_close_matches(pattern, names, n=3, cutoff=0)
+    close = get_close_matches(pattern, names, n=SHOWN, cutoff=0)
     return f"{pattern!r} matches no tensor of the model; the closest names are {', '.join(close)}"

@@ -69,6 +69,13 @@ def test_patterns_that_cannot_be(patterns, message):
         freeze(registry.build(LLAMA), patterns)
 
 
+def test_experts_that_cannot_be_frozen_alone_are_not_all_listed():
+    with pytest.raises(UserError) as caught:
+        freeze(registry.build({**QWEN3_MOE, "num_experts": 50}), ["*.experts.7.*"])
+    assert "experts.0.gate_proj.weight" in str(caught.value) and "and 95 more, as they are one" in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
 @pytest.mark.parametrize("config", [LLAMA, QWEN3_MOE, GPT_OSS], ids=["llama", "qwen3-moe", "gpt-oss"])
 def test_a_gradient_is_half_of_backwards_products(config):
     """The other half is the input's; with biases the weights of a token's experts have a product beside."""
