@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from rptrain.config_values import Beta, Devices, Names, Number, PathText, RunName, Size, Text
+from rptrain.config_values import MOST_COUNT, Beta, Count, Devices, Names, Number, PathText, RunName, Size, Text
 
 LOSS_SCALE, LOSS_SCALE_STEPS = 65536.0, 2000
 AUTOMATIC = ("train.micro_batch_size", "engine.round_size")  # keys that can be "auto" until a run begins
@@ -71,7 +71,7 @@ class Data(Section):
     """sets to measure the loss on, as [[data.val]]; unset: those of val_size"""
     val_size: NonNegativeFloat = 0.0
     """rows of the training sets to hold out for that; below 1: a share of them"""
-    max_length: int = Field(2048, ge=2)
+    max_length: int = Field(2048, ge=2, le=MOST_COUNT)
     """tokens a row"""
     overlong: Literal["truncate", "split", "drop", "error"] = "truncate"
     """what becomes of a longer sample: it loses its end, becomes several, is left out, or stops the run"""
@@ -88,7 +88,7 @@ class Data(Section):
 class Eval(Section):
     """What is measured before and after training."""
 
-    questions: NonNegativeInt = 0
+    questions: int = Field(default=0, ge=0, le=100_000)
     """how many held-out questions of the built-in tasks to ask; 0: none"""
 
 
@@ -99,13 +99,13 @@ class Train(Section):
     """"full": the weights are trained; "lora": adapters are; unset: adapters where there is a [lora] table"""
     freeze: tuple[Text, ...] = Field(default=(), strict=False)
     """tensors that stay as they are, by name in the checkpoint; "*" is any text: "model.layers.0.*"; unset: none"""
-    micro_batch_size: PositiveInt | Literal["auto"] = 1
+    micro_batch_size: Count | Literal["auto"] = 1
     """rows that go through the model together; "auto": what is planned to be fastest"""
-    global_batch_size: PositiveInt = 16
+    global_batch_size: Count = 16
     """rows a step; a multiple of micro_batch_size"""
-    num_epochs: PositiveFloat = 1.0
+    num_epochs: float = Field(default=1.0, gt=0, le=10**6)
     """passes over the data"""
-    max_steps: PositiveInt | None = None
+    max_steps: Count | None = None
     """steps to train, whatever num_epochs says; unset: num_epochs counts"""
     eval_steps: NonNegativeInt = 0
     """steps between two measurements of the loss on held-out rows; 0: at the end"""
@@ -231,7 +231,7 @@ class Engine(Section):
     """of each GPU, such as "24GiB"; unset: what is free"""
     host_limit: Size | None = None
     """all that the process takes of the host's memory, such as "200GiB"; unset: what is free"""
-    round_size: PositiveInt | Literal["auto"] | None = None
+    round_size: Count | Literal["auto"] | None = None
     """micro-batches a round, the same for the whole run; unset: all of a step; "auto": what is planned to be fastest"""
     optimizer_threads: PositiveInt | None = None
     """CPU threads of the optimizer; unset: by the number of cores"""
@@ -239,7 +239,7 @@ class Engine(Section):
     """with float16, let GPUs sum products in float16: faster on consumer cards, less exact"""
     replan: bool = True
     """measure the layers in the first steps and plan again with the times"""
-    stall_timeout: NonNegativeFloat = 600.0
+    stall_timeout: float = Field(default=600.0, ge=0, le=10**9)
     """seconds without a step's end after which is told what every thread and stream waits for; 0: never"""
     trace: bool = False
     """record when each stage ran on each device"""

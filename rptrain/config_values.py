@@ -6,6 +6,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PositiveFloat, PositiveInt
 
+MOST_WORKERS = 1024  # on the CPU
+MOST_COUNT = 10**9  # of steps, rows or tokens
+
 UNITS = {"B": 1} | {
     f"{prefix}{suffix}": base**power
     for suffix, base in (("iB", 1024), ("B", 1000))
@@ -17,7 +20,7 @@ def parse_size(value: object) -> object:
     """Bytes from a text such as "24GiB", "24 GB" or "512MiB"; what is no text is left as it is."""
     if not isinstance(value, str):
         return value
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b)", value.strip().lower())
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([kmgt]?i?b)", value.strip().lower())
     units = {name.lower(): unit for name, unit in UNITS.items()}
     if match is None or match[2] not in units:
         raise ValueError('must be a size such as "24GiB", "24 GB", or a number of bytes')
@@ -43,7 +46,10 @@ def parse_devices(value: object) -> object:
                 raise ValueError("must name each GPU once")
             return f"cuda:{','.join(map(str, indices))}"
         if all(re.fullmatch(r"cpu(:[1-9]\d*)?", text) for text in texts):
-            return f"cpu:{sum(int(text[4:] or 1) for text in texts)}"
+            workers = sum(int(text[4:] or 1) for text in texts)
+            if workers > MOST_WORKERS:
+                raise ValueError(f"must have at most {MOST_WORKERS} workers on the CPU")
+            return f"cpu:{workers}"
     raise ValueError('must be "auto", "cuda", "cuda:0,1" (these GPUs) or "cpu:2" (two workers on the CPU)')
 
 
@@ -51,6 +57,12 @@ def _folder_name(name: str) -> str:
     if "/" in name or name.startswith("."):
         raise ValueError('must do as the name of a folder, with no "/" and no "." in front')
     return name
+
+
+def _path(path: str) -> str:
+    if "\0" in path:
+        raise ValueError("must be a path, and none has a null character")
+    return expanduser(path)
 
 
 def parse_names(value: object) -> object:
@@ -67,7 +79,8 @@ def shortest(number: float) -> int | float:
 
 
 Text = Annotated[str, Field(min_length=1)]
-PathText = Annotated[Text, AfterValidator(expanduser)]
+PathText = Annotated[Text, AfterValidator(_path)]
+Count = Annotated[PositiveInt, Field(le=MOST_COUNT)]
 RunName = Annotated[Text, AfterValidator(_folder_name)]
 Size = Annotated[PositiveInt, BeforeValidator(parse_size), PlainSerializer(format_size, when_used="json")]
 Devices = Annotated[str, BeforeValidator(parse_devices)]

@@ -428,8 +428,9 @@ def describe(step: Step, total_steps: int, first: Step) -> str:
         parts.append(f"loss {step.loss:.4f}")
     parts.append(f"{step.tokens_per_second:,.0f} tokens/s")
     if step.step > first.step:
-        pace = (step.time - first.time) / (step.step - first.step)
-        parts.append(f"ETA {timedelta(seconds=round(pace * (total_steps - step.step)))}")
+        rest = (step.time - first.time) / (step.step - first.step) * (total_steps - step.step)
+        if rest < timedelta.max.total_seconds():
+            parts.append(f"ETA {timedelta(seconds=round(rest))}")
     return "  ".join(parts)
 
 

@@ -99,4 +99,4 @@ def test_what_is_neither_a_number_nor_auto_is_said_once(folder, key, value):
     with pytest.raises(UserError) as caught:
         config_of(folder, f"{key}={value}")
     said = str(caught.value)
-    assert f'`{key}` must be a whole number above 0, or "auto", not ' in said and "\n" not in said
+    assert f'`{key}` must be a whole number from 1 to 1000000000, or "auto", not ' in said and "\n" not in said

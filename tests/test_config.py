@@ -201,6 +201,23 @@ def test_overrides_that_are_none(folder, override, message):
         ("[train]\nseed = true", "c.toml:7: `train.seed` must be a whole number, not true"),
         ("[train]\nseed = 1.0", "c.toml:7: `train.seed` must be a whole number, not 1.0"),
         ("[train]\nseed = -1", "c.toml:7: `train.seed` must be greater than or equal to 0, not -1"),
+        ("[train]\nmax_steps = 10_000_000_000", "`train.max_steps` must be less than or equal to 1000000000, not"),
+        ("[train]\nglobal_batch_size = 1_000_000_007", "`train.global_batch_size` must be less than or equal to"),
+        (
+            "[train]\nmicro_batch_size = 1_000_000_007",
+            'batch_size` must be a whole number from 1 to 1000000000, or "auto", not',
+        ),
+        ("[train]\nnum_epochs = 1e308", "`train.num_epochs` must be less than or equal to 1000000, not 1e+308"),
+        (
+            "[engine]\nround_size = 1_000_000_007",
+            'round_size` must be a whole number from 1 to 1000000000, or "auto", not',
+        ),
+        ("[engine]\nstall_timeout = 1e12", "`engine.stall_timeout` must be less than or equal to 1000000000, not"),
+        ("[engine]\ndevices = 'cpu:9999'", "`engine.devices` must have at most 1024 workers on the CPU, not"),
+        (f"[engine]\nhost_limit = '{'9' * 400}GB'", '`engine.host_limit` must be a size such as "24GiB"'),
+        ("[eval]\nquestions = 1_000_000", "`eval.questions` must be less than or equal to 100000, not 1000000"),
+        ('[data]\ncache_dir = "a\\u0000"', "`data.cache_dir` must be a path, and none has a null character, not"),
+        ('[save]\nresume = "a\\u0000"', "`save.resume` must be a path, and none has a null character, not"),
         ("[train]\nmax_steps = 0", "c.toml:7: `train.max_steps` must be greater than 0, not 0"),
         (
             "[train]\nmethod = 'qlora'",
@@ -385,7 +402,7 @@ path = "m # no comment"
 [[data.train]]
 path = 'a "quoted" \\ path'
 [[data.train]]
-path = "ü\\n\\u0000é"
+path = "ü\\n\\u0001é"
 format = "text"
 
 [optim]

@@ -228,6 +228,11 @@ def test_plain_lines_where_there_is_no_terminal():
     ]
 
 
+def test_a_time_too_long_to_be_written_is_left_out():
+    assert [line.count("ETA") for line in progress(10**13).splitlines()[1:]] == [0, 0, 0]
+    assert [line.count("ETA") for line in progress(10**12).splitlines()[1:]] == [0, 1, 1]
+
+
 def test_a_bar_on_a_terminal():
     text = progress(3, terminal=True)
     assert "\x1b[" in text and "step 3/3" in text and "━" in text

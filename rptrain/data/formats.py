@@ -137,7 +137,8 @@ def _format_of(path: Path, row: Any) -> str | None:
 def _unknown(path: Path, rows: list[tuple[int, Any]]) -> UserError:
     """Of a file that begins with these rows."""
     keys = next(({key for key in row if row[key] is not None} for _, row in rows if isinstance(row, dict)), None)
-    first = f"its first row: {rows[0][1]}"[:LONGEST] if keys is None else f"its first row has {', '.join(sorted(keys))}"
+    has = "no values" if not keys else ", ".join(sorted(keys))
+    first = f"its first row: {rows[0][1]}"[:LONGEST] if keys is None else f"its first row has {has}"
     wanted = "; ".join(f"{name}: {', '.join(sorted(format.keys))}" for name, format in FORMATS.items())
     read = "" if path.suffix.lower() in READERS else f" as JSON, as its ending is none of {', '.join(READERS)}"
     return UserError(f"{path}: no known data format{read}; {first}. Known formats and their keys: {wanted}.")
