@@ -149,9 +149,12 @@ def test_a_folder_that_cannot_be_made(refused, override):
 # The model
 
 
-def change_config(folder: Path, **changes: object) -> None:
-    file = folder / "model/config.json"
+def spoil_json(file: Path, **changes: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    spoil_json(folder / "model/config.json", **changes)
 
 
 def cut(file: Path, size: int) -> None:
@@ -204,6 +207,8 @@ def test_weights_that_are_no_numbers(folder):
         (lambda f: (f / "tokenizer.json").unlink(), "there is no tokenizer; bring the model's tokenizer.json there"),
         (lambda f: (f / "tokenizer.json").write_text("{"), "no tokenizer that transformers can load"),
         (lambda f: (f / "tokenizer.json").write_text("{}"), "no tokenizer that transformers can load"),
+        (lambda f: cut(f / "tokenizer.json", 1000), "no tokenizer that transformers can load"),
+        (lambda f: spoil_json(f / "tokenizer.json", model={}), "no tokenizer that transformers can load"),
         (lambda f: (f / "tokenizer_config.json").write_text("{"), "no tokenizer that transformers can load"),
         (lambda f: change_config(f.parent, eos_token_id="x"), "no tokenizer that transformers can load"),
         (lambda f: (f / "chat_template.jinja").unlink(), "set `data.chat_template` to a Jinja file"),

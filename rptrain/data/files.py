@@ -157,9 +157,15 @@ def _arrow_rows(path: Path) -> Rows:
             else:
                 source.seek(0)
                 batches = iter(ipc.open_stream(source))
-            yield from _batch_rows(path, batches)
+            yield from _batch_rows(path, map(_validated, batches))
     except (pyarrow.ArrowException, ValueError, OverflowError) as error:
         raise UserError(f"{path}: not an Arrow file that can be read: {error}") from error
+
+
+def _validated(batch: Any) -> Any:
+    """The batch, of which no offset points outside of it; ArrowInvalid otherwise. Parquet's are made here."""
+    batch.validate(full=True)
+    return batch
 
 
 def _batch_rows(path: Path, batches: Iterator[Any]) -> Rows:

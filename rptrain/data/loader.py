@@ -239,7 +239,9 @@ def load_tokenizer(directory: str | Path) -> Any:
     damaged = (OSError, ValueError, TypeError, LookupError, AttributeError, StrictDataclassError)
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except damaged as error:
+    except Exception as error:
+        if not isinstance(error, damaged) and type(error) is not Exception:  # which is all that tokenizers raises
+            raise
         raise UserError(f"{directory}: no tokenizer that transformers can load: {error}") from error
     if not tokenizer.is_fast:
         raise UserError(f"{directory}: the tokenizer has no tokenizer.json, which gives the tokens' places")

@@ -159,3 +159,22 @@ def test_files_that_are_damaged(tmp_path, name, message):
         (tmp_path / name).write_bytes(whole[: len(whole) // 2])
         with pytest.raises(UserError, match=message):
             list(rows_of(tmp_path / name))
+
+
+@pytest.mark.parametrize("place", [0, 8])
+def test_an_arrow_file_with_offsets_outside_of_it(tmp_path, place):
+    """Arrow itself would take what lies there in memory, or the process would be killed."""
+    import pyarrow
+    from pyarrow import ipc
+
+    table = pyarrow.table({"text": ["one", "four", "seven"]})
+    with ipc.new_stream(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table)
+    whole = (tmp_path / "a.arrow").read_bytes()
+    offsets = table.column("text").chunk(0).buffers()[1].to_pybytes()[:16]
+    assert whole.count(offsets) == 1
+    changed = bytearray(offsets)
+    changed[place : place + 4] = (2**30).to_bytes(4, "little")
+    (tmp_path / "a.arrow").write_bytes(whole.replace(offsets, changed))
+    with pytest.raises(UserError, match=r"a\.arrow: not an Arrow file that can be read"):
+        list(rows_of(tmp_path / "a.arrow"))
