@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from rptrain.checkpoint.files import MANIFEST, Damaged, complete_checkpoints, read_facts, set_aside
+from rptrain.checkpoint.facts import read_facts
+from rptrain.checkpoint.files import MANIFEST, Damaged, complete_checkpoints, set_aside
 from rptrain.config import AUTOMATIC, Config
 from rptrain.config_mistakes import dotted, leaves
 from rptrain.config_source import Resolved, render, resolve

@@ -120,6 +120,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise Damaged(f"{file} is damaged: {error}") from error
     if version != FORMAT:
         raise UserError(f"{file} has format {version}; this version reads format {FORMAT}")
+    if outside := [name for name in sizes if Path(name).is_absolute() or ".." in Path(name).parts]:
+        raise Damaged(f"{file} is damaged: {outside[0]!r} is outside of its directory")
     for name, size in sizes.items():
         actual = (directory / name).stat().st_size if (directory / name).is_file() else None
         if actual is None:
@@ -145,31 +147,6 @@ def read_into(file: Path, entry: Mapping[str, Any], buffers: Iterable[memoryview
 def check_hash(file: Path, entry: Mapping[str, Any]) -> None:
     """Damaged if the file's hash is not the manifest's."""
     _compare(file, entry, _hash(file))
-
-
-def read_facts(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What STATE of a checkpoint says, and the manifest's files, once all but the units' content was compared; Damaged
-    otherwise.
-
-    That is what takes no time: sizes of all files, and hashes of those outside of `units`.
-    """
-    manifest = read_manifest(directory)
-    files = manifest["files"]
-    if manifest.get("kind") != KIND:
-        raise Damaged(f"{directory} is no checkpoint of a run")
-    for name, entry in files.items():
-        if not name.startswith("units/"):
-            check_hash(directory / name, entry)
-    if STATE not in files:
-        raise Damaged(f"{directory / MANIFEST} is damaged: it does not name {STATE}")
-    try:
-        state = json.loads((directory / STATE).read_text(encoding="utf-8"))
-        lacking = state["units"].keys() - files.keys()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged(f"{directory / STATE} is damaged: {error}") from error
-    if lacking:
-        raise Damaged(f"{directory / MANIFEST} is damaged: it does not name {min(lacking)}")
-    return state, files
 
 
 def set_aside(directory: Path) -> Path:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from rptrain.checkpoint.base import BASE, base_files
+from rptrain.checkpoint.facts import read_facts
 from rptrain.checkpoint.files import (
     FORMAT,
     KIND,
@@ -30,7 +31,6 @@ from rptrain.checkpoint.files import (
     THREADS,
     check_hash,
     complete_checkpoints,
-    read_facts,
     read_into,
     remove,
     written_aside,
@@ -234,4 +234,5 @@ def _compare(file: Path, stored: Layout, expected: Layout) -> None:
             f'optim.moments = "{saved}", or export the checkpoint and start a new run from it'
         )
     if stored != expected:
-        raise UserError(f"{file} is of another model: {there['shape']} elements, not {here['shape']}")
+        odd = next(name for name in {**stored, **expected} if stored.get(name) != expected.get(name))
+        raise UserError(f"{file} is of another model: {odd} is {stored.get(odd)}, not {expected.get(odd)}")

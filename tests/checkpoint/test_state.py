@@ -1,10 +1,11 @@
 import json
+from hashlib import sha256
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from rptrain.checkpoint.files import MANIFEST
+from rptrain.checkpoint.files import MANIFEST, STATE, Damaged
 from rptrain.checkpoint.state import latest, load_state, prune, read_state, save_state, verify_checkpoint
 from rptrain.errors import UserError
 from rptrain.models import registry
@@ -161,6 +162,53 @@ def test_saving_a_step_again_replaces_it(save, spec, states):
     load_state(directory, fresh)
     assert states.same_bits(states.kept(again), states.kept(fresh))
     assert [path.name for path in directory.parent.iterdir()] == ["checkpoint-7"]
+
+
+def rewrite(directory, change):
+    """Changes trainer_state.json, and the manifest with it."""
+    file, manifest = directory / STATE, directory / MANIFEST
+    state, facts = json.loads(file.read_bytes()), json.loads(manifest.read_bytes())
+    change(state)
+    file.write_text(json.dumps(state))
+    facts["files"][STATE] = {"size": file.stat().st_size, "sha256": sha256(file.read_bytes()).hexdigest()}
+    manifest.write_text(json.dumps(facts))
+
+
+def first_unit(state):
+    return next(iter(state["units"].values()))
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        (lambda state: state.pop("step"), "step"),
+        (lambda state: state.update(step="7"), "step"),
+        (lambda state: state.update(meta=[]), "meta"),
+        (lambda state: state["meta"].update(applied=None), "meta.applied"),
+        (lambda state: state["meta"].update(validation={"loss": "low"}), "meta.validation.data"),
+        (lambda state: state["meta"].update(frozen={}), "meta.frozen.patterns"),
+        (lambda state: first_unit(state).pop("param"), "units.*.param"),
+        (lambda state: first_unit(state)["exp_avg"].update(dtype="F31"), "units.*.exp_avg.dtype"),
+        (lambda state: first_unit(state)["param"].pop("shape"), "units.*.param.shape"),
+        (lambda state: first_unit(state)["param"].update(data_offsets=[-1, 0]), "units.*.param.data_offsets.0"),
+    ],
+)
+def test_a_state_that_no_run_wrote(save, spec, states, change, place):
+    directory = save(states.make(spec))
+    rewrite(directory, change)
+    with pytest.raises(Damaged, match=rf"{STATE} is damaged: {place}: "):
+        read_state(directory)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "units/../../outside"])
+def test_a_manifest_cannot_name_what_is_outside(save, spec, states, monkeypatch, name):
+    directory = save(states.make(spec))
+    (directory.parent / "outside").write_bytes(b"x")
+    facts = json.loads((directory / MANIFEST).read_bytes())
+    facts["files"][name] = {"size": 1, "sha256": sha256(b"x").hexdigest()}
+    (directory / MANIFEST).write_text(json.dumps(facts))
+    with pytest.raises(Damaged, match="is outside of its directory"):
+        read_state(directory)
 
 
 def test_a_base_model_that_is_gone_is_told(spec, states, tmp_path):

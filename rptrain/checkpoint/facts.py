@@ -1,0 +1,99 @@
+"""What a checkpoint says of itself in trainer_state.json: read, and found to be what `save_state` writes."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
+
+from rptrain.checkpoint.files import KIND, MANIFEST, STATE, Damaged, check_hash, read_manifest
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """Of a unit's file, as in its safetensors header."""
+
+    dtype: Literal["BF16", "F16", "F32", "F64", "I16", "I8", "U8"]
+    shape: list[NonNegativeInt]
+    data_offsets: list[NonNegativeInt]
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """The tensors that all units have."""
+
+    param: _Tensor
+    exp_avg: _Tensor
+
+
+@dataclass(frozen=True)
+class _Validation:
+    data: str
+    best: float | None
+    bad: NonNegativeInt
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class _LossScale:
+    scale: float
+    before: float
+    good: NonNegativeInt
+
+
+@dataclass(frozen=True)
+class _Frozen:
+    patterns: list[str]
+    drawn: bool
+    seed: NonNegativeInt
+    sha256: dict[str, str]
+    base: str = "bf16"
+
+
+@dataclass(frozen=True)
+class _Meta:
+    """What a run writes; a checkpoint that no run wrote may have less."""
+
+    data: str = ""
+    model_dir: str = ""
+    chat_template: str = ""
+    applied: NonNegativeInt = 0
+    validation: _Validation | None = None
+    loss_scale: _LossScale | None = None
+    frozen: _Frozen | None = None
+
+
+@dataclass(frozen=True)
+class _State:
+    step: NonNegativeInt
+    meta: _Meta
+    units: dict[str, _Unit]
+
+
+def read_facts(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What STATE of a checkpoint says, and the manifest's files, once all but the units' content was compared; Damaged
+    otherwise.
+
+    That is what takes no time: sizes of all files, and hashes of those outside of `units`.
+    """
+    manifest = read_manifest(directory)
+    files = manifest["files"]
+    if manifest.get("kind") != KIND:
+        raise Damaged(f"{directory} is no checkpoint of a run")
+    for name, entry in files.items():
+        if not name.startswith("units/"):
+            check_hash(directory / name, entry)
+    if STATE not in files:
+        raise Damaged(f"{directory / MANIFEST} is damaged: it does not name {STATE}")
+    text = (directory / STATE).read_bytes()
+    try:
+        TypeAdapter(_State).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise Damaged(f"{directory / STATE} is damaged: {place}: {first['msg']}") from error
+    state = json.loads(text)
+    if lacking := state["units"].keys() - files.keys():
+        raise Damaged(f"{directory / MANIFEST} is damaged: it does not name {min(lacking)}")
+    return state, files
