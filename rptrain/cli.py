@@ -65,6 +65,16 @@ def exit_codes() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM is a Ctrl-C, also while a run is made ready and while its model is written."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _keep_allocator_tidy() -> None:
     """Before torch is there: slots are large and live long, and room between them would be lost."""
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -113,7 +123,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and no progress.")] = False,
 ) -> None:
     """Train as a config says. `train` may be left out."""
-    with exit_codes():
+    with exit_codes(), _terminated_as_interrupted():
         from rptrain.config_source import render, resolve
         from rptrain.rundir import find
 

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -113,6 +114,20 @@ def test_exit_codes(monkeypatch, error, code, said):
     assert (result.exit_code, result.stderr) == (code, said)
     if code == 1:
         assert result.exception is error  # Python prints the traceback and exits with 1
+
+
+def test_sigterm_is_an_interrupt_also_before_and_after_the_steps(monkeypatch):
+    def train(resolved: object, quiet: bool) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the tests go on without what is tested
+    try:
+        replace(monkeypatch, "rptrain.trainer", train=train)
+        result = run("--config", "c.toml")
+        assert (result.exit_code, result.stderr) == (130, "interrupted\n")
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.mark.parametrize(
@@ -289,6 +304,7 @@ def python(*arguments: str, cwd: Path) -> SimpleNamespace:
 
 
 DRY = """
+import signal
 import sys
 from rptrain import cli
 before = [name for name in ("torch", "transformers", "numpy", "tomlkit", "textual") if name in sys.modules]
