@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,7 +32,7 @@ from rptrain.models import registry, weights
 from rptrain.plan.schedule import Plan
 from rptrain.planner import RunPlan
 from rptrain.rundir import RunDir
-from rptrain.trainer import train
+from rptrain.trainer import Trainer, train
 
 PRESET = registry.PRESETS / "tiny-tasks"
 SMALL = {
@@ -192,7 +193,7 @@ class Trainers:
     ) -> int:
         """The exit code, negative for a signal. The child kills itself in the middle of the record of step `event`,
         or before call `save[1]` that syncs, renames or deletes a file once the save of step `save[0]` has begun, or
-        after so many seconds.
+        so many seconds after its first record, `run_started`.
         """
         assert self._server.stdin is not None and self._server.stdout is not None
         write_config(folder)
@@ -242,13 +243,23 @@ def _die_in_save(step: int, call: int) -> None:
     rptrain.saving.save_state = armed
 
 
+def _die_after(seconds: float) -> None:
+    run = Trainer.run
+    timer = threading.Timer(seconds, _die)
+    timer.daemon = True
+
+    def timed(trainer: Trainer, checkpoint: Path | None) -> None:
+        timer.start()
+        run(trainer, checkpoint)
+
+    Trainer.run = timed
+
+
 def _train(
     file: str, overrides: Sequence[str], event: int | None, save: Sequence[int] | None, seconds: float | None
 ) -> None:
     if seconds is not None:
-        timer = threading.Timer(seconds, _die)
-        timer.daemon = True
-        timer.start()
+        _die_after(seconds)
     if event is not None:
         _die_in_record(event)
     if save is not None:
@@ -258,6 +269,8 @@ def _train(
 
 def _serve() -> None:
     torch.set_num_threads(1)  # no thread pool before a fork
+    for module in ("numpy.random", "rich.progress"):  # else imported by each child
+        import_module(module)
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

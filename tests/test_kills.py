@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -13,6 +12,7 @@ import pytest
 
 import rptrain.checkpoint.state
 import rptrain.saving
+from rptrain import metrics
 from rptrain.checkpoint.state import verify_checkpoint
 from rptrain.rundir import RunDir
 
@@ -107,29 +107,32 @@ def test_every_state_of_the_disk_that_a_kill_can_leave(whole, tmp_path, monkeypa
         assert tools.state(RunDir(finished)) == expected
 
 
-def killed_at_random(folder: Path, trainers: tools.Trainers, expected: dict[str, bytes], seeds: range) -> None:
+def killed_at_random(folder: Path, trainers: tools.Trainers, whole: RunDir, kills: int) -> None:
+    """Whatever of a run's time is left after a kill, the next may fall into all of it; a run that ends is compared."""
     tools.write_model(folder / "model")
-    began = time.monotonic()
-    assert trainers.train(folder, *OFTEN) == 0
-    usual = time.monotonic() - began
-    for seed in seeds:
-        shutil.rmtree(folder / "runs")
-        kills = 0
-        random = Random(seed)
-        while (code := trainers.train(folder, *OFTEN, seconds=random.uniform(0.2, 1.2) * usual)) != 0:
+    (began,), (ended,) = (tools.events(whole, kind) for kind in (metrics.RunStarted, metrics.Finished))
+    usual, expected, random = ended.time - began.time, tools.state(whole), Random(0)
+    left, finished = kills, False
+    while left or not finished:
+        if finished:
+            shutil.rmtree(folder / "runs")
+        code = trainers.train(folder, *OFTEN, seconds=random.uniform(0, usual) if left else None)
+        found = [RunDir(path) for path in (folder / "runs").iterdir()]
+        finished = code == 0
+        if finished:
+            (run,) = (run for run in found if run.finished)
+            assert tools.state(run) == expected, kills - left
+        else:
             assert code == -signal.SIGKILL
-            kills += 1
-            for checkpoint in (folder / "runs/run/checkpoints").glob("checkpoint-*"):
-                if checkpoint in RunDir(folder / "runs/run").checkpoints():
-                    verify_checkpoint(checkpoint)
-        (path,) = (path for path in (folder / "runs").iterdir() if RunDir(path).finished)
-        assert tools.state(RunDir(path)) == expected, (seed, kills)
+            left -= 1
+            for checkpoint in [path for run in found for path in run.checkpoints()]:
+                verify_checkpoint(checkpoint)
 
 
 def test_killed_at_random_moments(whole, trainers, tmp_path):
-    killed_at_random(tmp_path, trainers, tools.state(whole), range(1))
+    killed_at_random(tmp_path, trainers, whole, 5)
 
 
 @pytest.mark.slow
 def test_killed_at_fifty_random_moments(whole, trainers, tmp_path):
-    killed_at_random(tmp_path, trainers, tools.state(whole), range(50))
+    killed_at_random(tmp_path, trainers, whole, 50)
