@@ -338,6 +338,10 @@ class EventLog:
             self._file = LineFile(path, lock=True)
         except BlockingIOError:
             raise UserError(f"{path}: another process trains this run") from None
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be written: {error.strerror}; make it writable, or begin a new run"
+            ) from error
         self._lock = threading.Lock()
         self._listeners: list[Callable[[Event], None]] = []
         self._lost, self._reason = 0, ""

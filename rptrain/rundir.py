@@ -149,7 +149,13 @@ def find(resolved: Resolved) -> tuple[RunDir, Path] | None:
     config = resolved.config
     if config.save.resume == "never":
         return None
-    found = _unfinished(config) if config.save.resume == "auto" else checkpoint_of(config.save.resume)
+    try:
+        found = _unfinished(config) if config.save.resume == "auto" else checkpoint_of(config.save.resume)
+    except OSError as error:  # another user's, for the most part
+        raise UserError(
+            f"a run that could go on cannot be read: {error.filename}: {error.strerror}; make it readable, set another "
+            "log.run_name or save.output_dir, or begin a new run with save.resume=never"
+        ) from error
     if found is not None and (changes := changed(found[0].config(), config)):
         raise UserError(
             f"{found[0].path} cannot go on with other numbers than it began with: {'; '.join(changes)}. "

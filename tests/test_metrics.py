@@ -206,6 +206,11 @@ def test_is_finished(path):
     assert not is_finished(path)
 
 
+def test_a_file_that_cannot_be_written(tmp_path):
+    with pytest.raises(UserError, match="cannot be written: Is a directory; make it writable, or begin a new run"):
+        EventLog(tmp_path)
+
+
 STEPS = [metrics.Step(n, 4.0 / n, 1e-3, 1.0, 8, 8, 1234.5, skipped=n == 3, time=10.0 * n) for n in (1, 2, 3)]
 
 

@@ -1,5 +1,6 @@
 """Run folders: what is made, what is resumed, and what may change between."""
 
+import errno
 import stat
 from pathlib import Path
 
@@ -173,6 +174,25 @@ def test_paths_that_lead_nowhere():
     ):
         with pytest.raises(UserError, match=message):
             find(config(f"save.resume={path}"))
+
+
+def test_a_run_that_cannot_be_read(monkeypatch):
+    """As another user's in a shared folder."""
+    run, _ = begin(config())
+    save(run, 10)
+
+    is_file = Path.is_file
+
+    def refuse(path: Path) -> bool:
+        if path.parts[0] == "runs":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    for override in ("save.resume=auto", f"save.resume={run.path}"):
+        with pytest.raises(UserError, match=r"runs/r/config.toml: Permission denied; make it readable, set another"):
+            find(config(override))
+    assert find(config("save.resume=never")) is None
 
 
 # What a resumed run may change

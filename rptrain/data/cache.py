@@ -69,8 +69,8 @@ def content_key(file: Path, settings: list[Any]) -> str:
     try:
         with file.open("rb") as source:
             content = file_digest(source, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # a name that cannot be, as with a null character, is a ValueError
+        raise UserError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     suffix = file.suffix.lower()  # decides how the file is read
     return sha256(json.dumps([content, suffix, settings], sort_keys=True).encode(errors="surrogatepass")).hexdigest()
 

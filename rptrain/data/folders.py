@@ -81,7 +81,9 @@ def _of_folder(path: Path, split: str) -> Chosen:
         try:
             return Chosen([path / Path(part["filename"]).name for part in parts])
         except (TypeError, KeyError) as error:
-            raise UserError(f"{path / 'state.json'} is not what `datasets` writes: {error!r}") from error
+            raise UserError(
+                f"{path / 'state.json'} is not what `datasets` writes: `_data_files` has something without a `filename`"
+            ) from error
     files = sorted(file for file in _walk(path) if file.stem.lower() not in NO_DATA)
     read = [file for file in files if file.suffix.lower() in READERS]
     splits = _splits_of([file.relative_to(path).as_posix() for file in read], split)
@@ -154,4 +156,4 @@ def _described(file: Path, key: str) -> list[Any]:
     try:
         return list(json.loads(file.read_text(encoding="utf-8"))[key])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{file} is not what `datasets` writes: {error!r}") from error
+        raise UserError(f"{file} is not what `datasets` writes: JSON with a list `{key}`") from error

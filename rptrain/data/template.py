@@ -152,8 +152,8 @@ class Renderer:
             return self._tokenizer.apply_chat_template(
                 messages, tools, chat_template=self._template, tokenize=False, add_generation_prompt=prompt
             )
-        except (TemplateError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
-            raise ValueError(f"the chat template refuses it: {error}") from error
+        except (TemplateError, TypeError, AttributeError, LookupError, ArithmeticError, MemoryError) as error:
+            raise ValueError(f"the chat template refuses it: {str(error) or type(error).__name__}") from error
         except RecursionError as error:
             raise ValueError("it is nested too deeply, or a macro of the chat template calls itself") from error
 

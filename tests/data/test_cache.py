@@ -264,9 +264,17 @@ def test_no_documents(tmp_path):
     assert found is not None and len(found[0].tokens) == 0
 
 
-def test_a_file_that_a_folder_names_and_that_is_not_there(folder, tokenizer):
-    (folder / "state.json").write_text('{"_data_files": [{"filename": "gone.arrow"}]}')
-    with pytest.raises(UserError, match=r"gone.arrow cannot be read: No such file"):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gone", "gone.arrow cannot be read: No such file"),
+        ("a\0", "embedded null"),
+        ("\ud800", "surrogates not allowed"),
+    ],
+)
+def test_a_file_that_a_folder_names_and_that_is_not_there(folder, tokenizer, name, message):
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": f"{name}.arrow"}]}))
+    with pytest.raises(UserError, match=message):
         go(folder, tokenizer, ".")
 
 

@@ -171,7 +171,7 @@ def test_what_datasets_saves(tmp_path):
         choose(tmp_path / "two", "dev")
     (tmp_path / "one/state.json").write_text('{"_data_files": [{"filename": "../../secret.arrow"}]}')
     assert names_of(tmp_path / "one") == ["secret.arrow"], "files outside the folder are not looked at"
-    for text in ("[]", '{"_data_files": ["a.arrow"]}', "[" * 100_000):
+    for text in ("[]", '{"_data_files": ["a.arrow"]}', '{"_data_files": {"a": "b"}}', "[" * 100_000):
         (tmp_path / "one/state.json").write_text(text)
         with pytest.raises(UserError, match="not what `datasets` writes"):
             choose(tmp_path / "one")

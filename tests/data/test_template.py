@@ -185,6 +185,7 @@ STRICT = "{{ raise_exception('no') if messages[0].role == 'assistant' }}" + PROM
         (DEAF, "does not write the text of turn 1"),
         (STRICT, "refuses it: no"),
         ("{% if %}", "refuses it"),
+        ("{{ 'a' * 10**18 }}", "refuses it: MemoryError"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}" + PROMPTLESS, "a macro of the chat template calls itself"),
     ],
 )
