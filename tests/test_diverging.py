@@ -43,26 +43,30 @@ def test_a_run_that_diverges_ends(steps, message, update, tmp_path):
 
 @pytest.mark.parametrize("rows", ["tasks", "random"])
 def test_the_rows_of_a_step_that_is_skipped_are_named(rows, tmp_path, monkeypatch, capsys):
-    """The loss of micro-batch 2 of step 3 is no number, once: the run goes on and says where that was."""
+    """The loss of micro-batch 2 of steps 3 and 5 is no number: the run goes on, says where that was, and as two in a row
+    would end it, step 4 begins to count anew.
+    """
     head, calls = StagePass._head, []
 
     def spoiled(work, scale, loss):
         head(work, scale, loss)
         calls.append(None)
-        if len(calls) == 2 * 4 + 2 + 1:
+        if len(calls) in (2 * 4 + 2 + 1, 4 * 4 + 2 + 1):
             loss.fill_(math.nan)
             work._dy.fill_(math.nan)
 
     monkeypatch.setattr(StagePass, "_head", spoiled)
     tools.write_model(tmp_path / "model")
-    resolved = tools.write_config(tmp_path, f"data.train.0.path=builtin:{rows}", "engine.devices=cpu:1")
+    settings = (f"data.train.0.path=builtin:{rows}", "engine.devices=cpu:1", "optim.max_skipped_steps=2")
+    resolved = tools.write_config(tmp_path, *settings)
     run = tools.train(resolved)
-    (skipped,) = tools.events(run, metrics.StepSkipped)
+    skipped, later = tools.events(run, metrics.StepSkipped)
     batches = prepare_job(resolved.config).batches
     expected = batches.taken(2)[2 * 16 : 3 * 16].tolist()
     assert (skipped.step, skipped.in_a_row, skipped.micro_batches) == (3, 1, (2,))
+    assert (later.step, later.in_a_row, later.micro_batches) == (5, 1, (2,))
     assert list(skipped.rows) == expected and len(skipped.texts) == (16 if rows == "tasks" else 0)
     assert all("<" in text for text in skipped.texts)
     said = " ".join(capsys.readouterr().out.split())
     assert f"step 3 was skipped: in rows {expected[0]}, {expected[1]}, " in said
-    assert run.finished and [event.step for event in tools.events(run, metrics.Step) if event.skipped] == [3]
+    assert run.finished and [event.step for event in tools.events(run, metrics.Step) if event.skipped] == [3, 5]

@@ -15,23 +15,23 @@ WORDS = ["user", "assistant", "hello", "there", "what", "is", "the", "sum", "of"
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
+def sources(tmp_path_factory):
+    """Conversations, and texts, of which the first token is nobody's label either."""
     random = Random(0)
 
     def words(most):
         return " ".join(random.choices(WORDS, k=random.randint(1, most)))
 
-    path = tmp_path_factory.mktemp("data") / "rows.jsonl"
-    chats = [
-        [{"role": "user", "content": words(4)}, {"role": "assistant", "content": words(8)}] for _ in range(SAMPLES)
-    ]
-    path.write_text("\n".join(json.dumps({"messages": chat}) for chat in chats))
-    return path
+    folder, half = tmp_path_factory.mktemp("data"), range(SAMPLES // 2)
+    chats = [[{"role": "user", "content": words(4)}, {"role": "assistant", "content": words(8)}] for _ in half]
+    (folder / "chats.jsonl").write_text("\n".join(json.dumps({"messages": chat}) for chat in chats))
+    (folder / "texts.jsonl").write_text("\n".join(json.dumps({"text": words(12)}) for _ in half))
+    return [Source(str(folder / name)) for name in ("chats.jsonl", "texts.jsonl")]
 
 
-def loss(path, tokenizer, *, packing, micro, workers):
+def loss(sources, tokenizer, *, packing, micro, workers):
     """Of the whole set in one step."""
-    rows = prepare(sources=[Source(str(path))], tokenizer=tokenizer, max_length=LENGTH, packing=packing)
+    rows = prepare(sources=sources, tokenizer=tokenizer, max_length=LENGTH, packing=packing)
     assert rows.trimmed.cut == 0 and rows.unsupervised == 0
     size = -(-len(rows) // 4) * 4
     batch = Batches(rows, micro, size, 0).batch(0)
@@ -43,11 +43,11 @@ def loss(path, tokenizer, *, packing, micro, workers):
     return losses[0], norms[0], len(rows)
 
 
-def test_the_same_packed_or_padded_in_any_micro_batches_on_any_workers(path, tokenizer):
-    first, norm, packed_rows = loss(path, tokenizer, packing=True, micro=1, workers=1)
+def test_the_same_packed_or_padded_in_any_micro_batches_on_any_workers(sources, tokenizer):
+    first, norm, packed_rows = loss(sources, tokenizer, packing=True, micro=1, workers=1)
     assert packed_rows < SAMPLES
     for packing in (True, False):
         for micro, workers in ((1, 4), (4, 1), (4, 2)):
-            found, found_norm, rows = loss(path, tokenizer, packing=packing, micro=micro, workers=workers)
+            found, found_norm, rows = loss(sources, tokenizer, packing=packing, micro=micro, workers=workers)
             assert (rows < SAMPLES) == packing
             assert found == pytest.approx(first, abs=1e-6) and found_norm == pytest.approx(norm, abs=1e-6)
