@@ -1,5 +1,6 @@
 """The command line. What is heavy is imported once the config has been checked."""
 
+import errno
 import json
 import os
 import signal
@@ -15,7 +16,19 @@ import typer
 
 from rptrain import __version__
 from rptrain.errors import TrainingError, UserError
+from rptrain.runs.printable import printable
 
+# What is wrong with a path that was given; other errors of the system are a disk's.
+_NAMES_AND_RIGHTS = {
+    errno.EACCES,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
 _GLOBAL_OPTIONS = ("--help", "--version", "--keys")
 
 app = typer.Typer(
@@ -47,19 +60,19 @@ def arguments(given: list[str]) -> list[str]:
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
-    """2 for what the person can mend, 130 for an interrupt, 1 for a run that diverged and a disk that fails; and for
-    anything else, which shows its traceback.
+    """2 for what the person can mend, files that may not be read or cannot be among it, 130 for an interrupt, 1 for a
+    run that diverged and a disk that fails; and for anything else, which shows its traceback.
     """
     try:
         yield
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         raise typer.Exit(2) from None
     except BrokenPipeError:  # who reads has seen enough: typer ends without a word
         raise
     except (TrainingError, OSError) as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(1) from None
+        print(printable(str(error)), file=sys.stderr)
+        raise typer.Exit(2 if isinstance(error, OSError) and error.errno in _NAMES_AND_RIGHTS else 1) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -161,7 +174,10 @@ def plan(
     host: Annotated[str | None, typer.Option(help="Their machine's memory, such as 800GiB.")] = None,
     tflops: Annotated[float | None, typer.Option(help="The rate of each with bfloat16, such as 165.")] = None,
     show_data: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Read the data, and show N samples and what is learned of them.")
+        int,
+        typer.Option(
+            metavar="N", min=0, max=1_000_000, help="Read the data, and show N samples and what is learned of them."
+        ),
     ] = 0,
 ) -> None:
     """Show the plan of a config, what memory it takes, and what to change where that is too much.

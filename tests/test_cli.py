@@ -1,6 +1,7 @@
 """The command line: what is asked of which module, exit codes, and what is not imported."""
 
 import ast
+import errno
 import json
 import os
 import signal
@@ -101,6 +102,9 @@ class Broken(RuntimeError):
     ("error", "code", "said"),
     [
         (UserError("no such model"), 2, "no such model\n"),
+        (UserError("\x1b[2Jcleared\nand \u202eso on"), 2, "␛[2Jcleared\nand \ufffdso on\n"),
+        (PermissionError(errno.EACCES, "Permission denied", "a"), 2, "[Errno 13] Permission denied: 'a'\n"),
+        (OSError(errno.ENOSPC, "No space left on device", "a"), 1, "[Errno 28] No space left on device: 'a'\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (Broken("device cuda:0"), 1, ""),
     ],
@@ -112,7 +116,7 @@ def test_exit_codes(monkeypatch, error, code, said):
     replace(monkeypatch, "rptrain.trainer", train=train)
     result = run("--config", "c.toml")
     assert (result.exit_code, result.stderr) == (code, said)
-    if code == 1:
+    if isinstance(error, Broken):
         assert result.exception is error  # Python prints the traceback and exits with 1
 
 

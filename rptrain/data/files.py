@@ -120,10 +120,7 @@ def _csv_rows(path: Path) -> Rows:
         reader = csv.reader(file, strict=True)
         try:
             header = next(reader, [])
-            if twice := sorted({name for name in header if header.count(name) > 1}):
-                raise UserError(
-                    f"{path}: there is more than one column named {', '.join(map(repr, twice))}: rename all but one"
-                )
+            _check_columns(path, header)
             for fields in reader:
                 if len(fields) == len(header):
                     yield reader.line_num, dict(zip(header, fields, strict=True))
@@ -131,6 +128,13 @@ def _csv_rows(path: Path) -> Rows:
                     yield reader.line_num, ValueError(f"{len(fields)} fields, but {len(header)} columns")
         except csv.Error as error:
             raise UserError(f"{path}:{reader.line_num}: not CSV: {error}") from error
+
+
+def _check_columns(path: Path, names: list[str]) -> None:
+    if twice := sorted(name for name, count in Counter(names).items() if count > 1):
+        raise UserError(
+            f"{path}: there is more than one column named {', '.join(map(repr, twice))}: rename all but one"
+        )
 
 
 def _parquet_rows(path: Path) -> Rows:
@@ -174,11 +178,7 @@ def _batch_rows(path: Path, batches: Iterator[Any]) -> Rows:
 
     number = 0
     for batch in batches:
-        names = batch.schema.names
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise UserError(
-                f"{path}: there is more than one column named {', '.join(map(repr, twice))}: rename all but one"
-            )
+        _check_columns(path, batch.schema.names)
         batch = batch.select([field.name for field in batch.schema if not is_temporal(field.type)])
         step = min(ROWS_AT_ONCE, max(1, BYTES_AT_ONCE * len(batch) // max(batch.nbytes, 1)))
         for start in range(0, len(batch), step):

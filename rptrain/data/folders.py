@@ -12,6 +12,7 @@ from typing import Any
 
 from rptrain.data.files import READERS
 from rptrain.errors import UserError
+from rptrain.runs.printable import printable
 
 # The splits of `datasets`, with the words that stand for each; and what names of parts in `data/` look like there.
 WORDS = {
@@ -53,7 +54,7 @@ def choose(path: str | Path, split: str = "train") -> Chosen:
     else:
         raise UserError(f"{path}: no such data file or folder")
     if not chosen.files:
-        raise UserError(f"{path}: no file matches this pattern")
+        raise UserError(f"{path}: no file matches this pattern, or is named in state.json")
     if split != "train" and not isdir(path):
         raise UserError(f"{path}: a file has no split {split!r}; it is taken whole")
     for file in chosen.files:
@@ -65,7 +66,8 @@ def choose(path: str | Path, split: str = "train") -> Chosen:
 def named(files: dict[Path, str], folder: str | Path) -> str:
     """The first of them in the folder, with the reasons."""
     more = [f"and {len(files) - SHOWN} more"] if len(files) > SHOWN else []
-    return ", ".join([f"{file.relative_to(folder)} ({why})" for file, why in list(files.items())[:SHOWN]] + more)
+    shown = [f"{file.relative_to(folder)} ({why})" for file, why in list(files.items())[:SHOWN]]
+    return printable(", ".join(shown + more))
 
 
 def _of_folder(path: Path, split: str) -> Chosen:
@@ -75,6 +77,8 @@ def _of_folder(path: Path, split: str) -> Chosen:
         splits = _described(path / "dataset_dict.json", "splits")
         if split not in splits:
             raise UserError(f"{path}: there is no split {split!r}; it has {', '.join(map(str, splits))}")
+        if Path(split).name != split:  # it would lead out of the folder
+            raise UserError(f"{path}: {split!r} is no name of a split")
         path = path / split
     if (path / "state.json").is_file():
         parts = _described(path / "state.json", "_data_files")

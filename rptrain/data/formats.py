@@ -11,6 +11,7 @@ from rptrain.data import chats
 from rptrain.data.chats import Message
 from rptrain.data.files import READERS, rows_of
 from rptrain.errors import UserError
+from rptrain.runs.printable import printable
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Tally:
     def add(self, line: int, reason: object) -> None:
         self.bad += 1
         if len(self.first) < SHOWN:
-            self.first.append(f"{line}: {reason}"[:LONGEST])
+            self.first.append(printable(f"{line}: {reason}"[:LONGEST]))
 
     @classmethod
     def joined(cls, tallies: Mapping[str, Self]) -> Self:
@@ -138,7 +139,7 @@ def _unknown(path: Path, rows: list[tuple[int, Any]]) -> UserError:
     """Of a file that begins with these rows."""
     keys = next(({key for key in row if row[key] is not None} for _, row in rows if isinstance(row, dict)), None)
     has = "no values" if not keys else ", ".join(sorted(keys))
-    first = f"its first row: {rows[0][1]}"[:LONGEST] if keys is None else f"its first row has {has}"
+    first = (f"its first row: {rows[0][1]}" if keys is None else f"its first row has {has}")[:LONGEST]
     wanted = "; ".join(f"{name}: {', '.join(sorted(format.keys))}" for name, format in FORMATS.items())
     read = "" if path.suffix.lower() in READERS else f" as JSON, as its ending is none of {', '.join(READERS)}"
     return UserError(f"{path}: no known data format{read}; {first}. Known formats and their keys: {wanted}.")

@@ -1,6 +1,5 @@
 """Samples as training sees them, with what is learned of each, and counts of the whole set."""
 
-import re
 from dataclasses import asdict, dataclass
 from itertools import islice, pairwise
 from typing import Any
@@ -12,6 +11,7 @@ from rich.text import Text
 from rptrain.data.loader import Batches
 from rptrain.data.rows import Rows
 from rptrain.data.tokens import Stream
+from rptrain.runs.printable import printable
 
 LEARNED = ("⟦", "⟧")  # around what is learned, where there is no colour
 
@@ -99,11 +99,6 @@ def show(found: Preview, console: Console) -> None:
                 shown = shown.join(LEARNED)
             text.append(shown, "green" if part.supervised else "")
         console.print(text, soft_wrap=True)
-
-
-def printable(text: str) -> str:
-    """Without characters that a terminal obeys; line breaks and tabs stay."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda one: f"\\u{ord(one[0]):04x}", text)
 
 
 def _counts(found: Preview) -> list[str]:

@@ -169,6 +169,9 @@ def test_what_datasets_saves(tmp_path):
     assert names_of(tmp_path / "two", "test") == ["test/data-00000-of-00001.arrow"]
     with pytest.raises(UserError, match="there is no split 'dev'; it has train, test"):
         choose(tmp_path / "two", "dev")
+    (tmp_path / "two/dataset_dict.json").write_text('{"splits": ["../one"]}')
+    with pytest.raises(UserError, match=r"'../one' is no name of a split"):
+        choose(tmp_path / "two", "../one")
     (tmp_path / "one/state.json").write_text('{"_data_files": [{"filename": "../../secret.arrow"}]}')
     assert names_of(tmp_path / "one") == ["secret.arrow"], "files outside the folder are not looked at"
     for text in ("[]", '{"_data_files": ["a.arrow"]}', '{"_data_files": {"a": "b"}}', "[" * 100_000):

@@ -62,7 +62,7 @@ def printed(found, **options):
 def test_brackets_without_colours_and_colours_in_a_terminal(batches, tokenizer):
     found = preview(batches, tokenizer, 5)
     plain = printed(found)
-    assert "⟦four<|im_end|>⟧" in plain and "⟦él\\u001b[2J<|im_end|>⟧" in plain and "\x1b" not in plain
+    assert "⟦four<|im_end|>⟧" in plain and "⟦él␛[2J<|im_end|>⟧" in plain and "\x1b" not in plain
     assert "2 samples lost their end" in plain and "1 samples without a supervised token are left out" in plain
     assert re.search(r"\d+\.\d% of the tokens are supervised;\s+\d+\.\d%\s+of\s+the\s+rows\s+is\s+padding", plain)
     coloured = printed(found, force_terminal=True, color_system="standard", no_color=False)
