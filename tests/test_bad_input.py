@@ -210,6 +210,10 @@ def test_weights_that_are_no_numbers(folder):
         (lambda f: cut(f / "tokenizer.json", 1000), "no tokenizer that transformers can load"),
         (lambda f: spoil_json(f / "tokenizer.json", model={}), "no tokenizer that transformers can load"),
         (lambda f: (f / "tokenizer_config.json").write_text("{"), "no tokenizer that transformers can load"),
+        (
+            lambda f: spoil_json(f / "tokenizer_config.json", model_max_length="x"),
+            "no tokenizer that transformers can load",
+        ),
         (lambda f: change_config(f.parent, eos_token_id="x"), "no tokenizer that transformers can load"),
         (lambda f: (f / "chat_template.jinja").unlink(), "set `data.chat_template` to a Jinja file"),
         (lambda f: (f / "chat_template.jinja").write_text("{{ 1 / 0 }}"), "the chat template refuses it: division by"),

@@ -239,6 +239,7 @@ def load_tokenizer(directory: str | Path) -> Any:
     damaged = (OSError, ValueError, TypeError, LookupError, AttributeError, StrictDataclassError)
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        tokenizer("?")  # settings of a wrong type are loaded, and raise where they are used
     except Exception as error:
         if not isinstance(error, damaged) and type(error) is not Exception:  # which is all that tokenizers raises
             raise
