@@ -22,7 +22,7 @@ def check_resume(run: RunDir, checkpoint: Path, job: Job) -> None:
     anew = "or begin a new run with save.resume=never"
     if state["meta"].get("data") != job.rows.content_hash:
         raise UserError(f"the data differs from what {checkpoint} was trained on: bring it back as it was, {anew}")
-    measured = state["meta"].get("validation", {}).get("data")
+    measured = (state["meta"].get("validation") or {}).get("data")
     if measured and job.held_out is not None and measured != job.held_out.rows.content_hash:
         raise UserError(
             f"the held-out data differs from what {checkpoint} was measured on: bring it back as it was, {anew}"
