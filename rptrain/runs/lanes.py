@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from rptrain.runs.shape import fits, is_time
+
 SCHEMA = 1
 FILE, OLD_FILE = "lanes.jsonl", "lanes.old.jsonl"
 
@@ -68,7 +70,7 @@ class Snapshot:
         """None for a line that is no record of this schema."""
         try:
             record: dict[str, Any] = json.loads(line)
-            if record.pop("schema") != SCHEMA or not isinstance(record["time"], int | float):
+            if record.pop("schema") != SCHEMA or not is_time(record["time"]) or not fits(record, cls):
                 return None
             optimizer = record.pop("optimizer")
             lanes = tuple(Lane(**lane) for lane in record.pop("lanes"))

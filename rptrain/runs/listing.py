@@ -68,7 +68,7 @@ def summarise(view: RunView) -> Summary:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Of the files in it; one that goes while they are counted does not count."""
+    """Of the files in it; one that goes while they are counted, or that nobody may look at, does not count."""
     total, folders = 0, [folder]
     while folders:
         try:
@@ -78,7 +78,7 @@ def folder_bytes(folder: Path) -> int:
                         folders.append(Path(entry.path))
                     else:
                         total += entry.stat(follow_symlinks=False).st_size
-        except FileNotFoundError:
+        except OSError:
             continue
     return total
 

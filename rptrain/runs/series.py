@@ -3,7 +3,7 @@
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from math import nan
+from math import isfinite, nan
 from typing import Any
 
 COLUMNS = ("step", "time", "loss", "learning_rate", "grad_norm", "tokens_per_second")
@@ -19,10 +19,12 @@ class Steps:
         return len(self._columns["step"])
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """A `step` record; what is null there is not a number here."""
+        """A `step` record; what is null there is not a number here. ValueError for one that has no step."""
         columns = self._columns
         values = {name: nan if record[name] is None else float(record[name]) for name in columns}
         number = record["step"]
+        if not isfinite(number):
+            raise ValueError(number)
         if len(self) and number <= columns["step"][-1]:
             self.keep(number - 1)
         for name, column in columns.items():

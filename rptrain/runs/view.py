@@ -21,10 +21,12 @@ from math import isnan
 from pathlib import Path
 from typing import Any, Literal
 
+from rptrain.metrics import EVENTS
 from rptrain.runs.facts import Checkpoint, LogLine, Place, Score
 from rptrain.runs.lanes import FILE, Lane, OptimizerState, Snapshot
 from rptrain.runs.process import ProcessId
 from rptrain.runs.series import Steps
+from rptrain.runs.shape import fits, is_time
 from rptrain.runs.tail import LARGE, Tail
 
 State = Literal[
@@ -40,6 +42,7 @@ PACE = 50  # reported steps over which the pace is taken
 LANES = 1 << 20  # bytes of lanes.jsonl that are read at first: more than RECENT snapshots
 BATCH = 500  # lines that are parsed at once
 LONGEST = 1 << 20  # bytes of a line: no record that a view shows is longer
+ROWS = 8  # of the data that a line of the log names
 SAID = 2000  # letters of a message that the log shows
 _UNREAD = b'"event":"slots"'  # long records that no view shows
 _BEGINNING = b'"run_started"'  # of a process: what follows says which it is and what it has
@@ -142,13 +145,15 @@ class RunView:
         """A record of events.jsonl, as JSON has it; of those that are not known only the time is kept."""
         try:
             self._take(record)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             self._say({"time": self.last_event or 0.0}, "a record that cannot be read was passed over", "warning")
 
     def _take(self, record: Mapping[str, Any]) -> None:
-        kind = record.get("event")
-        if isinstance(when := record.get("time"), int | float):
+        kind = str(record.get("event"))
+        if is_time(when := record.get("time")):
             self.last_event = when
+        elif kind in EVENTS:
+            raise ValueError(when)
         if kind == "step":
             self.steps.append(record)
             self.tokens_per_step = record["tokens"]
@@ -157,6 +162,8 @@ class RunView:
                 self.skipped += 1
                 self._say(record, f"step {record['step']}: skipped, the gradients were not finite", "warning")
         elif (take := getattr(self, f"_on_{kind}", None)) is not None:
+            if not fits(record, EVENTS[kind]):
+                raise ValueError(kind)
             take(record)
 
     def take_snapshot(self, snapshot: Snapshot) -> None:
@@ -232,7 +239,7 @@ class RunView:
         found = []
         for index, lane in enumerate(now.lanes):
             part = [shot.lanes[index] for shot in window]
-            kinds = sorted({kind for one in part for kind in one.busy}, key=("F", "FB", "B").index)
+            kinds = [kind for kind in ("F", "FB", "B") if any(kind in one.busy for one in part)]
             busy = {kind: sum(one.busy.get(kind, 0.0) for one in part) / seconds for kind in kinds}
             up, down = (sum(getattr(one, way) for one in part) / seconds for way in ("up", "down"))
             found.append(LaneView(lane, busy, up, down, limits.get(lane.device)))
@@ -277,16 +284,18 @@ class RunView:
         self._say(record, f"{self.model} on {', '.join(self.devices)}, rptrain {self.version}")
 
     def _on_process_started(self, record: Mapping[str, Any]) -> None:
+        memory = record["memory"]
+        if not all(fits(place, Place) for place in memory):
+            raise ValueError(memory)
         self.process = ProcessId(record["host"], record["pid"], record["birth"])
         self.total_steps, self.staleness = record["total_steps"], record["staleness"]
         self.places = tuple(
-            Place(place["name"], place["kind"], tuple(map(tuple, place["parts"])), place["limit"])
-            for place in record["memory"]
+            Place(place["name"], place["kind"], tuple(map(tuple, place["parts"])), place["limit"]) for place in memory
         )
 
     def _on_plan(self, record: Mapping[str, Any]) -> None:
         self.plan = tuple(record["lines"])
-        self._say(record, f"plan: {self.plan[0]}")
+        self._say(record, f"plan: {''.join(self.plan[:1])}")
 
     def _on_estimated(self, record: Mapping[str, Any]) -> None:
         self.planned_step, self.planned_bubble = record["step_seconds"], record["bubble"]
@@ -295,6 +304,11 @@ class RunView:
     def _on_loss_scale(self, record: Mapping[str, Any]) -> None:
         self.loss_scale = record["scale"]
         self._say(record, f"step {record['step']}: the loss scale is {self.loss_scale:g}")
+
+    def _on_step_skipped(self, record: Mapping[str, Any]) -> None:
+        if rows := record["rows"]:
+            named = ", ".join(map(str, rows[:ROWS])) + (" …" if len(rows) > ROWS else "")
+            self._say(record, f"step {record['step']}: in rows {named} of the data the loss is no number", "warning")
 
     def _on_evaluation(self, record: Mapping[str, Any]) -> None:
         score = Score(record["time"], record["step"], record["name"], record["score"], record["tasks"])
@@ -328,6 +342,13 @@ class RunView:
 
     def _on_tracker_failed(self, record: Mapping[str, Any]) -> None:
         self._say(record, f"{record['name']} gets no more numbers: {record['message']}", "warning")
+
+    def _on_stalled(self, record: Mapping[str, Any]) -> None:
+        said = f"no step ended for {record['seconds']:g} s: {record['path']} says what everything waits for"
+        self._say(record, said, "warning")
+
+    def _on_checkpoint_damaged(self, record: Mapping[str, Any]) -> None:
+        self._say(record, f"{record['message']}: another one is taken", "warning")
 
     def _on_memory_low(self, record: Mapping[str, Any]) -> None:
         self._say(record, f"only {record['free'] / 2**30:.2f} GiB of host memory are left", "warning")

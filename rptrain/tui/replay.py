@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rptrain.runs.lanes import FILE, OLD_FILE, Snapshot
+from rptrain.runs.shape import is_time
 from rptrain.runs.view import LONGEST, RunView
 
 SHOWN_IN = 30.0  # seconds that a replay takes at its first speed, or more
@@ -68,9 +69,10 @@ def _events(path: Path) -> Iterator[tuple[float, Any]]:
     for line in _lines(path):
         try:
             record = json.loads(line)
-            yield float(record["time"]), record
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, RecursionError):
             continue
+        if isinstance(record, dict) and is_time(record.get("time")):
+            yield record["time"], record
 
 
 def _snapshots(*paths: Path) -> Iterator[tuple[float, Any]]:

@@ -1,6 +1,7 @@
 """Runs of a folder: which there are, and what is said of each."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -51,12 +52,21 @@ def test_a_long_run_is_glanced_at(tmp_path, monkeypatch):
     assert (summary.step, summary.state, summary.began) == (1999, "training", 100.0)
 
 
-def test_the_size_of_a_folder(tmp_path):
+def test_the_size_of_a_folder(tmp_path, monkeypatch):
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "x").write_bytes(b"12345")
     (tmp_path / "y").write_bytes(b"123")
     (tmp_path / "link").symlink_to("/")
     assert folder_bytes(tmp_path) == 8 + len("/")
+    scandir = os.scandir
+
+    def refuse(folder):
+        if folder.name == "b":
+            raise PermissionError(folder)
+        return scandir(folder)
+
+    monkeypatch.setattr("rptrain.runs.listing.os.scandir", refuse)
+    assert folder_bytes(tmp_path) == 3 + len("/")
 
 
 def test_a_run_that_a_process_trains_is_not_deleted(tmp_path):

@@ -3,14 +3,17 @@
 import json
 import os
 import time
+from dataclasses import fields
 from math import nan
 from pathlib import Path
 
 import pytest
 
 from rptrain.runs.lanes import FILE, Lane, OptimizerState, Snapshot
+from rptrain.runs.listing import summarise
 from rptrain.runs.process import ProcessId
-from rptrain.runs.view import RunView
+from rptrain.runs.view import ENDED, RunView
+from rptrain.tui.run_rows import row
 
 OWN = ProcessId.of(os.getpid())
 START = {
@@ -235,6 +238,68 @@ def test_records_that_do_not_fit_are_passed_over(tmp_path, record):
     write(tmp_path, START, process(), step(1), record, step(3))
     view = RunView(tmp_path)
     assert view.step == 3 and view.state == "training"
+
+
+ODD = (None, -1, 10**400, 1e300, float("inf"), "", "\ud800", True, [], [1], [["a"]], {"a": 1})
+RECORDS = (
+    START,
+    process(),
+    {"event": "estimated", "time": 101.0, "step_seconds": 1.0, "bubble": 0.1, "floor_seconds": 0.5},
+    step(2),
+    {"event": "sample", "time": 104.0, "step": 2, "prompt": "p", "text": "t"},
+    {"event": "evaluation", "time": 104.0, "step": 2, "name": "tasks", "score": 0.5, "tasks": {"a": 0.5}},
+    {"event": "checkpoint_saved", "time": 104.0, "step": 2, "path": "c"},
+    {"event": "step_skipped", "time": 104.0, "step": 2, "rows": [3], "texts": ["x"]},
+    {"event": "stalled", "time": 104.0, "step": 2, "seconds": 600.0, "path": "s", "waiting": {}},
+)
+
+
+@pytest.mark.parametrize("whole", RECORDS, ids=lambda record: record["event"])
+def test_a_value_of_another_type_breaks_nothing_that_is_shown(tmp_path, whole):
+    """Each field of a record holds each of many odd values in turn."""
+    write(tmp_path, START, process(), step(1))
+    lane = Lane("cpu:0", "computing", "F0-3", "F", 0, 0, 1, None, {"F": 0.1}, 10, 20)
+    write_lanes(tmp_path, snapshot(150.0, lane))
+    parts = [{**whole, field: odd} for field in whole for odd in ODD]
+    parts += [{**whole, "memory": [{**place, name: odd}]} for place in MEMORY[:1] for name in place for odd in ODD]
+    view = RunView(tmp_path)
+    for record in parts:
+        view.take(record)
+        shown = summarise(view)
+        assert shown.state in (*ENDED, "training", "loading") and f"{shown.step:,}" and row(shown, 150, "")
+        assert isinstance(view.log[-1].text, str) and 0 <= view.log[-1].time < 1e11
+        assert all(place.total + (place.limit or 0) >= -1 for place in view.places)
+        assert view.eta is None or view.eta < 1e300
+        assert view.share_of_floor is None or isinstance(view.share_of_floor, float)
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Lane)] + ["time", "seconds", "process", "free"])
+def test_a_snapshot_of_other_types_is_passed_over(tmp_path, field):
+    write(tmp_path, START, process())
+    lane = Lane("cpu:0", "computing", "F0-3", "F", 0, 0, 1, "x", {"F": 0.1}, 10, 20, 5, 50, 60)
+    record = json.loads(snapshot(150.0, lane).to_line())
+    place = record["lanes"][0] if field in record["lanes"][0] else record
+    good, line = place[field], json.dumps
+    for odd in (10**400, float("nan"), [1], {"a": "b"}):
+        place[field] = odd
+        assert Snapshot.from_line(line(record)) is None, odd
+    place[field] = good
+    assert Snapshot.from_line(line(record)) is not None
+
+
+def test_what_went_wrong_is_in_the_log(tmp_path):
+    write(tmp_path, START, process(), step(1))
+    write(
+        tmp_path,
+        {"event": "stalled", "time": 700.0, "step": 1, "seconds": 600.0, "path": "stalled-1.txt", "waiting": {}},
+        {"event": "checkpoint_damaged", "time": 701.0, "path": "c", "message": "c is torn"},
+        {"event": "step_skipped", "time": 702.0, "step": 2, "rows": list(range(9)), "texts": []},
+    )
+    assert [(line.text, line.kind) for line in RunView(tmp_path).log][-3:] == [
+        ("no step ended for 600 s: stalled-1.txt says what everything waits for", "warning"),
+        ("c is torn: another one is taken", "warning"),
+        ("step 2: in rows 0, 1, 2, 3, 4, 5, 6, 7 … of the data the loss is no number", "warning"),
+    ]
 
 
 def test_deep_lines_are_passed_over(tmp_path):
