@@ -10,7 +10,9 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Static
 
+from rptrain.runs.printable import one_line
 from rptrain.tui.choice import Choice
+from rptrain.tui.entry import Entry
 from rptrain.tui.paths import PathSuggester
 
 
@@ -31,15 +33,15 @@ class AskTarget(ModalScreen[Target | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            yield Static(f"Export {self._run.name}", classes="question", markup=False)
+            yield Static(f"Export {one_line(self._run.name)}", classes="question", markup=False)
             with Horizontal(classes="row"):
                 yield Label("to", classes="label")
-                yield Input(f"{self._run}-export", suggester=PathSuggester(), id="to", compact=True)
+                yield Entry(f"{one_line(str(self._run))}-export", suggester=PathSuggester(), id="to", compact=True)
             if self._adapters:
                 with Horizontal(classes="row"):
                     yield Label("write", classes="label")
                     yield Choice(("adapter", "merged model"), "adapter", id="merge")
-            yield Static("the last checkpoint, as Hugging Face's libraries read it", classes="detail")
+            yield Static("the last checkpoint, in the layout of Hugging Face", classes="detail")
             with Horizontal(classes="answers"):
                 yield Button("Cancel (esc)", id="cancel", compact=True)
                 yield Button("Export (enter)", id="export", variant="primary", compact=True)

@@ -8,6 +8,8 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
+from rptrain.runs.printable import one_line
+
 
 class Confirm(ModalScreen[bool]):
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -18,7 +20,7 @@ class Confirm(ModalScreen[bool]):
 
     def __init__(self, question: str, yes: str, detail: str = "") -> None:
         super().__init__()
-        self._question, self._yes, self._detail = question, yes, detail
+        self._question, self._yes, self._detail = one_line(question), yes, one_line(detail)
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):

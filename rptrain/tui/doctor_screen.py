@@ -13,6 +13,7 @@ from textual.widgets import Footer, Static
 
 from rptrain.doctor.finding import Finding
 from rptrain.errors import UserError
+from rptrain.runs.printable import printable
 from rptrain.tui import heavy
 from rptrain.tui.closing import is_left, until_closed
 from rptrain.tui.context import Context
@@ -63,7 +64,7 @@ class Doctor(Screen[None]):
         try:
             findings = await self._shared.helper.call(heavy.doctor, self._shared.runs_folder)
         except (UserError, HelperError) as error:
-            self._show(Static(Content.styled(str(error), "$error")))
+            self._show(Static(Content.styled(printable(str(error)), "$error")))
             return
         self._seen = True
         self._show(*map(Line, findings))
@@ -91,7 +92,7 @@ class Line(Horizontal):
         mark, style = MARKS[self._finding.status]
         subject = Content.assemble((f"{mark} ", f"bold {style}"), (self._finding.subject, "bold"))
         yield Static(subject, classes="subject")
-        text = Content(self._finding.text)
+        text = Content(printable(self._finding.text))
         if self._finding.advice is not None:
             text = Content.assemble(text, (f"\n→ {self._finding.advice}", "$warning"))
         yield Static(text, classes="text")

@@ -11,6 +11,7 @@ from textual.widgets import Input, Label
 
 from rptrain.tui.choice import Choice
 from rptrain.tui.draft import Draft
+from rptrain.tui.entry import Entry
 from rptrain.tui.fields import ALL, FIELDS, GROUPS, Field
 from rptrain.tui.paths import PathSuggester
 from rptrain.tui.places import DATA_SUFFIXES
@@ -33,7 +34,7 @@ class Row(Horizontal):
         else:
             suffixes = DATA_SUFFIXES if field.key == "data.train.0.path" else ()
             suggester = PathSuggester(suffixes=suffixes) if field.key in LISTED else None
-            yield Input(self._shown, placeholder=field.placeholder, suggester=suggester, id=field.id, compact=True)
+            yield Entry(self._shown, placeholder=field.placeholder, suggester=suggester, id=field.id, compact=True)
             if field.key in LISTED:
                 yield Label("▾", classes="more")
 

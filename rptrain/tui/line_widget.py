@@ -8,6 +8,8 @@ from textual.strip import Strip
 from textual.visual import Visual
 from textual.widget import Widget
 
+from rptrain.runs.printable import one_line
+
 
 class LineWidget(Widget):
     """`lines` says what stands there, at the size of now; `redraw` asks for it."""
@@ -24,7 +26,7 @@ class LineWidget(Widget):
         raise NotImplementedError
 
     def redraw(self) -> None:
-        before, self._drawn = self._drawn, list(self.lines())[: self.size.height]
+        before, self._drawn = self._drawn, [_clean(line) for line in self.lines()][: self.size.height]
         for y in range(max(len(before), len(self._drawn))):
             if y >= min(len(before), len(self._drawn)) or not before[y].is_same(self._drawn[y]):
                 self.refresh(Region(0, y, self.size.width, 1))
@@ -36,3 +38,8 @@ class LineWidget(Widget):
         if y >= len(self._drawn) or not self._drawn[y]:
             return Strip.blank(self.size.width, self.visual_style.rich_style)
         return Visual.to_strips(self, self._drawn[y], self.size.width, 1, self.visual_style)[0]
+
+
+def _clean(line: Content) -> Content:
+    """What records say stands in it too: nothing there is obeyed by the terminal."""
+    return line if line.plain.isprintable() else Content(one_line(line.plain), list(line.spans))

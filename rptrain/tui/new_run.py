@@ -17,6 +17,7 @@ from rptrain.config_mistakes import ConfigError
 from rptrain.config_source import resolve
 from rptrain.config_values import format_size
 from rptrain.errors import UserError
+from rptrain.runs.printable import printable
 from rptrain.tui import heavy, places
 from rptrain.tui.closing import is_left, until_closed
 from rptrain.tui.confirm import Confirm
@@ -196,7 +197,7 @@ class NewRun(Screen[None]):
         try:
             return preview_text(await self._shared.helper.call(heavy.preview, self._draft.path, text))
         except (UserError, HelperError) as error:
-            return Content.styled(str(error), "$error")
+            return Content.styled(printable(str(error)), "$error")
 
     async def _sample_of(self, path: str) -> Content:
         draft = Draft(self._draft.path, self._draft.text)

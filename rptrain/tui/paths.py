@@ -29,7 +29,7 @@ def complete(value: str, suffixes: tuple[str, ...] = ()) -> str | None:
             found = sorted(
                 (entry.name, os.path.isdir(entry.path))
                 for entry in entries
-                if entry.name.startswith(part) and (part or not entry.name.startswith("."))
+                if entry.name.startswith(part) and (part or not entry.name.startswith(".")) and is_text(entry.name)
             )
     except OSError:
         return None
@@ -39,3 +39,12 @@ def complete(value: str, suffixes: tuple[str, ...] = ()) -> str | None:
             if completed != value:
                 return completed
     return None
+
+
+def is_text(name: str) -> bool:
+    """Whether a config can hold a file's name: not where its bytes are no UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

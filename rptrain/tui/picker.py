@@ -15,6 +15,8 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from rptrain.errors import UserError
+from rptrain.runs.printable import one_line, printable
+from rptrain.tui.entry import Entry
 from rptrain.tui.helper import HelperError
 from rptrain.tui.paths import PathSuggester
 
@@ -57,7 +59,7 @@ class Picker(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog wide"):
             yield Static(self._title, classes="question", markup=False)
-            yield Input(
+            yield Entry(
                 placeholder="type to narrow the list" + (", or a path (right completes it)" if self._paths else ""),
                 suggester=PathSuggester(suffixes=self._suffixes) if self._paths else None,
                 compact=True,
@@ -79,7 +81,7 @@ class Picker(ModalScreen[str | None]):
         try:
             self._items = await self._find()
         except (UserError, HelperError) as error:
-            options.add_option(Option(Content.styled(str(error), "$error"), disabled=True))
+            options.add_option(Option(Content.styled(printable(str(error)), "$error"), disabled=True))
         else:
             self._narrow(self.query_one(Input).value)
         options.loading = False
@@ -101,9 +103,9 @@ class Picker(ModalScreen[str | None]):
         options.add_options(
             Option(
                 Content.assemble(
-                    (item.value, "$muted" if item.dim else ""),
+                    (one_line(item.value), "$muted" if item.dim else ""),
                     " " * max(1, width - len(item.value)),
-                    (item.about, "$muted"),
+                    (one_line(item.about), "$muted"),
                 ),
                 id=str(number),
             )

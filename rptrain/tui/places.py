@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rptrain.errors import UserError
+from rptrain.tui.paths import is_text
 
 DEEP = 3  # folders below a place that are looked into
 MOST = 4000  # folders that are looked into in all
@@ -95,6 +96,6 @@ def _folders(places: Sequence[str]) -> Iterator[tuple[str, Path]]:
 
 def _names(directory: Path) -> list[str]:
     try:
-        return sorted(os.listdir(directory))
+        return sorted(filter(is_text, os.listdir(directory)))
     except OSError:  # not to be read: there is nothing to choose
         return []

@@ -8,6 +8,7 @@ from textual.content import Content
 from textual.reactive import reactive
 from textual.widget import Widget
 
+from rptrain.runs.printable import printable
 from rptrain.tui.bars import bar
 from rptrain.tui.heavy import Planned
 from rptrain.tui.words import count, percent, size, step_time
@@ -30,7 +31,7 @@ class PlanPanel(Widget):
         if self.problem:
             yield Content.styled("Not ready", "bold $error")
             yield Content("")
-            yield Content.styled(self.problem, "$foreground")
+            yield Content.styled(printable(self.problem), "$foreground")
             return
         if self.planned is None:
             yield Content.styled("planning …", "$muted")

@@ -6,8 +6,9 @@ from math import inf, log10
 
 from textual.content import Content
 
+from rptrain.runs.printable import one_line
 from rptrain.tui.line_widget import LineWidget
-from rptrain.tui.words import short
+from rptrain.tui.words import clipped, short
 
 AXIS = 7  # characters for the numbers at the left
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of a letter, by column and row
@@ -38,7 +39,8 @@ class Plot(LineWidget):
 
     def lines(self) -> Iterator[Content]:
         width, height = self.size
-        named = [(f"  ━ {curve.name}", curve.style) for curve in self.curves if curve.name]
+        room = max((width - len(self._title)) // max(len(self.curves), 1) - 4, 4)
+        named = [(f"  ━ {clipped(one_line(curve.name), room)}", curve.style) for curve in self.curves if curve.name]
         yield Content.assemble((self._title, "bold"), "  ", (self.value, "$accent"), *named)
         rows, columns = height - 2, width - AXIS - 1
         if rows < 1 or columns < 4:

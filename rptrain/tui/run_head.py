@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from rich.cells import cell_len
 from textual.content import Content
 
+from rptrain.runs.printable import one_line
 from rptrain.runs.view import RunView
 from rptrain.tui.bars import bar
 from rptrain.tui.line_widget import LineWidget
@@ -63,7 +64,7 @@ class RunHead(LineWidget):
         right = Content.assemble(f" {steps}  ", (f"{when:>12}", "$muted"))
         what = Content.assemble("  ", state_text(state), " " * (STATE - len(state)), f"{note}  " if note else "")
         room = self.size.width - what.cell_length - right.cell_length
-        name = clipped(view.path.name, max(room - LEAST, SHORTEST))
+        name = clipped(one_line(view.path.name), max(room - LEAST, SHORTEST))
         left = Content.assemble((name, "bold"), what)
         width = room - cell_len(name)
         share = view.step / total if total else 0.0

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from textual.content import Content
 
 from rptrain.runs.listing import Summary
-from rptrain.runs.printable import printable
+from rptrain.runs.printable import one_line
 from rptrain.tui.run_head import state_text
 from rptrain.tui.words import ago, clipped, duration, loss, size
 
@@ -36,7 +36,7 @@ def row(run: Summary, width: int, mark: str) -> Content:
     """`mark` is the colour of the run's curve where it is compared."""
     name, columns = _layout(width)
     cells = dict(_cells(run))
-    shown = clipped(printable(run.path.name), name - 1)
+    shown = clipped(one_line(run.path.name), name - 1)
     return Content.assemble(
         ("━ " if mark else "  ", mark),
         (shown + " " * (name - cell_len(shown)), "bold"),
@@ -57,7 +57,7 @@ def _cells(run: Summary) -> Iterator[tuple[str, Content]]:
     yield "took", Content("" if run.seconds is None else duration(run.seconds))
     yield "size", Content(size(run.nbytes))
     yield "began", Content("" if run.began is None else ago(time.time() - run.began))
-    yield "model", Content.styled(run.model, "$muted")
+    yield "model", Content.styled(one_line(run.model), "$muted")
 
 
 def _padded(cell: Content, room: int) -> Content:

@@ -15,6 +15,7 @@ from textual.widgets.option_list import Option
 
 from rptrain.errors import UserError
 from rptrain.runs.listing import Summary, delete
+from rptrain.runs.printable import one_line
 from rptrain.runs.view import ENDED
 from rptrain.tui.closing import until_closed
 from rptrain.tui.confirm import Confirm
@@ -118,7 +119,7 @@ class Runs(Screen[None]):
             paths = [run.path for run in self._found]
             options.highlighted = paths.index(chosen.path) if chosen and chosen.path in paths else 0
         else:
-            nothing = f"No run in {self._shared.runs_folder} yet: F2 begins one."
+            nothing = f"No run in {one_line(str(self._shared.runs_folder))} yet: F2 begins one."
             options.add_option(Option(Content.styled(nothing, "$muted"), disabled=True))
 
     def _rewrite(self) -> None:

@@ -6,6 +6,8 @@ from textual.content import Content
 from textual.events import Click
 from textual.widgets import Static
 
+from rptrain.runs.printable import one_line
+
 PLACES = (("new", "New run", "F2"), ("runs", "Runs", "F3"), ("doctor", "Doctor", "F4"))
 
 
@@ -27,7 +29,7 @@ class Tab(Static):
 class TopBar(Horizontal):
     def __init__(self, current: str, right: str = "") -> None:
         super().__init__()
-        self._current, self._right = current, right
+        self._current, self._right = current, one_line(right)
 
     def compose(self) -> ComposeResult:
         yield Static("rptrain", id="brand")
@@ -35,6 +37,6 @@ class TopBar(Horizontal):
             yield Tab(mode, name, key, mode == self._current)
         yield Static(self._right, id="top-right", markup=False)
 
-    def tell(self, text: str | Content) -> None:
+    def tell(self, text: str) -> None:
         """What stands at the right."""
-        self.query_one("#top-right", Static).update(text)
+        self.query_one("#top-right", Static).update(one_line(text))

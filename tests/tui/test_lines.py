@@ -57,3 +57,6 @@ async def test_what_changed_is_drawn_again_and_nothing_else():
         poem.rows.append(("four that is longer than the line", "red"))
         assert await drawn() == [2]
         assert screen_text(app).splitlines()[2:] == ["four that is longer"]
+        poem.rows[0] = ("a\x1b[2J\tb\n", "red")
+        assert await drawn() == [0]
+        assert screen_text(app).splitlines()[0] == "a␛[2J␉b␊"

@@ -1,0 +1,93 @@
+"""Names and records may hold anything: no screen gives a terminal something to obey, and nothing is drawn over."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from textual.pilot import Pilot
+from textual.widgets import Input, OptionList
+
+from rptrain.errors import UserError
+from rptrain.tui import heavy, places
+from rptrain.tui.places import FoundModel
+from rptrain.tui.plot import Plot
+from rptrain.tui.run_screen import RunScreen
+
+from .conftest import Made, Scripted, driven, planned, screen_text, until
+from .recorded import make_run
+
+NAME = "a\x1b[2J\tb\nc\x07\x9b\u202e" + os.fsdecode(b"\xff")
+SHOWN = "a␛[2J␉b␊c␇���"
+
+
+def check(pilot: Pilot[Any], *shown: str) -> None:
+    lines = screen_text(pilot.app).split("\n")
+    assert len(lines) == pilot.app.size.height and all(line.isprintable() for line in lines)
+    assert all(any(part in line for line in lines) for part in shown), (shown, lines)
+
+
+@driven
+async def test_no_run_s_name_is_obeyed(make: Made, tmp_path: Path):
+    run = make_run(tmp_path / "runs", end="stopped", alive=False, model="m").rename(tmp_path / "runs" / NAME)
+    told = (run / "events.jsonl").read_text()
+    (run / "events.jsonl").write_text(told.replace('"model":"m"', f'"model":{json.dumps(f"{NAME}model")}'))
+    with (run / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"event": "failed", "time": 1.7e9 + 900, "message": f"{NAME}failed"}) + "\n")
+    async with make().run_test(size=(160, 30), notifications=True) as pilot:
+        await pilot.press("f3")
+        await until(pilot, lambda: f"  {SHOWN} " in screen_text(pilot.app))
+        check(pilot, f"{SHOWN}model")
+        await pilot.press("space")
+        await until(pilot, lambda: f"━ {SHOWN}" in screen_text(pilot.app))
+        check(pilot)
+        for key, asked in (("d", f"Delete {SHOWN}?"), ("e", f"Export {SHOWN}")):
+            await pilot.press(key)
+            await until(pilot, lambda asked=asked: asked in screen_text(pilot.app))
+            check(pilot, f"runs/{SHOWN}")
+            await pilot.press("escape")
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen) and "failed" in screen_text(pilot.app))
+        check(pilot, f" {SHOWN}  ✗ failed", f"runs/{SHOWN}")
+
+
+@driven
+async def test_no_path_and_no_value_of_a_config_is_obeyed(make: Made, helper: Scripted, tmp_path: Path):
+    name = NAME[:-1]  # which a config can hold
+    (tmp_path / "rptrain.toml").write_text(f"[model]\npath = {json.dumps(name)}\n[[data.train]]\npath = 'x'\n")
+    (tmp_path / NAME).mkdir()
+    (tmp_path / NAME / "x.jsonl").write_text("{}\n")
+    (tmp_path / f"{name}.jsonl").write_text("{}\n")
+    helper.answers[places.models] = [FoundModel(name, "here", 0, f"{NAME}about", False)]
+    helper.answers[heavy.plan] = UserError(f"no model {name}")
+    async with make().run_test(size=(120, 36)) as pilot:
+        await until(pilot, lambda: "Not ready" in screen_text(pilot.app))
+        check(pilot, "  a␛[2J    b␊c��  ", "no model a␛[2J")
+        pilot.app.screen.query_one("#model-path", Input).focus()
+        await pilot.press("enter")
+        await until(pilot, lambda: f"{SHOWN}about" in screen_text(pilot.app))
+        check(pilot)
+        await pilot.press("escape", "ctrl+t")
+        await until(pilot, lambda: f"{SHOWN[:-1]}.jsonl" in screen_text(pilot.app))
+        check(pilot)
+        assert pilot.app.screen.query_one(OptionList).option_count == 3  # none in the folder whose name is no text
+        await pilot.press("escape")
+        model = pilot.app.screen.query_one("#model-path", Input)
+        assert model.value == name
+        helper.answers[heavy.plan] = planned()
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: "*" not in screen_text(pilot.app).splitlines()[0])
+
+
+@driven
+async def test_names_of_compared_runs_share_the_line(make: Made, tmp_path: Path):
+    for name in ("one", "two", "three"):
+        make_run(tmp_path / "runs", name + "-long" * 20, steps=5)
+    async with make().run_test(size=(80, 24)) as pilot:
+        await pilot.press("f3")
+        await until(pilot, lambda: "three-long" in screen_text(pilot.app))
+        await pilot.press("space", "j", "space", "j", "space")
+        await until(pilot, lambda: len(pilot.app.screen.query_one(Plot).curves) == 3)
+        await until(pilot, lambda: screen_text(pilot.app).count("━ ") == 6)
+        (line,) = (line for line in screen_text(pilot.app).splitlines() if line.strip().startswith("loss"))
+        assert all(f"━ {name}-long" in line for name in ("one", "two", "three"))
