@@ -9,7 +9,7 @@ from textual.geometry import Size
 from textual.reactive import reactive
 
 from rptrain.runs.lanes import Lane, Snapshot
-from rptrain.runs.view import LaneView, RunView
+from rptrain.runs.view import ENDED, LaneView, RunView
 from rptrain.tui.line_widget import LineWidget
 from rptrain.tui.words import percent, size
 
@@ -28,11 +28,14 @@ class Shown:
     lanes: tuple[LaneView, ...]
     recent: tuple[Snapshot, ...]
     room: int  # lanes that there is room for, also while none are there: nothing moves when they come and go
+    gone: bool  # the trainer, without a word
 
     @classmethod
-    def of(cls, view: RunView, most: int) -> "Shown":
+    def of(cls, view: RunView, most: int, state: str) -> "Shown":
+        """`state` is the view's, or "replay"."""
         lanes = view.lanes
-        return cls(lanes, tuple(view.recent)[-most:], max(len(lanes), 0 if view.ended else len(view.devices), 1))
+        room = max(len(lanes), 0 if state in ENDED else len(view.devices), 1)
+        return cls(lanes, tuple(view.recent)[-most:], room, state == "dead")
 
 
 class Lanes(LineWidget):
@@ -57,7 +60,7 @@ class Lanes(LineWidget):
         return 1 + (self.shown.room * (1 + self.detailed) if self.shown is not None else 1)
 
     def lines(self) -> Iterator[Content]:
-        yield self._legend()
+        yield self._legend("Devices, at the last" if self.shown and self.shown.gone else "Devices")
         if self.shown is None or not self.shown.lanes:
             yield Content.styled(self.empty, "$muted")
             return
@@ -66,11 +69,11 @@ class Lanes(LineWidget):
             if self.detailed:
                 yield self._details(lane)
 
-    def _legend(self) -> Content:
+    def _legend(self, title: str) -> Content:
         marks = [
             part for name, (mark, style) in KINDS.items() for part in ((f"   {mark}", style), (f" {name}", "$muted"))
         ]
-        return Content.assemble(("Devices", "bold"), *marks, (f"   {IDLE[0]} waiting", "$muted"))
+        return Content.assemble((title, "bold"), *marks, (f"   {IDLE[0]} waiting", "$muted"))
 
     def _lane(self, index: int, lane: LaneView, recent: Sequence[Snapshot]) -> Content:
         share = percent(lane.busy_share)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from textual.content import Content
+from textual.geometry import Size
 
 from rptrain.runs.view import RunView
 from rptrain.tui.bars import bar
@@ -14,13 +15,20 @@ BAR = "bar"  # in place of a name: the value is a share
 
 
 class MemoryPanel(LineWidget):
+    """As tall as what it says, the most wanted first: where there is no room for all, what it stands in scrolls."""
+
     def __init__(self) -> None:
         super().__init__()
         self._parts: tuple[tuple[str, str, str], ...] = ()  # name, value, style
 
     def show(self, view: RunView) -> None:
-        self._parts = (*_optimizer(view), *_host(view))
+        before, self._parts = len(self._parts), (*_host(view), *_optimizer(view), *_uses(view))
+        if len(self._parts) != before:
+            self.refresh(layout=True)
         self.redraw()
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self._parts)
 
     def lines(self) -> Iterator[Content]:
         width = max(self.size.width, 12)
@@ -34,23 +42,18 @@ class MemoryPanel(LineWidget):
 
 
 def _host(view: RunView) -> Iterator[tuple[str, str, str]]:
+    """Always as many lines, and those of the optimizer too: what stands below does not move."""
     now, host = view.now, view.host
     if now is not None:
         room = now.process + now.free
         yield "Host", f"{size(now.process)} of {size(room)}", "bold"
         yield BAR, str(now.process / room if room else 0.0), "$primary"
-    elif host is not None:
-        yield "Host, as planned", size(host.total), "bold"
-        yield BAR, str(host.total / host.limit if host.limit else 0.0), "$primary"
-    if host is not None:
-        for name, nbytes in sorted(host.parts, key=lambda part: -part[1]):
-            if nbytes < host.total * LEAST:
-                break
-            yield f"  {name}", size(nbytes), "$muted"
+    else:
+        yield "Host, as planned", DASH if host is None else size(host.total), "bold"
+        yield BAR, str(host.total / host.limit if host and host.limit else 0.0), "$primary"
 
 
 def _optimizer(view: RunView) -> Iterator[tuple[str, str, str]]:
-    """Always as many lines: what stands below does not move."""
     semantics = {None: DASH, 0: "synchronous", 1: "one step late"}
     yield "Optimizer", semantics.get(view.staleness, DASH), "bold"
     if (optimizer := view.optimizer) is not None:
@@ -62,3 +65,13 @@ def _optimizer(view: RunView) -> Iterator[tuple[str, str, str]]:
         yield "  at rest", "", "$muted"
         yield "  a step took", DASH if pace is None else step_time(pace), "$muted"
     yield "Saved", f"step {view.checkpoints[-1].step:,}" if view.checkpoints else DASH, "bold"
+
+
+def _uses(view: RunView) -> Iterator[tuple[str, str, str]]:
+    """What the host's memory was planned for."""
+    if (host := view.host) is not None:
+        yield "Planned, by use", size(host.total), "bold"
+        for name, nbytes in sorted(host.parts, key=lambda part: -part[1]):
+            if nbytes < host.total * LEAST:
+                break
+            yield f"  {name}", size(nbytes), "$muted"

@@ -10,7 +10,7 @@ from typing import ClassVar
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal
+from textual.containers import Horizontal, VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer
 
@@ -36,7 +36,7 @@ PAUSE = 0.4  # seconds between two looks
 PLOT_PAUSE = 1.0  # between two drawings of the curves
 OUTPUT = 8000  # bytes of the trainer's output, at its end
 STRIP = 240  # records that a lane can show
-TALL = 32  # lines from which on a lane has two, where AROUND are left for all else
+TALL = 32  # lines from which on a lane has two, where AROUND are left for all else, and half at the least
 AROUND = 27
 PLOTS = (
     ("loss", "loss", "loss", "$loss"),
@@ -57,6 +57,7 @@ class RunScreen(Screen[None]):
     """Follows the run in a folder, which need not be there yet where it was launched from here."""
 
     TITLE = "Run"
+    AUTO_FOCUS = "#log-body"
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("space,p", "pause", "pause"),
@@ -86,6 +87,7 @@ class RunScreen(Screen[None]):
         ("l", "one curve large, the next, all"),
         ("o", "log, output of the trainer, samples"),
         ("j k g G", "up and down in it"),
+        ("tab up down", "to devices and memory, and up and down in them"),
     )
 
     def __init__(self, context: Context, path: Path, launched: Launched | None = None) -> None:
@@ -101,11 +103,13 @@ class RunScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         yield TopBar("run", str(self.path))
         yield RunHead()
-        yield Lanes()
+        with VerticalScroll(id="devices"):
+            yield Lanes()
         with Horizontal(id="middle"):
             for id, title, _, _ in PLOTS:
                 yield Plot(title, logarithmic=id == "loss", id=id)
-            yield MemoryPanel()
+            with VerticalScroll(id="memory"):
+                yield MemoryPanel()
         yield LogPanel(id="log")
         yield Footer()
 
@@ -197,8 +201,8 @@ class RunScreen(Screen[None]):
         beginning, launched = self._beginning, self._launched
         at_rest = EMPTY.get(state, f"{len(view.devices)} devices, at rest")
         lanes.empty = STARTING[beginning == "starts"] if beginning else at_rest
-        lanes.shown = Shown.of(view, STRIP)
-        lanes.detailed = self.size.height >= max(TALL, AROUND + 2 * lanes.shown.room)
+        lanes.shown = Shown.of(view, STRIP, state)
+        lanes.detailed = self.size.height >= max(TALL, AROUND + 2 * lanes.shown.room, 4 + 4 * lanes.shown.room)
         self.query_one(MemoryPanel).show(view)
         panel = self.query_one(LogPanel)
         panel.show_log(view.log)
@@ -210,7 +214,7 @@ class RunScreen(Screen[None]):
         replay = self._replay
         if replay is not None:
             held = ", held" if self._held else ""
-            return f"×{replay.speed}{held}, {duration(replay.left)} to go"
+            return f"×{replay.speed}{held}, {duration(replay.left):>4} to go"
         if beginning := self._beginning:
             return f"trainer {beginning}"
         if self._view is not None and not self._view.ended:

@@ -17,6 +17,7 @@ from rptrain.tui.heavy import Planned, Preview, Sample
 from rptrain.tui.places import FoundModel
 
 GIB = 1 << 30
+BRIEF = ("plan", "samples", "find", "preview", "compare", "look")  # groups of workers that come to an end
 
 
 def planned(fits: bool = True) -> Planned:
@@ -136,6 +137,17 @@ async def until(pilot: Pilot[Any], holds: Callable[[], bool], what: str = "") ->
             return
         await pilot.pause(0.02)
     raise AssertionError(f"it did not come: {what or screen_text(pilot.app)}")
+
+
+async def settled(pilot: Pilot[Any]) -> str:
+    """The screen's text, once all that changes it is done: what workers look up, and what follows in messages."""
+    before = None
+    while before != (text := screen_text(pilot.app)):
+        before = text
+        await pilot.pause()
+        await until(pilot, lambda: all(worker.is_finished for worker in pilot.app.workers if worker.group in BRIEF))
+        await pilot.pause()
+    return text
 
 
 async def wait_for(holds: Callable[[], bool]) -> None:

@@ -13,7 +13,7 @@ from rptrain.tui.new_run import NewRun
 from rptrain.tui.run_screen import RunScreen
 from rptrain.tui.runs_screen import Runs
 
-from .conftest import Made, Scripted, driven, screen_text, until
+from .conftest import Made, Scripted, driven, screen_text, settled, until
 from .recorded import make_run
 
 
@@ -35,7 +35,7 @@ async def test_help_names_the_keys_of_the_screen(make: Made):
     async with make().run_test(size=(80, 24)) as pilot:
         for key, word in (("f2", "complete a path"), ("f3", "for comparison"), ("f4", "look again")):
             await pilot.press(key)
-            await pilot.pause(0.1)
+            await settled(pilot)
             await pilot.press("f1")
             await until(pilot, lambda word=word: word in screen_text(pilot.app))
             assert "ctrl+q" in screen_text(pilot.app)
@@ -51,7 +51,7 @@ async def test_every_key_that_a_footer_names_is_explained(make: Made, tmp_path: 
     async with make(attach=run).run_test(size=(200, 50)) as pilot:
         for key in ("", "f2", "f3", "f4"):
             await pilot.press(*([key] if key else []))
-            await pilot.pause(0.1)
+            await settled(pilot)
             explained = " ".join(keys for keys, _ in pilot.app.screen.KEYS)
             for binding in pilot.app.screen.BINDINGS:
                 if binding.show and binding.action != "back":

@@ -44,7 +44,7 @@ async def test_what_changed_is_drawn_again_and_nothing_else():
             await pilot.pause()
             poem.drawn.clear()
             poem.redraw()
-            await pilot.pause(0.1)
+            await pilot.pause()
             return poem.drawn
 
         assert await drawn() == []

@@ -12,7 +12,7 @@ from rich.color import Color
 from rptrain.tui import heavy, launch
 from rptrain.tui.app import RptrainApp
 
-from .conftest import Made, Scripted, driven, planned, screen_text, until
+from .conftest import Made, Scripted, driven, planned, screen_text, settled, until
 from .recorded import BEGAN, make_run
 
 SIZES = ((80, 24), (120, 36), (200, 50))
@@ -62,7 +62,6 @@ async def show(pilot: Any, helper: Scripted, screen: str) -> None:
         await until(pilot, lambda: "Two and two?" in screen_text(app) and "built in" in screen_text(app))
     elif app.size.width >= 160:
         await until(pilot, lambda: "Two and two?" in screen_text(app))
-    await pilot.pause(0.1)
 
 
 def app_for(make: Made, helper: Scripted, screen: str) -> RptrainApp:
@@ -83,14 +82,13 @@ async def test_sizes_and_colours(make: Made, helper: Scripted, snapshot: Any, sc
         await show(pilot, helper, screen)
         for width, height in reversed(SIZES):
             await pilot.resize_terminal(width, height)
-            await pilot.pause(0.3)
-            text = screen_text(app)
+            text = await settled(pilot)
             lines = text.splitlines()
             assert len(lines) == height and max(map(len, lines)) <= width
             assert snapshot(name=f"{screen} {width}x{height}") == text
         for look in ("light", "dark"):
             app.theme = look
-            await pilot.pause(0.1)
+            await settled(pilot)
             check_contrast(app, screen)
 
 
@@ -101,6 +99,7 @@ async def test_without_colour(make: Made, helper: Scripted, monkeypatch: pytest.
     app = app_for(make, helper, screen)
     async with app.run_test(size=(80, 24)) as pilot:
         await show(pilot, helper, screen)
+        await settled(pilot)
         check_contrast(app, screen)
         for segment, fore, back in coloured(app):
             assert len(set(fore)) == 1 and len(set(back)) == 1, segment

@@ -15,7 +15,7 @@ from rptrain.tui.log_panel import LogPanel
 from rptrain.tui.plot import Plot
 from rptrain.tui.run_screen import PAUSE, RunScreen
 
-from .conftest import Made, driven, notified, screen_text, until, wait_for, widget_text
+from .conftest import Made, driven, notified, screen_text, settled, until, wait_for, widget_text
 from .recorded import make_run, snapshot
 
 
@@ -23,7 +23,7 @@ async def opened(pilot) -> RunScreen:
     screen = pilot.app.screen
     await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen) and "loss" in screen_text(pilot.app))
     await until(pilot, lambda: pilot.app.screen.state != "new")
-    await pilot.pause(0.05)
+    await settled(pilot)
     return pilot.app.screen if isinstance(pilot.app.screen, RunScreen) else screen
 
 
@@ -77,6 +77,38 @@ async def test_nothing_moves_where_names_are_long_and_devices_come_and_go(make: 
             file.write(asleep.to_line() + "\n")
         await until(pilot, lambda: "the state is being saved" in widget_text(lanes))
         assert lanes.size.height == 3 and screen_text(pilot.app).splitlines()[1].index("━") == bar
+
+
+@driven
+async def test_what_there_is_no_room_for_is_reached_by_scrolling(make: Made, tmp_path: Path):
+    """Of eight devices at 80 × 24 all are seen, and of the host how much it takes; by keys all else."""
+    run = make_run(tmp_path / "runs", devices=8)
+    async with make(attach=run).run_test(size=(80, 24)) as pilot:
+        app = pilot.app
+        app.animation_level = "none"
+        await opened(pilot)
+        await until(pilot, lambda: "step 400: saved" in screen_text(app) and "space pause" in screen_text(app))
+        text = screen_text(app)
+        assert all(f"cuda:{number} " in text for number in range(8)) and "118 GiB of 192 GiB" in text
+        assert " space pause" in text.splitlines()[-1] and "Planned, by use" not in text
+        assert app.focused is not None and app.focused.id == "log-body"
+        await pilot.press("shift+tab", "end")
+        await until(pilot, lambda: "Planned, by use" in screen_text(app))
+        assert app.focused.id == "memory" and "118 GiB of" not in screen_text(app)
+
+
+@driven
+async def test_sixteen_devices_leave_room_for_all_else(make: Made, tmp_path: Path):
+    run = make_run(tmp_path / "runs", devices=16)
+    async with make(attach=run).run_test(size=(80, 24)) as pilot:
+        app = pilot.app
+        app.animation_level = "none"
+        await opened(pilot)
+        await until(pilot, lambda: "step 400: saved" in screen_text(app))
+        assert "118 GiB of 192 GiB" in screen_text(app) and "cuda:9 " not in screen_text(app)
+        await pilot.press("tab", "end")
+        await until(pilot, lambda: "cuda:15 " in screen_text(app))
+        assert "step 400: saved" in screen_text(app) and "cuda:0 " not in screen_text(app)
 
 
 @driven
@@ -226,6 +258,7 @@ async def test_a_replay_goes_from_the_beginning_to_the_end(make: Made, tmp_path:
         await pilot.press("v")
         await until(pilot, lambda: "▷ replay" in screen_text(pilot.app))
         assert "×16" in screen_text(pilot.app)  # 241 seconds in half a minute or less
+        assert screen.query_one(Lanes).size.height == 1 + 4 * 2  # room for what will come
         await pilot.press("space")
         await until(pilot, lambda: "held" in screen_text(pilot.app))
         await pilot.pause(2 * PAUSE)  # what was under way
@@ -303,6 +336,8 @@ async def test_a_run_whose_process_is_gone_is_dead(make: Made, tmp_path: Path):
     run = make_run(tmp_path / "runs", steps=20, alive=False)
     async with make(attach=run).run_test(size=(80, 24)) as pilot:
         await opened(pilot)
-        assert "✗ dead" in screen_text(pilot.app)
+        await until(pilot, lambda: "r resume" in screen_text(pilot.app))
+        text = screen_text(pilot.app)
+        assert "✗ dead" in text and "Devices, at the last" in text and "x stop" not in text
         await pilot.press("escape")
         await until(pilot, lambda: not isinstance(pilot.app.screen, RunScreen))
