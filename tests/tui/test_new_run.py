@@ -109,6 +109,8 @@ async def test_what_does_not_fit_is_not_started_and_advice_is_taken_by_a_key(
     helper.answers[heavy.plan] = planned(fits=False)
     async with make().run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "does not fit" in screen_text(pilot.app))
+        assert start_button(pilot.app).disabled
+        await pilot.click("#start")
         await pilot.press("ctrl+r")
         await pilot.pause()
         assert not isinstance(pilot.app.screen, RunScreen) and not (tmp_path / "runs").exists()

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from textual.events import MouseScrollDown
 
 from rptrain.metrics import EventLog
 from rptrain.tui import launch
@@ -266,11 +267,37 @@ async def test_a_replay_goes_from_the_beginning_to_the_end(make: Made, tmp_path:
         assert "100/100" not in early
         await pilot.pause(2 * PAUSE)
         assert screen_text(pilot.app) == early
-        await pilot.press("space", "+", "+", "plus", "plus", "plus", "plus", "plus")
+        await pilot.press("plus")
+        await until(pilot, lambda: "×32, held" in screen_text(pilot.app))
+        await pilot.press("minus", "minus")
+        await until(pilot, lambda: "×8, held" in screen_text(pilot.app))
+        await pilot.press("space", "+", "+", "plus", "plus", "plus", "plus", "plus", "plus")
         await until(pilot, lambda: "100/100" in screen_text(pilot.app))
-        await pilot.press("minus", "escape")
+        await pilot.press("escape")
         await until(pilot, lambda: screen.state == "finished")
         assert "✓ finished" in screen_text(pilot.app)
+
+
+@driven
+async def test_the_mouse_does_what_keys_do(make: Made, tmp_path: Path):
+    run = make_run(tmp_path / "runs", devices=8)
+    async with make(attach=run).run_test(size=(80, 24)) as pilot:
+        app = pilot.app
+        app.animation_level = "none"
+        await opened(pilot)
+        await until(pilot, lambda: "v replay" in screen_text(app))
+        footer = (await settled(pilot)).splitlines()[-1]
+        await pilot.click(offset=(footer.index("s save"), 23))
+        await until(pilot, (run / "control" / "SAVE").exists)
+        await settled(pilot)
+        await pilot.click(offset=(footer.index("x stop"), 23))
+        await until(pilot, lambda: "Stop llama?" in screen_text(app))
+        await pilot.click("#no")
+        await until(pilot, lambda: "Stop llama?" not in screen_text(app))
+        memory = app.screen.query_one("#memory")
+        memory.post_message(MouseScrollDown(memory, 5, 1, 0, 1, 0, False, False, False))
+        await until(pilot, lambda: memory.scroll_y > 0)
+        assert not (run / "control" / "STOP").exists()
 
 
 @driven
@@ -316,7 +343,9 @@ async def test_100_000_steps_open_at_once_and_a_large_output_does_not_matter(mak
         await opened(pilot)
         assert "100,000/200,000" in screen_text(app)
         curve = app.screen.query_one("#loss", Plot).curves[0]
-        assert len(curve.xs) < 400 and curve.xs[-1] == 100_000
+        assert 100 < len(curve.xs) < 400 and curve.xs[0] < 1000 and curve.xs[-1] == 100_000
+        gaps = [after - before for before, after in zip(curve.xs, curve.xs[1:], strict=False)]
+        assert max(gaps) < 5000  # from end to end
         await pilot.press("o")
         await pilot.pause()
         assert "the end" in screen_text(app)
