@@ -14,7 +14,7 @@ from rptrain.tui.words import DASH, clipped, count, duration, loss, percent, sho
 STATE = 12  # letters of the longest state, and what parts it from the bar: that does not move when the state changes
 LEAST = 8  # of the bar
 SHORTEST = 12  # that a name is cut to
-WIDTHS = {"loss": 6, "tokens/s": 6, "of the floor": 4, "bubble": 4, "learning rate": 6, "gradient norm": 5}
+WIDTHS = {"loss": 6, "tokens/s": 6, "of the floor": 4, "bubble": 4, "learning rate": 7, "gradient norm": 5}
 
 STATES = {  # a letter that does without colour, and the colour
     "new": ("…", "$muted"),

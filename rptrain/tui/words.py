@@ -52,7 +52,9 @@ def percent(share: float | None) -> str:
 def loss(value: float | None) -> str:
     if value is None:
         return DASH
-    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 100 else short(value)
+    if value == 0 or 1e-3 <= abs(value) < 100:
+        return f"{value:.4f}" if abs(value) < 10 else f"{value:.3f}"  # as many letters
+    return short(value)
 
 
 def short(value: float) -> str:

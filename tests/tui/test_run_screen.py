@@ -54,7 +54,7 @@ async def test_what_the_trainer_writes_appears(make: Made, tmp_path: Path):
             file.write(json.dumps(record | {"step": 11, "loss": 77.7}) + "\n")
         with (run / "lanes.jsonl").open("a") as file:
             file.write(snapshot(("cuda:0",), record["time"] + 9, 0).to_line() + "\n")
-        await until(pilot, lambda: "77.7000 loss" in screen_text(pilot.app))
+        await until(pilot, lambda: "77.700 loss" in screen_text(pilot.app))
         assert "11/1,000" in screen_text(pilot.app)
         await until(pilot, lambda: "cuda:3" not in widget_text(pilot.app.screen.query_one(Lanes)))
         with (run / "events.jsonl").open("a") as file:
