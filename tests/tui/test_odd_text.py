@@ -10,9 +10,11 @@ from textual.widgets import Input, OptionList
 
 from rptrain.errors import UserError
 from rptrain.tui import heavy, places
+from rptrain.tui.new_run import NewRun
 from rptrain.tui.places import FoundModel
 from rptrain.tui.plot import Plot
 from rptrain.tui.run_screen import RunScreen
+from rptrain.tui.runs_screen import Runs
 
 from .conftest import Made, Scripted, driven, planned, screen_text, until
 from .recorded import make_run
@@ -46,6 +48,7 @@ async def test_no_run_s_name_is_obeyed(make: Made, tmp_path: Path):
             await until(pilot, lambda asked=asked: asked in screen_text(pilot.app))
             check(pilot, f"runs/{SHOWN}")
             await pilot.press("escape")
+            await until(pilot, lambda: isinstance(pilot.app.screen, Runs))
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen) and "failed" in screen_text(pilot.app))
         check(pilot, f" {SHOWN}  ✗ failed", f"runs/{SHOWN}")
@@ -61,17 +64,20 @@ async def test_no_path_and_no_value_of_a_config_is_obeyed(make: Made, helper: Sc
     helper.answers[places.models] = [FoundModel(name, "here", 0, f"{NAME}about", False)]
     helper.answers[heavy.plan] = UserError(f"no model {name}")
     async with make().run_test(size=(120, 36)) as pilot:
-        await until(pilot, lambda: "Not ready" in screen_text(pilot.app))
-        check(pilot, "  a␛[2J    b␊c��  ", "no model a␛[2J")
+        await until(pilot, lambda: "no model a␛[2J" in screen_text(pilot.app))
+        check(pilot, "  a␛[2J    b␊c��  ")
         pilot.app.screen.query_one("#model-path", Input).focus()
         await pilot.press("enter")
         await until(pilot, lambda: f"{SHOWN}about" in screen_text(pilot.app))
         check(pilot)
-        await pilot.press("escape", "ctrl+t")
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(pilot.app.screen, NewRun))
+        await pilot.press("ctrl+t")
         await until(pilot, lambda: f"{SHOWN[:-1]}.jsonl" in screen_text(pilot.app))
         check(pilot)
         assert pilot.app.screen.query_one(OptionList).option_count == 3  # none in the folder whose name is no text
         await pilot.press("escape")
+        await until(pilot, lambda: isinstance(pilot.app.screen, NewRun))
         model = pilot.app.screen.query_one("#model-path", Input)
         assert model.value == name
         helper.answers[heavy.plan] = planned()
