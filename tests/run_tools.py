@@ -279,5 +279,23 @@ def _serve() -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
+CHATS = [[("user", "Spell backwards: " + word), ("assistant", word[::-1])] for word in ("a", "bc", "def", "ghij")] + [
+    [
+        ("system", "Write."),
+        ("user", "ab" * size),
+        ("assistant", "cd" * size),
+        ("user", "?"),
+        ("assistant", "e"),
+    ]
+    for size in range(1, 9)
+]
+
+
+def write_chats(file: Path) -> str:
+    rows = [{"messages": [{"role": role, "content": text} for role, text in chat]} for chat in CHATS]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return f"data.train.0.path={file}"
+
+
 if __name__ == "__main__":
     _serve()

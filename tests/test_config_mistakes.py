@@ -1,0 +1,232 @@
+"""Mistakes in a config: each is told in words, with its place and what was meant."""
+
+from pathlib import Path
+
+import pytest
+
+from rptrain.config import keys
+from rptrain.config_aliases import _ALIASES, _CANONICAL
+from rptrain.config_mistakes import ConfigError
+from rptrain.config_source import resolve
+from rptrain.errors import UserError
+
+from .config_tools import MINIMAL, load, mistakes
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[train]\nmax_step = 3", "c.toml:7: unknown key `train.max_step`: did you mean `train.max_steps`?"),
+        ("[optim]\nlr = 3", "c.toml:7: unknown key `optim.lr`: rptrain calls this `optim.learning_rate`"),
+        ("[optm]\neps = 3", "c.toml:7: unknown key `optm.eps`: rptrain calls this `optim.eps`"),
+        ("[lora]\nrank = 3", "c.toml:7: unknown key `lora.rank`: rptrain calls this `lora.r`"),
+        ("[lora]\nr = 0", "c.toml:7: `lora.r` must be greater than 0, not 0"),
+        ("[lora]\ndropout = 1", "c.toml:7: `lora.dropout` must be less than 1, not 1"),
+        (
+            "[lora]\ntarget_modules = []",
+            '`lora.target_modules`: must be text, or a list such as ["q_proj", "v_proj"], where lora.target_parameters',
+        ),
+        (
+            "[lora]\ntarget_modules = ['']",
+            '`lora.target_modules` must be text, or a list such as ["q_proj", "v_proj"], not',
+        ),
+        ("[lora]\n[train]\nmethod = 'full'", "c.toml:8: `train.method`: adapters are trained where there is a [lora]"),
+        ("[train]\nseed = 'x'", 'c.toml:7: `train.seed` must be a whole number, not "x"'),
+        ("[train]\nseed = true", "c.toml:7: `train.seed` must be a whole number, not true"),
+        ("[train]\nseed = 1.0", "c.toml:7: `train.seed` must be a whole number, not 1.0"),
+        ("[train]\nseed = -1", "c.toml:7: `train.seed` must be greater than or equal to 0, not -1"),
+        ("[train]\nmax_steps = 10_000_000_000", "`train.max_steps` must be less than or equal to 1000000000, not"),
+        ("[train]\nglobal_batch_size = 1_000_000_007", "`train.global_batch_size` must be less than or equal to"),
+        (
+            "[train]\nmicro_batch_size = 1_000_000_007",
+            'batch_size` must be a whole number from 1 to 1000000000, or "auto", not',
+        ),
+        ("[train]\nnum_epochs = 1e308", "`train.num_epochs` must be less than or equal to 1000000, not 1e+308"),
+        (
+            "[engine]\nround_size = 1_000_000_007",
+            'round_size` must be a whole number from 1 to 1000000000, or "auto", not',
+        ),
+        ("[engine]\nstall_timeout = 1e12", "`engine.stall_timeout` must be less than or equal to 1000000000, not"),
+        ("[engine]\ndevices = 'cpu:9999'", "`engine.devices` must have at most 1024 workers on the CPU, not"),
+        (f"[engine]\nhost_limit = '{'9' * 400}GB'", '`engine.host_limit` must be a size such as "24GiB"'),
+        ("[eval]\nquestions = 1_000_000", "`eval.questions` must be less than or equal to 100000, not 1000000"),
+        ('[data]\ncache_dir = "a\\u0000"', "`data.cache_dir` must be a path, and none has a null character, not"),
+        ('[save]\nresume = "a\\u0000"', "`save.resume` must be a path, and none has a null character, not"),
+        ("[train]\nmax_steps = 0", "c.toml:7: `train.max_steps` must be greater than 0, not 0"),
+        (
+            "[train]\nmethod = 'qlora'",
+            '`train.method`: must be one of "full", "lora", not "qlora"; did you mean "lora"?',
+        ),
+        ("[train]\nglobal_batch_size = 3\nmicro_batch_size = 2", "c.toml:7: `train.global_batch_size`: 3 is no"),
+        ("[train]\nmicro_batch_size = 3", "c.toml:6: `train.global_batch_size`: 16 is no multiple"),
+        ("[engine]\nround_size = 3", "c.toml:7: `engine.round_size`: 3 does not divide the 16 micro-batches"),
+        ("[engine]\nvram_limit = '24x'", 'c.toml:7: `engine.vram_limit` must be a size such as "24GiB"'),
+        ("[engine]\nvram_limit = 0", "c.toml:7: `engine.vram_limit` must be greater than 0, not 0"),
+        ("[engine]\ndevices = 'gpu'", 'c.toml:7: `engine.devices` must be "auto"'),
+        ("[optim]\nlr_scheduler_type = 'cosin'", 'not "cosin"; did you mean "cosine"?'),
+        ("[optim]\nmoments = 'int4'", 'c.toml:7: `optim.moments`: must be one of "fp32", "bf16", "int8", not "int4"'),
+        ("[optim]\noptim_bits = 8", "unknown key `optim.optim_bits`: rptrain calls this `optim.moments`"),
+        ("[optim]\noptim = 'adamw_8bit'", 'unknown key `optim.optim`: rptrain writes this `optim.moments = "int8"`'),
+        ("[optim]\noptim = 'adamw_bnb_8bit'", 'rptrain writes this `optim.moments = "int8"`'),
+        ("[optim]\noptimizer = 'paged_adamw_8bit'", 'rptrain writes this `optim.moments = "int8"`'),
+        ("[optim]\nbetas = [0.9]", "c.toml:7: `optim.betas` has too few values"),
+        ("[optim]\nbetas = [0.9, 0.9, 0.9]", "c.toml:7: `optim.betas` must have at most 2 items"),
+        ("[optim]\nbetas = [0.9, 1.0]", "c.toml:7: `optim.betas.1` must be less than 1, not 1.0"),
+        ("[optim]\nbetas = [0.9, '0.9']", "c.toml:7: `optim.betas.1` must be a valid number"),
+        ("[optim]\nlearning_rate = inf", "c.toml:7: `optim.learning_rate` must be a finite number, not inf"),
+        ("[optim]\nlearning_rate = '1e-5'", "c.toml:7: `optim.learning_rate` must be a valid number"),
+        ("[optim]\nwarmup_steps = 1.5", "c.toml:7: `optim.warmup_steps`: 1.5 is no whole number of steps"),
+        (
+            "[optim]\nwarmup_steps = 5\nlr_scheduler_type = 'constant'",
+            'c.toml:8: `optim.lr_scheduler_type`: "constant" has no warm-up',
+        ),
+        ("[data]\npacking = 'yes'", 'c.toml:7: `data.packing` must be true or false, not "yes"'),
+        ("[data]\nmax_length = 1", "c.toml:7: `data.max_length` must be greater than or equal to 2, not 1"),
+        ("[log]\nrun_name = 'a/b'", "c.toml:7: `log.run_name` must do as the name of a folder"),
+        ("[log]\nrun_name = 5", "c.toml:7: `log.run_name` must be text, in quotes, not 5"),
+        ("[optim]\nloss_scale = 65535", "c.toml:7: `optim.loss_scale` must be a power of two, 1 or more, not 65535"),
+        ("[log]\nrun_name = ''", "c.toml:7: `log.run_name` must have at least 1 character"),
+        ("[eval]\nsets = [{path = 'x'}]", "unknown key `eval.sets.0.path`: rptrain calls this `data.val.path`"),
+        ("[[train]]\nseed = 1", "c.toml:6: `train` must be a table, [train], not tables"),
+    ],
+)
+def test_mistakes(folder, line, message):
+    (mistake,) = mistakes(MINIMAL + line)
+    assert message in mistake
+
+
+@pytest.mark.parametrize("moments", ["bf16", "int8"])
+def test_small_moments_are_not_for_float64(folder, moments):
+    text = MINIMAL + f"[optim]\nmoments = '{moments}'"
+    (mistake,) = mistakes(text, "model.dtype=float64")
+    assert mistake.startswith(f'c.toml:7: `optim.moments`: "{moments}" is not for models in float64')
+    assert resolve("c.toml", ["model.dtype=float32"]).config.optim.moments == moments
+
+
+@pytest.mark.parametrize(
+    "line", ["[engine]\nfp16_accumulation = true", "[optim]\nloss_scale = 4", "[optim]\nloss_scale_steps = 9"]
+)
+def test_what_is_for_float16_alone(folder, line):
+    (mistake,) = mistakes(MINIMAL + line)
+    assert mistake.endswith('this is for model.dtype = "float16": remove it, or set model.dtype')
+    assert mistake.startswith(f"c.toml:7: `{line[1:].split(']')[0]}.{line.split()[1]}`")
+    (folder / "c.toml").write_text(MINIMAL + line)
+    assert resolve("c.toml", ["model.dtype=float16"]).config.model.dtype == "float16"
+
+
+def test_a_single_data_table_is_told_from_an_array(folder):
+    (mistake,) = mistakes("[model]\npath = 'm'\n[data.train]\npath = 'x'")
+    assert mistake.startswith("c.toml:3: `data.train` must be an array of tables: write [[data.train]]")
+
+
+def test_what_is_missing(folder):
+    assert mistakes("") == [
+        "c.toml: `model.path` is missing: a directory with a Hugging Face checkpoint, or the name of a bundled preset",
+        "c.toml: `data.train` is missing: write a [[data.train]] table with a path",
+    ]
+    assert mistakes("[data]\ntrain = []\n[model]\npath = 'm'") == [
+        "c.toml:2: `data.train` must have at least 1 item, not []"
+    ]
+    assert mistakes("[model]\npath = 'm'\n[[data.train]]\nformat = 'text'") == [
+        "c.toml:3: `data.train.0.path` is missing: a file, a folder of files or a pattern such as chats/*.jsonl, "
+        "or builtin:tasks, or builtin:random"
+    ]
+
+
+def test_all_mistakes_at_once_in_the_order_of_the_file(folder):
+    found = mistakes(
+        "[optim]\nlr = 1\neps = 0\n[model]\n[[data.train]]\npath = 'x'\nweigth = 2\n[foo]\n",
+        "train.seed=x",
+        "nonsense",
+    )
+    assert [mistake.split(" ")[0] for mistake in found[:-2]] == [
+        "c.toml:2:",
+        "c.toml:3:",
+        "c.toml:4:",
+        "c.toml:7:",
+        "c.toml:8:",
+    ]
+    assert all(mistake.startswith("command line:") for mistake in found[-2:])
+    with pytest.raises(ConfigError) as error:
+        load(MINIMAL, "train.seed=x", "train.sed=1")
+    assert str(error.value).splitlines()[0] == "2 mistakes in the config"
+
+
+def test_an_override_mends_a_mistake_of_the_file(folder):
+    assert load(MINIMAL + "[train]\nseed = 'x'", "train.seed=3").config.train.seed == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("[model\n", "c.toml:1: no valid TOML"),
+        ("a = 1\n\nb = = 2\n", "c.toml:3:"),
+        ('x = """a\n', "c.toml:1:"),
+    ],
+)
+def test_syntax_errors_have_a_line(folder, text, place):
+    (mistake,) = mistakes(text)
+    assert mistake.startswith(place)
+
+
+def test_files_that_cannot_be_read(folder):
+    with pytest.raises(UserError, match=r"none\.toml: cannot be read"):
+        resolve("none.toml")
+    Path("latin.toml").write_bytes(b'a = "\xe9"')
+    with pytest.raises(UserError, match="UTF-8"):
+        resolve("latin.toml")
+
+
+# Other trainers' words
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("per_device_train_batch_size", "`train.micro_batch_size`"),
+        ("num_train_epochs", "`train.num_epochs`"),
+        ("cutoff_len", "`data.max_length`"),
+        ("sequence_len", "`data.max_length`"),
+        ("max_seq_len", "`data.max_length`"),
+        ("sample_packing", "`data.packing`"),
+        ("model_name_or_path", "`model.path`"),
+        ("adam_beta2", "`optim.betas`"),
+        ("warmup-ratio", "`optim.warmup_steps`"),
+        ("resume_from_checkpoint", "`save.resume`"),
+        ("learning_rate", "rptrain calls this `optim.learning_rate`"),
+        ("gradient_accumulation_steps", "`train.global_batch_size` / `train.micro_batch_size`"),
+        ("train_on_inputs", "the opposite, `data.assistant_only_loss`"),
+        ("gradient_checkpointing", "not needed"),
+        ("lora_rank", "rptrain calls this `lora.r`"),
+        ("use_dora", "rptrain calls this `lora.use_dora`"),
+        ("load_in_4bit", "rptrain calls this `lora.base`"),
+        ("bnb_4bit_use_double_quant", "rptrain calls this `lora.double_quant`"),
+        ("bnb_4bit_compute_dtype", "a choice of how weights are quantised is not available in this version"),
+        ("report_to", "rptrain calls this `log.report_to`"),
+        ("val_set_size", "rptrain calls this `data.val_size`"),
+        ("fp16", "rptrain calls this `model.dtype`"),
+        ("fp16_backend", '`model.dtype = "float16"` is all'),
+        ("initial_scale_power", "`optim.loss_scale`"),
+        ("allow_fp16_accumulation", "`engine.fp16_accumulation`"),
+        ("xyzzy", "the tables are: [model], [data]"),
+        ("train.xyzzy", "[train] has: method, freeze, micro_batch_size"),
+        ("data.train.0.pth", "did you mean `data.train.path`?"),
+        ("train.learning_rat", "did you mean `optim.learning_rate`?"),
+    ],
+)
+def test_words_of_other_trainers(folder, word, message):
+    (mistake,) = mistakes(MINIMAL, f"{word}=1")
+    assert message in mistake
+
+
+def test_aliases_lead_to_keys_and_are_no_keys():
+    known = {*keys(), "data.train"}
+    assert set(_ALIASES) <= known
+    assert not {key.rpartition(".")[2] for key in keys()} & set(_CANONICAL)
+    assert sum(len(words.split()) for words in _ALIASES.values()) == len(_CANONICAL), "a word stands for two keys"
