@@ -132,6 +132,7 @@ class RunScreen(Screen[None]):
         view = self._view = await asyncio.to_thread(RunView, self.path)
         known = view.state, self._beginning
         self.query_one(LogPanel).turn_to("log" if view.log and not known[1] else "output")
+        self.refresh_bindings()
         self._show()
         while True:
             await asyncio.sleep(PAUSE)
