@@ -18,9 +18,9 @@ from rptrain.plan.machine import CPU, GB, Card, Machine, card_named
 MARGIN = 256 << 20  # bytes of a GPU left alone where no limit is set: displays, other processes' growth
 PROGRAM = 384 << 20  # of a process that trains, beside all that is planned, on a machine that is not here to be asked
 CONTEXT = 512 << 20  # bytes of a CUDA context on a GPU that is not here to be asked
-# What a process grows by once it trains, measured with torch 2.13 on the CPU: stacks of threads and code that is first
-# used then; and modules, where they are not there yet, that `torch.use_deterministic_algorithms` imports.
-GROWTH = 4 << 20
+# What a process grows by once it trains, measured with torch 2.13 on the CPU: modules, where they are not there yet,
+# that `torch.use_deterministic_algorithms` imports. Stacks of threads and code that is first used then are less than
+# what buffers are rounded up by.
 LATER = {"torch._inductor.config": 72 << 20, "triton": 66 << 20}
 
 
@@ -111,7 +111,7 @@ def here(engine: Engine) -> Hardware:
 
 def _growth() -> int:
     """What training adds to the program, in bytes."""
-    return GROWTH + sum(
+    return sum(
         nbytes
         for module, nbytes in LATER.items()
         if module not in sys.modules and find_spec(module.partition(".")[0]) is not None

@@ -29,9 +29,9 @@ from rptrain.planner import LIBRARIES, RunPlan, Workload, least_footprint, make_
 from rptrain.rundir import RunDir, forks
 
 # What CUDA takes of the host, fitted to tests/results/qwen3-1.7b-*.json (torch 2.11): their `process_pss_gib` less
-# states, activations, devices.GROWTH and 0.3 GiB of a program that has imported torch, with one GPU and with two.
+# states, activations, devices.LATER and 0.3 GiB of a program that has imported torch, with one GPU and with two.
 CUDA, CUDA_EACH = 1140 << 20, 159 << 20
-TOKENIZERS = 28 << 20  # transformers' code for tokenizers, measured as GROWTH was; a large vocabulary takes more
+TOKENIZERS = 28 << 20  # transformers' code for tokenizers, measured as devices.LATER was; a large vocabulary takes more
 
 
 Kind = Literal["host memory", "GPU memory", "disk space"]
