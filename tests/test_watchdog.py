@@ -16,19 +16,26 @@ from . import run_tools as tools
 
 def test_a_hanging_computation_is_told_and_the_run_goes_on(tmp_path, monkeypatch):
     """A pass over the head in the second step waits until the record of it is there."""
-    head, calls = StagePass._head, []
+    head, alive, calls, watchdogs = StagePass._head, Watchdog.alive, [], []
     run = RunDir(tmp_path / "runs/run")
+
+    def remembered(watchdog, step):
+        watchdogs.append(watchdog)
+        alive(watchdog, step)
 
     def hangs(work, scale, loss):
         calls.append(None)
         if len(calls) == 4 + 3:
-            tools.wait_for(lambda: any(event.step == 1 for event in tools.events(run, metrics.Stalled)))
+            before = len(tools.events(run, metrics.Stalled))
+            watchdogs[-1].alive(1)  # a step that a loaded machine stalled before is told again
+            tools.wait_for(lambda: len(tools.events(run, metrics.Stalled)) > before)
         head(work, scale, loss)
 
+    monkeypatch.setattr(Watchdog, "alive", remembered)
     monkeypatch.setattr(StagePass, "_head", hangs)
     tools.write_model(tmp_path / "model")
     tools.train_here(tmp_path, "engine.stall_timeout=0.7", "optim.update=sync")
-    stalled = next(event for event in tools.events(run, metrics.Stalled) if event.step == 1)
+    stalled = [event for event in tools.events(run, metrics.Stalled) if event.step == 1][-1]
     assert "has work" in [stalled.waiting.get(f"cpu:{index} compute stream") for index in (0, 1)]
     text = Path(stalled.path).read_text()
     assert "compute stream: has work" in text and "thread optimizer\n" in text and "in hangs" in text

@@ -73,17 +73,17 @@ def test_a_slow_optimizer_delays_the_next_forward_in_sync_only(asynchronous):
 
 
 def test_a_stage_computes_its_first_layer_before_its_last_is_updated():
-    first = next(iter(PLAN.slots(0)))
-    updating, computed = threading.Event(), threading.Event()
+    """The second step's, which alone is on device 1: the first update of its last layer waits for it."""
+    first = next(iter(PLAN.slots(1)))
+    assert first.stage.stop == 2 and [next(iter(PLAN.slots(step))).device for step in range(3)] == [0, 1, 0]
+    computed = threading.Event()
 
     def probe(where):
-        if where == "optimizer update of layers.1" and not updating.is_set():
-            updating.set()
+        if where == "optimizer update of layers.1":
             assert computed.wait(30), "the stage waits for all its layers"
-        if updating.is_set() and ":F0-1@" in where and where.endswith("micro-batch 0"):
+        if ":F0-1@1" in where and where.endswith("micro-batch 0"):
             computed.set()
 
-    assert first.stage.stop == 2
     spans = trained(asynchronous=False, probe=probe)
     assert computed.is_set() and len(spans) == 3 * 5 * 4
 
