@@ -17,6 +17,27 @@ MOST = 300  # lines
 STYLES = {"info": "$foreground", "warning": "$warning", "error": "$error"}
 
 
+class Tail(VerticalScroll):
+    """Keeps its end in sight, whatever grows or shrinks, until one scrolls away from it."""
+
+    _follows = True
+
+    def on_resize(self) -> None:
+        self._follow()
+
+    def watch_virtual_size(self) -> None:
+        """What is in it has another size, and was laid out."""
+        self._follow()
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        self._follows = new_value >= self.max_scroll_y - 1
+
+    def _follow(self) -> None:
+        if self._follows:
+            self.scroll_end(animate=False)
+
+
 class LogPanel(Vertical):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -26,14 +47,11 @@ class LogPanel(Vertical):
 
     def compose(self) -> ComposeResult:
         yield Static("", id="log-title")
-        with VerticalScroll(id="log-body"):
+        with Tail(id="log-body"):
             yield Static("", id="log-text")
 
     def on_mount(self) -> None:
         self._draw()
-
-    def on_resize(self) -> None:
-        self.call_after_refresh(self.to_end, True)
 
     def turn(self) -> None:
         """To the next part that has something to show."""
@@ -45,12 +63,13 @@ class LogPanel(Vertical):
         if part != self.part:
             self.part = part
             self._draw()
+            self.to_end(True)
 
     def scroll(self, lines: int) -> None:
-        self.query_one("#log-body", VerticalScroll).scroll_relative(y=lines, animate=False)
+        self.query_one(Tail).scroll_relative(y=lines, animate=False)
 
     def to_end(self, end: bool) -> None:
-        body = self.query_one("#log-body", VerticalScroll)
+        body = self.query_one(Tail)
         if end:
             body.scroll_end(animate=False)
         else:
@@ -83,11 +102,7 @@ class LogPanel(Vertical):
         title = [(f"{part.capitalize()}   ", "bold" if part == self.part else "$muted") for part in shown]
         hint = ("o: next", "$muted") if len(shown) > 1 else ("", "")
         self.query_one("#log-title", Static).update(Content.assemble(*title, hint))
-        body = self.query_one("#log-body", VerticalScroll)
-        at_end = body.scroll_y >= body.max_scroll_y - 1
         self.query_one("#log-text", Static).update(self._texts[self.part])
-        if at_end:
-            self.call_after_refresh(body.scroll_end, animate=False)
 
 
 def _line(line: LogLine) -> Content:
