@@ -70,9 +70,13 @@ def exit_codes() -> Iterator[None]:
         raise typer.Exit(2) from None
     except BrokenPipeError:  # who reads has seen enough: typer ends without a word
         raise
-    except (TrainingError, OSError) as error:
+    except OSError as error:
+        said = str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
+        print(printable(said), file=sys.stderr)
+        raise typer.Exit(2 if error.errno in _NAMES_AND_RIGHTS else 1) from None
+    except TrainingError as error:
         print(printable(str(error)), file=sys.stderr)
-        raise typer.Exit(2 if isinstance(error, OSError) and error.errno in _NAMES_AND_RIGHTS else 1) from None
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -141,7 +145,7 @@ def train(
         from rptrain.rundir import find
 
         resolved = resolve(config, overrides or ())
-        found = find(resolved)
+        found = find(resolved, warn=dry_run)  # a run looks for it again, once torch is there
         if not dry_run:
             _keep_allocator_tidy()
             from rptrain.trainer import train as run

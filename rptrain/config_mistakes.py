@@ -68,6 +68,8 @@ def explain(error: ErrorDetails) -> list[tuple[KeyPath, str]]:
             sentence = f"must be a table, [{dotted(key)}]"
         case "tuple_type" if isinstance(value, dict):
             sentence = f"must be an array of tables: write [[{dotted(key)}]], in two brackets"
+        case "tuple_type":
+            sentence = "must be a list, in brackets"
         case "too_short" if len(value) >= context["min_length"]:
             return []  # there are enough, with mistakes of their own
         case "too_short" | "too_long":
@@ -97,16 +99,25 @@ def _choices(choices: list[str], value: Any) -> str:
     return f"must be one of {', '.join(map(_shown, choices))}, not {_shown(value)}{hint}"
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as a config has it; of tables that they are some."""
     match value:
+        case None:
+            return "not set"
         case str():
-            text = f'"{value}"'
+            return f'"{value}"'
         case bool():
-            text = str(value).lower()
+            return str(value).lower()
         case dict():
-            text = "a table"
+            return "a table"
         case [dict(), *_]:
-            text = "tables"
+            return "tables"
+        case list():
+            return f"[{', '.join(map(shown, value))}]"
         case _:
-            text = str(value)
+            return str(value)
+
+
+def _shown(value: Any) -> str:
+    text = shown(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

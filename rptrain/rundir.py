@@ -10,7 +10,7 @@ from typing import Any, Self
 from rptrain.checkpoint.facts import read_facts
 from rptrain.checkpoint.files import MANIFEST, Damaged, complete_checkpoints, set_aside
 from rptrain.config import AUTOMATIC, Config
-from rptrain.config_mistakes import dotted, leaves
+from rptrain.config_mistakes import dotted, leaves, shown
 from rptrain.config_source import Resolved, render, resolve
 from rptrain.control import FOLDER
 from rptrain.errors import UserError
@@ -140,11 +140,11 @@ def checkpoint_of(path: Path | str) -> tuple[RunDir, Path]:
     raise UserError(f"{path} is neither a run nor a checkpoint of one")
 
 
-def find(resolved: Resolved) -> tuple[RunDir, Path] | None:
+def find(resolved: Resolved, *, warn: bool = True) -> tuple[RunDir, Path] | None:
     """The run and checkpoint that `save.resume` means to go on with, or None where a new run begins.
 
-    Of a run that is the newest that is whole; damaged ones after it are named in a warning. Raises UserError where it
-    names something else, or where the config would change the run's numbers.
+    Of a run that is the newest that is whole; damaged ones after it are named in a warning, with `warn`. Raises
+    UserError where it names something else, or where the config would change the run's numbers.
     """
     config = resolved.config
     if config.save.resume == "never":
@@ -161,7 +161,7 @@ def find(resolved: Resolved) -> tuple[RunDir, Path] | None:
             f"{found[0].path} cannot go on with other numbers than it began with: {'; '.join(changes)}. "
             "Set them back, or begin a new run with save.resume=never"
         )
-    if found is not None and not forks(*found):
+    if warn and found is not None and not forks(*found):
         for path in _after(*found):
             log.warning("%s is damaged, and the checkpoint before it is taken", path)
     return found
@@ -199,7 +199,7 @@ def changed(old: Config, new: Config) -> list[str]:
     """
     before, after = _flat(old), _flat(new)
     return [
-        f"{key} was {before.get(key)}, is {after.get(key)}"
+        f"{key} was {shown(before.get(key))}, is {shown(after.get(key))}"
         for key in before | after
         if before.get(key) != after.get(key)
         and not _FREE.fullmatch(key)

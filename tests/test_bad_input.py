@@ -331,8 +331,8 @@ def unfinished(folder: Path) -> RunDir:
     ("override", "message"),
     [
         ("train.seed=1", "train.seed was 0, is 1"),
-        ("optim.update=sync", "optim.update was async, is sync"),
-        ("model.dtype=bfloat16", "model.dtype was float32, is bfloat16"),
+        ("optim.update=sync", 'optim.update was "async", is "sync"'),
+        ("model.dtype=bfloat16", 'model.dtype was "float32", is "bfloat16"'),
         ("train.micro_batch_size=8", "train.micro_batch_size was 16, is 8"),
         ("train.max_steps=5", "has 6 steps behind it, and the config ends at 5: raise train.max_steps"),
     ],
@@ -421,6 +421,13 @@ def test_a_flipped_bit_in_the_only_checkpoint(unfinished, folder):
     result = tools.invoke("--config", "run.toml")
     assert result.exit_code == 2 and "00001-layers.0.safetensors is damaged" in result.stderr
     assert unfinished.checkpoint_path(6).exists()
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["trained", "dry run"])
+def test_a_damaged_checkpoint_is_told_once(unfinished, caplog, more):
+    cut(unfinished.checkpoint_path(6) / "units/00000-embed.safetensors", -1)
+    assert tools.invoke("--config", "run.toml", *more).exit_code == 0
+    assert caplog.text.count("is damaged, and the checkpoint before it is taken") == 1
 
 
 def test_a_model_or_data_that_changed(unfinished, folder, refused):

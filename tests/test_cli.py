@@ -103,8 +103,8 @@ class Broken(RuntimeError):
     [
         (UserError("no such model"), 2, "no such model\n"),
         (UserError("\x1b[2Jcleared\nand \u202eso on"), 2, "␛[2Jcleared\nand \ufffdso on\n"),
-        (PermissionError(errno.EACCES, "Permission denied", "a"), 2, "[Errno 13] Permission denied: 'a'\n"),
-        (OSError(errno.ENOSPC, "No space left on device", "a"), 1, "[Errno 28] No space left on device: 'a'\n"),
+        (PermissionError(errno.EACCES, "Permission denied", "a"), 2, "a: Permission denied\n"),
+        (OSError(errno.ENOSPC, "No space left on device", "a"), 1, "a: No space left on device\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (Broken("device cuda:0"), 1, ""),
     ],

@@ -221,15 +221,15 @@ def test_changes_that_do_not_reach_the_numbers(override):
 @pytest.mark.parametrize(
     ("override", "key"),
     [
-        ("model.path=other", "model.path was tiny-tasks, is other"),
+        ("model.path=other", 'model.path was "tiny-tasks", is "other"'),
         ("model.dtype=float32", "model.dtype"),
-        ("data.train.1.path=x", "data.train.1.path was None, is x"),
+        ("data.train.1.path=x", 'data.train.1.path was not set, is "x"'),
         ("data.train.0.format=text", "data.train.0.format"),
         ("data.max_length=512", "data.max_length was 2048, is 512"),
         ("train.seed=1", "train.seed was 0, is 1"),
         ("train.micro_batch_size=2", "train.micro_batch_size"),
         ("train.global_batch_size=32", "train.global_batch_size"),
-        ("engine.round_size=4", "engine.round_size was None, is 4"),
+        ("engine.round_size=4", "engine.round_size was not set, is 4"),
         ("optim.update=sync", "optim.update"),
         ("optim.betas=[0.8, 0.9]", r"optim.betas was \[0.9, 0.999\], is \[0.8, 0.9\]"),
         ("optim.learning_rate=1", "optim.learning_rate"),

@@ -88,7 +88,7 @@ def test_killed_and_resumed_with_small_moments(folder, trainers, undisturbed, mo
     """Rounding goes on with the random numbers that it would have drawn."""
     kind = (f"optim.moments={moments}", "model.dtype=bfloat16")
     assert trainers.train(folder, *kind, *EVERY_TWO, "engine.devices=cpu:1", event=5) == -signal.SIGKILL
-    with pytest.raises(UserError, match=f"optim.moments was {moments}, is fp32"):
+    with pytest.raises(UserError, match=f'optim.moments was "{moments}", is "fp32"'):
         tools.train_here(folder, kind[1], *EVERY_TWO)
     run = tools.train_here(folder, *kind, *EVERY_TWO)
     assert [event.step for event in tools.events(run, metrics.Resumed)] == [4]
