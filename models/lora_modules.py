@@ -33,6 +33,8 @@ def adapted_modules(spec: ModelSpec, wanted: str | tuple[str, ...]) -> set[str]:
     able = [module(part) for layer in spec.layers for param in products(spec, layer) for part in param.parts]
     if wanted == ALL:
         return set(able)
+    if ALL in wanted and not isinstance(wanted, str):
+        raise UserError(f'lora.target_modules: "{ALL}" is all there are: write it alone, without brackets')
     others = [name for name in modules(spec) if name not in able]
     found: set[str] = set()
     for entry in (wanted,) if isinstance(wanted, str) else wanted:

@@ -84,7 +84,7 @@ def _pieces(files: WeightFiles, unit: Unit, dtype: torch.dtype, problems: list[s
             if stored is None and param.format is MXFP4:
                 yield from _in_4_bits(files, param, part.key, start, row, numel)
             elif stored is None:
-                problems.append(f'{part.key} is stored in MXFP4: lora.base = "mxfp4" holds it so')
+                problems.append(f'{part.key} is stored in MXFP4, which only lora.base = "mxfp4" (LoRA) leaves as it is')
             elif param.format is not None:
                 problems.append(f"{part.key} is stored as {_name(stored.dtype)}, to be held in {param.format.name}")
             elif stored.dtype != dtype:

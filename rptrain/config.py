@@ -138,9 +138,9 @@ class Train(Section):
 class Lora(Section):
     """Low-rank adapters, by PEFT's names; the model's own weights stay as they are."""
 
-    r: PositiveInt = 8
+    r: Count = 8
     """the rank: columns of each adapter"""
-    alpha: Number = 8
+    alpha: Number = Field(default=8, le=MOST_COUNT)
     """an adapter's output is multiplied by alpha / r"""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """share of an adapter's inputs that is left out, at random"""

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PositiveFloat, PositiveInt
 
 MOST_WORKERS = 1024  # on the CPU
-MOST_COUNT = 10**9  # of steps, rows or tokens
+MOST_COUNT = 10**9  # of steps, rows, tokens or ranks; and what an adapter is multiplied by
 
 UNITS = {"B": 1} | {
     f"{prefix}{suffix}": base**power

@@ -58,7 +58,13 @@ def generate_text(
 def _from_adapter(source: Path) -> tuple[ModelSpec, list[dict[str, Tensor]], Path]:
     """With the weights of its base model, which is looked for by its name."""
     files = adapter.read(source)
-    base = registry.locate(str(files.config.get("base_model_name_or_path") or ""))
+    try:
+        base = registry.locate(files.config.get("base_model_name_or_path") or "")
+    except UserError as error:
+        raise UserError(
+            f"write in {source / adapter.CONFIG}, as base_model_name_or_path, where the adapter's base model is: "
+            f"{error}"
+        ) from None
     own = registry.build(registry.read_config(base))
     spec = with_lora(own, adapter.settings_of(files, own))
     adapter.check(files, spec)

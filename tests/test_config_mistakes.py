@@ -27,6 +27,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("[optm]\neps = 3", "c.toml:7: unknown key `optm.eps`: rptrain calls this `optim.eps`"),
         ("[lora]\nrank = 3", "c.toml:7: unknown key `lora.rank`: rptrain calls this `lora.r`"),
         ("[lora]\nr = 0", "c.toml:7: `lora.r` must be greater than 0, not 0"),
+        ("[lora]\nr = 1_000_000_007", "c.toml:7: `lora.r` must be less than or equal to 1000000000, not 1000000007"),
+        ("[lora]\nalpha = 1e300", "c.toml:7: `lora.alpha` must be less than or equal to 1000000000, not 1e+300"),
         ("[lora]\ndropout = 1", "c.toml:7: `lora.dropout` must be less than 1, not 1"),
         (
             "[lora]\ntarget_modules = []",
@@ -36,6 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "[lora]\ntarget_modules = ['']",
             '`lora.target_modules` must be text, or a list such as ["q_proj", "v_proj"], not',
         ),
+        ("[lora]\nmodules_to_save = 'lm_head'", '`lora.modules_to_save` must be a list, in brackets, not "lm_head"'),
         ("[lora]\n[train]\nmethod = 'full'", "c.toml:8: `train.method`: adapters are trained where there is a [lora]"),
         ("[train]\nseed = 'x'", 'c.toml:7: `train.seed` must be a whole number, not "x"'),
         ("[train]\nseed = true", "c.toml:7: `train.seed` must be a whole number, not true"),

@@ -116,6 +116,18 @@ def test_answers_of_a_run_a_checkpoint_and_the_merged_model(folder):
     assert answers[0] == answers[1] == answers[2] == answers[3] != generate_text(folder / "model", *asked)
 
 
+def test_where_the_base_of_an_adapter_is_can_be_written_into_it(folder):
+    run = tools.train_here(folder, *LORA)
+    asked = (["a"], 2, 0.0, 0, True)
+    answers = generate_text(run.model_path, *asked)
+    (folder / "model").rename(folder / "elsewhere")
+    with pytest.raises(UserError, match=r"as base_model_name_or_path, where the adapter's base model is: no model '"):
+        generate_text(run.model_path, *asked)
+    file = run.model_path / "adapter_config.json"
+    file.write_text(file.read_text().replace(f"{folder}/model", f"{folder}/elsewhere"))
+    assert generate_text(run.model_path, *asked) == answers
+
+
 @pytest.mark.parametrize("kind", [(), ("lora.use_dora=true", "lora.dropout=0")], ids=["lora", "dora"])
 def test_an_adapter_is_gone_on_from(folder, kind):
     first = tools.train_here(folder, *LORA, *kind)

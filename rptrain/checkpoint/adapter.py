@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 
 from rptrain.checkpoint.files import Aside
+from rptrain.config_values import MOST_COUNT
 from rptrain.errors import UserError
 from rptrain.models import registry, shards, weights
 from rptrain.models.lora import ENDS, A, LoRA, target_names
@@ -141,6 +142,8 @@ def read(directory: str | Path) -> AdapterFiles:
         used.append(f"init_lora_weights {config['init_lora_weights']!r}")
     if used:
         raise UserError(f"{directory / CONFIG}: {', '.join(used)} cannot be trained here")
+    if not isinstance(config.get("base_model_name_or_path"), str | None):
+        raise UserError(f"{directory / CONFIG}: base_model_name_or_path must be text")
     if not (directory / WEIGHTS).is_file():
         pickled = "; pickled weights are not read" if any(directory.glob("*.bin")) else ""
         raise UserError(f"{directory} is no whole adapter: there is no {WEIGHTS} in it{pickled}")
@@ -159,8 +162,11 @@ def settings_of(files: AdapterFiles, spec: ModelSpec) -> LoRA:
     targets = tuple(name for name in names if name.removesuffix(".base_layer") not in experts)
     saved = tuple(dict.fromkeys(name.rpartition(".")[0] for name in own if not name.endswith(ENDS)))
     r, alpha, parameters = config.get("r", 8), config.get("lora_alpha", 8), config.get("target_parameters") or []
-    if not isinstance(r, int) or isinstance(alpha, bool) or not isinstance(alpha, int | float):
-        raise UserError(f"{files.directory / CONFIG}: r must be a whole number and lora_alpha a number")
+    number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
+    if not isinstance(r, int) or not number or not abs(alpha) <= MOST_COUNT:  # nor is NaN
+        raise UserError(
+            f"{files.directory / CONFIG}: r must be a whole number and lora_alpha a number, at most {MOST_COUNT}"
+        )
     if not isinstance(parameters, list) or not all(isinstance(name, str) for name in parameters):
         raise UserError(f"{files.directory / CONFIG}: target_parameters must be a list of names")
     kind: dict[str, Any] = {"target_parameters": tuple(parameters)}

@@ -1,11 +1,11 @@
 """What a checkpoint says of itself in trainer_state.json: read, and found to be what `save_state` writes."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from rptrain.checkpoint.files import KIND, MANIFEST, STATE, Damaged, check_hash, read_manifest
 
@@ -52,6 +52,30 @@ class _Frozen:
 
 
 @dataclass(frozen=True)
+class _Settings:
+    """As models.lora.LoRA, which is not imported here: torch comes with it."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # what is not known here cannot be computed
+    r: int = 8
+    alpha: float = 8
+    target_modules: str | list[str] = ""
+    dropout: float = 0.0
+    rslora: bool = False
+    modules_to_save: list[str] = field(default_factory=list)
+    use_dora: bool = False
+    target_parameters: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Adapter:
+    settings: _Settings
+    base: str
+
+
+NOT_THERE: Any = None  # a null in its place is damage
+
+
+@dataclass(frozen=True)
 class _Meta:
     """What a run writes; a checkpoint that no run wrote may have less."""
 
@@ -59,9 +83,10 @@ class _Meta:
     model_dir: str = ""
     chat_template: str = ""
     applied: NonNegativeInt = 0
-    validation: _Validation | None = None
-    loss_scale: _LossScale | None = None
-    frozen: _Frozen | None = None
+    validation: _Validation = NOT_THERE
+    loss_scale: _LossScale = NOT_THERE
+    frozen: _Frozen = NOT_THERE
+    lora: _Adapter = NOT_THERE
 
 
 @dataclass(frozen=True)

@@ -60,10 +60,10 @@ def trained(directory, settings: LoRA) -> Native:
     return model
 
 
-def written(model: Native, settings: LoRA, directory, to, dtype=torch.float32) -> Adapter:
+def written(model: Native, settings: LoRA, directory, to) -> Adapter:
     made = Adapter(settings, str(directory))
     with written_aside(to, {"kind": "export"}, 0) as aside:
-        adapter.write(aside, model.spec, model.view, made, dtype)
+        adapter.write(aside, model.spec, model.view, made, torch.float32)
     verify_adapter(to, model.spec, made)
     return made
 
@@ -232,6 +232,7 @@ def test_a_changed_file_or_config_is_found(base, damage, tmp_path) -> None:
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' cannot be trained here"),
         ({"r": 4, "use_rslora": True}, "lora.r is 2, the adapter's is 4; lora.rslora is false, the adapter's is true"),
         ({"lora_alpha": 32}, "lora.alpha is 8, the adapter's is 32. Set them alike"),
+        ({"base_model_name_or_path": ["llama"]}, "adapter_config.json: base_model_name_or_path must be text"),
     ],
 )
 def test_adapters_that_are_not_gone_on_from(base, changes, message, tmp_path) -> None:
@@ -258,6 +259,18 @@ def test_an_alpha_with_a_point_is_gone_on_from(base, alpha, stored, tmp_path) ->
     files = adapter.read(tmp_path / "a")
     adapter.check_settings(files, settings, str(directory))
     assert adapter.settings_of(files, registry.build(registry.read_config(directory))).scale == settings.scale
+
+
+@llama
+@pytest.mark.parametrize("alpha", ["16", True, float("nan"), float("-inf"), 1e300, 10**10])
+def test_an_alpha_that_nothing_can_be_multiplied_by_is_refused(base, alpha, tmp_path) -> None:
+    _, directory = base
+    settings = LoRA(r=2)
+    written(trained(directory, settings), settings, directory, tmp_path / "a")
+    file = tmp_path / "a/adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"lora_alpha": alpha}))
+    with pytest.raises(UserError, match="lora_alpha a number, at most 1000000000"):
+        adapter.settings_of(adapter.read(tmp_path / "a"), registry.build(registry.read_config(directory)))
 
 
 @llama

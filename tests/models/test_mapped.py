@@ -87,7 +87,7 @@ def test_experts_in_4_bits_as_they_are(published, monkeypatch):  # noqa: F811
 def test_what_is_not_stored_as_it_is_held(published, fresh, tmp_path):  # noqa: F811
     directory, _ = published
     with pytest.raises(
-        UserError, match=r'experts.gate_up_proj is stored in MXFP4: lora\.base = "mxfp4" holds it so'
+        UserError, match=r'is stored in MXFP4, which only lora\.base = "mxfp4" .LoRA. leaves as it is'
     ) as e:
         opened(directory, with_adapters(directory))
     assert 'To convert them once, use model.hold = "memory"' in str(e.value)
