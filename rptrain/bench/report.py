@@ -21,7 +21,7 @@ are of 1.
     transfers    upload (of parameters), download (of gradients): rates while they move, of one device; null where
                  there were none; upload_bytes, download_bytes: of a measured step, on all devices together, each copy
                  counted; base_bytes: of upload_bytes, those of layers' frozen weights
-    optimizer    seconds (of an update), parameters_per_second, bytes_per_parameter (read and written),
+    optimizer    seconds (of an update), parameters_per_second (that train), bytes_per_parameter (read and written),
                  bytes_per_second; null without an update
     launches     share (what launching takes the host over what the devices compute, at most), stages (stage, host: the
                  median for a micro-batch, least, device: the median). A thread that is far ahead waits within its
@@ -199,7 +199,8 @@ class Report:
     def _optimizer(self) -> dict[str, Any] | None:
         if self.measured is None:
             return None
-        rate = self.job.spec.num_parameters / self.measured.update
+        trained = (param.numel for unit in self.job.spec.units if unit.trainable for param in unit.params)
+        rate = sum(trained) / self.measured.update
         return {
             "seconds": self.measured.update,
             "parameters_per_second": rate,

@@ -128,6 +128,12 @@ def test_the_optimizers_bytes_with_small_moments(monkeypatch):
     assert found["optimizer"]["bytes_per_parameter"] == 2 * (2 + 1 + 1 + 2 + 2 * 4 / 128) + 2
 
 
+def test_an_update_is_of_what_trains():
+    update = as_json("train.method=lora", "lora.r=4", "engine.replan=false")["optimizer"]
+    widths = {"q": 16 + 16, "k": 16 + 8, "v": 16 + 8, "o": 16 + 16, "gate": 16 + 24, "up": 16 + 24, "down": 24 + 16}
+    assert update["parameters_per_second"] * update["seconds"] == pytest.approx(3 * 4 * sum(widths.values()))
+
+
 def test_the_table_and_the_floor(monkeypatch):
     monkeypatch.setattr(floor, "COPY", 1 << 16)
     for columns in ("80", "120"):
