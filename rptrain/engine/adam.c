@@ -193,20 +193,3 @@ SQUARE_SUM(square_sum_bf16, uint16_t, widen)
 SQUARE_SUM(square_sum_f16, uint16_t, widen_half)
 SQUARE_SUM(square_sum_f32, float, SAME)
 SQUARE_SUM(square_sum_f64, double, SAME)
-
-/* The yardstick: the traffic of adam_bf16_bf16_f32 with next to no arithmetic. The buffers' contents are lost. */
-CLONES void traffic_bf16_bf16(Job *job)
-{
-    const uint16_t *source = job->source, *grad = job->grad;
-    uint16_t *target = job->target, *remainder = job->remainder;
-    uint32_t *exp_avg = job->exp_avg, *exp_avg_sq = job->exp_avg_sq;
-    for (int64_t start, stop; take(job, &start, &stop);) {
-        INDEPENDENT
-        for (int64_t i = start; i < stop; i++) {
-            target[i] = source[i] ^ grad[i];
-            remainder[i] = remainder[i] ^ 1;
-            exp_avg[i] = exp_avg[i] ^ 1;
-            exp_avg_sq[i] = exp_avg_sq[i] ^ 1;
-        }
-    }
-}

@@ -76,8 +76,8 @@ class CpuAdam:
     """Updates flat buffers with AdamW (decoupled weight decay, bias correction; torch.optim.AdamW's maths).
 
     Results depend neither on `threads` (default: of the cores at hand four in five, as those that launch work for GPUs
-    are late where an update has all of them; 16 at most) nor on which path runs:
-    `native` tells whether it is the compiled one. A context manager: it owns a thread pool.
+    are late where an update has all of them; 16 at most) nor on which path runs: `native` tells whether it is the
+    compiled one. A context manager: it owns a thread pool.
     """
 
     def __init__(
@@ -166,21 +166,11 @@ class CpuAdam:
         """The sum of squares of a flat buffer, in double and in a fixed order."""
         sums = torch.empty(-(-len(grad) // CHUNK), dtype=torch.float64)
         if self._library:
-            self._run(f"square_sum_{SUFFIXES[grad.dtype]}", {"grad": grad, "target": sums}, {})
+            finish(self.pool, self._native(f"square_sum_{SUFFIXES[grad.dtype]}", {"grad": grad, "target": sums}, {}))
         else:
             parts = zip(grad.split(FALLBACK_CHUNK), sums.split(FALLBACK_CHUNK // CHUNK), strict=True)
             finish(self.pool, [partial(_square_sums, part, target) for part, target in parts])
         return math.fsum(sums.tolist())
-
-    def traffic(self, **tensors: Tensor) -> None:
-        """Moves the bytes that `update` moves for bfloat16 tensors; their contents are lost.
-
-        The yardstick for the bandwidth of `update`, in the native path only.
-        """
-        self._run("traffic_bf16_bf16", tensors, {})
-
-    def _run(self, name: str, tensors: dict[str, Tensor], factors: dict[str, float]) -> None:
-        finish(self.pool, self._native(name, tensors, factors))
 
     def _native(
         self, name: str, tensors: dict[str, Tensor], factors: dict[str, float], noise: int = 0

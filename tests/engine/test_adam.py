@@ -10,6 +10,7 @@ from rptrain.engine import adam
 from rptrain.engine.adam import CHUNK, CpuAdam, Part, join, split
 from rptrain.native import ended
 
+from .. import bench_adam
 from .updates import BETAS, EPS, PATHS, assert_same_bits, instruction_sets, make_adam, values
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -28,8 +29,8 @@ KINDS = pytest.mark.parametrize(
 )
 
 
-def make_states(count, dtype, seed=0):
-    master = values(count, seed, torch.float64 if dtype == torch.float64 else torch.float32)
+def make_states(count, dtype):
+    master = values(count, 0, torch.float64 if dtype == torch.float64 else torch.float32)
     states = {
         "source": torch.full((count,), float("nan"), dtype=dtype),
         "remainder": torch.empty(count, dtype=torch.int16) if dtype == torch.bfloat16 else None,
@@ -57,11 +58,11 @@ def run(optimizer, states, grad_dtype, steps=5, in_place=True):
     return states
 
 
-def reference(master, grad_dtype, steps=5):
+def reference(master, grad_dtype):
     """torch.optim.AdamW in the master's type, on the same gradients."""
     param = torch.nn.Parameter(master.clone())
     optimizer = torch.optim.AdamW([param], betas=BETAS, eps=EPS, weight_decay=0.1)
-    for step in range(1, steps + 1):
+    for step in range(1, 6):
         optimizer.param_groups[0]["lr"] = 1e-2 / step
         param.grad = values(len(master), 100 + step, grad_dtype).to(master.dtype) * 0.37
         optimizer.step()
@@ -329,13 +330,10 @@ def test_square_sum_shows_what_is_not_finite(fallback):
         assert optimizer.square_sum(torch.empty(0)) == 0
 
 
-def test_traffic_touches_what_an_update_writes():
-    states, _ = make_states(CHUNK + 9, torch.bfloat16)
-    grad = values(CHUNK + 9, 1, torch.bfloat16)
-    before = {name: t.clone() for name, t in states.items()}
-    with make_adam() as optimizer:
-        optimizer.traffic(**states, target=states["source"], grad=grad)
-    assert all(bool((t.view(torch.int16) != before[name].view(torch.int16)).any()) for name, t in states.items())
+def test_the_measurement_beside_a_copy():
+    found = bench_adam.measure(CHUNK + 9, threads=2)
+    assert (found["parameters"], found["threads"]) == (CHUNK + 9, 2)
+    assert found["share"] == pytest.approx(found["update_bytes_per_second"] / found["copy_bytes_per_second"])
 
 
 def test_every_instruction_set_gives_the_same_bits(tmp_path):
