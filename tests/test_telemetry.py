@@ -124,7 +124,7 @@ def test_a_run_tells_what_its_view_shows(tmp_path, quick, monkeypatch):
     assert view.state == "finished" and view.step == view.total_steps == 6
     assert view.process is not None and view.process.alive
     assert view.devices == ("cpu:0", "cpu:1") and view.staleness == 1
-    assert view.plan[0].startswith(tools.STAGES) and view.planned_step and view.floor_step
+    assert view.plan[0].startswith(tools.STAGES) and view.planned_bubble is not None and view.floor_step
     assert view.host is not None and view.host.limit is not None and 0 < view.host.total < view.host.limit
     phases = [shot.phase for shot in view.recent]
     assert phases.index("loading") < phases.index("training") and "exporting" in phases

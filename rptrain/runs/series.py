@@ -50,25 +50,30 @@ class Steps:
         return bisect_left(self._columns["step"], step + 1)
 
     def points(self, name: str, count: int) -> tuple[list[float], list[float]]:
-        """Steps and values of a column for a plot, at most `count` of them, by rising step.
+        """Steps and values of a column for a plot, at most `count` of them, by rising step: `thinned`."""
+        return thinned(self._columns["step"], self._columns[name], count)
 
-        Rows fall into count / 2 groups of equal size; of each the least and the greatest value stay, so peaks do. What
-        is not a number is left out.
-        """
-        import numpy as np
 
-        steps, values = (np.array(self._columns[column]) for column in ("step", name))
-        finite = np.isfinite(values)
-        steps, values = steps[finite], values[finite]
-        if len(values) > max(count, 2):
-            groups = max(count // 2, 1)
-            starts = np.arange(groups) * len(values) // groups
-            ends = [*starts[1:], len(values)]
-            kept = sorted(
-                start + place(values[start:end])
-                for start, end in zip(starts, ends, strict=True)
-                for place in (np.argmin, np.argmax)
-            )
-            chosen = np.unique(np.array(kept))
-            steps, values = steps[chosen], values[chosen]
-        return steps.tolist(), values.tolist()
+def thinned(steps: Sequence[float], values: Sequence[float], count: int) -> tuple[list[float], list[float]]:
+    """At most `count` points of a curve.
+
+    They fall into count / 2 - 1 groups of equal size; of each the least and the greatest value stay, so peaks do, and
+    both ends. What is not a number is left out.
+    """
+    import numpy as np
+
+    xs, ys = np.array(steps), np.array(values)
+    finite = np.isfinite(ys)
+    xs, ys = xs[finite], ys[finite]
+    if len(ys) > max(count, 4):
+        groups = max(count // 2 - 1, 1)
+        starts = np.arange(groups) * len(ys) // groups
+        ends = [*starts[1:], len(ys)]
+        kept = [
+            start + place(ys[start:end])
+            for start, end in zip(starts, ends, strict=True)
+            for place in (np.argmin, np.argmax)
+        ]
+        chosen = np.unique(np.array([0, *kept, len(ys) - 1]))  # sorted
+        xs, ys = xs[chosen], ys[chosen]
+    return xs.tolist(), ys.tolist()

@@ -82,8 +82,8 @@ class RunView:
     `plan`: its stages as text, in its first line; then a line a device of what it does in a step.
     `staleness`: 1 where updates are one step late (async), 0 in sync; None where not known.
     `steps`: the reported steps, a `Steps`. `skipped`: how many of them left the weights as they were.
-    `loss_scale`: of float16 runs. `places`: planned memory. `planned_step`: seconds of a step as planned,
-    `planned_bubble`: its idle share; `floor_step`: seconds that its arithmetic alone takes with everything recomputed.
+    `loss_scale`: of float16 runs. `places`: planned memory. `planned_bubble`: the idle share of a step as planned;
+    `floor_step`: seconds that its arithmetic alone takes with everything recomputed.
     `checkpoints`, `scores`, `samples`, `log`: oldest first. `failure`: the message of a run that failed.
     `samples` have `step`, `prompt` and `text`. `recent`: the last snapshots, oldest first.
     """
@@ -100,12 +100,10 @@ class RunView:
         self.staleness: int | None = None
         self.process: ProcessId | None = None
         self.places: tuple[Place, ...] = ()
-        self.planned_step: float | None = None
         self.planned_bubble: float | None = None
         self.floor_step: float | None = None
         self.steps = Steps()
         self.skipped = 0
-        self.tokens_per_step: int | None = None
         self.loss_scale: float | None = None
         self.checkpoints: list[Checkpoint] = []
         self.scores: list[Score] = []
@@ -156,7 +154,6 @@ class RunView:
             raise ValueError(when)
         if kind == "step":
             self.steps.append(record)
-            self.tokens_per_step = record["tokens"]
             self._told = "training"
             if record["skipped"]:
                 self.skipped += 1
@@ -298,8 +295,7 @@ class RunView:
         self._say(record, f"plan: {''.join(self.plan[:1])}")
 
     def _on_estimated(self, record: Mapping[str, Any]) -> None:
-        self.planned_step, self.planned_bubble = record["step_seconds"], record["bubble"]
-        self.floor_step = record["floor_seconds"]
+        self.planned_bubble, self.floor_step = record["bubble"], record["floor_seconds"]
 
     def _on_loss_scale(self, record: Mapping[str, Any]) -> None:
         self.loss_scale = record["scale"]

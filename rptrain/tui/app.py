@@ -23,6 +23,7 @@ from rptrain.tui.new_run import NewRun
 from rptrain.tui.preferences import Look
 from rptrain.tui.run_screen import RunScreen
 from rptrain.tui.runs_screen import Runs
+from rptrain.tui.sizes import MEDIUM, TALL, WIDE
 from rptrain.tui.themes import THEMES
 
 CONFIG = Path("rptrain.toml")
@@ -32,8 +33,8 @@ LOOK_AFTER = 2.0  # seconds between two looks after what was begun from here
 class RptrainApp(App[None]):
     TITLE = "rptrain"
     CSS_PATH = "style.tcss"
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-medium"), (160, "-wide")]  # noqa: RUF012 (not Textual's type)
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (MEDIUM, "-medium"), (WIDE, "-wide")]  # noqa: RUF012 (not Textual's type)
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (TALL, "-tall")]  # noqa: RUF012
     COMMAND_PALETTE_DISPLAY = "^p"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f1", "help", "help"),

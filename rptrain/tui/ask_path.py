@@ -7,11 +7,11 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Static
 
 from rptrain.runs.printable import one_line
 from rptrain.tui.choice import Choice
+from rptrain.tui.dialog import Dialog
 from rptrain.tui.entry import Entry
 from rptrain.tui.paths import PathSuggester
 
@@ -22,7 +22,7 @@ class Target:
     merge: bool
 
 
-class AskTarget(ModalScreen[Target | None]):
+class AskTarget(Dialog[Target | None]):
     """`adapters`: whether the run trains some, so that they can be merged."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel")]
@@ -53,15 +53,15 @@ class AskTarget(ModalScreen[Target | None]):
         if event.button.id == "export":
             self._done()
         else:
-            self.dismiss(None)
+            self.answer(None)
 
     def on_input_submitted(self) -> None:
         self._done()
 
     def action_cancel(self) -> None:
-        self.dismiss(None)
+        self.answer(None)
 
     def _done(self) -> None:
         if text := self.query_one("#to", Input).value.strip():
             merge = self._adapters and self.query_one("#merge", Choice).value == "merged model"
-            self.dismiss(Target(Path(text).expanduser(), merge))
+            self.answer(Target(Path(text).expanduser(), merge))

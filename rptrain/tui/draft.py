@@ -109,7 +109,11 @@ class Draft:
         if key == "train.method":
             self._switch_adapters(shown)
         try:
-            self._put(_parts(key), _item(key, shown) if shown else None)
+            value = _item(key, shown) if shown else None
+        except UserError as error:
+            raise UserError(f"{key}: {error}") from None
+        try:
+            self._put(_parts(key), value)
         except (TypeError, AttributeError, TOMLKitError):
             raise UserError(f"{key}: the file holds something else there: mend it by hand") from None
 
@@ -147,7 +151,11 @@ class Draft:
         return resolve(self.path, text=self.text)
 
     def save(self) -> None:
-        """Writes the file as a whole, with the mode that it has. UserError where that cannot be."""
+        """Writes the file as a whole, with the mode that it has; not where it says all that, perhaps with other line
+        ends. UserError where that cannot be.
+        """
+        if not self.is_changed and self.path.exists() and not self.is_changed_outside:
+            return
         text = self.text
         file = Path(os.path.realpath(self.path))  # a link stays one
         aside = file.with_name(file.name + ".part")
@@ -174,7 +182,7 @@ class Draft:
             is_array = isinstance(parts[depth + 1], int)
             if isinstance(part, int):
                 if part == len(node):
-                    node.append(tomlkit.table())
+                    node.append(_table_in(node))
             elif part not in node:
                 if value is None:
                     return
@@ -187,12 +195,20 @@ class Draft:
             node[last] = value
 
 
+def _table_in(tables: AoT | list[Any]) -> Any:
+    """An empty one, as it can stand there: [[data.train]], or train = [{…}]."""
+    return tomlkit.table() if isinstance(tables, AoT) else tomlkit.inline_table()
+
+
 def _item(key: str, shown: str) -> Item:
     """The value for the document; a number stays as it was written, such as 2e-5."""
     if not shown.startswith("[") and _is_list(key):
         return tomlkit.item([parse_value(part.strip()) for part in shown.split(",")])
     value = shown if key in PLAIN else parse_value(shown)
-    return tomlkit.item(value) if isinstance(value, str) else tomlkit.value(shown)
+    if not isinstance(value, str):
+        with suppress(TOMLKitError):  # where a comment stands behind it, that goes
+            return tomlkit.value(shown)
+    return tomlkit.item(value)
 
 
 def _is_list(key: str) -> bool:

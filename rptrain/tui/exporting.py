@@ -10,6 +10,7 @@ from textual.screen import Screen
 from rptrain.errors import UserError
 from rptrain.tui.ask_path import AskTarget
 from rptrain.tui.context import Context
+from rptrain.tui.dialog import ask
 from rptrain.tui.launch import Launched, export
 
 PAUSE = 0.3  # seconds between two looks at whether it is done
@@ -17,7 +18,7 @@ PAUSE = 0.3  # seconds between two looks at whether it is done
 
 async def export_run(screen: Screen[None], context: Context, run: Path) -> None:
     """Told in a line at the end, on whatever screen; nothing where the person thinks better of it."""
-    target = await screen.app.push_screen_wait(AskTarget(run, has_adapters(run)))
+    target = await ask(screen, AskTarget(run, has_adapters(run)))
     if target is None:
         return
     try:

@@ -1,12 +1,12 @@
 """The settings of a draft as rows of a form, each edited in place."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
+from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, VerticalScroll
 from textual.message import Message
-from textual.widget import Widget
 from textual.widgets import Input, Label
 
 from rptrain.tui.choice import Choice
@@ -20,32 +20,41 @@ LISTED = ("model.path", "data.train.0.path")  # enter shows what there is
 
 
 class Row(Horizontal):
-    """A setting: its label and its value."""
+    """A setting: its label and its value. `told` is the value that it was given, or that was last asked for."""
 
     def __init__(self, field: Field, shown: str) -> None:
         super().__init__(classes="row" if field in FIELDS else "row other")
-        self.field, self._shown = field, shown
+        self.field = field
+        self.editor: Choice | Entry | None = None  # before it is composed
+        self.told = shown
 
     def compose(self) -> ComposeResult:
         field = self.field
         yield Label(field.label, classes="label")
         if field.options:
-            yield Choice(field.options, self._shown or field.default, id=field.id)
+            self.editor = Choice(field.options, self.told, id=field.id)
+            yield self.editor
         else:
             suffixes = DATA_SUFFIXES if field.key == "data.train.0.path" else ()
-            suggester = PathSuggester(suffixes=suffixes) if field.key in LISTED else None
-            yield Entry(self._shown, placeholder=field.placeholder, suggester=suggester, id=field.id, compact=True)
+            suggester = PathSuggester(suffixes) if field.key in LISTED else None
+            self.editor = Entry(
+                self.told, placeholder=field.placeholder, suggester=suggester, id=field.id, compact=True
+            )
+            yield self.editor
             if field.key in LISTED:
                 yield Label("▾", classes="more")
 
+    def write(self, shown: str) -> None:
+        self.told = shown
+        if self.editor is not None and self.editor.value != shown:
+            self.editor.value = shown
+
 
 class Form(VerticalScroll, can_focus=False):
-    """All settings. Tells of changes by the person, not of those by `show`."""
+    """All settings. A message says that something was edited, `edited` what: messages come late."""
 
-    @dataclass
     class Edited(Message):
-        field: Field
-        shown: str
+        """Something was."""
 
     @dataclass
     class Entered(Message):
@@ -67,28 +76,38 @@ class Form(VerticalScroll, can_focus=False):
         for title, fields in GROUPS:
             yield Label(title, classes="group")
             for field in fields:
-                yield Row(field, self._draft.shown(field.key))
+                yield Row(field, _shown(field, self._draft))
         yield Label("All other settings F5", classes="group")
         for field in self._others():
-            yield Row(field, self._draft.shown(field.key))
+            yield Row(field, _shown(field, self._draft))
 
     def on_mount(self) -> None:
         self._show_method()
 
-    def show(self, draft: Draft) -> None:
-        """Makes the rows say what the draft says."""
+    def edited(self) -> list[tuple[Field, str]]:
+        """What the person wrote, since this was last asked."""
+        found: list[tuple[Field, str]] = []
+        for row in self.query(Row):
+            if row.editor is not None and row.editor.value != row.told:
+                row.told = row.editor.value
+                found.append((row.field, row.told))
+        return found
+
+    def show(self, draft: Draft, besides: Container[str] = ()) -> None:
+        """Makes the rows say what the draft says, but for those of some keys. What was `edited` is asked for before."""
         self._draft = draft
         there = {row.field for row in self.query(Row)}
-        self.mount_all(Row(field, draft.shown(field.key)) for field in self._others() if field not in there)
-        for row, editor in self._editors():
-            shown = draft.shown(row.field.key)
-            with self.prevent(Input.Changed, Choice.Changed):
-                if isinstance(editor, Input):
-                    if editor.value != shown:
-                        editor.value = shown
-                elif isinstance(editor, Choice):
-                    editor.value = shown or row.field.default or method_of(draft)
+        self.mount_all(Row(field, _shown(field, draft)) for field in self._others() if field not in there)
+        for row in self.query(Row):
+            if row.field.key not in besides:
+                row.write(_shown(row.field, draft))
         self._show_method()
+
+    def enter(self, field: Field, value: str) -> None:
+        """As if the person had written it."""
+        for row in self.query(Row):
+            if row.field == field and row.editor is not None:
+                row.editor.value = value
 
     def focus_first(self) -> None:
         self.query_one(f"#{FIELDS[0].id}").focus()
@@ -96,39 +115,25 @@ class Form(VerticalScroll, can_focus=False):
     async def reveal(self, field: Field) -> None:
         """Goes to a setting, which gets its row if it has none."""
         if field not in {row.field for row in self.query(Row)}:
-            await self.mount(Row(field, self._draft.shown(field.key)))
+            await self.mount(Row(field, _shown(field, self._draft)))
+        for row in self.query(Row):
+            row.display = row.display or row.field == field
         self.query_one(f"#{field.id}").focus()
 
     def _others(self) -> Iterator[Field]:
         """Those that the draft sets and that are in no group."""
         return (ALL[key] for key in self._draft.set_keys() if key in ALL and ALL[key] not in FIELDS)
 
-    def _editors(self) -> Iterator[tuple[Row, Widget]]:
-        for row in self.query(Row):
-            if row.children:  # it was composed
-                yield row, row.query_one(f"#{row.field.id}")
-
     def _show_method(self) -> None:
         method = method_of(self._draft)
-        for row, editor in self._editors():
+        for row in self.query(Row):
             row.display = row.field.when in ("", method)
-            if row.field.key == "train.method" and isinstance(editor, Choice):
-                with self.prevent(Choice.Changed):
-                    editor.value = method
 
-    def on_input_changed(self, event: Input.Changed) -> None:
+    @on(Input.Changed)
+    @on(Choice.Changed)
+    def _edited(self, event: Message) -> None:
         event.stop()
-        self._edited(event.input, event.value)
-
-    def on_choice_changed(self, event: Choice.Changed) -> None:
-        event.stop()
-        self._edited(event.choice, event.value)
-
-    def _edited(self, editor: Widget, shown: str) -> None:
-        row = editor.parent
-        assert isinstance(row, Row)
-        if shown != self._draft.shown(row.field.key):
-            self.post_message(self.Edited(row.field, shown))
+        self.post_message(self.Edited())
 
     def on_descendant_focus(self) -> None:
         row = self.screen.focused.parent if self.screen.focused else None
@@ -148,6 +153,12 @@ class Form(VerticalScroll, can_focus=False):
         widget = getattr(event, "widget", None)
         if isinstance(widget, Label) and isinstance(widget.parent, Row) and widget.parent.field.key in LISTED:
             self.post_message(self.Listed(widget.parent.field))
+
+
+def _shown(field: Field, draft: Draft) -> str:
+    if field.key == "train.method":
+        return method_of(draft)
+    return draft.shown(field.key) or (field.default if field.options else "")
 
 
 def method_of(draft: Draft) -> str:

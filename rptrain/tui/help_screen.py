@@ -25,9 +25,9 @@ EVERYWHERE = (
 class Help(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,f1,enter", "dismiss", "close")]
 
-    def __init__(self, title: str, keys: Iterable[tuple[str, str]], notes: str = "") -> None:
+    def __init__(self, title: str, keys: Iterable[tuple[str, str]]) -> None:
         super().__init__()
-        self._title, self._keys, self._notes = title, tuple(keys), notes
+        self._title, self._keys = title, tuple(keys)
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog"):
@@ -39,6 +39,4 @@ class Help(ModalScreen[None]):
             lines.append(Content.styled(title, "bold"))
             lines += [Content.assemble("  ", (f"{key:<15}", "$accent"), does) for key, does in keys]
             lines.append(Content(""))
-        if self._notes:
-            lines.append(Content.styled(self._notes, "$muted"))
         return Content("\n").join(lines).rstrip()

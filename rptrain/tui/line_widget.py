@@ -35,7 +35,7 @@ class LineWidget(Widget):
         self.redraw()
 
     def render_line(self, y: int) -> Strip:
-        if y >= len(self._drawn) or not self._drawn[y]:
+        if y >= len(self._drawn) or not self._drawn[y] or self.size.width < 1:
             return Strip.blank(self.size.width, self.visual_style.rich_style)
         return Visual.to_strips(self, self._drawn[y], self.size.width, 1, self.visual_style)[0]
 

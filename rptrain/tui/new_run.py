@@ -1,6 +1,8 @@
 """New run: a config, edited beside the plan that follows from it, and started."""
 
 import asyncio
+import json
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,6 +11,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
+from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Button, Footer, OptionList, Static
 from textual.widgets.option_list import Option
@@ -22,6 +25,7 @@ from rptrain.tui import heavy, places
 from rptrain.tui.closing import is_left, until_closed
 from rptrain.tui.confirm import Confirm
 from rptrain.tui.context import Context
+from rptrain.tui.dialog import ask
 from rptrain.tui.draft import Draft
 from rptrain.tui.fields import ALL, Field
 from rptrain.tui.form import Form, method_of
@@ -31,11 +35,22 @@ from rptrain.tui.picker import Item, Picker
 from rptrain.tui.plan_panel import PlanPanel
 from rptrain.tui.recipe import recipe
 from rptrain.tui.sample_text import preview_text
+from rptrain.tui.sizes import TALL
 from rptrain.tui.top_bar import TopBar
 from rptrain.tui.words import DASH, count, size
 
 PAUSE = 0.35  # seconds without typing, after which a plan is made
 CHOOSERS = {"model.path", "data.train.0.path", "train.method"}  # they set what the other settings begin with
+
+
+class Samples(VerticalScroll):
+    """What the model reads of the data, beside the plan where the screen is wide."""
+
+    class Shown(Message):
+        """The screen has become wide enough for it."""
+
+    def on_show(self) -> None:
+        self.post_message(self.Shown())
 
 
 class NewRun(Screen[None]):
@@ -65,6 +80,7 @@ class NewRun(Screen[None]):
         self._shared = context
         self._draft = context.draft
         self._by_hand: set[str] = set()  # keys that no recipe changes any more
+        self._refused: dict[str, str] = {}  # what stands in the form and the draft cannot take: why, by key
         self._planned_text = ""  # the text that the shown plan is of
         self._left = False  # for another place
 
@@ -79,7 +95,7 @@ class NewRun(Screen[None]):
             with VerticalScroll(id="plan"):
                 yield PlanPanel()
                 yield OptionList(id="advice", compact=True)
-            with VerticalScroll(id="samples"):
+            with Samples(id="samples"):
                 yield Static("", id="sample")
         yield Static("", id="about", markup=False)
         yield Footer()
@@ -89,37 +105,45 @@ class NewRun(Screen[None]):
         self.query_one("#start", Button).disabled = True
         if not self._draft.path.exists():
             self._suggest()
-            self.query_one(Form).show(self._draft)
+            self._fill()
         self.query_one(Form).focus_first()
         self._changed()
+
+    def on_resize(self) -> None:
+        self.query_one(PlanPanel).detailed = self.size.height >= TALL
 
     # ---- the draft
 
     @on(Form.Edited)
-    def _edited(self, event: Form.Edited) -> None:
-        key = event.field.key
-        try:
-            self._draft.put(key, event.shown)
-        except UserError as error:
-            self._show_problem(str(error))
-            return
-        self._by_hand.add(key)
-        if key in CHOOSERS:
+    def _take(self) -> None:
+        """Takes over what stands in the form. Whatever looks at the draft is preceded by it: a message comes late."""
+        edited = {field.key: shown for field, shown in self.query_one(Form).edited()}
+        for key, shown in edited.items():
+            self._refused.pop(key, None)
+            try:
+                self._draft.put(key, shown)
+            except UserError as error:
+                self._refused[key] = str(error)
+            else:
+                self._by_hand.add(key)
+        if not CHOOSERS.isdisjoint(edited):
+            method = method_of(self._draft)  # a row of the other one is out of sight
+            self._refused = {key: why for key, why in self._refused.items() if ALL[key].when in ("", method)}
             self._suggest()
-            self.query_one(Form).show(self._draft)
-        self._changed()
+            self._fill()
+        if edited:
+            self._changed()
+
+    def _fill(self) -> None:
+        """The form says what the draft says, besides what is refused: that is still to be mended."""
+        self.query_one(Form).show(self._draft, self._refused)
 
     def _suggest(self) -> None:
         draft = self._draft
-        values = recipe(draft.shown("model.path"), draft.shown("data.train.0.path"), method_of(draft))
-        draft.update({key: value for key, value in values.items() if key not in self._by_hand})
-
-    def open_draft(self, draft: Draft) -> None:
-        """Goes on with another config."""
-        self._draft = self._shared.draft = draft
-        self._by_hand = set()
-        self.query_one(Form).show(draft)
-        self._changed()
+        for key, value in recipe(draft.shown("model.path"), draft.shown("data.train.0.path"), method_of(draft)).items():
+            if key not in self._by_hand:
+                with suppress(UserError):  # something else stands in its place, of which the plan tells
+                    draft.put(key, value)
 
     def _changed(self) -> None:
         changed = " *" if self._draft.is_changed else ""
@@ -135,6 +159,9 @@ class NewRun(Screen[None]):
     async def _plan(self) -> None:
         await asyncio.sleep(PAUSE)
         text = self._draft.text
+        if self._refused:
+            self._show_problem("\n".join(f"· {why}" for why in self._refused.values()))
+            return
         try:
             self._draft.resolved()
             planned = await self._shared.helper.call(heavy.plan, self._draft.path, text)
@@ -149,7 +176,7 @@ class NewRun(Screen[None]):
         self._planned_text = text if planned.fits else ""
         self.query_one("#start", Button).disabled = not planned.fits
         self._show_advice(planned)
-        if self.query_one("#samples").display:
+        if self.query_one(Samples).display:
             self._show_samples()
 
     def _show_problem(self, problem: str) -> None:
@@ -165,28 +192,36 @@ class NewRun(Screen[None]):
             remedies = planned.report["advice"]["remedies"]
             title = planned.advice.partition("\n")[0]
             advice.add_option(Option(Content.styled(title[:1].upper() + title[1:], "bold"), disabled=True))
-            for number, remedy in enumerate(remedies):
-                changes = ", ".join(f"{key} = {_shown(key, value)}" for key, value in remedy["changes"].items())
-                advice.add_option(Option(Content.assemble("→ ", (changes, "$accent")), id=str(number)))
+            for remedy in remedies:
+                changes = remedy["changes"]
+                text = ", ".join(f"{key} = {_shown(key, value)}" for key, value in changes.items())
+                advice.add_option(Option(Content.assemble("→ ", (text, "$accent")), id=json.dumps(changes)))
             if problem := planned.report["problem"]:
                 advice.add_option(Option(Content.styled(problem, "$muted"), disabled=True))
         advice.display = not planned.fits
 
     @on(OptionList.OptionSelected, "#advice")
     def _take_advice(self, event: OptionList.OptionSelected) -> None:
-        planned = self.query_one(PlanPanel).planned
-        if planned is None or event.option.id is None:
+        if event.option.id is None:
             return
-        changes = planned.report["advice"]["remedies"][int(event.option.id)]["changes"]
+        self._take()
+        changes = json.loads(event.option.id)
         values = {key: _shown(key, value) for key, value in changes.items()}
         self._draft.update(values)
         self._by_hand.update(values)
-        form = self.query_one(Form)
-        form.show(self._draft)
-        form.focus_first()
+        self._refused = {key: why for key, why in self._refused.items() if key not in values}
+        self._fill()
+        self.query_one(Form).focus_first()
         self._changed()
 
     # ---- data
+
+    @on(Samples.Shown)
+    def _samples_shown(self) -> None:
+        """There is room for them now; where a plan is being made they come with it."""
+        panel = self.query_one(PlanPanel)
+        if panel.planned is not None and not panel.busy and not panel.problem:
+            self._show_samples()
 
     @work(exclusive=True, group="samples")
     @until_closed
@@ -214,16 +249,14 @@ class NewRun(Screen[None]):
     @work
     @until_closed
     async def _choose(self, key: str) -> None:
+        self._take()
         if key == "model.path":
             picker = Picker("Models on this machine", self._models)
         else:
             picker = Picker("Data on this machine", self._data, self._sample_of, places.DATA_SUFFIXES)
-        chosen = await self.app.push_screen_wait(picker)
-        if chosen:
-            self._draft.put(key, chosen)
-            self._suggest()
-            self.query_one(Form).show(self._draft)
-            self._changed()
+        if chosen := await ask(self, picker):
+            self.query_one(Form).enter(ALL[key], chosen)
+            self._take()
 
     async def _models(self) -> list[Item]:
         found = await self._shared.helper.call(places.models, self._shared.preferences.models)
@@ -256,10 +289,14 @@ class NewRun(Screen[None]):
 
     async def _save(self) -> bool:
         """Whether it is saved. Asks where the file is another one than was read."""
+        self._take()
         path = self._draft.path
+        if self._refused:
+            self.notify("\n".join(self._refused.values()), severity="error")
+            return False
         if self._draft.is_changed_outside:
             detail = "It was changed by something else since it was read here. That change would be lost."
-            if not await self.app.push_screen_wait(Confirm(f"Write over {path}?", "Write", detail)):
+            if not await ask(self, Confirm(f"Write over {path}?", "Write", detail)):
                 return False
         try:
             self._draft.save()
@@ -273,6 +310,7 @@ class NewRun(Screen[None]):
     @work
     @until_closed
     async def action_start(self) -> None:
+        self._take()
         if self._planned_text != self._draft.text:
             self.notify("It is not started: there is no plan that fits yet", severity="warning")
             return
@@ -302,6 +340,8 @@ class NewRun(Screen[None]):
     def on_screen_resume(self) -> None:
         if self._left and self.query_one(PlanPanel).busy:
             self._plan()
+        elif self._left and self.query_one(Samples).display:
+            self._samples_shown()
         self._left = False
 
     def _call_off(self) -> None:
@@ -314,7 +354,7 @@ class NewRun(Screen[None]):
     @work
     @until_closed
     async def action_settings(self) -> None:
-        key = await self.app.push_screen_wait(Picker("All settings", self._settings, paths=False))
+        key = await ask(self, Picker("All settings", self._settings, paths=False))
         if key in ALL:
             await self.query_one(Form).reveal(ALL[key])
 
@@ -328,7 +368,7 @@ class NewRun(Screen[None]):
     @work
     @until_closed
     async def action_from_run(self) -> None:
-        run = await self.app.push_screen_wait(Picker("Begin with the settings of", self._runs))
+        run = await ask(self, Picker("Begin with the settings of", self._runs))
         if run:
             self.begin_with(Path(run))
 
@@ -345,8 +385,8 @@ class NewRun(Screen[None]):
         except UserError as error:
             self.notify(str(error), severity="error")
             return
-        self._by_hand = set()
-        self.query_one(Form).show(self._draft)
+        self._by_hand, self._refused = set(), {}
+        self._fill()
         self._changed()
         self.notify(f"the settings of {run.name}")
 
@@ -358,12 +398,9 @@ def _about(field: Field) -> str:
 
 def _shown(key: str, value: object) -> str:
     """As a person writes it; a limit in bytes is a size."""
-
-    return (
-        format_size(value)
-        if key.endswith("_limit") and key.startswith("engine") and isinstance(value, int)
-        else str(value)
-    )
+    if key in ("engine.vram_limit", "engine.host_limit") and isinstance(value, int):
+        return format_size(value)
+    return str(value)
 
 
 def _newest(path: Path) -> float:

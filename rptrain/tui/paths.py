@@ -2,22 +2,18 @@
 
 import asyncio
 import os
-from collections.abc import Callable
 
 from textual.suggester import Suggester
 
 
 class PathSuggester(Suggester):
-    """The first entry of a folder that begins with what is typed; names of `others` are taken first."""
+    """Proposes what `complete` makes of what is typed."""
 
-    def __init__(self, others: Callable[[], list[str]] = list, suffixes: tuple[str, ...] = ()) -> None:
+    def __init__(self, suffixes: tuple[str, ...] = ()) -> None:
         super().__init__(use_cache=False, case_sensitive=True)
-        self._others, self._suffixes = others, suffixes
+        self._suffixes = suffixes
 
     async def get_suggestion(self, value: str) -> str | None:
-        for name in self._others():
-            if name.startswith(value) and name != value:
-                return name
         return await asyncio.to_thread(complete, value, self._suffixes)
 
 
@@ -34,7 +30,7 @@ def complete(value: str, suffixes: tuple[str, ...] = ()) -> str | None:
     except OSError:
         return None
     for name, is_folder in found:
-        if is_folder or not suffixes or name.endswith(suffixes):
+        if is_folder or not suffixes or name.lower().endswith(suffixes):
             completed = os.path.join(folder, name) + ("/" if is_folder else "")
             if completed != value:
                 return completed

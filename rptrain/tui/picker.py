@@ -10,12 +10,13 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from rptrain.errors import UserError
 from rptrain.runs.printable import one_line, printable
+from rptrain.tui.bindings import without_enter
+from rptrain.tui.dialog import Dialog
 from rptrain.tui.entry import Entry
 from rptrain.tui.helper import HelperError
 from rptrain.tui.paths import PathSuggester
@@ -31,16 +32,25 @@ class Item:
     dim: bool = False  # it can be named, but will not do
 
 
-class Picker(ModalScreen[str | None]):
-    """`find` gives the items; `show`, if there is one, what stands below of the marked one."""
+class Typed(Entry, inherit_bindings=False):
+    """What the list is narrowed by."""
+
+    BINDINGS: ClassVar[list[BindingType]] = without_enter(Entry)
+
+
+class Picker(Dialog[str | None]):
+    """`find` gives the items; `show`, if there is one, what stands below of the marked one.
+
+    Keys move in the list, wherever the focus is, but for a sample with the focus that is longer than its place.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", "cancel"),
-        Binding("down", "move(1)", show=False, priority=True),
-        Binding("up", "move(-1)", show=False, priority=True),
-        Binding("pagedown", "move(8)", show=False, priority=True),
-        Binding("pageup", "move(-8)", show=False, priority=True),
-        Binding("enter", "take", "choose", priority=True),
+        Binding("down", "move(1)", show=False),
+        Binding("up", "move(-1)", show=False),
+        Binding("pagedown", "move(8)", show=False),
+        Binding("pageup", "move(-8)", show=False),
+        Binding("enter", "take", "choose"),
     ]
 
     def __init__(
@@ -54,14 +64,15 @@ class Picker(ModalScreen[str | None]):
     ) -> None:
         super().__init__()
         self._title, self._find, self._show, self._suffixes, self._paths = title, find, show, suffixes, paths
-        self._items: Sequence[Item] = ()
+        self._items: Sequence[Item] | None = None  # None: they are being found, or cannot be
+        self._narrowed: tuple[str, int] | None = None  # what the list is narrowed by, and how many items that leaves
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog wide"):
             yield Static(self._title, classes="question", markup=False)
-            yield Entry(
+            yield Typed(
                 placeholder="type to narrow the list" + (", or a path (right completes it)" if self._paths else ""),
-                suggester=PathSuggester(suffixes=self._suffixes) if self._paths else None,
+                suggester=PathSuggester(self._suffixes) if self._paths else None,
                 compact=True,
             )
             options = OptionList(compact=True)
@@ -83,13 +94,19 @@ class Picker(ModalScreen[str | None]):
         except (UserError, HelperError) as error:
             options.add_option(Option(Content.styled(printable(str(error)), "$error"), disabled=True))
         else:
-            self._narrow(self.query_one(Input).value)
+            self._narrow()
         options.loading = False
 
-    def on_input_changed(self, event: Input.Changed) -> None:
-        self._narrow(event.value)
+    def on_input_changed(self) -> None:
+        self._narrow()
 
-    def _narrow(self, text: str) -> None:
+    def _narrow(self) -> int:
+        """To what is typed now. The number of items that are listed."""
+        text = self.query_one(Input).value
+        if self._items is None:
+            return 0
+        if self._narrowed is not None and self._narrowed[0] == text:
+            return self._narrowed[1]
         options = self.query_one(OptionList)
         words = text.lower().split()
         found = [
@@ -98,6 +115,7 @@ class Picker(ModalScreen[str | None]):
             if all(word in f"{item.value} {item.about}".lower() for word in words)
         ]
         more, found = len(found) - MOST, found[:MOST]
+        self._narrowed = text, len(found)
         width = min(max((len(item.value) for _, item in found), default=0), 60) + 2
         options.clear_options()
         options.add_options(
@@ -114,10 +132,15 @@ class Picker(ModalScreen[str | None]):
         if more > 0:
             options.add_option(Option(Content.styled(f"and {more:,} more: type to find them", "$muted"), disabled=True))
         options.highlighted = 0 if found else None
+        return len(found)
+
+    def _value(self, option: Option) -> str:
+        assert self._items is not None and option.id is not None
+        return self._items[int(option.id)].value
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         if self._show is not None and event.option.id is not None:
-            self._preview(self._items[int(event.option.id)].value)
+            self._preview(self._value(event.option))
 
     @work(exclusive=True, group="preview")
     async def _preview(self, value: str) -> None:
@@ -129,22 +152,22 @@ class Picker(ModalScreen[str | None]):
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         if event.option.id is not None:
-            self.dismiss(self._items[int(event.option.id)].value)
+            self.answer(self._value(event.option))
 
     def action_move(self, by: int) -> None:
+        count = self._narrow()
         options = self.query_one(OptionList)
-        if options.option_count:
-            options.highlighted = min(max((options.highlighted or 0) + by, 0), options.option_count - 1)
+        if count:
+            options.highlighted = min(max((options.highlighted or 0) + by, 0), count - 1)
 
     def action_take(self) -> None:
+        count = self._narrow()
         options = self.query_one(OptionList)
         typed = self.query_one(Input).value.strip()
-        if options.highlighted is not None:
-            option = options.get_option_at_index(options.highlighted)
-            assert option.id is not None
-            self.dismiss(self._items[int(option.id)].value)
+        if count and options.highlighted is not None:
+            self.answer(self._value(options.get_option_at_index(options.highlighted)))
         elif typed and self._paths:
-            self.dismiss(typed)
+            self.answer(typed)
 
     def action_cancel(self) -> None:
-        self.dismiss(None)
+        self.answer(None)

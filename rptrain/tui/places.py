@@ -6,12 +6,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rptrain.data.files import READERS
 from rptrain.errors import UserError
 from rptrain.tui.paths import is_text
 
 DEEP = 3  # folders below a place that are looked into
 MOST = 4000  # folders that are looked into in all
-DATA_SUFFIXES = (".jsonl", ".json", ".txt")
+DATA_SUFFIXES = tuple(READERS)
 NOT_DATA = frozenset({"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"})
 
 
@@ -56,7 +57,7 @@ def data(folders: Sequence[str]) -> list[FoundData]:
             continue  # a model's or a run's files are no data
         for name in _names(directory):
             file = str(directory / name)
-            if name.endswith(DATA_SUFFIXES) and name not in NOT_DATA and os.path.isfile(file):
+            if name.lower().endswith(DATA_SUFFIXES) and name not in NOT_DATA and os.path.isfile(file):
                 with suppress(OSError):  # it is gone
                     found.append(FoundData(file, folder, os.path.getsize(file)))
     return found

@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from textual.content import Content
+from textual.geometry import Size
 from textual.reactive import reactive
 from textual.widget import Widget
 
@@ -14,20 +15,26 @@ from rptrain.tui.heavy import Planned
 from rptrain.tui.words import count, percent, size, step_time
 
 PARTS = 5  # of a place, the largest
-ROOMY = 26  # lines from which on the parts are shown
 
 
 class PlanPanel(Widget):
-    """Shows mistakes, or a plan; `busy` dims the plan of what stood in the form before."""
+    """Shows mistakes, or a plan; `busy` marks the plan of what stood in the form before, `detailed` names the parts."""
 
     planned: reactive[Planned | None] = reactive(None, layout=True)
     problem: reactive[str] = reactive("", layout=True)
     busy: reactive[bool] = reactive(False)
+    detailed: reactive[bool] = reactive(False, layout=True)
 
     def render(self) -> Content:
-        return Content("\n").join(self._lines())
+        return self._text(self.size.width)
 
-    def _lines(self) -> Iterator[Content]:
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return self._text(width).get_height({}, width) if width else 0  # `size` is the one before
+
+    def _text(self, width: int) -> Content:
+        return Content("\n").join(self._lines(max(width, 20)))
+
+    def _lines(self, width: int) -> Iterator[Content]:
         if self.problem:
             yield Content.styled("Not ready", "bold $error")
             yield Content("")
@@ -50,7 +57,7 @@ class PlanPanel(Widget):
             yield Content.styled(self.planned.stages, "$muted")
         for places in _alike(report["memory"]):
             yield Content("")
-            yield from self._place(places[0], len(places))
+            yield from self._place(places[0], len(places), width)
 
     def _verdict(self, planned: Planned) -> Content:
         later = ("   planning …", "$muted") if self.busy else ""
@@ -69,19 +76,17 @@ class PlanPanel(Widget):
         left = Content.assemble((first, "bold"), (f" {unit}", "$muted"))
         return Content.assemble(left, " " * max(2, 18 - left.cell_length), (second, "bold"), (f" {other}", "$muted"))
 
-    def _place(self, place: Mapping[str, Any], count: int) -> Iterator[Content]:
+    def _place(self, place: Mapping[str, Any], count: int, width: int) -> Iterator[Content]:
         total, limit = place["total"], place["limit"]
         name = place["name"] if place["kind"] == "GPU memory" else place["kind"]
         name = f"each of {count} GPUs" if count > 1 else name
         fits = place["fits"]
         style = "$error" if fits is False else "$primary"
         of = f"{size(total)} of {size(limit)}" if limit is not None else f"{size(total)}, not judged"
-        width = max(self.size.width, 20)
         gap = " " * max(1, width - len(name) - len(of))
         yield Content.assemble((name, "bold" if fits is False else ""), gap, (of, style if fits is False else "$muted"))
         yield bar(total / limit if limit else 0.0, width, style)
-        parent = self.parent
-        if isinstance(parent, Widget) and parent.size.height >= ROOMY:
+        if self.detailed:
             parts = sorted(place["parts"], key=lambda part: -part["nbytes"])[:PARTS]
             for part in parts:
                 if part["nbytes"] >= total / 100:

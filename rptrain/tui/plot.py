@@ -2,17 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import inf, log10
+from math import log10
 
 from textual.content import Content
 
 from rptrain.runs.printable import one_line
+from rptrain.runs.series import thinned
 from rptrain.tui.line_widget import LineWidget
 from rptrain.tui.words import clipped, short
 
 AXIS = 7  # characters for the numbers at the left
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of a letter, by column and row
 EMPTY = 0x2800
+POINTS = 1000  # that a curve is given; it draws as many as there is room for
+HUGE = 1e300  # from which on differences may be infinite
 WIDE = 100.0  # positive values that span more than this are drawn on a logarithmic scale
 
 
@@ -46,7 +49,14 @@ class Plot(LineWidget):
         if rows < 1 or columns < 4:
             return
         points = [
-            (curve.style, [(x, y) for x, y in zip(curve.xs, curve.ys, strict=True) if self._seen(y)])
+            (
+                curve.style,
+                [
+                    place
+                    for place in zip(*thinned(curve.xs, curve.ys, 2 * columns), strict=True)
+                    if max(map(abs, place)) < HUGE
+                ],
+            )
             for curve in self.curves
         ]
         ys = [y for _, places in points for _, y in places]
@@ -79,9 +89,6 @@ class Plot(LineWidget):
         first, last = f"{left:,.0f}", f"{right:,.0f}"
         gap = max(1, columns - len(first) - len(last))
         yield Content.styled(f"{'':{AXIS + 1}}{first}{'' if left == right else ' ' * gap + last}", "$muted")
-
-    def _seen(self, y: float) -> bool:
-        return -inf < y < inf
 
 
 def _margins(low: float, high: float) -> tuple[float, float]:

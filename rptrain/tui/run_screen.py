@@ -3,7 +3,6 @@
 import asyncio
 import os
 from collections.abc import Callable
-from math import isfinite
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,14 +20,16 @@ from rptrain.runs.view import RunView
 from rptrain.tui.closing import until_closed
 from rptrain.tui.confirm import Confirm
 from rptrain.tui.context import Context
+from rptrain.tui.dialog import ask
 from rptrain.tui.exporting import export_run
 from rptrain.tui.lanes import Lanes, Shown
 from rptrain.tui.launch import Launched, log_of
 from rptrain.tui.log_panel import LogPanel
 from rptrain.tui.memory_panel import MemoryPanel
-from rptrain.tui.plot import Curve, Plot
+from rptrain.tui.plot import POINTS, Curve, Plot
 from rptrain.tui.replay import Replay
 from rptrain.tui.run_head import RunHead
+from rptrain.tui.sizes import TALL
 from rptrain.tui.top_bar import TopBar
 from rptrain.tui.words import duration, loss, short
 
@@ -36,8 +37,7 @@ PAUSE = 0.4  # seconds between two looks
 PLOT_PAUSE = 1.0  # between two drawings of the curves
 OUTPUT = 8000  # bytes of the trainer's output, at its end
 STRIP = 240  # records that a lane can show
-TALL = 32  # lines from which on a lane has two, where AROUND are left for all else, and half at the least
-AROUND = 27
+AROUND = 27  # lines for all else than lanes: where they are left, and half of a TALL screen, a lane has two
 PLOTS = (
     ("loss", "loss", "loss", "$loss"),
     ("learning-rate", "learning rate", "learning_rate", "$muted"),
@@ -118,7 +118,6 @@ class RunScreen(Screen[None]):
         self._follow()
 
     def on_resize(self) -> None:
-        self._drawn = (-1.0, 0.0)
         self._show()
 
     # ---- following
@@ -233,13 +232,9 @@ class RunScreen(Screen[None]):
             return
         self._drawn = (count, now)
         for id, _, column, style in PLOTS:
-            plot = self.query_one(f"#{id}", Plot)
-            if plot.display:
-                xs, ys = view.steps.points(column, max(plot.size.width, 20) * 2)
-                if xs and xs[-1] < view.step and isfinite(last := view.steps.last(column) or 0.0):
-                    xs, ys = [*xs, view.step], [*ys, last]
-                value = loss(view.loss) if column == "loss" else short(ys[-1]) if ys else ""
-                plot.show((Curve(xs, ys, style),), value)
+            xs, ys = view.steps.points(column, POINTS)
+            value = loss(view.loss) if column == "loss" else short(ys[-1]) if ys else ""
+            self.query_one(f"#{id}", Plot).show((Curve(xs, ys, style),), value)
 
     def _show_plots(self) -> None:
         """Which curves are there: by the screen's width, or the one that was chosen."""
@@ -279,7 +274,7 @@ class RunScreen(Screen[None]):
     @until_closed
     async def action_stop(self) -> None:
         detail = "The state is saved after this step, and the run can be resumed."
-        if await self.app.push_screen_wait(Confirm(f"Stop {self.path.name}?", "Stop", detail)):
+        if await ask(self, Confirm(f"Stop {self.path.name}?", "Stop", detail)):
             self._tell(control.ask, control.STOP, "it saves and stops after this step")
 
     def _tell(self, do: Callable[[Path, str], None], command: str, told: str) -> None:
@@ -320,8 +315,6 @@ class RunScreen(Screen[None]):
     def action_curve(self) -> None:
         self._curve = (self._curve + 1) % (len(PLOTS) + 1)
         self._show_plots()
-        self._drawn = (-1.0, 0.0)
-        self.call_after_refresh(self._show)
 
     def action_part(self) -> None:
         self.query_one(LogPanel).turn()

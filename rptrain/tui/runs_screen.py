@@ -9,6 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.content import Content
+from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
@@ -17,12 +18,14 @@ from rptrain.errors import UserError
 from rptrain.runs.listing import Summary, delete
 from rptrain.runs.printable import one_line
 from rptrain.runs.view import ENDED
+from rptrain.tui.bindings import without_enter
 from rptrain.tui.closing import until_closed
 from rptrain.tui.confirm import Confirm
 from rptrain.tui.context import Context
+from rptrain.tui.dialog import ask
 from rptrain.tui.exporting import export_run
 from rptrain.tui.messages import BeginWith, OpenRun
-from rptrain.tui.plot import Curve, Plot
+from rptrain.tui.plot import POINTS, Curve, Plot
 from rptrain.tui.run_rows import heading, row
 from rptrain.tui.summaries import RunFolder
 from rptrain.tui.top_bar import TopBar
@@ -32,10 +35,20 @@ PAUSE = 2.0  # seconds between two looks at the folder
 COLORS = ("$loss", "$backward", "$fused", "$success", "$forward", "$error")
 
 
+class RunList(OptionList, inherit_bindings=False):
+    BINDINGS: ClassVar[list[BindingType]] = without_enter(OptionList)
+
+    class Resized(Message):
+        """It is laid out, in another size than before."""
+
+    def on_resize(self) -> None:
+        self.post_message(self.Resized())
+
+
 class Runs(Screen[None]):
     TITLE = "Runs"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "open", "open", priority=True),
+        Binding("enter", "open", "open"),
         Binding("space,c", "mark", "compare"),
         Binding("r", "resume", "resume"),
         Binding("e", "export", "export"),
@@ -60,12 +73,14 @@ class Runs(Screen[None]):
         self._folder = RunFolder(context.runs_folder)
         self._found: list[Summary] = []
         self._marked: list[Path] = []
+        self._offered = ""  # the state that the footer's keys are for; empty for no run
+        self._written_for = 0  # the width that the list was written for
         self._in_sight = asyncio.Event()  # no other screen is before it
 
     def compose(self) -> ComposeResult:
         yield TopBar("runs", str(self._shared.runs_folder))
         yield Static("", id="columns")
-        yield OptionList(id="list", compact=True)
+        yield RunList(id="list", compact=True)
         with Horizontal(id="compared"):
             yield Plot("loss")
         yield Footer()
@@ -81,11 +96,16 @@ class Runs(Screen[None]):
     def on_screen_suspend(self) -> None:
         self._in_sight.clear()
 
-    def on_resize(self) -> None:
-        self._write(self._chosen)
-        self.call_after_refresh(self._compare)
-
     # ---- the list
+
+    @on(RunList.Resized)
+    def _resized(self) -> None:
+        if self._width == self._written_for:
+            return
+        self._written_for = self._width
+        self.query_one("#columns", Static).update(heading(self._width))
+        if self._found:
+            self._write(self._chosen)
 
     @work(exclusive=True, group="follow")
     @until_closed
@@ -105,14 +125,11 @@ class Runs(Screen[None]):
         elif before != found or self._marked:
             self._rewrite()
         self._compare()
-        if before != found:
-            self.refresh_bindings()
+        self._offer()
 
     def _write(self, chosen: Summary | None) -> None:
         """The whole list; the chosen run stays so."""
-        options = self.query_one(OptionList)
-        width = options.scrollable_content_region.width or self.size.width - 2
-        self.query_one("#columns", Static).update(heading(width))
+        options, width = self.query_one(OptionList), self._width
         options.clear_options()
         options.add_options([row(run, width, self._mark(run)) for run in self._found])
         if self._found:
@@ -123,10 +140,13 @@ class Runs(Screen[None]):
             options.add_option(Option(Content.styled(nothing, "$muted"), disabled=True))
 
     def _rewrite(self) -> None:
-        options = self.query_one(OptionList)
-        width = options.scrollable_content_region.width
+        options, width = self.query_one(OptionList), self._width
         for index, run in enumerate(self._found):
             options.replace_option_prompt_at_index(index, row(run, width, self._mark(run)))
+
+    @property
+    def _width(self) -> int:
+        return self.query_one(OptionList).scrollable_content_region.width
 
     def _mark(self, run: Summary) -> str:
         """The colour of its curve; empty where it is not compared."""
@@ -155,9 +175,8 @@ class Runs(Screen[None]):
     async def _compare(self) -> None:
         self.query_one("#compared").display = bool(self._marked)
         if self._marked:
-            plot = self.query_one(Plot)
-            found = await self._folder.losses(self._marked, max(plot.size.width, 40) * 2)
-            plot.show(
+            found = await self._folder.losses(self._marked, POINTS)
+            self.query_one(Plot).show(
                 tuple(
                     Curve(curve.steps, curve.losses, COLORS[number % len(COLORS)], curve.name)
                     for number, curve in enumerate(found)
@@ -177,8 +196,12 @@ class Runs(Screen[None]):
         return True
 
     @on(OptionList.OptionHighlighted)
-    def _moved(self) -> None:
-        self.refresh_bindings()
+    def _offer(self) -> None:
+        """The keys that the chosen run has; a footer is made anew for them, so only where they change."""
+        run = self._chosen
+        before, self._offered = self._offered, "" if run is None else run.state
+        if before != self._offered:
+            self.refresh_bindings()
 
     def action_move(self, by: int) -> None:
         options = self.query_one(OptionList)
@@ -215,7 +238,7 @@ class Runs(Screen[None]):
         if (run := self._chosen) is None:
             return
         detail = f"{size(run.nbytes)} in {run.path}: its checkpoints, its model and its records. There is no way back."
-        if not await self.app.push_screen_wait(Confirm(f"Delete {run.path.name}?", "Delete", detail)):
+        if not await ask(self, Confirm(f"Delete {run.path.name}?", "Delete", detail)):
             return
         try:
             await asyncio.to_thread(delete, run.path)

@@ -64,8 +64,8 @@ def write(folder: Path, *records: dict, end: str = "\n") -> None:
         file.write("\n".join(json.dumps({"schema": 1, **record}) for record in records) + end)
 
 
-def snapshot(time: float, *lanes: Lane, seconds: float = 0.25, phase: str = "training") -> Snapshot:
-    return Snapshot(time, seconds, phase, 100, 200, lanes, OptimizerState("waiting", 1, 0.5))  # type: ignore[arg-type]
+def snapshot(time: float, *lanes: Lane, phase: str = "training") -> Snapshot:
+    return Snapshot(time, 0.25, phase, 100, 200, lanes, OptimizerState("waiting", 1, 0.5))  # type: ignore[arg-type]
 
 
 def write_lanes(folder: Path, *snapshots: Snapshot) -> None:
@@ -211,7 +211,7 @@ def test_snapshots_come_back_as_they_were():
         assert Snapshot.from_line(line) is None
 
 
-def test_peaks_stay_in_what_is_plotted(tmp_path):
+def test_peaks_and_ends_stay_in_what_is_plotted(tmp_path):
     losses: list[float | None] = [1.0 + number % 7 for number in range(5000)]
     losses[1234], losses[4321], losses[7] = 50.0, -50.0, None
     write(tmp_path, START, process(), *(step(n + 1, loss) for n, loss in enumerate(losses)))
@@ -220,6 +220,7 @@ def test_peaks_stay_in_what_is_plotted(tmp_path):
     assert 90 <= len(steps) <= 100 and steps == sorted(set(steps))
     assert {50.0, -50.0} <= set(values) and nan not in values
     assert steps[values.index(50.0)] == 1235
+    assert (steps[0], steps[-1]) == (1, 5000)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 from textual.widget import Widget
+from textual.widgets import Input
 
 from rptrain.doctor.finding import Finding
 from rptrain.tui import heavy, places
@@ -17,6 +19,7 @@ from rptrain.tui.heavy import Planned, Preview, Sample
 from rptrain.tui.places import FoundModel
 
 GIB = 1 << 30
+SAME = 5  # looks in which nothing changed
 BRIEF = ("plan", "samples", "find", "preview", "compare", "look")  # groups of workers that come to an end
 
 
@@ -120,6 +123,17 @@ def make(tmp_path: Path, helper: Scripted, monkeypatch: pytest.MonkeyPatch) -> C
     return make
 
 
+class Page(App[None]):
+    """A widget alone."""
+
+    def __init__(self, shown: Widget) -> None:
+        super().__init__()
+        self._shown = shown
+
+    def compose(self) -> ComposeResult:
+        yield self._shown
+
+
 def driven(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """A test that is a coroutine."""
 
@@ -130,24 +144,50 @@ def driven(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None
     return run
 
 
-async def until(pilot: Pilot[Any], holds: Callable[[], bool], what: str = "") -> None:
+async def until(pilot: Pilot[Any], holds: Callable[[], bool]) -> None:
     """Waits for what workers bring about."""
     for _ in range(1500):  # half a minute: a busy machine
         if holds():
+            await pilot.pause()  # what came with it
             return
         await pilot.pause(0.02)
-    raise AssertionError(f"it did not come: {what or screen_text(pilot.app)}")
+    raise AssertionError(f"it did not come: {screen_text(pilot.app)}")
+
+
+async def focus(pilot: Pilot[Any], selector: str) -> Widget:
+    await until(pilot, lambda: len(pilot.app.screen.query(selector)) == 1)
+    widget = pilot.app.screen.query_one(selector)
+    widget.focus()
+    await until(pilot, lambda: pilot.app.focused is widget)
+    return widget
+
+
+async def type_over(pilot: Pilot[Any], value: str, selector: str = "Input") -> None:
+    """Types a value in place of what stands in a line, once that has the focus."""
+    editor = await focus(pilot, selector)
+    assert isinstance(editor, Input)
+    await press_until(pilot, "home", lambda: editor.cursor_position == 0)
+    await press_until(pilot, "ctrl+k", lambda: editor.value == "")
+    await pilot.press(*value)
+    await until(pilot, lambda: editor.value == value)
+
+
+async def press_until(pilot: Pilot[Any], key: str, holds: Callable[[], bool]) -> None:
+    """A key, and what comes of it, before another one is pressed."""
+    await pilot.press(key)
+    await until(pilot, holds)
 
 
 async def settled(pilot: Pilot[Any]) -> str:
     """The screen's text, once all that changes it is done: what workers look up, and what follows in messages."""
-    before = None
-    while before != (text := screen_text(pilot.app)):
-        before = text
-        await pilot.pause()
+    before, same = None, 0
+    while same < SAME:
+        await pilot.pause(0.02)
         await until(pilot, lambda: all(worker.is_finished for worker in pilot.app.workers if worker.group in BRIEF))
-        await pilot.pause()
-    return text
+        text = screen_text(pilot.app)
+        before, same = text, same + 1 if text == before else 0
+    assert before is not None
+    return before
 
 
 async def wait_for(holds: Callable[[], bool]) -> None:

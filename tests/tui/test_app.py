@@ -13,7 +13,7 @@ from rptrain.tui.new_run import NewRun
 from rptrain.tui.run_screen import RunScreen
 from rptrain.tui.runs_screen import Runs
 
-from .conftest import Made, Scripted, driven, screen_text, settled, until
+from .conftest import Made, Scripted, driven, press_until, screen_text, settled, type_over, until
 from .recorded import make_run
 
 
@@ -27,7 +27,25 @@ async def test_keys_and_tabs_lead_everywhere(make: Made, tmp_path: Path):
             await pilot.press(key)
             await until(pilot, lambda kind=kind: isinstance(app.screen, kind))
         await pilot.click("Tab:last-of-type")
-        await until(pilot, lambda: isinstance(app.screen, Runs | Doctor))
+        await until(pilot, lambda: isinstance(app.screen, Doctor))
+
+
+@pytest.mark.parametrize("size", [(40, 24), (20, 5), (4, 60), (2, 60), (1, 1)])
+@driven
+async def test_a_terminal_may_be_small(make: Made, tmp_path: Path, size: tuple[int, int]):
+    run = make_run(tmp_path / "runs")
+    app = make(attach=run)
+    async with app.run_test(size=size) as pilot:
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        for key in ("f2", "f3", "space", "enter", "f4", "f1"):
+            await pilot.press(key)
+            await settled(pilot)
+        await pilot.resize_terminal(80, 24)
+        await until(pilot, lambda: "Everywhere" in screen_text(app))
+        await pilot.press("escape", "f2")
+        await until(pilot, lambda: "tiny-tasks" in screen_text(app))
+        await pilot.resize_terminal(*size)
+        await settled(pilot)
 
 
 @driven
@@ -37,8 +55,7 @@ async def test_help_names_the_keys_of_the_screen(make: Made):
             await pilot.press(key)
             await settled(pilot)
             await pilot.press("f1")
-            await until(pilot, lambda word=word: word in screen_text(pilot.app))
-            assert "ctrl+q" in screen_text(pilot.app)
+            await until(pilot, lambda word=word: word in screen_text(pilot.app) and "ctrl+q" in screen_text(pilot.app))
             await pilot.press("escape")
             await until(pilot, lambda word=word: "save a picture" not in screen_text(pilot.app))
         await pilot.press("question_mark")
@@ -79,7 +96,7 @@ async def test_the_palette_finds_commands(make: Made):
     async with make().run_test(size=(100, 30)) as pilot:
         await pilot.press("ctrl+p")
         await until(pilot, lambda: len(pilot.app.screen_stack) == 2)
-        await pilot.press(*"doctor")
+        await type_over(pilot, "doctor")
         await until(pilot, lambda: "What this machine has" in screen_text(pilot.app))
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, Doctor))
@@ -100,13 +117,12 @@ async def test_a_look_is_kept(make: Made, tmp_path: Path):
     settings = tmp_path / "settings" / "tui.toml"
     async with make().run_test(size=(80, 24)) as pilot:
         assert pilot.app.theme == "dark"
-        await pilot.press("f9")
-        assert pilot.app.theme == "light"
+        await press_until(pilot, "f9", lambda: pilot.app.theme == "light")
     assert preferences.load(settings).look == "light"
     settings.write_text('# mine\nmodels = ["~/m"]\nlook = "light" # bright\n')
     async with make().run_test(size=(80, 24)) as pilot:
         assert pilot.app.theme == "light"
-        await pilot.press("f9")
+        await press_until(pilot, "f9", lambda: pilot.app.theme == "dark")
     assert settings.read_text() == '# mine\nmodels = ["~/m"]\nlook = "dark" # bright\n'
 
 
@@ -145,7 +161,7 @@ async def test_doctor(make: Made, helper: Scripted):
     async with make().run_test(size=(80, 24)) as pilot:
         await pilot.press("f4")
         await until(pilot, lambda: "ulimit -l unlimited" in screen_text(pilot.app))
-        text = screen_text(pilot.app)
+        text = await settled(pilot)
         assert "✓ GPU" in text and "! page-locking" in text and "1 thing to mend" in text
         helper.answers[heavy.doctor] = HelperError("the helper process ended")
         await pilot.press("r")

@@ -162,7 +162,8 @@ def test_models_and_data_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (tmp_path / folder / "config.json").write_text(tiny.read_text())
     (tmp_path / "a" / "odd").mkdir()
     (tmp_path / "a" / "odd" / "config.json").write_text('{"architectures": ["Odd"]}')
-    (tmp_path / "a" / "chats.jsonl").write_text("{}\n")
+    for name in ("chats.jsonl", "rows.parquet", "TABLE.CSV", "weights.bin"):
+        (tmp_path / "a" / name).write_text("{}\n")
     (tmp_path / "a" / "mine" / "notes.txt").write_text("no data\n")
     (tmp_path / "a" / ".hidden").mkdir()
     (tmp_path / "a" / ".hidden" / "x.jsonl").write_text("{}\n")
@@ -173,7 +174,8 @@ def test_models_and_data_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found["org/name"].source == "hub cache" and found["org/name"].parameters > 400_000
     assert found[str(tmp_path / "a/mine")].parameters > 400_000
     assert found[str(tmp_path / "a/odd")].parameters == 0 and "Odd" in found[str(tmp_path / "a/odd")].about
-    assert [file.path for file in places.data([str(tmp_path / "a")])][2:] == [str(tmp_path / "a" / "chats.jsonl")]
+    data = {Path(file.path).name for file in places.data([str(tmp_path / "a")])[2:]}
+    assert data == {"chats.jsonl", "rows.parquet", "TABLE.CSV"}
 
 
 def test_paths_are_completed(tmp_path: Path):

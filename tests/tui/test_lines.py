@@ -1,14 +1,15 @@
 """Lines of text are drawn again where they changed, and only there."""
 
 from collections.abc import Iterator
+from math import inf, nan
 
-from textual.app import App, ComposeResult
 from textual.content import Content
 from textual.strip import Strip
 
 from rptrain.tui.line_widget import LineWidget
+from rptrain.tui.plot import Curve, Plot
 
-from .conftest import driven, screen_text
+from .conftest import Page, driven, screen_text, settled, widget_text
 
 
 class Poem(LineWidget):
@@ -28,23 +29,18 @@ class Poem(LineWidget):
         return super().render_line(y)
 
 
-class Page(App[None]):
-    def compose(self) -> ComposeResult:
-        yield Poem()
-
-
 @driven
 async def test_what_changed_is_drawn_again_and_nothing_else():
-    app = Page()
+    poem = Poem()
+    app = Page(poem)
     async with app.run_test(size=(20, 4)) as pilot:
-        poem = app.query_one(Poem)
         await pilot.pause()
 
         async def drawn() -> list[int]:
-            await pilot.pause()
+            await settled(pilot)
             poem.drawn.clear()
             poem.redraw()
-            await pilot.pause()
+            await settled(pilot)
             return poem.drawn
 
         assert await drawn() == []
@@ -60,3 +56,13 @@ async def test_what_changed_is_drawn_again_and_nothing_else():
         poem.rows[0] = ("a\x1b[2J\tb\n", "red")
         assert await drawn() == [0]
         assert screen_text(app).splitlines()[0] == "a␛[2J␉b␊"
+
+
+@driven
+async def test_numbers_without_bounds_are_not_drawn():
+    plot = Plot("loss")
+    app = Page(plot)
+    async with app.run_test(size=(40, 10)):
+        for ys in ([1e308, -1e308, 2.0], [inf, -inf, 2.0], [nan, 1.0, 2.0]):
+            plot.show((Curve([1.0, 2.0, 3.0], ys, "red"),))
+            assert "loss" in widget_text(plot)

@@ -39,13 +39,16 @@ async def show(pilot: Any, helper: Scripted, screen: str) -> None:
     """Brings a screen about."""
     app = pilot.app
     await until(pilot, lambda: "fit" in screen_text(app))
+    if app.size.width >= 160:
+        await until(pilot, lambda: "Two and two?" in screen_text(app))
     if screen == "unfit":
         await until(pilot, lambda: "→ train.micro_batch_size = 1" in screen_text(app))
     elif screen in ("run", "ended"):
         await pilot.press("f3")
         await until(pilot, lambda: "training" in screen_text(app))
         await pilot.press(*(["down"] if screen == "ended" else []), "enter")
-        await until(pilot, lambda: "step 400" in screen_text(app) or "fell off" in screen_text(app))
+        word = "fell off" if screen == "ended" else "step 400"
+        await until(pilot, lambda: word in screen_text(app))
     elif screen == "runs":
         await pilot.press("f3")
         await until(pilot, lambda: "training" in screen_text(app))
@@ -60,8 +63,6 @@ async def show(pilot: Any, helper: Scripted, screen: str) -> None:
     elif screen == "picker":
         await pilot.press("ctrl+t")
         await until(pilot, lambda: "Two and two?" in screen_text(app) and "built in" in screen_text(app))
-    elif app.size.width >= 160:
-        await until(pilot, lambda: "Two and two?" in screen_text(app))
 
 
 def app_for(make: Made, helper: Scripted, screen: str) -> RptrainApp:
@@ -76,11 +77,11 @@ def app_for(make: Made, helper: Scripted, screen: str) -> RptrainApp:
 @pytest.mark.parametrize("screen", SCREENS)
 @driven
 async def test_sizes_and_colours(make: Made, helper: Scripted, snapshot: Any, screen: str):
-    """The text at each size; and in both looks every letter is told from what it stands on."""
+    """The text at each size, whatever it was before; and in both looks every letter is told from what it stands on."""
     app = app_for(make, helper, screen)
     async with app.run_test(size=SIZES[-1]) as pilot:
         await show(pilot, helper, screen)
-        for width, height in reversed(SIZES):
+        for width, height in (*reversed(SIZES), *SIZES[1:]):
             await pilot.resize_terminal(width, height)
             text = await settled(pilot)
             lines = text.splitlines()

@@ -1,6 +1,7 @@
 """New run: what is typed, planned, proposed, saved and started."""
 
 import asyncio
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,28 @@ from rptrain.config import keys
 from rptrain.config_source import resolve
 from rptrain.errors import UserError
 from rptrain.tui import heavy, launch, places
-from rptrain.tui.choice import Choice
-from rptrain.tui.draft import STARTER
+from rptrain.tui.confirm import Confirm
+from rptrain.tui.dialog import Dialog
+from rptrain.tui.draft import STARTER, Draft
 from rptrain.tui.fields import ALL
+from rptrain.tui.form import Form
 from rptrain.tui.helper import HelperError
 from rptrain.tui.picker import MOST, Item, Picker
 from rptrain.tui.run_screen import RunScreen
 
-from .conftest import Made, Scripted, driven, planned, screen_text, until
+from .conftest import (
+    Made,
+    Scripted,
+    driven,
+    focus,
+    notified,
+    planned,
+    press_until,
+    screen_text,
+    settled,
+    type_over,
+    until,
+)
 from .recorded import make_run
 
 
@@ -27,7 +42,7 @@ def start_button(app) -> Button:
 
 
 async def ready(pilot) -> None:
-    await until(pilot, lambda: not start_button(pilot.app).disabled)
+    await until(pilot, lambda: any(not button.disabled for button in pilot.app.screen.query("#start")))
 
 
 def written(folder: Path) -> str:
@@ -35,18 +50,23 @@ def written(folder: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-async def put(pilot, field: str, value: str) -> None:
-    """Types a value in place of what is there."""
-    editor = pilot.app.screen.query_one(f"#{field}", Input)
-    editor.focus()
-    await pilot.press("home", "ctrl+k", *value)
+def shown(app, *fields: str) -> list[str]:
+    """What stands in the form."""
+    return [editor.value for field in fields for editor in app.screen.query(f"#{field}")]
+
+
+def late_write(app, field: str, value: str) -> None:
+    """What stands in a line before anything heard of it."""
+    editor = app.screen.query_one(f"#{field}", Input)
+    with editor.prevent(Input.Changed):
+        editor.value = value
 
 
 @driven
 async def test_an_empty_folder_begins_with_the_example(make: Made, helper: Scripted, tmp_path: Path):
     async with make().run_test(size=(80, 24)) as pilot:
         await ready(pilot)
-        text = screen_text(pilot.app)
+        text = await settled(pilot)
         assert "tiny-tasks" in text and "builtin:tasks" in text and "✓ fits" in text
         assert "8.42 s a step" in text and "15,566 tokens/s" in text and "105 GiB of 200 GiB" in text
         assert not (tmp_path / "rptrain.toml").exists()
@@ -60,43 +80,164 @@ async def test_an_empty_folder_begins_with_the_example(make: Made, helper: Scrip
 async def test_the_plan_follows_what_is_typed(make: Made, helper: Scripted):
     async with make().run_test(size=(120, 36)) as pilot:
         await ready(pilot)
-        await put(pilot, "data-max_length", "64")
+        await type_over(pilot, "64", "#data-max_length")
         await until(pilot, lambda: "max_length = 64" in helper.asked[-1][2])
-        await put(pilot, "data-max_length", "x")
+        await ready(pilot)
+        await type_over(pilot, "x", "#data-max_length")
         await until(pilot, lambda: "Not ready" in screen_text(pilot.app))
-        assert start_button(pilot.app).disabled
+        await until(pilot, lambda: start_button(pilot.app).disabled)
         helper.answers[heavy.plan] = UserError("no model 'x'")
-        await put(pilot, "data-max_length", "32")
+        await type_over(pilot, "32", "#data-max_length")
         await until(pilot, lambda: "no model 'x'" in screen_text(pilot.app))
+
+
+@driven
+async def test_what_is_no_toml_is_told_and_neither_started_nor_saved(make: Made, tmp_path: Path):
+    """Also where another setting was changed since, and until it is mended or put back."""
+    (tmp_path / "rptrain.toml").write_text(text := STARTER + "[optim]\nbetas = [0.9, 0.95]\n")
+    async with make().run_test(size=(120, 36), notifications=True) as pilot:
+        app = pilot.app
+        await ready(pilot)
+        await type_over(pilot, "8", "#train-global_batch_size")
+        await type_over(pilot, "[0.9, 0.9", "#optim-betas")
+        await until(pilot, lambda: "· optim.betas: the value is no TOML" in screen_text(app))
+        for field, value in (("#train-global_batch_size", "16"), ("#model-path", "llama-3.1-8b")):
+            await type_over(pilot, value, field)
+            await settled(pilot)
+            assert "· optim.betas: the value is no TOML" in screen_text(app) and start_button(app).disabled
+            assert shown(app, "optim-betas") == ["[0.9, 0.9"]
+        await press_until(pilot, "f4", lambda: "✓ GPU" in screen_text(app))
+        await press_until(pilot, "f2", lambda: "· optim.betas: the value is no TOML" in screen_text(app))
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: "optim.betas: the value is no TOML" in notified(app))
+        assert written(tmp_path) == text
+        await type_over(pilot, "[0.9, 0.95]", "#optim-betas")
+        await ready(pilot)
+
+
+@driven
+async def test_a_refused_value_that_goes_out_of_sight_blocks_nothing(make: Made, tmp_path: Path):
+    (tmp_path / "rptrain.toml").write_text(STARTER + "[lora]\nr = 8\nalpha = 16\n")
+    async with make().run_test(size=(120, 36)) as pilot:
+        await ready(pilot)
+        await type_over(pilot, "[1", "#lora-alpha")
+        await until(pilot, lambda: "· lora.alpha: the value is no TOML" in screen_text(pilot.app))
+        await focus(pilot, "#train-method")
+        await pilot.press("left")
+        await ready(pilot)
+        await press_until(pilot, "ctrl+s", lambda: "lora" not in written(tmp_path))
+
+
+def test_a_file_is_as_it_was_where_nothing_changed_and_valid_where_something_did(tmp_path: Path):
+    path = tmp_path / "rptrain.toml"
+    for given in (STARTER.replace("\n", "\r\n").encode(), b"\xef\xbb\xbf" + STARTER.encode()):
+        path.write_bytes(given)
+        Draft.open(path).save()
+        assert path.read_bytes() == given
+    for text in ("[data]\ntrain = []\n", "data = {train = []}\n", "data.train = []\n"):
+        draft = Draft(path, text)
+        draft.put("data.train.0.path", "x.jsonl")
+        assert tomllib.loads(draft.text) == {"data": {"train": [{"path": "x.jsonl"}]}}
+
+
+@driven
+async def test_a_question_is_asked_once(make: Made, tmp_path: Path):
+    make_run(tmp_path / "runs", "old", end="finished", alive=False)
+    app = make()
+    async with app.run_test(size=(120, 36)) as pilot:
+        await ready(pilot)
+        for place, key in (("f2", "ctrl+t"), ("f2", "f5"), ("f2", "ctrl+o"), ("f3", "e"), ("f3", "d")):
+            await press_until(pilot, place, lambda place=place: (place == "f3") == ("✓ finished" in screen_text(app)))
+            for _ in range(2):
+                app.post_message(Key(key, None))
+            await until(pilot, lambda: isinstance(app.screen, Dialog))
+            await settled(pilot)
+            await press_until(pilot, "escape", lambda: not isinstance(app.screen, Dialog))
+            await settled(pilot)
+
+
+@driven
+async def test_samples_come_when_there_is_room_for_them(make: Made, helper: Scripted):
+    async with make().run_test(size=(80, 24)) as pilot:
+        await ready(pilot)
+        assert heavy.preview not in [asked[0] for asked in helper.asked]
+        await pilot.resize_terminal(200, 50)
+        await until(pilot, lambda: "Two and two?" in screen_text(pilot.app))
+
+
+@driven
+async def test_samples_come_after_leaving_while_they_were_made(make: Made, helper: Scripted):
+    call, go = helper.call, asyncio.Event()
+
+    async def slow(function, *given):
+        if function is heavy.preview:
+            await go.wait()
+        return await call(function, *given)
+
+    helper.call = slow
+    async with make().run_test(size=(200, 50)) as pilot:
+        await ready(pilot)
+        await press_until(pilot, "f4", lambda: "✓ GPU" in screen_text(pilot.app))
+        go.set()
+        await press_until(pilot, "f2", lambda: "Two and two?" in screen_text(pilot.app))
+
+
+@driven
+async def test_a_file_with_something_else_in_a_table_s_place_can_be_edited(make: Made, tmp_path: Path):
+    (tmp_path / "rptrain.toml").write_text("optim = 1\n" + STARTER)
+    async with make().run_test(size=(120, 36)) as pilot:
+        await until(pilot, lambda: "Not ready" in screen_text(pilot.app))
+        await type_over(pilot, "llama-3.1-8b", "#model-path")
+        await until(pilot, lambda: shown(pilot.app, "train-max_steps") == [""])
+
+
+@driven
+async def test_a_line_that_is_typed_in_is_not_written_to(make: Made, tmp_path: Path):
+    """What is done with one letter comes after the next one, where the machine is busy."""
+    async with make().run_test(size=(120, 36)) as pilot:
+        await ready(pilot)
+        late_write(pilot.app, "model-path", "llama-3.1-8b")
+        late_write(pilot.app, "data-max_length", "77")
+        pilot.app.screen.query_one(Form).post_message(Form.Edited())
+        await until(pilot, lambda: shown(pilot.app, "optim-learning_rate") == ["1e-5"])
+        assert shown(pilot.app, "model-path", "data-max_length") == ["llama-3.1-8b", "77"]
+        late_write(pilot.app, "data-max_length", "78")
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: "max_length = 78" in written(tmp_path))
+        assert 'path = "llama-3.1-8b"' in written(tmp_path)
+
+
+@driven
+async def test_no_run_starts_with_other_settings_than_are_shown(make: Made, tmp_path: Path):
+    async with make().run_test(size=(120, 36), notifications=True) as pilot:
+        await ready(pilot)
+        late_write(pilot.app, "data-max_length", "77")
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: "no plan that fits yet" in notified(pilot.app))
+        assert not (tmp_path / "runs").exists()
 
 
 @driven
 async def test_another_model_brings_its_own_settings_but_not_over_ones_by_hand(make: Made):
     async with make().run_test(size=(120, 36)) as pilot:
         await ready(pilot)
-        await put(pilot, "train-global_batch_size", "8")
-        await put(pilot, "model-path", "llama-3.1-8b")
-        await ready(pilot)
-        shown = {field.id: field.value for field in pilot.app.screen.query(Input)}
-        assert (shown["data-max_length"], shown["optim-learning_rate"]) == ("128", "1e-5")
-        assert shown["train-global_batch_size"] == "8"
-        assert pilot.app.screen.query_one("#model-dtype", Choice).value == "bfloat16"
+        await type_over(pilot, "8", "#train-global_batch_size")
+        await type_over(pilot, "llama-3.1-8b", "#model-path")
+        fields = ("data-max_length", "optim-learning_rate", "train-global_batch_size", "model-dtype")
+        await until(pilot, lambda: shown(pilot.app, *fields) == ["128", "1e-5", "8", "bfloat16"])
 
 
 @driven
 async def test_adapters_bring_their_rows_and_take_them_away(make: Made, tmp_path: Path):
     async with make().run_test(size=(120, 36)) as pilot:
         await ready(pilot)
-        pilot.app.screen.query_one("#train-method").focus()
-        assert not pilot.app.screen.query_one("#lora-r").parent.display
-        await pilot.press("right")
-        await pilot.pause()
-        assert pilot.app.screen.query_one("#lora-r").parent.display
+        rank = pilot.app.screen.query_one("#lora-r").parent
+        await focus(pilot, "#train-method")
+        assert not rank.display
+        await press_until(pilot, "right", lambda: rank.display)
         await pilot.press("ctrl+s")
         await until(pilot, lambda: 'method = "lora"' in written(tmp_path))
-        await pilot.press("left")
-        await pilot.pause()
-        assert not pilot.app.screen.query_one("#lora-r").parent.display
+        await press_until(pilot, "left", lambda: not rank.display)
         await pilot.press("ctrl+s")
         await until(pilot, lambda: "lora" not in written(tmp_path))
 
@@ -112,23 +253,26 @@ async def test_what_does_not_fit_is_not_started_and_advice_is_taken_by_a_key(
         assert start_button(pilot.app).disabled
         await pilot.click("#start")
         await pilot.press("ctrl+r")
-        await pilot.pause()
+        await settled(pilot)
         assert not isinstance(pilot.app.screen, RunScreen) and not (tmp_path / "runs").exists()
         helper.answers[heavy.plan] = planned()
-        pilot.app.screen.query_one("#advice", OptionList).focus()
-        await pilot.press("down", "enter")
+        advice = await focus(pilot, "#advice")
+        assert isinstance(advice, OptionList)
+        await press_until(pilot, "down", lambda: advice.highlighted == 1)
+        await pilot.press("enter")
         await ready(pilot)
         assert "micro_batch_size = 1\n" in helper.asked[-1][2]
 
 
 @driven
 async def test_a_plan_of_what_stood_there_before_starts_nothing(make: Made, tmp_path: Path, monkeypatch):
-    async with make().run_test(size=(80, 24)) as pilot:
+    async with make().run_test(size=(80, 24), notifications=True) as pilot:
         await ready(pilot)
         monkeypatch.setattr("rptrain.tui.new_run.PAUSE", 100.0)
-        await put(pilot, "data-max_length", "999999")
+        await type_over(pilot, "999999", "#data-max_length")
+        await until(pilot, lambda: start_button(pilot.app).disabled)
         await pilot.press("ctrl+r")
-        await pilot.pause()
+        await until(pilot, lambda: "no plan that fits yet" in notified(pilot.app))
         assert not (tmp_path / "runs").exists() and not isinstance(pilot.app.screen, RunScreen)
 
 
@@ -164,24 +308,16 @@ async def test_models_and_data_are_chosen_from_lists(make: Made, helper: Scripte
     (tmp_path / "chats.jsonl").write_text("{}\n")
     async with make().run_test(size=(100, 30)) as pilot:
         await ready(pilot)
-        pilot.app.screen.query_one("#model-path").focus()
-        await pilot.press("enter")
-        await until(pilot, lambda: "8.0 B  Llama" in screen_text(pilot.app))
-        await pilot.press(*"llama", "enter")
-        await until(pilot, lambda: pilot.app.screen.id == "_default" or len(pilot.app.screen_stack) == 1)
-        assert pilot.app.screen.query_one("#model-path", Input).value == "llama-3.1-8b"
-        await pilot.press("ctrl+t")
-        await until(pilot, lambda: "chats.jsonl" in screen_text(pilot.app))
-        await pilot.press(*"chats")
+        await focus(pilot, "#model-path")
+        await press_until(pilot, "enter", lambda: "8.0 B  Llama" in screen_text(pilot.app))
+        await type_over(pilot, "llama")
+        await press_until(pilot, "enter", lambda: shown(pilot.app, "model-path") == ["llama-3.1-8b"])
+        await press_until(pilot, "ctrl+t", lambda: "chats.jsonl" in screen_text(pilot.app))
+        await type_over(pilot, "chats")
         await until(pilot, lambda: "Two and two?" in screen_text(pilot.app))
-        await pilot.press("enter")
-        await pilot.pause()
-        assert pilot.app.screen.query_one("#data-train-0-path", Input).value == "chats.jsonl"
-        await pilot.press("ctrl+t")
-        await until(pilot, lambda: "Data on this machine" in screen_text(pilot.app))
-        await pilot.press("escape")
-        await pilot.pause()
-        assert "Data on this machine" not in screen_text(pilot.app)
+        await press_until(pilot, "enter", lambda: shown(pilot.app, "data-train-0-path") == ["chats.jsonl"])
+        await press_until(pilot, "ctrl+t", lambda: "Data on this machine" in screen_text(pilot.app))
+        await press_until(pilot, "escape", lambda: "Data on this machine" not in screen_text(pilot.app))
 
 
 @driven
@@ -192,10 +328,8 @@ async def test_a_new_run_takes_over_a_past_ones_settings(make: Made, tmp_path: P
         await pilot.press("ctrl+o")
         await until(pilot, lambda: "runs/old" in screen_text(pilot.app))
         await pilot.press("enter")
-        await pilot.pause()
+        await until(pilot, lambda: shown(pilot.app, "model-path", "train-max_steps") == ["qwen3-1.7b", "77"])
         await ready(pilot)
-        shown = {field.id: field.value for field in pilot.app.screen.query(Input)}
-        assert (shown["model-path"], shown["train-max_steps"]) == ("qwen3-1.7b", "77")
 
 
 @driven
@@ -227,13 +361,13 @@ async def test_every_key_can_be_set(make: Made, tmp_path: Path):
         await pilot.press("f5")
         await until(pilot, lambda: "All settings" in screen_text(pilot.app))
         assert len(ALL) == len(keys())
-        await pilot.press(*"aux_loss")
+        await type_over(pilot, "aux_loss")
         await until(pilot, lambda: "keeps the load of experts even" in screen_text(pilot.app))
-        await pilot.press("enter")
-        await until(pilot, lambda: getattr(pilot.app.focused, "id", "") == "train-router_aux_loss_coef")
-        await pilot.press(*"0.01")
-        await pilot.press("f5", *"learning_rate", "enter")
-        await until(pilot, lambda: getattr(pilot.app.focused, "id", "") == "optim-learning_rate")
+        await press_until(pilot, "enter", lambda: getattr(pilot.app.focused, "id", "") == "train-router_aux_loss_coef")
+        await type_over(pilot, "0.01", "#train-router_aux_loss_coef")
+        await press_until(pilot, "f5", lambda: "All settings" in screen_text(pilot.app))
+        await type_over(pilot, "learning_rate")
+        await press_until(pilot, "enter", lambda: getattr(pilot.app.focused, "id", "") == "optim-learning_rate")
         await pilot.press("ctrl+s")
         await until(pilot, (tmp_path / "rptrain.toml").exists)
     config = resolve(tmp_path / "rptrain.toml").config
@@ -245,9 +379,8 @@ async def test_what_a_config_sets_beside_the_form_is_shown(make: Made, tmp_path:
     (tmp_path / "rptrain.toml").write_text(STARTER + "[optim]\neps = 1e-7\n[train]\nfreeze = ['*.0.*']\n")
     async with make().run_test(size=(120, 36)) as pilot:
         await ready(pilot)
-        shown = {field.id: field.value for field in pilot.app.screen.query(Input)}
-        assert (shown["optim-eps"], shown["train-freeze"]) == ("1e-7", "['*.0.*']")
-        await put(pilot, "optim-eps", "1e-6")
+        assert shown(pilot.app, "optim-eps", "train-freeze") == ["1e-7", "['*.0.*']"]
+        await type_over(pilot, "1e-6", "#optim-eps")
         await until(pilot, lambda: "*" in screen_text(pilot.app).splitlines()[0])
         await pilot.press("ctrl+s")
         await until(pilot, lambda: "eps = 1e-6" in (tmp_path / "rptrain.toml").read_text())
@@ -271,10 +404,10 @@ async def test_what_is_left_is_called_off_and_taken_up_again(make: Made, helper:
 
     helper.call = slow
     async with make().run_test(size=(80, 24)) as pilot:
-        await pilot.press("f1", "escape", "f4")
+        for key, word in (("f1", "Everywhere"), ("escape", "How long"), ("f4", "looking"), ("f1", "Everywhere")):
+            await press_until(pilot, key, lambda word=word: word in screen_text(pilot.app))
         await until(pilot, lambda: ended == ["plan"])
-        await pilot.press("f1", "escape")
-        await pilot.pause()
+        await press_until(pilot, "escape", lambda: "Everywhere" not in screen_text(pilot.app))
         assert ended == ["plan"]
         await pilot.press("f2")
         await until(pilot, lambda: ended == ["plan", "doctor"])
@@ -290,9 +423,8 @@ async def test_a_list_that_cannot_be_made_says_why(make: Made, helper: Scripted)
     helper.answers[places.models] = HelperError("the helper process ended")
     async with make().run_test(size=(80, 24)) as pilot:
         await ready(pilot)
-        pilot.app.screen.query_one("#model-path").focus()
-        await pilot.press("enter")
-        await until(pilot, lambda: "the helper process ended" in screen_text(pilot.app))
+        await focus(pilot, "#model-path")
+        await press_until(pilot, "enter", lambda: "the helper process ended" in screen_text(pilot.app))
         await pilot.press("escape")
         await ready(pilot)
 
@@ -308,8 +440,87 @@ async def test_a_long_list_shows_a_part_and_finds_all(make: Made):
         app.push_screen(Picker("Many", find), chosen.append)
         await until(pilot, lambda: "part-00000[red]" in screen_text(app))
         assert app.screen.query_one(OptionList).option_count == MOST + 1
-        await pilot.press(*"19999", "enter")
+        await until(pilot, lambda: isinstance(app.focused, Input))
+        await pilot.press(*"19999", "enter")  # at once
         await until(pilot, lambda: chosen == ["part-19999[red]"])
+
+
+@driven
+async def test_enter_takes_what_is_typed_and_not_yet_looked_up(make: Made):
+    async def find() -> list[Item]:
+        return [Item("one", ""), Item("two", "")]
+
+    app = make()
+    async with app.run_test(size=(80, 24)) as pilot:
+        chosen: list[str | None] = []
+        app.push_screen(Picker("Two", find), chosen.append)
+        await until(pilot, lambda: "two" in screen_text(app) and isinstance(app.focused, Input))
+        typed = app.screen.query_one(Input)
+        with typed.prevent(Input.Changed):
+            typed.value = "two"
+        await pilot.press("enter")
+        await until(pilot, lambda: chosen == ["two"])
+
+
+@pytest.mark.parametrize("second", ["enter", "escape"])
+@driven
+async def test_of_two_keys_at_once_the_first_one_counts(make: Made, second: str):
+    async def find() -> list[Item]:
+        return [Item("one", "")]
+
+    app = make()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await ready(pilot)
+        under = app.screen
+        await focus(pilot, "#data-max_length")  # where the second key means little
+        for dialog, answer in ((Picker("One", find), "one"), (Confirm("Sure?", "Do it"), False)):
+            chosen: list[str | bool | None] = []
+            app.push_screen(dialog, chosen.append)
+            await until(pilot, lambda: ("one" in screen_text(app) or "Sure?" in screen_text(app)) and bool(app.focused))
+            for key in ("enter", second):
+                app.post_message(Key(key, None))
+            await until(pilot, lambda chosen=chosen, answer=answer: chosen == [answer])
+            await settled(pilot)
+            assert under in app.screen_stack
+
+
+@driven
+async def test_a_button_that_is_pressed_twice_answers_once(make: Made):
+    app = make()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await ready(pilot)
+        chosen: list[bool | None] = []
+        app.push_screen(Confirm("Sure?", "Do it"), chosen.append)
+        await until(pilot, lambda: "Sure?" in screen_text(app))
+        for _ in range(2):
+            app.screen.query_one("#yes", Button).press()
+        await until(pilot, lambda: chosen == [True])
+        await settled(pilot)
+        assert chosen == [True] and "tiny-tasks" in screen_text(app)
+
+
+@driven
+async def test_what_is_no_item_is_not_taken(make: Made):
+    async def find() -> list[Item]:
+        return [Item(f"part-{number:05}", "x") for number in range(MOST + 2)]
+
+    async def fail() -> list[Item]:
+        raise UserError("why it failed")
+
+    app = make()
+    async with app.run_test(size=(80, 24)) as pilot:
+        chosen: list[str | None] = []
+        app.push_screen(Picker("Many", find), chosen.append)
+        await until(pilot, lambda: "part-00000" in screen_text(app))
+        options = app.screen.query_one(OptionList)
+        options.highlighted = MOST - 3
+        await press_until(pilot, "pagedown", lambda: options.highlighted == MOST - 1)
+        await press_until(pilot, "enter", lambda: chosen == [f"part-{MOST - 1:05}"])
+        app.push_screen(Picker("None", fail, paths=False), chosen.append)
+        await until(pilot, lambda: "why it failed" in screen_text(app) and isinstance(app.focused, Input))
+        await pilot.press("x", "down", "enter")
+        assert "why it failed" in await settled(pilot)
+        assert len(chosen) == 1
 
 
 @driven
@@ -317,8 +528,7 @@ async def test_the_mouse_does_what_keys_do(make: Made, tmp_path: Path):
     async with make().run_test(size=(120, 36)) as pilot:
         await ready(pilot)
         await pilot.click("#optim-update", offset=(11, 0))
-        await pilot.pause()
-        assert pilot.app.screen.query_one("#optim-update", Choice).value == "sync"
+        await until(pilot, lambda: shown(pilot.app, "optim-update") == ["sync"])
         await ready(pilot)
         await pilot.click("#save")
         await until(pilot, (tmp_path / "rptrain.toml").exists)
@@ -326,7 +536,6 @@ async def test_the_mouse_does_what_keys_do(make: Made, tmp_path: Path):
 
 
 def test_real_plans_and_previews_are_values(tmp_path: Path):
-    from rptrain.tui.draft import Draft
     from rptrain.tui.recipe import recipe
 
     draft = Draft(tmp_path / "rptrain.toml")

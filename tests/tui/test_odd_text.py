@@ -16,17 +16,17 @@ from rptrain.tui.plot import Plot
 from rptrain.tui.run_screen import RunScreen
 from rptrain.tui.runs_screen import Runs
 
-from .conftest import Made, Scripted, driven, planned, screen_text, until
+from .conftest import Made, Scripted, driven, focus, planned, screen_text, until
 from .recorded import make_run
 
 NAME = "a\x1b[2J\tb\nc\x07\x9b\u202e" + os.fsdecode(b"\xff")
 SHOWN = "a␛[2J␉b␊c␇���"
 
 
-def check(pilot: Pilot[Any], *shown: str) -> None:
+async def check(pilot: Pilot[Any], *shown: str) -> None:
+    await until(pilot, lambda: all(part in screen_text(pilot.app) for part in shown))
     lines = screen_text(pilot.app).split("\n")
     assert len(lines) == pilot.app.size.height and all(line.isprintable() for line in lines)
-    assert all(any(part in line for line in lines) for part in shown), (shown, lines)
 
 
 @driven
@@ -38,20 +38,17 @@ async def test_no_run_s_name_is_obeyed(make: Made, tmp_path: Path):
         file.write(json.dumps({"event": "failed", "time": 1.7e9 + 900, "message": f"{NAME}failed"}) + "\n")
     async with make().run_test(size=(160, 30), notifications=True) as pilot:
         await pilot.press("f3")
-        await until(pilot, lambda: f"  {SHOWN} " in screen_text(pilot.app))
-        check(pilot, f"{SHOWN}model")
+        await check(pilot, f"  {SHOWN} ", f"{SHOWN}model")
         await pilot.press("space")
-        await until(pilot, lambda: f"━ {SHOWN}" in screen_text(pilot.app))
-        check(pilot)
+        await check(pilot, f"━ {SHOWN}")
         for key, asked in (("d", f"Delete {SHOWN}?"), ("e", f"Export {SHOWN}")):
             await pilot.press(key)
-            await until(pilot, lambda asked=asked: asked in screen_text(pilot.app))
-            check(pilot, f"runs/{SHOWN}")
+            await check(pilot, asked, f"runs/{SHOWN}")
             await pilot.press("escape")
             await until(pilot, lambda: isinstance(pilot.app.screen, Runs))
         await pilot.press("enter")
-        await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen) and "failed" in screen_text(pilot.app))
-        check(pilot, f" {SHOWN}  ✗ failed", f"runs/{SHOWN}")
+        await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
+        await check(pilot, f" {SHOWN}  ✗ failed", f"runs/{SHOWN}")
 
 
 @driven
@@ -64,21 +61,18 @@ async def test_no_path_and_no_value_of_a_config_is_obeyed(make: Made, helper: Sc
     helper.answers[places.models] = [FoundModel(name, "here", 0, f"{NAME}about", False)]
     helper.answers[heavy.plan] = UserError(f"no model {name}")
     async with make().run_test(size=(120, 36)) as pilot:
-        await until(pilot, lambda: "no model a␛[2J" in screen_text(pilot.app))
-        check(pilot, "  a␛[2J    b␊c��  ")
-        pilot.app.screen.query_one("#model-path", Input).focus()
+        await check(pilot, "no model a␛[2J", "  a␛[2J    b␊c��  ")
+        model = await focus(pilot, "#model-path")
+        assert isinstance(model, Input)
         await pilot.press("enter")
-        await until(pilot, lambda: f"{SHOWN}about" in screen_text(pilot.app))
-        check(pilot)
+        await check(pilot, f"{SHOWN}about")
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(pilot.app.screen, NewRun))
         await pilot.press("ctrl+t")
-        await until(pilot, lambda: f"{SHOWN[:-1]}.jsonl" in screen_text(pilot.app))
-        check(pilot)
+        await check(pilot, f"{SHOWN[:-1]}.jsonl")
         assert pilot.app.screen.query_one(OptionList).option_count == 3  # none in the folder whose name is no text
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(pilot.app.screen, NewRun))
-        model = pilot.app.screen.query_one("#model-path", Input)
         assert model.value == name
         helper.answers[heavy.plan] = planned()
         await pilot.press("ctrl+s")
@@ -92,7 +86,9 @@ async def test_names_of_compared_runs_share_the_line(make: Made, tmp_path: Path)
     async with make().run_test(size=(80, 24)) as pilot:
         await pilot.press("f3")
         await until(pilot, lambda: "three-long" in screen_text(pilot.app))
-        await pilot.press("space", "j", "space", "j", "space")
+        for marked, key in enumerate(("space", "j", "space", "j", "space")):
+            await pilot.press(key)
+            await until(pilot, lambda marked=marked: len(pilot.app.screen.query_one(Plot).curves) == (marked + 2) // 2)
         await until(pilot, lambda: len(pilot.app.screen.query_one(Plot).curves) == 3)
         await until(pilot, lambda: screen_text(pilot.app).count("━ ") == 6)
         (line,) = (line for line in screen_text(pilot.app).splitlines() if line.strip().startswith("loss"))

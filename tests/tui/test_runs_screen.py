@@ -1,10 +1,11 @@
 """Runs: the list, and what is done with a run of it."""
 
+import asyncio
 import time
 from pathlib import Path
 
 import pytest
-from textual.widgets import OptionList
+from textual.widgets import Input, OptionList
 
 from rptrain.tui import launch
 from rptrain.tui.new_run import NewRun
@@ -12,7 +13,7 @@ from rptrain.tui.plot import Plot
 from rptrain.tui.run_screen import RunScreen
 from rptrain.tui.summaries import RunFolder
 
-from .conftest import Made, driven, screen_text, until
+from .conftest import Made, driven, press_until, screen_text, settled, until
 from .recorded import BEGAN, make_run
 
 
@@ -46,6 +47,18 @@ async def test_the_list(make: Made, runs: Path):
 
 
 @driven
+async def test_the_columns_are_those_that_there_is_room_for(make: Made, tmp_path: Path):
+    make_run(tmp_path / "runs", "done", steps=50, end="finished", alive=False, began=BEGAN - 2e5)
+    async with make().run_test(size=(160, 30)) as pilot:
+        await pilot.press("f3")
+        for width in (160, 80, 160):
+            await pilot.resize_terminal(width, 30)
+            await until(pilot, lambda width=width: ("llama-3.1-8b" in screen_text(pilot.app)) is (width == 160))
+            heading, row = screen_text(pilot.app).splitlines()[1:3]
+            assert ("model" in heading) is (width == 160) and heading.index("took") == row.index("2 m 21 s")
+
+
+@driven
 async def test_enter_opens_and_escape_comes_back(make: Made, runs: Path):
     async with make().run_test(size=(80, 24)) as pilot:
         await listed(pilot)
@@ -69,10 +82,10 @@ async def test_the_list_rests_behind_a_run_and_is_new_when_one_comes_back(make: 
         await listed(pilot)
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
-        await pilot.pause(0.3)  # the look that was under way
-        count = len(looks)
         make_run(runs, "newer", steps=3, began=BEGAN + 10)
-        await pilot.pause(0.5)
+        await until(pilot, lambda: time.monotonic() - looks[-1] > 0.5)
+        count = len(looks)
+        await asyncio.sleep(0.5)
         assert len(looks) == count
         await pilot.press("escape")
         await until(pilot, lambda: "newer" in screen_text(pilot.app))
@@ -85,12 +98,12 @@ async def test_losses_are_compared(make: Made, runs: Path):
         await pilot.press("space", "down", "down", "c")
         plot = pilot.app.screen.query_one(Plot)
         await until(pilot, lambda: len(plot.curves) == 2)
+        await settled(pilot)
         assert [curve.name for curve in plot.curves] == ["now", "done"]
         assert plot.curves[0].style != plot.curves[1].style and plot.curves[1].xs[-1] == 50
         assert "━ now" in screen_text(pilot.app)
         await pilot.press("space", "up", "up", "space")
-        await pilot.pause()
-        assert not pilot.app.screen.query_one("#compared").display
+        await until(pilot, lambda: not pilot.app.screen.query_one("#compared").display)
 
 
 @driven
@@ -98,12 +111,11 @@ async def test_deleting_is_asked_twice_and_never_of_a_run_that_goes_on(make: Mad
     async with make().run_test(size=(80, 24)) as pilot:
         await listed(pilot)
         await pilot.press("d")
-        await pilot.pause()
+        await settled(pilot)
         assert "Delete" not in screen_text(pilot.app)
         await pilot.press("down", "d")
         await until(pilot, lambda: "Delete broken?" in screen_text(pilot.app))
-        await pilot.press("enter")
-        await pilot.pause()
+        await press_until(pilot, "enter", lambda: "Delete" not in screen_text(pilot.app))
         assert (runs / "broken").exists()
         await pilot.press("d")
         await until(pilot, lambda: "Delete broken?" in screen_text(pilot.app))
@@ -120,12 +132,12 @@ async def test_resume_export_and_a_new_run_from_one(make: Made, runs: Path, monk
     async with make().run_test(size=(80, 24), notifications=True) as pilot:
         await listed(pilot)
         await pilot.press("r")
-        await pilot.pause()
+        await settled(pilot)
         assert not Path("said").exists()  # it goes on
         await pilot.press("down", "e")
         await until(pilot, lambda: "Export broken" in screen_text(pilot.app))
-        await pilot.press("enter")
-        await until(pilot, Path("exported").exists)
+        await until(pilot, lambda: isinstance(pilot.app.focused, Input))
+        await press_until(pilot, "enter", Path("exported").exists)
         await pilot.press("r")
         await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
         await until(pilot, lambda: Path("said").exists() and "save.resume" in Path("said").read_text())
@@ -142,4 +154,4 @@ async def test_a_folder_without_runs_says_so(make: Made):
         await pilot.press("f3")
         await until(pilot, lambda: "No run in runs yet" in screen_text(pilot.app))
         await pilot.press("space", "r", "e", "d", "n", "enter")
-        await pilot.pause()
+        assert "No run in runs yet" in await settled(pilot)

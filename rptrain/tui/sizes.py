@@ -1,0 +1,5 @@
+"""From which size on a screen shows more."""
+
+MEDIUM = 110  # columns
+WIDE = 160
+TALL = 32  # lines
