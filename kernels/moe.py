@@ -10,7 +10,6 @@ from torch import Tensor
 
 from rptrain.kernels import reference_moe as reference
 from rptrain.kernels.launch import HAS_TRITON, fused, power_of_2, tl, triton, warps
-from rptrain.kernels.reference import wide
 
 ELEMENTS = 2048  # logits of a program
 
@@ -94,22 +93,12 @@ def expert_counts(choice_TX: Tensor, experts: int, counted_T: Tensor | None = No
     return torch.diff(ends, prepend=ends.new_zeros(1)).float()
 
 
-def prob_sums(logits_TE: Tensor, counted_T: Tensor | None = None) -> Tensor:
-    """The sum of each expert's probability over all tokens or the counted ones: [E] in the wide type."""
-    probs = logits_TE.softmax(1, dtype=wide(logits_TE.dtype))
-    return (probs if counted_T is None else probs * counted_T[:, None]).sum(0)
-
-
-def balance_loss(counts_E: Tensor, prob_sums_E: Tensor, rows: int | Tensor) -> Tensor:
-    """Load-balancing loss (arXiv 2101.03961, equations 4 to 6), as transformers computes it: a scalar.
-
-    Counts and sums are added over layers first; `rows` is the number of counted tokens times that of layers.
-    """
-    return counts_E.numel() * ((counts_E / rows) * (prob_sums_E / rows)).sum()
-
-
 def balance_grad(counts_E: Tensor, rows: int | Tensor, scale: float) -> Tensor:
-    """The gradient [E] of `scale` times the loss by the probabilities of every counted token in every layer."""
+    """The gradient [E] of `scale` times the load-balancing loss by the probabilities of every counted token.
+
+    That loss (arXiv 2101.03961, equations 4 to 6) is E times the sum over experts of counts / rows and of the mean
+    probability. It may be of several layers: then counts are added, and `rows` is tokens times layers.
+    """
     return counts_E * (scale * counts_E.numel() / rows) / rows
 
 

@@ -41,10 +41,6 @@ class WeightFiles:
     tensors: Mapping[str, Stored]
     stamps: Mapping[Path, Stamp]  # of its files, from before their headers were read
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(prod(stored.shape) * stored.dtype.itemsize for stored in self.tensors.values())
-
 
 @dataclass(frozen=True)
 class _Place:

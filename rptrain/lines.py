@@ -1,6 +1,7 @@
 """A file that whole lines are appended to; what finds no room on the disk costs those lines and nothing else."""
 
 import fcntl
+from contextlib import ExitStack
 from os import SEEK_END
 from pathlib import Path
 
@@ -15,15 +16,13 @@ class LineFile:
     """
 
     def __init__(self, path: Path | str, *, lock: bool = False) -> None:
-        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed by `close`)
-        try:
+        with ExitStack() as opening:
+            self._file = opening.enter_context(open(path, "a+b", buffering=0))
             if lock:
                 fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.size = self._end_of_lines()  # bytes of whole lines
             self._file.truncate(self.size)
-        except BaseException:
-            self._file.close()
-            raise
+            opening.pop_all()  # `close` closes it
         self._torn = False  # whether there may be a part of a line behind them
 
     def append(self, line: bytes) -> None:

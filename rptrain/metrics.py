@@ -1,4 +1,4 @@
-"""What a run tells: event records in `events.jsonl`, the only channel to any view, and a line of progress."""
+"""What a run tells that stays true: event records in `events.jsonl`, and a line of progress."""
 
 import json
 import logging

@@ -104,8 +104,8 @@ def invoke(*arguments: str | Path) -> Result:
     return CliRunner().invoke(cli.app, cli.arguments([str(argument) for argument in arguments]))
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end, "it did not come to pass"
         time.sleep(0.005)

@@ -211,8 +211,8 @@ def test_advice_applied_to_the_config_makes_it_fit(arguments, overrides, key):
         assert remedy["saves"][kind] == pytest.approx(totals[0] - totals[1], abs=64 << 20)  # this process grows
 
 
-def hardware(config: Config, host: int, vram: int = 24 * GIB, gpus: int = 8):
-    return planned(replace(CARDS["rtx4090"], vram=vram), gpus, host, config.engine)
+def hardware(config: Config, host: int, vram: int = 24 * GIB):
+    return planned(replace(CARDS["rtx4090"], vram=vram), 8, host, config.engine)
 
 
 def spec_of(name: str):

@@ -26,9 +26,9 @@ def spec_of(preset):
     return registry.build(registry.read_config(registry.locate(preset)))
 
 
-def plan_of(preset, limit, *, rows=4, asynchronous=True, round_size=16, devices=1):
-    workload = Workload(rows, 2048, 16, round_size, torch.bfloat16, asynchronous)
-    return make_plan(spec_of(preset), Machine(CARDS["rtx4090"], devices), workload, device_limit=limit)
+def plan_of(preset, limit, *, asynchronous=True, round_size=16):
+    workload = Workload(4, 2048, 16, round_size, torch.bfloat16, asynchronous)
+    return make_plan(spec_of(preset), Machine(CARDS["rtx4090"], 1), workload, device_limit=limit)
 
 
 @pytest.mark.parametrize("preset", ["qwen3-1.7b", "llama-3.1-8b"])

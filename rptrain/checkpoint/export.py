@@ -60,15 +60,14 @@ def export_store(
     base_dir: Path,
     to: Path,
     dtype: str | None = None,
-    chat_template: str | None = None,
     *,
     adapter: Adapter | None = None,
 ) -> Path:
     """Writes a model in memory as `export` does; `view` gives its parameters, and `base_dir` all other files.
 
-    `chat_template` is Jinja text that takes the place of the base model's own. With `adapter` only that is written.
+    With `adapter` only that is written.
     """
-    base = base_files(Path(base_dir), chat_template)
+    base = base_files(Path(base_dir))
     if adapter is not None:
         return _write_adapter(view, spec, adapter, base, _target(to), _dtype(dtype))
     return _write(view, spec, base, _target(to), _dtype(dtype))

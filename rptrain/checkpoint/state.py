@@ -3,7 +3,7 @@
     checkpoint-120/
       units/00003-layers.2.safetensors    param, previous (async only), remainder or masters, and the moments: flat
       base/                               config, tokenizer and chat template of the model, for the export
-      trainer_state.json                  step and meta
+      trainer_state.json                  step, meta, and the tensors of each unit's file
       complete.json                       sizes and hashes of the rest; written last
 
 Gradients are not kept: a step consumes them. Nor are frozen units (frozen.py).
@@ -65,13 +65,13 @@ def save_state(
     release: Callable[[int], None] = lambda unit: None,
     proceed: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Writes `checkpoint-<step>` and returns it; a unit must not change before `release` was called with its number.
-    Those of `order` are written in this order.
+    """Writes `checkpoint-<step>` and returns it. The model may be trained meanwhile, but a unit must not change before
+    `release` was called with its number. Those of `order` are written in this order.
 
-    `meta` is anything in JSON that `load_state` is to give back. `meta["model_dir"]` is the directory of the
-    base model, whose config, tokenizer and template are copied; `meta["chat_template"]` (Jinja text), where
-    there is one, takes the place of its own. Nothing is copied in memory. DiskFull if there is no room. `proceed` is
-    called before each piece: what it raises ends the save. The model may be trained meanwhile.
+    `meta` is anything in JSON that `load_state` is to give back. `meta["model_dir"]` is the directory of the base
+    model, whose config, tokenizer and template are copied; `meta["chat_template"]` (Jinja text), where there is one,
+    takes the place of its own. Nothing is copied in memory. DiskFull if there is no room. `proceed` is called before
+    each piece: what it raises ends the save.
     """
     target = Path(checkpoints_dir) / f"checkpoint-{step}"
     base = base_files(Path(meta["model_dir"]), meta.get("chat_template"))
@@ -112,8 +112,8 @@ def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
     """Fills the trainable units from a checkpoint and returns `step` and `meta`; generation 0 becomes the current one.
 
     Damaged that names the file if it is not as it was written; UserError if it is of another model or dtype, of other
-    moments, or of the other kind of update. All but the units' hashes is checked before a buffer is
-    touched; after an error the buffers are not to be used.
+    moments, or of the other kind of update. All but the units' hashes is checked before a buffer is touched; after an
+    error the buffers are not to be used.
     """
     directory = Path(directory)
     state, files = read_facts(directory)

@@ -14,11 +14,11 @@ from rptrain.models.spec import ModelSpec
 from rptrain.parallel import in_parallel
 
 
-def verify(directory: Path, spec: ModelSpec | None = None, *, finite: bool = True) -> None:
-    """UserError unless the directory holds a whole model: count, names, shapes and dtype of its tensors.
+def verify(directory: Path, spec: ModelSpec | None = None) -> None:
+    """UserError unless the directory holds a whole model: count, names, shapes and dtype of its tensors, every number
+    of them finite. With a manifest, sizes and hashes are compared too.
 
-    `spec` None takes the model that its config.json describes. With `finite` every weight is read, and one
-    that is infinite or not a number is an error. With a manifest, sizes and hashes are compared too.
+    `spec` None takes the model that its config.json describes.
     """
     directory = Path(directory)
     _check_hashes(directory)
@@ -33,11 +33,10 @@ def verify(directory: Path, spec: ModelSpec | None = None, *, finite: bool = Tru
     found = {str(stored.dtype).removeprefix("torch.") for stored in tensors.values()}
     if found != {config.get("dtype")}:
         raise UserError(f"{directory}: weights are {', '.join(sorted(found))}, config.json says {config.get('dtype')}")
-    if finite:
-        by_file: dict[Path, list[str]] = {}
-        for name, stored in tensors.items():
-            by_file.setdefault(stored.file, []).append(name)
-        in_parallel(lambda file: _check_finite(file, by_file[file]), by_file, THREADS)
+    by_file: dict[Path, list[str]] = {}
+    for name, stored in tensors.items():
+        by_file.setdefault(stored.file, []).append(name)
+    in_parallel(lambda file: _check_finite(file, by_file[file]), by_file, THREADS)
 
 
 def verify_adapter(directory: Path, spec: ModelSpec, made: adapter.Adapter) -> None:

@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
+from rptrain.config import TrainSet
 from rptrain.data import cache, formats, tasks
 from rptrain.data.batch import IGNORED, Batch
 from rptrain.data.folders import Chosen, choose, named
@@ -24,30 +25,6 @@ log = logging.getLogger(__name__)
 TASKS, RANDOM = "builtin:tasks", "builtin:random"
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 RANDOM_ROWS = 256  # of the built-in set of random tokens
-
-
-class SourceLike(Protocol):
-    """A file or a folder, or a built-in set, with the part of it that is taken and how often in an epoch."""
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def format(self) -> str: ...
-
-    @property
-    def split(self) -> str: ...
-
-    @property
-    def weight(self) -> float: ...
-
-
-@dataclass(frozen=True)
-class Source:
-    path: str
-    format: str = "auto"
-    split: str = "train"
-    weight: float = 1.0
 
 
 class Batches:
@@ -133,7 +110,7 @@ def _share(group: Group) -> int:
 
 def prepare(
     *,
-    sources: Sequence[SourceLike],
+    sources: Sequence[TrainSet],
     tokenizer: Any = None,
     max_length: int,
     packing: bool = True,
@@ -157,7 +134,7 @@ def prepare(
     settings = Tokenising(tokenizer, assistant_only_loss, chat_template, folder) if tokenizer is not None else None
     streams: list[Stream] = []
     weights: list[float] = []
-    others: list[tuple[SourceLike, Chosen]] = []
+    others: list[tuple[TrainSet, Chosen]] = []
     for source in sources:
         if source.path == RANDOM:
             found = [_random_stream(max_length, vocab_size)]
@@ -249,7 +226,7 @@ def load_tokenizer(directory: str | Path) -> Any:
     return tokenizer
 
 
-def _not_taken(sources: Sequence[tuple[SourceLike, Chosen]]) -> tuple[str, ...]:
+def _not_taken(sources: Sequence[tuple[TrainSet, Chosen]]) -> tuple[str, ...]:
     """Of each source that is a folder, the files that are of no source; a warning where they are of no split."""
     taken = {file for _, chosen in sources for file in chosen.files}
     lines = {}
@@ -263,7 +240,7 @@ def _not_taken(sources: Sequence[tuple[SourceLike, Chosen]]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _questions(source: SourceLike) -> list[formats.Example]:
+def _questions(source: TrainSet) -> list[formats.Example]:
     if source.path != TASKS:
         raise UserError(f"{source.path}: the built-in sets are {TASKS} and {RANDOM}")
     if source.split == "train":

@@ -124,6 +124,5 @@ class EmbeddingWorker:
         def part(ids: Tensor, out: Tensor) -> None:
             torch.index_select(table, 0, ids, out=out)
 
-        list(
-            self._pool.map(part, ids.tensor_split(GATHERERS), out.tensor_split(GATHERERS))
-        )  # raises what a part raised
+        for _ in self._pool.map(part, ids.tensor_split(GATHERERS), out.tensor_split(GATHERERS)):
+            pass  # raises what a part raised

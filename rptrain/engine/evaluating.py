@@ -53,9 +53,8 @@ class Evaluator:
         table = units[0].views[units[0].current]["embed"]
         self._inputs.upload(iteration, device.activation_upload)
         for first in range(0, plan.micro_batches, plan.round_size):
-            mine = range(
-                first + self._index, first + plan.round_size, plan.devices
-            )  # so no device has another's places
+            # every N-th of a round, so that no device has another's places
+            mine = range(first + self._index, first + plan.round_size, plan.devices)
             hidden = {m: context.buffers.locate(Access(0, 0), 0, m)[0] for m in mine}
             sent: dict[int, Event] = {}
             if self._staging is not None:

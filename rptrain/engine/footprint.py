@@ -11,6 +11,7 @@ from rptrain.plan.lower import outputs
 from rptrain.plan.schedule import Stage
 
 RING = 2  # entries of each input ring: one is computed on, one arrives
+ROTATION = 1024  # bytes a token: cosines, sines and the angles they are made of; heads of 128 take 768
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def stage_parts(spec: ModelShape, stage: Stage, shapes: Shapes) -> tuple[int, in
         2 * stage_bytes(spec, stage, shapes.dtype),
         stage_wide_numel(spec, stage) * itemsize,
         stage_grad_numel(spec, stage) * (wide + (wide if shapes.wide_grad else itemsize)),
-        _work(spec, stage, shapes) + shapes.tokens * 1024,
+        _work(spec, stage, shapes) + shapes.tokens * ROTATION,
     )
 
 

@@ -114,12 +114,11 @@ class UnitState:
     `unit.held` says, and `views` has what of it is not in `quantised`. One that is `mapped` stays in its files: there
     is nothing of it in memory, and `params` is empty.
 
-    `params` holds two generations in async (one is read by the devices while the optimizer writes the other)
-    and one in sync. `current` is the index of W_T, `before` that of W_{T-1}: the same after a step that was
-    skipped. A bfloat16 parameter and `remainder` hold a
-    float32 master weight exactly: its bits, plus 0x8000, shifted right by 16, are the parameter; its low 16
-    bits are the remainder. A float16 parameter is the rounded copy of a float32 master weight in `masters`. For
-    float32 and float64 the parameter is the master, and both are None.
+    `params` holds two generations in async (one is read by the devices while the optimizer writes the other) and one in
+    sync. `current` is the index of W_T, `before` that of W_{T-1}: the same after a step that was skipped. A bfloat16
+    parameter and `remainder` hold a float32 master weight exactly: its bits, plus 0x8000, shifted right by 16, are the
+    parameter; its low 16 bits are the remainder. A float16 parameter is the rounded copy of a float32 master weight in
+    `masters`. For float32 and float64 the parameter is the master, and both are None.
     """
 
     unit: Unit

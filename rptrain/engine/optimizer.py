@@ -2,7 +2,7 @@
 
 The paper's five ordering constraints (section 4.3.1) hold without a barrier:
 (1) a unit's weights are written only after the devices uploaded them: its gradient, which is awaited, was computed
-    from the last of those uploads, and the generation that is written is not the one the next iteration reads;
+    from the last of those uploads; in async the next iteration, under way already, reads the other generation;
 (2) devices upload version v of a unit only once it was published here;
 (3) a gradient is read only after the event behind its last download;
 (4) devices download into a unit's gradient only once the version made from the last one was published;

@@ -33,7 +33,7 @@ class _Layout:
     """Where units lie one behind the other in a buffer."""
 
     def __init__(self, sizes: Sequence[tuple[int, int]]) -> None:
-        """Of each unit its size."""
+        """`sizes`: the units in order, each with its own."""
         self.sizes = sizes
         self.units = tuple(unit for unit, _ in sizes)
         self.offsets: dict[int, int] = {}

@@ -33,7 +33,7 @@ AHEAD = 2  # micro-batches issued and not computed: were there more, the driver'
 
 
 class Worker:
-    """One thread and one device. `submit` hands it iterations in order; `close` ends it."""
+    """One thread and one device. `submit` hands it iterations in order, and None to end it."""
 
     def __init__(
         self, context: Context, index: int, device: Device, sizes: Footprint, tokens: int, staging: Staging | None
@@ -354,10 +354,8 @@ class Worker:
 
     def _send_losses(self, iteration: Iteration, slot: Slot) -> None:
         """Behind the gradient of the last micro-batch, for which the stream has waited."""
-        stream, part = (
-            self._device.activation_download,
-            slice(slot.micro_batches.start, slot.micro_batches.stop),
-        )
+        stream = self._device.activation_download
+        part = slice(slot.micro_batches.start, slot.micro_batches.stop)
         target, source = iteration.losses[part], self._losses[part]
         stream.run(f"{slot} losses", lambda: target.copy_(source, non_blocking=True))
         self._losses_read = stream.record()

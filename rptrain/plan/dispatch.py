@@ -9,7 +9,7 @@ from rptrain.plan.partition import stage_time
 from rptrain.plan.schedule import Plan, Slot
 from rptrain.plan.simulate import HOST, Hold, Program, Task
 
-ACTIVATIONS, PARAMETERS = 0, 1  # priorities on a link (paper section 4.2)
+PARAMETERS = 1  # priority on a link: behind activations, which have 0 (paper section 4.2)
 RING = 2  # inputs and outputs of a device: one in use, one under way
 
 

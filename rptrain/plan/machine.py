@@ -75,6 +75,4 @@ def card_named(device: str) -> Card | None:
 
 def with_rates(card: Card, *, vram: int | None, tflops: float | None, pcie: float | None) -> Card:
     """The card with the figures that were given instead of its own."""
-    return replace(
-        card, vram=vram or card.vram, tflops=tflops or card.tflops, pcie=pcie or card.pcie
-    )  # fmt: skip
+    return replace(card, vram=vram or card.vram, tflops=tflops or card.tflops, pcie=pcie or card.pcie)

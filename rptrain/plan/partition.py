@@ -19,10 +19,11 @@ def partition(
 ) -> tuple[Stage, ...] | None:
     """Stages that minimise (M S + N (N - 1)) t_max, each of which `fits`; None where a single layer does not.
 
-    The last layer is the head. t_max is one of the sums over consecutive layers; for each, stages are packed
-    greedily, the fused stage first and as full as possible. Fewer stages need a longer t_max, so the least t_max for
-    each number of stages is found by bisection, the most promising numbers first, until none can be better. Ties go
-    to fewer stages, which move parameters less often. `fits` must hold for every part of a stage for which it holds.
+    That is the paper's estimate of all devices' time together, of S stages of which the longest takes t_max. The last
+    layer is the head. t_max is one of the sums over consecutive layers; for each, stages are packed greedily, the fused
+    stage first and as full as possible. Fewer stages need a longer t_max, so the least t_max for each number of stages
+    is found by bisection, the most promising numbers first, until none can be better. Ties go to fewer stages, which
+    move parameters less often. `fits` must hold for every part of a stage for which it holds.
     """
     packer = Packer(costs, fits)
     if not packer.possible:
@@ -53,12 +54,6 @@ def partition(
 def stage_time(costs: Sequence[LayerCost], stage: Stage) -> float:
     """Time of a stage for one micro-batch."""
     return sum(costs[i].backward if stage.backward else costs[i].forward for i in stage.layers)
-
-
-def objective(costs: Sequence[LayerCost], stages: Sequence[Stage], devices: int, micro_batches: int) -> float:
-    """The paper's estimate of the devices' time together: (M S + N (N - 1)) t_max, t_max the longest stage's."""
-    longest = max(stage_time(costs, stage) for stage in stages)
-    return (micro_batches * len(stages) + devices * (devices - 1)) * longest
 
 
 def split(times: Sequence[float], parts: int) -> tuple[int, ...]:

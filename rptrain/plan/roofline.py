@@ -72,11 +72,6 @@ def backward_intensity(sizes: Sizes, length: int, batch: int, itemsize: int = 2)
     return 3 * forward_flops(sizes, length, batch) / backward_upload(sizes, length, batch, itemsize)
 
 
-def backward_bound(sizes: Sizes, length: int, batch: int, itemsize: int = 2) -> float:
-    """The middle of equation 7: below the intensity of backward, above that of forward."""
-    return 1.5 * forward_intensity(sizes, length, batch, itemsize)
-
-
 def ridge(tflops: float, link: float) -> float:
     """Operations a byte from which on a card computes longer than a link of `link` bytes a second copies."""
     return tflops * 1e12 / link

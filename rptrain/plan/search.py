@@ -42,11 +42,10 @@ class Cuts:
 
 @dataclass(frozen=True)
 class Found:
-    """The best partition, what it takes, and how many were estimated."""
+    """The best partition, and what it takes."""
 
     stages: tuple[Stage, ...]
     estimate: Estimate
-    tried: int
 
 
 def search(
@@ -92,7 +91,7 @@ def search(
         key=lambda cuts: (len(cuts.forward) + len(cuts.backward), seen[cuts]),
     )
     stages = chosen.stages(layers)
-    return Found(stages, estimate(costs, stages, setting), len(seen))
+    return Found(stages, estimate(costs, stages, setting))
 
 
 def _candidates(costs: Sequence[LayerCost], setting: Setting, fits: Fits) -> Iterator[tuple[int, Cuts]]:

@@ -81,16 +81,16 @@ def test_another_dtype_of_a_float16_run_is_made_from_its_masters(spec, states, m
         assert all(torch.equal(stored[key], tensor.to(dtype)) for key, tensor in masters.items())
 
 
-def test_a_model_in_memory_is_exported_with_its_template(spec, states, model_dir, tmp_path):
+def test_a_model_in_memory_is_exported_with_its_base_models_files(spec, states, model_dir, tmp_path):
     from safetensors.torch import load_file
 
     units = states.make(spec, torch.float32)
     (model_dir / "generation_config.json").write_text('{"temperature": 0.5}')
-    to = export_store(lambda unit, name: units[unit].views[0][name], spec, model_dir, tmp_path / "m", None, "{{ own }}")
+    to = export_store(lambda unit, name: units[unit].views[0][name], spec, model_dir, tmp_path / "m")
     stored = load_file(to / "model.safetensors")
     expected = named(units, [unit.params[0] for unit in units])
     assert all(torch.equal(stored[name], tensor) for name, tensor in expected.items())
-    assert (to / "chat_template.jinja").read_text() == "{{ own }}"
+    assert (to / "chat_template.jinja").read_text() == "{{ messages }}"
     assert (to / "generation_config.json").read_text() == '{"temperature": 0.5}'
 
 

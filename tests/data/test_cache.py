@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from rptrain.config import TrainSet
 from rptrain.data import cache, formats, template
 from rptrain.data.formats import Tally
-from rptrain.data.loader import Source, prepare
+from rptrain.data.loader import prepare
 from rptrain.data.template import encode
 from rptrain.data.tokens import Document, gather
 from rptrain.errors import UserError
@@ -47,7 +48,7 @@ def reads(monkeypatch):
 
 def go(folder, tokenizer, name="rows.jsonl", **options):
     return prepare(
-        sources=[Source(str(folder / name))],
+        sources=[TrainSet(path=str(folder / name))],
         tokenizer=tokenizer,
         max_length=options.pop("max_length", 64),
         cache_dir=folder / "kept",

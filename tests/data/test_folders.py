@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rptrain.config import TrainSet
 from rptrain.data import folders
 from rptrain.data.files import rows_of
 from rptrain.data.folders import choose
-from rptrain.data.loader import Batches, Source, prepare
+from rptrain.data.loader import Batches, prepare
 from rptrain.data.preview import preview
 from rptrain.errors import UserError
 
@@ -90,7 +91,7 @@ def test_files_that_are_not_taken_are_named(tmp_path, tokenizer, caplog):
     def go():
         caplog.clear()
         rows = prepare(
-            sources=[Source(str(tmp_path))], tokenizer=tokenizer, max_length=64, cache_dir=tmp_path / ".kept"
+            sources=[TrainSet(path=str(tmp_path))], tokenizer=tokenizer, max_length=64, cache_dir=tmp_path / ".kept"
         )
         return rows.not_taken
 
@@ -99,7 +100,8 @@ def test_files_that_are_not_taken_are_named(tmp_path, tokenizer, caplog):
     (line,) = go()
     named = "more.jsonl (of no split), old.jsonl.gz (its ending is of no type that is read), test.jsonl (test)"
     assert line == f"{tmp_path}: 3 files are not taken: {named}" and line in caplog.text
-    both = [Source(str(tmp_path)), Source(str(tmp_path), split="test"), Source(str(tmp_path / "more.jsonl"))]
+    more = TrainSet(path=str(tmp_path / "more.jsonl"))
+    both = [TrainSet(path=str(tmp_path)), TrainSet(path=str(tmp_path), split="test"), more]
     rows = prepare(sources=both, tokenizer=tokenizer, max_length=64, cache_dir=tmp_path / ".kept")
     assert all("1 files are not taken: old.jsonl.gz" in line for line in rows.not_taken)
     assert preview(Batches(rows, 1, 1, 0), tokenizer, 1).not_taken == rows.not_taken
@@ -152,9 +154,10 @@ def test_folders_of_files(tmp_path):
         choose(tmp_path / "plain", "test")
 
 
-def described(folder, rows, name="data-00000-of-00001.arrow"):
+def described(folder, rows):
     """What `Dataset.save_to_disk` leaves: a stream of record batches, and a description of them."""
     folder.mkdir(parents=True)
+    name = "data-00000-of-00001.arrow"
     as_arrow(folder / name, rows)
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}], "_split": "train"}))
     (folder / "dataset_info.json").write_text("{}")

@@ -3,8 +3,9 @@ import json
 import pytest
 import torch
 
+from rptrain.config import TrainSet
 from rptrain.data.batch import IGNORED
-from rptrain.data.loader import Batches, Source, load_tokenizer, prepare
+from rptrain.data.loader import Batches, load_tokenizer, prepare
 from rptrain.errors import UserError
 
 from .documents import laid_out, tokens_of
@@ -118,7 +119,7 @@ def test_prepare_joins_sources(tokenizer, tmp_path):
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi there"}]
     chat.write_text(json.dumps({"messages": messages}))
     text.write_text("one two three")
-    sources = [Source(str(chat)), Source(str(text), "text", "train")]
+    sources = [TrainSet(path=str(chat)), TrainSet(path=str(text), format="text")]
     rows = prepare(sources=sources, tokenizer=tokenizer, max_length=64)
     assert len(rows) == 1
     content = tokenizer.decode([token for token in tokens_of(rows)[1][0] if token != IGNORED])
@@ -132,19 +133,19 @@ def test_prepare_joins_sources(tokenizer, tmp_path):
 
 
 def test_random_rows_need_no_tokenizer():
-    rows = prepare(sources=[Source("builtin:random")], max_length=32, vocab_size=50)
+    rows = prepare(sources=[TrainSet(path="builtin:random")], max_length=32, vocab_size=50)
     assert len(rows) == 256 and rows.length == 32 and rows.largest == 49
     assert rows.supervised.tolist() == [31] * 256 and rows.documents(7) == [32]
-    again = prepare(sources=[Source("builtin:random")], max_length=32, vocab_size=50)
+    again = prepare(sources=[TrainSet(path="builtin:random")], max_length=32, vocab_size=50)
     assert again.content_hash == rows.content_hash
 
 
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (Source("builtin:random"), "needs the vocabulary's size"),
-        (Source("builtin:tasks"), "needs the model's tokenizer"),
-        (Source("rows.jsonl"), "needs the model's tokenizer"),
+        (TrainSet(path="builtin:random"), "needs the vocabulary's size"),
+        (TrainSet(path="builtin:tasks"), "needs the model's tokenizer"),
+        (TrainSet(path="rows.jsonl"), "needs the model's tokenizer"),
     ],
 )
 def test_what_a_source_needs(source, reason):
@@ -155,10 +156,10 @@ def test_what_a_source_needs(source, reason):
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (Source("builtin:tasks", split="dev"), '"train" and "test", not \'dev\''),
-        (Source("builtin:other"), "the built-in sets are builtin:tasks and builtin:random"),
-        (Source(__file__, split="test"), "a file has no split"),
-        (Source("missing.jsonl"), "no such data file"),
+        (TrainSet(path="builtin:tasks", split="dev"), '"train" and "test", not \'dev\''),
+        (TrainSet(path="builtin:other"), "the built-in sets are builtin:tasks and builtin:random"),
+        (TrainSet(path=__file__, split="test"), "a file has no split"),
+        (TrainSet(path="missing.jsonl"), "no such data file"),
     ],
 )
 def test_sources_that_do_not_exist(tokenizer, source, reason):
@@ -170,7 +171,7 @@ def test_prepare_wants_data_and_room(tokenizer):
     with pytest.raises(UserError, match="there is no data"):
         prepare(sources=[], tokenizer=tokenizer, max_length=32)
     with pytest.raises(UserError, match="a row has at least 2 tokens"):
-        prepare(sources=[Source("builtin:random")], max_length=1, vocab_size=50)
+        prepare(sources=[TrainSet(path="builtin:random")], max_length=1, vocab_size=50)
 
 
 def test_tokenizers_that_cannot_be_loaded(tmp_path):

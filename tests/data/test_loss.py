@@ -6,7 +6,8 @@ from random import Random
 import pytest
 import torch
 
-from rptrain.data.loader import Batches, Source, prepare
+from rptrain.config import TrainSet
+from rptrain.data.loader import Batches, prepare
 
 from ..engine import plain, runs
 
@@ -26,7 +27,7 @@ def sources(tmp_path_factory):
     chats = [[{"role": "user", "content": words(4)}, {"role": "assistant", "content": words(8)}] for _ in half]
     (folder / "chats.jsonl").write_text("\n".join(json.dumps({"messages": chat}) for chat in chats))
     (folder / "texts.jsonl").write_text("\n".join(json.dumps({"text": words(12)}) for _ in half))
-    return [Source(str(folder / name)) for name in ("chats.jsonl", "texts.jsonl")]
+    return [TrainSet(path=str(folder / name)) for name in ("chats.jsonl", "texts.jsonl")]
 
 
 def loss(sources, tokenizer, *, packing, micro, workers):

@@ -9,7 +9,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rptrain.cli import app
-from rptrain.data.loader import Batches, Source, prepare
+from rptrain.config import TrainSet
+from rptrain.data.loader import Batches, prepare
 from rptrain.data.preview import preview, show
 
 CHATS = [
@@ -29,7 +30,7 @@ CHATS = [
 def batches(tmp_path, tokenizer):
     rows = [{"messages": [{"role": role, "content": text} for role, text in chat]} for chat in CHATS]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    rows = prepare(sources=[Source(str(tmp_path / "rows.jsonl"))], tokenizer=tokenizer, max_length=64)
+    rows = prepare(sources=[TrainSet(path=str(tmp_path / "rows.jsonl"))], tokenizer=tokenizer, max_length=64)
     return Batches(rows, 1, 1, 0)
 
 

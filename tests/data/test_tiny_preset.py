@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from rptrain.config import TrainSet
 from rptrain.data.batch import IGNORED
-from rptrain.data.loader import Source, load_tokenizer, prepare
+from rptrain.data.loader import load_tokenizer, prepare
 from rptrain.data.tasks import questions
 from rptrain.models.presets import make_tiny_tasks
 
@@ -58,7 +59,7 @@ def test_generation_prompt(tiny):
 
 
 def test_the_built_in_tasks_are_supervised_in_the_answers(tiny):
-    rows = prepare(sources=[Source("builtin:tasks", split="test")], tokenizer=tiny, max_length=26)
+    rows = prepare(sources=[TrainSet(path="builtin:tasks", split="test")], tokenizer=tiny, max_length=26)
     labels = rows.take(range(len(rows)))[1]
     answers = tiny.decode(labels[labels != IGNORED]).removesuffix("<|end|>").split("<|end|>")
     assert sorted(answers) == sorted(question.answer for question in questions("test", 500))

@@ -29,13 +29,13 @@ class Gate:
             assert self.opened.wait(60)
 
 
-def watched(gate, look, *, plan=TWO, asynchronous=True, steps=2):
+def watched(gate, look, *, asynchronous=True):
     """What `look` makes of the engine while the gate holds it up."""
     with (
         runs.make_store(CFG, torch.float32, asynchronous=asynchronous) as store,
-        runs.engine_of(store, plan, tokens=32, asynchronous=asynchronous, probe=gate, watched=True) as engine,
+        runs.engine_of(store, TWO, tokens=32, asynchronous=asynchronous, probe=gate, watched=True) as engine,
     ):
-        for batch in plain.make_batches(steps):
+        for batch in plain.make_batches(2):
             engine.forward_backward(batch)
             engine.step(1e-3)
         assert gate.reached.wait(60)
@@ -82,7 +82,7 @@ def test_devices_that_wait_for_the_optimizer():
 
     found, after = watched(gate, look, asynchronous=False)
     assert found.optimizer == "update of layers.1" and found.queue == 2
-    assert after.optimizer == "waiting" or after.queue == 0
+    assert after.queue == 0
 
 
 def test_bytes_that_are_copied():

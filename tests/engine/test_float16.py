@@ -142,9 +142,9 @@ def test_learns_as_float32_does():
 # The rules
 
 
-def outcomes(text, *, asynchronous, growth_steps=3, start=64.0):
+def outcomes(text, *, asynchronous, growth_steps=3):
     """The scales that steps used, given which of them are skipped (x)."""
-    scale, used = LossScale.start(start, growth_steps), []
+    scale, used = LossScale.start(64.0, growth_steps), []
     for outcome in text:
         used.append(int(scale.used(asynchronous=asynchronous)))
         scale = scale.after(asynchronous=asynchronous, skipped=outcome == "x")

@@ -102,8 +102,6 @@ def test_balance_is_that_of_transformers(masked) -> None:
     rows = 2 * (22 if masked else 24)
     choices = [oracle.choose(logits.detach(), 2) for logits in layers]
     counts = sum((moe.expert_counts(choice, 6, counted) for choice in choices), torch.zeros(6))
-    sums = sum((moe.prob_sums(logits.detach(), counted) for logits in layers), torch.zeros(6))
-    close(moe.balance_loss(counts, sums, rows), theirs.detach())
     dprobs = moe.balance_grad(counts, rows, 0.3)
     for logits, choice in zip(layers, choices, strict=True):
         nothing = torch.zeros_like(choice, dtype=torch.float32)

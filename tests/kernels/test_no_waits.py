@@ -97,9 +97,7 @@ def routing(rand: Rand) -> Run:
         choice = moe.choose(logits, ACTIVE)
         moe.permute(choice, EXPERTS)
         for kept, number in ((None, TOKENS), (counted, count)):
-            counts, sums = moe.expert_counts(choice, EXPERTS, kept), moe.prob_sums(logits, kept)
-            moe.balance_loss(counts, sums, number)
-            dprobs = moe.balance_grad(counts, number, 0.01)
+            dprobs = moe.balance_grad(moe.expert_counts(choice, EXPERTS, kept), number, 0.01)
             for over_chosen in (True, False):
                 weights = moe.route(logits, choice, over_chosen)
                 moe.route_backward(weights, logits, choice, over_chosen)

@@ -1,6 +1,7 @@
 """Tiny random models, ours and Hugging Face's, and micro-batches for them."""
 
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,11 @@ def make_micro_batch(
         cos=cos,
         sin=sin,
     )
+
+
+def stored_bytes(files: weights.WeightFiles) -> int:
+    """Of a checkpoint's tensors, by their shapes and types."""
+    return sum(prod(stored.shape) * stored.dtype.itemsize for stored in files.tensors.values())
 
 
 @pytest.fixture

@@ -34,8 +34,8 @@ def spec_of(directory, base, **lora):
     return with_base(with_lora(registry.build(registry.read_config(directory)), LoRA(r=2, **lora)), base)
 
 
-def loaded(directory, base, dtype=torch.bfloat16):
-    store = ModelStore(spec_of(directory, base), dtype, generations=1)
+def loaded(directory, base):
+    store = ModelStore(spec_of(directory, base), torch.bfloat16, generations=1)
     weights.load(weights.check(directory, without_adapters(store.spec)), without_adapters(store.spec), store.held)
     return store
 

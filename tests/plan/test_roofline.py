@@ -12,7 +12,6 @@ from rptrain.plan.estimate import Setting
 from rptrain.plan.machine import CARDS
 from rptrain.plan.roofline import (
     Sizes,
-    backward_bound,
     backward_intensity,
     backward_upload,
     forward_flops,
@@ -88,8 +87,7 @@ def test_the_claim_of_c4(card):
 @pytest.mark.parametrize("batch", [1, 8, 64, 1024])
 def test_equation_7_backward_is_above_forward_as_long_as_parameters_are_the_most(preset, batch):
     sizes = sizes_of(preset)
-    assert backward_intensity(sizes, LENGTH, batch) > backward_bound(sizes, LENGTH, batch)
-    assert backward_bound(sizes, LENGTH, batch) > forward_intensity(sizes, LENGTH, batch)
+    assert backward_intensity(sizes, LENGTH, batch) > 1.5 * forward_intensity(sizes, LENGTH, batch) > 0
 
 
 def test_weights_in_4_bits_are_uploaded_as_such():
@@ -114,9 +112,9 @@ PLAN = Plan.parse("F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=8 MR=8")
 LINKS = Links(up=1e9, down=1e9, boundary=1000)
 
 
-def verdict(lag: int, *, params: int = 0, grads: int = 0, update: float = 0.0, links: Links = LINKS):
+def verdict(lag: int, *, params: int = 0, grads: int = 0, update: float = 0.0):
     costs = [LayerCost(1.0, 3.0, params, grads, 0, update)] * 5
-    return judge(PLAN, costs, Setting(2, 8, 8, lag, links))
+    return judge(PLAN, costs, Setting(2, 8, 8, lag, LINKS))
 
 
 @pytest.mark.parametrize("lag", [0, 1])
