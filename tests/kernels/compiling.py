@@ -1,7 +1,8 @@
 """Compiles the kernels for GPUs that are not there, and reads what they use: a program of its own.
 
-python -m tests.kernels.compiling OP ...: for each operation named, every variant of tests/kernels/variants_OP.py on
-every architecture; a JSON line for each. It must not share a process with Triton's interpreter.
+python -m tests.kernels.compiling OP ARCHITECTURE: the variants of tests/kernels/variants_OP.py for one architecture, such
+as 89. Prints a JSON line with the names of all kernels of the operation, and one for each variant. It must not share a
+process with Triton's interpreter.
 """
 
 import importlib
@@ -66,12 +67,13 @@ def compiled(variant: Variant, architecture: int) -> dict[str, Any]:
     }
 
 
-def main(operations: list[str]) -> None:
-    for operation in operations:
-        for variant in importlib.import_module(f"tests.kernels.variants_{operation}").VARIANTS:
-            for architecture in variant.architectures:
-                print(json.dumps({"operation": operation} | compiled(variant, architecture)), flush=True)
+def main(operation: str, architecture: int) -> None:
+    variants: list[Variant] = importlib.import_module(f"tests.kernels.variants_{operation}").VARIANTS
+    print(json.dumps(sorted({variant.kernel.__name__ for variant in variants})))
+    for variant in variants:
+        if architecture in variant.architectures:
+            print(json.dumps(compiled(variant, architecture)), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1], int(sys.argv[2]))
