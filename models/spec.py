@@ -120,9 +120,14 @@ class Unit:
         """Elements of a buffer that the quantised parameters are widened into, padding included."""
         return sum(_padded(param.numel) for param in self.quantised)
 
+    @cached_property
+    def quantised_bytes(self) -> int:
+        """Bytes of the flat buffer that the quantised parameters take."""
+        return sum(param.nbytes(0) for param in self.quantised)
+
     def nbytes(self, itemsize: int) -> int:
         """Of the flat buffer, with numbers of this size where they are not quantised."""
-        return sum(param.nbytes(itemsize) for param in self.params)
+        return (self.numel - self.wide_numel) * itemsize + self.quantised_bytes
 
     def held(self, flat: Tensor, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Quantised]]:
         """The parameters as views of the flat buffer's bytes: those in `dtype`, and those that are quantised."""

@@ -3,6 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
 from rptrain.plan.costs import LayerCost
@@ -58,7 +59,7 @@ def stage_time(costs: Sequence[LayerCost], stage: Stage) -> float:
 
 def split(times: Sequence[float], parts: int) -> tuple[int, ...]:
     """Where `parts` groups of consecutive layers end whose longest is as short as can be; at least a layer each."""
-    prefix = [0.0, *accumulate(times)]
+    prefix, sums = _prefix_and_sums(tuple(times))
 
     def cuts(limit: float) -> list[int]:
         """The latest end of each group such that every group that follows still gets a layer."""
@@ -69,15 +70,21 @@ def split(times: Sequence[float], parts: int) -> tuple[int, ...]:
             ends.append(max(start + 1, min(reach, len(times) - left + 1)))
         return ends
 
-    sums = sorted({prefix[stop] - prefix[start] for stop in range(1, len(prefix)) for start in range(stop)})
-    low, high = 0, len(sums) - 1
+    low, high = bisect_left(sums, max(times) / SLACK, hi=len(sums) - 1), len(sums) - 1
     while low < high:
         middle = (low + high) // 2
-        if sums[middle] >= max(times) / SLACK and cuts(sums[middle])[-1] == len(times):
+        if cuts(sums[middle])[-1] == len(times):
             high = middle
         else:
             low = middle + 1
     return tuple(cuts(sums[low]))
+
+
+@lru_cache(maxsize=16)  # a search divides the same layers into many numbers of groups
+def _prefix_and_sums(times: tuple[float, ...]) -> tuple[list[float], list[float]]:
+    """Running sums of the times, and the sums over consecutive layers in increasing order."""
+    prefix = [0.0, *accumulate(times)]
+    return prefix, sorted({prefix[stop] - prefix[start] for stop in range(1, len(prefix)) for start in range(stop)})
 
 
 def _limits(costs: Sequence[LayerCost]) -> list[float]:
