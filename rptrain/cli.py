@@ -173,7 +173,9 @@ def plan(
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it for chrome://tracing.")] = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Replace existing files that this command did not write; never inputs."),
+        typer.Option(
+            "--force", help="Replace a file that this command did not write. Inputs and run files are refused."
+        ),
     ] = False,
     gpus: Annotated[int | None, typer.Option(help="Plan for so many GPUs that are not here.")] = None,
     card: Annotated[str | None, typer.Option(help="Their kind, such as rtx4090, which is the default.")] = None,
@@ -243,7 +245,9 @@ def bench(
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the steps for chrome://tracing.")] = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Replace an existing file that this command did not write; never an input."),
+        typer.Option(
+            "--force", help="Replace a file that this command did not write. Inputs and run files are refused."
+        ),
     ] = False,
 ) -> None:
     """Measure how fast a config trains on this machine, and where the time goes.
