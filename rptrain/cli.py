@@ -171,6 +171,12 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a simulated step.")] = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it for chrome://tracing.")] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Replace a file that this command did not write. Inputs and run files are refused."
+        ),
+    ] = False,
     gpus: Annotated[int | None, typer.Option(help="Plan for so many GPUs that are not here.")] = None,
     card: Annotated[str | None, typer.Option(help="Their kind, such as rtx4090, which is the default.")] = None,
     vram: Annotated[str | None, typer.Option(help="The memory of each, such as 24GiB.")] = None,
@@ -190,10 +196,20 @@ def plan(
     not here. Ends with 2 where the run does not fit.
     """
     with exit_codes():
+        from rptrain.config_source import resolve
+        from rptrain.outputs import Output, check
+        from rptrain.plan import picture
+        from rptrain.plan.trace import PRODUCER, mark
+
+        resolved = resolve(config, overrides or ())
+        drawing = svg and Output("--svg", svg, picture.MARK, force)
+        events = trace and Output("--trace", trace, mark(PRODUCER), force)
+        check((drawing, events), config, resolved.config)
+
         from rptrain.machine_flags import MachineFlags
         from rptrain.plan_command import report, write_pictures
 
-        found = report(config, overrides or [], MachineFlags(gpus, card, vram, pcie, host, tflops))
+        found = report(resolved, MachineFlags(gpus, card, vram, pcie, host, tflops))
         data = found.data(show_data) if show_data else None
         if as_json:
             print(json.dumps({**found.to_dict(), "data": data and data.to_dict()}, indent=2))
@@ -208,7 +224,7 @@ def plan(
                 from rptrain.data.preview import show as show_samples
 
                 show_samples(data, console)
-        write_pictures(found, svg, trace)
+        write_pictures(found, drawing, events)
         if not found.fits:
             raise typer.Exit(2)
 
@@ -227,19 +243,27 @@ def bench(
     floor: Annotated[bool, typer.Option("--floor", help="Time the arithmetic alone, and compare.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object, and no progress.")] = False,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the steps for chrome://tracing.")] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Replace a file that this command did not write. Inputs and run files are refused."
+        ),
+    ] = False,
 ) -> None:
     """Measure how fast a config trains on this machine, and where the time goes.
 
     Trains for some steps with random weights and tokens: reads no weights and no data, and saves nothing.
     """
     with exit_codes():
-        from rptrain.bench.trace import check, write
+        from rptrain.bench.trace import PRODUCER, document
         from rptrain.config_source import resolve
+        from rptrain.outputs import Output, check
+        from rptrain.plan.trace import mark
 
         resolved = resolve(config, overrides or ())
-        if trace is not None:
-            check(trace)
+        events = trace and Output("--trace", trace, mark(PRODUCER), force)
         _keep_allocator_tidy()
+        check((events,), config, resolved.config)
         from rptrain.bench.run import bench as run
 
         tell = (lambda text: None) if as_json else partial(print, file=sys.stderr)
@@ -252,8 +276,8 @@ def bench(
             from rptrain.bench.show import show
 
             show(measured, Console(highlight=False))
-        if trace is not None:
-            write(trace, measured.lanes, measured.updates, measured.window)
+        if events is not None:
+            events.write(json.dumps(document(measured.lanes, measured.updates, measured.window)))
 
 
 @app.command()

@@ -28,7 +28,7 @@ from typing import Any
 from rptrain import automatic
 from rptrain.advice import Advice, advise
 from rptrain.config import Config
-from rptrain.config_source import Resolved, resolve
+from rptrain.config_source import Resolved
 from rptrain.data.preview import Preview, preview
 from rptrain.devices import Hardware
 from rptrain.disk_reading import DiskReading, disk_reading
@@ -39,9 +39,12 @@ from rptrain.memory_plan import MemoryPlan, going_on, least_memory, plan_run
 from rptrain.models.block import BlockShape
 from rptrain.models.moe import MoEBlock
 from rptrain.models.spec import ModelShape
+from rptrain.outputs import Output
+from rptrain.plan import picture
 from rptrain.plan.dispatch import dispatch
 from rptrain.plan.roofline import Sizes, Verdict, backward_intensity, forward_intensity, judge, ridge
 from rptrain.plan.simulate import Timeline, simulate
+from rptrain.plan.trace import chrome_trace
 from rptrain.planner import DTYPES, RunPlan
 from rptrain.rundir import RunDir, find
 from rptrain.timings import Conditions, load
@@ -149,13 +152,8 @@ class PlanReport:
         }
 
 
-def report(path: Path, overrides: list[str], flags: MachineFlags) -> PlanReport:
-    """Reads the config and the model's config.json, and plans. UserError for what is wrong with either or the flags."""
-    return report_on(resolve(path, overrides), flags)
-
-
-def report_on(resolved: Resolved, flags: MachineFlags) -> PlanReport:
-    """Plans for a config that was read already."""
+def report(resolved: Resolved, flags: MachineFlags) -> PlanReport:
+    """Reads the model's config.json, and plans. UserError for what is wrong with it, the config or the flags."""
     config = resolved.config
     hardware = flags.machine(config)
     model_dir, spec = training_model(config)
@@ -231,23 +229,15 @@ def _blocks(config: Config, spec: ModelShape) -> tuple[BlockIntensity, ...]:
     )
 
 
-def write_pictures(plan: PlanReport, svg: Path | None, trace: Path | None) -> None:
+def write_pictures(plan: PlanReport, svg: Output | None, trace: Output | None) -> None:
     """The simulated step as an SVG and as trace events. UserError where a file cannot be written, or without a plan."""
     if svg is None and trace is None:
         return
     if plan.run is None:
         raise UserError("there is no plan to draw")
-    from rptrain.plan import picture
-    from rptrain.plan.trace import chrome_trace
-
     timeline = plan.timeline()
-    title = f"{plan.config.model.path} on {plan.hardware.devices} × {plan.hardware.machine.card.name}"
-    for path, content in (
-        (svg, lambda: picture.svg(timeline, title)),
-        (trace, lambda: json.dumps(chrome_trace(timeline))),
-    ):
-        if path is not None:
-            try:
-                path.write_text(content(), encoding="utf-8")
-            except OSError as error:
-                raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    if svg is not None:
+        title = f"{plan.config.model.path} on {plan.hardware.devices} × {plan.hardware.machine.card.name}"
+        svg.write(picture.svg(timeline, title))
+    if trace is not None:
+        trace.write(json.dumps(chrome_trace(timeline)))

@@ -1,14 +1,11 @@
 """A measured run as trace events: what each device computed and copied, what it waited for, and the optimizer."""
 
-import json
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rptrain.bench.idle import gaps
-from rptrain.errors import UserError
-from rptrain.plan.trace import Slice, document
+from rptrain.plan import trace
+from rptrain.plan.trace import Slice
 
 if TYPE_CHECKING:
     from rptrain.bench.timeline import Lane
@@ -16,30 +13,15 @@ if TYPE_CHECKING:
 LANES = (
     "compute", "idle", "parameter upload", "activation upload", "gradient download", "launching", "optimizer",
 )  # fmt: skip
+PRODUCER = "rptrain bench"
 
 
-def check(path: Path) -> None:
-    """UserError where a trace could not be written, which is found out by trying; nothing is left behind."""
-    folder = path.absolute().parent
-    if not os.path.isdir(folder):
-        raise UserError(f"--trace: there is no folder {folder}: make it, or name another file")
-    if os.path.exists(path) and not os.path.isfile(path):  # a device may refuse what is written in the end
-        raise UserError(f"--trace: {path} is no ordinary file: name another file")
-    new = not os.path.lexists(path)
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        raise UserError(f"--trace: {path} cannot be written: {error.strerror}: name another file") from None
-    if new:
-        path.unlink()
-
-
-def write(
-    path: Path, lanes: Sequence["Lane"], updates: Sequence[tuple[float, float]], window: tuple[float, float]
-) -> None:
+def document(
+    lanes: Sequence["Lane"], updates: Sequence[tuple[float, float]], window: tuple[float, float]
+) -> dict[str, Any]:
     """A process a device, and one for the optimizer; what took place within the window, at least in part.
 
-    Times are from the window's start. UserError where the file cannot be written.
+    Times are from the window's start.
     """
     processes = {index: lane.device for index, lane in enumerate(lanes)} | {len(lanes): "host"}
     found = [*_slices(lanes, window), *(Slice(len(lanes), "optimizer", "update", "update", *of) for of in updates)]
@@ -49,10 +31,7 @@ def write(
         for s in found
         if s.end > start and s.start < stop
     ]
-    try:
-        path.write_text(json.dumps(document(moved, processes, LANES)), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    return trace.document(moved, processes, LANES, PRODUCER)
 
 
 def _slices(lanes: Sequence["Lane"], window: tuple[float, float]) -> Iterator[Slice]:

@@ -88,7 +88,7 @@ def _of_folder(path: Path, split: str) -> Chosen:
             raise UserError(
                 f"{path / 'state.json'} is not what `datasets` writes: `_data_files` has something without a `filename`"
             ) from error
-    files = sorted(file for file in _walk(path) if file.stem.lower() not in NO_DATA)
+    files = sorted(file for file in walk(path) if file.stem.lower() not in NO_DATA)
     read = [file for file in files if file.suffix.lower() in READERS]
     splits = _splits_of([file.relative_to(path).as_posix() for file in read], split)
     found = dict(zip(read, splits, strict=True))
@@ -128,7 +128,7 @@ def _splits_of(names: list[str], split: str) -> list[set[str]]:
     return [{"train"} for _ in names]
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def walk(folder: Path) -> Iterator[Path]:
     """All files but hidden ones. Links are followed; a folder is looked into once, by whatever names it is reached."""
     seen: set[tuple[int, int]] = set()
     waiting, count = [folder], 0

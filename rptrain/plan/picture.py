@@ -1,5 +1,6 @@
 """Pictures of a simulated schedule: as lines of text for a terminal, and as an SVG."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from rptrain.plan.simulate import COMPUTATION, Lane, Task, Timeline
 
 LETTERS = {"F": "F", "FB": "X", "B": "B"}
 LEGEND = ("F forward", "X forward and backward in one", "B backward", "· idle")
+
+COMMENT = "<!-- Written by rptrain plan -->"
+MARK = re.compile(rb"<svg [^>]*>\n" + re.escape(COMMENT).encode())  # how pictures begin
 
 WIDTH, LEFT, RIGHT, TOP = 1200, 70, 64, 56  # pixels: the whole, and around the plot
 HEIGHTS: dict[Lane, int] = {"compute": 24, "up": 5, "down": 5, "optimizer": 8}
@@ -161,7 +165,8 @@ def svg(timeline: Timeline, title: str) -> str:
     shapes.append(_text(WIDTH - RIGHT + 8, TOP - 8, "bubble"))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 24}" width="{WIDTH}" height="{y + 24}" '
-        f'font-family="system-ui, sans-serif" font-size="11" fill="{INK}">\n' + "\n".join(shapes) + "\n</svg>\n"
+        f'font-family="system-ui, sans-serif" font-size="11" fill="{INK}">\n{COMMENT}\n'
+        + "\n".join([*shapes, "</svg>\n"])
     )
 
 

@@ -1,5 +1,7 @@
 """Slices of time as trace events, which chrome://tracing and Perfetto show: any slices, and a simulated schedule's."""
 
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 from rptrain.plan.simulate import Lane, Timeline
 
 LANES: dict[Lane, str] = {"compute": "compute", "up": "link up", "down": "link down", "optimizer": "optimizer"}
+PRODUCER = "rptrain plan"
 
 
 @dataclass(frozen=True)
@@ -22,10 +25,22 @@ class Slice:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-def document(slices: Iterable[Slice], processes: Mapping[int, str], lanes: Sequence[str]) -> dict[str, Any]:
+def mark(producer: str) -> re.Pattern[bytes]:
+    """How the trace files of a command begin."""
+    return re.compile(re.escape(json.dumps(_metadata(producer)).removesuffix("}").encode()))
+
+
+def _metadata(producer: str) -> dict[str, Any]:
+    return {"otherData": {"producer": producer}}  # the field of the format for what is no event
+
+
+def document(
+    slices: Iterable[Slice], processes: Mapping[int, str], lanes: Sequence[str], producer: str
+) -> dict[str, Any]:
     """What `json.dump` writes as a trace file: times in microseconds, processes with their names, threads for lanes.
 
-    Processes are shown by number, lanes in the order given; those without a slice are left out.
+    Processes are shown by number, lanes in the order given; those without a slice are left out. The command that made
+    it, `producer`, comes first.
     """
     events: list[dict[str, Any]] = []
     seen: set[tuple[int, int]] = set()
@@ -52,7 +67,7 @@ def document(slices: Iterable[Slice], processes: Mapping[int, str], lanes: Seque
         where = {"pid": process, "tid": thread}
         names.append({"name": "thread_name", "ph": "M", **where, "args": {"name": lanes[thread]}})
         names.append({"name": "thread_sort_index", "ph": "M", **where, "args": {"sort_index": thread}})
-    return {"traceEvents": names + events, "displayTimeUnit": "ms"}
+    return {**_metadata(producer), "traceEvents": names + events, "displayTimeUnit": "ms"}
 
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
@@ -75,4 +90,4 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
         if end > start
     ]
     processes = {device: f"device {device}, bubble {timeline.bubble(device):.1%}" for device in range(host)}
-    return document(slices, {**processes, host: "host"}, [*LANES.values()])
+    return document(slices, {**processes, host: "host"}, [*LANES.values()], PRODUCER)

@@ -1,8 +1,6 @@
 """A config that is being written: its TOML text, in which comments stay where they are, and what each key says."""
 
 import json
-import os
-import shutil
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,6 +16,7 @@ from rptrain.config_lines import KeyPath
 from rptrain.config_mistakes import dotted, leaves
 from rptrain.config_source import Resolved, parse_value, resolve
 from rptrain.errors import UserError
+from rptrain.outputs import replace_text
 
 STARTER = """\
 # A run of rptrain. To train without the interface: rptrain --config rptrain.toml
@@ -157,15 +156,7 @@ class Draft:
         if not self.is_changed and self.path.exists() and not self.is_changed_outside:
             return
         text = self.text
-        file = Path(os.path.realpath(self.path))  # a link stays one
-        aside = file.with_name(file.name + ".part")
-        try:
-            aside.write_text(text, encoding="utf-8")
-            if file.exists():
-                shutil.copymode(file, aside)
-            aside.replace(file)
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be written: {error.strerror}") from None
+        replace_text(self.path, text)
         self._saved = text
 
     def _switch_adapters(self, method: str) -> None:

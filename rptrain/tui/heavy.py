@@ -45,10 +45,10 @@ class Preview:
 def plan(path: Path, text: str) -> Planned:
     """What `rptrain plan` would say of a config with this text."""
     from rptrain.machine_flags import MachineFlags
-    from rptrain.plan_command import report_on
+    from rptrain.plan_command import report
     from rptrain.plan_report import describe
 
-    found = report_on(resolve(path, text=text), MachineFlags())
+    found = report(resolve(path, text=text), MachineFlags())
     stages = describe(found.run.plan.stages) if found.run else ""
     return Planned(found.to_dict(), stages, str(found.advice))
 

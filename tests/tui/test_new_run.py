@@ -355,6 +355,23 @@ async def test_a_config_that_was_changed_outside_is_not_written_over_unasked(mak
 
 
 @driven
+async def test_saving_writes_over_the_config_that_was_opened_and_over_no_other_file_unasked(make: Made, tmp_path: Path):
+    path, beside = tmp_path / "rptrain.toml", tmp_path / "rptrain.toml.part"
+    async with make().run_test(size=(120, 36)) as pilot:
+        await ready(pilot)
+        path.write_text("# theirs\n")  # made by something else, after the interface found no file
+        beside.write_text("# theirs too\n")
+        await press_until(pilot, "ctrl+s", lambda: "Write over rptrain.toml?" in screen_text(pilot.app))
+        await press_until(pilot, "n", lambda: "Write over" not in screen_text(pilot.app))
+        assert path.read_text() == "# theirs\n"
+        await press_until(pilot, "ctrl+s", lambda: "Write over rptrain.toml?" in screen_text(pilot.app))
+        await press_until(pilot, "y", lambda: "saved to rptrain.toml" in notified(pilot.app))
+        await press_until(pilot, "ctrl+s", lambda: len(pilot.app._notifications) == 2)  # unasked
+    assert "tiny-tasks" in path.read_text()
+    assert beside.read_text() == "# theirs too\n" and {*tmp_path.glob("*toml*")} == {path, beside}
+
+
+@driven
 async def test_every_key_can_be_set(make: Made, tmp_path: Path):
     async with make().run_test(size=(120, 36)) as pilot:
         await ready(pilot)

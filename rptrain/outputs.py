@@ -1,0 +1,185 @@
+"""Files that a command writes where a person says: what they may replace, and how."""
+
+import re
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from glob import glob
+from itertools import combinations
+from os.path import exists, isdir, isfile, realpath, samefile
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from rptrain.config import Config
+from rptrain.data.folders import walk
+from rptrain.errors import UserError
+from rptrain.rundir import RunDir
+
+BEGINNING = 1024  # bytes of a file in which the mark is looked for
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file to write. An existing file is replaced only if it begins with the mark of the same command, or if `force`
+    is set.
+    """
+
+    option: str  # such as "--svg", for messages
+    path: Path
+    mark: re.Pattern[bytes]
+    force: bool
+
+    @property
+    def file(self) -> Path:
+        """The path with links followed: links to the file stay."""
+        return Path(realpath(self.path))
+
+    @property
+    def is_own(self) -> bool:
+        """Whether there is no file yet, or one with the mark. UserError if it cannot be read."""
+        if not isfile(self.file):
+            return True
+        try:
+            with self.file.open("rb") as file:
+                return self.mark.match(file.read(BEGINNING)) is not None
+        except OSError as error:
+            raise UserError(f"{self.option}: {self.path} cannot be read: {error.strerror}: name another file") from None
+
+    def check_mark(self) -> None:
+        """UserError if the file is not to be replaced."""
+        if not (self.force or self.is_own):
+            raise UserError(
+                f"{self.option}: {self.path} exists, and this command did not write it: name another file, or add "
+                "--force to replace it"
+            )
+
+    def write(self, text: str) -> None:
+        """Replaces the file as a whole. UserError if it cannot be written, or another program made it meanwhile."""
+        self.check_mark()
+        replace_text(self.path, text)
+
+
+def check(outputs: Iterable[Output | None], config_path: Path, config: Config) -> None:
+    """Checks files before any work is done for them; None stands for an option that was not given.
+
+    UserError if a file is an input of the config (whatever `force` says) or is not to be replaced, if two are the same,
+    or if one cannot be written, which is found out by trying; nothing is left behind.
+    """
+    given = [output for output in outputs if output is not None]
+    for output in given:
+        _check_place(output)
+        _check_inputs(output, _inputs(config_path, config))
+        _check_run(output)
+        output.check_mark()
+        _try(output)
+    for first, second in combinations(given, 2):
+        if _are_same(first.file, second.file):
+            raise UserError(f"{first.option} and {second.option} name the same file, {first.path}: name two files")
+    if given and not isdir(config.model.path):
+        for output in given:
+            _check_inputs(output, _located_model(config))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a text file as a whole, with the mode that it has; links to it stay. UserError if it cannot be written.
+
+    The text is first written to a new file beside it, so that the earlier file is never half replaced.
+    """
+    file = Path(realpath(path))
+    aside = file.with_name(f".rptrain-{secrets.token_hex(8)}.part")
+    try:
+        with aside.open("x", encoding="utf-8") as new:
+            new.write(text)
+        if file.exists():
+            shutil.copymode(file, aside)
+        aside.replace(file)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    finally:
+        with suppress(OSError):  # it has taken the file's place
+            aside.unlink()
+
+
+def _check_place(output: Output) -> None:
+    file = output.file
+    if not isdir(file.parent):
+        raise UserError(f"{output.option}: there is no folder {file.parent}: make it, or name another file")
+    if exists(file) and not isfile(file):  # a device may refuse what is written in the end
+        raise UserError(f"{output.option}: {output.path} is not a regular file: name another file")
+
+
+def _try(output: Output) -> None:
+    file = output.file
+    try:
+        if exists(file):
+            file.open("ab").close()
+            TemporaryFile(dir=file.parent).close()
+        else:
+            file.open("xb").close()
+            file.unlink()
+    except OSError as error:
+        reason = f"{output.path} cannot be written: {error.strerror}"
+        raise UserError(f"{output.option}: {reason}: name another file") from None
+
+
+def _check_inputs(output: Output, inputs: Iterable[tuple[str, str | Path]]) -> None:
+    for name, source in inputs:
+        if _is_part(output.file, source):
+            raise UserError(f"{output.option}: {output.path} is part of the input {source} ({name}): name another file")
+
+
+def _check_run(output: Output) -> None:
+    """A run is resumed from its files: in its folder only new files and those with the mark are written."""
+    run = next((run for run in map(RunDir, output.file.parents) if _is_run(run)), None)
+    if run is not None and not output.is_own:
+        raise UserError(f"{output.option}: {output.path} is a file of the run {run.path}: name another file")
+
+
+def _is_run(run: RunDir) -> bool:
+    return isfile(run.config_path) and isdir(run.checkpoints_path)
+
+
+def _inputs(config_path: Path, config: Config) -> Iterator[tuple[str, str | Path]]:
+    """The config, and the files, folders and patterns that it names, each with its key."""
+    yield "--config", config_path
+    yield "model.path", config.model.path
+    for key, sets in (("train", config.data.train), ("val", config.data.val)):
+        for index, source in enumerate(sets):
+            yield f"data.{key}.{index}.path", source.path
+    template, cache = config.data.chat_template, config.data.cache_dir
+    if template is not None and isfile(template):  # it may be the template's text
+        yield "data.chat_template", template
+    if cache is not None:
+        yield "data.cache_dir", cache
+    if config.adapters is not None and config.adapters.adapter is not None:
+        yield "lora.adapter", config.adapters.adapter
+
+
+def _located_model(config: Config) -> Sequence[tuple[str, Path]]:
+    """The folder of a preset, or of a model in the hub's cache; the planner says if there is none."""
+    from rptrain.models.registry import locate  # it imports torch
+
+    try:
+        return [("model.path", locate(config.model.path))]
+    except UserError:
+        return []
+
+
+def _is_part(file: Path, source: str | Path) -> bool:
+    """Whether the path leads to the source or into it, or the file has a hard link there."""
+    if file.is_relative_to(realpath(source)):
+        return True
+    return exists(file) and any(exists(other) and samefile(other, file) for other in _files(source))
+
+
+def _files(source: str | Path) -> Iterable[str | Path]:
+    """The file itself, those in a folder, or those that a pattern matches."""
+    if isdir(source):
+        return walk(Path(source))
+    return [source] if exists(source) else glob(str(source), recursive=True)
+
+
+def _are_same(first: Path, second: Path) -> bool:
+    return first == second or (exists(first) and exists(second) and samefile(first, second))
