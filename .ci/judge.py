@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-# Tests of the engine and of checkpoints, and of what runs threads or resumes: one that fails by chance shows a race.
+# Tests of the engine, of checkpoints, and of whole runs that use both: a failure by chance means a race there.
 RACES = (
     "tests/engine/*",
     "tests/checkpoint/*",
