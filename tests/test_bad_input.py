@@ -423,7 +423,7 @@ def test_a_flipped_bit_in_the_only_checkpoint(unfinished, folder):
     assert unfinished.checkpoint_path(6).exists()
 
 
-@pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["trained", "dry run"])
+@pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["trained", "dry-run"])
 def test_a_damaged_checkpoint_is_told_once(unfinished, caplog, more):
     cut(unfinished.checkpoint_path(6) / "units/00000-embed.safetensors", -1)
     assert tools.invoke("--config", "run.toml", *more).exit_code == 0

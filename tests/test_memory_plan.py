@@ -131,7 +131,7 @@ print(json.dumps({"planned": host.total, "measured": peak << 10, "parts": parts}
         ["model.dtype=float32", "optim.update=async", "engine.devices=cpu:1"],
         ["model.dtype=float32", "optim.update=sync", "engine.devices=cpu:2"],
     ],
-    ids=lambda overrides: " ".join(text.partition("=")[2] for text in overrides),
+    ids=lambda overrides: "-".join(text.partition("=")[2].replace(":", "") for text in overrides),
 )
 def test_a_run_takes_what_was_planned(folder, overrides):
     line = [sys.executable, "-P", "-c", MEASURED, str(folder / "c.toml"), *overrides]

@@ -167,7 +167,7 @@ def other_plan(monkeypatch: pytest.MonkeyPatch) -> list[Measured]:
 
 
 @pytest.mark.parametrize("update", ["async", "sync"])
-@pytest.mark.parametrize("rounds", [(), ("engine.round_size=2",)], ids=["one round", "two rounds"])
+@pytest.mark.parametrize("rounds", [(), ("engine.round_size=2",)], ids=["one-round", "two-rounds"])
 def test_another_plan_after_the_first_steps_changes_no_bit(folder, metered, other_plan, update, rounds):
     kind = (f"optim.update={update}", "model.dtype=bfloat16", *rounds)
     expected = tools.train_here(folder, *kind, "engine.replan=false")

@@ -18,8 +18,8 @@ from tests.kernels.exact import DTYPES, close, no_worse, random
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(1, 1, 1), (5, 4, 4), (33, 6, 2), (18, 128, 8), (3, 100, 1)]  # tokens, experts, chosen
 shapes = pytest.mark.parametrize(("tokens", "experts", "active"), SHAPES)
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-over = pytest.mark.parametrize("over_chosen", [True, False], ids=["over chosen", "over all"])
+dtypes = pytest.mark.parametrize("dtype", DTYPES)
+over = pytest.mark.parametrize("over_chosen", [True, False], ids=["over-chosen", "over-all"])
 
 
 @shapes

@@ -233,7 +233,6 @@ def test_peaks_and_ends_stay_in_what_is_plotted(tmp_path):
         {"event": "run_started", "time": 1.0},
         {"event": "process_started", "time": None},
     ],
-    ids=str,
 )
 def test_records_that_do_not_fit_are_passed_over(tmp_path, record):
     write(tmp_path, START, process(), step(1), record, step(3))
