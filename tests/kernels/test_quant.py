@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from transformers.integrations import mxfp4 as theirs
 
 from rptrain import native
 from rptrain.kernels import quant
@@ -259,10 +258,12 @@ def test_what_is_not_finite_is_seen_by_the_scales(fmt) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_mxfp4_is_widened_as_transformers_does(dtype, device) -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
     generator = torch.Generator().manual_seed(0)
     blocks = torch.randint(256, (2, 5, 3, 16), generator=generator, dtype=torch.uint8)
     scales = torch.randint(90, 160, (2, 5, 3), generator=generator, dtype=torch.uint8)
-    expected = theirs.convert_moe_packed_tensors(blocks, scales, dtype=dtype).transpose(1, 2)
+    expected = convert_moe_packed_tensors(blocks, scales, dtype=dtype).transpose(1, 2)
     ours = torch.empty(2, 5, 96, dtype=dtype, device=device)
     dequantize_triton(blocks.flatten().to(device), scales.flatten().to(device), MXFP4, ours)
     assert torch.equal(ours.cpu(), expected)
