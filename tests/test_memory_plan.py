@@ -313,6 +313,7 @@ BEST = ("data.val_size=0.3", "train.eval_steps=1", "save.save_steps=1", "save.lo
         ([*BEST, "save.save_total_limit=2"], 4, 3),
         (["save.save_steps=1", "train.max_steps=1000"], 1000, 1000),
     ],
+    ids=["last-only", "every-2", "every-3", "limit-1", "limit-9", "best-limit-1", "best-limit-2", "no-limit"],
 )
 def test_how_many_checkpoints_there_are_at_once(folder, overrides, written, counted):
     config, *_, memory = planned(folder, "engine.devices=cpu:1", *overrides)

@@ -58,6 +58,7 @@ def test_times_of_other_conditions_are_not_used(tmp_path, caplog, change):
         lambda text: text.replace("1000000000.0", "0.0"),
         lambda text: text.replace("a GPU", "a \udcff"),
     ],
+    ids=["cut", "empty", "list", "key", "text", "shorter", "nan", "negative", "zero", "surrogate"],
 )
 def test_a_broken_file_is_not_used(tmp_path, caplog, damage):
     Timings(CONDITIONS, MEASURED).save(tmp_path)

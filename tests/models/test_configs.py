@@ -90,6 +90,7 @@ def test_defaults() -> None:
             "rope_scaling": {"type": "llama3", "rope_theta": 5e5, **LLAMA3},
         },
     ],
+    ids=["rope_type", "type", "parameters", "both"],
 )
 def test_every_spelling_of_llama3_rope(spelled) -> None:
     from transformers import LlamaConfig

@@ -205,6 +205,11 @@ def entry(**changes) -> bytes:
         (entry(dtype="F8_E4M3"), "stored as F8_E4M3"),
         (entry(dtype="F16", data_offsets=[0, 2]), "is damaged: .* expected, .* there"),
     ],
+    ids=[
+        *("cut", "list", "no-keys", "one-offset", "no-shape", "dtype-number", "dtype-list", "shape-fraction"),
+        *("shape-bool", "shape-infinity", "shape-text", "offset-fraction", "offset-infinity", "offset-overflow"),
+        *("deep-list", "deep-object", "larger-shape", "outside", "unknown-dtype", "file-too-long"),
+    ],
 )
 def test_damaged_headers(header, problem, saved) -> None:
     model, directory = saved

@@ -233,6 +233,7 @@ def test_peaks_and_ends_stay_in_what_is_plotted(tmp_path):
         {"event": "run_started", "time": 1.0},
         {"event": "process_started", "time": None},
     ],
+    ids=["step-missing", "step-text", "loss-text", "time-text", "run-fields-missing", "process-time-none"],
 )
 def test_records_that_do_not_fit_are_passed_over(tmp_path, record):
     write(tmp_path, START, process(), step(1), record, step(3))
