@@ -11,6 +11,8 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != RO
 
 import torch  # noqa: E402 - the path comes first
 
+from tests.ids import pytest_make_parametrize_id  # noqa: E402, F401 - a hook
+
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported; kernels are tested on the CPU then
 

@@ -219,6 +219,10 @@ def test_weights_that_are_no_numbers(folder):
         (lambda f: (f / "chat_template.jinja").write_text("{{ 1 / 0 }}"), "the chat template refuses it: division by"),
         (lambda f: (f / "chat_template.jinja").write_text("hello"), "does not write the text of turn 2"),
     ],
+    ids=[
+        *("deleted", "cut-to-a-bracket", "empty-object", "cut", "no-model", "config-cut", "max-length", "end-token"),
+        *("no-template", "template-divides-by-zero", "template-without-messages"),
+    ],
 )
 def test_tokenizers(folder, refused, spoil, message):
     (folder / "chats.jsonl").write_text(CHAT * 10)
@@ -376,9 +380,20 @@ DAMAGES = [
     (lambda c: forget(c, "units/00000"), "complete.json is damaged: it does not name units/00000-embed.safetensors"),
     (deepen, "trainer_state.json is damaged"),
 ]
+DAMAGE_IDS = [
+    "cut",
+    "deleted",
+    "flipped",
+    "manifest-cut",
+    "base-flipped",
+    "base-deleted",
+    "no-state",
+    "no-unit",
+    "deep",
+]
 
 
-@pytest.mark.parametrize(("spoil", "message"), DAMAGES)
+@pytest.mark.parametrize(("spoil", "message"), DAMAGES, ids=DAMAGE_IDS)
 def test_no_checkpoint_that_is_whole(unfinished, refused, spoil, message):
     for step in (3, 6):
         spoil(unfinished.checkpoint_path(step))
@@ -387,7 +402,7 @@ def test_no_checkpoint_that_is_whole(unfinished, refused, spoil, message):
     assert message in refused(f"save.resume={unfinished.checkpoint_path(3)}")
 
 
-@pytest.mark.parametrize("spoil", [spoil for spoil, _ in DAMAGES])
+@pytest.mark.parametrize("spoil", [spoil for spoil, _ in DAMAGES], ids=DAMAGE_IDS)
 def test_the_checkpoint_before_a_damaged_one_is_taken(unfinished, folder, caplog, spoil):
     expected = tools.state(unfinished)
     spoil(unfinished.checkpoint_path(6))
@@ -423,7 +438,7 @@ def test_a_flipped_bit_in_the_only_checkpoint(unfinished, folder):
     assert unfinished.checkpoint_path(6).exists()
 
 
-@pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["trained", "dry run"])
+@pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["trained", "dry-run"])
 def test_a_damaged_checkpoint_is_told_once(unfinished, caplog, more):
     cut(unfinished.checkpoint_path(6) / "units/00000-embed.safetensors", -1)
     assert tools.invoke("--config", "run.toml", *more).exit_code == 0

@@ -102,6 +102,7 @@ def test_the_last_one_needs_no_loading(tmp_path):
         ((BEST[0], *BEST[2:]), "every checkpoint is to be measured"),
         ((*BEST, "save.save_steps=3"), "every checkpoint is to be measured"),
     ],
+    ids=["no-validation-set", "no-eval-steps", "saves-between-evaluations"],
 )
 def test_what_does_not_go_together(tmp_path, overrides, message):
     with pytest.raises(UserError, match=message):

@@ -148,6 +148,10 @@ def test_sigterm_is_an_interrupt_also_before_and_after_the_steps(monkeypatch):
         ["generate", ".", "--prompt", "x", "--temperature", "-1"],
         ["--config", "c.toml", "export"],
     ],
+    ids=[
+        *("no-config", "no-path", "unknown-option", "unknown-command", "export-nothing", "export-nowhere"),
+        *("generate-nothing", "no-new-tokens", "negative-temperature", "config-and-command"),
+    ],
 )
 def test_bad_usage_ends_with_2(trained, arguments):
     result = run(*arguments)

@@ -131,7 +131,7 @@ print(json.dumps({"planned": host.total, "measured": peak << 10, "parts": parts}
         ["model.dtype=float32", "optim.update=async", "engine.devices=cpu:1"],
         ["model.dtype=float32", "optim.update=sync", "engine.devices=cpu:2"],
     ],
-    ids=lambda overrides: " ".join(text.partition("=")[2] for text in overrides),
+    ids=lambda overrides: "-".join(text.partition("=")[2].replace(":", "") for text in overrides),
 )
 def test_a_run_takes_what_was_planned(folder, overrides):
     line = [sys.executable, "-P", "-c", MEASURED, str(folder / "c.toml"), *overrides]
@@ -313,6 +313,7 @@ BEST = ("data.val_size=0.3", "train.eval_steps=1", "save.save_steps=1", "save.lo
         ([*BEST, "save.save_total_limit=2"], 4, 3),
         (["save.save_steps=1", "train.max_steps=1000"], 1000, 1000),
     ],
+    ids=["last-only", "every-2", "every-3", "limit-1", "limit-9", "best-limit-1", "best-limit-2", "no-limit"],
 )
 def test_how_many_checkpoints_there_are_at_once(folder, overrides, written, counted):
     config, *_, memory = planned(folder, "engine.devices=cpu:1", *overrides)

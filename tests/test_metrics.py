@@ -128,7 +128,7 @@ def test_each_record_is_flushed(path):
     log.close()
 
 
-@pytest.mark.parametrize("torn", [b'{"schema":1,"event":"st', b"\0" * 10_000, b"{}"])
+@pytest.mark.parametrize("torn", [b'{"schema":1,"event":"st', b"\0" * 10_000, b"{}"], ids=["cut", "zeros", "object"])
 def test_a_torn_last_line_is_left_out_and_cut(path, torn):
     write(path, *EVENTS[:2])
     whole = path.read_bytes()
@@ -146,7 +146,9 @@ def test_a_file_that_is_one_torn_line(path):
 
 
 @pytest.mark.parametrize(
-    "line", ["{}", "[1]", "no json", "[" * 100_000, '{"schema":1,"event":"finished"}', '{"schema":1,"event":"x"}']
+    "line",
+    ["{}", "[1]", "no json", "[" * 100_000, '{"schema":1,"event":"finished"}', '{"schema":1,"event":"x"}'],
+    ids=["empty", "list", "text", "deep", "fields-missing", "unknown-event"],
 )
 def test_a_line_that_is_no_record_is_named(path, line):
     write(path, EVENTS[0])

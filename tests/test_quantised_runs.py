@@ -41,7 +41,7 @@ def test_a_resumed_run_goes_on_to_the_same_bits(folder):
         tools.train_here(folder, *NARROW, *more, "lora.base=int8")
 
 
-@pytest.mark.parametrize(("base", "fmt"), [("nf4", NF4), ("int8", INT8)])
+@pytest.mark.parametrize(("base", "fmt"), [("nf4", NF4), ("int8", INT8)], ids=["nf4", "int8"])
 def test_merging_and_answers_start_from_the_base_that_was_trained_on(folder, base, fmt):
     run = tools.train_here(folder, *NARROW, f"lora.base={base}")
     names = load_file(run.model_path / "adapter_model.safetensors").keys()

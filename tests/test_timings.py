@@ -58,6 +58,7 @@ def test_times_of_other_conditions_are_not_used(tmp_path, caplog, change):
         lambda text: text.replace("1000000000.0", "0.0"),
         lambda text: text.replace("a GPU", "a \udcff"),
     ],
+    ids=["cut", "empty", "list", "key", "text", "shorter", "nan", "negative", "zero", "surrogate"],
 )
 def test_a_broken_file_is_not_used(tmp_path, caplog, damage):
     Timings(CONDITIONS, MEASURED).save(tmp_path)
@@ -167,7 +168,7 @@ def other_plan(monkeypatch: pytest.MonkeyPatch) -> list[Measured]:
 
 
 @pytest.mark.parametrize("update", ["async", "sync"])
-@pytest.mark.parametrize("rounds", [(), ("engine.round_size=2",)], ids=["one round", "two rounds"])
+@pytest.mark.parametrize("rounds", [(), ("engine.round_size=2",)], ids=["one-round", "two-rounds"])
 def test_another_plan_after_the_first_steps_changes_no_bit(folder, metered, other_plan, update, rounds):
     kind = (f"optim.update={update}", "model.dtype=bfloat16", *rounds)
     expected = tools.train_here(folder, *kind, "engine.replan=false")

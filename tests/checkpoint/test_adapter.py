@@ -21,11 +21,11 @@ from tests.models.test_lora import IDS, in_peft
 
 SETTINGS = {
     "all-linear": LoRA(r=4, alpha=8, dropout=0.1),
-    "rank one, rslora": LoRA(r=1, alpha=3, rslora=True),
+    "rank-one-rslora": LoRA(r=1, alpha=3, rslora=True),
     "some": LoRA(r=5, target_modules=("k_proj", "o_proj")),
     "pattern": LoRA(r=3, target_modules=r".*\.1\.self_attn\.[qv]_proj"),
     "dora": LoRA(r=3, alpha=6, use_dora=True, modules_to_save=("embed_tokens",)),
-    "trained whole": LoRA(modules_to_save=("embed_tokens", "model.norm", "1.input_layernorm")),
+    "trained-whole": LoRA(modules_to_save=("embed_tokens", "model.norm", "1.input_layernorm")),
 }
 
 
@@ -97,8 +97,8 @@ def test_peft_loads_what_is_written(base, settings, tmp_path) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [LoRA(r=3, alpha=9), LoRA(r=3, alpha=9, use_dora=True), SETTINGS["trained whole"]],
-    ids=["adapters", "dora", "trained whole"],
+    [LoRA(r=3, alpha=9), LoRA(r=3, alpha=9, use_dora=True), SETTINGS["trained-whole"]],
+    ids=["adapters", "dora", "trained-whole"],
 )
 def test_merged_equals_unmerged(base, settings, tmp_path) -> None:
     from transformers import AutoModelForCausalLM
@@ -133,7 +133,7 @@ def assert_gone_on_from(theirs, directory, settings, folder) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [SETTINGS["some"], SETTINGS["dora"], SETTINGS["trained whole"]], ids=["some", "dora", "trained whole"]
+    "settings", [SETTINGS["some"], SETTINGS["dora"], SETTINGS["trained-whole"]], ids=["some", "dora", "trained-whole"]
 )
 def test_what_peft_writes_is_gone_on_from(base, settings, tmp_path) -> None:
     model, directory = base
@@ -174,7 +174,7 @@ AT = "base_model.model.model.layers"
         (lambda tensors: {n: t.half() for n, t in tensors.items()} | {"x": torch.ones(1)}, "x is not part of it"),
         (lambda tensors: {n: t.half() if "0." in n else t for n, t in tensors.items()}, "float16, float32"),
     ],
-    ids=["wrapper: missing", "wrapper: unexpected", "wrapper: shortened", "empty", "nan", "unexpected", "mixed"],
+    ids=["wrapper-missing", "wrapper-unexpected", "wrapper-shortened", "empty", "nan", "unexpected", "mixed"],
 )
 def test_damage_is_found(base, change, message, tmp_path) -> None:
     _, directory = base

@@ -19,9 +19,9 @@ __all__ = ["base"]  # the fixture
 
 BOTH = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 SETTINGS = {
-    "both, attention": LoRA(r=4, alpha=8, target_parameters=BOTH),
-    "both, rslora": LoRA(r=3, alpha=5, rslora=True, target_modules=(), target_parameters=BOTH),
-    "gate and up": LoRA(r=2, target_modules=("k_proj",), target_parameters=("experts.gate_up_proj",)),
+    "both-attention": LoRA(r=4, alpha=8, target_parameters=BOTH),
+    "both-rslora": LoRA(r=3, alpha=5, rslora=True, target_modules=(), target_parameters=BOTH),
+    "gate-and-up": LoRA(r=2, target_modules=("k_proj",), target_parameters=("experts.gate_up_proj",)),
     "down": LoRA(r=1, target_modules=(), target_parameters=("down_proj",), modules_to_save=("model.norm",)),
 }
 moe = pytest.mark.parametrize("base", ["qwen3-moe-some-dense", "gpt-oss"], indirect=True)
@@ -79,7 +79,7 @@ def test_what_peft_writes_is_gone_on_from(base, settings, tmp_path) -> None:
 @pytest.mark.parametrize("base", ["gpt-oss"], indirect=True)
 def test_adapters_of_other_parameters_are_not_gone_on_from(base, tmp_path) -> None:
     _, directory = base
-    made = SETTINGS["both, rslora"]
+    made = SETTINGS["both-rslora"]
     written(trained(directory, made), made, directory, tmp_path / "a")
     files, own = adapter.read(tmp_path / "a"), registry.build(registry.read_config(directory))
     with pytest.raises(UserError, match=r"experts.base_layer.lora_A.weight is not part of it"):

@@ -11,7 +11,7 @@ from rptrain.errors import UserError
 from rptrain.models import registry
 
 MOMENTS = pytest.mark.parametrize("moments", ["fp32", "bf16", "int8"])
-KINDS = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+KINDS = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 
 
 @pytest.fixture

@@ -172,6 +172,7 @@ def test_text_in_parts(examples):
         {"prompt": "a", "completion": "b", "label": True},
         {"messages": ASKED, "kto_tag": True},
     ],
+    ids=["dpo", "dpo-messages", "kto", "kto-messages"],
 )
 def test_preferences_are_refused_by_name(examples, row):
     with pytest.raises(UserError, match=r"this is preference data .*, which rptrain does not train on"):

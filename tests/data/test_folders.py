@@ -14,6 +14,7 @@ from rptrain.data.folders import choose
 from rptrain.data.loader import Batches, prepare
 from rptrain.data.preview import preview
 from rptrain.errors import UserError
+from tests.ids import plain
 
 from .test_files import ROWS, as_arrow
 
@@ -38,7 +39,7 @@ FOLDERS = [
 ]
 
 
-@pytest.mark.parametrize("files", FOLDERS, ids=lambda files: next(iter(files)))
+@pytest.mark.parametrize("files", FOLDERS, ids=lambda files: plain(next(iter(files))))
 def test_splits_are_words_of_names(tmp_path, files):
     make(tmp_path, files)
     for split in {*files.values()} - {None}:
@@ -50,7 +51,7 @@ def test_splits_are_words_of_names(tmp_path, files):
         assert chosen.lost == (None in files.values())
 
 
-@pytest.mark.parametrize("files", FOLDERS, ids=lambda files: next(iter(files)))
+@pytest.mark.parametrize("files", FOLDERS, ids=lambda files: plain(next(iter(files))))
 def test_datasets_chooses_the_same(tmp_path, files):
     data_files = pytest.importorskip("datasets.data_files")
     make(tmp_path, files)

@@ -45,7 +45,7 @@ def same(one, other):
     return one[:2] == other[:2] and all(torch.equal(a, b) for a, b in zip(one[2], other[2], strict=True))
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[1]} to {pair[3]}")
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[1]}-to-{pair[3]}")
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("rounds", [1, 2])

@@ -44,7 +44,7 @@ def saved_slowly(store, snapshot, folder, failure):
     return thread
 
 
-@pytest.mark.parametrize("kind", [(False, torch.float32), (True, torch.float32), (True, torch.bfloat16)], ids=str)
+@pytest.mark.parametrize("kind", [(False, torch.float32), (True, torch.float32), (True, torch.bfloat16)])
 def test_what_is_saved_beside_training_is_the_state_of_its_step(kind, tmp_path):
     """And training comes to the same weights as without, from there on and after a resume."""
     asynchronous, dtype = kind

@@ -14,19 +14,19 @@ QWEN3_MOE, GPT_OSS = plain.QWEN3_MOE | SIZES, plain.GPT_OSS | SIZES
 PLANS = ("F0-1 F2-3 FB4-4 B2-3 B0-1", "F0-2 FB3-4 B2-2 B1-1 B0-0", "FB0-4")
 KINDS = {
     "dora": (DENSE, LoRA(r=4, use_dora=True), "bf16"),
-    "dora on nf4": (DENSE, LoRA(r=4, use_dora=True), "nf4"),
-    "aux loss": (QWEN3_MOE | {"router_aux_loss_coef": 0.7}, LoRA(r=4), "bf16"),
-    "gpt-oss, aux loss": (GPT_OSS | {"router_aux_loss_coef": 0.7}, LoRA(r=4), "mxfp4"),
-    "experts' adapters": (QWEN3_MOE, LoRA(r=4, target_parameters=EXPERTS), "bf16"),
-    "experts' adapters on nf4": (QWEN3_MOE, LoRA(r=4, target_modules=(), target_parameters=EXPERTS), "nf4"),
-    "scales in 8 bits": (DENSE, LoRA(r=4), "nf4-double"),
+    "dora-on-nf4": (DENSE, LoRA(r=4, use_dora=True), "nf4"),
+    "aux-loss": (QWEN3_MOE | {"router_aux_loss_coef": 0.7}, LoRA(r=4), "bf16"),
+    "gpt-oss-aux-loss": (GPT_OSS | {"router_aux_loss_coef": 0.7}, LoRA(r=4), "mxfp4"),
+    "experts-adapters": (QWEN3_MOE, LoRA(r=4, target_parameters=EXPERTS), "bf16"),
+    "experts-adapters-on-nf4": (QWEN3_MOE, LoRA(r=4, target_modules=(), target_parameters=EXPERTS), "nf4"),
+    "scales-in-8-bits": (DENSE, LoRA(r=4), "nf4-double"),
 }
-ON_CPU = ("dora on nf4", "gpt-oss, aux loss")  # tests/engine has the others
+ON_CPU = ("dora-on-nf4", "gpt-oss-aux-loss")  # tests/engine has the others
 EVERYWHERE = pytest.mark.parametrize(
     ("device", "cfg", "lora", "base"),
     [
-        *(pytest.param("cpu", *KINDS[name], id=f"cpu, {name}") for name in ON_CPU),
-        *(pytest.param("cuda", *kind, id=f"cuda, {name}", marks=pytest.mark.gpu) for name, kind in KINDS.items()),
+        *(pytest.param("cpu", *KINDS[name], id=f"cpu-{name}") for name in ON_CPU),
+        *(pytest.param("cuda", *kind, id=f"cuda-{name}", marks=pytest.mark.gpu) for name, kind in KINDS.items()),
     ],
 )
 TRAINING = {"rate": 1e-2, "max_grad_norm": 0.5, "weight_decay": 0.1}

@@ -174,9 +174,9 @@ CASES = [
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [bf16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [bf16, torch.float16])
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(8, 2, 64), (4, 4, 128)])
-@pytest.mark.parametrize(("force", "documents"), CASES, ids=str)
+@pytest.mark.parametrize(("force", "documents"), CASES)
 def test_cuda_against_the_reference(force, documents, heads, kv_heads, size, dtype, micro_batch) -> None:
     mb = micro_batch(documents, "cuda")
     tokens = mb.rows * mb.length

@@ -189,7 +189,7 @@ def test_padded_ends_of_documents(micro_batch, device) -> None:
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [bf16, fp32], ids=str)
+@pytest.mark.parametrize("dtype", [bf16, fp32])
 @pytest.mark.parametrize("size", [36, 64, 80, 128, 256])
 def test_a_table_for_every_card(size, dtype) -> None:
     found = {flash.tiles(dtype, size, card) for card in ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))}

@@ -9,7 +9,7 @@ from rptrain.kernels import reference_moe as oracle
 from rptrain.kernels.grouped import Tiles
 from tests.kernels.exact import DTYPES, close, no_worse, random
 
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+dtypes = pytest.mark.parametrize("dtype", DTYPES)
 CASES = [  # rows of each expert; inner and outer size; whether weights are stored as [E, out, in]
     ([1], 1, 1, False),
     ([37], 16, 48, True),
@@ -19,7 +19,7 @@ CASES = [  # rows of each expert; inner and outer size; whether weights are stor
     ([0, 0, 3], 17, 8, True),
     ([0] * 20 + [1, 2], 5, 3, False),
 ]
-cases = pytest.mark.parametrize(("counts", "inner", "outer", "transposed"), CASES, ids=str)
+cases = pytest.mark.parametrize(("counts", "inner", "outer", "transposed"), CASES)
 
 
 @pytest.fixture(autouse=True)

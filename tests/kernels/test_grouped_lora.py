@@ -30,8 +30,8 @@ def deltas(a: Tensor, b: Tensor, experts: int) -> Tensor:
     return 0.7 * torch.stack([torch.as_tensor(each) for each in rows])
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_forward_and_every_gradient(form, dtype) -> None:
     counts = form[0]
     x, y, dy, a, b, ends = operands(*form, dtype)
@@ -52,7 +52,7 @@ def test_forward_and_every_gradient(form, dtype) -> None:
         assert (mine.double() - theirs).abs().max() <= tolerance * max(theirs.abs().max().item(), 1)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_merging_adds_the_same_to_weights_of_either_layout(form, transposed) -> None:
     *_, a, b, ends = operands(*form, torch.float64)

@@ -12,7 +12,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "inner", "outer"), [(9, 5, 7), (1, 1, 1), (130, 24, 8)])
 def test_linear_and_its_gradients(tokens, inner, outer, dtype, device) -> None:
     torch.manual_seed(0)
@@ -42,7 +42,7 @@ def test_the_sum_keeps_what_16_bits_would_lose(device) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_the_sum_may_be_a_view_of_a_flat_buffer(dtype, device) -> None:
     """As gradients lie in a slot: what is beside the view stays. dy may be the first columns of a wider buffer."""
     torch.manual_seed(0)

@@ -8,7 +8,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "inner", "outer"), [(9, 5, 7), (1, 1, 1), (130, 24, 8)])
 def test_product_and_residual_in_both_ways(tokens, inner, outer, dtype, device) -> None:
     torch.manual_seed(0)

@@ -115,7 +115,7 @@ def oracle(logits: Tensor, labels: Tensor, scale: float, dtype: torch.dtype) -> 
     return *cross_entropy_(gradient, labels, scale), gradient
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab", [1, 2, 63, 64, 257, 5000, 20011, 66000])  # one block, several, padded and not
 def test_the_kernel_is_as_exact_as_the_oracle(vocab, dtype, device) -> None:
     torch.manual_seed(vocab)
@@ -130,7 +130,7 @@ def test_the_kernel_is_as_exact_as_the_oracle(vocab, dtype, device) -> None:
 
 
 @pytest.mark.parametrize("vocab", [9000, 66000])  # kept whole, and not
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_kernel_repeats_its_bits(dtype, vocab, device) -> None:
     torch.manual_seed(0)
     logits, labels = torch.randn(3, vocab).to(dtype), torch.tensor([5, IGNORED, vocab - 1])
@@ -142,7 +142,7 @@ def test_the_kernel_repeats_its_bits(dtype, vocab, device) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.7, None])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_programs_take_rows_in_turn(dtype, scale, device, monkeypatch) -> None:
     """Two programs for seven rows, ignored ones before, between and after others: each row's bits are its own."""
     monkeypatch.setattr(lce, "programs", lambda device, each: 2)
@@ -158,7 +158,7 @@ def test_programs_take_rows_in_turn(dtype, scale, device, monkeypatch) -> None:
         assert all(torch.equal(x[row : row + 1], y) for x, y in zip(together, alone, strict=True))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_target_may_be_anywhere(dtype, device, monkeypatch) -> None:
     """In each tile of a row, whether it is kept or read again, at its ends and inside."""
     monkeypatch.setattr(lce, "sizes", small)
@@ -227,7 +227,7 @@ def test_a_row_is_cut_into_tiles(vocab, itemsize, gradient, capability, cut) -> 
     assert (tiles - 1) * bytes_of_a_tile < vocab * itemsize <= tiles * bytes_of_a_tile
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCES)
 def test_no_value_is_read_on_the_host(dtype) -> None:
     """Meta tensors have none: a branch or a shape that depends on one raises."""
     h, w, labels = (tensor.to("meta") for tensor in inputs(9, 5, 7, dtype))
@@ -237,7 +237,7 @@ def test_no_value_is_read_on_the_host(dtype) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_cuda_stays_within_the_workspace(dtype) -> None:
     """Of bytes asked for: blocks of the allocator may be up to 1 MiB larger each. Sorts and scalars are small."""
     h, w, labels = inputs(4096, 64, 5001, dtype, "cuda")
@@ -251,7 +251,7 @@ def test_cuda_stays_within_the_workspace(dtype) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_cuda_never_waits(dtype) -> None:
     h, w, labels = inputs(65, 8, 64, dtype, "cuda")
     grad_w = torch.zeros(w.shape, dtype=wide(dtype), device="cuda")

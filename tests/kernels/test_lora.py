@@ -11,7 +11,7 @@ from rptrain.kernels.lora import AddLoRA, add_lora, lora_backward_input, lora_ba
 from tests.kernels.exact import DTYPES, close, no_worse, random
 
 SEED = (7 << 32) + 5
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+dtypes = pytest.mark.parametrize("dtype", DTYPES)
 
 
 def drop(p: float = 0.25, device: str = "cpu", length: int = 4, **changes: int) -> Dropout:
@@ -56,7 +56,7 @@ def test_the_share_of_zeros_and_the_mean(p) -> None:
 CHANGES = [{"seed": SEED + 1}, {"seed": SEED + (1 << 32)}, {"step": 4}, {"sample": 12}, {"layer": 3}, {"place": 2}]
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=str)
+@pytest.mark.parametrize("change", CHANGES)
 def test_every_number_changes_the_mask(change) -> None:
     x = torch.ones(4, 512)
     same = (dropout(x, drop(0.5)) == dropout(x, drop(0.5, **change))).float().mean().item()
@@ -113,7 +113,7 @@ def expected(y: Tensor, x: Tensor, a: Tensor, b: list[Tensor], starts, mask: Ten
 
 @forms
 @pytest.mark.parametrize("p", [None, 0.4])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_forward_and_every_gradient(starts, widths, ranks, p, dtype) -> None:
     x, y, dy, a, b = adapters(widths, ranks, dtype)
     where = None if p is None else drop(p)

@@ -4,9 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import GptOssConfig, Qwen3MoeConfig
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock, load_balancing_loss_func
 
 from rptrain.kernels import moe
 from rptrain.kernels import reference_moe as oracle
@@ -18,8 +15,8 @@ from tests.kernels.exact import DTYPES, close, no_worse, random
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(1, 1, 1), (5, 4, 4), (33, 6, 2), (18, 128, 8), (3, 100, 1)]  # tokens, experts, chosen
 shapes = pytest.mark.parametrize(("tokens", "experts", "active"), SHAPES)
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-over = pytest.mark.parametrize("over_chosen", [True, False], ids=["over chosen", "over all"])
+dtypes = pytest.mark.parametrize("dtype", DTYPES)
+over = pytest.mark.parametrize("over_chosen", [True, False], ids=["over-chosen", "over-all"])
 
 
 @shapes
@@ -91,6 +88,8 @@ def test_permutation_is_a_stable_sort(tokens, experts, active, device) -> None:
 @pytest.mark.parametrize("masked", [True, False])
 def test_balance_is_that_of_transformers(masked) -> None:
     """Two layers, of which the loss takes the sums."""
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
+
     layers = [random((24, 6), torch.float32, "cpu", seed).requires_grad_() for seed in (0, 1)]
     mask = torch.ones(4, 6)
     mask[1, 4:] = 0
@@ -150,6 +149,9 @@ SIZES = [(7, 4, 2), (9, 1, 1), (5, 3, 3), (3, 16, 1), (1, 5, 2)]  # tokens, expe
 @pytest.mark.parametrize(("tokens", "experts", "active"), SIZES)
 @pytest.mark.parametrize("renormalise", [True, False])
 def test_the_block_of_qwen3_moe(tokens, experts, active, renormalise) -> None:
+    from transformers import Qwen3MoeConfig
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
     config = Qwen3MoeConfig(
         hidden_size=12, moe_intermediate_size=10, num_experts=experts, num_experts_per_tok=active,
         norm_topk_prob=renormalise,
@@ -166,6 +168,9 @@ def test_the_block_of_qwen3_moe(tokens, experts, active, renormalise) -> None:
 
 @pytest.mark.parametrize(("tokens", "experts", "active"), SIZES)
 def test_the_block_of_gpt_oss(tokens, experts, active) -> None:
+    from transformers import GptOssConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
+
     config = GptOssConfig(hidden_size=12, intermediate_size=10, num_local_experts=experts, num_experts_per_tok=active)
     module = with_random_parameters(GptOssMLP(config))
     at = module.experts

@@ -9,7 +9,7 @@ from tests.kernels.exact import DTYPES, close, no_worse, random
 
 SHAPES = [(1, 1, 1, 1), (5, 4, 4, 3), (9, 7, 2, 130)]  # tokens, experts, chosen, columns
 shapes = pytest.mark.parametrize(("tokens", "experts", "active", "columns"), SHAPES)
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+dtypes = pytest.mark.parametrize("dtype", DTYPES)
 
 
 @pytest.fixture(autouse=True)

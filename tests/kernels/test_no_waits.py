@@ -20,7 +20,7 @@ from tests.kernels.exact import DTYPES, random
 
 TOKENS, WIDTH, HEADS, KV_HEADS, SIZE, EXPERTS, ACTIVE = 48, 32, 4, 2, 16, 5, 2
 QKV = (HEADS + 2 * KV_HEADS) * SIZE
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+dtypes = pytest.mark.parametrize("dtype", DTYPES)
 Rand = Callable[..., Tensor]
 Run = Callable[[], object]
 

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from transformers.integrations import mxfp4 as theirs
 
 from rptrain import native
 from rptrain.kernels import quant
@@ -39,7 +38,7 @@ def widened(codes: Tensor, scales: Tensor, fmt: Format, numel: int, dtype: torch
 
 
 @formats
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("numel", [1, 31, 127, 129, 2048, 5001])
 def test_kernel_gives_the_bits_of_the_oracle(fmt, dtype, numel, device) -> None:
     codes, scales = quantize(weights(numel), fmt)
@@ -75,7 +74,7 @@ def in_torch(monkeypatch) -> None:
 
 
 @formats
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 def test_native_code_gives_the_bits_of_torch(fmt, dtype, monkeypatch) -> None:
     """Of blocks of all sizes, of zeros, of the least numbers, and where a value lies between two codes."""
     assert native.library("rptrain.kernels._quant"), "installed without a compiler"
@@ -158,7 +157,7 @@ def test_nf4_takes_the_lower_of_two_that_are_as_near() -> None:
         assert each.tolist() == [15, *range(first, first + 15)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_nf4_is_what_bitsandbytes_makes(dtype) -> None:
     """Codes, scales and the widened weights, to the bit."""
     oracle = pytest.importorskip("bitsandbytes.functional")
@@ -239,7 +238,7 @@ def test_scales_in_8_bits_do_not_depend_on_parts(monkeypatch) -> None:
     assert not quant.finite(held.bounds)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_kernel_gives_the_bits_of_the_oracle_with_scales_in_8_bits(dtype, device) -> None:
     codes, records = quantize(known_weights(), NF4_DOUBLE)
     numel = 3 << 14
@@ -257,12 +256,14 @@ def test_what_is_not_finite_is_seen_by_the_scales(fmt) -> None:
         assert not quant.finite(quantize(w, fmt)[1])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_mxfp4_is_widened_as_transformers_does(dtype, device) -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
     generator = torch.Generator().manual_seed(0)
     blocks = torch.randint(256, (2, 5, 3, 16), generator=generator, dtype=torch.uint8)
     scales = torch.randint(90, 160, (2, 5, 3), generator=generator, dtype=torch.uint8)
-    expected = theirs.convert_moe_packed_tensors(blocks, scales, dtype=dtype).transpose(1, 2)
+    expected = convert_moe_packed_tensors(blocks, scales, dtype=dtype).transpose(1, 2)
     ours = torch.empty(2, 5, 96, dtype=dtype, device=device)
     dequantize_triton(blocks.flatten().to(device), scales.flatten().to(device), MXFP4, ours)
     assert torch.equal(ours.cpu(), expected)

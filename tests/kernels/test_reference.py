@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from rptrain.kernels import reference as ops
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+dtypes = pytest.mark.parametrize("dtype", TOLERANCES)
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -87,7 +87,7 @@ LAYOUTS = [
 
 
 @dtypes
-@pytest.mark.parametrize("documents", LAYOUTS, ids=str)
+@pytest.mark.parametrize("documents", LAYOUTS)
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 6), (3, 1, 4), (2, 2, 1)])
 def test_attention(documents, heads, kv_heads, size, dtype, micro_batch, monkeypatch) -> None:
     monkeypatch.setattr(ops, "QUERIES", 4)
@@ -115,7 +115,7 @@ def test_attention(documents, heads, kv_heads, size, dtype, micro_batch, monkeyp
         close(ours, theirs.grad, dtype, factor=4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_documents_do_not_touch_one_another(dtype, micro_batch, monkeypatch) -> None:
     monkeypatch.setattr(ops, "QUERIES", 4)
     mb = micro_batch([[5, 6], [11]])

@@ -8,8 +8,8 @@ from rptrain.kernels.launch import programs
 from tests.kernels.exact import DTYPES, close, exact, no_worse, random
 
 SHAPES = [(7, 5), (1, 1), (3, 4, 6), (37, 130), (2, 1024)]
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
+dtypes = pytest.mark.parametrize("dtype", DTYPES)
+shapes = pytest.mark.parametrize("shape", SHAPES)
 EPS = 1e-3
 
 
@@ -102,7 +102,7 @@ def test_autograd_in_float64() -> None:
     assert torch.autograd.gradcheck(lambda x, w: rms_norm.RMSNorm.apply(x, w, EPS), (x, w))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_oracle_adds_the_residual_before_and_its_gradient_after(dtype) -> None:
     x, residual, dy, past = (random((5, 6), dtype, "cpu", seed).requires_grad_() for seed in range(4))
     w = random((6,), dtype, "cpu", 4)

@@ -90,6 +90,7 @@ def test_defaults() -> None:
             "rope_scaling": {"type": "llama3", "rope_theta": 5e5, **LLAMA3},
         },
     ],
+    ids=["rope_type", "type", "parameters", "both"],
 )
 def test_every_spelling_of_llama3_rope(spelled) -> None:
     from transformers import LlamaConfig
@@ -228,7 +229,7 @@ def test_sizes_beyond_any_sense(config, key, size) -> None:
     assert [problem.startswith(f"- {key} is at most ") for problem in problems] == [True], problems
 
 
-@pytest.mark.parametrize("value", [math.inf, math.nan, 10**400, -1.0], ids=["inf", "nan", "too large", "negative"])
+@pytest.mark.parametrize("value", [math.inf, math.nan, 10**400, -1.0], ids=["inf", "nan", "too-large", "negative"])
 @pytest.mark.parametrize("key", ["rms_norm_eps", "initializer_range"])
 def test_numbers_that_are_none(key, value) -> None:
     with pytest.raises(UserError, match=f"\n- {key} (is at most|must be a positive number)") as caught:

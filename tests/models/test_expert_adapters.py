@@ -14,11 +14,11 @@ from tests.models.test_lora import IDS, LABELS, assert_like_peft, batch, fresh_l
 
 GATE_UP, DOWN = BOTH = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 SETTINGS = {
-    "both, attention": LoRA(r=4, alpha=8, target_parameters=BOTH),
-    "both, odd, rslora": LoRA(r=3, alpha=5, rslora=True, target_modules=(), target_parameters=BOTH),
-    "gate and up": LoRA(r=2, target_modules=("o_proj",), target_parameters=("experts.gate_up_proj",)),
-    "down, rank one": LoRA(r=1, target_modules=(), target_parameters=("down_proj",), modules_to_save=("model.norm",)),
-    "one layer of two kinds": LoRA(r=3, target_modules=(), target_parameters=(f"model.layers.1.{GATE_UP}", DOWN)),
+    "both-attention": LoRA(r=4, alpha=8, target_parameters=BOTH),
+    "both-odd-rslora": LoRA(r=3, alpha=5, rslora=True, target_modules=(), target_parameters=BOTH),
+    "gate-and-up": LoRA(r=2, target_modules=("o_proj",), target_parameters=("experts.gate_up_proj",)),
+    "down-rank-one": LoRA(r=1, target_modules=(), target_parameters=("down_proj",), modules_to_save=("model.norm",)),
+    "one-layer-of-two-kinds": LoRA(r=3, target_modules=(), target_parameters=(f"model.layers.1.{GATE_UP}", DOWN)),
 }
 settings = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 ARCHITECTURES = pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "GptOssForCausalLM"])
@@ -37,7 +37,7 @@ def test_logits_loss_and_every_gradient_are_those_of_peft(checkpoint, settings, 
 @ARCHITECTURES
 def test_gradients_against_autograd_in_float64(architecture, fresh, micro_batch) -> None:
     """Of the merged model's weights: an adapter's are its factors times those of the weight."""
-    model = fresh_lora(fresh, torch.float64, SETTINGS["both, odd, rslora"], architecture)
+    model = fresh_lora(fresh, torch.float64, SETTINGS["both-odd-rslora"], architecture)
     mb = batch(micro_batch, model.spec, torch.float64)
     loss = model.backward(IDS, mb, scale=0.7)
     own = Native(without_adapters(model.spec), torch.float64)
@@ -63,7 +63,7 @@ def test_gradients_against_autograd_in_float64(architecture, fresh, micro_batch)
 
 
 @ARCHITECTURES
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_saving_and_recomputing_change_no_bit(architecture, dtype, fresh, micro_batch) -> None:
     model = fresh_lora(fresh, dtype, LoRA(r=3, alpha=50, target_parameters=BOTH), architecture)
     mb = batch(micro_batch, model.spec, dtype)
@@ -100,7 +100,7 @@ def test_a_fresh_adapter_is_that_of_peft_and_adds_nothing(architecture, fresh, m
 
 
 def test_modules_for_peft_are_without_experts(fresh) -> None:
-    spec = with_lora(fresh("GptOssForCausalLM").spec, SETTINGS["gate and up"])
+    spec = with_lora(fresh("GptOssForCausalLM").spec, SETTINGS["gate-and-up"])
     assert adapted(spec) == [f"model.layers.{index}.self_attn.o_proj" for index in range(2)]
     assert target_names(spec) == ["o_proj"]
     with pytest.raises(UserError, match="name nothing that can have an adapter"):
@@ -108,8 +108,8 @@ def test_modules_for_peft_are_without_experts(fresh) -> None:
 
 
 @ARCHITECTURES
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("sizes", [(64, 160, 4, 2, 4, 5), (96, 24, 4, 1, 9, 5), (128, 24, 1, 1, 64, 30)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(64, 160, 4, 2, 4, 5), (96, 24, 4, 1, 9, 5), (128, 24, 1, 1, 64, 30)])
 def test_bounds_of_memory_hold(architecture, dtype, sizes, fresh, micro_batch) -> None:
     hidden, intermediate, heads, kv_heads, r, experts = sizes
     model = fresh_lora(

@@ -14,7 +14,7 @@ def test_prompts_do_not_depend_on_one_another(fresh) -> None:
     assert together == apart and all(len(answer) == 12 for answer in together)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_types(dtype, fresh) -> None:
     model = fresh("LlamaForCausalLM", dtype)
     answers = generate(model.spec, model.params.__getitem__, PROMPTS, 3)

@@ -10,7 +10,7 @@ from rptrain.models import registry
 from rptrain.models.moe import MoEBlock
 
 architectures = pytest.mark.parametrize("architecture", registry.BUILDERS)
-dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 DOCUMENTS = [[5, 6], [11]]
 EVERY_EXPERT = {"num_experts_per_tok": 5}  # so that rounding changes no choice
 
@@ -128,7 +128,7 @@ def test_a_tied_head_adds_to_the_embedding(fresh, batch) -> None:
 
 @pytest.mark.gpu
 @architectures
-@pytest.mark.parametrize("documents", [DOCUMENTS, [[11], [11]]], ids=str)
+@pytest.mark.parametrize("documents", [DOCUMENTS, [[11], [11]]])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_cuda_follows_float64(architecture, documents, deterministic, fresh, micro_batch) -> None:
     model, exact = (
@@ -214,7 +214,7 @@ def assert_memory_bounds(layer, p, g, x, dy, mb) -> None:
 
 
 @architectures
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -225,7 +225,6 @@ def assert_memory_bounds(layer, p, g, x, dy, mb) -> None:
         (64, 32, 8, 1, 5),
         (64, 32, 1, 1, 400),
     ],
-    ids=str,
 )
 def test_bounds_of_memory_hold(architecture, dtype, sizes, fresh, micro_batch) -> None:
     """On documents so short that the scores of the reference's attention weigh nothing."""

@@ -79,13 +79,13 @@ def batch(micro_batch, spec, dtype=torch.float32, sample=(3, 4, 5)):
 
 SETTINGS = {
     "plain": LoRA(r=4, alpha=8),
-    "rank one": LoRA(r=1, alpha=3),
-    "odd, rslora": LoRA(r=5, alpha=8, rslora=True),
+    "rank-one": LoRA(r=1, alpha=3),
+    "odd-rslora": LoRA(r=5, alpha=8, rslora=True),
     "some": LoRA(r=3, target_modules=("k_proj", "o_proj")),
     "pattern": LoRA(r=3, target_modules=r".*\.1\.self_attn\.[qv]_proj"),
-    "head and norm": LoRA(modules_to_save=("lm_head", "model.norm")),
+    "head-and-norm": LoRA(modules_to_save=("lm_head", "model.norm")),
     "dora": LoRA(r=4, alpha=8, use_dora=True),
-    "dora, some, rslora": LoRA(r=3, target_modules=("k_proj", "o_proj"), rslora=True, use_dora=True),
+    "dora-some-rslora": LoRA(r=3, target_modules=("k_proj", "o_proj"), rslora=True, use_dora=True),
 }
 
 
@@ -122,7 +122,7 @@ def test_logits_loss_and_every_gradient_are_those_of_peft(checkpoint, settings, 
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM"])
-@pytest.mark.parametrize("kind", [{}, {"dropout": 0.4}, {"use_dora": True}], ids=str)
+@pytest.mark.parametrize("kind", [{}, {"dropout": 0.4}, {"use_dora": True}])
 def test_gradients_against_autograd_in_float64(architecture, kind, fresh, micro_batch, monkeypatch) -> None:
     monkeypatch.setattr("rptrain.kernels.dora.TOKENS", 8)
     model = fresh_lora(fresh, torch.float64, LoRA(r=3, alpha=5, **kind), architecture)
@@ -143,8 +143,8 @@ def test_gradients_against_autograd_in_float64(architecture, kind, fresh, micro_
         torch.testing.assert_close(gradient, theirs, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", [{"dropout": 0.4}, {"use_dora": True}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [{"dropout": 0.4}, {"use_dora": True}])
 def test_saving_and_recomputing_change_no_bit(kind, dtype, fresh, micro_batch) -> None:
     model = fresh_lora(fresh, dtype, LoRA(r=3, alpha=50, **kind))
     mb, other = (batch(micro_batch, model.spec, dtype, sample) for sample in ((3, 4, 5), (3, 5, 5)))
@@ -213,7 +213,6 @@ FLOAT, HALF = torch.float32, torch.bfloat16
 @pytest.mark.parametrize(
     ("architecture", "dtype"),
     [("Qwen3ForCausalLM", FLOAT), ("Qwen3ForCausalLM", HALF), ("GptOssForCausalLM", FLOAT)],
-    ids=str,
 )
 def test_fresh_magnitudes_are_those_of_peft_and_change_nothing(architecture, dtype, fresh, micro_batch) -> None:
     base = fresh(architecture, dtype)
@@ -254,7 +253,7 @@ def _adapter_names(spec, settings: LoRA) -> list[str]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
-@pytest.mark.parametrize("kind", [{}, {"dropout": 0.4}, {"use_dora": True}], ids=str)
+@pytest.mark.parametrize("kind", [{}, {"dropout": 0.4}, {"use_dora": True}])
 def test_cuda_follows_float64_and_never_waits(architecture, kind, fresh, micro_batch) -> None:
     """With the masks of the CPU."""
     settings = LoRA(r=3, alpha=5, **kind)
@@ -281,10 +280,8 @@ def test_cuda_follows_float64_and_never_waits(architecture, kind, fresh, micro_b
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    "sizes", [(64, 160, 4, 2, 4), (64, 32, 8, 8, 64), (96, 24, 4, 1, 9), (64, 640, 1, 1, 16)], ids=str
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(64, 160, 4, 2, 4), (64, 32, 8, 8, 64), (96, 24, 4, 1, 9), (64, 640, 1, 1, 16)])
 @pytest.mark.parametrize("use_dora", [False, True], ids=["lora", "dora"])
 def test_bounds_of_memory_hold(use_dora, dtype, sizes, fresh, micro_batch) -> None:
     """As those of a dense block in test_layers.py."""

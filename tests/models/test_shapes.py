@@ -256,6 +256,7 @@ def test_one_expert_needs_what_a_dense_block_does_and_its_routing() -> None:
             ["sliding_attention or full_attention", "sliding_window must be", "multiple of num_key_value_heads"],
         ),
     ],
+    ids=["chosen", "quantized", "swiglu", "missing", "windows", "many-experts", "layers", "layer-types"],
 )
 def test_what_would_be_computed_wrongly_is_refused_with_all_problems(config, problems) -> None:
     with pytest.raises(UserError, match="cannot be trained here") as caught:

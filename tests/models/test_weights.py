@@ -38,7 +38,7 @@ def same(ours, theirs, dtype: torch.dtype = torch.float32) -> bool:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("max_shard_bytes", [5e9, 8000, 1])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_round_trip(dtype, max_shard_bytes, tied, fresh, tmp_path) -> None:
     model = fresh(ARCHITECTURE, dtype, tie_word_embeddings=tied)
     files = weights.save(tmp_path, model.spec, model.view, dtype, max_shard_bytes)
@@ -83,7 +83,7 @@ def test_loading_converts_dtypes(saved, fresh) -> None:
     assert same(model, narrow, torch.bfloat16)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_loading_in_pieces(dtype, saved, fresh, monkeypatch) -> None:
     """That do not divide a tensor, whether straight into place or converted."""
     model, directory = saved
@@ -97,7 +97,7 @@ def test_loading_in_pieces(dtype, saved, fresh, monkeypatch) -> None:
     assert same(model, again, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_shard_that_is_cut_short_or_gone_since_it_was_checked(dtype, saved, fresh) -> None:
     model, directory = saved
     again = fresh(ARCHITECTURE, dtype)
@@ -114,7 +114,7 @@ def test_a_shard_that_is_cut_short_or_gone_since_it_was_checked(dtype, saved, fr
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("at", [0, 100, -1])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_a_weight_that_is_no_number_is_found_when_it_is_loaded(dtype, at, value, fresh, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(weights, "CHECKED", 37)
     model = fresh(ARCHITECTURE, dtype)
@@ -204,6 +204,11 @@ def entry(**changes) -> bytes:
         (entry(data_offsets=[4, 8]), "does not fit its shape"),
         (entry(dtype="F8_E4M3"), "stored as F8_E4M3"),
         (entry(dtype="F16", data_offsets=[0, 2]), "is damaged: .* expected, .* there"),
+    ],
+    ids=[
+        *("cut", "list", "no-keys", "one-offset", "no-shape", "dtype-number", "dtype-list", "shape-fraction"),
+        *("shape-bool", "shape-infinity", "shape-text", "offset-fraction", "offset-infinity", "offset-overflow"),
+        *("deep-list", "deep-object", "larger-shape", "outside", "unknown-dtype", "file-too-long"),
     ],
 )
 def test_damaged_headers(header, problem, saved) -> None:
