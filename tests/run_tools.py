@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
+from inspect import getsource
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -68,6 +69,7 @@ output_dir = "{folder}/runs"
 run_name = "run"
 """
 
+PATIENCE = 120  # seconds until a test gives up waiting, on a machine that may be busy
 STAGES = "F0-0 F1-2 FB3-3 B1-2 B0-0"  # of the models written here
 
 
@@ -105,9 +107,10 @@ def invoke(*arguments: str | Path) -> Result:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    """Waits for a state. The deadline only ends a hang, and the message quotes the condition."""
+    end = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
+        assert time.monotonic() < end, f"not within {PATIENCE} seconds: {getsource(condition).strip()}"
         time.sleep(0.005)
 
 

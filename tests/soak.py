@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 from statistics import median
 
-import psutil
-
 from rptrain.config_source import resolve
 from rptrain.control import STOP, ask
 from rptrain.rundir import RunDir
 from rptrain.telemetry import FULL
 from rptrain.trainer import train
+
+from .own_memory import anonymous_and_files
 
 CONFIG = Path(__file__).resolve().parent.parent / "rptrain.toml"
 ALWAYS = ("eval.questions=0", "save.resume=never", "engine.devices=cpu:2")
@@ -28,7 +28,7 @@ WARM = 3  # short runs after which memory is to stay as it is
 SAMPLES = 90  # of a long run, behind a tenth of its time
 RECORD = 512  # bytes, more than a record of events.jsonl has
 MOST = 0.01
-NAMES = ("RSS", "PSS", "USS")
+NAMES = ("anonymous", "RSS")
 
 
 def main(seconds: float, *, one: bool) -> int:
@@ -69,28 +69,25 @@ def long_run(folder: Path, seconds: float) -> bool:
     return small(run, config.config.save.save_total_limit or 1) and fine
 
 
-def memory() -> tuple[int, int, int]:
-    """Bytes that the process has in memory, those with its share of what it shares, and those that are its own."""
-    info = psutil.Process().memory_full_info()
-    return info.rss, info.pss, info.uss
+def memory() -> tuple[int, int]:
+    """Bytes of anonymous pages of the process, and of all that it has in memory."""
+    anonymous, files = anonymous_and_files()
+    return anonymous, anonymous + files
 
 
-def show(began: float, what: str, taken: tuple[int, int, int]) -> None:
+def show(began: float, what: str, taken: tuple[int, int]) -> None:
     sizes = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in zip(NAMES, taken, strict=True))
     print(f"{time.monotonic() - began:7.1f} s  {what}: {sizes}", flush=True)
 
 
-def stays(taken: list[tuple[int, int, int]]) -> bool:
-    """By medians: single values differ by 2 %, by what the allocator happens to keep.
-
-    PSS is shown only: it goes up and down with other processes that have the same libraries.
-    """
+def stays(taken: list[tuple[int, int]]) -> bool:
+    """By medians: single values differ by 2 %, by what the allocator happens to keep."""
     fine = True
     for name, values in zip(NAMES, zip(*taken, strict=True), strict=True):
         third = len(values) // 3
         first, last = median(values[:third]), median(values[-third:])
         grown = last / first - 1
-        fine &= grown <= MOST or name == "PSS"
+        fine &= grown <= MOST
         print(f"{name}: {first / 2**20:.1f} MiB in the first third, {last / 2**20:.1f} in the last, {grown:+.2%}")
     return fine
 

@@ -68,7 +68,7 @@ def refused(folder: Path, nothing_loads: None) -> Callable[..., str]:
 def test_the_command(folder, arguments, message):
     tools.write_config(folder)
     command = tools.command("--config", folder / "run.toml", *arguments)
-    assert command.communicate(timeout=60) == ("", message)
+    assert command.communicate(timeout=tools.PATIENCE) == ("", message)
     assert command.returncode == 2
     assert not (folder / "runs").exists()
 

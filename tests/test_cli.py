@@ -306,7 +306,7 @@ def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
 def python(*arguments: str, cwd: Path) -> SimpleNamespace:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
     )
     return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
 

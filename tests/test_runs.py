@@ -178,7 +178,7 @@ def test_the_command_killed_and_interrupted(folder, undisturbed, number, code, e
     run = RunDir(folder / "runs/run")
     tools.wait_for(lambda: run.events_path.exists() and len(tools.steps(run)) >= 13)
     command.send_signal(number)
-    _, err = command.communicate(timeout=60)
+    _, err = command.communicate(timeout=tools.PATIENCE)
     assert command.returncode == code, err
     if number == signal.SIGINT:
         (saved,) = tools.events(run, metrics.CheckpointSaved)

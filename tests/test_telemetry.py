@@ -1,7 +1,10 @@
 """What a trainer writes of its devices while it trains: whole, bounded, and of no harm to the run."""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -47,6 +50,7 @@ def quick(monkeypatch) -> None:
 
 
 def test_what_was_done_since_the_last_record(tmp_path, quick):
+    began = time.time()
     engine = FakeEngine(
         activity(1.0, 100, Pass(4, SLOT, 2)), activity(1.5, 150, None), activity(1.5, 150, None, "inputs")
     )
@@ -60,7 +64,7 @@ def test_what_was_done_since_the_last_record(tmp_path, quick):
     assert second.lanes == (Lane("cpu:0", "idle", busy={"F": 0.5}, up=50),)
     assert third.lanes == (Lane("cpu:0", "waiting", waiting="inputs"),)
     assert first.phase == "training" and first.optimizer is not None and first.optimizer.queue == 1
-    assert first.process > 1 << 20 and first.free > 0 and abs(first.time - time.time()) < 60
+    assert first.process > 1 << 20 and first.free > 0 and began <= first.time <= time.time()
     assert snapshots(tmp_path)[-1].lanes == ()
 
 
@@ -85,18 +89,30 @@ def test_a_folder_that_cannot_be_written_keeps_the_newest_records(tmp_path, quic
     assert (tmp_path / FILE).stat().st_size < 1500
 
 
-def test_a_disk_that_is_full_costs_records_only(tmp_path, quick):
+def test_a_disk_that_is_full_costs_records_only(tmp_path, quick, monkeypatch):
+    append, lost = telemetry.LineFile.append, []
+
+    def noted(file: telemetry.LineFile, line: bytes) -> None:
+        try:
+            append(file, line)
+        except OSError:
+            lost.append(line)
+            raise
+
+    monkeypatch.setattr(telemetry.LineFile, "append", noted)
     with Telemetry(tmp_path, (), print):
         tools.wait_for(lambda: len(snapshots(tmp_path)) > 1)
         torn = False
         while not torn:  # a line that came between the size and the limit leaves none
+            before = len(lost)
             with tools.room_for((tmp_path / FILE).stat().st_size + 20):
-                time.sleep(0.1)
+                tools.wait_for(lambda before=before: len(lost) > before + 2)
                 content = (tmp_path / FILE).read_bytes()
             torn, before = not content.endswith(b"\n"), content.count(b"\n")
         tools.wait_for(lambda: (tmp_path / FILE).read_bytes().count(b"\n") > before + 2)
     first, second = snapshots(tmp_path)[before - 1 : before + 1]
-    assert second.time - first.time > 0.09
+    times = [shot.time for shot in map(Snapshot.from_line, lost) if shot is not None]
+    assert len(times) == len(lost) and len([at for at in times if first.time < at < second.time]) > 2
 
 
 def test_a_new_file_is_begun_once_there_is_room_for_it(tmp_path, quick, monkeypatch):
@@ -116,10 +132,27 @@ def test_a_new_file_is_begun_once_there_is_room_for_it(tmp_path, quick, monkeypa
     assert {file.name for file in tmp_path.iterdir()} == {FILE, OLD_FILE} and snapshots(tmp_path, OLD_FILE)
 
 
+def until_recorded(enter: Callable[..., Any], run: Path) -> Callable[..., Any]:
+    """What is entered ends once two more records are there: the second was made meanwhile."""
+
+    @contextmanager
+    def entered(kept: Telemetry, *given: Any) -> Iterator[None]:
+        with enter(kept, *given):
+            yield
+            before = len(snapshots(run))
+            tools.wait_for(lambda: len(snapshots(run)) > before + 1)
+
+    return entered
+
+
 def test_a_run_tells_what_its_view_shows(tmp_path, quick, monkeypatch):
     tools.write_model(tmp_path / "model")
     tools.plan_with(monkeypatch, tools.STAGES)
+    began = time.perf_counter()
+    for name in ("doing", "watching"):
+        monkeypatch.setattr(Telemetry, name, until_recorded(getattr(Telemetry, name), tmp_path / "runs/run"))
     run = tools.train_here(tmp_path)
+    took = time.perf_counter() - began
     view = RunView(run.path)
     assert view.state == "finished" and view.step == view.total_steps == 6
     assert view.process is not None and view.process.alive
@@ -131,7 +164,7 @@ def test_a_run_tells_what_its_view_shows(tmp_path, quick, monkeypatch):
     lanes = [lane for shot in view.recent for lane in shot.lanes]
     assert {lane.device for lane in lanes} == {"cpu:0", "cpu:1"}
     assert {kind for lane in lanes for kind in lane.busy} == {"F", "FB", "B"}
-    assert all(0 <= seconds < 60 for lane in lanes for seconds in lane.busy.values())
+    assert all(0 <= seconds <= took for lane in lanes for seconds in lane.busy.values())
     assert sum(lane.up for lane in lanes) > 0 and sum(lane.down for lane in lanes) > 0
     assert {lane.step for lane in lanes if lane.step is not None} <= set(range(1, 7))
 

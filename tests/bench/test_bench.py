@@ -371,7 +371,9 @@ except SystemExit as exit:
 
 @pytest.mark.parametrize("arguments", [["train.sed=3"], ["--trace", "nowhere/steps.json"], ["--steps", "0"]])
 def test_mistakes_are_told_before_anything_heavy_is_imported(arguments):
-    done = subprocess.run([sys.executable, "-c", HEAVY, *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", HEAVY, *arguments], capture_output=True, text=True, timeout=tools.PATIENCE
+    )
     assert done.stdout == "2 []\n", done.stderr
 
 
@@ -408,7 +410,7 @@ def test_ctrl_c_ends_it_with_130(folder):
         if line.startswith("step 9 of 10000"):
             break
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=tools.PATIENCE)
     assert process.returncode == 130 and said.splitlines()[-1] == "interrupted"
 
 

@@ -229,7 +229,7 @@ def test_two_write_the_same_at_once(tmp_path):
 
     def documents():
         yield Document(1, np.arange(5, dtype=np.int32), np.ones(5, bool))
-        begun.wait(10)
+        begun.wait(60)
         yield Document(2, np.arange(7, dtype=np.int32), np.ones(7, bool))
 
     def write():

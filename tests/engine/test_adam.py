@@ -11,6 +11,7 @@ from rptrain.engine.adam import CHUNK, CpuAdam, Part, join, split
 from rptrain.native import ended
 
 from .. import bench_adam
+from ..run_tools import PATIENCE
 from .updates import BETAS, EPS, PATHS, assert_same_bits, instruction_sets, make_adam, values
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -369,11 +370,11 @@ def test_what_follows_parts_waits_for_the_last_of_the_threads(fallback, monkeypa
 
         def call():
             if next(numbers) == 0:
-                assert release.wait(30)
+                assert release.wait(PATIENCE)
 
         monkeypatch.setattr(optimizer, "_calls", lambda part: [call, call])
         begun = optimizer.begin([Part(), Part()], lambda: told.append(release.is_set()))
-        wait(begun, 30, FIRST_COMPLETED)
+        wait(begun, PATIENCE, FIRST_COMPLETED)
         early = len(told)
         release.set()
         ended(begun)

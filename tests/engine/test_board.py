@@ -7,6 +7,8 @@ import pytest
 from rptrain.engine.board import HISTORY, Board
 from rptrain.engine.errors import Aborted
 
+from ..run_tools import PATIENCE
+
 
 def test_a_wait_returns_the_payload_of_its_number():
     board = Board()
@@ -72,7 +74,7 @@ def test_abort_frees_a_lock_that_a_signal_left_taken():
         pass
     board._changed.acquire()
     board.abort()
-    thread.join(10)
+    thread.join(PATIENCE)
     assert ended
 
 

@@ -15,6 +15,7 @@ from rptrain.models import weights
 from rptrain.models.lora import LoRA, without_adapters
 from rptrain.models.mapped import MappedWeights, mapped_units
 
+from .. import run_tools as tools
 from . import plain, runs
 from .test_frozen import same_as_first
 
@@ -123,10 +124,7 @@ def test_reading_is_ahead_of_what_is_computed(tmp_path):
         if where.startswith("reading"):
             filled.append(where)
         elif where == "embedding m0":
-            end = time.monotonic() + 30
-            while len(filled) < staging.BUFFERS and time.monotonic() < end:
-                time.sleep(0.001)
-            assert len(filled) >= staging.BUFFERS, "nothing was read ahead"
+            tools.wait_for(lambda: len(filled) >= staging.BUFFERS)
 
     batches = plain.make_batches(1)
     with mapped_store(tmp_path, *CASES["lora"]) as store:

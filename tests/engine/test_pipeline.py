@@ -11,6 +11,7 @@ from rptrain.engine.errors import EngineError
 from rptrain.engine.stage_pass import StagePass
 from rptrain.plan.schedule import Plan
 
+from .. import run_tools as tools
 from . import plain, runs
 
 PLAN = Plan.parse("F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=4 MR=4")
@@ -39,37 +40,46 @@ def test_every_slot_runs_where_the_plan_says_and_micro_batches_run_in_order():
 
 
 def test_the_compute_of_two_workers_overlaps():
-    def slow(where):
-        if " micro-batch " in where and where[-1].isdigit():
-            time.sleep(0.01)
+    """Micro-batches stream through: one after the first waits until the next stage, elsewhere, has the one before."""
+    begun, waits = {}, {}
+    for iteration in range(2):  # on either device; those of the third have the names of the first
+        slots = PLAN.slots(iteration)
+        for slot, following in ((slots[0], slots[1]), (slots[2], slots[3])):
+            assert slot.device != following.device
+            for i in range(1, 4):
+                waits[f"{slot} micro-batch {i}"] = f"{following} micro-batch {i - 1}"
+                begun[f"{following} micro-batch {i - 1}"] = threading.Event()
 
-    spans = trained(asynchronous=True, probe=slow)
-    lanes = [[s for s in spans if s.slot.device == d] for d in (0, 1)]
-    both = sum(max(0.0, min(a.end(), b.end()) - max(a.start(), b.start())) for a in lanes[0] for b in lanes[1])
-    busy = sum(s.end() - s.start() for s in lanes[0])
-    assert both > 0.3 * busy
-    for iteration in range(3):  # a stage starts before the one before it has ended: micro-batches stream through
-        assert on(spans, iteration, 1)[0] < on(spans, iteration, 0)[1]
+    def probe(where):
+        if where in begun:
+            begun[where].set()
+        if where in waits:
+            assert begun[waits[where]].wait(tools.PATIENCE), f"no {waits[where]} during {where}"
+
+    spans = trained(asynchronous=True, probe=probe, steps=2)
+    assert len(begun) == 2 * 2 * 3 and all(event.is_set() for event in begun.values())
+    for iteration in range(2):
+        for index in (0, 2):
+            assert on(spans, iteration, index + 1)[0] < on(spans, iteration, index)[1]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_a_slow_optimizer_delays_the_next_forward_in_sync_only(asynchronous):
-    updates = {}
+def test_the_next_forward_waits_for_the_first_layers_updates_in_sync_only(asynchronous):
+    """The first step's updates wait for it: in async all of them, in sync those behind the layers that it uses."""
+    forward, updates = threading.Event(), []
 
-    def slow(where):
-        if where.startswith("optimizer"):
-            updates.setdefault(where, []).append(time.perf_counter())
-            time.sleep(0.05)
+    def probe(where):
+        if where == f"{PLAN.slots(1)[0]} micro-batch 0":
+            forward.set()
+        if where.startswith("optimizer update") and where not in updates:
+            updates.append(where)
+            if asynchronous or where == "optimizer update of layers.2":
+                assert forward.wait(tools.PATIENCE), "the next forward waits for all updates"
+            elif where == "optimizer update of layers.0":
+                assert not forward.wait(0.05), "the next forward does not wait for what it uses"
 
-    spans = trained(asynchronous, slow)
-    last_update = max(times[0] for times in updates.values())
-    first_update = updates["optimizer update of layers.0"][0]
-    next_forward = on(spans, 1, 0)[0]
-    if asynchronous:
-        assert next_forward < min(times[0] for times in updates.values()) + 0.05
-    else:
-        assert next_forward > first_update
-        assert next_forward < last_update, "no barrier: the first layers are used before the last are updated"
+    trained(asynchronous, probe)
+    assert forward.is_set() and "optimizer update of layers.2" in updates
 
 
 def test_a_stage_computes_its_first_layer_before_its_last_is_updated():
@@ -80,7 +90,7 @@ def test_a_stage_computes_its_first_layer_before_its_last_is_updated():
 
     def probe(where):
         if where == "optimizer update of layers.1":
-            assert computed.wait(30), "the stage waits for all its layers"
+            assert computed.wait(tools.PATIENCE), "the stage waits for all its layers"
         if ":F0-1@1" in where and where.endswith("micro-batch 0"):
             computed.set()
 

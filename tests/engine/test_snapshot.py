@@ -1,7 +1,6 @@
 """The state after a step can be read while training goes on: no unit changes before it was released."""
 
 import threading
-import time
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ import torch
 from rptrain.checkpoint.state import load_state, save_state
 from rptrain.engine.errors import EngineError
 
+from .. import run_tools as tools
 from . import plain, runs
 
 CFG = plain.config(tie_word_embeddings=True)
@@ -21,9 +21,12 @@ def go_on(engine, batches):
         engine.step(1e-3)
 
 
-def saved_slowly(store, snapshot, folder, failure):
+def saved_slowly(engine, store, folder, failure):
+    """Each unit is saved once the optimizer waits for it."""
+    snapshot = engine.snapshot()
+
     def proceed():
-        time.sleep(0.1)
+        tools.wait_for(lambda: engine.waiting().get("optimizer", "").startswith("waits for saved "))
 
     def save():
         try:
@@ -36,12 +39,12 @@ def saved_slowly(store, snapshot, folder, failure):
                     release=snapshot.release,
                     proceed=proceed,
                 )
-        except OSError as error:
+        except (OSError, AssertionError) as error:
             failure.append(error)
 
     thread = threading.Thread(target=save)
     thread.start()
-    return thread
+    return thread, snapshot
 
 
 @pytest.mark.parametrize("kind", [(False, torch.float32), (True, torch.float32), (True, torch.bfloat16)])
@@ -56,8 +59,7 @@ def test_what_is_saved_beside_training_is_the_state_of_its_step(kind, tmp_path):
         tokens = batches[0].rows * batches[0].length
         with runs.engine_of(store, PLAN, tokens=tokens, asynchronous=asynchronous) as engine:
             go_on(engine, batches[:3])
-            snapshot = engine.snapshot()
-            thread = saved_slowly(store, snapshot, tmp_path, failure)
+            thread, snapshot = saved_slowly(engine, store, tmp_path, failure)
             go_on(engine, batches[3:])
             engine.synchronize()
         thread.join()
@@ -79,7 +81,7 @@ def test_a_save_that_fails_releases_every_unit(tmp_path):
             go_on(engine, batches[:2])
             (tmp_path / "config.json").write_text("{}")
             (tmp_path / "checkpoint-3.partial").write_text("in the way")
-            thread = saved_slowly(store, engine.snapshot(), tmp_path, failure)
+            thread, _ = saved_slowly(engine, store, tmp_path, failure)
             go_on(engine, batches[2:])
             engine.synchronize()
         thread.join()
@@ -117,8 +119,7 @@ def test_a_failure_ends_the_wait_for_a_unit():
             go_on(engine, batches[:1])
             engine.snapshot()
             go_on(engine, batches[1:2])
-            while not any("saved" in what for what in engine.waiting().values()):
-                time.sleep(0.005)
+            tools.wait_for(lambda: any("saved" in what for what in engine.waiting().values()))
             assert engine.waiting()["optimizer"].startswith("waits for saved ")
             armed.set()
             go_on(engine, batches[2:])

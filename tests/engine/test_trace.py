@@ -22,7 +22,6 @@ TWO = "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=4 MR=4"
 ONE = TWO.replace("N=2", "N=1")
 FUSED = "FB0-4 | N=1 M=4 MR=2"
 ROUNDS = "F0-2 FB3-4 B2-2 B1-1 B0-0 | N=2 M=4 MR=2"
-PAUSE = 0.05
 PAUSES = (0.02, 0.1, 0.5)  # of a delay that is looked for
 STEPS = 4
 
@@ -105,16 +104,21 @@ def test_what_a_computation_needed_was_there_before_it_began(plan, asynchronous)
 
 
 def test_a_stage_that_is_updated_late_is_computed_layer_by_layer_and_its_waits_are_no_computation():
-    def slow(where):
-        if where.startswith("optimizer update of layers.1"):
-            time.sleep(PAUSE)
+    for pause in PAUSES:  # a machine that is busy with other work needs a longer one
 
-    spans = [span for span in traced(TWO, asynchronous=False, probe=slow) if span.iteration > 0]
-    first = next(span for span in spans if span.slot.index == 0)
-    assert len(first.pieces) == 2
-    before, after = first.pieces
-    assert after.parameters.published - before.parameters.published > 0.9 * PAUSE
-    assert sum(piece.end() - piece.start() for piece in first.pieces) < first.end() - first.start() - 0.5 * PAUSE
+        def slow(where, pause=pause):
+            if where.startswith("optimizer update of layers.1"):
+                time.sleep(pause)
+
+        spans = [span for span in traced(TWO, asynchronous=False, probe=slow) if span.iteration > 0]
+        first = next(span for span in spans if span.slot.index == 0)
+        assert len(first.pieces) == 2
+        before, after = first.pieces
+        assert after.parameters.published - before.parameters.published > 0.9 * pause
+        computed = sum(piece.end() - piece.start() for piece in first.pieces)
+        if computed < first.end() - first.start() - 0.5 * pause:
+            return
+    raise AssertionError(f"{computed} of {first.end() - first.start()} seconds are computation")
 
 
 def idle(spans, device=0):
@@ -171,14 +175,17 @@ def test_a_caller_that_takes_its_time_is_the_boundary():
 def test_a_thread_that_takes_its_time_launches_late(monkeypatch):
     issue = Upload.issue
 
-    def slow(upload, after):
-        time.sleep(PAUSE)
-        issue(upload, after)
+    def causes(pause):
+        def slow(upload, after):
+            time.sleep(pause)
+            issue(upload, after)
 
-    monkeypatch.setattr(Upload, "issue", slow)
-    spans = traced(FUSED)
-    assert idle(spans)[0] == "launch"
-    assert all(span.issued - span.begun > 0.9 * PAUSE for span in spans if span.micro_batch is not None)
+        monkeypatch.setattr(Upload, "issue", slow)
+        spans = traced(FUSED)
+        assert all(span.issued - span.begun > 0.9 * pause for span in spans if span.micro_batch is not None)
+        return idle(spans)
+
+    assert_largest("launch", causes)
 
 
 def test_parameters_are_published_when_the_last_of_them_is():

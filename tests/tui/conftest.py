@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import wraps
+from inspect import getsource
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from rptrain.tui import heavy, places
 from rptrain.tui.app import RptrainApp, make_app
 from rptrain.tui.heavy import Planned, Preview, Sample
 from rptrain.tui.places import FoundModel
+
+from ..run_tools import PATIENCE
 
 GIB = 1 << 30
 SAME = 5  # looks in which nothing changed
@@ -145,13 +149,12 @@ def driven(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None
 
 
 async def until(pilot: Pilot[Any], holds: Callable[[], bool]) -> None:
-    """Waits for what workers bring about."""
-    for _ in range(1500):  # half a minute: a busy machine
-        if holds():
-            await pilot.pause()  # what came with it
-            return
+    """Waits for what workers bring about. The deadline only ends a hang."""
+    end = monotonic() + PATIENCE
+    while not holds():
+        assert monotonic() < end, f"not within {PATIENCE} seconds: {getsource(holds).strip()}\n{screen_text(pilot.app)}"
         await pilot.pause(0.02)
-    raise AssertionError(f"it did not come: {screen_text(pilot.app)}")
+    await pilot.pause()  # what came with it
 
 
 async def focus(pilot: Pilot[Any], selector: str) -> Widget:
@@ -192,11 +195,10 @@ async def settled(pilot: Pilot[Any]) -> str:
 
 async def wait_for(holds: Callable[[], bool]) -> None:
     """As `until`, where there is no app."""
-    for _ in range(1500):
-        if holds():
-            return
+    end = monotonic() + PATIENCE
+    while not holds():
+        assert monotonic() < end, f"not within {PATIENCE} seconds: {getsource(holds).strip()}"
         await asyncio.sleep(0.02)
-    raise AssertionError("it did not come")
 
 
 def screen_text(app: Any) -> str:

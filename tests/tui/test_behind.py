@@ -5,7 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,9 @@ from rptrain.tui.preferences import Preferences
 from rptrain.tui.recipe import EXAMPLE, recipe
 from rptrain.tui.replay import Replay
 
+from .. import run_tools as tools
+from ..run_tools import PATIENCE
+from .conftest import wait_for
 from .recorded import make_run
 
 ROOT = Path(__file__).parents[2]
@@ -210,27 +216,49 @@ def test_the_helper_answers_refuses_and_fails():
 def test_calls_that_nobody_waits_for_hold_up_nothing(monkeypatch: pytest.MonkeyPatch):
     """Those whose turn has not come are never made; the process of the one under way is ended soon."""
     monkeypatch.setattr("rptrain.tui.helper.GRACE", 0.05)
+    ask_process, give_up = ChildHelper._ask, ChildHelper._give_up
+    under_way: list[object] = []
+    cancelled = threading.Event()  # the call of `len`
 
-    async def ask(helper: ChildHelper) -> int:
+    def noted(helper: ChildHelper, function: Callable[..., object], given: tuple[object, ...]) -> tuple[str, object]:
+        under_way.append(function)
+        assert function is not len or cancelled.wait(PATIENCE)
+        return ask_process(helper, function, given)
+
+    async def ask(helper: ChildHelper) -> None:
         first = await helper.call(os.getpid)
         assert await asyncio.gather(*(helper.call(abs, -number) for number in range(50))) == list(range(50))
         asked = [asyncio.create_task(helper.call(time.sleep, 600)) for _ in range(20)]
-        await asyncio.sleep(0.05)
+        await wait_for(lambda: time.sleep in under_way)
         for one in asked:
             one.cancel()
         assert await helper.call(os.getpid) != first
+        assert under_way.count(time.sleep) == 1
         second = await helper.call(os.getpid)
-        quick = asyncio.create_task(helper.call(abs, 3))
-        await asyncio.sleep(0)
+        late: list[Future[object]] = []  # its time is up
+        monkeypatch.setattr(ChildHelper, "_give_up", lambda helper, asked: late.append(asked))
+        quick = asyncio.create_task(helper.call(len, "abc"))
+        await wait_for(lambda: len in under_way)
         quick.cancel()
+        await asyncio.wait([quick])
+        cancelled.set()
+        await wait_for(lambda: len(late) > 0 and late[0].done())
+        give_up(helper, late[0])
         assert await helper.call(os.getpid) == second  # it was done in time
-        return second
 
+    monkeypatch.setattr(ChildHelper, "_ask", noted)
     helper = ChildHelper()
     try:
         asyncio.run(ask(helper))
     finally:
         helper.close()
+
+
+def ended(process: int) -> bool:
+    try:
+        return " Z " in Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def test_the_helper_ends_with_the_process_that_began_it():
@@ -242,12 +270,7 @@ def test_the_helper_ends_with_the_process_that_began_it():
         assert parent.stdout is not None
         helper = int(parent.stdout.readline())
         parent.kill()
-    for _ in range(200):
-        if not Path(f"/proc/{helper}").exists() or " Z " in Path(f"/proc/{helper}/stat").read_text():
-            return
-        time.sleep(0.05)
-    os.kill(helper, signal.SIGKILL)
-    raise AssertionError("the helper outlived it")
+    tools.wait_for(lambda: ended(helper))
 
 
 def test_a_launched_trainer_has_a_name_a_session_and_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -256,7 +279,7 @@ def test_a_launched_trainer_has_a_name_a_session_and_a_log(tmp_path: Path, monke
     (tmp_path / "mine").mkdir()
     run = tmp_path / "mine-2"
     launched = launch.start(Path("c.toml"), str(tmp_path), "mine", {"RUN": str(run), "LOOK": "none"})
-    assert launched.path == run and launched.process.wait(20) == 0
+    assert launched.path == run and launched.process.wait(PATIENCE) == 0
     assert launched.settle() and launched.log == run / launch.LOG and not (tmp_path / "mine-2.log").exists()
     said = launched.said().splitlines()
     assert int(said[0]) == launched.process.pid != os.getsid(0)
@@ -272,13 +295,13 @@ def test_a_start_that_failed_leaves_its_log_until_the_next(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     name = "🙂 " + "long" * 15
     first = launch.start(Path("c.toml"), ".", name, {})
-    assert first.process.wait(20) == 0 and not first.goes_on and not first.settle()
+    assert first.process.wait(PATIENCE) == 0 and not first.goes_on and not first.settle()
     assert first.said().splitlines() == [f'log.run_name="{name}"', "no room"] and first.log == Path(f"{name}.log")
     (tmp_path / "wait").touch()
     second, third = (launch.start(Path("c.toml"), ".", name, {}) for _ in range(2))
     assert (second.path, third.path) == (Path(name), Path(f"{name}-2"))
     (tmp_path / "wait").unlink()
-    assert second.process.wait(20) == third.process.wait(20) == 0
+    assert second.process.wait(PATIENCE) == third.process.wait(PATIENCE) == 0
     assert len(second.said().splitlines()) == 2 and launch.log_of(second.path) == second.log
     with pytest.raises(UserError, match="no run can be made"):
         launch.start(Path("c.toml"), ".", "n" * 300, {})
@@ -290,11 +313,12 @@ def test_what_was_begun_is_looked_after(tmp_path: Path, monkeypatch: pytest.Monk
     context = Context(Draft(Path("c.toml")), tmp_path, ChildHelper(), Preferences(), tmp_path / "t.toml")
     context.environment = {"RUN": str(tmp_path / "mine")}
     launched = context.start(Path("c.toml"), str(tmp_path), "mine")
-    for _ in range(1000):
+
+    def looked_after() -> bool:
         context.look_after()
-        if launched.process.returncode is not None:
-            break
-        time.sleep(0.02)
+        return launched.process.returncode is not None
+
+    tools.wait_for(looked_after)
     assert launched.process.returncode == 0 and (tmp_path / "mine" / launch.LOG).is_file()
     assert not (tmp_path / "mine.log").exists()
 

@@ -19,6 +19,9 @@ async def test_the_newest_stays_in_sight_until_one_scrolls():
         async def seen(line: int) -> None:
             await until(pilot, lambda: re.search(rf"line {line}\b", screen_text(app)) is not None)
 
+        async def laid_out(lines: int) -> None:
+            await until(pilot, lambda: panel.query_one("#log-text").size.height == lines)
+
         panel.turn_to("output")
         for lines in (50, 300, 100, 1000):  # before any of them is laid out
             say(lines)
@@ -30,7 +33,7 @@ async def test_the_newest_stays_in_sight_until_one_scrolls():
         panel.to_end(False)
         await seen(0)
         say(1200)
-        await pilot.pause(0.2)
+        await laid_out(1200)
         await seen(0)
         panel.turn_to("samples")
         panel.turn_to("output")
@@ -38,7 +41,7 @@ async def test_the_newest_stays_in_sight_until_one_scrolls():
         panel.scroll(-3)
         await until(pilot, lambda: "line 1199" not in screen_text(app))
         say(1300)
-        await pilot.pause(0.2)
+        await laid_out(1300)
         await seen(1196)
         panel.to_end(True)
         await seen(1299)

@@ -271,8 +271,7 @@ async def test_a_replay_goes_from_the_beginning_to_the_end(make: Made, tmp_path:
         assert screen.query_one(Lanes).size.height == 1 + 4 * 2  # room for what will come
         await pilot.press("space")
         await until(pilot, lambda: "held" in screen_text(pilot.app))
-        await pilot.pause(2 * PAUSE)  # what was under way
-        early = screen_text(pilot.app)
+        early = await settled(pilot)  # with what was under way
         assert "100/100" not in early
         await pilot.pause(2 * PAUSE)
         assert screen_text(pilot.app) == early

@@ -75,7 +75,7 @@ async def test_from_a_new_run_to_a_model_in_transformers(make: Made, tmp_path: P
         await wait(pilot, lambda: "✓ finished" in screen_text(app))
         assert "12/12" in screen_text(app)
         await pilot.press("g")  # to the log's beginning
-        await wait(pilot, lambda: "cpu:1" in screen_text(app), 10)
+        await wait(pilot, lambda: "cpu:1" in screen_text(app))
         await pilot.press("e")
         await wait(pilot, lambda: "Export tiny-tasks" in screen_text(app))
         app.screen.query_one("#to", Input).value = str(tmp_path / "out")
