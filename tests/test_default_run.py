@@ -4,6 +4,8 @@ import re
 from itertools import groupby
 from pathlib import Path
 
+import pytest
+
 from rptrain import metrics
 from rptrain.config_source import resolve
 from rptrain.data import tasks
@@ -17,6 +19,7 @@ from . import run_tools as tools
 CONFIG = Path(__file__).resolve().parent.parent / "rptrain.toml"
 
 
+@pytest.mark.long
 def test_the_default_run_learns_its_tasks(tmp_path):
     resolved = resolve(CONFIG, [f"save.output_dir={tmp_path}"])
     questions = tasks.questions("test", resolved.config.eval.questions)

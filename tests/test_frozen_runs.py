@@ -28,9 +28,9 @@ def is_frozen(name):
     return ".mlp." in name or name == "model.embed_tokens.weight" or name.startswith("model.layers.1.")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
 @pytest.mark.parametrize("update", ["async", "sync"])
-@pytest.mark.parametrize("init", ["auto", "random"])
+@pytest.mark.parametrize("init", ["auto", pytest.param("random", marks=pytest.mark.long)])
 def test_killed_and_resumed(folder, update, dtype, init, tmp_path):
     kind = (f"optim.update={update}", f"model.dtype={dtype}", f"model.init={init}", *EVERY_TWO)
     with tools.Trainers() as trainers:

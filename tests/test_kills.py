@@ -129,6 +129,7 @@ def killed_at_random(folder: Path, trainers: tools.Trainers, whole: RunDir, kill
                 verify_checkpoint(checkpoint)
 
 
+@pytest.mark.long
 def test_killed_at_random_moments(whole, trainers, tmp_path):
     killed_at_random(tmp_path, trainers, whole, 5)
 

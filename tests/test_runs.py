@@ -235,7 +235,7 @@ def test_another_order_and_other_weights_with_another_seed(folder, undisturbed):
     assert tools.state(tools.train_here(folder, "train.seed=1")) != undisturbed().state
 
 
-@pytest.mark.parametrize("assistant_only", ["true", "false"])
+@pytest.mark.parametrize("assistant_only", ["true", pytest.param("false", marks=pytest.mark.long)])
 def test_packing_and_micro_batches_do_not_change_the_loss(folder, assistant_only):
     """One step takes all documents; where they fill fewer rows, the rest of the batch is padding."""
     data = tools.write_chats(folder / "chats.jsonl")
@@ -304,7 +304,9 @@ def test_the_folder(folder):
     assert {event.supervised for event in tools.events(run, metrics.Step)} == {64 * 15}
 
 
-@pytest.mark.parametrize(("devices", "round_size"), [(1, 4), (2, 2), (3, 4)])
+@pytest.mark.parametrize(
+    ("devices", "round_size"), [(2, 2), *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((1, 4), (3, 4)))]
+)
 def test_the_trace_shows_what_the_plan_says(folder, staged, devices, round_size):
     sizes = (f"engine.devices=cpu:{devices}", f"engine.round_size={round_size}")
     run = tools.train_here(folder, "engine.trace=true", "engine.replan=false", "save.save_steps=2", *sizes)

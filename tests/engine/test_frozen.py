@@ -74,7 +74,7 @@ BOTTOM = ["model.embed_tokens.weight", *LAYERS[:2], "*.mlp.*"]
 
 @pytest.mark.parametrize("patterns", [MIXED, BOTTOM], ids=["mixed", "bottom"])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.long), torch.bfloat16])
 def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, dtype, patterns):
     batches = plain.make_batches(5)
     others = [f"{PLAN} | N={n} M=4 MR=4" for n in (1, 2, 3, 4)]
@@ -100,7 +100,14 @@ def test_rounds_keep_their_sums_of_what_is_trained(asynchronous):
     assert all((one[2][name] - two[2][name]).abs().max() < 1e-12 for name in one[2])
 
 
-@pytest.mark.parametrize("patterns", [MIXED, BOTTOM, CASES["only-the-head"][1]], ids=["mixed", "bottom", "head"])
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        pytest.param(MIXED, id="mixed"),
+        pytest.param(BOTTOM, id="bottom", marks=pytest.mark.long),
+        pytest.param(CASES["only-the-head"][1], id="head", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_delays_anywhere_change_nothing(asynchronous, patterns):
     """Devices that wait for no version of their parameters may be far ahead of the optimizer."""

@@ -73,7 +73,7 @@ DROPPING = LoRA(r=3, alpha=12, dropout=0.3, modules_to_save=("norm",))
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.long), torch.bfloat16])
 def test_same_bits_with_dropout_on_any_number_of_workers_and_any_plan(asynchronous, dtype):
     batches = plain.make_batches(5)
     others = [f"{PLAN} | N={n} M=4 MR=4" for n in (1, 2, 3)]

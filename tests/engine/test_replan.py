@@ -46,7 +46,9 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[1]}-to-{pair[3]}")
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    "tied", [pytest.param(False, id="untied", marks=pytest.mark.long), pytest.param(True, id="tied")]
+)
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_another_plan_goes_on_to_the_bit(asynchronous, tied, rounds, pair):

@@ -99,7 +99,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("lag", [0, 1], ids=["sync", "async"])
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("model", MODELS)

@@ -93,7 +93,7 @@ async def test_sizes_and_colours(make: Made, helper: Scripted, snapshot: Any, sc
             check_contrast(app, screen)
 
 
-@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize("screen", [pytest.param(s, marks=[] if s == "new" else pytest.mark.long) for s in SCREENS])
 @driven
 async def test_without_colour(make: Made, helper: Scripted, monkeypatch: pytest.MonkeyPatch, screen: str):
     monkeypatch.setenv("NO_COLOR", "1")
