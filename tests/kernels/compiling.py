@@ -1,8 +1,8 @@
 """Compiles the kernels for GPUs that are not there, and reads what they use: a program of its own.
 
-python -m tests.kernels.compiling OP ARCHITECTURE: the variants of tests/kernels/variants_OP.py for one architecture, such
-as 89. Prints a JSON line with the names of all kernels of the operation, and one for each variant. It must not share a
-process with Triton's interpreter.
+python -m tests.kernels.compiling OP ARCHITECTURE: the variants of tests/kernels/variants_OP.py for one architecture,
+such as 89. Prints a JSON line with the names of all kernels of the operation, and one for each variant. It must not
+share a process with Triton's interpreter.
 """
 
 import importlib
