@@ -14,6 +14,8 @@ from rptrain.plan.simulate import simulate
 from rptrain.plan.validate import validate
 from tests import bubble
 
+pytestmark = pytest.mark.long
+
 LAYERS = {"even": [[1.0, 3.0]] * 15 + [[1.0, 4.0]], "wide": [[1.0, 3.1]] * 21 + [[4.0, 12.4]]}
 MEMORY = 14  # weights of two, their gradients, what two keep, and one for the rest: 2 * 2 + 3 * 2 + 2 + 1 is 13
 SCHEDULES = {

@@ -69,6 +69,7 @@ def test_a_checkpoint_is_exported_and_asked_as_the_run_is(folder, init):
     assert generate_text(run.checkpoints()[-1], *asked) == generate_text(run.model_path, *asked)
 
 
+@pytest.mark.long
 def test_frozen_weights_that_are_not_as_they_were_are_refused(folder):
     """For a resumed run, and for an export from a checkpoint, which the model's files are needed for too."""
     with tools.Trainers() as trainers:
@@ -92,6 +93,7 @@ def test_frozen_weights_that_are_not_as_they_were_are_refused(folder):
             attempt()
 
 
+@pytest.mark.long
 def test_a_run_keeps_what_it_froze(folder):
     with tools.Trainers() as trainers:
         assert trainers.train(folder, *EVERY_TWO, event=5) == -signal.SIGKILL

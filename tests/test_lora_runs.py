@@ -36,7 +36,9 @@ def logits(directory, folder=None):
         return model.eval()(IDS).logits
 
 
-@pytest.mark.parametrize(("update", "dtype"), [("async", "bfloat16"), ("sync", "float32")])
+@pytest.mark.parametrize(
+    ("update", "dtype"), [("async", "bfloat16"), pytest.param("sync", "float32", marks=pytest.mark.long)]
+)
 def test_killed_and_resumed_on_another_number_of_workers(folder, update, dtype):
     kind = (f"optim.update={update}", f"model.dtype={dtype}", *LORA)
     with tools.Trainers() as trainers:
@@ -63,6 +65,7 @@ def test_what_a_run_leaves(folder):
     assert "tokenizer.json" in present and not present & {"config.json", "model.safetensors"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [(), ("lora.use_dora=true", "lora.dropout=0")], ids=["lora", "dora"])
 def test_stock_peft_computes_what_was_trained_and_what_is_merged(folder, kind):
     from transformers import AutoModelForCausalLM
@@ -138,6 +141,7 @@ def test_an_adapter_is_gone_on_from(folder, kind):
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.long
 def test_a_resumed_run_needs_the_adapter_that_it_began_with_no_more(folder):
     first = tools.train_here(folder, *LORA)
     more = (f"lora.adapter={first.model_path}", "log.run_name=again")
@@ -163,6 +167,7 @@ def test_an_adapter_that_does_not_fit_is_found_before_memory_is_taken(folder):
     assert not (folder / "runs/again").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("base", ["bf16", "nf4"])
 def test_a_base_that_is_not_as_it_was_is_refused(folder, base):
     """Found by the weights, or by the codes and scales."""
@@ -190,6 +195,7 @@ def test_mistakes_end_with_2(folder):
     assert result.exit_code == 2 and "has no adapters to merge" in result.output
 
 
+@pytest.mark.long
 def test_plan_counts_two_bytes_a_frozen_parameter_and_bench_runs(folder):
     tools.write_config(folder)
     given = ("--config", folder / "run.toml", *LORA, "model.dtype=bfloat16", "--json")
@@ -202,6 +208,7 @@ def test_plan_counts_two_bytes_a_frozen_parameter_and_bench_runs(folder):
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.long
 def test_the_bundled_example_is_gone_on_from_with_adapters(tmp_path):
     """Trained whole for some steps, then adapted: `rptrain --config` on what the first run left."""
     example = tools.Path(__file__).parent.parent / "rptrain.toml"

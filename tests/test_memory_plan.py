@@ -133,7 +133,7 @@ def case(*overrides, long=True):
         case("model.dtype=bfloat16", "optim.update=async", "engine.devices=cpu:2", "optim.moments=int8"),
         case("model.dtype=float16", "optim.update=async", "engine.devices=cpu:2"),
         case("model.dtype=float32", "optim.update=async", "engine.devices=cpu:1"),
-        case("model.dtype=float32", "optim.update=sync", "engine.devices=cpu:2", long=False),
+        case("model.dtype=float32", "optim.update=sync", "engine.devices=cpu:2"),
     ],
 )
 def test_a_run_takes_what_was_planned(folder, overrides):

@@ -421,6 +421,7 @@ def test_auto_is_settled_by_the_planner():
     assert step["micro_batches"] % step["round_size"] == 0
 
 
+@pytest.mark.long
 def test_auto_finds_what_the_host_has_room_for():
     """The quickest choice by far has too many activations for it."""
     write("llama-3.1-8b")

@@ -169,7 +169,10 @@ def test_killed_after_the_last_save(folder, trainers, undisturbed):
     check_same(run, undisturbed())
 
 
-@pytest.mark.parametrize(("number", "code", "every"), [(signal.SIGKILL, -signal.SIGKILL, 10), (signal.SIGINT, 130, 0)])
+@pytest.mark.parametrize(
+    ("number", "code", "every"),
+    [pytest.param(signal.SIGKILL, -signal.SIGKILL, 10, marks=pytest.mark.long), (signal.SIGINT, 130, 0)],
+)
 def test_the_command_killed_and_interrupted(folder, undisturbed, number, code, every):
     """What a shell starts, and then the same again. An interrupt is obeyed with a checkpoint, wherever it comes."""
     overrides = ("train.max_steps=60", "optim.lr_scheduler_type=linear", f"save.save_steps={every}")

@@ -71,7 +71,7 @@ def test_scales_rotations_as_yarn_asks():
     ids=["llama", "qwen3-moe", "gpt-oss-aux"],
 )
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.long), torch.bfloat16])
 def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, dtype, cfg, steps):
     batches = plain.make_batches(steps)
 

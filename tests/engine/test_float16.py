@@ -88,7 +88,7 @@ def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, size):
         assert_same(run(batches, f"{STAGES[stages]} | N={workers} M=4 MR={size}", **options), one)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
 @UPDATES
 def test_when_an_outcome_is_known_changes_no_scale(asynchronous, workers):
     batches = plain.make_batches(6)

@@ -42,7 +42,9 @@ def matched(names, patterns):
 
 
 @pytest.mark.parametrize(("cfg", "patterns"), CASES.values(), ids=CASES)
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "asynchronous", [pytest.param(False, id="sync", marks=pytest.mark.long), pytest.param(True, id="async")]
+)
 def test_equals_the_plain_loop_that_leaves_them_out(asynchronous, cfg, patterns):
     steps, rate = 4, 5e-3
     batches = plain.make_batches(steps)
@@ -72,7 +74,9 @@ MIXED = ["model.layers.1.*", "model.layers.2.mlp.*", "*.q_proj.weight", "*.k_pro
 BOTTOM = ["model.embed_tokens.weight", *LAYERS[:2], "*.mlp.*"]
 
 
-@pytest.mark.parametrize("patterns", [MIXED, BOTTOM], ids=["mixed", "bottom"])
+@pytest.mark.parametrize(
+    "patterns", [pytest.param(MIXED, id="mixed"), pytest.param(BOTTOM, id="bottom", marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.long), torch.bfloat16])
 def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, dtype, patterns):

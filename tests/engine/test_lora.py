@@ -61,7 +61,9 @@ def assert_equals_the_plain_loop(store, cfg, lora, batches, rate, *, asynchronou
 
 
 @pytest.mark.parametrize(("cfg", "lora"), CASES.values(), ids=CASES)
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "asynchronous", [pytest.param(False, id="sync", marks=pytest.mark.long), pytest.param(True, id="async")]
+)
 def test_equals_the_plain_loop(asynchronous, cfg, lora):
     steps, rate = 4, 5e-3
     batches = plain.make_batches(steps)
@@ -72,7 +74,9 @@ def test_equals_the_plain_loop(asynchronous, cfg, lora):
 DROPPING = LoRA(r=3, alpha=12, dropout=0.3, modules_to_save=("norm",))
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "asynchronous", [pytest.param(False, id="sync", marks=pytest.mark.long), pytest.param(True, id="async")]
+)
 @pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.long), torch.bfloat16])
 def test_same_bits_with_dropout_on_any_number_of_workers_and_any_plan(asynchronous, dtype):
     batches = plain.make_batches(5)

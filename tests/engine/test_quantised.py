@@ -61,7 +61,9 @@ def test_the_bits_of_a_base_that_was_widened_before():
     assert plainly[0] != results[0][0]
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "asynchronous", [pytest.param(False, id="sync", marks=pytest.mark.long), pytest.param(True, id="async")]
+)
 def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous):
     batches, results = plain.make_batches(3), []
     for plan in (

@@ -50,7 +50,7 @@ def same(one, other):
     "tied", [pytest.param(False, id="untied", marks=pytest.mark.long), pytest.param(True, id="tied")]
 )
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_another_plan_goes_on_to_the_bit(asynchronous, tied, rounds, pair):
     cfg = plain.config(tie_word_embeddings=tied)
     first, workers, second, later = pair

@@ -36,6 +36,8 @@ from .conftest import (
 )
 from .recorded import make_run
 
+pytestmark = pytest.mark.long
+
 
 def start_button(app) -> Button:
     return app.screen.query_one("#start", Button)

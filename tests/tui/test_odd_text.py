@@ -8,6 +8,8 @@ from typing import Any
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
 
+import pytest
+
 from rptrain.errors import UserError
 from rptrain.tui import heavy, places
 from rptrain.tui.new_run import NewRun
@@ -18,6 +20,8 @@ from rptrain.tui.runs_screen import Runs
 
 from .conftest import Made, Scripted, driven, focus, planned, screen_text, until
 from .recorded import make_run
+
+pytestmark = pytest.mark.long
 
 NAME = "a\x1b[2J\tb\nc\x07\x9b\u202e" + os.fsdecode(b"\xff")
 SHOWN = "a␛[2J␉b␊c␇���"

@@ -31,6 +31,8 @@ from .conftest import (
 )
 from .recorded import make_run, snapshot
 
+pytestmark = pytest.mark.long
+
 
 async def opened(pilot) -> RunScreen:
     screen = pilot.app.screen

@@ -16,6 +16,8 @@ from rptrain.tui.summaries import RunFolder
 from .conftest import Made, driven, press_until, screen_text, settled, until
 from .recorded import BEGAN, make_run
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
