@@ -5,10 +5,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
-
-import pytest
 
 from rptrain.errors import UserError
 from rptrain.tui import heavy, places
