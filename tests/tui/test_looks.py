@@ -15,9 +15,10 @@ from rptrain.tui.app import RptrainApp
 from .conftest import Made, Scripted, driven, planned, screen_text, settled, until
 from .recorded import BEGAN, make_run
 
+pytestmark = pytest.mark.long
+
 SIZES = ((80, 24), (120, 36), (200, 50))
 SCREENS = ("new", "unfit", "run", "ended", "runs", "doctor", "help", "picker")
-MARKED = [pytest.param(screen, marks=[] if screen == "new" else pytest.mark.long) for screen in SCREENS]
 CONTRAST = 3.0  # at least, of text that is read, by WCAG 2
 BEHIND = 1.6  # of the dimmed screen behind a dialog
 
@@ -75,7 +76,7 @@ def app_for(make: Made, helper: Scripted, screen: str) -> RptrainApp:
     return app
 
 
-@pytest.mark.parametrize("screen", MARKED)
+@pytest.mark.parametrize("screen", SCREENS)
 @driven
 async def test_sizes_and_colours(make: Made, helper: Scripted, snapshot: Any, screen: str):
     """The text at each size, whatever it was before; and in both looks every letter is told from what it stands on."""
@@ -94,7 +95,7 @@ async def test_sizes_and_colours(make: Made, helper: Scripted, snapshot: Any, sc
             check_contrast(app, screen)
 
 
-@pytest.mark.parametrize("screen", MARKED)
+@pytest.mark.parametrize("screen", SCREENS)
 @driven
 async def test_without_colour(make: Made, helper: Scripted, monkeypatch: pytest.MonkeyPatch, screen: str):
     monkeypatch.setenv("NO_COLOR", "1")
