@@ -8,6 +8,7 @@ import torch
 
 from rptrain.checkpoint.state import load_state, save_state
 from rptrain.engine.errors import EngineError
+from rptrain.errors import UserError
 
 from . import plain, runs
 
@@ -36,7 +37,7 @@ def saved_slowly(store, snapshot, folder, failure):
                     release=snapshot.release,
                     proceed=proceed,
                 )
-        except OSError as error:
+        except (OSError, UserError) as error:
             failure.append(error)
 
     thread = threading.Thread(target=save)
@@ -78,12 +79,12 @@ def test_a_save_that_fails_releases_every_unit(tmp_path):
         with runs.engine_of(store, PLAN, tokens=tokens, asynchronous=True) as engine:
             go_on(engine, batches[:2])
             (tmp_path / "config.json").write_text("{}")
-            (tmp_path / "checkpoint-3.partial").write_text("in the way")
+            (tmp_path / ".checkpoint-3.rptrain-partial").write_text("in the way")
             thread = saved_slowly(store, engine.snapshot(), tmp_path, failure)
             go_on(engine, batches[2:])
             engine.synchronize()
         thread.join()
-    assert isinstance(failure[0], FileExistsError)
+    assert isinstance(failure[0], UserError) and "is in the way" in str(failure[0])
 
 
 def test_two_snapshots_at_once_are_refused():
