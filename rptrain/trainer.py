@@ -97,7 +97,6 @@ def _train(resolved: Resolved, found: tuple[RunDir, Path] | None, held: metrics.
                 with suppress(RunDeleted):
                     log.write(metrics.Failed(f"{type(error).__name__}: {error}"))
                 raise
-            log.check()  # files are missing once the folder is gone
             saver.settle()  # its checkpoint counts
             failure = TrainingError(f"{mendable}. {how_to_go_on(run)}")
             log.write(metrics.Failed(str(failure)))
