@@ -335,12 +335,15 @@ def export(
         str | None, typer.Option(help="Type of the weights written; that of the run if not given.")
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Add the adapters to the model's weights.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace whatever is there. Folders that are read are refused.")
+    ] = False,
 ) -> None:
     """Write a Hugging Face model, or an adapter, of a run's last checkpoint, or of one checkpoint."""
     with exit_codes():
         from rptrain.checkpoint.export import export as write
 
-        print(write(source, to, dtype, merge=merge))
+        print(write(source, to, dtype, merge=merge, force=force))
 
 
 @app.command()

@@ -7,3 +7,7 @@ class UserError(ValueError):
 
 class TrainingError(RuntimeError):
     """Training cannot go on, though nothing broke; the message says why and what to do. The command exits with 1."""
+
+
+class RunDeleted(TrainingError):
+    """A run's folder was deleted while the run was trained: nothing can be written any more."""

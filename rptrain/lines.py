@@ -1,9 +1,12 @@
-"""A file that whole lines are appended to; what finds no room on the disk costs those lines and nothing else."""
+"""A file of a run that lines are appended to; what finds no room on the disk costs those lines and nothing else."""
 
 import fcntl
+import os
 from contextlib import ExitStack
 from os import SEEK_END
 from pathlib import Path
+
+from rptrain.errors import RunDeleted
 
 _PIECE = 4096  # bytes looked at for the last line's end
 
@@ -16,6 +19,7 @@ class LineFile:
     """
 
     def __init__(self, path: Path | str, *, lock: bool = False) -> None:
+        self._path = Path(path)
         with ExitStack() as opening:
             self._file = opening.enter_context(open(path, "a+b", buffering=0))
             if lock:
@@ -25,8 +29,17 @@ class LineFile:
             opening.pop_all()  # `close` closes it
         self._torn = False  # whether there may be a part of a line behind them
 
+    def check(self) -> None:
+        """RunDeleted if the file was deleted: the system takes what is written to it, and nobody could read it."""
+        if os.fstat(self._file.fileno()).st_nlink == 0:
+            raise RunDeleted(
+                f"the run's folder {self._path.parent} was deleted while the run was trained ({self._path.name} is "
+                "gone): nothing more can be saved. Begin a new run"
+            )
+
     def append(self, line: bytes) -> None:
-        """Writes a line, given without its end. OSError: it is lost, and the next one takes its place."""
+        """Writes a line, given without its end. OSError: it is lost, and the next one takes its place. RunDeleted."""
+        self.check()
         if self._torn:
             self._file.truncate(self.size)
         self._torn = True

@@ -328,8 +328,9 @@ class EventLog:
     """Appends records to a file, each there before `write` returns; threads may share it. Context manager.
 
     Records that the disk does not take are counted, which a `RecordsLost` says once it takes one: they do not end a
-    run. What a killed process left of a last line is cut off on opening. Raises UserError where another process
-    holds the file: a run is trained by one at a time.
+    run. If the file was deleted, `write` raises RunDeleted, in whichever thread. What a killed process left of a last
+    line is cut off on opening. Raises UserError where another process holds the file: a run is trained by one at a
+    time.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -357,6 +358,10 @@ class EventLog:
                 self._lose(error)
         for listener in self._listeners:
             listener(event)
+
+    def check(self) -> None:
+        """RunDeleted if the run's folder was deleted, before something is written into one that took its place."""
+        self._file.check()
 
     def listen(self, listener: Callable[[Event], None]) -> None:
         """It is called with every record from now on, once that is written."""

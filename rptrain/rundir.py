@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rptrain.checkpoint.facts import read_facts
-from rptrain.checkpoint.files import MANIFEST, Damaged, complete_checkpoints, set_aside
+from rptrain.checkpoint.files import MANIFEST, PARTIAL, Damaged, beside, complete_checkpoints, set_aside
 from rptrain.config import AUTOMATIC, Config
 from rptrain.config_mistakes import dotted, leaves, shown
 from rptrain.config_source import Resolved, render, resolve
@@ -118,7 +118,7 @@ class RunDir:
 
     def write_config(self, resolved: Resolved) -> None:
         """Replaces the config as a whole, so that it is never half there."""
-        aside = self.config_path.with_suffix(".part")
+        aside = beside(self.config_path, PARTIAL)
         aside.write_text(render(resolved), encoding="utf-8")
         aside.replace(self.config_path)
 

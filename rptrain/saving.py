@@ -33,11 +33,19 @@ class Saver:
     """Writes a run's checkpoints in a thread of its own while training goes on. Context manager: leaving it waits for
     the save under way, or gives it up where a KeyboardInterrupt comes through.
 
-    `tell` is called with records, from any thread.
+    `tell` is called with records, from any thread, and `check` before a save: it raises RunDeleted once the run's
+    folder is gone.
     """
 
-    def __init__(self, run: RunDir, units: Sequence[UnitState], config: Save, tell: Callable[[Event], None]):
-        self._run, self._units, self._config, self._tell = run, units, config, tell
+    def __init__(
+        self,
+        run: RunDir,
+        units: Sequence[UnitState],
+        config: Save,
+        tell: Callable[[Event], None],
+        check: Callable[[], None],
+    ) -> None:
+        self._run, self._units, self._config, self._tell, self._check = run, units, config, tell, check
         self._pool = ThreadPoolExecutor(1, "saver")
         self._under_way: tuple[int, Future[None]] | None = None
         self._abandoned = threading.Event()
@@ -94,6 +102,7 @@ class Saver:
     ) -> None:
         try:
             with snapshot:
+                self._check()
                 path = save_state(
                     self._run.checkpoints_path,
                     self._units,
@@ -110,7 +119,7 @@ class Saver:
             self._tell(CheckpointSaved(step, str(path), seconds, paused, drained + paused))
             try:
                 prune(self._run.checkpoints_path, self._config.save_total_limit, best)
-            except OSError as error:
+            except (OSError, UserError) as error:
                 log.warning("an old checkpoint could not be removed: %s", error)
         finally:
             if done is not None:

@@ -14,6 +14,7 @@ import torch
 from rptrain.engine.activity import Activity, LaneState
 from rptrain.engine.engine import Engine
 from rptrain.engine.memory import available_bytes
+from rptrain.errors import RunDeleted
 from rptrain.gpu_status import Driver, GpuStatus
 from rptrain.lines import LineFile
 from rptrain.metrics import Event, MemoryLow
@@ -29,7 +30,8 @@ class Telemetry:
     """Writes a record every PAUSE seconds, of what the trainer says it does and of the engine that it watches.
 
     Context manager: owns the thread and the file. It reads what threads note anyway and holds up none of them. A disk
-    that is full costs records, not the run. `tell` is called with records, from the thread.
+    that is full costs records, not the run, and so does a file that was deleted: `tell`, which is called with records
+    from the thread, or the trainer's next record finds out whether the run's folder is gone.
     """
 
     def __init__(self, folder: Path, devices: Sequence[str], tell: Callable[[Event], None]) -> None:
@@ -85,7 +87,7 @@ class Telemetry:
 
     def _main(self) -> None:
         while True:
-            with suppress(OSError):
+            with suppress(OSError, RunDeleted):
                 snapshot = self._look()
                 self._write(snapshot)
                 self._warn(snapshot)
@@ -138,6 +140,7 @@ class Telemetry:
 
     def _begin_anew(self) -> None:
         """In a new file; where the folder cannot be written, in the same one without what it holds."""
+        self._file.check()
         if self._path.exists():  # it was renamed before, where no new one could be made
             try:
                 self._path.replace(self._path.with_name(OLD_FILE))

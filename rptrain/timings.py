@@ -9,6 +9,7 @@ from typing import Self
 
 from pydantic import TypeAdapter, ValidationError
 
+from rptrain.checkpoint.files import PARTIAL, beside
 from rptrain.config import Config
 from rptrain.devices import device_kind
 from rptrain.engine.meter import Measured
@@ -50,7 +51,7 @@ class Timings:
 
     def save(self, folder: Path) -> None:
         """Replaces the file as a whole, so that it is never half there; a warning where it cannot be written."""
-        aside = (folder / FILE).with_suffix(".part")
+        aside = beside(folder / FILE, PARTIAL)
         try:
             aside.write_bytes(TypeAdapter(Timings).dump_json(self, indent=2))
             aside.replace(folder / FILE)

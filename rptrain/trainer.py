@@ -2,7 +2,7 @@
 
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from rptrain.engine.iteration import Pending, PendingLoss
 from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter
 from rptrain.engine.schedule import learning_rate
-from rptrain.errors import TrainingError, UserError
+from rptrain.errors import RunDeleted, TrainingError, UserError
 from rptrain.evaluate import ask_questions
 from rptrain.job import Job, prepare_job, replan, settle
 from rptrain.memory_plan import going_on
@@ -48,8 +48,8 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
 
     Leaves `model/`, a Hugging Face directory, in the run's folder, unless a STOP in its `control` folder ended it
     before. Raises UserError before anything heavy is loaded, EngineError for a failure while training (the last
-    checkpoint stays), TrainingError where the last state or the model finds no room on the disk or mapped weights were
-    changed, KeyboardInterrupt after the state was saved.
+    checkpoint stays), TrainingError where the last state or the model finds no room on the disk, mapped weights were
+    changed or the run's folder was deleted, KeyboardInterrupt after the state was saved.
     """
     trackers.check(resolved.config.log.report_to)
     found = find(resolved)  # a resume that cannot be is found out before data is read
@@ -83,16 +83,19 @@ def _train(resolved: Resolved, found: tuple[RunDir, Path] | None, held: metrics.
         log.listen(trackers.open_trackers(job.config, run, stack, partial(tell, log, progress)))
         telemetry = stack.enter_context(Telemetry(run.path, job.devices, partial(tell, log, progress)))
         store = stack.enter_context(open_store(job))
-        saver = stack.enter_context(Saver(run, store.units, job.config.save, partial(tell, log, progress)))
+        saver = stack.enter_context(Saver(run, store.units, job.config.save, partial(tell, log, progress), log.check))
         control = Control(run.control_path, progress.note)
         trainer = Trainer(job, run, log, progress, store, saver, control, telemetry, measure=replans and known is None)
         try:
             trainer.run(checkpoint)
         except StopRequested as stopped:
             progress.note(str(stopped))
+        except RunDeleted:  # there is nowhere to record it
+            raise
         except Exception as error:
             if (mendable := _mendable(error)) is None:
-                log.write(metrics.Failed(f"{type(error).__name__}: {error}"))
+                with suppress(RunDeleted):
+                    log.write(metrics.Failed(f"{type(error).__name__}: {error}"))
                 raise
             saver.settle()  # its checkpoint counts
             failure = TrainingError(f"{mendable}. {how_to_go_on(run)}")
@@ -171,6 +174,7 @@ class Trainer:
         else:
             with self._control.signals():
                 self._train(done, applied)
+        log.check()
         if job.config.save.load_best_model_at_end:
             with self._telemetry.doing("loading"):
                 load_best(self._run, self._store.units, self._total, self._tell)
@@ -179,6 +183,7 @@ class Trainer:
                 f"the model has diverged: {name} holds values that are infinite or not numbers. {AGAIN}"
             )
         self._evaluate(self._total)
+        log.check()
         base = self._run.checkpoints()[-1] / BASE
         with self._telemetry.doing("exporting"):
             view = lru_cache(maxsize=1)(self._store.view)  # tensor by tensor, a mapped parameter would be read for each
@@ -222,7 +227,7 @@ class Trainer:
 
     def _watched(self, engine: Engine) -> Watchdog:
         seconds = self._job.config.engine.stall_timeout
-        self._watchdog = Watchdog(seconds, self._run.path, engine.waiting, self._tell)
+        self._watchdog = Watchdog(seconds, self._run.path, engine.waiting, self._tell, self._log.check)
         return self._watchdog
 
     def _loop(self, engine: Engine, steps: range) -> None:
@@ -261,6 +266,7 @@ class Trainer:
         measured = engine.measured()
         if measured is None:  # every step was skipped
             return False
+        self._log.check()
         Timings(_conditions(self._job), measured).save(self._run.path)
         plan = replan(self._job, measured)
         if plan.plan == self._job.plan.plan:

@@ -1,5 +1,6 @@
 """A thread that tells what every thread and stream waits for when no step ends for too long. Training is left alone."""
 
+import logging
 import sys
 import threading
 import time
@@ -10,19 +11,28 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from rptrain.errors import RunDeleted
 from rptrain.metrics import Event, Stalled
+
+log = logging.getLogger(__name__)
 
 
 class Watchdog:
     """Writes `stalled-<step>.txt` into the run's folder once `seconds` (0: never) passed since the last `alive`.
 
-    Once for each stall. `waiting` says which thread waits for what; `tell` is called with a record. Context manager.
+    Once for each stall. `waiting` says which thread waits for what; `tell` is called with a record. `check` raises
+    RunDeleted once the folder is gone. Context manager.
     """
 
     def __init__(
-        self, seconds: float, folder: Path, waiting: Callable[[], dict[str, str]], tell: Callable[[Event], None]
-    ):
-        self._seconds, self._folder, self._waiting, self._tell = seconds, folder, waiting, tell
+        self,
+        seconds: float,
+        folder: Path,
+        waiting: Callable[[], dict[str, str]],
+        tell: Callable[[Event], None],
+        check: Callable[[], None],
+    ) -> None:
+        self._seconds, self._folder, self._waiting, self._tell, self._check = seconds, folder, waiting, tell, check
         self._changed = threading.Condition()
         self._ended = False
         self._last, self._step, self._told = time.monotonic(), 0, False
@@ -44,7 +54,11 @@ class Watchdog:
                     self._changed.wait(left)
                 else:
                     self._told = True
-                    self._dump()
+                    try:
+                        self._check()
+                        self._dump()
+                    except RunDeleted as error:  # which ends the run as soon as the trainer's thread can find out
+                        log.warning("no step ended for %g seconds, and %s", self._seconds, error)
 
     def _dump(self) -> None:
         waiting = self._waiting()

@@ -497,7 +497,14 @@ def test_any_temperature_will_do(folder, temperature):
 
 def test_exports_that_cannot_be_written(folder):
     run = tools.train_here(folder, "train.max_steps=1")
-    for target, message in (("model", "is not empty"), ("run.toml", "is a file"), (str(run.path), "is not empty")):
+    (folder / "mine").mkdir()
+    (folder / "mine/notes.txt").touch()
+    for target, message in (
+        ("mine", "mine is not empty: it holds notes.txt"),
+        ("run.toml", "is a file"),
+        ("model", "overlaps the base model"),
+        (run.path, "overlaps the run"),
+    ):
         result = tools.invoke("export", run.path, "--to", target)
         assert result.exit_code == 2 and message in result.stderr
     result = tools.invoke("export", run.path, "--to", "run.toml/inside")

@@ -208,7 +208,7 @@ def test_version_and_keys():
 def test_export(monkeypatch, folder):
     calls: list = []
 
-    def export(*arguments: object, merge: bool) -> Path:
+    def export(*arguments: object, merge: bool, force: bool) -> Path:
         calls.append((*arguments, merge))
         return Path("out")
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from rptrain import metrics
-from rptrain.errors import UserError
+from rptrain.errors import RunDeleted, UserError
 from rptrain.metrics import EventLog, Progress, SlotTime, is_finished, read
 
 from . import run_tools as tools
@@ -187,6 +187,25 @@ def test_what_finds_no_room_is_counted_and_nothing_else_is_lost(path, caplog):
     ]
     write(path, EVENTS[6])
     assert list(read(path)) == [first, lost, *rest, EVENTS[6]]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_file_that_was_deleted_takes_no_record(path, again, caplog):
+    """Nor does another one in its place. The system would take it without an error."""
+    told = []
+    with EventLog(path) as log:
+        log.listen(told.append)
+        log.write(EVENTS[0])
+        path.unlink()
+        if again:
+            path.touch()
+        for _ in range(2):
+            with pytest.raises(RunDeleted, match=f"{path.parent} was deleted .*: nothing more can be saved"):
+                log.write(EVENTS[1])
+            with pytest.raises(RunDeleted):
+                log.check()
+    assert told == EVENTS[:1] and not caplog.messages
+    assert path.read_bytes() == b"" if again else not path.exists()
 
 
 def test_one_process_at_a_time(path):

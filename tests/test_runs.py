@@ -14,6 +14,7 @@ import pytest
 
 import rptrain.trainer
 from rptrain import metrics
+from rptrain.checkpoint.files import PARTIAL
 from rptrain.engine import device
 from rptrain.errors import TrainingError, UserError
 from rptrain.models import registry
@@ -131,12 +132,14 @@ def test_a_loss_scale_below_1_ends_the_run(folder):
     assert "loss scale would fall below 1" in tools.events(RunDir(run), metrics.Failed)[0].message
 
 
-@pytest.mark.parametrize("call", [1, 8, 15, 16, 17, 18, 19, 25])
+@pytest.mark.parametrize("call", [1, 2, 9, 16, 17, 18, 19, 20, 26])
 def test_killed_while_saving(folder, trainers, undisturbed, call):
-    """Before the first and a middle file is synced, the folders, the renaming; while the old checkpoint is deleted."""
+    """Before its own folder, the first and a middle file is synced, the folders, the renaming; while the old checkpoint
+    is deleted.
+    """
     assert trainers.train(folder, *EVERY_TWO, save=(4, call)) == -signal.SIGKILL
     run = tools.train_here(folder, *EVERY_TWO)
-    assert [event.step for event in tools.events(run, metrics.Resumed)] == [2 if call <= 16 else 4]
+    assert [event.step for event in tools.events(run, metrics.Resumed)] == [2 if call <= 17 else 4]
     check_same(run, undisturbed())
     assert [path.name for path in run.checkpoints_path.iterdir()] == ["checkpoint-6"]
 
@@ -163,7 +166,7 @@ def test_killed_before_anything_was_saved(folder, trainers, undisturbed):
 
 def test_killed_after_the_last_save(folder, trainers, undisturbed):
     """All steps are done, and only the export is left."""
-    assert trainers.train(folder, *EVERY_TWO, save=(6, 18)) == -signal.SIGKILL
+    assert trainers.train(folder, *EVERY_TWO, save=(6, 19)) == -signal.SIGKILL
     run = tools.train_here(folder, *EVERY_TWO)
     assert [event.step for event in tools.events(run, metrics.Resumed)] == [6]
     check_same(run, undisturbed())
@@ -288,7 +291,7 @@ def test_the_folder(folder):
         "tokenizer.json",
         "tokenizer_config.json",
     }
-    assert not [path for path in run.path.rglob("*") if path.suffix in (".bin", ".pt", ".pkl", ".partial")]
+    assert not [path for path in run.path.rglob("*") if path.suffix in (".bin", ".pt", ".pkl", PARTIAL)]
 
     resolved = tools.write_config(folder, *sizes)
     assert run.config() == resolved.config

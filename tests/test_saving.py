@@ -79,7 +79,7 @@ def fail_from(monkeypatch: pytest.MonkeyPatch, step: int, call: int) -> None:
     write, left = files.Aside.write, [call]
 
     def full(aside: files.Aside, name: str, buffers) -> None:
-        if aside.path.name.startswith(f"checkpoint-{step}."):
+        if aside.path.parent.name.startswith(f".checkpoint-{step}."):
             left[0] -= 1
             if left[0] < 0:
                 raise OSError(errno.ENOSPC, "No space left on device", str(aside.path / name))
@@ -130,4 +130,4 @@ def test_an_interrupt_that_ends_the_run_at_once_gives_the_save_up(folder, monkey
         tools.train_here(folder, "save.save_steps=2")
     run = RunDir(folder / "runs/run")
     assert [path.name for path in run.checkpoints_path.iterdir()] in ([], ["checkpoint-2"])
-    assert not list(run.checkpoints_path.glob("*.partial"))
+    assert not list(run.checkpoints_path.glob("*partial"))

@@ -1,5 +1,6 @@
 """What a trainer writes of its devices while it trains: whole, bounded, and of no harm to the run."""
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -143,6 +144,25 @@ def until_recorded(enter: Callable[..., Any], run: Path) -> Callable[..., Any]:
             tools.wait_for(lambda: len(snapshots(run)) > before + 1)
 
     return entered
+
+
+@pytest.mark.parametrize("full", [0, 1 << 20], ids=["full", "not full"])
+def test_nothing_is_written_where_the_folder_was_deleted(tmp_path, quick, monkeypatch, full):
+    """The thread goes on looking. A run that has taken the folder's place keeps its file."""
+    looks = []
+    monkeypatch.setattr(telemetry, "available_bytes", lambda: looks.append(1) or 1 << 40)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with Telemetry(folder, (), print):
+        tools.wait_for(lambda: len(snapshots(folder)) > 1)
+        folder.rename(tmp_path / "gone")
+        shutil.rmtree(tmp_path / "gone")
+        folder.mkdir()
+        (folder / FILE).write_text("another run's")
+        monkeypatch.setattr(telemetry, "FULL", full)
+        before = len(looks)
+        tools.wait_for(lambda: len(looks) > before + 3)
+    assert [file.read_text() for file in folder.iterdir()] == ["another run's"]
 
 
 def test_a_run_tells_what_its_view_shows(tmp_path, quick, monkeypatch):

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 from rptrain import metrics
 from rptrain.engine.cuda import CudaStream
 from rptrain.engine.stage_pass import StagePass
+from rptrain.errors import RunDeleted
 from rptrain.rundir import RunDir
 from rptrain.watchdog import Watchdog
 
@@ -60,7 +61,7 @@ def test_a_stream_is_left_alone_while_it_is_captured():
 
 def test_each_stall_is_told_once(tmp_path):
     told: list[metrics.Event] = []
-    with Watchdog(0.05, tmp_path, lambda: {}, told.append) as watchdog:
+    with Watchdog(0.05, tmp_path, lambda: {}, told.append, lambda: None) as watchdog:
         tools.wait_for(lambda: len(told) == 1)
         time.sleep(0.2)
         assert len(told) == 1
@@ -68,5 +69,17 @@ def test_each_stall_is_told_once(tmp_path):
         tools.wait_for(lambda: len(told) == 2)
     assert [event.step for event in told if isinstance(event, metrics.Stalled)] == [0, 7]
     before = threading.active_count()
-    with Watchdog(0, tmp_path, lambda: {}, told.append):
+    with Watchdog(0, tmp_path, lambda: {}, told.append, lambda: None):
         assert threading.active_count() == before
+
+
+def test_a_stall_in_a_folder_that_was_deleted_is_told_in_a_warning(tmp_path, caplog):
+    told: list[metrics.Event] = []
+
+    def check() -> None:
+        raise RunDeleted("the run's folder was deleted")
+
+    with Watchdog(0.01, tmp_path, lambda: {}, told.append, check):
+        tools.wait_for(lambda: len(caplog.messages) == 1)
+    assert caplog.messages == ["no step ended for 0.01 seconds, and the run's folder was deleted"]
+    assert not told and not list(tmp_path.iterdir())

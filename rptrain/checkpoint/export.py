@@ -1,6 +1,7 @@
 """Exports: a directory as Hugging Face lays it out, from a run, a checkpoint or a model in memory."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import Tensor
 from rptrain.checkpoint import frozen
 from rptrain.checkpoint.adapter import Adapter, shapes, write
 from rptrain.checkpoint.base import BASE, base_files
-from rptrain.checkpoint.files import MANIFEST, read_manifest, written_aside
+from rptrain.checkpoint.files import MANIFEST, Damaged, check_hash, check_name, read_manifest, written_aside
 from rptrain.checkpoint.state import dtype_of, latest, read_state, unit_file, verify_checkpoint
 from rptrain.checkpoint.verify import verify, verify_adapter
 from rptrain.engine.adam import join
@@ -21,26 +22,36 @@ from rptrain.models import weights
 from rptrain.models.lora import merged, without_adapters
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import View
+from rptrain.parallel import in_parallel
+from rptrain.rundir import CONFIG
 
 KIND = "export"
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 GENERATION = "generation_config.json"
+INSTEAD = "choose another directory, or replace it with `rptrain export --force`"
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def export(source: Path, to: Path, dtype: str | None = None, *, merge: bool = False) -> Path:
+def export(source: Path, to: Path, dtype: str | None = None, *, merge: bool = False, force: bool = False) -> Path:
     """Writes the newest weights of a run's directory, or of a checkpoint, to `to` and returns it.
 
     Where adapters were trained that is an adapter as PEFT stores it; with `merge` the whole model, the adapters added
     to its weights. `dtype` None keeps the run's; another is made from the exact master weights. The checkpoint is
     compared with its hashes first, and the export is read back. UserError: the source holds no checkpoint or a damaged
-    one, or one without adapters to merge, or `to` holds something else than an earlier export. DiskFull.
+    one, or one without adapters to merge, or `to` overlaps what is read, or holds something else than an earlier
+    export, which `force` replaces. DiskFull.
     """
-    checkpoint = checkpoint_of(Path(source))
-    to = _target(to)
+    source = Path(source)
+    checkpoint = checkpoint_of(source)
     kind = _dtype(dtype)
+    state = read_state(checkpoint)
+    to = _absolute(to)
+    _check_inputs(to, _inputs(source, checkpoint, state["meta"].get("model_dir")))
+    if not force:
+        _check_earlier(to)
     verify_checkpoint(checkpoint)
-    base, state = base_files(checkpoint / BASE), read_state(checkpoint)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    base = base_files(checkpoint / BASE)
     lora = state["meta"].get("lora")
     if merge and lora is None:
         raise UserError(f"{checkpoint} has no adapters to merge: export it without --merge")
@@ -65,12 +76,13 @@ def export_store(
 ) -> Path:
     """Writes a model in memory as `export` does; `view` gives its parameters, and `base_dir` all other files.
 
-    With `adapter` only that is written.
+    With `adapter` only that is written. The folder that holds `to` must exist.
     """
-    base = base_files(Path(base_dir))
+    base, to = base_files(Path(base_dir)), _absolute(to)
+    _check_earlier(to)
     if adapter is not None:
-        return _write_adapter(view, spec, adapter, base, _target(to), _dtype(dtype))
-    return _write(view, spec, base, _target(to), _dtype(dtype))
+        return _write_adapter(view, spec, adapter, base, to, _dtype(dtype))
+    return _write(view, spec, base, to, _dtype(dtype))
 
 
 def _write(view: View, spec: ModelSpec, base: dict[str, bytes], to: Path, dtype: torch.dtype | None) -> Path:
@@ -147,18 +159,52 @@ def checkpoint_of(source: Path) -> Path:
     return newest
 
 
-def _target(to: Path) -> Path:
-    """The absolute target; UserError if writing there would delete what is not an export of ours."""
+def _absolute(to: Path) -> Path:
+    """The target, with a name of its own. UserError if that is too long."""
     to = Path(to).absolute()
-    if to.exists() and not to.is_dir():
-        raise UserError(f"{to} is a file; name a directory to export to")
-    if to.is_dir() and any(to.iterdir()):
-        manifest = read_manifest(to) if (to / MANIFEST).is_file() else {}
-        known = {MANIFEST, *manifest["files"]} if manifest.get("kind") == KIND else set()
-        present = {path.relative_to(to).as_posix() for path in to.rglob("*") if not path.is_dir()}
-        if foreign := present - known:
-            raise UserError(f"{to} is not empty: it holds {min(foreign)}; choose another directory")
+    to = Path(os.path.realpath(to)) if to.name == ".." else to
+    check_name(to)
     return to
+
+
+def _check_earlier(to: Path) -> None:
+    """UserError that names what in `to` is not of an earlier export, or was changed since."""
+    if not os.path.lexists(to):
+        return
+    if not to.is_dir():
+        raise UserError(f"{to} is a file: {INSTEAD}")
+    try:
+        manifest = read_manifest(to) if (to / MANIFEST).is_file() else {}
+        if manifest.get("kind") == KIND:
+            known = {MANIFEST, *manifest["files"]}
+            foreign = {path.relative_to(to).as_posix() for path in to.rglob("*") if not path.is_dir()} - known
+        else:
+            foreign = {path.name for path in to.iterdir()}
+        if foreign:
+            raise UserError(f"{to} is not empty: it holds {min(foreign)}, which was not exported: {INSTEAD}")
+        files = manifest.get("files", {})
+        in_parallel(lambda name: check_hash(to / name, files[name]), files)
+    except Damaged as error:
+        raise UserError(f"{error}. {to} is not as it was exported: {INSTEAD}") from error
+
+
+def _inputs(source: Path, checkpoint: Path, model_dir: str | None) -> dict[str, Path]:
+    """The folders that an export reads, by what they are."""
+    run = Path(os.path.realpath(checkpoint)).parent.parent
+    found = {"the run": run} if (run / CONFIG).is_file() else {}
+    found |= {"the source": source, "the checkpoint": checkpoint}
+    if model_dir:
+        found["the base model"] = Path(model_dir)
+    return found
+
+
+def _check_inputs(to: Path, inputs: Mapping[str, Path]) -> None:
+    """UserError where the target is one of these folders, lies in one of them or holds one."""
+    places = {Path(os.path.realpath(to)), Path(os.path.realpath(to.parent)) / to.name}
+    for name, folder in inputs.items():
+        folder = Path(os.path.realpath(folder))
+        if any(place.is_relative_to(folder) or folder.is_relative_to(place) for place in places):
+            raise UserError(f"{to} overlaps {name}, {folder}, which the export reads: choose a directory outside of it")
 
 
 def _dtype(name: str | None) -> torch.dtype | None:

@@ -5,8 +5,9 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import file_digest, sha256
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,13 @@ from rptrain.reading import OpenFile
 FORMAT = 1
 MANIFEST, STATE = "complete.json", "trainer_state.json"
 KIND = "checkpoint"  # what a manifest says that it is of
-# suffixes of what is being written, of what makes room for it, and of what was found damaged
-PARTIAL, REPLACED, DAMAGED = ".partial", ".replaced", ".damaged"
-CHECKPOINT = re.compile(r"checkpoint-(\d+)(?:\.replaced)?")
+# Suffixes of hidden siblings: of the folder that rptrain writes in, and of what makes room for the result.
+PARTIAL, REPLACED = ".rptrain-partial", ".rptrain-replaced"
+MARK = "made-by-rptrain"  # a file in each PARTIAL folder: no other is deleted
+DAMAGED = ".damaged"  # suffix of what was found damaged
+NAME_MAX = 255  # bytes of a name, in most file systems
+# By its name, or by the one that it has while it is being replaced; ".replaced" is that of older versions.
+CHECKPOINT = re.compile(r"checkpoint-(\d+)(?:\.replaced)?|\.checkpoint-(\d+)\.rptrain-replaced")
 PIECE = 1 << 24  # bytes hashed and written at a time
 THREADS = 4  # files that are written at a time: one core hashes slower than a disk writes
 HASHED = 1 << 20  # bytes read and hashed at a time: they stay in a core's cache
@@ -44,7 +49,8 @@ class Aside:
     def write(self, name: str, buffers: Iterable[bytes | memoryview]) -> None:
         """Writes a file of these bytes and syncs it; `name` may hold folders. Threads may write at once."""
         file = self.path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
+        for folder in reversed(file.relative_to(self.path).parents[:-1]):  # if `path` was deleted, it stays so
+            (self.path / folder).mkdir(exist_ok=True)
         digest, size = sha256(), 0
         with file.open("wb") as stream:
             for buffer in buffers:
@@ -79,32 +85,35 @@ class Aside:
 def written_aside(target: Path, facts: Mapping[str, Any], needed: int) -> Iterator[Aside]:
     """Gives a directory to write into, which takes `target`'s place when the block ends without an error.
 
-    `facts` go into the manifest; `needed` bytes must be free. DiskFull, or OSError of the disk; after either,
-    `target` is as it was.
+    The folder that holds `target` must exist. `facts` go into the manifest; `needed` bytes must be free. UserError if
+    a name that this needs is taken by something that rptrain did not make, DiskFull, or OSError of the disk; after any
+    of them, `target` is as it was.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(target.name + PARTIAL)
-    shutil.rmtree(partial, ignore_errors=True)
-    free = shutil.disk_usage(target.parent).free
-    if free < needed + SLACK:
-        raise DiskFull(
-            f"{target} needs {_gigabytes(needed + SLACK)}, and {_gigabytes(free)} are free on its disk: "
-            "make room, or write elsewhere"
-        )
-    partial.mkdir()
+    folder, replaced = _stage(target), beside(target, REPLACED)
     try:
-        aside = Aside(partial)
+        free = shutil.disk_usage(target.parent).free
+        if free < needed + SLACK:
+            raise DiskFull(
+                f"{target} needs {_gigabytes(needed + SLACK)}, and {_gigabytes(free)} are free on its disk: "
+                "make room, or write elsewhere"
+            )
+        if os.path.lexists(replaced) and not is_of_kind(replaced, facts.get("kind")):
+            raise UserError(f"{replaced} is in the way and was not written by rptrain: move or delete it")
+        aside = Aside(folder / "new")
+        aside.path.mkdir()
         yield aside
         aside.seal(facts)
-        replaced = target.with_name(target.name + REPLACED)
-        if target.exists():  # what a kill between the two renames leaves is `replaced`, whole
-            shutil.rmtree(replaced, ignore_errors=True)
+        if os.path.lexists(target):  # what a kill between the two renames leaves is `replaced`, whole
+            if os.path.lexists(replaced):
+                replaced.rename(folder / "older")
             target.rename(replaced)
-        partial.rename(target)
+        aside.path.rename(target)
         sync_folder(target.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+        with suppress(OSError):  # the next one to take this place deletes it then
+            replaced.rename(folder / "old")
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        with suppress(OSError):
+            _delete(folder)
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
@@ -150,9 +159,12 @@ def check_hash(file: Path, entry: Mapping[str, Any]) -> None:
 
 
 def set_aside(directory: Path) -> Path:
-    """Renames a damaged directory, so that it is taken for a whole one nowhere; the new name."""
-    aside = directory.with_name(directory.name + DAMAGED)
-    shutil.rmtree(aside, ignore_errors=True)
+    """Renames a damaged checkpoint, so that it is taken for a whole one nowhere; the new name."""
+    match = CHECKPOINT.fullmatch(directory.name)
+    assert match is not None
+    name = f"checkpoint-{match[1] or match[2]}{DAMAGED}"
+    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    aside = next(path for path in map(directory.with_name, names) if not os.path.lexists(path))
     directory.rename(aside)
     sync_folder(aside.parent)
     return aside
@@ -160,11 +172,40 @@ def set_aside(directory: Path) -> Path:
 
 def remove(directory: Path) -> None:
     """Deletes a directory; a deletion cut short does not leave it looking whole."""
-    partial = directory.with_name(directory.name + PARTIAL)
-    shutil.rmtree(partial, ignore_errors=True)
-    directory.rename(partial)
+    folder = _stage(directory)
+    directory.rename(folder / "old")
     sync_folder(directory.parent)
-    shutil.rmtree(partial)
+    _delete(folder)
+
+
+def discard(folder: Path) -> bool:
+    """Deletes what was left of a PARTIAL folder; False, and nothing is deleted, where rptrain did not make it."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    if not (folder / MARK).is_file() and any(folder.iterdir()):
+        return False
+    _delete(folder)
+    return True
+
+
+def is_of_kind(directory: Path, kind: str | None) -> bool:
+    """Whether a whole directory, as `written_aside` writes it, is there, with this kind in its manifest."""
+    try:
+        return read_manifest(directory).get("kind") == kind
+    except UserError:
+        return False
+
+
+def beside(target: Path, suffix: str) -> Path:
+    """A hidden sibling, with a name that nobody else uses."""
+    return target.parent / f".{target.name}{suffix}"
+
+
+def check_name(target: Path) -> None:
+    """UserError if the name is too long to write a directory of that name aside."""
+    longest = NAME_MAX - len(f".{REPLACED}")
+    if len(os.fsencode(target.name)) > longest:
+        raise UserError(f"the name {target.name} is too long: choose one of at most {longest} bytes")
 
 
 def sync_folder(folder: Path) -> None:
@@ -174,6 +215,28 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _stage(target: Path) -> Path:
+    """Makes the folder in which `target` is written or deleted. What a killed process left in its place is deleted."""
+    folder = beside(target, PARTIAL)
+    if os.path.lexists(folder) and not discard(folder):
+        raise UserError(f"{folder} is in the way and was not written by rptrain: move or delete it")
+    folder.mkdir()
+    (folder / MARK).touch()
+    sync_folder(folder)
+    return folder
+
+
+def _delete(folder: Path) -> None:
+    """Deletes a PARTIAL folder. Its mark goes last, so that a deletion that is cut short can be finished later."""
+    for entry in list(folder.iterdir()):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name != MARK:
+            entry.unlink()
+    (folder / MARK).unlink(missing_ok=True)
+    folder.rmdir()
 
 
 def _compare(file: Path, entry: Mapping[str, Any], digest: str) -> None:
@@ -193,8 +256,8 @@ def _gigabytes(count: int) -> str:
 def complete_checkpoints(checkpoints_dir: Path) -> list[Path]:
     """Complete checkpoints by step; a replaced one counts where what was to replace it is missing."""
     found = {
-        int(match[1]): path
-        for path in sorted(checkpoints_dir.glob("checkpoint-*"), reverse=True)
+        int(match[1] or match[2]): path  # the shortest name comes last: the checkpoint's own
+        for path in sorted(checkpoints_dir.glob("*checkpoint-*"), key=lambda path: len(path.name), reverse=True)
         if (match := CHECKPOINT.fullmatch(path.name)) and (path / MANIFEST).is_file()
     }
     return [found[step] for step in sorted(found)]

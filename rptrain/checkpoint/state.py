@@ -10,7 +10,6 @@ Gradients are not kept: a step consumes them. Nor are frozen units (frozen.py).
 """
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,6 +30,8 @@ from rptrain.checkpoint.files import (
     THREADS,
     check_hash,
     complete_checkpoints,
+    discard,
+    is_of_kind,
     read_into,
     remove,
     written_aside,
@@ -70,8 +71,8 @@ def save_state(
 
     `meta` is anything in JSON that `load_state` is to give back. `meta["model_dir"]` is the directory of the base
     model, whose config, tokenizer and template are copied; `meta["chat_template"]` (Jinja text), where there is one,
-    takes the place of its own. Nothing is copied in memory. DiskFull if there is no room. `proceed` is called before
-    each piece: what it raises ends the save.
+    takes the place of its own. Nothing is copied in memory. `checkpoints_dir` is made, but not the folder that holds
+    it. DiskFull if there is no room. `proceed` is called before each piece: what it raises ends the save.
     """
     target = Path(checkpoints_dir) / f"checkpoint-{step}"
     base = base_files(Path(meta["model_dir"]), meta.get("chat_template"))
@@ -88,6 +89,7 @@ def save_state(
                 proceed()
                 yield whole[start : start + PIECE]
 
+    target.parent.mkdir(exist_ok=True)
     with written_aside(target, {"kind": KIND, "step": step}, needed + sum(map(len, base.values()))) as aside:
 
         def write(name: str) -> None:
@@ -159,12 +161,13 @@ def prune(checkpoints_dir: Path, keep: int | None, best: Path | None = None) -> 
     stays = complete if keep is None else complete[-keep:]
     if best is not None and best not in stays:
         stays = [best, *stays[-max(len(stays) - 1, 1) :]]
-    for path in list(Path(checkpoints_dir).glob("checkpoint-*")):
-        if path in stays:
-            continue
-        if path.name.endswith((PARTIAL, REPLACED)):
-            shutil.rmtree(path)
+    for path in list(Path(checkpoints_dir).glob("*checkpoint-*")):
+        if path.name.endswith(PARTIAL):
+            discard(path)
         elif path in complete:
+            if path not in stays:
+                remove(path)
+        elif path.name.endswith(REPLACED) and is_of_kind(path, KIND):  # what replaced it is there
             remove(path)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from rptrain.checkpoint.files import PARTIAL
 from rptrain.data.formats import Tally
 from rptrain.data.tokens import TOKENS, Builder, Document, Stream
 from rptrain.errors import UserError
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 HEADER = 1 << 16  # bytes before the arrays
 SMALL = 1 << 20  # bytes of arrays that are read: a mapped file is an open one, of which a process may have only so many
 PIECE = 1 << 24  # bytes that a thread hashes at a time
-PARTIAL = ".partial"  # ends the name of what is being written
 ABANDONED = 86400  # seconds after which nobody writes it any more
 NAMES = {np.int32: "I32", np.bool_: "BOOL"}
 
@@ -100,7 +100,7 @@ def store(folder: Path, key: str, documents: Iterable[Document], tally: Tally) -
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _clean(folder)
-        with NamedTemporaryFile(dir=folder, prefix=key, suffix=PARTIAL, delete=False) as file:
+        with NamedTemporaryFile(dir=folder, prefix=f".{key}-", suffix=PARTIAL, delete=False) as file:
             try:
                 file.write(bytes(HEADER))
                 builder = Builder(file.write)
@@ -191,7 +191,7 @@ def _hash(descriptor: int, size: int, arrays: dict[str, Any], facts: str) -> str
 
 def _clean(folder: Path) -> None:
     """Of what runs that were killed have left."""
-    for file in folder.glob(f"*{PARTIAL}"):
+    for file in folder.glob(f".*{PARTIAL}"):
         with suppress(FileNotFoundError, PermissionError):  # the latter: another user's
             if time.time() - file.stat().st_mtime > ABANDONED:
                 file.unlink()

@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 import tomlkit
 
+from rptrain.checkpoint.files import beside
 from rptrain.errors import UserError
 from rptrain.metrics import EventLog
 from rptrain.runs.tail import end_of
@@ -20,6 +21,7 @@ RPTRAIN = (sys.executable, "-P", "-m", "rptrain")  # -P: without the folder one 
 COMMAND = (*RPTRAIN, "train")
 EXPORT = (*RPTRAIN, "export")
 LOG = "trainer.log"  # in a run's folder: all that the trainer and its libraries print
+OUTPUT = ".rptrain-log"  # suffix of the hidden file beside the folder, until that is there
 SAID = 4000  # bytes, at the end of what a process printed
 
 
@@ -57,8 +59,8 @@ class Launched:
 
 def log_of(run: Path) -> Path:
     """What a run's trainers printed: in its folder, or beside it where nobody moved it there."""
-    inside, beside = run / LOG, run.with_name(f"{run.name}.log")
-    return beside if not os.path.exists(inside) and os.path.exists(beside) else inside
+    inside, outside = run / LOG, beside(run, OUTPUT)
+    return outside if not os.path.exists(inside) and os.path.exists(outside) else inside
 
 
 def start(config: Path, output_dir: str, run_name: str, environment: Mapping[str, str]) -> Launched:
@@ -70,15 +72,16 @@ def start(config: Path, output_dir: str, run_name: str, environment: Mapping[str
     name, number = run_name, 1
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        while (parent / name).exists() or (output := _open(parent / f"{name}.log")) is None:
+        while (parent / name).exists() or (output := _open(beside(parent / name, OUTPUT))) is None:
             number += 1
             name = f"{run_name}-{number}"
         output.truncate(0)
     except (OSError, ValueError) as error:
         raise UserError(f"no run can be made in {parent}: {getattr(error, 'strerror', None) or error}") from None
     overrides = ["save.resume=never", f"log.run_name={_text(name)}"]
-    path, log = parent / name, parent / f"{name}.log"
-    return Launched(_begin([*COMMAND, "--config", str(config), *overrides], output, environment), path, log)
+    path = parent / name
+    process = _begin([*COMMAND, "--config", str(config), *overrides], output, environment)
+    return Launched(process, path, beside(path, OUTPUT))
 
 
 def resume(run: Path, environment: Mapping[str, str]) -> Launched:
@@ -97,7 +100,7 @@ def resume(run: Path, environment: Mapping[str, str]) -> Launched:
 
 def export(run: Path, to: Path, merge: bool, environment: Mapping[str, str]) -> Launched:
     """Writes a run's last checkpoint as a Hugging Face directory. UserError where that cannot be begun."""
-    log = to.with_name(f"{to.name}.log")
+    log = beside(to, OUTPUT)
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         output = _open(log)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from rptrain.checkpoint.export import export, export_store
+from rptrain.checkpoint.files import MANIFEST
 from rptrain.checkpoint.state import save_state
 from rptrain.checkpoint.verify import verify
 from rptrain.engine.adam import join
@@ -17,6 +18,8 @@ def run(tmp_path, model_dir, spec, states):
     """A run of two checkpoints, of which step 10 is the newest, and the units of the newest."""
     units = states.make(spec, generations=2)
     meta = {"model_dir": str(model_dir)}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.toml").touch()
     save_state(tmp_path / "run/checkpoints", states.make(spec, generations=2, seed=9), step=9, meta=meta)
     save_state(tmp_path / "run/checkpoints", units, step=10, meta=meta)
     shutil.rmtree(model_dir)  # the checkpoint is enough
@@ -74,10 +77,12 @@ def test_another_dtype_of_a_float16_run_is_made_from_its_masters(spec, states, m
     from safetensors.torch import load_file
 
     units = states.make(spec, torch.float16, generations=2)
-    save_state(tmp_path / "checkpoints", units, step=10, meta={"model_dir": str(model_dir)})
+    run = tmp_path / "run"
+    run.mkdir()
+    save_state(run / "checkpoints", units, step=10, meta={"model_dir": str(model_dir)})
     masters = named(units, [unit.masters for unit in units])
     for name, dtype in ((None, torch.float16), ("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-        stored = load_file(export(tmp_path, tmp_path / f"to-{name}", name) / "model.safetensors")
+        stored = load_file(export(run, tmp_path / f"to-{name}", name) / "model.safetensors")
         assert all(torch.equal(stored[key], tensor.to(dtype)) for key, tensor in masters.items())
 
 
@@ -96,20 +101,87 @@ def test_a_model_in_memory_is_exported_with_its_base_models_files(spec, states, 
 
 def test_only_an_earlier_export_is_replaced(run, tmp_path):
     directory, _ = run
-    to = tmp_path / "model"
-    to.mkdir()
+    to = tmp_path / "new/model"
+    to.mkdir(parents=True)
     export(directory, to)
     export(directory, to)
     (to / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"not empty: it holds notes.txt"):
+    with pytest.raises(UserError, match=r"not empty: it holds notes.txt, .* `rptrain export --force`"):
         export(directory, to)
     assert (to / "notes.txt").read_text() == "mine"
-    with pytest.raises(UserError, match="not empty"):
-        export(directory, directory / "checkpoints/checkpoint-9")
-    file = tmp_path / "file"
-    file.touch()
-    with pytest.raises(UserError, match="is a file"):
-        export(directory, file)
+    (to / MANIFEST).unlink()
+    with pytest.raises(UserError, match="not empty: it holds chat_template"):
+        export(directory, to)
+    for file in (tmp_path / "file", tmp_path / "link"):
+        file.symlink_to("nowhere") if file.name == "link" else file.touch()
+        with pytest.raises(UserError, match="is a file"):
+            export(directory, file)
+        assert file.is_symlink() or file.is_file()
+    with pytest.raises(UserError, match="is too long: choose one of at most"):
+        export(directory, tmp_path / ("x" * 255))
+
+
+def test_what_a_person_changed_in_an_export_is_not_replaced(run, tmp_path):
+    """Nor a file that is only listed, with its size."""
+    directory, _ = run
+    to = export(directory, tmp_path / "model")
+    size = len((to / "tokenizer.json").read_bytes())
+    (to / "tokenizer.json").write_text("x" * size)
+    with pytest.raises(
+        UserError, match=r"tokenizer.json is damaged: its content .* as it was exported: choose another"
+    ):
+        export(directory, to)
+    assert (to / "tokenizer.json").read_text() == "x" * size
+    (to / "tokenizer.json").write_text("longer " * size)
+    with pytest.raises(UserError, match=r"tokenizer.json is damaged: .* bytes expected"):
+        export(directory, to)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    files = {"notes.txt": {"size": 4, "sha256": "0" * 64}}
+    (mine / MANIFEST).write_text(json.dumps({"format": 1, "kind": "export", "files": files}))
+    with pytest.raises(UserError, match=r"notes.txt is damaged"):
+        export(directory, mine)
+    assert (mine / "notes.txt").read_text() == "mine"
+
+
+def test_force_replaces_what_is_there(run, tmp_path):
+    directory, _ = run
+    (tmp_path / "folder/inner").mkdir(parents=True)
+    (tmp_path / "folder/inner/notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/notes.txt").write_text("mine")
+    for name in ("folder", "file", "link", "new"):
+        verify(export(directory, tmp_path / name, force=True))
+        assert not (tmp_path / name).is_symlink() and not (tmp_path / name / "inner").exists()
+    assert (tmp_path / "elsewhere/notes.txt").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "file", "folder", "link", "new", "run"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "run", "run/new", "run/checkpoints", "run/checkpoints/checkpoint-9", "run/checkpoints/checkpoint-10/base", ".",
+        "run/checkpoints/..", "to-run", "to-run/new", "run/link", "base model", "base model/new",
+        "checkpoint", "to-checkpoint",
+    ],
+)  # fmt: skip
+def test_an_input_is_not_written_over(run, tmp_path, model_dir, place, force):
+    """The run of a checkpoint that was named, what a link leads to, and what holds an input are inputs, too."""
+    directory, _ = run
+    model_dir.mkdir()
+    (tmp_path / "to-run").symlink_to("run")
+    (tmp_path / "run/link").symlink_to(tmp_path / "new")
+    (tmp_path / "checkpoint").symlink_to("run/checkpoints/checkpoint-10")
+    (tmp_path / "to-checkpoint").symlink_to("checkpoint")
+    before = sorted(tmp_path.rglob("*"))
+    for source in (directory, tmp_path / "checkpoint"):
+        with pytest.raises(UserError, match=r"overlaps the .*, which the export reads: choose a directory outside"):
+            export(source, tmp_path / place, force=force)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_sources_and_dtypes_that_cannot_be(run, tmp_path):

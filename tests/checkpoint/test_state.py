@@ -1,11 +1,12 @@
 import json
+import shutil
 from hashlib import sha256
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from rptrain.checkpoint.files import MANIFEST, STATE, Damaged
+from rptrain.checkpoint.files import MANIFEST, MARK, STATE, Damaged
 from rptrain.checkpoint.state import latest, load_state, prune, read_state, save_state, verify_checkpoint
 from rptrain.errors import UserError
 from rptrain.models import registry
@@ -131,11 +132,14 @@ def test_the_newest_complete_checkpoint_by_number(save, spec, states, tmp_path):
     assert latest(checkpoints) == checkpoints / "checkpoint-100"
     (checkpoints / "checkpoint-100" / MANIFEST).unlink()
     assert latest(checkpoints) == checkpoints / "checkpoint-10"
-    (checkpoints / "checkpoint-10").rename(checkpoints / "checkpoint-10.partial")
+    (checkpoints / "checkpoint-10").rename(checkpoints / ".checkpoint-10.rptrain-partial")
     assert latest(checkpoints) == checkpoints / "checkpoint-9"
-    # What a kill in the middle of replacing a checkpoint leaves.
-    (checkpoints / "checkpoint-9").rename(checkpoints / "checkpoint-9.replaced")
-    assert latest(checkpoints) == checkpoints / "checkpoint-9.replaced"
+    # What a kill in the middle of replacing a checkpoint leaves, and left in older versions.
+    for name in (".checkpoint-9.rptrain-replaced", "checkpoint-9.replaced"):
+        latest(checkpoints).rename(checkpoints / name)
+        assert latest(checkpoints) == checkpoints / name
+    save(units, 9)
+    assert latest(checkpoints) == checkpoints / "checkpoint-9"
 
 
 def test_prune_keeps_the_newest_and_clears_leftovers(save, spec, states, tmp_path):
@@ -143,15 +147,34 @@ def test_prune_keeps_the_newest_and_clears_leftovers(save, spec, states, tmp_pat
     units = states.make(spec)
     for step in (1, 2, 3, 10):
         save(units, step)
-    (checkpoints / "checkpoint-11.partial").mkdir()
-    (checkpoints / "checkpoint-3.replaced").mkdir()
-    (checkpoints / "notes").mkdir()
+    shutil.copytree(checkpoints / "checkpoint-3", checkpoints / ".checkpoint-3.rptrain-replaced")
+    (checkpoints / ".checkpoint-11.rptrain-partial").mkdir()
+    (checkpoints / ".checkpoint-11.rptrain-partial" / MARK).touch()
+    (checkpoints / ".checkpoint-11.rptrain-partial" / "new").mkdir()
+    others = [".checkpoint-1.rptrain-replaced", ".checkpoint-12.rptrain-partial", "checkpoint-3.partial", "notes"]
+    for name in others:
+        (checkpoints / name).mkdir()
+        (checkpoints / name / "mine").touch()
     prune(checkpoints, None)
-    names = ["checkpoint-1", "checkpoint-10", "checkpoint-2", "checkpoint-3", "notes"]
-    assert sorted(path.name for path in checkpoints.iterdir()) == names
+    names = ["checkpoint-1", "checkpoint-10", "checkpoint-2", "checkpoint-3", *others]
+    assert sorted(path.name for path in checkpoints.iterdir()) == sorted(names)
     prune(checkpoints, 2)
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["checkpoint-10", "checkpoint-3", "notes"]
+    assert sorted(path.name for path in checkpoints.iterdir()) == sorted(["checkpoint-10", "checkpoint-3", *others])
     load_state(latest(checkpoints), units)
+
+
+def test_a_checkpoint_that_counts_by_the_name_it_had_while_it_was_replaced_is_pruned(save, spec, states, tmp_path):
+    checkpoints, units = tmp_path / "checkpoints", states.make(spec)
+    save(units, 9).rename(checkpoints / ".checkpoint-9.rptrain-replaced")
+    save(units, 10)
+    prune(checkpoints, 1)
+    assert [path.name for path in checkpoints.iterdir()] == ["checkpoint-10"]
+
+
+def test_no_folder_is_made_for_the_checkpoints_of_a_run_that_is_gone(spec, states, model_dir, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        save_state(tmp_path / "run/checkpoints", states.make(spec), step=1, meta={"model_dir": str(model_dir)})
+    assert not (tmp_path / "run").exists()
 
 
 def test_saving_a_step_again_replaces_it(save, spec, states):

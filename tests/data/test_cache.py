@@ -188,12 +188,12 @@ def test_another_users_file_in_a_shared_folder(folder, tokenizer, reads, monkeyp
 
 def test_what_another_user_left_cannot_be_removed(folder, tokenizer, monkeypatch):
     (folder / "kept").mkdir()
-    (folder / "kept/old.partial").touch()
+    (folder / "kept/.old.rptrain-partial").touch()
     monkeypatch.setattr(cache, "ABANDONED", -1)
     unlink = Path.unlink
 
     def refused(path, *arguments, **options):
-        if path.name == "old.partial":
+        if path.name == ".old.rptrain-partial":
             raise PermissionError(1, "Operation not permitted")
         unlink(path, *arguments, **options)
 
@@ -210,17 +210,18 @@ def test_nothing_is_left_of_a_file_that_could_not_be_finished(folder, tokenizer)
     (folder / "latin.txt").write_bytes(b"\xff")
     with pytest.raises(UserError, match="not UTF-8"):
         go(folder, tokenizer, "latin.txt")
-    assert not list((folder / "kept").glob("*.partial"))
+    assert not list((folder / "kept").glob("*partial"))
 
 
 def test_what_killed_runs_left_is_removed_in_time(folder, tokenizer, monkeypatch):
     (folder / "kept").mkdir()
-    (folder / "kept/old.partial").touch()
+    (folder / "kept/.old.rptrain-partial").touch()
+    (folder / "kept/mine.partial").touch()
     go(folder, tokenizer)
-    assert (folder / "kept/old.partial").exists(), "somebody may be writing it"
+    assert (folder / "kept/.old.rptrain-partial").exists(), "somebody may be writing it"
     monkeypatch.setattr(cache, "ABANDONED", -1)
     go(folder, tokenizer, assistant_only_loss=False)
-    assert not (folder / "kept/old.partial").exists()
+    assert not (folder / "kept/.old.rptrain-partial").exists() and (folder / "kept/mine.partial").exists()
 
 
 def test_two_write_the_same_at_once(tmp_path):

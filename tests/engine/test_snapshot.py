@@ -7,6 +7,7 @@ import torch
 
 from rptrain.checkpoint.state import load_state, save_state
 from rptrain.engine.errors import EngineError
+from rptrain.errors import UserError
 
 from .. import run_tools as tools
 from . import plain, runs
@@ -39,7 +40,7 @@ def saved_slowly(engine, store, folder, failure):
                     release=snapshot.release,
                     proceed=proceed,
                 )
-        except (OSError, AssertionError) as error:
+        except (OSError, UserError, AssertionError) as error:
             failure.append(error)
 
     thread = threading.Thread(target=save)
@@ -80,12 +81,12 @@ def test_a_save_that_fails_releases_every_unit(tmp_path):
         with runs.engine_of(store, PLAN, tokens=tokens, asynchronous=True) as engine:
             go_on(engine, batches[:2])
             (tmp_path / "config.json").write_text("{}")
-            (tmp_path / "checkpoint-3.partial").write_text("in the way")
+            (tmp_path / ".checkpoint-3.rptrain-partial").write_text("in the way")
             thread, _ = saved_slowly(engine, store, tmp_path, failure)
             go_on(engine, batches[2:])
             engine.synchronize()
         thread.join()
-    assert isinstance(failure[0], FileExistsError)
+    assert isinstance(failure[0], UserError) and "is in the way" in str(failure[0])
 
 
 def test_two_snapshots_at_once_are_refused():

@@ -296,7 +296,9 @@ def test_a_start_that_failed_leaves_its_log_until_the_next(tmp_path: Path, monke
     name = "🙂 " + "long" * 15
     first = launch.start(Path("c.toml"), ".", name, {})
     assert first.process.wait(PATIENCE) == 0 and not first.goes_on and not first.settle()
-    assert first.said().splitlines() == [f'log.run_name="{name}"', "no room"] and first.log == Path(f"{name}.log")
+    assert first.said().splitlines() == [f'log.run_name="{name}"', "no room"] and first.log == Path(
+        f".{name}.rptrain-log"
+    )
     (tmp_path / "wait").touch()
     second, third = (launch.start(Path("c.toml"), ".", name, {}) for _ in range(2))
     assert (second.path, third.path) == (Path(name), Path(f"{name}-2"))
@@ -310,6 +312,7 @@ def test_a_start_that_failed_leaves_its_log_until_the_next(tmp_path: Path, monke
 def test_what_was_begun_is_looked_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Nothing is left behind: no zombie, and no log beside its run."""
     monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", 'mkdir "$RUN"; touch "$RUN/config.toml"', "trainer"))
+    (tmp_path / "mine.log").write_text("not ours")
     context = Context(Draft(Path("c.toml")), tmp_path, ChildHelper(), Preferences(), tmp_path / "t.toml")
     context.environment = {"RUN": str(tmp_path / "mine")}
     launched = context.start(Path("c.toml"), str(tmp_path), "mine")
@@ -320,7 +323,8 @@ def test_what_was_begun_is_looked_after(tmp_path: Path, monkeypatch: pytest.Monk
 
     tools.wait_for(looked_after)
     assert launched.process.returncode == 0 and (tmp_path / "mine" / launch.LOG).is_file()
-    assert not (tmp_path / "mine.log").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"mine", "mine.log"}
+    assert (tmp_path / "mine.log").read_text() == "not ours"
 
 
 def test_commands_are_files(tmp_path: Path):

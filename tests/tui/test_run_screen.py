@@ -195,7 +195,7 @@ async def test_a_run_tells_of_itself_once_it_has_begun(make: Made, tmp_path: Pat
     run = make_run(tmp_path / "runs", steps=3)
     told = (run / "events.jsonl").read_text()
     (run / "events.jsonl").write_text("")
-    (tmp_path / "runs" / "llama.log").write_text("the weights are read\n")
+    (tmp_path / "runs" / ".llama.rptrain-log").write_text("the weights are read\n")
     async with make(attach=run).run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "the weights are read" in screen_text(pilot.app))
         (run / "events.jsonl").write_text(told)
@@ -251,15 +251,15 @@ async def test_an_export_is_a_process_of_its_own(make: Made, tmp_path: Path, mon
         app._shared.helper.close()
         await pilot.press("f2")
         Path("go").write_text("1")
-        await until(pilot, lambda: "no [room] left" in screen_text(app) and "see out.log" in screen_text(app))
+        await until(pilot, lambda: "no [room] left" in screen_text(app) and "see .out.rptrain-log" in screen_text(app))
         await press_until(pilot, "f3", lambda: "finished" in screen_text(app))
         await press_until(pilot, "e", lambda: "Export llama" in screen_text(app))
         await press_until(pilot, "escape", lambda: "Export llama" not in screen_text(app))
         await press_until(pilot, "e", lambda: "Export llama" in screen_text(app))
         await type_over(pilot, "second")
-        await press_until(pilot, "enter", Path("second.log").exists)
+        await press_until(pilot, "enter", Path(".second.rptrain-log").exists)
     Path("go").write_text("0")
-    await wait_for(lambda: Path("second.log").read_text() == "no [room] left\n")  # the interface is gone
+    await wait_for(lambda: Path(".second.rptrain-log").read_text() == "no [room] left\n")  # the interface is gone
 
 
 @driven

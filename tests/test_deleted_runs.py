@@ -1,0 +1,78 @@
+"""A run whose folder is deleted ends with a message, and writes nothing into another that takes its place."""
+
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from rptrain import metrics
+from rptrain.trainer import Trainer
+
+from . import run_tools as tools
+
+BEST = ("data.val_size=0.3", "train.eval_steps=6", "save.save_steps=6", "save.load_best_model_at_end=true")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tools.write_model(tmp_path / "model")
+    return tmp_path
+
+
+def delete(run: Path, again: bool) -> None:
+    """At once, as far as the run can see; `again`: another one takes its place."""
+    gone = run.rename(run.parent.parent / "gone")
+    shutil.rmtree(gone)
+    if again:
+        (run / "checkpoints").mkdir(parents=True)
+        (run / "lanes.jsonl").write_text("another run's")
+
+
+def contents(folder: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "again"])
+@pytest.mark.parametrize(
+    ("moment", "overrides"),
+    [
+        (lambda event: isinstance(event, metrics.Step) and event.step == 2, ()),
+        (lambda event: isinstance(event, metrics.Estimated), ("log.logging_steps=100", "save.save_steps=2")),
+        (lambda event: isinstance(event, metrics.CheckpointSaved), BEST),
+        (lambda event: isinstance(event, metrics.CheckpointSaved), ()),
+    ],
+    ids=["before a record", "before a save", "before the best is loaded", "before the export"],
+)
+def test_the_run_ends_with_a_message(folder, monkeypatch, moment, overrides, again):
+    write, left = metrics.EventLog.write, []
+
+    def act(log: metrics.EventLog, event: metrics.Event) -> None:
+        write(log, event)
+        if moment(event) and not left:
+            delete(folder / "runs/run", again)
+            left.append(contents(folder / "runs"))
+
+    monkeypatch.setattr(metrics.EventLog, "write", act)
+    tools.write_config(folder)
+    threads = threading.active_count()
+    told = tools.invoke("--config", folder / "run.toml", "engine.replan=false", *overrides)
+    assert told.exit_code == 1 and isinstance(told.exception, SystemExit)
+    assert f"{folder}/runs/run was deleted while the run was trained" in told.stderr.splitlines()[-1]
+    assert contents(folder / "runs") == left[0] and threading.active_count() <= threads
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"), [(FileNotFoundError(2, "no such file"), "run was deleted"), (RuntimeError("mine"), "^mine$")]
+)
+def test_another_failure_keeps_its_message(folder, monkeypatch, error, expected):
+    """But for that of the system: files are missing as the folder is."""
+
+    def fail(trainer: Trainer, step: int) -> None:
+        shutil.rmtree(folder / "runs/run")
+        raise error
+
+    monkeypatch.setattr(Trainer, "_evaluate", fail)
+    with pytest.raises(RuntimeError, match=expected):
+        tools.train_here(folder)
+    assert not list((folder / "runs").iterdir())
