@@ -1,5 +1,6 @@
 import json
 import shutil
+from itertools import product
 
 import pytest
 import torch
@@ -160,16 +161,7 @@ def test_force_replaces_what_is_there(run, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "file", "folder", "link", "new", "run"]
 
 
-@pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize(
-    "place",
-    [
-        "run", "run/new", "run/checkpoints", "run/checkpoints/checkpoint-9", "run/checkpoints/checkpoint-10/base", ".",
-        "run/checkpoints/..", "to-run", "to-run/new", "run/link", "base model", "base model/new",
-        "checkpoint", "to-checkpoint",
-    ],
-)  # fmt: skip
-def test_an_input_is_not_written_over(run, tmp_path, model_dir, place, force):
+def test_an_input_is_not_written_over(run, tmp_path, model_dir):
     """The run of a checkpoint that was named, what a link leads to, and what holds an input are inputs, too."""
     directory, _ = run
     model_dir.mkdir()
@@ -178,7 +170,12 @@ def test_an_input_is_not_written_over(run, tmp_path, model_dir, place, force):
     (tmp_path / "checkpoint").symlink_to("run/checkpoints/checkpoint-10")
     (tmp_path / "to-checkpoint").symlink_to("checkpoint")
     before = sorted(tmp_path.rglob("*"))
-    for source in (directory, tmp_path / "checkpoint"):
+    places = (
+        *("run", "run/new", "run/checkpoints", "run/checkpoints/checkpoint-9", "run/checkpoints/checkpoint-10/base"),
+        *(".", "run/checkpoints/..", "to-run", "to-run/new", "run/link", "checkpoint", "to-checkpoint"),
+        *("base model", "base model/new"),
+    )
+    for place, source, force in product(places, (directory, tmp_path / "checkpoint"), (False, True)):
         with pytest.raises(UserError, match=r"overlaps the .*, which the export reads: choose a directory outside"):
             export(source, tmp_path / place, force=force)
     assert sorted(tmp_path.rglob("*")) == before
