@@ -42,7 +42,7 @@ def contents(folder: Path) -> dict[Path, bytes | None]:
         (lambda event: isinstance(event, metrics.CheckpointSaved), BEST),
         (lambda event: isinstance(event, metrics.CheckpointSaved), ()),
     ],
-    ids=["before a record", "before a save", "before the best is loaded", "before the export"],
+    ids=["before-a-record", "before-a-save", "before-the-best-is-loaded", "before-the-export"],
 )
 def test_the_run_ends_with_a_message(folder, monkeypatch, moment, overrides, again):
     write, left = metrics.EventLog.write, []

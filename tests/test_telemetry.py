@@ -146,7 +146,7 @@ def until_recorded(enter: Callable[..., Any], run: Path) -> Callable[..., Any]:
     return entered
 
 
-@pytest.mark.parametrize("full", [0, 1 << 20], ids=["full", "not full"])
+@pytest.mark.parametrize("full", [0, 1 << 20], ids=["full", "not-full"])
 def test_nothing_is_written_where_the_folder_was_deleted(tmp_path, quick, monkeypatch, full):
     """The thread goes on looking. A run that has taken the folder's place keeps its file."""
     looks = []
