@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,6 +47,7 @@ def export(source: Path, to: Path, dtype: str | None = None, *, merge: bool = Fa
     kind = _dtype(dtype)
     state = read_state(checkpoint)
     to = _absolute(to)
+    _check_place(to)
     _check_inputs(to, _inputs(source, checkpoint, state["meta"].get("model_dir")))
     if not force:
         _check_earlier(to)
@@ -58,11 +60,11 @@ def export(source: Path, to: Path, dtype: str | None = None, *, merge: bool = Fa
     if merge:
         kind = kind or dtype_of(state)
         spec, view = from_checkpoint(checkpoint, wide(kind))
-        return _write(merged(spec, view), without_adapters(spec), base, to, kind)
+        return _write(merged(spec, view), without_adapters(spec), base, to, kind, force=force)
     spec, view = from_checkpoint(checkpoint, kind)
     if lora is not None:
-        return _write_adapter(view, spec, Adapter.of(lora), base, to, kind or dtype_of(state))
-    return _write(view, spec, base, to, kind)
+        return _write_adapter(view, spec, Adapter.of(lora), base, to, kind or dtype_of(state), force=force)
+    return _write(view, spec, base, to, kind, force=force)
 
 
 def export_store(
@@ -85,10 +87,12 @@ def export_store(
     return _write(view, spec, base, to, _dtype(dtype))
 
 
-def _write(view: View, spec: ModelSpec, base: dict[str, bytes], to: Path, dtype: torch.dtype | None) -> Path:
+def _write(
+    view: View, spec: ModelSpec, base: dict[str, bytes], to: Path, dtype: torch.dtype | None, *, force: bool = False
+) -> Path:
     dtype = dtype or view(0, spec.units[0].params[0].name).dtype
     needed = spec.num_parameters * dtype.itemsize + sum(map(len, base.values()))
-    with written_aside(to, {"kind": KIND}, needed) as aside:
+    with written_aside(to, {"kind": KIND}, needed, _anything if force else _check_names) as aside:
         weights.save(aside.path, spec, view, dtype)
         for name, content in base.items():
             if name != "config.json":  # written with the weights: it names their dtype
@@ -101,13 +105,20 @@ def _write(view: View, spec: ModelSpec, base: dict[str, bytes], to: Path, dtype:
 
 
 def _write_adapter(
-    view: View, spec: ModelSpec, made: Adapter, base: dict[str, bytes], to: Path, dtype: torch.dtype | None
+    view: View,
+    spec: ModelSpec,
+    made: Adapter,
+    base: dict[str, bytes],
+    to: Path,
+    dtype: torch.dtype | None,
+    *,
+    force: bool = False,
 ) -> Path:
     """Without the model's config: loaders would take the directory for a whole model."""
     dtype = dtype or view(0, spec.units[0].params[0].name).dtype
     base = {name: content for name, content in base.items() if name not in ("config.json", GENERATION)}
     needed = sum(map(prod, shapes(spec).values())) * dtype.itemsize + sum(map(len, base.values()))
-    with written_aside(to, {"kind": KIND}, needed) as aside:
+    with written_aside(to, {"kind": KIND}, needed, _anything if force else _check_names) as aside:
         write(aside, spec, view, made, dtype)
         for name, content in base.items():
             aside.write(name, [content])
@@ -169,23 +180,33 @@ def _absolute(to: Path) -> Path:
 
 def _check_earlier(to: Path) -> None:
     """UserError that names what in `to` is not of an earlier export, or was changed since."""
-    if not os.path.lexists(to):
-        return
-    if not to.is_dir():
-        raise UserError(f"{to} is a file: {INSTEAD}")
+    files = _check_names(to)
     try:
-        manifest = read_manifest(to) if (to / MANIFEST).is_file() else {}
-        if manifest.get("kind") == KIND:
-            known = {MANIFEST, *manifest["files"]}
-            foreign = {path.relative_to(to).as_posix() for path in to.rglob("*") if not path.is_dir()} - known
-        else:
-            foreign = {path.name for path in to.iterdir()}
-        if foreign:
-            raise UserError(f"{to} is not empty: it holds {min(foreign)}, which was not exported: {INSTEAD}")
-        files = manifest.get("files", {})
         in_parallel(lambda name: check_hash(to / name, files[name]), files)
     except Damaged as error:
         raise UserError(f"{error}. {to} is not as it was exported: {INSTEAD}") from error
+
+
+def _check_names(to: Path) -> Mapping[str, Mapping[str, Any]]:
+    """As `_check_earlier`, by names and sizes alone: reads nothing but the manifest, whose files it returns."""
+    if not os.path.lexists(to):
+        return {}
+    if to.is_symlink() or not to.is_dir():
+        raise UserError(f"{to} is a file or a link: {INSTEAD}")
+    try:
+        manifest = read_manifest(to) if (to / MANIFEST).is_file() else {}
+    except Damaged as error:
+        raise UserError(f"{error}. {to} is not as it was exported: {INSTEAD}") from error
+    files = manifest["files"] if manifest.get("kind") == KIND else {}
+    known = {Path(MANIFEST), *map(Path, files)} if files else set[Path]()
+    known |= {parent for file in known for parent in file.parents}
+    if foreign := {path.relative_to(to) for path in to.rglob("*")} - known:
+        raise UserError(f"{to} is not empty: it holds {min(foreign)}, which was not exported: {INSTEAD}")
+    return files
+
+
+def _anything(path: Path) -> None:
+    """With --force whatever is there is replaced."""
 
 
 def _inputs(source: Path, checkpoint: Path, model_dir: str | None) -> dict[str, Path]:
@@ -198,12 +219,22 @@ def _inputs(source: Path, checkpoint: Path, model_dir: str | None) -> dict[str, 
     return found
 
 
+def _check_place(to: Path) -> None:
+    """UserError where the target is a folder that nobody means to replace, as an empty shell variable would name."""
+    for name, folder in (("the current directory", Path.cwd()), ("your home directory", Path.home())):
+        if Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(to)):
+            raise UserError(f"{to} is or holds {name}: name a new directory to export to")
+
+
 def _check_inputs(to: Path, inputs: Mapping[str, Path]) -> None:
-    """UserError where the target is one of these folders, lies in one of them or holds one."""
+    """UserError where the target is one of these folders, lies in one of them, or holds one or what it links to."""
     places = {Path(os.path.realpath(to)), Path(os.path.realpath(to.parent)) / to.name}
     for name, folder in inputs.items():
         folder = Path(os.path.realpath(folder))
-        if any(place.is_relative_to(folder) or folder.is_relative_to(place) for place in places):
+        entries = folder.iterdir() if folder.is_dir() else ()
+        links = [Path(os.path.realpath(entry)) for entry in entries if entry.is_symlink()]
+        inside = any(entry.is_relative_to(place) for entry in (folder, *links) for place in places)
+        if inside or any(place.is_relative_to(folder) for place in places):
             raise UserError(f"{to} overlaps {name}, {folder}, which the export reads: choose a directory outside of it")
 
 

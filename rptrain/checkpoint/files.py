@@ -4,8 +4,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import file_digest, sha256
 from itertools import count
 from pathlib import Path
@@ -82,13 +83,17 @@ class Aside:
 
 
 @contextmanager
-def written_aside(target: Path, facts: Mapping[str, Any], needed: int) -> Iterator[Aside]:
+def written_aside(
+    target: Path, facts: Mapping[str, Any], needed: int, check: Callable[[Path], None] | None = None
+) -> Iterator[Aside]:
     """Gives a directory to write into, which takes `target`'s place when the block ends without an error.
 
-    The folder that holds `target` must exist. `facts` go into the manifest; `needed` bytes must be free. UserError if
-    a name that this needs is taken by something that rptrain did not make, DiskFull, or OSError of the disk; after any
-    of them, `target` is as it was.
+    The folder that holds `target` must exist. `facts` go into the manifest; `needed` bytes must be free. `check` raises
+    UserError for a path that is not to be replaced, and is asked right before that; without it, a whole directory of
+    the same kind is replaced. UserError if a name that this needs is taken by something that rptrain did not make,
+    DiskFull, or OSError of the disk; after any of them, `target` is as it was.
     """
+    check = check or partial(_check_kind, facts.get("kind"))
     folder, replaced = _stage(target), beside(target, REPLACED)
     try:
         free = shutil.disk_usage(target.parent).free
@@ -97,17 +102,23 @@ def written_aside(target: Path, facts: Mapping[str, Any], needed: int) -> Iterat
                 f"{target} needs {_gigabytes(needed + SLACK)}, and {_gigabytes(free)} are free on its disk: "
                 "make room, or write elsewhere"
             )
-        if os.path.lexists(replaced) and not is_of_kind(replaced, facts.get("kind")):
-            raise UserError(f"{replaced} is in the way and was not written by rptrain: move or delete it")
+        _check_replaced(replaced, check)
         aside = Aside(folder / "new")
         aside.path.mkdir()
         yield aside
         aside.seal(facts)
-        if os.path.lexists(target):  # what a kill between the two renames leaves is `replaced`, whole
+        if displaces := os.path.lexists(target):  # what a kill between the two renames leaves is `replaced`, whole
+            check(target)
+            _check_replaced(replaced, check)
             if os.path.lexists(replaced):
                 replaced.rename(folder / "older")
             target.rename(replaced)
-        aside.path.rename(target)
+        try:
+            aside.path.rename(target)
+        except BaseException:  # an interrupt too
+            if displaces and not os.path.lexists(target):
+                replaced.rename(target)
+            raise
         sync_folder(target.parent)
         with suppress(OSError):  # the next one to take this place deletes it then
             replaced.rename(folder / "old")
@@ -226,6 +237,25 @@ def _stage(target: Path) -> Path:
     (folder / MARK).touch()
     sync_folder(folder)
     return folder
+
+
+def _check_kind(kind: str | None, path: Path) -> None:
+    if not is_of_kind(path, kind):
+        raise UserError(f"{path} is in the way and was not written by rptrain: move or delete it")
+
+
+def _check_replaced(replaced: Path, check: Callable[[Path], None]) -> None:
+    """UserError if what an earlier process left of what it replaced is not to be deleted."""
+    if replaced.is_symlink():
+        raise UserError(f"{replaced} is in the way and was not written by rptrain: move or delete it")
+    if replaced.exists():
+        try:
+            check(replaced)
+        except UserError as error:
+            raise UserError(
+                f"{replaced} is in the way: move or delete it. It is what a process that was killed was replacing, and "
+                f"was changed since, or was not written by rptrain ({error})"
+            ) from error
 
 
 def _delete(folder: Path) -> None:

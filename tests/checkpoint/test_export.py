@@ -1,6 +1,7 @@
 import json
 import shutil
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -179,6 +180,51 @@ def test_an_input_is_not_written_over(run, tmp_path, model_dir):
         with pytest.raises(UserError, match=r"overlaps the .*, which the export reads: choose a directory outside"):
             export(source, tmp_path / place, force=force)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_an_input_links_to_is_not_written_over(run, tmp_path, model_dir):
+    directory, _ = run
+    model_dir.mkdir()
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights/model.safetensors").write_text("mine")
+    (model_dir / "model.safetensors").symlink_to(tmp_path / "weights/model.safetensors")
+    with pytest.raises(UserError, match="overlaps the base model"):
+        export(directory, tmp_path / "weights", force=True)
+    assert (tmp_path / "weights/model.safetensors").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "/"])
+def test_the_current_directory_is_not_replaced(run, tmp_path, monkeypatch, name):
+    (tmp_path / "new/inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "new/inner")
+    with pytest.raises(UserError, match="is or holds the current directory"):
+        export(run[0], Path(name), force=True)
+    assert (tmp_path / "new/inner").is_dir()
+
+
+def test_what_appears_in_the_target_meanwhile_is_not_deleted(run, tmp_path, monkeypatch):
+    directory, _ = run
+    to = tmp_path / "new"
+
+    def verified(path: Path, spec: object) -> None:
+        to.mkdir(exist_ok=True)
+        (to / "mine.txt").write_text("mine")
+
+    monkeypatch.setattr("rptrain.checkpoint.export.verify", verified)
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"it holds mine\.txt"):
+            export(directory, to)
+    assert (to / "mine.txt").read_text() == "mine"
+
+
+def test_what_a_killed_export_was_replacing_is_not_deleted_once_changed(run, tmp_path):
+    directory, _ = run
+    export(directory, tmp_path / "new")
+    left = (tmp_path / "new").rename(tmp_path / ".new.rptrain-replaced")
+    (left / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"is in the way: .* it holds notes.txt"):
+        export(directory, tmp_path / "new")
+    assert (left / "notes.txt").read_text() == "mine"
 
 
 def test_sources_and_dtypes_that_cannot_be(run, tmp_path):

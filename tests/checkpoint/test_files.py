@@ -164,6 +164,22 @@ def test_a_kill_between_the_two_renames_loses_nothing(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
+def test_an_interrupt_between_the_two_renames_brings_back_what_was_there(tmp_path, monkeypatch):
+    target, rename = tmp_path / "target", Path.rename
+    write(target, b"before")
+
+    def interrupted(path: Path, to: Path) -> Path:
+        if path.name == "new":
+            raise KeyboardInterrupt
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(target, b"after")
+    assert (target / "folder/file").read_bytes() == b"before"
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
 def test_a_full_disk_is_found_out_before_writing(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=5_000_000_000))
