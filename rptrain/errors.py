@@ -10,4 +10,4 @@ class TrainingError(RuntimeError):
 
 
 class RunDeleted(TrainingError):
-    """A run's folder was deleted while the run was trained: nothing can be written any more."""
+    """A run's folder was deleted or moved while the run was trained: nothing can be written any more."""

@@ -19,7 +19,7 @@ class LineFile:
     """
 
     def __init__(self, path: Path | str, *, lock: bool = False) -> None:
-        self._path = Path(path)
+        self._path, self._locked = Path(path), lock
         with ExitStack() as opening:
             self._file = opening.enter_context(open(path, "a+b", buffering=0))
             if lock:
@@ -30,12 +30,24 @@ class LineFile:
         self._torn = False  # whether there may be a part of a line behind them
 
     def check(self) -> None:
-        """RunDeleted if the file was deleted: the system takes what is written to it, and nobody could read it."""
-        if os.fstat(self._file.fileno()).st_nlink == 0:
+        """RunDeleted if the file was deleted: the system takes what is written to it, and nobody could read it.
+
+        A locked file must still be at its path too: in a folder that took its place, a run would replace files of
+        another.
+        """
+        held = os.fstat(self._file.fileno())
+        if held.st_nlink == 0 or (self._locked and not self._is_in_place(held)):
             raise RunDeleted(
-                f"the run's folder {self._path.parent} was deleted while the run was trained ({self._path.name} is "
-                "gone): nothing more can be saved. Begin a new run"
+                f"the run's folder {self._path.parent} was deleted or moved while the run was trained "
+                f"({self._path.name} is gone): nothing more can be saved. Begin a new run; if the folder was moved, "
+                "move it back and resume"
             )
+
+    def _is_in_place(self, held: os.stat_result) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), held)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def append(self, line: bytes) -> None:
         """Writes a line, given without its end. OSError: it is lost, and the next one takes its place. RunDeleted."""

@@ -128,6 +128,7 @@ class Saver:
     def _proceed(self) -> None:
         if self._abandoned.is_set():
             raise Abandoned
+        self._check()
 
     def __enter__(self) -> Self:
         return self

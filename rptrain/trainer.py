@@ -93,6 +93,8 @@ def _train(resolved: Resolved, found: tuple[RunDir, Path] | None, held: metrics.
         except RunDeleted:  # there is nowhere to record it
             raise
         except Exception as error:
+            if isinstance(error, UserError):  # of a file that is missing, perhaps, as the whole folder is
+                log.check()
             if (mendable := _mendable(error)) is None:
                 with suppress(RunDeleted):
                     log.write(metrics.Failed(f"{type(error).__name__}: {error}"))
@@ -236,6 +238,7 @@ class Trainer:
         started: _Started | None = None
         self._clock = time.perf_counter() - self._seconds
         for step in steps:
+            self._log.check()
             rate = self._learning_rate(step)
             batch = job.batches.batch(step)
             loss, update = engine.forward_backward(batch), engine.step(rate)

@@ -58,8 +58,24 @@ def test_the_run_ends_with_a_message(folder, monkeypatch, moment, overrides, aga
     threads = threading.active_count()
     told = tools.invoke("--config", folder / "run.toml", "engine.replan=false", *overrides)
     assert told.exit_code == 1 and isinstance(told.exception, SystemExit)
-    assert f"{folder}/runs/run was deleted while the run was trained" in told.stderr.splitlines()[-1]
+    assert f"{folder}/runs/run was deleted or moved while the run was trained" in told.stderr.splitlines()[-1]
     assert contents(folder / "runs") == left[0] and threading.active_count() <= threads
+
+
+def test_a_run_that_was_moved_ends(folder, monkeypatch):
+    """Another folder with the same files, in its place, is not written to."""
+    write, run = metrics.EventLog.write, folder / "runs/run"
+
+    def act(log: metrics.EventLog, event: metrics.Event) -> None:
+        write(log, event)
+        if isinstance(event, metrics.Step) and event.step == 2:
+            shutil.copytree(run.rename(folder / "moved"), run)
+
+    monkeypatch.setattr(metrics.EventLog, "write", act)
+    tools.write_config(folder)
+    told = tools.invoke("--config", folder / "run.toml", "log.logging_steps=2", "engine.replan=false")
+    assert told.exit_code == 1 and f"{run} was deleted or moved while the run was trained" in told.stderr
+    assert not list((run / "checkpoints").iterdir()) and not (run / "model").exists()
 
 
 @pytest.mark.parametrize(
