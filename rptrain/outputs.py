@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from glob import glob
 from itertools import combinations
-from os.path import exists, isdir, isfile, realpath, samefile
+from os.path import exists, isdir, isfile, lexists, realpath, samefile
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -40,7 +40,7 @@ class Output:
     def is_own(self) -> bool:
         """Whether there is no file yet, or one with the mark. UserError if it cannot be read."""
         if not isfile(self.file):
-            return True
+            return not lexists(self.file)
         try:
             with self.file.open("rb") as file:
                 return self.mark.match(file.read(BEGINNING)) is not None
@@ -131,10 +131,10 @@ def _check_inputs(output: Output, inputs: Iterable[tuple[str, str | Path]]) -> N
 
 
 def _check_run(output: Output) -> None:
-    """A run is resumed from its files: in its folder only new files and those with the mark are written."""
+    """A run is resumed and controlled by its files: new files, and those with the mark, are written at its top only."""
     run = next((run for run in map(RunDir, output.file.parents) if _is_run(run)), None)
-    if run is not None and not output.is_own:
-        raise UserError(f"{output.option}: {output.path} is a file of the run {run.path}: name another file")
+    if run is not None and not (output.is_own and output.file.parent == run.path):
+        raise UserError(f"{output.option}: {output.path} is part of the run {run.path}: name another file")
 
 
 def _is_run(run: RunDir) -> bool:

@@ -127,8 +127,12 @@ def test_the_files_of_a_run_are_refused_and_what_was_added_to_them_is_not(folder
     for name in ("config.toml", "events.jsonl", "timings.json", "checkpoints/a", "model/model.safetensors"):
         (run.path / name).parent.mkdir(exist_ok=True)
         (run.path / name).write_text("of the run")
-        with pytest.raises(UserError, match="is a file of the run"):
+        with pytest.raises(UserError, match="is part of the run"):
             checked(output(f"runs/run/{name}", force=True))
+    for name in ("control/STOP", "checkpoints/new.svg"):
+        (run.path / name).parent.mkdir(exist_ok=True)
+        with pytest.raises(UserError, match="is part of the run"):
+            checked(output(f"runs/run/{name}"))
     (run.path / "step.svg").write_text("mark")
     checked(output("runs/run/step.svg"), output("runs/run/new.svg"))
 
@@ -158,8 +162,10 @@ def test_a_file_is_replaced_as_a_whole_and_keeps_its_mode_and_its_links(folder):
 
 def test_a_folder_in_the_place_of_the_file_in_the_end(folder):
     (folder / "step.svg").mkdir()
-    with pytest.raises(UserError, match=r"step.svg cannot be written: Is a directory"):
+    with pytest.raises(UserError, match=r"step.svg exists, and this command did not write it"):
         output("step.svg").write("mark")
+    with pytest.raises(UserError, match=r"step.svg cannot be written: Is a directory"):
+        output("step.svg", force=True).write("mark")
     assert not list(folder.glob(".rptrain-*"))
 
 
