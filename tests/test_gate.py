@@ -32,6 +32,7 @@ def first_time(name):
 """
 SOUND = "def test_sound(): ...\n"
 ABORT = "def test_abort(): os.abort()\n"
+CHANCE = "def test_chance(): assert not first_time('chance')\n"
 DYING = """
 def pytest_sessionfinish():
     if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":
@@ -222,6 +223,13 @@ def test_vanishing(time):
         ),
         pytest.param(f"false && {PYTEST}", {}, ["exit status 1 with 0 passed, 0 failed"], id="install"),
         pytest.param(f"{PYTEST}; false", {}, ["exit status 1 with 1 passed, 0 failed"], id="exit-status"),
+        pytest.param(f"{PYTEST} -x", {"test_a.py": CHANCE + SOUND}, ["cut short"], id="cut-short"),
+        pytest.param(
+            PYTEST,
+            {"test_a.py": CHANCE, "conftest.py": "def pytest_unconfigure(): raise OSError"},
+            ["exit status 1 with 0 passed, 0 failed"],
+            id="plugin-at-the-end",
+        ),
     ],
 )
 def test_what_is_wrong_beside_the_tests_fails_the_gate(gate, command, other, reasons):
