@@ -84,9 +84,12 @@ def test_the_clamped_form_is_that_of_gpt_oss(interleaved, dtype, device) -> None
         grad = backward(dy.to(device), ours, None, None, interleaved, Clamp()).cpu()
         assert out[1].isnan().all()
         rows = [0, *range(2, 20)]
+        at_limit = gate_up.detach().abs() == experts.limit  # torch's derivative of clamp is 1 there, from 2.15 on 0
+        assert at_limit.any() and (grad[at_limit] != 0).all()
         unit = torch.finfo(dtype).eps
         torch.testing.assert_close(out[rows], expected[rows], rtol=4 * unit, atol=4 * unit)
-        torch.testing.assert_close(grad[rows], gate_up.grad[rows], rtol=8 * unit, atol=8 * unit * 40)
+        grad, other = (x.masked_fill(at_limit, 0)[rows] for x in (grad, gate_up.grad))
+        torch.testing.assert_close(grad, other, rtol=8 * unit, atol=8 * unit * 40)
 
 
 @dtypes
