@@ -29,7 +29,9 @@ from rptrain.rundir import CONFIG
 KIND = "export"
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 GENERATION = "generation_config.json"
-INSTEAD = "choose another directory, or replace it with `rptrain export --force`"
+INSTEAD = (
+    "choose another directory, or move what is there; outside of the run's folder `rptrain export --force` replaces it"
+)
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 

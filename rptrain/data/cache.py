@@ -193,5 +193,5 @@ def _clean(folder: Path) -> None:
     """Of what runs that were killed have left."""
     for file in folder.glob(f".*{PARTIAL}"):
         with suppress(FileNotFoundError, PermissionError):  # the latter: another user's
-            if time.time() - file.stat().st_mtime > ABANDONED:
+            if file.is_file() and time.time() - file.stat().st_mtime > ABANDONED:
                 file.unlink()

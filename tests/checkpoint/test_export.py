@@ -147,6 +147,19 @@ def test_what_a_person_changed_in_an_export_is_not_replaced(run, tmp_path):
     assert (mine / "notes.txt").read_text() == "mine"
 
 
+def test_the_advice_holds_for_the_model_in_a_runs_folder(run, spec):
+    """--force does not replace that one."""
+    directory, units = run
+    (directory / "model").mkdir()
+    (directory / "model/notes.txt").write_text("mine")
+    base = directory / "checkpoints/checkpoint-10/base"
+    with pytest.raises(UserError, match=r"it holds notes.txt.*; outside of the run's folder `rptrain export --force`"):
+        export_store(lambda unit, name: units[unit].views[0][name], spec, base, directory / "model")
+    with pytest.raises(UserError, match="overlaps the run"):
+        export(directory, directory / "model", force=True)
+    assert (directory / "model/notes.txt").read_text() == "mine"
+
+
 def test_force_replaces_what_is_there(run, tmp_path):
     directory, _ = run
     (tmp_path / "folder/inner").mkdir(parents=True)

@@ -224,6 +224,15 @@ def test_what_killed_runs_left_is_removed_in_time(folder, tokenizer, monkeypatch
     assert not (folder / "kept/.old.rptrain-partial").exists() and (folder / "kept/mine.partial").exists()
 
 
+def test_a_folder_that_is_written_beside_the_tokens_stays(folder, tokenizer, monkeypatch):
+    """An export's or a checkpoint's: its name ends alike."""
+    (folder / "kept/.my.rptrain-partial/new").mkdir(parents=True)
+    (folder / "kept/.my.rptrain-partial/new/file").touch()
+    monkeypatch.setattr(cache, "ABANDONED", -1)
+    go(folder, tokenizer)
+    assert (folder / "kept/.my.rptrain-partial/new/file").exists()
+
+
 def test_two_write_the_same_at_once(tmp_path):
     """Both have begun when one ends; what the first has mapped stays as it was."""
     begun, found = threading.Barrier(2), []
