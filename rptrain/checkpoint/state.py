@@ -10,6 +10,7 @@ Gradients are not kept: a step consumes them. Nor are frozen units (frozen.py).
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +35,7 @@ from rptrain.checkpoint.files import (
     is_of_kind,
     read_into,
     remove,
+    set_aside,
     written_aside,
 )
 from rptrain.engine.memory import UnitState
@@ -71,8 +73,9 @@ def save_state(
 
     `meta` is anything in JSON that `load_state` is to give back. `meta["model_dir"]` is the directory of the base
     model, whose config, tokenizer and template are copied; `meta["chat_template"]` (Jinja text), where there is one,
-    takes the place of its own. Nothing is copied in memory. `checkpoints_dir` is made, but not the folder that holds
-    it. DiskFull if there is no room. `proceed` is called before each piece: what it raises ends the save.
+    takes the place of its own. A checkpoint of this step that is not whole is renamed. Nothing is copied in memory.
+    `checkpoints_dir` is made, but not the folder that holds it. DiskFull if there is no room. `proceed` is called
+    before each piece: what it raises ends the save.
     """
     target = Path(checkpoints_dir) / f"checkpoint-{step}"
     base = base_files(Path(meta["model_dir"]), meta.get("chat_template"))
@@ -90,6 +93,8 @@ def save_state(
                 yield whole[start : start + PIECE]
 
     target.parent.mkdir(exist_ok=True)
+    if os.path.lexists(target) and not is_of_kind(target, KIND):
+        set_aside(target)
     with written_aside(target, {"kind": KIND, "step": step}, needed + sum(map(len, base.values()))) as aside:
 
         def write(name: str) -> None:

@@ -187,6 +187,14 @@ def test_saving_a_step_again_replaces_it(save, spec, states):
     assert [path.name for path in directory.parent.iterdir()] == ["checkpoint-7"]
 
 
+def test_what_is_not_whole_is_kept_under_another_name(save, spec, states):
+    path = save(states.make(spec), step=7)
+    (path / "complete.json").unlink()
+    (path / "notes.txt").write_text("mine")
+    assert load_state(save(states.make(spec), step=7), states.make(spec))["step"] == 7
+    assert (path.with_name("checkpoint-7.damaged") / "notes.txt").read_text() == "mine"
+
+
 def rewrite(directory, change):
     """Changes trainer_state.json, and the manifest with it."""
     file, manifest = directory / STATE, directory / MANIFEST
