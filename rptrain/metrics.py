@@ -360,7 +360,7 @@ class EventLog:
             listener(event)
 
     def check(self) -> None:
-        """RunDeleted if the run's folder was deleted, before something is written into one that took its place."""
+        """RunDeleted if the run's folder was deleted or moved: nothing may be written into one that took its place."""
         self._file.check()
 
     def listen(self, listener: Callable[[Event], None]) -> None:

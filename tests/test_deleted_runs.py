@@ -3,10 +3,13 @@
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rptrain import metrics
+from rptrain import metrics, saving
+from rptrain.engine.engine import Engine
+from rptrain.errors import RunDeleted
 from rptrain.trainer import Trainer
 
 from . import run_tools as tools
@@ -76,6 +79,56 @@ def test_a_run_that_was_moved_ends(folder, monkeypatch):
     told = tools.invoke("--config", folder / "run.toml", "log.logging_steps=2", "engine.replan=false")
     assert told.exit_code == 1 and f"{run} was deleted or moved while the run was trained" in told.stderr
     assert not list((run / "checkpoints").iterdir()) and not (run / "model").exists()
+
+
+def test_no_step_begins_without_the_folder(folder, monkeypatch):
+    """Also where neither a record nor a save would find out."""
+    write, begin, begun = metrics.EventLog.write, Engine.forward_backward, []
+
+    def act(log: metrics.EventLog, event: metrics.Event) -> None:
+        write(log, event)
+        if isinstance(event, metrics.Estimated):
+            delete(folder / "runs/run", again=False)
+
+    def counted(engine: Engine, *arguments: Any, **named: Any) -> Any:
+        begun.append(engine)
+        return begin(engine, *arguments, **named)
+
+    monkeypatch.setattr(metrics.EventLog, "write", act)
+    monkeypatch.setattr(Engine, "forward_backward", counted)
+    with pytest.raises(RunDeleted):
+        tools.train_here(folder, "log.logging_steps=100", "engine.replan=false")
+    assert not begun
+
+
+def test_a_save_under_way_ends_without_a_checkpoint(folder, monkeypatch):
+    save, left = saving.save_state, []
+
+    def act(*arguments: Any, **named: Any) -> Path:
+        delete(folder / "runs/run", again=True)
+        left.append(contents(folder / "runs"))
+        return save(*arguments, **named)
+
+    monkeypatch.setattr(saving, "save_state", act)
+    with pytest.raises(RunDeleted):
+        tools.train_here(folder, "save.save_steps=2", "engine.replan=false")
+    assert [contents(folder / "runs")] == left
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "again"])
+def test_nothing_is_exported_without_the_folder(folder, monkeypatch, again):
+    """It is deleted while the trained model is evaluated, after the last record and save."""
+    left = []
+
+    def act(trainer: Trainer, step: int) -> None:
+        if step > 0:
+            delete(folder / "runs/run", again)
+            left.append(contents(folder / "runs"))
+
+    monkeypatch.setattr(Trainer, "_evaluate", act)
+    with pytest.raises(RunDeleted):
+        tools.train_here(folder, "engine.replan=false")
+    assert [contents(folder / "runs")] == left
 
 
 @pytest.mark.parametrize(
