@@ -84,7 +84,7 @@ class Aside:
 
 @contextmanager
 def written_aside(
-    target: Path, facts: Mapping[str, Any], needed: int, check: Callable[[Path], None] | None = None
+    target: Path, facts: Mapping[str, Any], needed: int, check: Callable[[Path], object] | None = None
 ) -> Iterator[Aside]:
     """Gives a directory to write into, which takes `target`'s place when the block ends without an error.
 
@@ -244,7 +244,7 @@ def _check_kind(kind: str | None, path: Path) -> None:
         raise UserError(f"{path} is in the way and was not written by rptrain: move or delete it")
 
 
-def _check_replaced(replaced: Path, check: Callable[[Path], None]) -> None:
+def _check_replaced(replaced: Path, check: Callable[[Path], object]) -> None:
     """UserError if what an earlier process left of what it replaced is not to be deleted."""
     if replaced.is_symlink():
         raise UserError(f"{replaced} is in the way and was not written by rptrain: move or delete it")
