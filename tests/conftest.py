@@ -9,7 +9,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
 
-import torch  # noqa: E402 - the path comes first
+# One thread for each that a test starts: what is compared must not depend on the machine, and the tensors are tiny.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch  # noqa: E402 - the path and the number of threads come first
 
 from tests.ids import pytest_make_parametrize_id  # noqa: E402, F401 - a hook
 
@@ -24,6 +27,3 @@ def tokens_are_kept_apart(tmp_path_factory):
         folder = tmp_path_factory.mktemp("tokens")
         patch.setattr("rptrain.data.cache.default_folder", lambda: folder)
         yield
-
-
-torch.set_num_threads(1)  # what tests compare must not depend on the machine, and the tensors are tiny

@@ -59,6 +59,7 @@ def test_stock_peft_computes_what_was_trained_and_what_is_merged(folder):
     assert generate_text(run.path, *asked) == generate_text(run.model_path, *asked) == generate_text(merged, *asked)
 
 
+@pytest.mark.long
 def test_killed_and_resumed_on_another_number_of_workers(folder):
     kind = (*LORA, "optim.update=async", "model.dtype=bfloat16")
     with tools.Trainers() as trainers:

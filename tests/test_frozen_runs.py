@@ -13,6 +13,7 @@ from rptrain.generate import generate_text
 from rptrain.rundir import RunDir
 
 from . import run_tools as tools
+from .cases import long
 
 FREEZE = 'train.freeze=["model.embed_tokens.weight", "model.layers.1.*", "*.mlp.*"]'
 EVERY_TWO = ("save.save_steps=2", FREEZE)
@@ -28,9 +29,9 @@ def is_frozen(name):
     return ".mlp." in name or name == "model.embed_tokens.weight" or name.startswith("model.layers.1.")
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
-@pytest.mark.parametrize("update", ["async", "sync"])
-@pytest.mark.parametrize("init", ["auto", pytest.param("random", marks=pytest.mark.long)])
+@pytest.mark.parametrize("dtype", [long("float32"), "bfloat16"])
+@pytest.mark.parametrize("update", ["async", long("sync")])
+@pytest.mark.parametrize("init", ["auto", long("random")])
 def test_killed_and_resumed(folder, update, dtype, init, tmp_path):
     kind = (f"optim.update={update}", f"model.dtype={dtype}", f"model.init={init}", *EVERY_TWO)
     with tools.Trainers() as trainers:

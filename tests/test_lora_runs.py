@@ -14,6 +14,7 @@ from rptrain.errors import UserError
 from rptrain.generate import generate_text
 
 from . import run_tools as tools
+from .cases import long
 
 LORA = ("lora.r=3", "lora.alpha=6", "lora.dropout=0.2", "lora.modules_to_save=['model.norm']", "save.save_steps=2")
 IDS = torch.arange(20).view(2, 10)
@@ -36,9 +37,7 @@ def logits(directory, folder=None):
         return model.eval()(IDS).logits
 
 
-@pytest.mark.parametrize(
-    ("update", "dtype"), [("async", "bfloat16"), pytest.param("sync", "float32", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("update", "dtype"), [("async", "bfloat16"), long("sync", "float32")])
 def test_killed_and_resumed_on_another_number_of_workers(folder, update, dtype):
     kind = (f"optim.update={update}", f"model.dtype={dtype}", *LORA)
     with tools.Trainers() as trainers:

@@ -40,6 +40,7 @@ from rptrain.training_model import training_model
 
 from . import own_memory
 from . import run_tools as tools
+from .cases import long
 
 GIB = 1 << 30
 RESULTS = Path(__file__).parent / "results"
@@ -120,15 +121,15 @@ print(json.dumps({"planned": host.total - program, "measured": peak - before, "b
 """
 
 
-def case(*overrides, long=True):
-    id = "-".join(text.partition("=")[2].replace(":", "") for text in overrides)
-    return pytest.param(overrides, id=id, marks=[pytest.mark.long] if long else [])
+def case(*overrides):
+    return pytest.param(overrides, id="-".join(text.partition("=")[2].replace(":", "") for text in overrides))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "overrides",
     [
-        case("model.dtype=bfloat16", "optim.update=async", "engine.devices=cpu:2", long=False),
+        case("model.dtype=bfloat16", "optim.update=async", "engine.devices=cpu:2"),
         case("model.dtype=bfloat16", "optim.update=sync", "engine.devices=cpu:1", "engine.round_size=2"),
         case("model.dtype=bfloat16", "optim.update=async", "engine.devices=cpu:2", "optim.moments=int8"),
         case("model.dtype=float16", "optim.update=async", "engine.devices=cpu:2"),
@@ -228,7 +229,7 @@ def test_cuda_takes_of_the_host_what_was_measured(update, gpus):
     [("float64", "fp32"), *product(("bfloat16", "float16", "float32"), ("fp32", "bf16", "int8"))],
 )
 @pytest.mark.parametrize("update", ["sync", "async"])
-@pytest.mark.parametrize("size", [4, 2])
+@pytest.mark.parametrize("size", [4, long(2)])
 @pytest.mark.parametrize("frozen", [(), ("model.embed_tokens.weight", "*.mlp.*", "model.layers.2.*")])
 def test_states_are_the_buffers_of_the_store(folder, dtype, moments, update, size, frozen):
     kind = (f"model.dtype={dtype}", f"optim.update={update}", f"optim.moments={moments}")

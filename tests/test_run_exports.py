@@ -10,6 +10,7 @@ from rptrain.models import registry, rope, weights
 from rptrain.models.spec import MicroBatch
 
 from . import run_tools as tools
+from .cases import long
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ MODELS = {
 
 @pytest.mark.parametrize(
     ("kind", "dtype"),
-    [(kind, "float32") for kind in MODELS] + [("qwen3", "bfloat16"), ("llama", "float16")],
+    [*((kind, "float32") for kind in MODELS), long("qwen3", "bfloat16"), long("llama", "float16")],
     ids=[*MODELS, "qwen3-bf16", "llama-fp16"],
 )
 def test_transformers_reads_what_we_write(tmp_path, kind, dtype):

@@ -22,6 +22,7 @@ from rptrain.plan.schedule import Plan
 from rptrain.rundir import RunDir
 
 from . import run_tools as tools
+from .cases import long
 
 EVERY_TWO = ("save.save_steps=2", "save.save_total_limit=1")
 Undisturbed = Callable[..., SimpleNamespace]
@@ -70,7 +71,7 @@ def check_same(run: RunDir, expected: SimpleNamespace) -> None:
 # Killed and resumed
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [long("float32"), "bfloat16"])
 @pytest.mark.parametrize("update", ["async", "sync"])
 def test_killed_twice_and_resumed(folder, trainers, undisturbed, update, dtype):
     """The run crosses an epoch, at step 4, and one kill leaves a record half written."""
@@ -97,7 +98,7 @@ def test_killed_and_resumed_with_small_moments(folder, trainers, undisturbed, mo
     assert tools.steps(run) != undisturbed(kind[1]).steps
 
 
-@pytest.mark.parametrize("update", ["async", "sync"])
+@pytest.mark.parametrize("update", ["async", long("sync")])
 def test_killed_twice_and_resumed_in_float16(folder, trainers, undisturbed, update):
     """The loss scale rises until gradients overflow, behind the first checkpoint, and what it was goes on."""
     kind = (f"optim.update={update}", "model.dtype=float16", "optim.loss_scale=262144", "optim.loss_scale_steps=1")
@@ -172,9 +173,10 @@ def test_killed_after_the_last_save(folder, trainers, undisturbed):
     check_same(run, undisturbed())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "code", "every"),
-    [pytest.param(signal.SIGKILL, -signal.SIGKILL, 10, marks=pytest.mark.long), (signal.SIGINT, 130, 0)],
+    [(signal.SIGKILL, -signal.SIGKILL, 10), (signal.SIGINT, 130, 0)],
 )
 def test_the_command_killed_and_interrupted(folder, undisturbed, number, code, every):
     """What a shell starts, and then the same again. An interrupt is obeyed with a checkpoint, wherever it comes."""
@@ -199,7 +201,7 @@ def test_the_command_killed_and_interrupted(folder, undisturbed, number, code, e
 # What must not matter
 
 
-@pytest.mark.parametrize("update", ["async", "sync"])
+@pytest.mark.parametrize("update", ["async", long("sync")])
 def test_the_number_of_devices_and_of_checkpoints(folder, trainers, undisturbed, staged, update):
     kind = f"optim.update={update}"
     expected = undisturbed(kind)
@@ -216,7 +218,7 @@ def test_the_number_of_devices_and_of_checkpoints(folder, trainers, undisturbed,
     check_same(run, expected)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [long(1), 2])
 @pytest.mark.parametrize("slow", device.STREAMS)
 def test_a_slow_stream(folder, undisturbed, staged, monkeypatch, slow, devices):
     """Whatever is late, nothing is overwritten before it was read, nor read before it is there."""
@@ -241,7 +243,7 @@ def test_another_order_and_other_weights_with_another_seed(folder, undisturbed):
     assert tools.state(tools.train_here(folder, "train.seed=1")) != undisturbed().state
 
 
-@pytest.mark.parametrize("assistant_only", ["true", pytest.param("false", marks=pytest.mark.long)])
+@pytest.mark.parametrize("assistant_only", ["true", long("false")])
 def test_packing_and_micro_batches_do_not_change_the_loss(folder, assistant_only):
     """One step takes all documents; where they fill fewer rows, the rest of the batch is padding."""
     data = tools.write_chats(folder / "chats.jsonl")
@@ -310,9 +312,7 @@ def test_the_folder(folder):
     assert {event.supervised for event in tools.events(run, metrics.Step)} == {64 * 15}
 
 
-@pytest.mark.parametrize(
-    ("devices", "round_size"), [(2, 2), *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((1, 4), (3, 4)))]
-)
+@pytest.mark.parametrize(("devices", "round_size"), [(2, 2), long(1, 4), long(3, 4)])
 def test_the_trace_shows_what_the_plan_says(folder, staged, devices, round_size):
     sizes = (f"engine.devices=cpu:{devices}", f"engine.round_size={round_size}")
     run = tools.train_here(folder, "engine.trace=true", "engine.replan=false", "save.save_steps=2", *sizes)

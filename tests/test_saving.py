@@ -18,6 +18,7 @@ from rptrain.engine.iteration import PendingLoss
 from rptrain.rundir import RunDir
 
 from . import run_tools as tools
+from .cases import long
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def slow_saves(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(rptrain.saving, "save_state", slowly)
 
 
-@pytest.mark.parametrize("update", ["async", "sync"])
+@pytest.mark.parametrize("update", ["async", long("sync")])
 def test_slow_saves_change_no_bit_and_are_measured(folder, monkeypatch, update):
     """Each is what a run that ends there leaves."""
     kind = f"optim.update={update}"

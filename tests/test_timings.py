@@ -20,6 +20,7 @@ from rptrain.rundir import RunDir
 from rptrain.timings import FILE, Conditions, Timings, load
 
 from . import run_tools as tools
+from .cases import long
 
 CONDITIONS = Conditions(("a GPU",), tokens=64, length=32, dtype="bfloat16", layers=3)
 MEASURED = Measured((0.1, 0.2, 0.0), (0.3, 1 / 3, 0.5), upload=1e9, download=None, update=0.25, steps=2)
@@ -167,7 +168,7 @@ def other_plan(monkeypatch: pytest.MonkeyPatch) -> list[Measured]:
     return calls
 
 
-@pytest.mark.parametrize("update", ["async", "sync"])
+@pytest.mark.parametrize("update", ["async", long("sync")])
 @pytest.mark.parametrize("rounds", [(), ("engine.round_size=2",)], ids=["one-round", "two-rounds"])
 def test_another_plan_after_the_first_steps_changes_no_bit(folder, metered, other_plan, update, rounds):
     kind = (f"optim.update={update}", "model.dtype=bfloat16", *rounds)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf
 
 from rptrain.plan.costs import LayerCost
 from rptrain.plan.dispatch import Links
@@ -50,8 +51,8 @@ def estimate(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setti
     paces, hops = _paces(costs, stages, times, setting)
     updates = [0.0, *accumulate(cost.update for cost in costs)]
     ready = [updates[stage.stop] if setting.lag == 0 else updates[-1] for stage in stages]
-    gradients = _gradients(costs, stages, setting)
-    per_round = list(enumerate(zip(times, paces, hops, ready, strict=True)))
+    spans = [last * pace for pace in paces]
+    per_round = list(enumerate(zip(times, spans, hops, ready, _gradients(costs, stages, setting), strict=True)))
     # In sync every step starts where the one before has ended, so one is like all; in async the first slot of a step
     # falls on another device each time, and after N steps on the first again. Of the two steps under way the later one
     # may end with the earlier, so an even number is measured; the first ones are at times not as those that follow.
@@ -63,18 +64,24 @@ def estimate(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setti
     # When the update before a step began (sync), or that before the last one (async); the one before all was over.
     optimizer = [0.0, -updates[-1]]
     for iteration in range(warm_up + measured):
-        version = optimizer[iteration]
-        gated = setting.lag == 0 or iteration > 1
+        version = optimizer[iteration] if setting.lag == 0 or iteration > 1 else -inf
         for r in range(rounds):
             first = end = 0.0
-            for s, (time, pace, hop, update) in per_round:
-                moved, start = gradients[s], free[device]
-                if moved is not None and r:
+            for s, (time, span, hop, update, moved) in per_round:  # comparisons: max() takes most of the search's time
+                start = free[device]
+                if r and moved is not None:
                     start = max(start, left[s]) + moved.sums
-                first = max(start, first + hop, version + update if gated else 0.0) + time
-                end = max(first + last * pace, end + hop + time)
+                if first + hop > start:
+                    start = first + hop
+                if version + update > start:
+                    start = version + update
+                first = start + time
+                end = end + hop + time
+                if first + span > end:
+                    end = first + span
                 if moved is not None:
-                    end = max(end, gone[device] + time)
+                    if gone[device] + time > end:
+                        end = gone[device] + time
                     read = optimizer[iteration + 1] + moved.read if iteration else 0.0
                     left[s] = gone[device] = max(end + moved.down, read + moved.last)
                 free[device] = end

@@ -23,6 +23,7 @@ from rptrain.config_source import resolve
 from rptrain.devices import Gpu
 from rptrain.plan.schedule import Plan
 from rptrain.planner import LIBRARIES
+from tests.cases import long
 
 from .. import run_tools as tools
 
@@ -75,7 +76,7 @@ def files(folder: Path) -> list[Path]:
 # What is reported
 
 
-@pytest.mark.parametrize("update", ["sync", "async"])
+@pytest.mark.parametrize("update", [long("sync"), "async"])
 def test_everything_is_reported_and_adds_up(folder, update, monkeypatch):
     tools.plan_with(monkeypatch, STAGES)
     before = files(folder)

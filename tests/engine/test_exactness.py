@@ -7,6 +7,8 @@ import time
 import pytest
 import torch
 
+from tests.cases import UPDATES, long
+
 from . import plain, runs
 
 PLANS = [
@@ -23,9 +25,9 @@ AUX = plain.GPT_OSS | {"router_aux_loss_coef": 0.7}
         (plain.CONFIG, 20),
         (plain.config(tie_word_embeddings=True), 20),
         (plain.QWEN2, 3),
-        (plain.QWEN3_MOE, 3),
+        long(plain.QWEN3_MOE, 3),
         (plain.QWEN3_MOE | {"decoder_sparse_step": 2}, 3),
-        (plain.GPT_OSS, 3),
+        long(plain.GPT_OSS, 3),
         (plain.QWEN3_MOE | {"decoder_sparse_step": 2, "router_aux_loss_coef": 0.7}, 3),
         (AUX, 3),
     ],
@@ -67,11 +69,11 @@ def test_scales_rotations_as_yarn_asks():
 
 @pytest.mark.parametrize(
     ("cfg", "steps"),
-    [(plain.config(tie_word_embeddings=True), 6), (plain.QWEN3_MOE, 2), (AUX, 2)],
+    [(plain.config(tie_word_embeddings=True), 6), long(plain.QWEN3_MOE, 2), (AUX, 2)],
     ids=["llama", "qwen3-moe", "gpt-oss-aux"],
 )
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.long), torch.bfloat16])
+@pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
 def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, dtype, cfg, steps):
     batches = plain.make_batches(steps)
 
@@ -90,7 +92,7 @@ def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, dtype, cf
         assert all(torch.equal(got[name], weights[name]) for name in weights), other
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@UPDATES
 def test_rounds_are_a_constant_of_the_run_that_workers_do_not_change(asynchronous):
     cfg = plain.config(tie_word_embeddings=True)
     batches = plain.make_batches(5, micro_batches=6)
@@ -115,7 +117,7 @@ def test_rounds_add_up_to_the_same_gradient():
     assert all((one[2][name] - two[2][name]).abs().max() < 1e-12 for name in one[2])
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@UPDATES
 def test_delays_anywhere_change_nothing(asynchronous):
     cfg = plain.config()
     batches = plain.make_batches(5)

@@ -14,6 +14,7 @@ from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter, likeness
 from rptrain.models.freeze import freeze
 from rptrain.models.registry import build
+from tests.cases import UPDATES, long
 
 from . import plain, runs
 from .test_memory import Runtime
@@ -42,9 +43,7 @@ def matched(names, patterns):
 
 
 @pytest.mark.parametrize(("cfg", "patterns"), CASES.values(), ids=CASES)
-@pytest.mark.parametrize(
-    "asynchronous", [pytest.param(False, id="sync", marks=pytest.mark.long), pytest.param(True, id="async")]
-)
+@UPDATES
 def test_equals_the_plain_loop_that_leaves_them_out(asynchronous, cfg, patterns):
     steps, rate = 4, 5e-3
     batches = plain.make_batches(steps)
@@ -74,11 +73,9 @@ MIXED = ["model.layers.1.*", "model.layers.2.mlp.*", "*.q_proj.weight", "*.k_pro
 BOTTOM = ["model.embed_tokens.weight", *LAYERS[:2], "*.mlp.*"]
 
 
-@pytest.mark.parametrize(
-    "patterns", [pytest.param(MIXED, id="mixed"), pytest.param(BOTTOM, id="bottom", marks=pytest.mark.long)]
-)
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.long), torch.bfloat16])
+@pytest.mark.parametrize("patterns", [pytest.param(MIXED, id="mixed"), long(BOTTOM, id="bottom")])
+@UPDATES
+@pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
 def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, dtype, patterns):
     batches = plain.make_batches(5)
     others = [f"{PLAN} | N={n} M=4 MR=4" for n in (1, 2, 3, 4)]
@@ -90,7 +87,7 @@ def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, dtype, pa
     same_as_first(results)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@UPDATES
 def test_rounds_keep_their_sums_of_what_is_trained(asynchronous):
     batches = plain.make_batches(4, micro_batches=6)
     options = {"asynchronous": asynchronous, "frozen": BOTTOM}
@@ -108,11 +105,11 @@ def test_rounds_keep_their_sums_of_what_is_trained(asynchronous):
     "patterns",
     [
         pytest.param(MIXED, id="mixed"),
-        pytest.param(BOTTOM, id="bottom", marks=pytest.mark.long),
-        pytest.param(CASES["only-the-head"][1], id="head", marks=pytest.mark.long),
+        long(BOTTOM, id="bottom"),
+        long(CASES["only-the-head"][1], id="head"),
     ],
 )
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@UPDATES
 def test_delays_anywhere_change_nothing(asynchronous, patterns):
     """Devices that wait for no version of their parameters may be far ahead of the optimizer."""
     batches = plain.make_batches(5)

@@ -8,6 +8,7 @@ import torch
 from rptrain.engine.memory import ModelStore
 from rptrain.models.lora import LoRA, with_lora
 from rptrain.models.registry import build
+from tests.cases import UPDATES, long
 
 from . import plain, runs
 from .test_frozen import same_as_first
@@ -61,9 +62,7 @@ def assert_equals_the_plain_loop(store, cfg, lora, batches, rate, *, asynchronou
 
 
 @pytest.mark.parametrize(("cfg", "lora"), CASES.values(), ids=CASES)
-@pytest.mark.parametrize(
-    "asynchronous", [pytest.param(False, id="sync", marks=pytest.mark.long), pytest.param(True, id="async")]
-)
+@UPDATES
 def test_equals_the_plain_loop(asynchronous, cfg, lora):
     steps, rate = 4, 5e-3
     batches = plain.make_batches(steps)
@@ -74,10 +73,8 @@ def test_equals_the_plain_loop(asynchronous, cfg, lora):
 DROPPING = LoRA(r=3, alpha=12, dropout=0.3, modules_to_save=("norm",))
 
 
-@pytest.mark.parametrize(
-    "asynchronous", [pytest.param(False, id="sync", marks=pytest.mark.long), pytest.param(True, id="async")]
-)
-@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.long), torch.bfloat16])
+@UPDATES
+@pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
 def test_same_bits_with_dropout_on_any_number_of_workers_and_any_plan(asynchronous, dtype):
     batches = plain.make_batches(5)
     others = [f"{PLAN} | N={n} M=4 MR=4" for n in (1, 2, 3)]
@@ -87,7 +84,7 @@ def test_same_bits_with_dropout_on_any_number_of_workers_and_any_plan(asynchrono
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
 @pytest.mark.parametrize("cfg", [plain.QWEN3_MOE, plain.GPT_OSS], ids=["qwen3-moe", "gpt-oss"])
 def test_same_bits_with_adapters_of_experts_on_any_number_of_workers_and_any_plan(cfg, dtype):
     batches, lora = plain.make_batches(3), LoRA(r=3, target_parameters=EXPERTS)

@@ -14,6 +14,7 @@ from rptrain.kernels.quant import Quantised
 from rptrain.models import weights
 from rptrain.models.lora import LoRA, without_adapters
 from rptrain.models.mapped import MappedWeights, mapped_units
+from tests.cases import long
 
 from .. import run_tools as tools
 from . import plain, runs
@@ -62,8 +63,9 @@ def mapped_store(folder, cfg, kind, *, dtype=torch.float32, asynchronous=True, w
             yield store
 
 
-@pytest.mark.parametrize(("cfg", "kind"), CASES.values(), ids=CASES)
-def test_the_bits_of_a_base_in_memory(tmp_path, cfg, kind):
+@pytest.mark.parametrize("name", ["lora", "tied", long("experts"), long("parts")])
+def test_the_bits_of_a_base_in_memory(tmp_path, name):
+    cfg, kind = CASES[name]
     batches = plain.make_batches(3)
     options = {"asynchronous": True, "rate": 1e-2}
     results = [runs.run(cfg, batches, f"{PLAN} | N=2 M=4 MR=4", **options, **kind)]
@@ -96,7 +98,7 @@ def test_delays_anywhere_change_nothing(tmp_path, slow):
     same_as_first(results)
 
 
-@pytest.mark.parametrize("plan", ["N=1 M=4 MR=4", "N=3 M=4 MR=2"])
+@pytest.mark.parametrize("plan", [long("N=1 M=4 MR=4"), "N=3 M=4 MR=2"])
 def test_evaluations_in_between_read_the_same(tmp_path, plan):
     """Also the first, ahead of all training, and two in a row."""
     *batches, other = plain.make_batches(3)

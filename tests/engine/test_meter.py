@@ -11,6 +11,7 @@ from rptrain.engine import device
 from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Measured, Meter, timed
 from rptrain.models.layers import Block, Head
+from tests.cases import UPDATES
 
 from . import plain, runs
 
@@ -163,7 +164,7 @@ def test_nothing_is_measured_after_the_times_were_asked_for():
                 assert engine.measured().steps == 1
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@UPDATES
 def test_measuring_changes_no_bit(asynchronous):
     batches = plain.make_batches(4)
     plan = f"{PLANS[0]} | N=2 M=4 MR=4"

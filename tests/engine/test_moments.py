@@ -8,6 +8,7 @@ from rptrain.engine import adam, moments
 from rptrain.engine.adam import CHUNK, join, split
 from rptrain.engine.memory import ModelStore
 from rptrain.models import registry
+from tests.cases import UPDATES, long
 
 from . import plain, runs
 from .updates import BETAS, EPS, PATHS, assert_same_bits, instruction_sets, make_adam, values
@@ -331,7 +332,7 @@ def test_ranges_draw_as_the_whole_does(kind, fallback):
     assert_same_bits(whole, parts)
 
 
-@SMALL
+@pytest.mark.parametrize("kind", [long("bf16"), "int8"])
 def test_every_instruction_set_gives_the_same_bits(kind, tmp_path):
     results = []
     for _ in instruction_sets(tmp_path):
@@ -363,7 +364,7 @@ def engine_run(plan, kind, *, asynchronous=True, seed=0, count=5, threads=None):
 
 
 @SMALL
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@UPDATES
 def test_same_bits_on_any_number_of_workers_and_any_plan(kind, asynchronous):
     losses, state = engine_run(f"{STAGES[0]} | N=1 M=4 MR=4", kind, asynchronous=asynchronous)
     for plan, workers, threads in ((0, 2, 1), (0, 3, 2), (1, 2, 3)):
@@ -379,7 +380,7 @@ def test_the_seed_decides_how_moments_are_rounded(kind):
     assert not all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@SMALL
+@pytest.mark.parametrize("kind", [long("bf16"), "int8"])
 def test_follows_the_run_with_exact_moments(kind):
     plan = f"{STAGES[0]} | N=2 M=4 MR=4"
     exact, small = (engine_run(plan, name, asynchronous=False, count=20) for name in ("fp32", kind))

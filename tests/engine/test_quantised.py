@@ -13,6 +13,7 @@ from rptrain.models.lora import LoRA, with_lora
 from rptrain.models.quantised import with_base
 from rptrain.models.registry import build
 from rptrain.plan.schedule import Plan, Stage
+from tests.cases import UPDATES
 
 from . import plain, runs
 from .test_frozen import same_as_first
@@ -61,9 +62,7 @@ def test_the_bits_of_a_base_that_was_widened_before():
     assert plainly[0] != results[0][0]
 
 
-@pytest.mark.parametrize(
-    "asynchronous", [pytest.param(False, id="sync", marks=pytest.mark.long), pytest.param(True, id="async")]
-)
+@UPDATES
 def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous):
     batches, results = plain.make_batches(3), []
     for plan in (

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rptrain.plan.schedule import Plan
+from tests.cases import UPDATES, long
 
 from . import plain, runs
 
@@ -45,12 +46,12 @@ def same(one, other):
     return one[:2] == other[:2] and all(torch.equal(a, b) for a, b in zip(one[2], other[2], strict=True))
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[1]}-to-{pair[3]}")
 @pytest.mark.parametrize(
-    "tied", [pytest.param(False, id="untied", marks=pytest.mark.long), pytest.param(True, id="tied")]
+    "pair", [PAIRS[0], long(PAIRS[1]), long(PAIRS[2]), PAIRS[3]], ids=lambda pair: f"{pair[1]}-to-{pair[3]}"
 )
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("tied", [long(False, id="untied"), pytest.param(True, id="tied")])
+@UPDATES
+@pytest.mark.parametrize("rounds", [1, long(2)])
 def test_another_plan_goes_on_to_the_bit(asynchronous, tied, rounds, pair):
     cfg = plain.config(tie_word_embeddings=tied)
     first, workers, second, later = pair

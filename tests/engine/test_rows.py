@@ -14,6 +14,7 @@ from rptrain.engine import embedding, rows
 from rptrain.engine.embedding import RowGradients
 from rptrain.engine.memory import Arena, accumulate_dtype
 from rptrain.engine.rows import LINE, ROWS, CpuRows, columns_each, row_stride
+from tests.cases import long
 
 from . import plain, runs
 
@@ -289,7 +290,7 @@ def test_the_buffer_is_given_back_with_the_engines_threads(monkeypatch):
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("size", [4, 2], ids=["one-round", "two-rounds"])
+@pytest.mark.parametrize("size", [long(4, id="one-round"), pytest.param(2, id="two-rounds")])
 def test_a_run_has_the_same_bits_on_any_number_of_threads_and_without_a_compiler(pool, tied, size, monkeypatch):
     make(pool)
     cfg = plain.config(hidden_size=96, tie_word_embeddings=tied)

@@ -7,6 +7,7 @@ import torch
 
 from rptrain.checkpoint.state import load_state, save_state
 from rptrain.engine.adam import CpuAdam
+from tests.cases import UPDATES
 
 from . import plain, runs
 
@@ -43,7 +44,7 @@ def plain_run(batches, asynchronous, skipped):
     return weights
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@UPDATES
 @pytest.mark.parametrize("skipped", [{0}, {2}, {1, 2}, {2, 4}])
 def test_equals_the_plain_loop_that_skips(asynchronous, skipped, monkeypatch):
     batches = plain.make_batches(6)

@@ -14,6 +14,7 @@ from rptrain.engine.trace import WatchedBoard
 from rptrain.engine.transfer import Upload
 from rptrain.engine.worker import Worker
 from rptrain.plan.schedule import Plan
+from tests.cases import UPDATES
 
 from . import plain, runs
 
@@ -43,7 +44,7 @@ def traced(plan, *, asynchronous=True, probe=None, between=0.0):
     return [span for iteration in range(STEPS) for span in engine.trace.take(iteration)]
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@UPDATES
 @pytest.mark.parametrize("plan", [TWO, ROUNDS])
 def test_tracing_changes_no_bit(plan, asynchronous):
     batches = plain.make_batches(4)

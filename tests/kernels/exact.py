@@ -1,9 +1,12 @@
 """What a kernel's result is held against: the oracle in float64, and the oracle's own error in the kernel's type."""
 
+import pytest
 import torch
 from torch import Tensor
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+from tests.cases import long
+
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, long(torch.float16), torch.bfloat16])
 
 
 def random(shape: tuple[int, ...], dtype: torch.dtype, device: str, seed: int = 0) -> Tensor:

@@ -7,9 +7,8 @@ from torch import Tensor
 from rptrain.kernels import grouped
 from rptrain.kernels import reference_moe as oracle
 from rptrain.kernels.grouped import Tiles
-from tests.kernels.exact import DTYPES, close, no_worse, random
+from tests.kernels.exact import close, dtypes, no_worse, random
 
-dtypes = pytest.mark.parametrize("dtype", DTYPES)
 CASES = [  # rows of each expert; inner and outer size; whether weights are stored as [E, out, in]
     ([1], 1, 1, False),
     ([37], 16, 48, True),

@@ -6,8 +6,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rptrain.kernels import linear_cross_entropy as lce
-from rptrain.kernels.launch import DTYPES
 from rptrain.kernels.reference import IGNORED, cross_entropy_, wide
+from tests.cases import long
+from tests.kernels.exact import dtypes
 
 
 def small(vocab: int, itemsize: int, gradient: bool, capability: tuple[int, int]) -> lce.Sizes:
@@ -16,9 +17,15 @@ def small(vocab: int, itemsize: int, gradient: bool, capability: tuple[int, int]
 
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-PATHS = [pytest.param(dtype, kernel, id=f"{dtype}-{'kernel' if kernel else 'oracle'}")
-         for dtype in TOLERANCES for kernel in (False, True) if not kernel or dtype in DTYPES]  # fmt: skip
-paths = pytest.mark.parametrize(("dtype", "kernel"), PATHS)
+paths = pytest.mark.parametrize(
+    ("dtype", "kernel"),
+    [
+        *(pytest.param(dtype, False, id=f"{dtype}-oracle") for dtype in TOLERANCES),
+        pytest.param(torch.float32, True, id="torch.float32-kernel"),
+        long(torch.float16, True, id="torch.float16-kernel"),
+        pytest.param(torch.bfloat16, True, id="torch.bfloat16-kernel"),
+    ],
+)
 
 
 @pytest.fixture
@@ -50,8 +57,8 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
 
 
 @paths
-@pytest.mark.parametrize(("tokens", "hidden", "vocab"), [(9, 5, 7), (1, 1, 1), (1, 4, 3), (37, 8, 33), (9, 16, 64)])
-@pytest.mark.parametrize("chunk_bytes", [1, 4 * 64 * 16, 2**28])
+@pytest.mark.parametrize(("tokens", "hidden", "vocab"), [(9, 5, 7), (1, 1, 1), (1, 4, 3), (37, 8, 33), long(9, 16, 64)])
+@pytest.mark.parametrize("chunk_bytes", [long(1), 4 * 64 * 16, 2**28])
 def test_loss_and_gradients(tokens, hidden, vocab, chunk_bytes, dtype, path, monkeypatch) -> None:
     monkeypatch.setattr(lce, "CHUNK_BYTES", chunk_bytes)
     monkeypatch.setattr(lce, "PIECE_BYTES", 4 * 33 * 5)
@@ -115,7 +122,7 @@ def oracle(logits: Tensor, labels: Tensor, scale: float, dtype: torch.dtype) -> 
     return *cross_entropy_(gradient, labels, scale), gradient
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@dtypes
 @pytest.mark.parametrize("vocab", [1, 2, 63, 64, 257, 5000, 20011, 66000])  # one block, several, padded and not
 def test_the_kernel_is_as_exact_as_the_oracle(vocab, dtype, device) -> None:
     torch.manual_seed(vocab)
@@ -130,7 +137,7 @@ def test_the_kernel_is_as_exact_as_the_oracle(vocab, dtype, device) -> None:
 
 
 @pytest.mark.parametrize("vocab", [9000, 66000])  # kept whole, and not
-@pytest.mark.parametrize("dtype", DTYPES)
+@dtypes
 def test_the_kernel_repeats_its_bits(dtype, vocab, device) -> None:
     torch.manual_seed(0)
     logits, labels = torch.randn(3, vocab).to(dtype), torch.tensor([5, IGNORED, vocab - 1])
@@ -142,7 +149,7 @@ def test_the_kernel_repeats_its_bits(dtype, vocab, device) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.7, None])
-@pytest.mark.parametrize("dtype", DTYPES)
+@dtypes
 def test_programs_take_rows_in_turn(dtype, scale, device, monkeypatch) -> None:
     """Two programs for seven rows, ignored ones before, between and after others: each row's bits are its own."""
     monkeypatch.setattr(lce, "programs", lambda device, each: 2)
@@ -158,7 +165,7 @@ def test_programs_take_rows_in_turn(dtype, scale, device, monkeypatch) -> None:
         assert all(torch.equal(x[row : row + 1], y) for x, y in zip(together, alone, strict=True))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@dtypes
 def test_the_target_may_be_anywhere(dtype, device, monkeypatch) -> None:
     """In each tile of a row, whether it is kept or read again, at its ends and inside."""
     monkeypatch.setattr(lce, "sizes", small)

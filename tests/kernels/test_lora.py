@@ -8,10 +8,9 @@ from rptrain.kernels import dropout as kernels
 from rptrain.kernels import reference_dropout as oracle
 from rptrain.kernels.dropout import Dropout, add_dropout, dropout
 from rptrain.kernels.lora import AddLoRA, add_lora, lora_backward_input, lora_backward_weights
-from tests.kernels.exact import DTYPES, close, no_worse, random
+from tests.kernels.exact import close, dtypes, no_worse, random
 
 SEED = (7 << 32) + 5
-dtypes = pytest.mark.parametrize("dtype", DTYPES)
 
 
 def drop(p: float = 0.25, device: str = "cpu", length: int = 4, **changes: int) -> Dropout:

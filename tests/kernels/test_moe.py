@@ -10,12 +10,11 @@ from rptrain.kernels import reference_moe as oracle
 from rptrain.kernels.grouped import GroupedMM
 from rptrain.kernels.moe_rows import Combine, Gather
 from rptrain.kernels.swiglu import Clamp, SwiGLU
-from tests.kernels.exact import DTYPES, close, no_worse, random
+from tests.kernels.exact import close, dtypes, no_worse, random
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(1, 1, 1), (5, 4, 4), (33, 6, 2), (18, 128, 8), (3, 100, 1)]  # tokens, experts, chosen
 shapes = pytest.mark.parametrize(("tokens", "experts", "active"), SHAPES)
-dtypes = pytest.mark.parametrize("dtype", DTYPES)
 over = pytest.mark.parametrize("over_chosen", [True, False], ids=["over-chosen", "over-all"])
 
 

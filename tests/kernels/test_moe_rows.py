@@ -5,11 +5,10 @@ import torch
 
 from rptrain.kernels import moe, moe_rows
 from rptrain.kernels import reference_moe as oracle
-from tests.kernels.exact import DTYPES, close, no_worse, random
+from tests.kernels.exact import close, dtypes, no_worse, random
 
 SHAPES = [(1, 1, 1, 1), (5, 4, 4, 3), (9, 7, 2, 130)]  # tokens, experts, chosen, columns
 shapes = pytest.mark.parametrize(("tokens", "experts", "active", "columns"), SHAPES)
-dtypes = pytest.mark.parametrize("dtype", DTYPES)
 
 
 @pytest.fixture(autouse=True)

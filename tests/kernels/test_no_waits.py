@@ -16,11 +16,10 @@ from rptrain.kernels import grouped, grouped_lora, linear, lora, moe, moe_rows, 
 from rptrain.kernels.attention import attention, attention_backward
 from rptrain.kernels.dropout import Dropout, add_dropout, dropout
 from rptrain.kernels.reference import Clamp, QKNorm, split_heads
-from tests.kernels.exact import DTYPES, random
+from tests.kernels.exact import dtypes, random
 
 TOKENS, WIDTH, HEADS, KV_HEADS, SIZE, EXPERTS, ACTIVE = 48, 32, 4, 2, 16, 5, 2
 QKV = (HEADS + 2 * KV_HEADS) * SIZE
-dtypes = pytest.mark.parametrize("dtype", DTYPES)
 Rand = Callable[..., Tensor]
 Run = Callable[[], object]
 

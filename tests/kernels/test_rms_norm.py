@@ -5,10 +5,9 @@ import torch
 
 from rptrain.kernels import reference, rms_norm
 from rptrain.kernels.launch import programs
-from tests.kernels.exact import DTYPES, close, exact, no_worse, random
+from tests.kernels.exact import close, dtypes, exact, no_worse, random
 
 SHAPES = [(7, 5), (1, 1), (3, 4, 6), (37, 130), (2, 1024)]
-dtypes = pytest.mark.parametrize("dtype", DTYPES)
 shapes = pytest.mark.parametrize("shape", SHAPES)
 EPS = 1e-3
 

@@ -5,9 +5,8 @@ import torch
 
 from rptrain.kernels import reference, rope
 from rptrain.kernels.rope import QKNorm
-from tests.kernels.exact import DTYPES, close, exact, no_worse, random
+from tests.kernels.exact import close, dtypes, exact, no_worse, random
 
-dtypes = pytest.mark.parametrize("dtype", DTYPES)
 # tokens, H, K, C: tiles that are whole, cut, several for the heads of one token, and several a program of backward
 SHAPES = [(1, 1, 1, 2), (7, 3, 1, 32), (3, 20, 5, 256), (5, 4, 2, 256), (2, 12, 4, 80), (9, 6, 6, 10), (3, 17, 9, 6)]
 shapes = pytest.mark.parametrize("shape", SHAPES)

@@ -5,9 +5,8 @@ import torch
 
 from rptrain.kernels import reference, swiglu
 from rptrain.kernels.swiglu import Clamp
-from tests.kernels.exact import DTYPES, exact, no_worse, random
+from tests.kernels.exact import dtypes, exact, no_worse, random
 
-dtypes = pytest.mark.parametrize("dtype", DTYPES)
 sizes = pytest.mark.parametrize(("tokens", "size"), [(5, 3), (1, 1), (3, 1100), (2, 2048)])
 forms = pytest.mark.parametrize(
     ("interleaved", "clamp"),

@@ -11,6 +11,7 @@ from rptrain.plan.estimate import Setting, estimate
 from rptrain.plan.partition import partition
 from rptrain.plan.schedule import Plan
 from rptrain.plan.simulate import simulate
+from tests.cases import long
 from tests.plan.plans import random_costs, random_stages
 
 
@@ -99,10 +100,10 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [1, long(2)])
 @pytest.mark.parametrize("lag", [0, 1], ids=["sync", "async"])
 @pytest.mark.parametrize("devices", [1, 8])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["1.7b", long("8b"), "experts"])
 def test_with_links_it_is_near_the_simulation(model, devices, lag, rounds):
     """At most 2 % below, as what a link does between two slots is not counted, and 0.1 % above."""
     blocks, forward, head, block_size, head_size, hidden = MODELS[model]
