@@ -1,7 +1,7 @@
 """Compiles the kernels for GPUs that are not there, and reads what they use: a program of its own.
 
-python -m tests.kernels.compiling OP ARCHITECTURE: the variants of tests/kernels/variants_OP.py for one architecture,
-such as 89. Prints a JSON line with the names of all kernels of the operation, and one for each variant. It must not
+python -m tests.kernels.compiling ARCHITECTURE OP...: the variants of tests/kernels/variants_OP.py for one architecture,
+such as 89. Prints a JSON line with the names of all kernels of the operations, and one for each variant. It must not
 share a process with Triton's interpreter.
 """
 
@@ -67,13 +67,17 @@ def compiled(variant: Variant, architecture: int) -> dict[str, Any]:
     }
 
 
-def main(operation: str, architecture: int) -> None:
-    variants: list[Variant] = importlib.import_module(f"tests.kernels.variants_{operation}").VARIANTS
+def main(architecture: int, operations: list[str], once: bool = False) -> None:
+    """Compile all variants, or with `once` the first of each kernel."""
+    modules = [importlib.import_module(f"tests.kernels.variants_{operation}") for operation in operations]
+    variants: list[Variant] = [variant for module in modules for variant in module.VARIANTS]
     print(json.dumps(sorted({variant.kernel.__name__ for variant in variants})))
+    done = set()
     for variant in variants:
-        if architecture in variant.architectures:
+        if architecture in variant.architectures and not (once and variant.kernel in done):
             print(json.dumps(compiled(variant, architecture)), flush=True)
+            done.add(variant.kernel)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(int(sys.argv[1]), sys.argv[2:])
