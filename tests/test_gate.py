@@ -224,11 +224,14 @@ def test_vanishing(time):
         pytest.param(f"false && {PYTEST}", {}, ["exit status 1 with 0 passed, 0 failed"], id="install"),
         pytest.param(f"{PYTEST}; false", {}, ["exit status 1 with 1 passed, 0 failed"], id="exit-status"),
         pytest.param(f"{PYTEST} -x", {"test_a.py": CHANCE + SOUND}, ["cut short"], id="cut-short"),
-        pytest.param(
-            PYTEST,
-            {"test_a.py": CHANCE, "conftest.py": "def pytest_unconfigure(): raise OSError"},
-            ["exit status 1 with 0 passed, 0 failed"],
-            id="plugin-at-the-end",
+        *(
+            pytest.param(
+                PYTEST,
+                {"test_a.py": CHANCE, "conftest.py": f"def {hook}(): raise OSError"},
+                ["exit status 1 with 0 passed, 0 failed"],
+                id=f"plugin-{hook}",
+            )
+            for hook in ("pytest_sessionfinish", "pytest_unconfigure")
         ),
     ],
 )
