@@ -16,20 +16,32 @@ from typing import NamedTuple
 
 # Tests of the engine, of checkpoints, and of whole runs that use both: a failure by chance means a race there.
 RACES = (
-    "tests/engine/*",
+    "tests/bench/*",
     "tests/checkpoint/*",
+    "tests/data/test_loss.py",
+    "tests/engine/*",
+    "tests/gpu/*",
     "tests/test_*runs.py",
+    "tests/test_automatic.py",
+    "tests/test_bad_input.py",
     "tests/test_best.py",
     "tests/test_control.py",
     "tests/test_default_run.py",
     "tests/test_diverging.py",
+    "tests/test_job.py",
     "tests/test_kills.py",
+    "tests/test_memory_plan.py",
+    "tests/test_metrics.py",
     "tests/test_parallel.py",
+    "tests/test_plan_command.py",
     "tests/test_run_exports.py",
     "tests/test_rundir.py",
     "tests/test_saving.py",
+    "tests/test_telemetry.py",
     "tests/test_timings.py",
+    "tests/test_trackers.py",
     "tests/test_validation.py",
+    "tests/test_watchdog.py",
 )
 
 

@@ -1,6 +1,7 @@
 """A pytest plugin that writes what passed and what failed, for judge.py.
 
-It takes itself out of the environment when pytest starts: xdist's workers and the tests see what they see without it.
+It takes itself out of the environment when pytest starts, with PYTEST_PLUGINS and PYTHONPATH: xdist's workers and the
+tests do not see it.
 """
 
 import json
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-TIMEOUT = re.compile(r"Timeout \(>\S+ from pytest-timeout")
+# Of pytest-timeout, of a wait of the tests for a state, or of a process.
+TIMEOUT = re.compile(r"Timeout \(>\S+ from pytest-timeout|\bnot within \d+ seconds: |\bsubprocess\.TimeoutExpired: ")
 
 
 def pytest_configure(config: pytest.Config) -> None:

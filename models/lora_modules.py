@@ -34,7 +34,7 @@ def adapted_modules(spec: ModelSpec, wanted: str | tuple[str, ...]) -> set[str]:
     if wanted == ALL:
         return set(able)
     if ALL in wanted and not isinstance(wanted, str):
-        raise UserError(f'lora.target_modules: "{ALL}" is all there are: write it alone, without brackets')
+        raise UserError(f'lora.target_modules: "{ALL}" cannot be in a list: write target_modules = "{ALL}"')
     others = [name for name in modules(spec) if name not in able]
     found: set[str] = set()
     for entry in (wanted,) if isinstance(wanted, str) else wanted:

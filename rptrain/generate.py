@@ -62,8 +62,8 @@ def _from_adapter(source: Path) -> tuple[ModelSpec, list[dict[str, Tensor]], Pat
         base = registry.locate(files.config.get("base_model_name_or_path") or "")
     except UserError as error:
         raise UserError(
-            f"write in {source / adapter.CONFIG}, as base_model_name_or_path, where the adapter's base model is: "
-            f"{error}"
+            f"the adapter's base model was not found: set base_model_name_or_path in {source / adapter.CONFIG} to its "
+            f"directory ({error})"
         ) from None
     own = registry.build(registry.read_config(base))
     spec = with_lora(own, adapter.settings_of(files, own))

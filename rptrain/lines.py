@@ -39,8 +39,8 @@ class LineFile:
         if held.st_nlink == 0 or (self._locked and not self._is_in_place(held)):
             raise RunDeleted(
                 f"the run's folder {self._path.parent} was deleted or moved while the run was trained "
-                f"({self._path.name} is gone): nothing more can be saved. Begin a new run; if the folder was moved, "
-                "move it back and resume"
+                f"({self._path.name} is gone or another file): nothing more can be saved. Begin a new run; if the "
+                "folder was moved, move it back and resume"
             )
 
     def _is_in_place(self, held: os.stat_result) -> bool:
@@ -48,6 +48,8 @@ class LineFile:
             return os.path.samestat(os.stat(self._path), held)
         except (FileNotFoundError, NotADirectoryError):
             return False
+        except OSError:  # it cannot be found out: an error of the file system that may pass ends no run
+            return True
 
     def append(self, line: bytes) -> None:
         """Writes a line, given without its end. OSError: it is lost, and the next one takes its place. RunDeleted."""

@@ -1,4 +1,4 @@
-"""What a run tells that stays true: event records in `events.jsonl`, and a line of progress."""
+"""Event records of a run (`events.jsonl`), and its progress line."""
 
 import json
 import logging

@@ -77,7 +77,7 @@ def check(outputs: Iterable[Output | None], config_path: Path, config: Config) -
     for first, second in combinations(given, 2):
         if _are_same(first.file, second.file):
             raise UserError(f"{first.option} and {second.option} name the same file, {first.path}: name two files")
-    if given and not isdir(config.model.path):
+    if given and not isfile(Path(config.model.path, "config.json")):
         for output in given:
             _check_inputs(output, _located_model(config))
 
@@ -138,7 +138,7 @@ def _check_run(output: Output) -> None:
 
 
 def _is_run(run: RunDir) -> bool:
-    return isfile(run.config_path) and isdir(run.checkpoints_path)
+    return isfile(run.config_path) and isfile(run.events_path) and isdir(run.checkpoints_path)
 
 
 def _inputs(config_path: Path, config: Config) -> Iterator[tuple[str, str | Path]]:

@@ -30,13 +30,15 @@ class Telemetry:
     """Writes a record every PAUSE seconds, of what the trainer says it does and of the engine that it watches.
 
     Context manager: owns the thread and the file. It reads what threads note anyway and holds up none of them. A disk
-    that is full costs records, not the run, and so does a file that was deleted: `tell`, which is called with records
-    from the thread, or the trainer's next record finds out whether the run's folder is gone.
+    that is full costs records, not the run, and so does a file that was deleted. `tell` is called with records from
+    the thread, and `check` before a new file is begun: it raises RunDeleted once the run's folder is gone.
     """
 
-    def __init__(self, folder: Path, devices: Sequence[str], tell: Callable[[Event], None]) -> None:
+    def __init__(
+        self, folder: Path, devices: Sequence[str], tell: Callable[[Event], None], check: Callable[[], None]
+    ) -> None:
         self.phase: Phase = "loading"
-        self._path, self._devices, self._tell = folder / FILE, devices, tell
+        self._path, self._devices, self._tell, self._check = folder / FILE, devices, tell, check
         self._told = False  # that little memory is left
         self._file = LineFile(self._path)
         self._driver = Driver()
@@ -140,7 +142,7 @@ class Telemetry:
 
     def _begin_anew(self) -> None:
         """In a new file; where the folder cannot be written, in the same one without what it holds."""
-        self._file.check()
+        self._check()
         if self._path.exists():  # it was renamed before, where no new one could be made
             try:
                 self._path.replace(self._path.with_name(OLD_FILE))

@@ -13,7 +13,7 @@ from rptrain import metrics, trackers, validation
 from rptrain.best import load_best
 from rptrain.checkpoint import adapter, frozen
 from rptrain.checkpoint.base import BASE
-from rptrain.checkpoint.export import export_store
+from rptrain.checkpoint.export import check_names, export_store
 from rptrain.config_source import Resolved
 from rptrain.control import LOOK, STOP, Control, StopRequested
 from rptrain.data.batch import Batch
@@ -55,6 +55,7 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
     found = find(resolved)  # a resume that cannot be is found out before data is read
     if found is None or forks(*found):
         return _train(resolved, found, None, quiet)
+    check_names(found[0].model_path)  # the run replaces it in the end
     with metrics.EventLog(found[0].events_path) as log:  # from now on, and not once the data was read
         return _train(resolved, found, log, quiet)
 
@@ -81,7 +82,7 @@ def _train(resolved: Resolved, found: tuple[RunDir, Path] | None, held: metrics.
         log = log or stack.enter_context(metrics.EventLog(run.events_path))
         progress = stack.enter_context(metrics.Progress(job.total_steps, quiet=quiet))
         log.listen(trackers.open_trackers(job.config, run, stack, partial(tell, log, progress)))
-        telemetry = stack.enter_context(Telemetry(run.path, job.devices, partial(tell, log, progress)))
+        telemetry = stack.enter_context(Telemetry(run.path, job.devices, partial(tell, log, progress), log.check))
         store = stack.enter_context(open_store(job))
         saver = stack.enter_context(Saver(run, store.units, job.config.save, partial(tell, log, progress), log.check))
         control = Control(run.control_path, progress.note)

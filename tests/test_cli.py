@@ -209,14 +209,19 @@ def test_export(monkeypatch, folder):
     calls: list = []
 
     def export(*arguments: object, merge: bool, force: bool) -> Path:
-        calls.append((*arguments, merge))
+        calls.append((*arguments, merge, force))
         return Path("out")
 
     replace(monkeypatch, "rptrain.checkpoint.export", export=export)
     result = run("export", ".", "--to", "out", "--dtype", "float32")
     assert (result.exit_code, result.stdout) == (0, "out\n")
     run("export", ".", "--to", "out", "--merge")
-    assert calls == [(Path("."), Path("out"), "float32", False), (Path("."), Path("out"), None, True)]
+    run("export", ".", "--to", "out", "--force")
+    assert calls == [
+        (Path("."), Path("out"), "float32", False, False),
+        (Path("."), Path("out"), None, True, False),
+        (Path("."), Path("out"), None, False, True),
+    ]
 
 
 def test_generate(monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 
 from rptrain import metrics, saving
 from rptrain.engine.engine import Engine
+from rptrain.engine.snapshot import Snapshot
 from rptrain.errors import RunDeleted
 from rptrain.trainer import Trainer
 
@@ -41,11 +42,10 @@ def contents(folder: Path) -> dict[Path, bytes | None]:
     ("moment", "overrides"),
     [
         (lambda event: isinstance(event, metrics.Step) and event.step == 2, ()),
-        (lambda event: isinstance(event, metrics.Estimated), ("log.logging_steps=100", "save.save_steps=2")),
         (lambda event: isinstance(event, metrics.CheckpointSaved), BEST),
         (lambda event: isinstance(event, metrics.CheckpointSaved), ()),
     ],
-    ids=["before-a-record", "before-a-save", "before-the-best-is-loaded", "before-the-export"],
+    ids=["before-a-record", "before-the-best-is-loaded", "before-the-export"],
 )
 def test_the_run_ends_with_a_message(folder, monkeypatch, moment, overrides, again):
     write, left = metrics.EventLog.write, []
@@ -99,6 +99,22 @@ def test_no_step_begins_without_the_folder(folder, monkeypatch):
     with pytest.raises(RunDeleted):
         tools.train_here(folder, "log.logging_steps=100", "engine.replan=false")
     assert not begun
+
+
+def test_no_save_begins_without_the_folder(folder, monkeypatch):
+    """A save would rename a checkpoint of the same step that is not whole."""
+    snapshot, left = Engine.snapshot, []
+
+    def act(engine: Engine) -> Snapshot:
+        delete(folder / "runs/run", again=True)
+        (folder / "runs/run/checkpoints/checkpoint-2").mkdir()
+        left.append(contents(folder / "runs"))
+        return snapshot(engine)
+
+    monkeypatch.setattr(Engine, "snapshot", act)
+    with pytest.raises(RunDeleted):
+        tools.train_here(folder, "save.save_steps=2", "engine.replan=false")
+    assert [contents(folder / "runs")] == left
 
 
 def test_a_save_under_way_ends_without_a_checkpoint(folder, monkeypatch):

@@ -21,7 +21,7 @@ addopts = --import-mode=importlib -p xdist -p timeout --strict-markers -m "not c
 markers = compile
 """
 HELPERS = """
-import os, pathlib, time
+import os, pathlib, subprocess, time
 import pytest
 
 def first_time(name):
@@ -149,6 +149,13 @@ def test_slow():
     if first_time("slow"):
         time.sleep(60)
 
+def test_wait():
+    assert not first_time("wait"), "not within 120 seconds: the run ends"
+
+def test_process():
+    if first_time("process"):
+        subprocess.run(["sleep", "60"], timeout=0.1)
+
 def test_sound(): ...
 
 def test_chance():
@@ -171,11 +178,13 @@ def test_resume():
         "tests/test_plain.py::test_skipped_then: failed, and did not pass when run again",
         "tests/test_plain.py::test_teardown: failed, and did not pass when run again",
         "tests/test_plain.py::test_slow: timed out",
+        "tests/test_plain.py::test_wait: timed out",
+        "tests/test_plain.py::test_process: timed out",
         "tests/engine/test_threads.py::test_race: failed, then passed: a race",
         "tests/test_lora_runs.py::test_resume: failed, then passed: a race",
     }
     assert "    E       AssertionError: the first failure" in section(lines, "failed")
-    assert lines[-1] == "2 passed, 6 failed"
+    assert lines[-1] == "2 passed, 8 failed"
 
 
 def test_a_test_that_is_not_found_again_fails_the_gate(gate):
@@ -242,10 +251,14 @@ def test_what_is_wrong_beside_the_tests_fails_the_gate(gate, command, other, rea
     assert re.fullmatch(rf"[01] passed, {len(reasons)} failed", lines[-1])
 
 
-def test_tests_that_show_races_exist():
-    files = [file.relative_to(ROOT).as_posix() for file in ROOT.glob("tests/**/test_*.py")]
-    for pattern in runpy.run_path(str(JUDGE))["RACES"]:
+def test_tests_that_show_races_are_listed():
+    patterns = runpy.run_path(str(JUDGE))["RACES"]
+    files = {file.relative_to(ROOT).as_posix(): file.read_text() for file in ROOT.glob("tests/**/test_*.py")}
+    for pattern in patterns:
         assert any(fnmatchcase(file, pattern) for file in files), pattern
+    for file, text in files.items():
+        if re.search(r"\b(train_here|engine_of|make_engine)\(|\bruns\.run\(|\bTrainers\(", text):
+            assert any(fnmatchcase(file, pattern) for pattern in patterns), file
 
 
 def test_the_order_is_fixed_unless_a_flag_asks_for_a_random_one(tmp_path):

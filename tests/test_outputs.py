@@ -124,6 +124,7 @@ def test_a_model_that_is_named_by_its_hub_id_is_an_input(folder, monkeypatch):
 
 def test_the_files_of_a_run_are_refused_and_what_was_added_to_them_is_not(folder):
     run = RunDir.create(folder / "runs", "run")
+    run.events_path.touch()
     for name in ("config.toml", "events.jsonl", "timings.json", "checkpoints/a", "model/model.safetensors"):
         (run.path / name).parent.mkdir(exist_ok=True)
         (run.path / name).write_text("of the run")

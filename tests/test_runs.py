@@ -269,6 +269,15 @@ def test_packing_and_micro_batches_do_not_change_the_loss(folder, assistant_only
 # What is in a run's folder
 
 
+def test_a_model_that_cannot_be_replaced_is_found_before_a_run_is_resumed(folder):
+    run = tools.train_here(folder)
+    (run.model_path / "notes.txt").write_text("mine")
+    before = run.events_path.read_bytes()
+    with pytest.raises(UserError, match=r"it holds notes\.txt"):
+        tools.train_here(folder, f"save.resume={run.path}", "train.max_steps=8")
+    assert run.events_path.read_bytes() == before
+
+
 def test_the_folder(folder):
     sizes = ("engine.replan=false", "save.save_steps=3", "log.run_name=größer 漢字", "log.logging_steps=4")
     run = tools.train_here(folder, *sizes)

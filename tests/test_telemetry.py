@@ -12,6 +12,7 @@ import pytest
 
 from rptrain import telemetry, validation
 from rptrain.engine.activity import Activity, LaneState, Pass
+from rptrain.metrics import EventLog
 from rptrain.plan.schedule import Plan
 from rptrain.rundir import RunDir
 from rptrain.runs.lanes import FILE, OLD_FILE, Lane, Snapshot
@@ -32,6 +33,10 @@ class FakeEngine:
 
     def activity(self) -> Activity:
         return self._activities.pop(0) if len(self._activities) > 1 else self._activities[0]
+
+
+def check() -> None:
+    """The folder is in its place."""
 
 
 def activity(seconds: float, up: int, current: Pass | None, waiting: str | None = None) -> Activity:
@@ -55,7 +60,7 @@ def test_what_was_done_since_the_last_record(tmp_path, quick):
     engine = FakeEngine(
         activity(1.0, 100, Pass(4, SLOT, 2)), activity(1.5, 150, None), activity(1.5, 150, None, "inputs")
     )
-    with Telemetry(tmp_path, ("cpu:0",), print) as kept:
+    with Telemetry(tmp_path, ("cpu:0",), print, check) as kept:
         with kept.watching(engine, 10):  # type: ignore[arg-type]
             tools.wait_for(lambda: len([shot for shot in snapshots(tmp_path) if shot.lanes]) > 3)
         with kept.doing("saving"):
@@ -71,7 +76,7 @@ def test_what_was_done_since_the_last_record(tmp_path, quick):
 
 def test_the_files_stay_small(tmp_path, quick, monkeypatch):
     monkeypatch.setattr(telemetry, "FULL", 1000)
-    with Telemetry(tmp_path, (), print):
+    with Telemetry(tmp_path, (), print, check):
         tools.wait_for(lambda: (tmp_path / OLD_FILE).exists())
         first = snapshots(tmp_path, OLD_FILE)[0]
         tools.wait_for(lambda: snapshots(tmp_path, OLD_FILE)[0] != first)
@@ -83,7 +88,7 @@ def test_the_files_stay_small(tmp_path, quick, monkeypatch):
 def test_a_folder_that_cannot_be_written_keeps_the_newest_records(tmp_path, quick, monkeypatch):
     monkeypatch.setattr(telemetry, "FULL", 1000)
     (tmp_path / OLD_FILE).mkdir()  # in the way of the rename
-    with Telemetry(tmp_path, (), print):
+    with Telemetry(tmp_path, (), print, check):
         tools.wait_for(lambda: (tmp_path / FILE).stat().st_size > 0)
         first = snapshots(tmp_path)[0]
         tools.wait_for(lambda: (tmp_path / FILE).stat().st_size > 0 and snapshots(tmp_path)[0] != first)
@@ -101,7 +106,7 @@ def test_a_disk_that_is_full_costs_records_only(tmp_path, quick, monkeypatch):
             raise
 
     monkeypatch.setattr(telemetry.LineFile, "append", noted)
-    with Telemetry(tmp_path, (), print):
+    with Telemetry(tmp_path, (), print, check):
         tools.wait_for(lambda: len(snapshots(tmp_path)) > 1)
         torn = False
         while not torn:  # a line that came between the size and the limit leaves none
@@ -128,7 +133,7 @@ def test_a_new_file_is_begun_once_there_is_room_for_it(tmp_path, quick, monkeypa
 
     monkeypatch.setattr(telemetry, "FULL", 200)
     monkeypatch.setattr(telemetry, "LineFile", cramped)
-    with Telemetry(tmp_path, (), print):
+    with Telemetry(tmp_path, (), print, check):
         tools.wait_for(lambda: len(made) > 4)
     assert {file.name for file in tmp_path.iterdir()} == {FILE, OLD_FILE} and snapshots(tmp_path, OLD_FILE)
 
@@ -146,17 +151,19 @@ def until_recorded(enter: Callable[..., Any], run: Path) -> Callable[..., Any]:
     return entered
 
 
+@pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "moved"])
 @pytest.mark.parametrize("full", [0, 1 << 20], ids=["full", "not-full"])
-def test_nothing_is_written_where_the_folder_was_deleted(tmp_path, quick, monkeypatch, full):
+def test_nothing_is_written_where_the_folder_was(tmp_path, quick, monkeypatch, full, deleted):
     """The thread goes on looking. A run that has taken the folder's place keeps its file."""
     looks = []
     monkeypatch.setattr(telemetry, "available_bytes", lambda: looks.append(1) or 1 << 40)
     folder = tmp_path / "run"
     folder.mkdir()
-    with Telemetry(folder, (), print):
+    with EventLog(folder / "events.jsonl") as log, Telemetry(folder, (), print, log.check):
         tools.wait_for(lambda: len(snapshots(folder)) > 1)
         folder.rename(tmp_path / "gone")
-        shutil.rmtree(tmp_path / "gone")
+        if deleted:
+            shutil.rmtree(tmp_path / "gone")
         folder.mkdir()
         (folder / FILE).write_text("another run's")
         monkeypatch.setattr(telemetry, "FULL", full)
@@ -219,7 +226,7 @@ def test_pauses_and_evaluations_are_told(tmp_path, quick, monkeypatch):
 def test_that_little_memory_is_left_is_told_once(tmp_path, quick, monkeypatch):
     taken, free, told = psutil.Process().memory_info().rss, [1 << 40], []
     monkeypatch.setattr(telemetry, "available_bytes", lambda: free[0])
-    with Telemetry(tmp_path, (), told.append):
+    with Telemetry(tmp_path, (), told.append, check):
         for left, count in ((taken, 0), (taken // 25, 1), (taken, 1), (taken // 25, 1)):
             free[0], before = left, len(snapshots(tmp_path))
             tools.wait_for(lambda before=before: len(snapshots(tmp_path)) > before + 2)

@@ -30,7 +30,7 @@ KIND = "export"
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 GENERATION = "generation_config.json"
 INSTEAD = (
-    "choose another directory, or move what is there; outside of the run's folder `rptrain export --force` replaces it"
+    "choose another directory, or move its content away (`rptrain export --force` replaces a directory outside the run)"
 )
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -54,11 +54,11 @@ def export(source: Path, to: Path, dtype: str | None = None, *, merge: bool = Fa
     if not force:
         _check_earlier(to)
     verify_checkpoint(checkpoint)
-    to.parent.mkdir(parents=True, exist_ok=True)
     base = base_files(checkpoint / BASE)
     lora = state["meta"].get("lora")
     if merge and lora is None:
         raise UserError(f"{checkpoint} has no adapters to merge: export it without --merge")
+    to.parent.mkdir(parents=True, exist_ok=True)
     if merge:
         kind = kind or dtype_of(state)
         spec, view = from_checkpoint(checkpoint, wide(kind))
@@ -94,7 +94,7 @@ def _write(
 ) -> Path:
     dtype = dtype or view(0, spec.units[0].params[0].name).dtype
     needed = spec.num_parameters * dtype.itemsize + sum(map(len, base.values()))
-    with written_aside(to, {"kind": KIND}, needed, _anything if force else _check_names) as aside:
+    with written_aside(to, {"kind": KIND}, needed, check_names, force=force) as aside:
         weights.save(aside.path, spec, view, dtype)
         for name, content in base.items():
             if name != "config.json":  # written with the weights: it names their dtype
@@ -120,7 +120,7 @@ def _write_adapter(
     dtype = dtype or view(0, spec.units[0].params[0].name).dtype
     base = {name: content for name, content in base.items() if name not in ("config.json", GENERATION)}
     needed = sum(map(prod, shapes(spec).values())) * dtype.itemsize + sum(map(len, base.values()))
-    with written_aside(to, {"kind": KIND}, needed, _anything if force else _check_names) as aside:
+    with written_aside(to, {"kind": KIND}, needed, check_names, force=force) as aside:
         write(aside, spec, view, made, dtype)
         for name, content in base.items():
             aside.write(name, [content])
@@ -181,16 +181,18 @@ def _absolute(to: Path) -> Path:
 
 
 def _check_earlier(to: Path) -> None:
-    """UserError that names what in `to` is not of an earlier export, or was changed since."""
-    files = _check_names(to)
+    """As `check_names`, with hashes."""
+    files = check_names(to)
     try:
         in_parallel(lambda name: check_hash(to / name, files[name]), files)
     except Damaged as error:
         raise UserError(f"{error}. {to} is not as it was exported: {INSTEAD}") from error
 
 
-def _check_names(to: Path) -> Mapping[str, Mapping[str, Any]]:
-    """As `_check_earlier`, by names and sizes alone: reads nothing but the manifest, whose files it returns."""
+def check_names(to: Path) -> Mapping[str, Mapping[str, Any]]:
+    """Check that a directory to export to holds an earlier export, by names and sizes alone; its files, as in the
+    manifest. UserError that names what was not exported, or was changed since.
+    """
     if not os.path.lexists(to):
         return {}
     if to.is_symlink() or not to.is_dir():
@@ -207,10 +209,6 @@ def _check_names(to: Path) -> Mapping[str, Mapping[str, Any]]:
     return files
 
 
-def _anything(path: Path) -> None:
-    """With --force whatever is there is replaced."""
-
-
 def _inputs(source: Path, checkpoint: Path, model_dir: str | None) -> dict[str, Path]:
     """The folders that an export reads, by what they are."""
     run = Path(os.path.realpath(checkpoint)).parent.parent
@@ -223,7 +221,7 @@ def _inputs(source: Path, checkpoint: Path, model_dir: str | None) -> dict[str, 
 
 def _check_place(to: Path) -> None:
     """UserError where the target is a folder that nobody means to replace, as an empty shell variable would name."""
-    for name, folder in (("the current directory", Path.cwd()), ("your home directory", Path.home())):
+    for name, folder in (("the current directory", Path.cwd()), ("your home directory", Path(os.path.expanduser("~")))):
         if Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(to)):
             raise UserError(f"{to} is or holds {name}: name a new directory to export to")
 

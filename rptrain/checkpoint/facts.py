@@ -72,7 +72,7 @@ class _Adapter:
     base: str
 
 
-NOT_THERE: Any = None  # a null in its place is damage
+MISSING: Any = None  # the default of a key that is absent: an explicit null is damage
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,10 @@ class _Meta:
     model_dir: str = ""
     chat_template: str = ""
     applied: NonNegativeInt = 0
-    validation: _Validation = NOT_THERE
-    loss_scale: _LossScale = NOT_THERE
-    frozen: _Frozen = NOT_THERE
-    lora: _Adapter = NOT_THERE
+    validation: _Validation = MISSING
+    loss_scale: _LossScale = MISSING
+    frozen: _Frozen = MISSING
+    lora: _Adapter = MISSING
 
 
 @dataclass(frozen=True)

@@ -84,14 +84,19 @@ class Aside:
 
 @contextmanager
 def written_aside(
-    target: Path, facts: Mapping[str, Any], needed: int, check: Callable[[Path], object] | None = None
+    target: Path,
+    facts: Mapping[str, Any],
+    needed: int,
+    check: Callable[[Path], object] | None = None,
+    *,
+    force: bool = False,
 ) -> Iterator[Aside]:
     """Gives a directory to write into, which takes `target`'s place when the block ends without an error.
 
     The folder that holds `target` must exist. `facts` go into the manifest; `needed` bytes must be free. `check` raises
     UserError for a path that is not to be replaced, and is asked right before that; without it, a whole directory of
-    the same kind is replaced. UserError if a name that this needs is taken by something that rptrain did not make,
-    DiskFull, or OSError of the disk; after any of them, `target` is as it was.
+    the same kind is replaced. `force` replaces whatever `target` is. UserError if a name that this needs is taken by
+    something that rptrain did not make, DiskFull, or OSError of the disk; after any of them, `target` is as it was.
     """
     check = check or partial(_check_kind, facts.get("kind"))
     folder, replaced = _stage(target), beside(target, REPLACED)
@@ -107,15 +112,17 @@ def written_aside(
         aside.path.mkdir()
         yield aside
         aside.seal(facts)
-        if displaces := os.path.lexists(target):  # what a kill between the two renames leaves is `replaced`, whole
-            check(target)
+        if displaces := os.path.lexists(target):
+            if not force:
+                check(target)
             _check_replaced(replaced, check)
             if os.path.lexists(replaced):
                 replaced.rename(folder / "older")
-            target.rename(replaced)
         try:
+            if displaces:  # what a kill between the two renames leaves is `replaced`, whole
+                target.rename(replaced)
             aside.path.rename(target)
-        except BaseException:  # an interrupt too
+        except BaseException:  # an interrupt too, which may come once a rename is done
             if displaces and not os.path.lexists(target):
                 replaced.rename(target)
             raise
@@ -253,8 +260,8 @@ def _check_replaced(replaced: Path, check: Callable[[Path], object]) -> None:
             check(replaced)
         except UserError as error:
             raise UserError(
-                f"{replaced} is in the way: move or delete it. It is what a process that was killed was replacing, and "
-                f"was changed since, or was not written by rptrain ({error})"
+                f"{replaced} is in the way: move or delete it. rptrain did not write it, or it was left by a process "
+                f"that was killed, and was changed since ({error})"
             ) from error
 
 

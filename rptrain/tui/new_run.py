@@ -295,7 +295,7 @@ class NewRun(Screen[None]):
             self.notify("\n".join(self._refused.values()), severity="error")
             return False
         if self._draft.is_changed_outside:
-            detail = "The file does not hold what was read or saved here. What it holds now would be lost."
+            detail = "Another program changed or created the file. Saving discards its content."
             if not await ask(self, Confirm(f"Write over {path}?", "Write", detail)):
                 return False
         try:

@@ -108,7 +108,7 @@ def test_only_an_earlier_export_is_replaced(run, tmp_path):
     export(directory, to)
     export(directory, to)
     (to / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"not empty: it holds notes.txt, .* `rptrain export --force`"):
+    with pytest.raises(UserError, match=r"not empty: it holds notes.txt, .*`rptrain export --force` replaces"):
         export(directory, to)
     assert (to / "notes.txt").read_text() == "mine"
     (to / MANIFEST).unlink()
@@ -153,7 +153,9 @@ def test_the_advice_holds_for_the_model_in_a_runs_folder(run, spec):
     (directory / "model").mkdir()
     (directory / "model/notes.txt").write_text("mine")
     base = directory / "checkpoints/checkpoint-10/base"
-    with pytest.raises(UserError, match=r"it holds notes.txt.*; outside of the run's folder `rptrain export --force`"):
+    with pytest.raises(
+        UserError, match=r"it holds notes.txt.*`rptrain export --force` replaces a directory outside the run"
+    ):
         export_store(lambda unit, name: units[unit].views[0][name], spec, base, directory / "model")
     with pytest.raises(UserError, match="overlaps the run"):
         export(directory, directory / "model", force=True)
@@ -230,13 +232,14 @@ def test_what_appears_in_the_target_meanwhile_is_not_deleted(run, tmp_path, monk
     assert (to / "mine.txt").read_text() == "mine"
 
 
-def test_what_a_killed_export_was_replacing_is_not_deleted_once_changed(run, tmp_path):
+@pytest.mark.parametrize("force", [False, True], ids=["plain", "force"])
+def test_what_a_killed_export_was_replacing_is_not_deleted_once_changed(run, tmp_path, force):
     directory, _ = run
     export(directory, tmp_path / "new")
     left = (tmp_path / "new").rename(tmp_path / ".new.rptrain-replaced")
     (left / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"is in the way: .* it holds notes.txt"):
-        export(directory, tmp_path / "new")
+        export(directory, tmp_path / "new", force=force)
     assert (left / "notes.txt").read_text() == "mine"
 
 
@@ -249,6 +252,9 @@ def test_sources_and_dtypes_that_cannot_be(run, tmp_path):
         export(tmp_path / "empty", tmp_path / "model")
     with pytest.raises(UserError, match="choose one of bfloat16"):
         export(directory, tmp_path / "model", "int8")
+    with pytest.raises(UserError, match="has no adapters to merge"):
+        export(directory, tmp_path / "folders/model", merge=True)
+    assert not (tmp_path / "folders").exists()
     exported = export(directory, tmp_path / "model")
     with pytest.raises(UserError, match="is no checkpoint of a run"):
         export(exported, tmp_path / "other")

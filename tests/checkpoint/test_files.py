@@ -164,14 +164,18 @@ def test_a_kill_between_the_two_renames_loses_nothing(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
-def test_an_interrupt_between_the_two_renames_brings_back_what_was_there(tmp_path, monkeypatch):
+@pytest.mark.parametrize("done", [False, True], ids=["before-the-second", "behind-the-first"])
+def test_an_interrupt_between_the_two_renames_brings_back_what_was_there(tmp_path, monkeypatch, done):
     target, rename = tmp_path / "target", Path.rename
     write(target, b"before")
 
     def interrupted(path: Path, to: Path) -> Path:
-        if path.name == "new":
+        if not done and path.name == "new":
             raise KeyboardInterrupt
-        return rename(path, to)
+        rename(path, to)
+        if done and path == target:
+            raise KeyboardInterrupt
+        return to
 
     monkeypatch.setattr(Path, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt):

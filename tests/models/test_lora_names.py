@@ -23,7 +23,11 @@ SEVEN = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
             {"target_modules": "q_proj"},
             'q_proj is a pattern of whole names; write ["q_proj"] for the modules that end so',
         ),
-        ("LlamaForCausalLM", {"target_modules": ("all-linear",)}, '"all-linear" is all there are: write it alone, wi'),
+        (
+            "LlamaForCausalLM",
+            {"target_modules": ("all-linear",)},
+            '"all-linear" cannot be in a list: write target_modules = "all-linear"',
+        ),
         ("LlamaForCausalLM", {"target_modules": "("}, "'(' is no pattern: missing ), unterminated subpattern"),
         (
             "LlamaForCausalLM",
