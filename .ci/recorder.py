@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-# Of pytest-timeout, of a wait of the tests for a state, or of a process.
-TIMEOUT = re.compile(r"Timeout \(>\S+ from pytest-timeout|\bnot within \d+ seconds: |\bsubprocess\.TimeoutExpired: ")
+# Matches the errors of pytest-timeout, of tests that wait for a state, and of subprocesses.
+TIMEOUT = re.compile(
+    r"Timeout \(>\S+ from pytest-timeout|^E .*(not within \d+ seconds: |subprocess\.TimeoutExpired: )", re.M
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -121,13 +121,13 @@ class Unit:
         return sum(_padded(param.numel) for param in self.quantised)
 
     @cached_property
-    def quantized_bytes(self) -> int:
+    def quantised_bytes(self) -> int:
         """Bytes of the flat buffer that the quantised parameters take."""
         return sum(param.nbytes(0) for param in self.quantised)
 
     def nbytes(self, itemsize: int) -> int:
         """Of the flat buffer, with numbers of this size where they are not quantised."""
-        return (self.numel - self.wide_numel) * itemsize + self.quantized_bytes
+        return (self.numel - self.wide_numel) * itemsize + self.quantised_bytes
 
     def held(self, flat: Tensor, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Quantised]]:
         """The parameters as views of the flat buffer's bytes: those in `dtype`, and those that are quantised."""

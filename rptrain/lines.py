@@ -48,7 +48,7 @@ class LineFile:
             return os.path.samestat(os.stat(self._path), held)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError:  # it cannot be found out: an error of the file system that may pass ends no run
+        except OSError:  # the file system may recover: do not end the run
             return True
 
     def append(self, line: bytes) -> None:

@@ -138,7 +138,7 @@ def _check_run(output: Output) -> None:
 
 
 def _is_run(run: RunDir) -> bool:
-    return isfile(run.config_path) and isfile(run.events_path) and isdir(run.checkpoints_path)
+    return isfile(run.config_path) and (isfile(run.events_path) or bool(run.checkpoints()))
 
 
 def _inputs(config_path: Path, config: Config) -> Iterator[tuple[str, str | Path]]:

@@ -14,6 +14,7 @@ from rptrain.best import load_best
 from rptrain.checkpoint import adapter, frozen
 from rptrain.checkpoint.base import BASE
 from rptrain.checkpoint.export import check_names, export_store
+from rptrain.checkpoint.files import REPLACED, beside
 from rptrain.config_source import Resolved
 from rptrain.control import LOOK, STOP, Control, StopRequested
 from rptrain.data.batch import Batch
@@ -55,7 +56,8 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
     found = find(resolved)  # a resume that cannot be is found out before data is read
     if found is None or forks(*found):
         return _train(resolved, found, None, quiet)
-    check_names(found[0].model_path)  # the run replaces it in the end
+    for path in (found[0].model_path, beside(found[0].model_path, REPLACED)):  # the run replaces both in the end
+        check_names(path)
     with metrics.EventLog(found[0].events_path) as log:  # from now on, and not once the data was read
         return _train(resolved, found, log, quiet)
 

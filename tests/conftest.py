@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
 
-# One thread for each that a test starts: what is compared must not depend on the machine, and the tensors are tiny.
+# torch computes with one thread, in child processes too: results must not depend on the number of cores.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch  # noqa: E402 - the path and the number of threads come first

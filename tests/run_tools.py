@@ -98,7 +98,8 @@ def train_here(folder: Path, *overrides: str) -> RunDir:
 def command(*arguments: str | Path) -> subprocess.Popen[str]:
     """The command line as a process of its own, with text pipes."""
     line = [sys.executable, "-P", "-m", "rptrain", *map(str, arguments)]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = os.environ | {"OMP_NUM_THREADS": "2"}  # torch's own default on two cores, unlike in other tests
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def invoke(*arguments: str | Path) -> Result:

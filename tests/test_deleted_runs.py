@@ -101,13 +101,15 @@ def test_no_step_begins_without_the_folder(folder, monkeypatch):
     assert not begun
 
 
-def test_no_save_begins_without_the_folder(folder, monkeypatch):
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "again"])
+def test_no_save_begins_without_the_folder(folder, monkeypatch, again):
     """A save would rename a checkpoint of the same step that is not whole."""
     snapshot, left = Engine.snapshot, []
 
     def act(engine: Engine) -> Snapshot:
-        delete(folder / "runs/run", again=True)
-        (folder / "runs/run/checkpoints/checkpoint-2").mkdir()
+        delete(folder / "runs/run", again)
+        if again:
+            (folder / "runs/run/checkpoints/checkpoint-2").mkdir()
         left.append(contents(folder / "runs"))
         return snapshot(engine)
 

@@ -195,7 +195,7 @@ def test_loading_takes_nothing_beside_the_buffers_that_were_planned(folder):
     """Of 45, 90, 90 and 360 MiB that are read; code that is first used comes beside, and pieces that are converted."""
     shutil.copyfile(registry.PRESETS / "tiny-tasks" / "tokenizer.json", folder / "model" / "tokenizer.json")
     line = [sys.executable, "-P", "-c", getsource(own_memory) + LOADING, str(folder)]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    done = subprocess.run(line, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "2"})
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert all(kib << 10 < 24 << 20 for kib in found.values()), found

@@ -138,6 +138,15 @@ def test_the_files_of_a_run_are_refused_and_what_was_added_to_them_is_not(folder
     checked(output("runs/run/step.svg"), output("runs/run/new.svg"))
 
 
+def test_a_folder_with_a_config_is_a_run_once_it_has_events_or_a_checkpoint(folder):
+    (folder / "project/checkpoints/checkpoint-1").mkdir(parents=True)
+    (folder / "project/config.toml").touch()
+    checked(output("project/plots.svg"), output("project/checkpoints/step.svg"))
+    (folder / "project/checkpoints/checkpoint-1/complete.json").write_text("{}")
+    with pytest.raises(UserError, match="is part of the run"):
+        checked(output("project/checkpoints/step.svg"))
+
+
 def test_two_outputs_have_two_names(folder):
     (folder / "link.json").symlink_to(folder / "step.svg")
     for other in ("step.svg", "./step.svg", "link.json"):

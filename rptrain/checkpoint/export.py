@@ -29,9 +29,6 @@ from rptrain.rundir import CONFIG
 KIND = "export"
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 GENERATION = "generation_config.json"
-INSTEAD = (
-    "choose another directory, or move its content away (`rptrain export --force` replaces a directory outside the run)"
-)
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -52,7 +49,10 @@ def export(source: Path, to: Path, dtype: str | None = None, *, merge: bool = Fa
     _check_place(to)
     _check_inputs(to, _inputs(source, checkpoint, state["meta"].get("model_dir")))
     if not force:
-        _check_earlier(to)
+        try:
+            _check_earlier(to)
+        except UserError as error:
+            raise UserError(f"{error}, choose another directory, or add --force to replace it") from error
     verify_checkpoint(checkpoint)
     base = base_files(checkpoint / BASE)
     lora = state["meta"].get("lora")
@@ -181,12 +181,12 @@ def _absolute(to: Path) -> Path:
 
 
 def _check_earlier(to: Path) -> None:
-    """As `check_names`, with hashes."""
+    """Check names, sizes and hashes of an earlier export. UserError as of `check_names`."""
     files = check_names(to)
     try:
         in_parallel(lambda name: check_hash(to / name, files[name]), files)
     except Damaged as error:
-        raise UserError(f"{error}. {to} is not as it was exported: {INSTEAD}") from error
+        raise UserError(f"{error}. {to} is not as it was exported: move it away") from error
 
 
 def check_names(to: Path) -> Mapping[str, Mapping[str, Any]]:
@@ -196,16 +196,16 @@ def check_names(to: Path) -> Mapping[str, Mapping[str, Any]]:
     if not os.path.lexists(to):
         return {}
     if to.is_symlink() or not to.is_dir():
-        raise UserError(f"{to} is a file or a link: {INSTEAD}")
+        raise UserError(f"{to} is a file or a link: move it away")
     try:
         manifest = read_manifest(to) if (to / MANIFEST).is_file() else {}
     except Damaged as error:
-        raise UserError(f"{error}. {to} is not as it was exported: {INSTEAD}") from error
+        raise UserError(f"{error}. {to} is not as it was exported: move it away") from error
     files = manifest["files"] if manifest.get("kind") == KIND else {}
     known = {Path(MANIFEST), *map(Path, files)} if files else set[Path]()
     known |= {parent for file in known for parent in file.parents}
     if foreign := {path.relative_to(to) for path in to.rglob("*")} - known:
-        raise UserError(f"{to} is not empty: it holds {min(foreign)}, which was not exported: {INSTEAD}")
+        raise UserError(f"{to} is not empty: it holds {min(foreign)}, which was not exported: move it away")
     return files
 
 

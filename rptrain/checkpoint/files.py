@@ -127,7 +127,7 @@ def written_aside(
                 replaced.rename(target)
             raise
         sync_folder(target.parent)
-        with suppress(OSError):  # the next one to take this place deletes it then
+        with suppress(OSError):  # the next one to take this place deletes it then, or says that it is in the way
             replaced.rename(folder / "old")
     finally:
         with suppress(OSError):
@@ -260,8 +260,8 @@ def _check_replaced(replaced: Path, check: Callable[[Path], object]) -> None:
             check(replaced)
         except UserError as error:
             raise UserError(
-                f"{replaced} is in the way: move or delete it. rptrain did not write it, or it was left by a process "
-                f"that was killed, and was changed since ({error})"
+                f"{replaced} is in the way: move or delete it. rptrain did not write it, or a process that was killed "
+                f"left it there ({error})"
             ) from error
 
 

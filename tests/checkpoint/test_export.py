@@ -108,7 +108,9 @@ def test_only_an_earlier_export_is_replaced(run, tmp_path):
     export(directory, to)
     export(directory, to)
     (to / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"not empty: it holds notes.txt, .*`rptrain export --force` replaces"):
+    with pytest.raises(
+        UserError, match=r"it holds notes.txt, .*: move it away, choose another directory, or add --force"
+    ):
         export(directory, to)
     assert (to / "notes.txt").read_text() == "mine"
     (to / MANIFEST).unlink()
@@ -130,7 +132,7 @@ def test_what_a_person_changed_in_an_export_is_not_replaced(run, tmp_path):
     size = len((to / "tokenizer.json").read_bytes())
     (to / "tokenizer.json").write_text("x" * size)
     with pytest.raises(
-        UserError, match=r"tokenizer.json is damaged: its content .* as it was exported: choose another"
+        UserError, match=r"tokenizer.json is damaged: its content .* as it was exported: move it away, choose another"
     ):
         export(directory, to)
     assert (to / "tokenizer.json").read_text() == "x" * size
@@ -153,9 +155,7 @@ def test_the_advice_holds_for_the_model_in_a_runs_folder(run, spec):
     (directory / "model").mkdir()
     (directory / "model/notes.txt").write_text("mine")
     base = directory / "checkpoints/checkpoint-10/base"
-    with pytest.raises(
-        UserError, match=r"it holds notes.txt.*`rptrain export --force` replaces a directory outside the run"
-    ):
+    with pytest.raises(UserError, match=r"it holds notes.txt, which was not exported: move it away$"):
         export_store(lambda unit, name: units[unit].views[0][name], spec, base, directory / "model")
     with pytest.raises(UserError, match="overlaps the run"):
         export(directory, directory / "model", force=True)
