@@ -1,8 +1,7 @@
 """Compiles the kernels for GPUs that are not there, and reads what they use: a program of its own.
 
-python -m tests.kernels.compiling ARCHITECTURE OP...: the variants of tests/kernels/variants_OP.py for one architecture,
-such as 89. Prints a JSON line with the names of all kernels of the operations, and one for each variant. It must not
-share a process with Triton's interpreter.
+python -m tests.kernels.compiling: reads JSON lines with the arguments of `compiled_variants`, and answers each with a
+JSON line of its result. It must not share a process with Triton's interpreter.
 """
 
 import importlib
@@ -67,17 +66,25 @@ def compiled(variant: Variant, architecture: int) -> dict[str, Any]:
     }
 
 
-def main(architecture: int, operations: list[str], once: bool = False) -> None:
-    """Compile all variants, or with `once` the first of each kernel."""
+def compiled_variants(architecture: int, operations: list[str], once: bool) -> tuple[list[str], list[dict[str, Any]]]:
+    """Compile all variants of tests/kernels/variants_OPERATION.py for an architecture such as 89, or with `once` the
+    first of each kernel. Returns the names of all kernels, and what each variant uses.
+    """
     modules = [importlib.import_module(f"tests.kernels.variants_{operation}") for operation in operations]
     variants: list[Variant] = [variant for module in modules for variant in module.VARIANTS]
-    print(json.dumps(sorted({variant.kernel.__name__ for variant in variants})))
-    done = set()
+    done: set[Any] = set()
+    found = []
     for variant in variants:
         if architecture in variant.architectures and not (once and variant.kernel in done):
-            print(json.dumps(compiled(variant, architecture)), flush=True)
+            found.append(compiled(variant, architecture))
             done.add(variant.kernel)
+    return sorted({variant.kernel.__name__ for variant in variants}), found
+
+
+def main() -> None:
+    for line in sys.stdin:
+        print(json.dumps(compiled_variants(*json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main()

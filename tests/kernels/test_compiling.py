@@ -4,7 +4,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
 
 import pytest
 
@@ -13,29 +16,48 @@ from tests.kernels.compiling import ARCHITECTURES
 OPERATIONS = sorted(path.stem.removeprefix("variants_") for path in Path(__file__).parent.glob("variants_*.py"))
 pytest.importorskip("triton")
 
+Answer = tuple[list[str], list[dict[str, Any]]]
+Compiler = Callable[[int, list[str], bool], Answer]
 
-def test_each_kernel_compiles():
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Compiler]:
+    """Compiles in a process without Triton's interpreter. Tests share it, as it takes seconds to start."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    code = f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); "
+    code += "from tests.kernels.compiling import main; main()"
+    with TemporaryFile("w+") as errors, subprocess.Popen(
+        [sys.executable, "-P", "-c", code],
+        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+    ) as child:  # fmt: skip
+        assert child.stdin is not None and child.stdout is not None
+        requests, answers = child.stdin, child.stdout
+
+        def ask(architecture: int, operations: list[str], once: bool) -> Answer:
+            requests.write(json.dumps([architecture, operations, once]) + "\n")
+            requests.flush()
+            if not (answer := answers.readline()):
+                errors.seek(0)
+                pytest.fail(f"the compiler ended:\n{errors.read()}")
+            return json.loads(answer)
+
+        yield ask
+
+
+def test_each_kernel_compiles(compiler):
     """One variant of each for one card; all of them take minutes."""
-    check(89, OPERATIONS, once=True)
+    check(*compiler(89, OPERATIONS, True))
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=[f"sm_{each}" for each in ARCHITECTURES])
-def test_every_variant_compiles(operation, architecture):
-    check(architecture, [operation])
+def test_every_variant_compiles(operation, architecture, compiler):
+    check(*compiler(architecture, [operation], False))
 
 
-def check(architecture: int, operations: list[str], once: bool = False) -> None:
+def check(kernels: list[str], found: list[dict[str, Any]]) -> None:
     """Kernels must not spill, nor take more shared memory than the card has."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    child = subprocess.run(
-        [sys.executable, "-P", "-c", f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); "
-         f"from tests.kernels.compiling import main; main({architecture}, {operations!r}, {once})"],
-        env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    assert child.returncode == 0, child.stderr
-    kernels, *found = map(json.loads, child.stdout.splitlines())
     for usage in found:
         assert usage["stack"] <= usage["stack_allowed"], usage
         assert usage["shared"] <= usage["shared_allowed"], usage
