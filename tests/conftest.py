@@ -27,3 +27,12 @@ def tokens_are_kept_apart(tmp_path_factory):
         folder = tmp_path_factory.mktemp("tokens")
         patch.setattr("rptrain.data.cache.default_folder", lambda: folder)
         yield
+
+
+@pytest.fixture(scope="session")
+def trainers():
+    """Trains in child processes: see `Trainers` in run_tools.py."""
+    from tests.run_tools import Trainers
+
+    with Trainers() as server:
+        yield server

@@ -60,10 +60,9 @@ def test_stock_peft_computes_what_was_trained_and_what_is_merged(folder):
 
 
 @pytest.mark.long
-def test_killed_and_resumed_on_another_number_of_workers(folder):
+def test_killed_and_resumed_on_another_number_of_workers(folder, trainers):
     kind = (*LORA, "optim.update=async", "model.dtype=bfloat16")
-    with tools.Trainers() as trainers:
-        assert trainers.train(folder, *kind, "engine.devices=cpu:1", event=5) == -signal.SIGKILL
+    assert trainers.train(folder, *kind, "engine.devices=cpu:1", event=5) == -signal.SIGKILL
     run = tools.train_here(folder, *kind)
     assert [event.step for event in tools.events(run, metrics.Resumed)] == [4]
     whole = tools.train_here(folder, *kind, "engine.devices=cpu:1", "log.run_name=whole")

@@ -32,10 +32,9 @@ def is_frozen(name):
 @pytest.mark.parametrize("dtype", [long("float32"), "bfloat16"])
 @pytest.mark.parametrize("update", ["async", long("sync")])
 @pytest.mark.parametrize("init", ["auto", long("random")])
-def test_killed_and_resumed(folder, update, dtype, init, tmp_path):
+def test_killed_and_resumed(folder, trainers, update, dtype, init, tmp_path):
     kind = (f"optim.update={update}", f"model.dtype={dtype}", f"model.init={init}", *EVERY_TWO)
-    with tools.Trainers() as trainers:
-        assert trainers.train(folder, *kind, "engine.devices=cpu:1", event=5) == -signal.SIGKILL
+    assert trainers.train(folder, *kind, "engine.devices=cpu:1", event=5) == -signal.SIGKILL
     run = tools.train_here(folder, *kind)
     assert [event.step for event in tools.events(run, metrics.Resumed)] == [4]
     whole = tools.train_here(folder, *kind, "log.run_name=whole")
@@ -71,10 +70,9 @@ def test_a_checkpoint_is_exported_and_asked_as_the_run_is(folder, init):
 
 
 @pytest.mark.long
-def test_frozen_weights_that_are_not_as_they_were_are_refused(folder):
+def test_frozen_weights_that_are_not_as_they_were_are_refused(folder, trainers):
     """For a resumed run, and for an export from a checkpoint, which the model's files are needed for too."""
-    with tools.Trainers() as trainers:
-        assert trainers.train(folder, *EVERY_TWO, event=5) == -signal.SIGKILL
+    assert trainers.train(folder, *EVERY_TWO, event=5) == -signal.SIGKILL
     file = folder / "model/model.safetensors"
     tensors = load_file(file)
     tensors["model.layers.2.mlp.up_proj.weight"][0, 0] += 1
@@ -95,9 +93,8 @@ def test_frozen_weights_that_are_not_as_they_were_are_refused(folder):
 
 
 @pytest.mark.long
-def test_a_run_keeps_what_it_froze(folder):
-    with tools.Trainers() as trainers:
-        assert trainers.train(folder, *EVERY_TWO, event=5) == -signal.SIGKILL
+def test_a_run_keeps_what_it_froze(folder, trainers):
+    assert trainers.train(folder, *EVERY_TWO, event=5) == -signal.SIGKILL
     with pytest.raises(UserError, match=r"cannot go on with .*train\.freeze.* was "):
         tools.train_here(folder, "save.save_steps=2")
     assert RunDir(folder / "runs/run").checkpoints()

@@ -3,7 +3,7 @@
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,12 +29,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     folder = tmp_path_factory.mktemp("whole")
     tools.write_model(folder / "model")
     return tools.train_here(folder, *WHOLE)
-
-
-@pytest.fixture(scope="module")
-def trainers() -> Iterator[tools.Trainers]:
-    with tools.Trainers() as server:
-        yield server
 
 
 def before_each_change(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]) -> None:

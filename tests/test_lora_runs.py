@@ -38,10 +38,9 @@ def logits(directory, folder=None):
 
 
 @pytest.mark.parametrize(("update", "dtype"), [("async", "bfloat16"), long("sync", "float32")])
-def test_killed_and_resumed_on_another_number_of_workers(folder, update, dtype):
+def test_killed_and_resumed_on_another_number_of_workers(folder, trainers, update, dtype):
     kind = (f"optim.update={update}", f"model.dtype={dtype}", *LORA)
-    with tools.Trainers() as trainers:
-        assert trainers.train(folder, *kind, "engine.devices=cpu:1", event=5) == -signal.SIGKILL
+    assert trainers.train(folder, *kind, "engine.devices=cpu:1", event=5) == -signal.SIGKILL
     run = tools.train_here(folder, *kind, "engine.devices=cpu:2")
     assert [event.step for event in tools.events(run, metrics.Resumed)] == [4]
     whole = tools.train_here(folder, *kind, "engine.devices=cpu:1", "log.run_name=whole")
@@ -141,11 +140,10 @@ def test_an_adapter_is_gone_on_from(folder, kind):
 
 
 @pytest.mark.long
-def test_a_resumed_run_needs_the_adapter_that_it_began_with_no_more(folder):
+def test_a_resumed_run_needs_the_adapter_that_it_began_with_no_more(folder, trainers):
     first = tools.train_here(folder, *LORA)
     more = (f"lora.adapter={first.model_path}", "log.run_name=again")
-    with tools.Trainers() as trainers:
-        assert trainers.train(folder, *LORA, *more, event=5) == -signal.SIGKILL
+    assert trainers.train(folder, *LORA, *more, event=5) == -signal.SIGKILL
     shutil.rmtree(first.model_path)
     again = tools.train_here(folder, *LORA, *more)
     assert [event.step for event in tools.events(again, metrics.Resumed)] == [4]

@@ -4,7 +4,7 @@ import json
 import signal
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import groupby, pairwise, product
 from pathlib import Path
 from random import Random
@@ -32,12 +32,6 @@ Undisturbed = Callable[..., SimpleNamespace]
 def folder(tmp_path: Path) -> Path:
     tools.write_model(tmp_path / "model")
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def trainers() -> Iterator[tools.Trainers]:
-    with tools.Trainers() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
