@@ -1,10 +1,15 @@
-"""The newest of a log stays in sight, unless one scrolls away from it."""
+"""The newest lines of a log stay in sight until a person scrolls, and the panel comes to rest at any width."""
 
 import re
+from pathlib import Path
+
+import pytest
 
 from rptrain.tui.log_panel import LogPanel
+from rptrain.tui.run_screen import RunScreen
 
-from .conftest import Page, driven, screen_text, until
+from .conftest import Made, Page, driven, screen_text, settled, until
+from .recorded import make_run
 
 
 @driven
@@ -47,3 +52,18 @@ async def test_the_newest_stays_in_sight_until_one_scrolls():
         await seen(1299)
         say(1301)
         await seen(1300)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 60), (3, 60), (80, 24)])
+@driven
+async def test_the_layout_comes_to_rest_at_any_size(make: Made, tmp_path: Path, size: tuple[int, int]):
+    run = make_run(tmp_path / "runs")
+    async with make(attach=run).run_test(size=size) as pilot:
+        await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
+        body = pilot.app.screen.query_one("#log-body")
+        await settled(pilot)
+        seen = set()
+        for _ in range(10):
+            await pilot.pause(0)
+            seen.add((body.size, body.virtual_size, body.show_vertical_scrollbar))
+        assert len(seen) == 1, seen
