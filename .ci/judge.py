@@ -32,7 +32,7 @@ RACES = (
     "tests/test_kills.py",
     "tests/test_memory_plan.py",
     "tests/test_metrics.py",
-    "tests/test_parallel.py",
+    "tests/utils/test_parallel.py",
     "tests/test_plan_command.py",
     "tests/test_run_exports.py",
     "tests/test_rundir.py",

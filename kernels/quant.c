@@ -3,7 +3,7 @@
  * An entry takes any number of weights; the last block may be shorter. A block becomes float32 in a buffer first, so
  * that what follows is the same for all types and is vectorised over a block.
  */
-#include "../rptrain/native.h"
+#include "../rptrain/utils/native.h"
 
 enum { NF4_BLOCK = 64, MXFP4_BLOCK = 32, INT8_BLOCK = 128, NO_NUMBER = 255 };
 

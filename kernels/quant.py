@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rptrain import native
 from rptrain.kernels import reference_quant as reference
 from rptrain.kernels.launch import fused, tl, triton
+from rptrain.utils import native
 
 CHUNK = 2**18  # elements that PyTorch quantises or widens at a time: what that takes beside stays in a core's cache
 ALIGNMENT = 256  # bytes: codes and scales in one buffer begin at multiples

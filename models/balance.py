@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rptrain.errors import UserError
 from rptrain.models.hf_config import read_flag, read_number
 from rptrain.models.moe import MoEBlock
 from rptrain.models.spec import Balance, ModelSpec
+from rptrain.utils.errors import UserError
 
 
 def balanced(spec: ModelSpec, coefficient: float | None) -> ModelSpec:

@@ -6,8 +6,8 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar, cast
 
-from rptrain.errors import UserError
 from rptrain.models.spec import LayerShape, ModelShape, Param, Unit
+from rptrain.utils.errors import UserError
 
 SHOWN = 3  # names in a message
 

@@ -7,12 +7,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rptrain.errors import UserError
 from rptrain.kernels.attention import attention
 from rptrain.kernels.reference import wide
 from rptrain.models import rope
 from rptrain.models.attention import AttentionBlock
 from rptrain.models.spec import LayerShape, MicroBatch, ModelSpec
+from rptrain.utils.errors import UserError
 
 Weights = Callable[[int], Mapping[str, Tensor]]  # a unit's parameters by name
 

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from reprlib import repr as shortened
 from typing import Any
 
-from rptrain.errors import UserError
 from rptrain.models import rope
+from rptrain.utils.errors import UserError
 
 # more is a slip, and would take all memory before it shows
 MOST: Mapping[str | type, float] = {

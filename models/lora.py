@@ -7,7 +7,6 @@ from math import sqrt
 
 from torch import Tensor
 
-from rptrain.errors import UserError
 from rptrain.kernels.reference import wide
 from rptrain.models.adapters import Adapters
 from rptrain.models.attention import AttentionBlock
@@ -31,7 +30,8 @@ from rptrain.models.moe import MoEBlock
 from rptrain.models.quantised import rows, rows_each
 from rptrain.models.spec import Layer, ModelShape, ModelSpec, Param, Part, Unit
 from rptrain.models.weights import Held, View
-from rptrain.parallel import in_parallel
+from rptrain.utils.errors import UserError
+from rptrain.utils.parallel import in_parallel
 
 A, B, MAGNITUDE = ENDS = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
 UNIT = ".lora"  # how the names of units of adapters end

@@ -4,10 +4,10 @@ import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
-from rptrain.errors import UserError
 from rptrain.models.adapters import PLACES
 from rptrain.models.moe import MoEBlock
 from rptrain.models.spec import Layer, ModelSpec, Param, Part
+from rptrain.utils.errors import UserError
 
 ALL = "all-linear"
 EXPERTS = ("experts_gate_up", "experts_down")  # as PEFT nests their adapters: from the inside

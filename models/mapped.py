@@ -17,13 +17,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from rptrain.errors import UserError
 from rptrain.kernels.quant import MXFP4, Quantised, finite
 from rptrain.models import mxfp4
 from rptrain.models.shards import Stored, as_bytes
 from rptrain.models.spec import ModelShape, Param, Unit
 from rptrain.models.weights import WeightFiles
-from rptrain.reading import OpenFile, Stamp
+from rptrain.utils.errors import UserError
+from rptrain.utils.file_ranges import OpenFile, Stamp
 
 BLOCK = 1 << 20  # bytes that a thread reads at a time while it hashes
 IN_MEMORY = 'use model.hold = "memory"'

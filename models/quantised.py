@@ -13,12 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rptrain.errors import UserError
 from rptrain.kernels.quant import FORMATS, MXFP4, NF4, NF4_DOUBLE, Format, Quantised, quantize_into
 from rptrain.models.adapters import PLACES
 from rptrain.models.freeze import Shape
 from rptrain.models.shards import Stored, read_here
 from rptrain.models.spec import ModelShape, Param
+from rptrain.utils.errors import UserError
 
 MATRICES = (*PLACES, "experts_gate_up", "experts_down")  # routers, which are small and decide, are not among them
 READ = 1 << 20  # bytes that a thread reads and quantises at a time, if a row of blocks has no more

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rptrain.errors import UserError
 from rptrain.models import gpt_oss, llama, mistral, qwen2, qwen3, qwen3_moe
 from rptrain.models.spec import ModelSpec
+from rptrain.utils.errors import UserError
 
 BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
     "LlamaForCausalLM": llama.build,

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rptrain.errors import UserError
-from rptrain.parallel import in_parallel
-from rptrain.reading import OpenFile
+from rptrain.utils.errors import UserError
+from rptrain.utils.file_ranges import OpenFile
+from rptrain.utils.parallel import in_parallel
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rptrain.errors import UserError
 from rptrain.kernels.quant import NF4_DOUBLE, Quantised, finite
 from rptrain.models import mxfp4, quantised
 from rptrain.models.registry import read_config
 from rptrain.models.shards import Stored, read, read_header, write
 from rptrain.models.spec import ModelSpec, Param, Part
-from rptrain.parallel import in_parallel
-from rptrain.reading import Stamp
+from rptrain.utils.errors import UserError
+from rptrain.utils.file_ranges import Stamp
+from rptrain.utils.parallel import in_parallel
 
 View = Callable[[int, str], Tensor]  # a parameter on the host by unit index and name, to read or to fill
 Held = Callable[[int, str], Tensor | Quantised]  # the same as it is held

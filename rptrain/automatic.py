@@ -8,10 +8,10 @@ from typing import Any
 from rptrain.config import AUTOMATIC, Config
 from rptrain.config_source import Resolved
 from rptrain.devices import Hardware
-from rptrain.errors import UserError
 from rptrain.memory_plan import least_memory, plan_run
 from rptrain.models.spec import ModelShape
 from rptrain.planner import RunPlan
+from rptrain.utils.errors import UserError
 
 MICRO_BATCHES = 256  # of a step: more and smaller ones are tried where nothing else fits
 ROUNDS = (1, 2, 4)

@@ -15,8 +15,8 @@ from typing import Annotated
 import typer
 
 from rptrain import __version__
-from rptrain.errors import TrainingError, UserError
-from rptrain.runs.printable import printable
+from rptrain.utils.errors import TrainingError, UserError
+from rptrain.utils.text import printable
 
 # What is wrong with a path that was given; other errors of the system are a disk's.
 _NAMES_AND_RIGHTS = {

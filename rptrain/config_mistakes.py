@@ -11,7 +11,7 @@ from rptrain.config import AUTOMATIC, keys
 from rptrain.config_aliases import answer
 from rptrain.config_lines import KeyPath
 from rptrain.config_values import MOST_COUNT
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 
 class ConfigError(UserError):

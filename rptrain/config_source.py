@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rptrain.config import Config
 from rptrain.config_lines import KeyPath, key_lines
 from rptrain.config_mistakes import ConfigError, dotted, explain, leaves
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 COMMAND_LINE = "command line"
 DEFAULT = "default"

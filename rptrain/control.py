@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 FOLDER = "control"
 PAUSE, SAVE, STOP = "PAUSE", "SAVE", "STOP"

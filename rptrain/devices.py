@@ -12,8 +12,8 @@ import torch
 
 from rptrain.config import Engine
 from rptrain.engine.memory import available_bytes
-from rptrain.errors import UserError
 from rptrain.plan.machine import CPU, GB, Card, Machine, card_named
+from rptrain.utils.errors import UserError
 
 MARGIN = 256 << 20  # bytes of a GPU left alone where no limit is set: displays, other processes' growth
 PROGRAM = 384 << 20  # of a process that trains, beside all that is planned, on a machine that is not here to be asked

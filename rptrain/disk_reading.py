@@ -11,9 +11,9 @@ from rptrain.memory_plan import Place
 from rptrain.models.mapped import mapped_units
 from rptrain.models.spec import ModelShape
 from rptrain.models.weights import WeightFiles
-from rptrain.parallel import in_parallel
 from rptrain.plan.schedule import Plan
-from rptrain.reading import OpenFile
+from rptrain.utils.file_ranges import OpenFile
+from rptrain.utils.parallel import in_parallel
 
 STRETCH, PIECE = 64 << 20, 4 << 20  # bytes that the disk is measured with, and that a thread reads at a time
 

@@ -10,12 +10,12 @@ from rptrain.checkpoint import adapter
 from rptrain.checkpoint.base import BASE
 from rptrain.checkpoint.export import DTYPES, checkpoint_of, from_checkpoint
 from rptrain.data.loader import VOCABULARIES, load_tokenizer
-from rptrain.errors import UserError
 from rptrain.evaluate import encode_prompt
 from rptrain.models import registry, weights
 from rptrain.models.generate import generate
 from rptrain.models.lora import with_lora, without_adapters
 from rptrain.models.spec import ModelSpec
+from rptrain.utils.errors import UserError
 
 ROOM = 0.8  # of a GPU's free memory may be weights; the rest is for the cache and the work
 

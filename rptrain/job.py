@@ -20,7 +20,6 @@ from rptrain.data.rows import Rows
 from rptrain.data.template import load_template
 from rptrain.devices import Hardware, here, readable
 from rptrain.engine.meter import Measured
-from rptrain.errors import UserError
 from rptrain.memory_plan import MemoryPlan, plan_run
 from rptrain.models import registry, weights
 from rptrain.models.lora import without_adapters
@@ -30,6 +29,7 @@ from rptrain.plan.estimate import estimate
 from rptrain.planner import DTYPES, RunPlan
 from rptrain.rundir import RunDir
 from rptrain.training_model import lora_settings, training_model
+from rptrain.utils.errors import UserError
 from rptrain.validation import once, split
 
 log = logging.getLogger(__name__)

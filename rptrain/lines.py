@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from os import SEEK_END
 from pathlib import Path
 
-from rptrain.errors import RunDeleted
+from rptrain.utils.errors import RunDeleted
 
 _PIECE = 4096  # bytes looked at for the last line's end
 

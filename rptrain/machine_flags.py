@@ -7,8 +7,8 @@ from rptrain import devices
 from rptrain.config import Config
 from rptrain.config_values import parse_size
 from rptrain.devices import Hardware
-from rptrain.errors import UserError
 from rptrain.plan.machine import CARDS, with_rates
+from rptrain.utils.errors import UserError
 
 DEFAULT_CARD = "rtx4090"
 

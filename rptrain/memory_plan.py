@@ -19,14 +19,14 @@ from rptrain.engine.memory import REST, accumulate_dtype, aligned, frozen_bytes
 from rptrain.engine.meter import Measured
 from rptrain.engine.moments import bytes_each, layout
 from rptrain.engine.staging import staging_bytes
-from rptrain.errors import UserError
 from rptrain.models.mapped import mapped_units
 from rptrain.models.quantised import loading_bytes
 from rptrain.models.spec import ModelShape
-from rptrain.parallel import MOST, most_threads
 from rptrain.plan.schedule import Plan, Stage
 from rptrain.planner import LIBRARIES, RunPlan, Workload, least_footprint, make_plan, row_bytes
 from rptrain.rundir import RunDir, forks
+from rptrain.utils.errors import UserError
+from rptrain.utils.parallel import MOST, most_threads
 
 # What CUDA takes of the host, fitted to tests/results/qwen3-1.7b-*.json (torch 2.11): their `process_pss_gib` less
 # states, activations, devices.LATER and 0.3 GiB of a program that has imported torch, with one GPU and with two.

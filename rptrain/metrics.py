@@ -13,8 +13,8 @@ from time import time as now
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from rptrain.errors import UserError
 from rptrain.lines import LineFile
+from rptrain.utils.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,8 +14,8 @@ from tempfile import TemporaryFile
 
 from rptrain.config import Config
 from rptrain.data.folders import walk
-from rptrain.errors import UserError
 from rptrain.rundir import RunDir
+from rptrain.utils.errors import UserError
 
 BEGINNING = 1024  # bytes of a file in which the mark is looked for
 

@@ -32,7 +32,6 @@ from rptrain.config_source import Resolved
 from rptrain.data.preview import Preview, preview
 from rptrain.devices import Hardware
 from rptrain.disk_reading import DiskReading, disk_reading
-from rptrain.errors import UserError
 from rptrain.job import find_files, prepare_data
 from rptrain.machine_flags import MachineFlags
 from rptrain.memory_plan import MemoryPlan, going_on, least_memory, plan_run
@@ -49,6 +48,7 @@ from rptrain.planner import DTYPES, RunPlan
 from rptrain.rundir import RunDir, find
 from rptrain.timings import Conditions, load
 from rptrain.training_model import training_model
+from rptrain.utils.errors import UserError
 
 PICTURE_CHUNK = 256 << 20  # bytes: a picture shows no finer pieces of a copy
 

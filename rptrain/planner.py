@@ -15,7 +15,6 @@ from rptrain.engine.footprint import Footprint, Shapes, footprint, ring_parts, s
 from rptrain.engine.memory import ModelStore, accumulate_dtype
 from rptrain.engine.meter import Measured
 from rptrain.engine.moments import Moments, bytes_each
-from rptrain.errors import UserError
 from rptrain.kernels import launch
 from rptrain.models.spec import ModelShape
 from rptrain.plan.costs import LayerCost, Work
@@ -25,6 +24,7 @@ from rptrain.plan.lower import outputs
 from rptrain.plan.machine import CPU, Card, Machine
 from rptrain.plan.schedule import Plan, Stage
 from rptrain.plan.search import search
+from rptrain.utils.errors import UserError
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 LIBRARIES = 512 << 20  # bytes of a GPU's limit left to matrix and attention libraries, and to fragments

@@ -9,11 +9,11 @@ from rptrain.checkpoint.base import BASE
 from rptrain.checkpoint.files import Damaged, set_aside
 from rptrain.checkpoint.state import load_state, read_state
 from rptrain.engine.memory import UnitState
-from rptrain.errors import UserError
 from rptrain.job import Job
 from rptrain.metrics import CheckpointDamaged, Event
 from rptrain.models import registry
 from rptrain.rundir import RunDir, forks
+from rptrain.utils.errors import UserError
 
 
 def check_resume(run: RunDir, checkpoint: Path, job: Job) -> None:

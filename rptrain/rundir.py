@@ -13,8 +13,8 @@ from rptrain.config import AUTOMATIC, Config
 from rptrain.config_mistakes import dotted, leaves, shown
 from rptrain.config_source import Resolved, render, resolve
 from rptrain.control import FOLDER
-from rptrain.errors import UserError
 from rptrain.metrics import is_finished
+from rptrain.utils.errors import UserError
 
 CONFIG = "config.toml"
 

@@ -16,10 +16,10 @@ from rptrain.config import Save
 from rptrain.engine.engine import Engine
 from rptrain.engine.memory import UnitState
 from rptrain.engine.snapshot import Snapshot
-from rptrain.errors import UserError
 from rptrain.job import Job
 from rptrain.metrics import CheckpointSaved, Event, SaveFailed
 from rptrain.rundir import RunDir
+from rptrain.utils.errors import UserError
 from rptrain.validation import Patience
 
 log = logging.getLogger(__name__)

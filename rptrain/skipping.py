@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 
 from rptrain.engine.iteration import PendingLoss, StepResult
-from rptrain.errors import TrainingError
 from rptrain.job import Job
 from rptrain.metrics import Event, LossScale, StepSkipped
+from rptrain.utils.errors import TrainingError
 
 AGAIN = "Begin a new run (save.resume=never) with a lower optim.learning_rate"
 SHOWN = 16  # tokens of a row

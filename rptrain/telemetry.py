@@ -14,11 +14,11 @@ import torch
 from rptrain.engine.activity import Activity, LaneState
 from rptrain.engine.engine import Engine
 from rptrain.engine.memory import available_bytes
-from rptrain.errors import RunDeleted
-from rptrain.gpu_status import Driver, GpuStatus
 from rptrain.lines import LineFile
 from rptrain.metrics import Event, MemoryLow
 from rptrain.runs.lanes import FILE, OLD_FILE, Lane, OptimizerState, Phase, Snapshot
+from rptrain.utils.errors import RunDeleted
+from rptrain.utils.nvml import Driver, GpuStatus
 
 LOW = 0.05  # share of what the process has or may have: less free memory is told
 PAUSE = 0.25  # seconds between two records

@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from rptrain.config import Config
-from rptrain.errors import UserError
 from rptrain.metrics import Evaluation, Event, Step, TrackerFailed
 from rptrain.rundir import RunDir
+from rptrain.utils.errors import UserError
 
 MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
 

@@ -25,7 +25,6 @@ from rptrain.engine.iteration import Pending, PendingLoss
 from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter
 from rptrain.engine.schedule import learning_rate
-from rptrain.errors import RunDeleted, TrainingError, UserError
 from rptrain.evaluate import ask_questions
 from rptrain.job import Job, prepare_job, replan, settle
 from rptrain.memory_plan import going_on
@@ -39,6 +38,7 @@ from rptrain.skipping import AGAIN, SkippedSteps
 from rptrain.telemetry import Telemetry
 from rptrain.telling import slots, tell
 from rptrain.timings import Conditions, Timings, load
+from rptrain.utils.errors import RunDeleted, TrainingError, UserError
 from rptrain.watchdog import Watchdog
 
 MEASURE = 3  # steps whose times the rest of a run is planned with; the first of them is left out

@@ -10,7 +10,7 @@ import numpy as np
 from rptrain.data.loader import Batches
 from rptrain.data.rows import Group, Rows, shuffled
 from rptrain.engine.engine import Engine
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 
 def split(rows: Rows, size: float, seed: int) -> tuple[Rows, Rows]:

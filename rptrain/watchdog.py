@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rptrain.errors import RunDeleted
 from rptrain.metrics import Event, Stalled
+from rptrain.utils.errors import RunDeleted
 
 log = logging.getLogger(__name__)
 

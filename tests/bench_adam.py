@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from rptrain.engine.adam import CpuAdam, Part
-from rptrain.native import finish
+from rptrain.utils.native import finish
 
 ROUNDS = 9
 PIECE = 1 << 20  # float32 numbers that a thread copies at a time

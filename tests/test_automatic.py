@@ -6,9 +6,9 @@ import pytest
 
 from rptrain.automatic import is_automatic, settle
 from rptrain.config_source import resolve
-from rptrain.errors import UserError
 from rptrain.rundir import RunDir
 from rptrain.trainer import train
+from rptrain.utils.errors import UserError
 from tests.run_tools import write_config, write_model
 
 

@@ -7,10 +7,10 @@ import pytest
 from rptrain import metrics, validation
 from rptrain.best import by_loss
 from rptrain.checkpoint.export import export
-from rptrain.errors import TrainingError, UserError
 from rptrain.rundir import RunDir
 from rptrain.runs.view import RunView
 from rptrain.trainer import Trainer
+from rptrain.utils.errors import TrainingError, UserError
 
 from . import run_tools as tools
 

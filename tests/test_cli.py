@@ -17,8 +17,8 @@ from typer.testing import CliRunner, Result
 
 from rptrain import cli
 from rptrain.config_source import Resolved, resolve
-from rptrain.errors import UserError
 from rptrain.rundir import RunDir, begin
+from rptrain.utils.errors import UserError
 
 from .run_tools import write_checkpoint
 

@@ -8,7 +8,7 @@ from rptrain.config import keys
 from rptrain.config_aliases import _ALIASES, _CANONICAL
 from rptrain.config_mistakes import ConfigError
 from rptrain.config_source import resolve
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 from .config_tools import MINIMAL, load, mistakes
 

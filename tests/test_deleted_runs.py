@@ -10,8 +10,8 @@ import pytest
 from rptrain import metrics, saving
 from rptrain.engine.engine import Engine
 from rptrain.engine.snapshot import Snapshot
-from rptrain.errors import RunDeleted
 from rptrain.trainer import Trainer
+from rptrain.utils.errors import RunDeleted
 
 from . import run_tools as tools
 

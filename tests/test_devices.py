@@ -9,8 +9,8 @@ import torch
 from rptrain import devices
 from rptrain.config import Engine
 from rptrain.devices import CONTEXT, MARGIN, Gpu, gpu_memory, here, planned
-from rptrain.errors import UserError
 from rptrain.plan.machine import CARDS, CPU, card_named
+from rptrain.utils.errors import UserError
 
 GIB = 1 << 30
 CARD = CARDS["rtx4090"]

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from rptrain import native
 from rptrain.doctor import gpu, host
 from rptrain.doctor.finding import Finding, examine, found, lines
 from rptrain.doctor.gpu import Gpu, Rates, describe
 from rptrain.engine import adam
-from rptrain.gpu_status import Link
+from rptrain.utils import native
+from rptrain.utils.nvml import Link
 
 GOOD = Gpu("cuda:0", "RTX 4090", 24 << 30, "8.9", "580.1", Link(4, 16, 4, 16), Rates(25e9, 26e9, 45e9), wait_value=True)
 

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from rptrain import metrics
 from rptrain.checkpoint.export import export
-from rptrain.errors import UserError
 from rptrain.generate import generate_text
+from rptrain.utils.errors import UserError
 
 from . import run_tools as tools
 

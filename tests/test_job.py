@@ -9,10 +9,10 @@ import pytest
 
 from rptrain import metrics
 from rptrain.config_source import resolve
-from rptrain.errors import TrainingError, UserError
 from rptrain.job import prepare_job
 from rptrain.memory_plan import Place, going_on, plan_run
 from rptrain.rundir import RunDir
+from rptrain.utils.errors import TrainingError, UserError
 
 from . import run_tools as tools
 

@@ -17,9 +17,9 @@ from rptrain.checkpoint.adapter import settings_of
 from rptrain.checkpoint.files import read_manifest
 from rptrain.config_source import resolve
 from rptrain.data import formats
-from rptrain.errors import UserError
 from rptrain.models import registry, shards, weights
 from rptrain.models.lora import LoRA, with_lora
+from rptrain.utils.errors import UserError
 
 from . import run_tools as tools
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from rptrain import disk_reading, metrics
 from rptrain.engine import memory
 from rptrain.engine.engine import Engine
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 from . import run_tools as tools
 from .cases import long

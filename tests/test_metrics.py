@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from rptrain import metrics
-from rptrain.errors import RunDeleted, UserError
 from rptrain.metrics import EventLog, Progress, SlotTime, is_finished, read
+from rptrain.utils.errors import RunDeleted, UserError
 
 from . import run_tools as tools
 

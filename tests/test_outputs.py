@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rptrain.config_source import resolve
-from rptrain.errors import UserError
 from rptrain.outputs import Output, check, replace_text
 from rptrain.rundir import RunDir
+from rptrain.utils.errors import UserError
 
 from . import run_tools as tools
 

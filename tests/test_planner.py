@@ -7,7 +7,6 @@ import torch
 
 from rptrain.engine.footprint import stage_parts
 from rptrain.engine.meter import Measured
-from rptrain.errors import UserError
 from rptrain.models import registry
 from rptrain.models.freeze import freeze
 from rptrain.models.lora import LoRA, with_lora
@@ -18,6 +17,7 @@ from rptrain.plan.machine import CARDS, Machine
 from rptrain.plan.schedule import Stage
 from rptrain.plan.validate import validate
 from rptrain.planner import LIBRARIES, Workload, layer_costs, make_plan
+from rptrain.utils.errors import UserError
 
 GIB = 2**30
 

@@ -8,9 +8,9 @@ import pytest
 
 from rptrain import metrics, rundir
 from rptrain.config_source import Resolved, resolve
-from rptrain.errors import UserError
 from rptrain.metrics import EventLog
 from rptrain.rundir import RunDir, changed, checkpoint_of, find
+from rptrain.utils.errors import UserError
 
 from . import run_tools as tools
 

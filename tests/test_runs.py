@@ -16,10 +16,10 @@ import rptrain.trainer
 from rptrain import metrics
 from rptrain.checkpoint.files import PARTIAL
 from rptrain.engine import device
-from rptrain.errors import TrainingError, UserError
 from rptrain.models import registry
 from rptrain.plan.schedule import Plan
 from rptrain.rundir import RunDir
+from rptrain.utils.errors import TrainingError, UserError
 
 from . import run_tools as tools
 from .cases import long

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rptrain import metrics
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 from . import run_tools as tools
 

@@ -3,8 +3,8 @@
 import pytest
 
 from rptrain import metrics
-from rptrain.errors import UserError
 from rptrain.job import prepare_job
+from rptrain.utils.errors import UserError
 from rptrain.validation import Patience, split
 
 from . import run_tools as tools

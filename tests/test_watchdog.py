@@ -8,8 +8,8 @@ from unittest.mock import Mock
 from rptrain import metrics
 from rptrain.engine.cuda import CudaStream
 from rptrain.engine.stage_pass import StagePass
-from rptrain.errors import RunDeleted
 from rptrain.rundir import RunDir
+from rptrain.utils.errors import RunDeleted
 from rptrain.watchdog import Watchdog
 
 from . import run_tools as tools

@@ -13,13 +13,13 @@ import torch
 
 from rptrain.checkpoint.files import Aside
 from rptrain.config_values import MOST_COUNT
-from rptrain.errors import UserError
 from rptrain.models import registry, shards, weights
 from rptrain.models.lora import ENDS, A, LoRA, target_names
 from rptrain.models.lora_modules import expert_parameters
 from rptrain.models.shards import Stored
 from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.weights import TIED_HEAD, View
+from rptrain.utils.errors import UserError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # PEFT's, before the names of the model's own checkpoint

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 BASE = "base"  # the folder in a checkpoint
 TEMPLATE = "chat_template.jinja"

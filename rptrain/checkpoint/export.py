@@ -17,14 +17,14 @@ from rptrain.checkpoint.files import MANIFEST, Damaged, check_hash, check_name, 
 from rptrain.checkpoint.state import dtype_of, latest, read_state, unit_file, verify_checkpoint
 from rptrain.checkpoint.verify import verify, verify_adapter
 from rptrain.engine.adam import join
-from rptrain.errors import UserError
 from rptrain.kernels.reference import wide
 from rptrain.models import weights
 from rptrain.models.lora import merged, without_adapters
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import View
-from rptrain.parallel import in_parallel
 from rptrain.rundir import CONFIG
+from rptrain.utils.errors import UserError
+from rptrain.utils.parallel import in_parallel
 
 KIND = "export"
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}

@@ -12,9 +12,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from rptrain.errors import UserError
-from rptrain.parallel import in_parallel
-from rptrain.reading import OpenFile
+from rptrain.utils.errors import UserError
+from rptrain.utils.file_ranges import OpenFile
+from rptrain.utils.parallel import in_parallel
 
 FORMAT = 1
 MANIFEST, STATE = "complete.json", "trainer_state.json"

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from rptrain.checkpoint.adapter import Adapter
 from rptrain.checkpoint.base import BASE
-from rptrain.errors import UserError
 from rptrain.models import registry, weights
 from rptrain.models.freeze import freeze
 from rptrain.models.lora import adapter_units, set_magnitudes, with_lora, without_adapters
@@ -22,7 +21,8 @@ from rptrain.models.mapped import MappedUnit
 from rptrain.models.quantised import with_base
 from rptrain.models.shards import as_bytes
 from rptrain.models.spec import ModelSpec, Unit
-from rptrain.parallel import in_parallel
+from rptrain.utils.errors import UserError
+from rptrain.utils.parallel import in_parallel
 
 Flats = Sequence[tuple[Unit, Tensor | MappedUnit]]  # frozen units, each with the flat buffer of its parameters
 

@@ -40,10 +40,10 @@ from rptrain.checkpoint.files import (
 )
 from rptrain.engine.memory import UnitState
 from rptrain.engine.moments import kind_of
-from rptrain.errors import UserError
 from rptrain.models.shards import as_bytes
 from rptrain.models.spec import Unit
-from rptrain.parallel import in_parallel
+from rptrain.utils.errors import UserError
+from rptrain.utils.parallel import in_parallel
 
 DTYPES = {
     torch.bfloat16: "BF16",

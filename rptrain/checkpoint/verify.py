@@ -8,10 +8,10 @@ import torch
 
 from rptrain.checkpoint import adapter
 from rptrain.checkpoint.files import MANIFEST, THREADS, check_hash, read_manifest
-from rptrain.errors import UserError
 from rptrain.models import registry, weights
 from rptrain.models.spec import ModelSpec
-from rptrain.parallel import in_parallel
+from rptrain.utils.errors import UserError
+from rptrain.utils.parallel import in_parallel
 
 
 def verify(directory: Path, spec: ModelSpec | None = None) -> None:

@@ -21,8 +21,8 @@ import numpy as np
 from rptrain.checkpoint.files import PARTIAL
 from rptrain.data.formats import Tally
 from rptrain.data.tokens import TOKENS, Builder, Document, Stream
-from rptrain.errors import UserError
-from rptrain.parallel import in_parallel
+from rptrain.utils.errors import UserError
+from rptrain.utils.parallel import in_parallel
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 Rows = Iterator[tuple[int, Any]]  # line or number, from 1, and the row; a row that cannot be read is its ValueError
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rptrain.data.files import READERS
-from rptrain.errors import UserError
-from rptrain.runs.printable import printable
+from rptrain.utils.errors import UserError
+from rptrain.utils.text import printable
 
 # The splits of `datasets`, with the words that stand for each; and what names of parts in `data/` look like there.
 WORDS = {

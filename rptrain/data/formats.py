@@ -10,8 +10,8 @@ from typing import Any, Self
 from rptrain.data import chats
 from rptrain.data.chats import Message
 from rptrain.data.files import READERS, rows_of
-from rptrain.errors import UserError
-from rptrain.runs.printable import printable
+from rptrain.utils.errors import UserError
+from rptrain.utils.text import printable
 
 log = logging.getLogger(__name__)
 

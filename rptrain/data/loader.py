@@ -18,7 +18,7 @@ from rptrain.data.pieces import Overlong, piece
 from rptrain.data.rows import Group, Rows, build, shuffled
 from rptrain.data.template import encode, load_template
 from rptrain.data.tokens import Document, Stream, gather
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 

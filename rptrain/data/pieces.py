@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from rptrain.data.tokens import Stream
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from rptrain.data.loader import Batches
 from rptrain.data.rows import Rows
 from rptrain.data.tokens import Stream
-from rptrain.runs.printable import printable
+from rptrain.utils.text import printable
 
 LEARNED = ("⟦", "⟧")  # around what is learned, where there is no colour
 

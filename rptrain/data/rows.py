@@ -13,7 +13,7 @@ from rptrain.data.batch import IGNORED
 from rptrain.data.packing import pack
 from rptrain.data.pieces import Pieces, Trimmed
 from rptrain.data.tokens import Stream
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import numpy as np
 from rptrain.data.chats import Message
 from rptrain.data.formats import Example, Tally
 from rptrain.data.tokens import Document
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 CHUNK, CHUNK_TEXT = 1024, 1 << 21  # examples that are tokenised in one call, or characters that end it before
 LONGEST = 1 << 24  # characters of what cannot be tokenised in parts

@@ -7,7 +7,7 @@ import torch
 
 from rptrain.devices import readable
 from rptrain.doctor.finding import Finding, found
-from rptrain.gpu_status import Driver, Link
+from rptrain.utils.nvml import Driver, Link
 
 COPIED = 64 << 20  # bytes of a copy whose time is taken
 REPEATS = 4

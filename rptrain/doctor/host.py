@@ -13,12 +13,12 @@ import psutil
 import torch
 
 import rptrain
-from rptrain import native
 from rptrain.devices import readable
 from rptrain.doctor.finding import Finding, found
 from rptrain.engine import adam
 from rptrain.engine.memory import Arena, available_bytes
-from rptrain.parallel import cores
+from rptrain.utils import native
+from rptrain.utils.parallel import cores
 
 EXTENSIONS = ("rptrain.engine._adam", "rptrain.engine._rows", "rptrain.kernels._quant")
 WRITTEN = 32 << 20  # bytes of the file that a disk's speed is taken from

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rptrain import native
 from rptrain.engine import moments
-from rptrain.native import SUFFIXES, finish
-from rptrain.parallel import cores
+from rptrain.utils import native
+from rptrain.utils.native import SUFFIXES, finish
+from rptrain.utils.parallel import cores
 
 CHUNK, LANES = 65536, 512  # as in adam.c
 FALLBACK_CHUNK = 1 << 18  # elements: temporaries stay in the caches

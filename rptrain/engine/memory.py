@@ -17,7 +17,7 @@ from rptrain.kernels.quant import Quantised
 from rptrain.models.mapped import MappedUnit, MappedWeights, mapped_units
 from rptrain.models.quantised import readable
 from rptrain.models.spec import ModelShape, ModelSpec, Unit
-from rptrain.parallel import in_parallel
+from rptrain.utils.parallel import in_parallel
 
 ALIGNMENT = mmap.PAGESIZE  # bytes: every tensor of an arena is page-locked by itself
 PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device

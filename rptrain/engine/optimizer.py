@@ -28,8 +28,8 @@ from rptrain.engine.memory import UnitState
 from rptrain.engine.meter import timed
 from rptrain.engine.snapshot import Snapshot
 from rptrain.models.spec import Unit
-from rptrain.native import ended
 from rptrain.plan.lower import Access
+from rptrain.utils.native import ended
 
 
 class OptimizerWorker:

@@ -7,8 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rptrain import native
-from rptrain.native import SUFFIXES, finish
+from rptrain.utils import native
+from rptrain.utils.native import SUFFIXES, finish
 
 LINE = 64  # bytes of a cache line
 ROWS = 64  # that a thread takes at a time where no row comes twice

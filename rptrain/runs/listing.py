@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rptrain.metrics import EventLog
-from rptrain.runs.printable import printable
 from rptrain.runs.view import RunView, State
+from rptrain.utils.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,8 +10,6 @@ from textual.binding import Binding, BindingType
 from textual.notifications import SeverityLevel
 from textual.screen import ModalScreen, Screen
 
-from rptrain.errors import UserError
-from rptrain.runs.printable import printable
 from rptrain.tui import preferences
 from rptrain.tui.context import Context
 from rptrain.tui.doctor_screen import Doctor
@@ -25,6 +23,8 @@ from rptrain.tui.run_screen import RunScreen
 from rptrain.tui.runs_screen import Runs
 from rptrain.tui.sizes import MEDIUM, TALL, WIDE
 from rptrain.tui.themes import THEMES
+from rptrain.utils.errors import UserError
+from rptrain.utils.text import printable
 
 CONFIG = Path("rptrain.toml")
 LOOK_AFTER = 2.0  # seconds between two looks after what was begun from here

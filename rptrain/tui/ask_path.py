@@ -9,11 +9,11 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Button, Input, Label, Static
 
-from rptrain.runs.printable import one_line
 from rptrain.tui.choice import Choice
 from rptrain.tui.dialog import Dialog
 from rptrain.tui.entry import Entry
 from rptrain.tui.paths import PathSuggester
+from rptrain.utils.text import one_line
 
 
 @dataclass(frozen=True)

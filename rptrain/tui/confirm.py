@@ -7,8 +7,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Button, Static
 
-from rptrain.runs.printable import one_line
 from rptrain.tui.dialog import Dialog
+from rptrain.utils.text import one_line
 
 
 class Confirm(Dialog[bool]):

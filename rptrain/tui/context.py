@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rptrain.errors import UserError
 from rptrain.tui.draft import Draft
 from rptrain.tui.helper import Helper
 from rptrain.tui.launch import Launched, resume, start
 from rptrain.tui.preferences import Preferences
+from rptrain.utils.errors import UserError
 
 
 @dataclass

@@ -15,8 +15,8 @@ from rptrain.config import Config, keys
 from rptrain.config_lines import KeyPath
 from rptrain.config_mistakes import dotted, leaves
 from rptrain.config_source import Resolved, parse_value, resolve
-from rptrain.errors import UserError
 from rptrain.outputs import replace_text
+from rptrain.utils.errors import UserError
 
 STARTER = """\
 # A run of rptrain. To train without the interface: rptrain --config rptrain.toml

@@ -4,7 +4,7 @@ from rich.segment import Segment
 from textual.strip import Strip
 from textual.widgets import Input
 
-from rptrain.runs.printable import one_line
+from rptrain.utils.text import one_line
 
 
 class Entry(Input):

@@ -7,7 +7,7 @@ from typing import Any
 from rptrain.config import TrainSet
 from rptrain.config_source import resolve
 from rptrain.doctor.finding import Finding
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 SAMPLES = 3  # conversations that a preview shows
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, Protocol, TypeVar
 
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 T = TypeVar("T")
 GRACE = 1.0  # seconds in which a call that nobody waits for any more may come to its end

@@ -13,9 +13,9 @@ from typing import BinaryIO
 import tomlkit
 
 from rptrain.checkpoint.files import beside
-from rptrain.errors import UserError
 from rptrain.metrics import EventLog
 from rptrain.runs.tail import end_of
+from rptrain.utils.errors import UserError
 
 RPTRAIN = (sys.executable, "-P", "-m", "rptrain")  # -P: without the folder one is in on the path
 COMMAND = (*RPTRAIN, "train")

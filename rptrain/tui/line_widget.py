@@ -8,7 +8,7 @@ from textual.strip import Strip
 from textual.visual import Visual
 from textual.widget import Widget
 
-from rptrain.runs.printable import one_line
+from rptrain.utils.text import one_line
 
 
 class LineWidget(Widget):

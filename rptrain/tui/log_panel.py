@@ -10,7 +10,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from rptrain.runs.facts import LogLine
-from rptrain.runs.printable import printable
+from rptrain.utils.text import printable
 
 PARTS = ("log", "output", "samples")
 MOST = 300  # lines

@@ -19,8 +19,6 @@ from textual.widgets.option_list import Option
 from rptrain.config_mistakes import ConfigError
 from rptrain.config_source import resolve
 from rptrain.config_values import format_size
-from rptrain.errors import UserError
-from rptrain.runs.printable import printable
 from rptrain.tui import heavy, places
 from rptrain.tui.closing import is_left, until_closed
 from rptrain.tui.confirm import Confirm
@@ -38,6 +36,8 @@ from rptrain.tui.sample_text import preview_text
 from rptrain.tui.sizes import TALL
 from rptrain.tui.top_bar import TopBar
 from rptrain.tui.words import DASH, count, size
+from rptrain.utils.errors import UserError
+from rptrain.utils.text import printable
 
 PAUSE = 0.35  # seconds without typing, after which a plan is made
 CHOOSERS = {"model.path", "data.train.0.path", "train.method"}  # they set what the other settings begin with

@@ -13,13 +13,13 @@ from textual.content import Content
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from rptrain.errors import UserError
-from rptrain.runs.printable import one_line, printable
 from rptrain.tui.bindings import without_enter
 from rptrain.tui.dialog import Dialog
 from rptrain.tui.entry import Entry
 from rptrain.tui.helper import HelperError
 from rptrain.tui.paths import PathSuggester
+from rptrain.utils.errors import UserError
+from rptrain.utils.text import one_line, printable
 
 MOST = 500  # items that are listed at once
 PAUSE = 0.3  # seconds that a choice stays before its preview is made

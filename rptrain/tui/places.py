@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rptrain.data.files import READERS
-from rptrain.errors import UserError
 from rptrain.tui.paths import is_text
+from rptrain.utils.errors import UserError
 
 DEEP = 3  # folders below a place that are looked into
 MOST = 4000  # folders that are looked into in all

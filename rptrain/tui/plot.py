@@ -6,10 +6,10 @@ from math import log10
 
 from textual.content import Content
 
-from rptrain.runs.printable import one_line
 from rptrain.runs.series import thinned
 from rptrain.tui.line_widget import LineWidget
 from rptrain.tui.words import clipped, short
+from rptrain.utils.text import one_line
 
 AXIS = 7  # characters for the numbers at the left
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of a letter, by column and row

@@ -9,7 +9,7 @@ import tomlkit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rptrain.config_values import PathText
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 Look = Literal["dark", "light"]
 

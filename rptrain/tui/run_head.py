@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from rich.cells import cell_len
 from textual.content import Content
 
-from rptrain.runs.printable import one_line
 from rptrain.runs.view import RunView
 from rptrain.tui.bars import bar
 from rptrain.tui.line_widget import LineWidget
 from rptrain.tui.words import DASH, clipped, count, duration, loss, percent, short
+from rptrain.utils.text import one_line
 
 STATE = 12  # letters of the longest state, and what parts it from the bar: that does not move when the state changes
 LEAST = 8  # of the bar

@@ -14,7 +14,6 @@ from textual.screen import Screen
 from textual.widgets import Footer
 
 from rptrain import control
-from rptrain.errors import UserError
 from rptrain.runs.tail import end_of
 from rptrain.runs.view import RunView
 from rptrain.tui.closing import until_closed
@@ -32,6 +31,7 @@ from rptrain.tui.run_head import RunHead
 from rptrain.tui.sizes import TALL
 from rptrain.tui.top_bar import TopBar
 from rptrain.tui.words import duration, loss, short
+from rptrain.utils.errors import UserError
 
 PAUSE = 0.4  # seconds between two looks
 PLOT_PAUSE = 1.0  # between two drawings of the curves

@@ -14,9 +14,7 @@ from textual.screen import Screen
 from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
-from rptrain.errors import UserError
 from rptrain.runs.listing import Summary, delete
-from rptrain.runs.printable import one_line
 from rptrain.runs.view import ENDED
 from rptrain.tui.bindings import without_enter
 from rptrain.tui.closing import until_closed
@@ -30,6 +28,8 @@ from rptrain.tui.run_rows import heading, row
 from rptrain.tui.summaries import RunFolder
 from rptrain.tui.top_bar import TopBar
 from rptrain.tui.words import size
+from rptrain.utils.errors import UserError
+from rptrain.utils.text import one_line
 
 PAUSE = 2.0  # seconds between two looks at the folder
 COLORS = ("$loss", "$backward", "$fused", "$success", "$forward", "$error")

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from textual.content import Content
 
-from rptrain.runs.printable import printable
 from rptrain.tui.heavy import Preview, Sample
+from rptrain.utils.text import printable
 
 MOST = 1200  # characters of a sample
 

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 PLAIN = ("", "dumb", "unknown")  # terminals that only print
 

@@ -6,7 +6,7 @@ from textual.content import Content
 from textual.events import Click
 from textual.widgets import Static
 
-from rptrain.runs.printable import one_line
+from rptrain.utils.text import one_line
 
 PLACES = (("new", "New run", "F2"), ("runs", "Runs", "F3"), ("doctor", "Doctor", "F4"))
 

@@ -13,9 +13,9 @@ from rptrain.checkpoint.adapter import Adapter
 from rptrain.checkpoint.export import export_store
 from rptrain.checkpoint.files import written_aside
 from rptrain.checkpoint.verify import verify_adapter
-from rptrain.errors import UserError
 from rptrain.models import registry, shards, weights
 from rptrain.models.lora import LoRA, adapter_units, merged, with_lora, without_adapters
+from rptrain.utils.errors import UserError
 from tests.models.conftest import COMMON, VARIANTS, Native, make_micro_batch
 from tests.models.test_lora import IDS, in_peft
 

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from rptrain.checkpoint import adapter
-from rptrain.errors import UserError
 from rptrain.models import registry, weights
 from rptrain.models.lora import LoRA, merged, with_lora, without_adapters
+from rptrain.utils.errors import UserError
 from tests.checkpoint.test_adapter import assert_gone_on_from, base, trained, written
 from tests.models.conftest import make_micro_batch
 from tests.models.test_lora import IDS, in_peft

@@ -11,8 +11,8 @@ from rptrain.checkpoint.files import MANIFEST
 from rptrain.checkpoint.state import save_state
 from rptrain.checkpoint.verify import verify
 from rptrain.engine.adam import join
-from rptrain.errors import UserError
 from rptrain.models import weights
+from rptrain.utils.errors import UserError
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from rptrain.checkpoint.files import (
     set_aside,
     written_aside,
 )
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 
 def write(target, content=b"content"):

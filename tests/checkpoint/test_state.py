@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 
 from rptrain.checkpoint.files import MANIFEST, MARK, STATE, Damaged
 from rptrain.checkpoint.state import latest, load_state, prune, read_state, save_state, verify_checkpoint
-from rptrain.errors import UserError
 from rptrain.models import registry
+from rptrain.utils.errors import UserError
 
 MOMENTS = pytest.mark.parametrize("moments", ["fp32", "bf16", "int8"])
 KINDS = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

@@ -17,7 +17,7 @@ from rptrain.data.formats import Tally
 from rptrain.data.loader import prepare
 from rptrain.data.template import encode
 from rptrain.data.tokens import Document, gather
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 from .documents import tokens_of
 

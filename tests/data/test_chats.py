@@ -6,7 +6,7 @@ import pytest
 
 from rptrain.data.formats import Example, Tally, read
 from rptrain.data.template import encode
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 from .test_template import supervised_texts
 

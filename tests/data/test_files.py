@@ -8,7 +8,7 @@ import pytest
 from rptrain.data import files
 from rptrain.data.files import rows_of
 from rptrain.data.formats import read
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 ROWS = [{"instruction": f'Add {n}, "and"\n{n}.', "input": "", "output": f"{2 * n} é"} for n in range(3)]
 CHATS = [

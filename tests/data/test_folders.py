@@ -13,7 +13,7 @@ from rptrain.data.files import rows_of
 from rptrain.data.folders import choose
 from rptrain.data.loader import Batches, prepare
 from rptrain.data.preview import preview
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 from tests.ids import plain
 
 from .test_files import ROWS, as_arrow

@@ -5,7 +5,7 @@ import pytest
 
 from rptrain.data.formats import Tally
 from rptrain.data.formats import read as read_lazily
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 CHAT = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}
 ALPACA = {"instruction": "Add.", "input": "2 + 2", "output": "4"}

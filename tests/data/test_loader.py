@@ -6,7 +6,7 @@ import torch
 from rptrain.config import TrainSet
 from rptrain.data.batch import IGNORED
 from rptrain.data.loader import Batches, load_tokenizer, prepare
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 from .documents import laid_out, tokens_of
 

@@ -9,7 +9,7 @@ import pytest
 from rptrain.data.batch import IGNORED
 from rptrain.data.packing import pack
 from rptrain.data.pieces import piece
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 from .documents import laid_out, stream_of, tokens_of
 

@@ -5,7 +5,7 @@ import pytest
 from rptrain.data import template
 from rptrain.data.formats import Example, Tally
 from rptrain.data.template import encode
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 # Templates in the manner of well-known ones; the tokenizer's own is ChatML.
 # A header before each turn, the date in the first, contents stripped.

@@ -8,7 +8,7 @@ import torch
 
 from rptrain.engine import adam
 from rptrain.engine.adam import CHUNK, CpuAdam, Part, join, split
-from rptrain.native import ended
+from rptrain.utils.native import ended
 
 from .. import bench_adam
 from ..run_tools import PATIENCE

@@ -10,7 +10,7 @@ import torch
 
 from rptrain.engine import memory
 from rptrain.engine.memory import Arena
-from rptrain.parallel import cores
+from rptrain.utils.parallel import cores
 
 from . import plain, runs
 

@@ -7,7 +7,7 @@ import torch
 
 from rptrain.checkpoint.state import load_state, save_state
 from rptrain.engine.errors import EngineError
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
 from . import plain, runs

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from rptrain import native
 from rptrain.kernels import quant
 from rptrain.kernels.quant import (
     FORMATS,
@@ -23,6 +22,7 @@ from rptrain.kernels.quant import (
 )
 from rptrain.kernels.reference_quant import NF4 as NF4_VALUES
 from rptrain.kernels.reference_quant import RECORD, dynamic_code, record_bounds
+from rptrain.utils import native
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 NF4_CODES = "11111122222333344445555666777888999aaabbbbccccdddddeeeeeeeefffff"

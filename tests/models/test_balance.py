@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rptrain.errors import UserError
 from rptrain.models import registry, weights
 from rptrain.models.balance import balance_of, balanced
+from rptrain.utils.errors import UserError
 from tests.models.conftest import COMMON, VARIANTS, Native
 from tests.models.test_against_transformers import by_stored_name
 

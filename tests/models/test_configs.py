@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rptrain.errors import UserError
 from rptrain.models import registry, rope
+from rptrain.utils.errors import UserError
 
 from .conftest import VARIANTS
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rptrain.errors import UserError
 from rptrain.models import weights
 from rptrain.models.lora import LoRA, adapted, merged, target_names, with_lora, without_adapters
+from rptrain.utils.errors import UserError
 from tests.models.conftest import Native
 from tests.models.test_layers import EVERY_EXPERT, assert_memory_bounds, to_cuda
 from tests.models.test_lora import IDS, LABELS, assert_like_peft, batch, fresh_lora, in_ours, in_peft

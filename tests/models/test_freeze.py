@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rptrain.errors import UserError
 from rptrain.models import registry, weights
 from rptrain.models.freeze import freeze
+from rptrain.utils.errors import UserError
 
 from .test_shapes import GPT_OSS, QWEN3_MOE, TINY
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from rptrain.errors import UserError
 from rptrain.models.generate import generate
+from rptrain.utils.errors import UserError
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
 

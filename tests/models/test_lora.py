@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rptrain.errors import UserError
 from rptrain.kernels import dropout
 from rptrain.kernels.reference import wide
 from rptrain.models import weights
 from rptrain.models.lora import ENDS, LoRA, adapted, set_magnitudes, target_names, with_lora
+from rptrain.utils.errors import UserError
 from tests.models.conftest import Native
 from tests.models.test_layers import EVERY_EXPERT, assert_memory_bounds, to_cuda
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rptrain.errors import UserError
 from rptrain.models.lora import LoRA, target_names, with_lora
+from rptrain.utils.errors import UserError
 
 EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 SEVEN = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"

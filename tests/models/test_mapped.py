@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.engine.memory import ModelStore
-from rptrain.errors import UserError
 from rptrain.kernels.quant import Quantised
 from rptrain.models import mapped, quantised, registry, weights
 from rptrain.models.freeze import freeze
@@ -16,6 +15,7 @@ from rptrain.models.lora import LoRA, adapter_units, set_magnitudes, with_lora, 
 from rptrain.models.mapped import MappedUnit, MappedWeights, mapped_units
 from rptrain.models.quantised import with_base
 from rptrain.models.shards import as_bytes
+from rptrain.utils.errors import UserError
 
 from .test_mxfp4 import published  # noqa: F401 - a fixture
 

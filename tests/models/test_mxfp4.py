@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.engine.memory import ModelStore
-from rptrain.errors import UserError
 from rptrain.kernels.quant import MXFP4, dequantize, quantize
 from rptrain.models import mxfp4, quantised, registry, weights
 from rptrain.models.lora import LoRA, with_lora, without_adapters
 from rptrain.models.quantised import with_base
 from rptrain.models.shards import read_header
+from rptrain.utils.errors import UserError
 from tests.models.conftest import stored_bytes
 
 SIZES = {"model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2}

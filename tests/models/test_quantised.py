@@ -5,11 +5,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.engine.memory import ModelStore
-from rptrain.errors import UserError
 from rptrain.kernels.quant import FORMATS, NF4, NF4_DOUBLE, Quantised, quantize
 from rptrain.models import quantised, registry, weights
 from rptrain.models.lora import LoRA, set_magnitudes, with_lora, without_adapters
 from rptrain.models.quantised import with_base
+from rptrain.utils.errors import UserError
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
 DENSE, MOE = "LlamaForCausalLM", "Qwen3MoeForCausalLM"

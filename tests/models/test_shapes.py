@@ -5,11 +5,11 @@ from collections import Counter
 import pytest
 import torch
 
-from rptrain.errors import UserError
 from rptrain.models import registry, weights
 from rptrain.models.layers import Block, Head
 from rptrain.models.moe import MoEBlock
 from rptrain.plan.costs import Work
+from rptrain.utils.errors import UserError
 from tests.models.conftest import stored_bytes
 
 TINY = {

@@ -8,9 +8,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from rptrain.errors import UserError
 from rptrain.models import shards as shards_module
 from rptrain.models import weights
+from rptrain.utils.errors import UserError
 from tests.models.conftest import stored_bytes
 
 ARCHITECTURE = "Qwen3ForCausalLM"

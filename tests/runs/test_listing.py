@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rptrain.errors import UserError
 from rptrain.metrics import EventLog
 from rptrain.runs import listing
 from rptrain.runs.listing import folder_bytes, summaries
+from rptrain.utils.errors import UserError
 
 from .test_view import OWN, START, process, step, write
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from textual.widgets import Input
 
-from rptrain.errors import UserError
 from rptrain.tui import heavy, preferences
 from rptrain.tui.doctor_screen import Doctor
 from rptrain.tui.helper import HelperError
 from rptrain.tui.new_run import NewRun
 from rptrain.tui.run_screen import RunScreen
 from rptrain.tui.runs_screen import Runs
+from rptrain.utils.errors import UserError
 
 from .conftest import Made, Scripted, driven, press_until, screen_text, settled, type_over, until
 from .recorded import make_run

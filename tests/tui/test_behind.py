@@ -15,7 +15,6 @@ import pytest
 
 from rptrain import control
 from rptrain.config_source import render, resolve
-from rptrain.errors import UserError
 from rptrain.tui import launch, places, start, words
 from rptrain.tui.context import Context
 from rptrain.tui.draft import Draft
@@ -26,6 +25,7 @@ from rptrain.tui.plot import Canvas
 from rptrain.tui.preferences import Preferences
 from rptrain.tui.recipe import EXAMPLE, recipe
 from rptrain.tui.replay import Replay
+from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
 from ..run_tools import PATIENCE

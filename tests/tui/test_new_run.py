@@ -10,7 +10,6 @@ from textual.widgets import Button, Input, OptionList
 
 from rptrain.config import keys
 from rptrain.config_source import resolve
-from rptrain.errors import UserError
 from rptrain.tui import heavy, launch, places
 from rptrain.tui.confirm import Confirm
 from rptrain.tui.dialog import Dialog
@@ -20,6 +19,7 @@ from rptrain.tui.form import Form
 from rptrain.tui.helper import HelperError
 from rptrain.tui.picker import MOST, Item, Picker
 from rptrain.tui.run_screen import RunScreen
+from rptrain.utils.errors import UserError
 
 from .conftest import (
     Made,

@@ -9,13 +9,13 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
 
-from rptrain.errors import UserError
 from rptrain.tui import heavy, places
 from rptrain.tui.new_run import NewRun
 from rptrain.tui.places import FoundModel
 from rptrain.tui.plot import Plot
 from rptrain.tui.run_screen import RunScreen
 from rptrain.tui.runs_screen import Runs
+from rptrain.utils.errors import UserError
 
 from .conftest import Made, Scripted, driven, focus, planned, screen_text, until
 from .recorded import make_run

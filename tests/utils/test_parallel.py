@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
-from rptrain import parallel
-from rptrain.parallel import in_parallel
+from rptrain.utils import parallel
+from rptrain.utils.parallel import in_parallel
 
 
 @pytest.fixture

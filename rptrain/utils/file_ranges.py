@@ -5,7 +5,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from rptrain.errors import UserError
+from rptrain.utils.errors import UserError
 
 
 class Stamp(NamedTuple):

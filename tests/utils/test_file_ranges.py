@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from rptrain.errors import UserError
-from rptrain.reading import OpenFile
+from rptrain.utils.errors import UserError
+from rptrain.utils.file_ranges import OpenFile
 
 
 @pytest.fixture
