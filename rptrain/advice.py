@@ -10,8 +10,8 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from rptrain.automatic import divisors
-from rptrain.config import Config
-from rptrain.config_values import format_size
+from rptrain.config.schema import Config
+from rptrain.config.types import format_size
 from rptrain.devices import Hardware, readable
 from rptrain.memory_plan import MemoryPlan, least_memory, plan_run, saves
 from rptrain.models.mapped import mapped_units

@@ -5,8 +5,8 @@ from dataclasses import replace
 from math import isqrt
 from typing import Any
 
-from rptrain.config import AUTOMATIC, Config
-from rptrain.config_source import Resolved
+from rptrain.config.resolve import Resolved
+from rptrain.config.schema import AUTOMATIC, Config
 from rptrain.devices import Hardware
 from rptrain.memory_plan import least_memory, plan_run
 from rptrain.models.spec import ModelShape

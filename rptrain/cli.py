@@ -105,7 +105,7 @@ def _show_version(wanted: bool) -> None:
 
 def _show_keys(wanted: bool) -> None:
     if wanted:
-        from rptrain.config import keys
+        from rptrain.config.schema import keys
 
         for key, field in keys().items():
             default = "required" if field.is_required() else f"default {json.dumps(field.default)}"
@@ -141,7 +141,7 @@ def train(
 ) -> None:
     """Train as a config says. `train` may be left out."""
     with exit_codes(), _terminated_as_interrupted():
-        from rptrain.config_source import render, resolve
+        from rptrain.config.resolve import render, resolve
         from rptrain.rundir import find
 
         resolved = resolve(config, overrides or ())
@@ -196,7 +196,7 @@ def plan(
     not here. Ends with 2 where the run does not fit.
     """
     with exit_codes():
-        from rptrain.config_source import resolve
+        from rptrain.config.resolve import resolve
         from rptrain.outputs import Output, check
         from rptrain.plan import picture
         from rptrain.plan.trace import PRODUCER, mark
@@ -256,7 +256,7 @@ def bench(
     """
     with exit_codes():
         from rptrain.bench.trace import PRODUCER, document
-        from rptrain.config_source import resolve
+        from rptrain.config.resolve import resolve
         from rptrain.outputs import Output, check
         from rptrain.plan.trace import mark
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import psutil
 import torch
 
-from rptrain.config import Engine
+from rptrain.config.schema import Engine
 from rptrain.engine.memory import available_bytes
 from rptrain.plan.machine import CPU, GB, Card, Machine, card_named
 from rptrain.utils.errors import UserError

@@ -13,8 +13,8 @@ from rptrain import automatic
 from rptrain.advice import advise
 from rptrain.checkpoint import adapter
 from rptrain.checkpoint.adapter import Adapter, AdapterFiles, base_name
-from rptrain.config import Config, TrainSet
-from rptrain.config_source import Resolved
+from rptrain.config.resolve import Resolved
+from rptrain.config.schema import Config, TrainSet
 from rptrain.data.loader import RANDOM, Batches, load_tokenizer, prepare
 from rptrain.data.rows import Rows
 from rptrain.data.template import load_template

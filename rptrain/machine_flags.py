@@ -4,8 +4,8 @@ import difflib
 from dataclasses import asdict, dataclass
 
 from rptrain import devices
-from rptrain.config import Config
-from rptrain.config_values import parse_size
+from rptrain.config.schema import Config
+from rptrain.config.types import parse_size
 from rptrain.devices import Hardware
 from rptrain.plan.machine import CARDS, with_rates
 from rptrain.utils.errors import UserError

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from rptrain.checkpoint.adapter import shapes
 from rptrain.checkpoint.files import SLACK
-from rptrain.config import Config
+from rptrain.config.schema import Config
 from rptrain.data.loader import RANDOM, RANDOM_ROWS
 from rptrain.devices import Gpu, Hardware, readable
 from rptrain.engine.engine import AHEAD

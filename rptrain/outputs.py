@@ -12,7 +12,7 @@ from os.path import exists, isdir, isfile, lexists, realpath, samefile
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from rptrain.config import Config
+from rptrain.config.schema import Config
 from rptrain.data.folders import walk
 from rptrain.rundir import RunDir
 from rptrain.utils.errors import UserError

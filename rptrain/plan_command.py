@@ -27,8 +27,8 @@ from typing import Any
 
 from rptrain import automatic
 from rptrain.advice import Advice, advise
-from rptrain.config import Config
-from rptrain.config_source import Resolved
+from rptrain.config.resolve import Resolved
+from rptrain.config.schema import Config
 from rptrain.data.preview import Preview, preview
 from rptrain.devices import Hardware
 from rptrain.disk_reading import DiskReading, disk_reading

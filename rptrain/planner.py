@@ -7,7 +7,7 @@ from typing import Self
 
 import torch
 
-from rptrain.config import Config
+from rptrain.config.schema import Config
 from rptrain.devices import readable
 from rptrain.engine.boundary import BoundaryBuffers
 from rptrain.engine.embedding import RowGradients

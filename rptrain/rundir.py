@@ -9,9 +9,9 @@ from typing import Any, Self
 
 from rptrain.checkpoint.facts import read_facts
 from rptrain.checkpoint.files import MANIFEST, PARTIAL, Damaged, beside, complete_checkpoints, set_aside
-from rptrain.config import AUTOMATIC, Config
-from rptrain.config_mistakes import dotted, leaves, shown
-from rptrain.config_source import Resolved, render, resolve
+from rptrain.config.errors import dotted, leaves, shown
+from rptrain.config.resolve import Resolved, render, resolve
+from rptrain.config.schema import AUTOMATIC, Config
 from rptrain.control import FOLDER
 from rptrain.metrics import is_finished
 from rptrain.utils.errors import UserError

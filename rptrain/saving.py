@@ -12,7 +12,7 @@ import torch
 
 from rptrain.best import by_loss
 from rptrain.checkpoint.state import prune, save_state
-from rptrain.config import Save
+from rptrain.config.schema import Save
 from rptrain.engine.engine import Engine
 from rptrain.engine.memory import UnitState
 from rptrain.engine.snapshot import Snapshot

@@ -10,7 +10,7 @@ from typing import Self
 from pydantic import TypeAdapter, ValidationError
 
 from rptrain.checkpoint.files import PARTIAL, beside
-from rptrain.config import Config
+from rptrain.config.schema import Config
 from rptrain.devices import device_kind
 from rptrain.engine.meter import Measured
 from rptrain.models.spec import ModelShape

@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from rptrain.config import Config
+from rptrain.config.schema import Config
 from rptrain.metrics import Evaluation, Event, Step, TrackerFailed
 from rptrain.rundir import RunDir
 from rptrain.utils.errors import UserError

@@ -15,7 +15,7 @@ from rptrain.checkpoint import adapter, frozen
 from rptrain.checkpoint.base import BASE
 from rptrain.checkpoint.export import check_names, export_store
 from rptrain.checkpoint.files import REPLACED, beside
-from rptrain.config_source import Resolved
+from rptrain.config.resolve import Resolved
 from rptrain.control import LOOK, STOP, Control, StopRequested
 from rptrain.data.batch import Batch
 from rptrain.devices import here

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rptrain.config import Config, Lora
+from rptrain.config.schema import Config, Lora
 from rptrain.models import registry
 from rptrain.models.balance import balanced
 from rptrain.models.freeze import freeze

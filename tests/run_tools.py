@@ -28,7 +28,7 @@ from typer.testing import CliRunner, Result
 import rptrain.saving
 from rptrain import cli, memory_plan, metrics
 from rptrain.checkpoint.files import KIND, STATE, written_aside
-from rptrain.config_source import Resolved, resolve
+from rptrain.config.resolve import Resolved, resolve
 from rptrain.models import registry, weights
 from rptrain.plan.schedule import Plan
 from rptrain.planner import RunPlan

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from rptrain.config_source import resolve
+from rptrain.config.resolve import resolve
 from rptrain.control import STOP, ask
 from rptrain.rundir import RunDir
 from rptrain.telemetry import FULL

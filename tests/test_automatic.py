@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from rptrain.automatic import is_automatic, settle
-from rptrain.config_source import resolve
+from rptrain.config.resolve import resolve
 from rptrain.rundir import RunDir
 from rptrain.trainer import train
 from rptrain.utils.errors import UserError

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rptrain import cli
-from rptrain.config_source import Resolved, resolve
+from rptrain.config.resolve import Resolved, resolve
 from rptrain.rundir import RunDir, begin
 from rptrain.utils.errors import UserError
 

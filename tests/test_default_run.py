@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rptrain import metrics
-from rptrain.config_source import resolve
+from rptrain.config.resolve import resolve
 from rptrain.data import tasks
 from rptrain.generate import generate_text
 from rptrain.job import prepare_job

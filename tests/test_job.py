@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from rptrain import metrics
-from rptrain.config_source import resolve
+from rptrain.config.resolve import resolve
 from rptrain.job import prepare_job
 from rptrain.memory_plan import Place, going_on, plan_run
 from rptrain.rundir import RunDir

@@ -15,7 +15,7 @@ import torch
 from rptrain.checkpoint import adapter
 from rptrain.checkpoint.adapter import settings_of
 from rptrain.checkpoint.files import read_manifest
-from rptrain.config_source import resolve
+from rptrain.config.resolve import resolve
 from rptrain.data import formats
 from rptrain.models import registry, shards, weights
 from rptrain.models.lora import LoRA, with_lora

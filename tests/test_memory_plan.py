@@ -14,7 +14,7 @@ import pytest
 
 from rptrain import devices
 from rptrain.checkpoint.files import SLACK
-from rptrain.config_source import resolve
+from rptrain.config.resolve import resolve
 from rptrain.devices import LATER
 from rptrain.engine.memory import ModelStore, _left_in_groups
 from rptrain.memory_plan import (
@@ -95,7 +95,7 @@ MEASURED = """
 import json, sys
 from pathlib import Path
 from rptrain import devices
-from rptrain.config_source import resolve
+from rptrain.config.resolve import resolve
 from rptrain.memory_plan import plan_run
 from rptrain.models import registry
 from rptrain.trainer import train

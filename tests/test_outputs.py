@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.config_source import resolve
+from rptrain.config.resolve import resolve
 from rptrain.outputs import Output, check, replace_text
 from rptrain.rundir import RunDir
 from rptrain.utils.errors import UserError

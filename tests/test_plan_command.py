@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from rptrain import cli
 from rptrain.advice import advise, with_value
-from rptrain.config import Config
-from rptrain.config_source import resolve
+from rptrain.config.resolve import resolve
+from rptrain.config.schema import Config
 from rptrain.devices import planned
 from rptrain.engine.meter import Measured
 from rptrain.machine_flags import MachineFlags

@@ -29,7 +29,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from rptrain import metrics
-from rptrain.config_source import resolve
+from rptrain.config.resolve import resolve
 from rptrain.job import prepare_job
 from rptrain.kernels.quant import FORMATS, dequantize, quantize
 from rptrain.trainer import train

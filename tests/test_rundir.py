@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rptrain import metrics, rundir
-from rptrain.config_source import Resolved, resolve
+from rptrain.config.resolve import Resolved, resolve
 from rptrain.metrics import EventLog
 from rptrain.rundir import RunDir, changed, checkpoint_of, find
 from rptrain.utils.errors import UserError

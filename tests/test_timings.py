@@ -10,7 +10,7 @@ import pytest
 import rptrain.opening
 import rptrain.trainer
 from rptrain import memory_plan, metrics
-from rptrain.config_source import resolve
+from rptrain.config.resolve import resolve
 from rptrain.engine.meter import Measured
 from rptrain.job import Job, prepare_job, replan
 from rptrain.memory_plan import plan_run

@@ -11,8 +11,8 @@ from rptrain.bench import floor
 from rptrain.bench.memory import Sampler, driver_allocations
 from rptrain.bench.report import Copied, Report, Startup
 from rptrain.bench.timeline import copied, lanes, updates
-from rptrain.config import Eval, TrainSet
-from rptrain.config_source import Resolved
+from rptrain.config.resolve import Resolved
+from rptrain.config.schema import Eval, TrainSet
 from rptrain.data.loader import RANDOM
 from rptrain.devices import here, program_bytes
 from rptrain.engine.engine import Engine

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 
 from rptrain.checkpoint.files import Aside
-from rptrain.config_values import MOST_COUNT
+from rptrain.config.types import MOST_COUNT
 from rptrain.models import registry, shards, weights
 from rptrain.models.lora import ENDS, A, LoRA, target_names
 from rptrain.models.lora_modules import expert_parameters

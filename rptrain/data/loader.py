@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rptrain.config import TrainSet
+from rptrain.config.schema import TrainSet
 from rptrain.data import cache, formats, tasks
 from rptrain.data.batch import IGNORED, Batch
 from rptrain.data.folders import Chosen, choose, named

@@ -11,10 +11,10 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import AoT, Item
 
-from rptrain.config import Config, keys
-from rptrain.config_lines import KeyPath
-from rptrain.config_mistakes import dotted, leaves
-from rptrain.config_source import Resolved, parse_value, resolve
+from rptrain.config.errors import dotted, leaves
+from rptrain.config.resolve import Resolved, parse_value, resolve
+from rptrain.config.schema import Config, keys
+from rptrain.config.toml_lines import KeyPath
 from rptrain.outputs import replace_text
 from rptrain.utils.errors import UserError
 

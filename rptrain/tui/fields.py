@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args, get_origin
 
-from rptrain.config import keys
+from rptrain.config.schema import keys
 
 
 @dataclass(frozen=True)

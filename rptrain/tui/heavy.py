@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rptrain.config import TrainSet
-from rptrain.config_source import resolve
+from rptrain.config.resolve import resolve
+from rptrain.config.schema import TrainSet
 from rptrain.doctor.finding import Finding
 from rptrain.utils.errors import UserError
 

@@ -16,9 +16,9 @@ from textual.screen import Screen
 from textual.widgets import Button, Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
-from rptrain.config_mistakes import ConfigError
-from rptrain.config_source import resolve
-from rptrain.config_values import format_size
+from rptrain.config.errors import ConfigError
+from rptrain.config.resolve import resolve
+from rptrain.config.types import format_size
 from rptrain.tui import heavy, places
 from rptrain.tui.closing import is_left, until_closed
 from rptrain.tui.confirm import Confirm

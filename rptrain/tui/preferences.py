@@ -8,7 +8,7 @@ from typing import Literal
 import tomlkit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rptrain.config_values import PathText
+from rptrain.config.types import PathText
 from rptrain.utils.errors import UserError
 
 Look = Literal["dark", "light"]

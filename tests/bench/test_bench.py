@@ -19,7 +19,7 @@ from rptrain.bench import floor, memory, report, run, trace
 from rptrain.bench.idle import CAUSES, gaps
 from rptrain.bench.memory import Peak
 from rptrain.bench.report import Report
-from rptrain.config_source import resolve
+from rptrain.config.resolve import resolve
 from rptrain.devices import Gpu
 from rptrain.plan.schedule import Plan
 from rptrain.planner import LIBRARIES

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from rptrain.config import TrainSet
+from rptrain.config.schema import TrainSet
 from rptrain.data import cache, formats, template
 from rptrain.data.formats import Tally
 from rptrain.data.loader import prepare

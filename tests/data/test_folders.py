@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.config import TrainSet
+from rptrain.config.schema import TrainSet
 from rptrain.data import folders
 from rptrain.data.files import rows_of
 from rptrain.data.folders import choose

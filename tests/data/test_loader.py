@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from rptrain.config import TrainSet
+from rptrain.config.schema import TrainSet
 from rptrain.data.batch import IGNORED
 from rptrain.data.loader import Batches, load_tokenizer, prepare
 from rptrain.utils.errors import UserError

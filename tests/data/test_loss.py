@@ -6,7 +6,7 @@ from random import Random
 import pytest
 import torch
 
-from rptrain.config import TrainSet
+from rptrain.config.schema import TrainSet
 from rptrain.data.loader import Batches, prepare
 
 from ..engine import plain, runs

@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rptrain.cli import app
-from rptrain.config import TrainSet
+from rptrain.config.schema import TrainSet
 from rptrain.data.loader import Batches, prepare
 from rptrain.data.preview import preview, show
 

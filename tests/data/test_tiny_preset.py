@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.config import TrainSet
+from rptrain.config.schema import TrainSet
 from rptrain.data.batch import IGNORED
 from rptrain.data.loader import load_tokenizer, prepare
 from rptrain.data.tasks import questions

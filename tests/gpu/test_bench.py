@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rptrain.bench import run
-from rptrain.config_source import resolve
+from rptrain.config.resolve import resolve
 
 from .. import run_tools as tools
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rptrain import control
-from rptrain.config_source import render, resolve
+from rptrain.config.resolve import render, resolve
 from rptrain.tui import launch, places, start, words
 from rptrain.tui.context import Context
 from rptrain.tui.draft import Draft

@@ -8,8 +8,8 @@ import pytest
 from textual.events import Key
 from textual.widgets import Button, Input, OptionList
 
-from rptrain.config import keys
-from rptrain.config_source import resolve
+from rptrain.config.resolve import resolve
+from rptrain.config.schema import keys
 from rptrain.tui import heavy, launch, places
 from rptrain.tui.confirm import Confirm
 from rptrain.tui.dialog import Dialog

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from rptrain.config import Config, Lora, keys
-from rptrain.config_lines import key_lines
-from rptrain.config_source import render, resolve
-from rptrain.config_values import format_size, parse_devices, parse_size
+from rptrain.config.resolve import render, resolve
+from rptrain.config.schema import Config, Lora, keys
+from rptrain.config.toml_lines import key_lines
+from rptrain.config.types import format_size, parse_devices, parse_size
 
-from .config_tools import MINIMAL, load, mistakes
+from .tools import MINIMAL, load, mistakes
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

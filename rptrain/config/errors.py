@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from rptrain.config import AUTOMATIC, keys
-from rptrain.config_aliases import answer
-from rptrain.config_lines import KeyPath
-from rptrain.config_values import MOST_COUNT
+from rptrain.config.aliases import answer
+from rptrain.config.schema import AUTOMATIC, keys
+from rptrain.config.toml_lines import KeyPath
+from rptrain.config.types import MOST_COUNT
 from rptrain.utils.errors import UserError
 
 

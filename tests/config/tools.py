@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.config_mistakes import ConfigError
-from rptrain.config_source import Resolved, resolve
+from rptrain.config.errors import ConfigError
+from rptrain.config.resolve import Resolved, resolve
 
 MINIMAL = """\
 [model]

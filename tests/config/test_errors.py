@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.config import keys
-from rptrain.config_aliases import _ALIASES, _CANONICAL
-from rptrain.config_mistakes import ConfigError
-from rptrain.config_source import resolve
+from rptrain.config.aliases import _ALIASES, _CANONICAL
+from rptrain.config.errors import ConfigError
+from rptrain.config.resolve import resolve
+from rptrain.config.schema import keys
 from rptrain.utils.errors import UserError
 
-from .config_tools import MINIMAL, load, mistakes
+from .tools import MINIMAL, load, mistakes
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rptrain.config import Config
-from rptrain.config_lines import KeyPath, key_lines
-from rptrain.config_mistakes import ConfigError, dotted, explain, leaves
+from rptrain.config.errors import ConfigError, dotted, explain, leaves
+from rptrain.config.schema import Config
+from rptrain.config.toml_lines import KeyPath, key_lines
 from rptrain.utils.errors import UserError
 
 COMMAND_LINE = "command line"

@@ -2,7 +2,7 @@
 
 from difflib import get_close_matches
 
-from rptrain.config import Config, keys
+from rptrain.config.schema import Config, keys
 
 # The words of Hugging Face's TrainingArguments, TRL, axolotl, LLaMA-Factory and torchtune for keys of ours.
 _ALIASES = {
