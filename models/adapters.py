@@ -13,7 +13,7 @@ from rptrain.kernels.linear import linear_backward_input
 from rptrain.kernels.lora import add_lora, lora_backward_input, lora_backward_weights, parts
 from rptrain.kernels.reference import wide
 from rptrain.models.spec import Grads, MicroBatch, Params
-from rptrain.plan.costs import Work, scaled
+from rptrain.schedule.costs import Work, scaled
 
 PLACES = ("qkv", "o", "gate_up", "down")  # of masks in a layer: the adapters of one product share an input and its mask
 

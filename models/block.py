@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rptrain.models.adapters import Adapters
 from rptrain.models.expert_adapters import ExpertAdapters
 from rptrain.models.spec import Param
-from rptrain.plan.costs import Work, scaled
+from rptrain.schedule.costs import Work, scaled
 
 
 @dataclass(frozen=True, kw_only=True)

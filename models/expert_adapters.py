@@ -12,7 +12,7 @@ from rptrain.kernels.grouped_lora import (
 )
 from rptrain.models.adapters import Factors
 from rptrain.models.spec import Grads, Params
-from rptrain.plan.costs import Work
+from rptrain.schedule.costs import Work
 
 
 @dataclass(frozen=True)

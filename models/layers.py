@@ -22,7 +22,7 @@ from rptrain.kernels.swiglu import swiglu, swiglu_backward
 from rptrain.models.attention import AttentionBlock
 from rptrain.models.block import product_gradient
 from rptrain.models.spec import Grads, MicroBatch, Param, Params
-from rptrain.plan.costs import Work, scaled
+from rptrain.schedule.costs import Work, scaled
 
 
 class MLPSaved(NamedTuple):

@@ -27,7 +27,7 @@ from rptrain.kernels.swiglu import Clamp, swiglu, swiglu_backward
 from rptrain.models.attention import AttentionBlock
 from rptrain.models.expert_adapters import ExpertAdapters
 from rptrain.models.spec import Grads, MicroBatch, Param, Params
-from rptrain.plan.costs import Work, scaled
+from rptrain.schedule.costs import Work, scaled
 
 
 class MoESaved(NamedTuple):

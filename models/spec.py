@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.quant import Format, Quantised
-from rptrain.plan.costs import Work
+from rptrain.schedule.costs import Work
 
 ALIGNMENT = 128  # elements: 256 bytes in 16-bit types, the widest vector loads and DMA bursts in use
 

@@ -198,8 +198,8 @@ def plan(
     with exit_codes():
         from rptrain.config.resolve import resolve
         from rptrain.outputs import Output, check
-        from rptrain.plan import picture
-        from rptrain.plan.trace import PRODUCER, mark
+        from rptrain.schedule import picture
+        from rptrain.schedule.trace import PRODUCER, mark
 
         resolved = resolve(config, overrides or ())
         drawing = svg and Output("--svg", svg, picture.MARK, force)
@@ -258,7 +258,7 @@ def bench(
         from rptrain.bench.trace import PRODUCER, document
         from rptrain.config.resolve import resolve
         from rptrain.outputs import Output, check
-        from rptrain.plan.trace import mark
+        from rptrain.schedule.trace import mark
 
         resolved = resolve(config, overrides or ())
         events = trace and Output("--trace", trace, mark(PRODUCER), force)

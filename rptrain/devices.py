@@ -12,7 +12,7 @@ import torch
 
 from rptrain.config.schema import Engine
 from rptrain.engine.memory import available_bytes
-from rptrain.plan.machine import CPU, GB, Card, Machine, card_named
+from rptrain.schedule.machine import CPU, GB, Card, Machine, card_named
 from rptrain.utils.errors import UserError
 
 MARGIN = 256 << 20  # bytes of a GPU left alone where no limit is set: displays, other processes' growth

@@ -11,7 +11,7 @@ from rptrain.memory_plan import Place
 from rptrain.models.mapped import mapped_units
 from rptrain.models.spec import ModelShape
 from rptrain.models.weights import WeightFiles
-from rptrain.plan.schedule import Plan
+from rptrain.schedule.plan import Plan
 from rptrain.utils.file_ranges import OpenFile
 from rptrain.utils.parallel import in_parallel
 

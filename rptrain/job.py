@@ -25,9 +25,9 @@ from rptrain.models import registry, weights
 from rptrain.models.lora import without_adapters
 from rptrain.models.mapped import pieces
 from rptrain.models.spec import ModelSpec
-from rptrain.plan.estimate import estimate
 from rptrain.planner import DTYPES, RunPlan
 from rptrain.rundir import RunDir
+from rptrain.schedule.estimate import estimate
 from rptrain.training_model import lora_settings, training_model
 from rptrain.utils.errors import UserError
 from rptrain.validation import once, split

@@ -7,7 +7,7 @@ from rptrain import devices
 from rptrain.config.schema import Config
 from rptrain.config.types import parse_size
 from rptrain.devices import Hardware
-from rptrain.plan.machine import CARDS, with_rates
+from rptrain.schedule.machine import CARDS, with_rates
 from rptrain.utils.errors import UserError
 
 DEFAULT_CARD = "rtx4090"

@@ -22,9 +22,9 @@ from rptrain.engine.staging import staging_bytes
 from rptrain.models.mapped import mapped_units
 from rptrain.models.quantised import loading_bytes
 from rptrain.models.spec import ModelShape
-from rptrain.plan.schedule import Plan, Stage
 from rptrain.planner import LIBRARIES, RunPlan, Workload, least_footprint, make_plan, row_bytes
 from rptrain.rundir import RunDir, forks
+from rptrain.schedule.plan import Plan, Stage
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import MOST, most_threads
 

@@ -8,7 +8,7 @@ As JSON: one object with these keys, which stay. Times are in seconds, sizes in 
     machine      here, card, tflops, link (a GPU's, each way), devices (that are used), gpus (false: workers on the
                  CPU), asked (devices that there are)
     step         micro_batch_size, length, micro_batches, round_size, tokens, update
-    plan         text (rptrain/plan/schedule.py reads it), stages (kind, first, last), seconds_per_step,
+    plan         text (rptrain/schedule/plan.py reads it), stages (kind, first, last), seconds_per_step,
                  tokens_per_second, bubble, source; null without a plan
     roofline     ridge, blocks (name, layers, forward, backward: operations a byte), limit (null: copies and updates
                  hide; "up", "down", "optimizer" or "together"), loss, stages; null without a plan or GPUs
@@ -39,13 +39,13 @@ from rptrain.models.block import BlockShape
 from rptrain.models.moe import MoEBlock
 from rptrain.models.spec import ModelShape
 from rptrain.outputs import Output
-from rptrain.plan import picture
-from rptrain.plan.dispatch import dispatch
-from rptrain.plan.roofline import Sizes, Verdict, backward_intensity, forward_intensity, judge, ridge
-from rptrain.plan.simulate import Timeline, simulate
-from rptrain.plan.trace import chrome_trace
 from rptrain.planner import DTYPES, RunPlan
 from rptrain.rundir import RunDir, find
+from rptrain.schedule import picture
+from rptrain.schedule.dispatch import dispatch
+from rptrain.schedule.roofline import Sizes, Verdict, backward_intensity, forward_intensity, judge, ridge
+from rptrain.schedule.simulate import Timeline, simulate
+from rptrain.schedule.trace import chrome_trace
 from rptrain.timings import Conditions, load
 from rptrain.training_model import training_model
 from rptrain.utils.errors import UserError

@@ -10,10 +10,10 @@ from rich.text import Text
 
 from rptrain.devices import readable
 from rptrain.memory_plan import Place
-from rptrain.plan import picture
-from rptrain.plan.roofline import Verdict
-from rptrain.plan.schedule import Stage
 from rptrain.plan_command import PlanReport
+from rptrain.schedule import picture
+from rptrain.schedule.plan import Stage
+from rptrain.schedule.roofline import Verdict
 
 LABEL, SIZE = 33, 12  # characters of the name of what is taken, at least, and of how much
 BAR = 30  # characters of what there is, at most

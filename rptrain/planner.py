@@ -17,13 +17,13 @@ from rptrain.engine.meter import Measured
 from rptrain.engine.moments import Moments, bytes_each
 from rptrain.kernels import launch
 from rptrain.models.spec import ModelShape
-from rptrain.plan.costs import LayerCost, Work
-from rptrain.plan.dispatch import Links
-from rptrain.plan.estimate import Estimate, Setting
-from rptrain.plan.lower import outputs
-from rptrain.plan.machine import CPU, Card, Machine
-from rptrain.plan.schedule import Plan, Stage
-from rptrain.plan.search import search
+from rptrain.schedule.costs import LayerCost, Work
+from rptrain.schedule.dispatch import Links
+from rptrain.schedule.estimate import Estimate, Setting
+from rptrain.schedule.lower import outputs
+from rptrain.schedule.machine import CPU, Card, Machine
+from rptrain.schedule.plan import Plan, Stage
+from rptrain.schedule.search import search
 from rptrain.utils.errors import UserError
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}

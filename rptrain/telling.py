@@ -3,7 +3,7 @@
 from rptrain import metrics
 from rptrain.devices import readable
 from rptrain.engine.trace import Span
-from rptrain.plan.schedule import Slot
+from rptrain.schedule.plan import Slot
 
 ROWS = 8  # of the data that a line names
 

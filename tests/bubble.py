@@ -9,14 +9,14 @@ from html import escape
 from itertools import product
 from pathlib import Path
 
-from rptrain.plan.baselines import evenly, gpipe, interleaved_1f1b, looped_bfs, one_f_one_b
-from rptrain.plan.costs import LayerCost
-from rptrain.plan.dispatch import dispatch
-from rptrain.plan.estimate import Setting
-from rptrain.plan.partition import partition, split
-from rptrain.plan.schedule import Plan
-from rptrain.plan.search import search
-from rptrain.plan.simulate import simulate
+from rptrain.schedule.baselines import evenly, gpipe, interleaved_1f1b, looped_bfs, one_f_one_b
+from rptrain.schedule.costs import LayerCost
+from rptrain.schedule.dispatch import dispatch
+from rptrain.schedule.estimate import Setting
+from rptrain.schedule.partition import partition, split
+from rptrain.schedule.plan import Plan
+from rptrain.schedule.search import search
+from rptrain.schedule.simulate import simulate
 
 DEVICES, MICRO_BATCHES = 8, 16
 ROUNDS = (1, 2)

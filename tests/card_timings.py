@@ -3,7 +3,7 @@
 python -m tests.card_timings rtx4090 OUT.json
 
 They are estimates, not measurements: the operations and bytes of each layer over the rates that kernels of such cards
-reach (`rptrain/plan/machine.py`). Micro-batches of 4 x 2,048 tokens, bfloat16. A model's last layer is the head. Sizes
+reach (`rptrain/schedule/machine.py`). Micro-batches of 4 x 2,048 tokens, bfloat16. A model's last layer is the head. Sizes
 are in bytes; a GiB of the card's memory is left to the CUDA context and to libraries.
 """
 
@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from rptrain.models import registry
-from rptrain.plan.costs import Work
-from rptrain.plan.machine import CARDS, GIB, Machine
 from rptrain.planner import Workload, layer_costs
+from rptrain.schedule.costs import Work
+from rptrain.schedule.machine import CARDS, GIB, Machine
 
 MODELS = {
     "qwen3-1.7b": "full",

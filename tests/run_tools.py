@@ -30,9 +30,9 @@ from rptrain import cli, memory_plan, metrics
 from rptrain.checkpoint.files import KIND, STATE, written_aside
 from rptrain.config.resolve import Resolved, resolve
 from rptrain.models import registry, weights
-from rptrain.plan.schedule import Plan
 from rptrain.planner import RunPlan
 from rptrain.rundir import RunDir
+from rptrain.schedule.plan import Plan
 from rptrain.trainer import Trainer, train
 
 PRESET = registry.PRESETS / "tiny-tasks"

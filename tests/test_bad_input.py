@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from rptrain import metrics
 from rptrain.metrics import EventLog
 from rptrain.models import registry
-from rptrain.plan.machine import CPU, Machine
 from rptrain.planner import LIBRARIES, Workload, make_plan
 from rptrain.rundir import RunDir
+from rptrain.schedule.machine import CPU, Machine
 from rptrain.utils.errors import UserError
 
 from . import run_tools as tools

@@ -5,13 +5,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rptrain.plan.baselines import evenly, gpipe, interleaved_1f1b, looped_bfs, one_f_one_b
-from rptrain.plan.costs import LayerCost
-from rptrain.plan.dispatch import dispatch
-from rptrain.plan.partition import partition, split
-from rptrain.plan.schedule import Plan
-from rptrain.plan.simulate import simulate
-from rptrain.plan.validate import validate
+from rptrain.schedule.baselines import evenly, gpipe, interleaved_1f1b, looped_bfs, one_f_one_b
+from rptrain.schedule.costs import LayerCost
+from rptrain.schedule.dispatch import dispatch
+from rptrain.schedule.partition import partition, split
+from rptrain.schedule.plan import Plan
+from rptrain.schedule.simulate import simulate
+from rptrain.schedule.validate import validate
 from tests import bubble
 
 pytestmark = pytest.mark.long

@@ -9,7 +9,7 @@ import torch
 from rptrain import devices
 from rptrain.config.schema import Engine
 from rptrain.devices import CONTEXT, MARGIN, Gpu, gpu_memory, here, planned
-from rptrain.plan.machine import CARDS, CPU, card_named
+from rptrain.schedule.machine import CARDS, CPU, card_named
 from rptrain.utils.errors import UserError
 
 GIB = 1 << 30

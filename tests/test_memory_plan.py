@@ -31,9 +31,9 @@ from rptrain.models import registry
 from rptrain.models.freeze import freeze
 from rptrain.models.lora import LoRA, with_lora
 from rptrain.models.quantised import QUANTISING, with_base
-from rptrain.plan.machine import CARDS, CPU
-from rptrain.plan.schedule import Plan
 from rptrain.planner import Workload
+from rptrain.schedule.machine import CARDS, CPU
+from rptrain.schedule.plan import Plan
 from rptrain.trainer import train
 from rptrain.training_model import training_model
 from rptrain.utils.parallel import most_threads

@@ -21,11 +21,11 @@ from rptrain.engine.meter import Measured
 from rptrain.machine_flags import MachineFlags
 from rptrain.memory_plan import least_memory, plan_run
 from rptrain.models import registry
-from rptrain.plan.machine import CARDS
-from rptrain.plan.roofline import Verdict
-from rptrain.plan.schedule import Plan, Stage
 from rptrain.plan_command import report
 from rptrain.plan_report import describe, verdict_text
+from rptrain.schedule.machine import CARDS
+from rptrain.schedule.plan import Plan, Stage
+from rptrain.schedule.roofline import Verdict
 from rptrain.timings import Conditions, Timings
 from rptrain.trainer import train
 

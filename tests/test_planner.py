@@ -11,12 +11,12 @@ from rptrain.models import registry
 from rptrain.models.freeze import freeze
 from rptrain.models.lora import LoRA, with_lora
 from rptrain.models.quantised import with_base
-from rptrain.plan.costs import Work
-from rptrain.plan.lower import outputs
-from rptrain.plan.machine import CARDS, Machine
-from rptrain.plan.schedule import Stage
-from rptrain.plan.validate import validate
 from rptrain.planner import LIBRARIES, Workload, layer_costs, make_plan
+from rptrain.schedule.costs import Work
+from rptrain.schedule.lower import outputs
+from rptrain.schedule.machine import CARDS, Machine
+from rptrain.schedule.plan import Stage
+from rptrain.schedule.validate import validate
 from rptrain.utils.errors import UserError
 
 GIB = 2**30

@@ -17,8 +17,8 @@ from rptrain import metrics
 from rptrain.checkpoint.files import PARTIAL
 from rptrain.engine import device
 from rptrain.models import registry
-from rptrain.plan.schedule import Plan
 from rptrain.rundir import RunDir
+from rptrain.schedule.plan import Plan
 from rptrain.utils.errors import TrainingError, UserError
 
 from . import run_tools as tools

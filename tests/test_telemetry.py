@@ -13,11 +13,11 @@ import pytest
 from rptrain import telemetry, validation
 from rptrain.engine.activity import Activity, LaneState, Pass
 from rptrain.metrics import EventLog
-from rptrain.plan.schedule import Plan
 from rptrain.rundir import RunDir
 from rptrain.runs.lanes import FILE, OLD_FILE, Lane, Snapshot
 from rptrain.runs.view import RunView
 from rptrain.saving import Saver
+from rptrain.schedule.plan import Plan
 from rptrain.telemetry import Telemetry
 
 from . import run_tools as tools

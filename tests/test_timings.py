@@ -14,9 +14,9 @@ from rptrain.config.resolve import resolve
 from rptrain.engine.meter import Measured
 from rptrain.job import Job, prepare_job, replan
 from rptrain.memory_plan import plan_run
-from rptrain.plan.estimate import estimate
-from rptrain.plan.schedule import Plan
 from rptrain.rundir import RunDir
+from rptrain.schedule.estimate import estimate
+from rptrain.schedule.plan import Plan
 from rptrain.timings import FILE, Conditions, Timings, load
 
 from . import run_tools as tools

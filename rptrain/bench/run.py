@@ -24,7 +24,7 @@ from rptrain.job import Job, prepare_job, replan, settle
 from rptrain.models import weights
 from rptrain.models.lora import set_magnitudes
 from rptrain.opening import open_engine, open_store
-from rptrain.plan.schedule import Plan
+from rptrain.schedule.plan import Plan
 from rptrain.trainer import MEASURE
 
 RATE = 1e-6  # the learning rate: the weights stay what they are, near enough

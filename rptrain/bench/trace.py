@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rptrain.bench.idle import gaps
-from rptrain.plan import trace
-from rptrain.plan.trace import Slice
+from rptrain.schedule import trace
+from rptrain.schedule.trace import Slice
 
 if TYPE_CHECKING:
     from rptrain.bench.timeline import Lane

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rptrain.engine.device import Mark, Stream
-from rptrain.plan.schedule import Kind, Slot
+from rptrain.schedule.plan import Kind, Slot
 
 REASONS = {  # what a device's thread waits for, by the first word of the board's key
     "boundary": "activations",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rptrain.engine.memory import Arena, aligned
-from rptrain.plan.lower import Access, Boundaries
+from rptrain.schedule.lower import Access, Boundaries
 
 
 class BoundaryBuffers:

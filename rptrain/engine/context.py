@@ -12,8 +12,8 @@ from rptrain.engine.errors import Aborted, EngineError
 from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter
 from rptrain.engine.trace import Trace
-from rptrain.plan.lower import Boundaries
-from rptrain.plan.schedule import Plan
+from rptrain.schedule.lower import Boundaries
+from rptrain.schedule.plan import Plan
 
 
 @dataclass

@@ -18,7 +18,7 @@ from rptrain.engine.iteration import Iteration
 from rptrain.engine.memory import Arena, UnitState, accumulate_dtype
 from rptrain.engine.rows import CpuRows, row_stride
 from rptrain.models.spec import ModelShape
-from rptrain.plan.lower import Access
+from rptrain.schedule.lower import Access
 
 GATHERERS = 4  # threads that gather rows: in sync the first stage waits for them
 

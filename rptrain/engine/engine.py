@@ -26,9 +26,9 @@ from rptrain.engine.snapshot import Snapshot
 from rptrain.engine.staging import Staging, StagingBuffers
 from rptrain.engine.trace import Trace
 from rptrain.engine.worker import Worker
-from rptrain.plan.lower import boundaries
-from rptrain.plan.schedule import Plan
-from rptrain.plan.validate import validate
+from rptrain.schedule.lower import boundaries
+from rptrain.schedule.plan import Plan
+from rptrain.schedule.validate import validate
 
 AHEAD = 2  # iterations under way at once: one that ends, one that begins
 

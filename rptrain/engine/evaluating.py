@@ -15,8 +15,8 @@ from rptrain.engine.ring import Ring
 from rptrain.engine.staging import Staging
 from rptrain.engine.transfer import ParamLayout, staged
 from rptrain.models.spec import Params
-from rptrain.plan.lower import CHUNK_BYTES, Access, Chunk, windows
-from rptrain.plan.schedule import Stage
+from rptrain.schedule.lower import CHUNK_BYTES, Access, Chunk, windows
+from rptrain.schedule.plan import Stage
 
 
 class Evaluator:

@@ -7,8 +7,8 @@ import torch
 
 from rptrain.engine.memory import accumulate_dtype
 from rptrain.models.spec import ModelShape
-from rptrain.plan.lower import outputs
-from rptrain.plan.schedule import Stage
+from rptrain.schedule.lower import outputs
+from rptrain.schedule.plan import Stage
 
 RING = 2  # entries of each input ring: one is computed on, one arrives
 ROTATION = 1024  # bytes a token: cosines, sines and the angles they are made of; heads of 128 take 768

@@ -28,7 +28,7 @@ from rptrain.engine.memory import UnitState
 from rptrain.engine.meter import timed
 from rptrain.engine.snapshot import Snapshot
 from rptrain.models.spec import Unit
-from rptrain.plan.lower import Access
+from rptrain.schedule.lower import Access
 from rptrain.utils.native import ended
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rptrain.engine.meter import Kind
 from rptrain.models.spec import Grads, MicroBatch, ModelSpec, Params
-from rptrain.plan.schedule import Stage
+from rptrain.schedule.plan import Stage
 
 Timed = Callable[[Kind, int], AbstractContextManager[None]]
 

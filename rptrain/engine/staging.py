@@ -12,7 +12,7 @@ from rptrain.engine.memory import Arena, aligned
 from rptrain.models.mapped import mapped_units
 from rptrain.models.shards import as_bytes
 from rptrain.models.spec import ModelShape
-from rptrain.plan.lower import CHUNK_BYTES, Chunk
+from rptrain.schedule.lower import CHUNK_BYTES, Chunk
 
 BUFFERS = 16  # of a chunk each: 256 MiB, which a disk takes longer to read than a device to compute a micro-batch
 READERS = 4  # threads: one alone copies less out of the page cache than a fast disk reads

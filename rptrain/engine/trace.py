@@ -15,7 +15,7 @@ from typing import Any, Literal
 from rptrain.engine.board import HISTORY, Board
 from rptrain.engine.device import Stream
 from rptrain.engine.meter import Stamp
-from rptrain.plan.schedule import Slot
+from rptrain.schedule.plan import Slot
 
 Work = int | Literal["zeroing", "rounding"]  # the number of a micro-batch, or of gradient sums
 KEPT = 4  # submissions: those of the iterations under way are among the last

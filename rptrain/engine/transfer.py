@@ -23,8 +23,8 @@ from rptrain.engine.staging import Staging
 from rptrain.engine.trace import Arrival
 from rptrain.kernels.quant import Quantised
 from rptrain.models.spec import ModelSpec
-from rptrain.plan.lower import CHUNK_BYTES, Chunk, windows
-from rptrain.plan.schedule import Slot, Stage
+from rptrain.schedule.lower import CHUNK_BYTES, Chunk, windows
+from rptrain.schedule.plan import Slot, Stage
 
 DRAINED = 16 * CHUNK_BYTES  # of gradients in a window: a few milliseconds of a link
 

@@ -26,8 +26,8 @@ from rptrain.engine.trace import Span, Work, computing, copying
 from rptrain.engine.transfer import Bound, Download, GradLayout, ParamLayout, Upload
 from rptrain.kernels.quant import prepare
 from rptrain.models.spec import ModelSpec
-from rptrain.plan.lower import Access
-from rptrain.plan.schedule import Slot
+from rptrain.schedule.lower import Access
+from rptrain.schedule.plan import Slot
 
 AHEAD = 2  # micro-batches issued and not computed: were there more, the driver's queues would fill, and block it
 

@@ -21,8 +21,8 @@ from rptrain.bench.memory import Peak
 from rptrain.bench.report import Report
 from rptrain.config.resolve import resolve
 from rptrain.devices import Gpu
-from rptrain.plan.schedule import Plan
 from rptrain.planner import LIBRARIES
+from rptrain.schedule.plan import Plan
 from tests.cases import long
 
 from .. import run_tools as tools

@@ -4,7 +4,7 @@ from rptrain.bench.idle import Computation, Input, Interval
 from rptrain.bench.timeline import Launch, StageLaunches, Transfer, by_stage, lanes, updates
 from rptrain.engine.meter import Reading
 from rptrain.engine.trace import Arrival, Blocked, Copy, Piece, Span, Submission
-from rptrain.plan.schedule import Plan
+from rptrain.schedule.plan import Plan
 
 F, FB, B = Plan.parse("F0-0 FB1-2 B0-0 | N=2 M=4 MR=2").slots(0)[:3]
 LATER = Plan.parse("F0-0 FB1-2 B0-0 | N=2 M=4 MR=2").slots(0)[5]

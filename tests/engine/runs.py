@@ -13,7 +13,7 @@ from rptrain.models.freeze import freeze
 from rptrain.models.lora import with_lora
 from rptrain.models.quantised import with_base
 from rptrain.models.registry import build
-from rptrain.plan.schedule import Plan
+from rptrain.schedule.plan import Plan
 
 BETAS = (0.9, 0.95)
 

@@ -9,7 +9,7 @@ import pytest
 from rptrain.engine import transfer, worker
 from rptrain.engine.errors import EngineError
 from rptrain.engine.stage_pass import StagePass
-from rptrain.plan.schedule import Plan
+from rptrain.schedule.plan import Plan
 
 from .. import run_tools as tools
 from . import plain, runs

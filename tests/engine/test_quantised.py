@@ -12,7 +12,7 @@ from rptrain.kernels.quant import FORMATS, Quantised
 from rptrain.models.lora import LoRA, with_lora
 from rptrain.models.quantised import with_base
 from rptrain.models.registry import build
-from rptrain.plan.schedule import Plan, Stage
+from rptrain.schedule.plan import Plan, Stage
 from tests.cases import UPDATES
 
 from . import plain, runs

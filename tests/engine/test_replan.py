@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rptrain.plan.schedule import Plan
+from rptrain.schedule.plan import Plan
 from tests.cases import UPDATES, long
 
 from . import plain, runs

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rptrain.engine.stage_pass import StagePass
-from rptrain.plan.schedule import Stage
+from rptrain.schedule.plan import Stage
 
 
 @dataclass

@@ -13,7 +13,7 @@ from rptrain.engine.device import CpuStream
 from rptrain.engine.trace import WatchedBoard
 from rptrain.engine.transfer import Upload
 from rptrain.engine.worker import Worker
-from rptrain.plan.schedule import Plan
+from rptrain.schedule.plan import Plan
 from tests.cases import UPDATES
 
 from . import plain, runs

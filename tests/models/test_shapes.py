@@ -8,7 +8,7 @@ import torch
 from rptrain.models import registry, weights
 from rptrain.models.layers import Block, Head
 from rptrain.models.moe import MoEBlock
-from rptrain.plan.costs import Work
+from rptrain.schedule.costs import Work
 from rptrain.utils.errors import UserError
 from tests.models.conftest import stored_bytes
 

@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import pytest
 
-from rptrain.plan.baselines import evenly, gpipe, interleaved_1f1b, looped_bfs, one_f_one_b
-from rptrain.plan.costs import LayerCost
-from rptrain.plan.simulate import simulate
+from rptrain.schedule.baselines import evenly, gpipe, interleaved_1f1b, looped_bfs, one_f_one_b
+from rptrain.schedule.costs import LayerCost
+from rptrain.schedule.simulate import simulate
 
 SIZES = [(devices, micro_batches) for devices in range(1, 7) for micro_batches in range(devices, 4 * devices + 1)]
 

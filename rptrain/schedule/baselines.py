@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from math import inf
 
-from rptrain.plan.costs import LayerCost
-from rptrain.plan.partition import split
-from rptrain.plan.simulate import Hold, Program, Task
+from rptrain.schedule.costs import LayerCost
+from rptrain.schedule.partition import split
+from rptrain.schedule.simulate import Hold, Program, Task
 
 Op = tuple[str, int, int]  # kind F or B, stage, micro-batch
 Cut = Callable[[Sequence[float], int], tuple[int, ...]]  # times of layers, stages to stops

@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from rptrain.plan.costs import LayerCost
-from rptrain.plan.dispatch import RING, Links, dispatch
-from rptrain.plan.schedule import Plan
-from rptrain.plan.simulate import COMPUTATION, HOST, simulate
-from tests.plan.plans import equal_stages, random_costs, random_stages
+from rptrain.schedule.costs import LayerCost
+from rptrain.schedule.dispatch import RING, Links, dispatch
+from rptrain.schedule.plan import Plan
+from rptrain.schedule.simulate import COMPUTATION, HOST, simulate
+from tests.schedule.plans import equal_stages, random_costs, random_stages
 
 EQUAL = [(forward, ratio) for forward in range(4) for ratio in (1, 2, 3)]  # 1 to 13 stages
 

@@ -5,14 +5,14 @@ from functools import cache
 
 import pytest
 
-from rptrain.plan.costs import LayerCost
-from rptrain.plan.dispatch import Links
-from rptrain.plan.estimate import Setting, estimate
-from rptrain.plan.partition import partition
-from rptrain.plan.schedule import Plan, Stage
-from rptrain.plan.search import search
-from rptrain.plan.validate import validate
-from tests.plan.plans import every_stages, random_costs
+from rptrain.schedule.costs import LayerCost
+from rptrain.schedule.dispatch import Links
+from rptrain.schedule.estimate import Setting, estimate
+from rptrain.schedule.partition import partition
+from rptrain.schedule.plan import Plan, Stage
+from rptrain.schedule.search import search
+from rptrain.schedule.validate import validate
+from tests.schedule.plans import every_stages, random_costs
 
 CASES = 300
 MISSES = 6  # of CASES: the search is not exhaustive; of 6,000 cases it missed the best in 31

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
 
-from rptrain.plan.costs import LayerCost
-from rptrain.plan.dispatch import Links
-from rptrain.plan.lower import outputs
-from rptrain.plan.partition import stage_time
-from rptrain.plan.schedule import Stage
+from rptrain.schedule.costs import LayerCost
+from rptrain.schedule.dispatch import Links
+from rptrain.schedule.lower import outputs
+from rptrain.schedule.partition import stage_time
+from rptrain.schedule.plan import Stage
 
 
 @dataclass(frozen=True)

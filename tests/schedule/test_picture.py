@@ -5,13 +5,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rptrain.plan.baselines import one_f_one_b
-from rptrain.plan.costs import LayerCost
-from rptrain.plan.dispatch import Links, dispatch
-from rptrain.plan.picture import svg, text
-from rptrain.plan.schedule import Plan
-from rptrain.plan.simulate import Program, Task, simulate
-from rptrain.plan.trace import chrome_trace
+from rptrain.schedule.baselines import one_f_one_b
+from rptrain.schedule.costs import LayerCost
+from rptrain.schedule.dispatch import Links, dispatch
+from rptrain.schedule.picture import svg, text
+from rptrain.schedule.plan import Plan
+from rptrain.schedule.simulate import Program, Task, simulate
+from rptrain.schedule.trace import chrome_trace
 
 PLAN = Plan.parse("F0-2 FB3-3 B2-2 B1-1 B0-0 | N=2 M=4 MR=4")
 COSTS = [LayerCost(1, 3, params=4, grads=4, update=1)] * 3 + [LayerCost(0, 3, params=4, grads=4, update=1)]

@@ -1,6 +1,6 @@
 """Checks that a plan computes every layer once each way, in order; an error shows the stages and marks the place."""
 
-from rptrain.plan.schedule import Plan, Stage
+from rptrain.schedule.plan import Plan, Stage
 
 
 class PlanError(ValueError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
-from rptrain.plan.simulate import COMPUTATION, Lane, Task, Timeline
+from rptrain.schedule.simulate import COMPUTATION, Lane, Task, Timeline
 
 LETTERS = {"F": "F", "FB": "X", "B": "B"}
 LEGEND = ("F forward", "X forward and backward in one", "B backward", "· idle")

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rptrain.plan.costs import LayerCost
-from rptrain.plan.dispatch import dispatch
-from rptrain.plan.estimate import Setting
-from rptrain.plan.lower import boundaries
-from rptrain.plan.partition import stage_time
-from rptrain.plan.schedule import Plan, Stage
-from rptrain.plan.simulate import simulate
+from rptrain.schedule.costs import LayerCost
+from rptrain.schedule.dispatch import dispatch
+from rptrain.schedule.estimate import Setting
+from rptrain.schedule.lower import boundaries
+from rptrain.schedule.partition import stage_time
+from rptrain.schedule.plan import Plan, Stage
+from rptrain.schedule.simulate import simulate
 
 Cause = Literal["up", "down", "optimizer", "together"]
 HIDDEN = 0.02  # of a step's time: what costs less is hidden

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
-from rptrain.plan.costs import LayerCost
-from rptrain.plan.schedule import Stage
+from rptrain.schedule.costs import LayerCost
+from rptrain.schedule.plan import Stage
 
 SLACK = 1 + 1e-9  # sums of the same times in another order are the same limit
 

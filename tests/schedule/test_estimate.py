@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from rptrain.plan.costs import LayerCost
-from rptrain.plan.dispatch import Links, dispatch
-from rptrain.plan.estimate import Setting, estimate
-from rptrain.plan.partition import partition
-from rptrain.plan.schedule import Plan
-from rptrain.plan.simulate import simulate
+from rptrain.schedule.costs import LayerCost
+from rptrain.schedule.dispatch import Links, dispatch
+from rptrain.schedule.estimate import Setting, estimate
+from rptrain.schedule.partition import partition
+from rptrain.schedule.plan import Plan
+from rptrain.schedule.simulate import simulate
 from tests.cases import long
-from tests.plan.plans import random_costs, random_stages
+from tests.schedule.plans import random_costs, random_stages
 
 
 def simulated(costs, stages, setting):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from rptrain.plan.simulate import HOST, Deadlock, Hold, Program, Task, simulate
+from rptrain.schedule.simulate import HOST, Deadlock, Hold, Program, Task, simulate
 
 
 def task(seconds, *after, device=0, lane="compute", priority=0, iteration=0, kind="F", micro_batch=0):

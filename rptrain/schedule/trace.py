@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rptrain.plan.simulate import Lane, Timeline
+from rptrain.schedule.simulate import Lane, Timeline
 
 LANES: dict[Lane, str] = {"compute": "compute", "up": "link up", "down": "link down", "optimizer": "optimizer"}
 PRODUCER = "rptrain plan"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from rptrain.plan.costs import Work
+from rptrain.schedule.costs import Work
 
 GB, GIB = 10**9, 2**30
 

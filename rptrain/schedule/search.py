@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rptrain.plan.costs import LayerCost
-from rptrain.plan.estimate import Estimate, Setting, estimate
-from rptrain.plan.partition import partition, split
-from rptrain.plan.schedule import Stage
+from rptrain.schedule.costs import LayerCost
+from rptrain.schedule.estimate import Estimate, Setting, estimate
+from rptrain.schedule.partition import partition, split
+from rptrain.schedule.plan import Stage
 
 Fits = Callable[[Sequence[Stage]], bool]
 

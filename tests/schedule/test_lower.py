@@ -1,7 +1,7 @@
 """Lowering: the chains of accesses to boundary buffers, and transfer windows."""
 
-from rptrain.plan.lower import boundaries, windows
-from rptrain.plan.schedule import Plan
+from rptrain.schedule.lower import boundaries, windows
+from rptrain.schedule.plan import Plan
 
 
 def io_table(text):

@@ -2,8 +2,8 @@
 
 from itertools import combinations, pairwise, product
 
-from rptrain.plan.costs import LayerCost
-from rptrain.plan.schedule import Stage
+from rptrain.schedule.costs import LayerCost
+from rptrain.schedule.plan import Stage
 
 
 def random_stages(rng, layers):

@@ -5,16 +5,16 @@ import torch
 
 from rptrain.engine.footprint import footprint
 from rptrain.models import registry
-from rptrain.plan.costs import LayerCost
-from rptrain.plan.dispatch import Links, dispatch
-from rptrain.plan.estimate import Setting, estimate
-from rptrain.plan.machine import CARDS, Machine
-from rptrain.plan.partition import partition
-from rptrain.plan.picture import svg, text
-from rptrain.plan.schedule import Plan
-from rptrain.plan.simulate import Hold, simulate
 from rptrain.planner import Workload, layer_costs
-from tests.plan.test_dispatch import LINKS, Times, random_case
+from rptrain.schedule.costs import LayerCost
+from rptrain.schedule.dispatch import Links, dispatch
+from rptrain.schedule.estimate import Setting, estimate
+from rptrain.schedule.machine import CARDS, Machine
+from rptrain.schedule.partition import partition
+from rptrain.schedule.picture import svg, text
+from rptrain.schedule.plan import Plan
+from rptrain.schedule.simulate import Hold, simulate
+from tests.schedule.test_dispatch import LINKS, Times, random_case
 
 
 @pytest.mark.parametrize("seed", range(40))

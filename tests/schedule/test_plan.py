@@ -2,8 +2,8 @@
 
 import pytest
 
-from rptrain.plan.schedule import Plan, Stage
-from rptrain.plan.validate import PlanError, validate
+from rptrain.schedule.plan import Plan, Stage
+from rptrain.schedule.validate import PlanError, validate
 
 PLAN = "F0-2 F3-5 FB6-7 B4-5 B2-3 B0-1 | N=3 M=4 MR=4"
 

@@ -6,11 +6,12 @@ import pytest
 
 from rptrain.models import registry
 from rptrain.models.moe import MoEBlock
-from rptrain.plan.costs import LayerCost
-from rptrain.plan.dispatch import Links
-from rptrain.plan.estimate import Setting
-from rptrain.plan.machine import CARDS
-from rptrain.plan.roofline import (
+from rptrain.schedule.costs import LayerCost
+from rptrain.schedule.dispatch import Links
+from rptrain.schedule.estimate import Setting
+from rptrain.schedule.machine import CARDS
+from rptrain.schedule.plan import Plan
+from rptrain.schedule.roofline import (
     Sizes,
     backward_intensity,
     backward_upload,
@@ -20,7 +21,6 @@ from rptrain.plan.roofline import (
     judge,
     ridge,
 )
-from rptrain.plan.schedule import Plan
 
 LENGTH = 2048
 DENSE = ["qwen3-1.7b", "llama-3.1-8b", "qwen3-32b"]

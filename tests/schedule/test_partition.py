@@ -5,11 +5,11 @@ from functools import partial
 
 import pytest
 
-from rptrain.plan.costs import LayerCost
-from rptrain.plan.partition import partition
-from rptrain.plan.schedule import Plan, Stage
-from rptrain.plan.validate import validate
-from tests.plan.plans import every_stages
+from rptrain.schedule.costs import LayerCost
+from rptrain.schedule.partition import partition
+from rptrain.schedule.plan import Plan, Stage
+from rptrain.schedule.validate import validate
+from tests.schedule.plans import every_stages
 
 
 def fewest(length, allowed):

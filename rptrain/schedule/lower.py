@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rptrain.plan.schedule import Stage
+from rptrain.schedule.plan import Stage
 
 CHUNK_BYTES = 16 << 20  # copies have no priority in a copy engine: an activation waits for one chunk at most
 
