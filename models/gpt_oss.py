@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rptrain.kernels.swiglu import Clamp
-from rptrain.models import decoder
-from rptrain.models.hf_config import Sizes, read_experts, read_number, read_shape, read_windows
-from rptrain.models.moe import MoEBlock
+from rptrain.models.layers import decoder
+from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import ModelSpec, Param, Part, Unit
+from rptrain.models.weights.hf_config import Sizes, read_experts, read_number, read_shape, read_windows
 
 ARCHITECTURE = "GptOssForCausalLM"
 DEFAULTS = {  # where config.json leaves them out

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rptrain.models.decoder import block_sizes, dense_unit, model
-from rptrain.models.hf_config import Shape, read_shape
-from rptrain.models.layers import Block
+from rptrain.models.layers.decoder import block_sizes, dense_unit, model
+from rptrain.models.layers.mlp import Block
 from rptrain.models.spec import ModelSpec
+from rptrain.models.weights.hf_config import Shape, read_shape
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rptrain.models.hf_config import read_number, read_shape
 from rptrain.models.llama import decoder
 from rptrain.models.spec import ModelSpec
+from rptrain.models.weights.hf_config import read_number, read_shape
 
 ARCHITECTURE = "MistralForCausalLM"
 DEFAULTS = {"sliding_window": 4096, "num_key_value_heads": 8}  # where config.json leaves them out; null is a value

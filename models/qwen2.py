@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rptrain.models.hf_config import read_flag, read_number, read_shape, read_windows
 from rptrain.models.llama import decoder
 from rptrain.models.spec import ModelSpec
+from rptrain.models.weights.hf_config import read_flag, read_number, read_shape, read_windows
 
 ARCHITECTURE = "Qwen2ForCausalLM"
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rptrain.models.hf_config import read_shape
 from rptrain.models.llama import decoder
 from rptrain.models.qwen2 import windows
 from rptrain.models.spec import ModelSpec
+from rptrain.models.weights.hf_config import read_shape
 
 HEAD_SIZE = 128  # of every published size; config.json may leave it out
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rptrain.models import decoder
-from rptrain.models.hf_config import Sizes, read_experts, read_flag, read_number, read_shape
-from rptrain.models.layers import Block
-from rptrain.models.moe import MoEBlock
+from rptrain.models.layers import decoder
+from rptrain.models.layers.mlp import Block
+from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import ModelSpec, Param, Stack, Unit
+from rptrain.models.weights.hf_config import Sizes, read_experts, read_flag, read_number, read_shape
 
 ARCHITECTURE = "Qwen3MoeForCausalLM"
 

@@ -28,7 +28,7 @@ class Part:
 
     key: str
     rows: int
-    mxfp4: bool = False  # whether it may be stored in 4 bits: models/mxfp4.py
+    mxfp4: bool = False  # whether it may be stored in 4 bits: models/weights/mxfp4.py
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ class ModelSpec(ModelShape):
     head: HeadLayer
     inv_freq: tuple[float, ...]  # C / 2 rotary frequencies, scaling applied
     rope_scale: float = 1.0  # of the tables of cosines and sines (YaRN)
-    router_aux_loss_coef: float = 0.0  # models/balance.py
+    router_aux_loss_coef: float = 0.0  # models/layers/balance.py
 
     @property
     def stack(self) -> tuple[Layer | HeadLayer, ...]:

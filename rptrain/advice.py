@@ -14,8 +14,8 @@ from rptrain.config.schema import Config
 from rptrain.config.types import format_size
 from rptrain.devices import Hardware, readable
 from rptrain.memory_plan import MemoryPlan, least_memory, plan_run, saves
-from rptrain.models.mapped import mapped_units
 from rptrain.models.spec import ModelShape
+from rptrain.models.weights.file_backed import mapped_units
 
 SHORTEST = 128  # tokens: shorter rows are not proposed
 GIB = 1 << 30

@@ -8,9 +8,9 @@ from rptrain.devices import readable
 from rptrain.engine.footprint import stage_units
 from rptrain.engine.staging import READERS
 from rptrain.memory_plan import Place
-from rptrain.models.mapped import mapped_units
 from rptrain.models.spec import ModelShape
-from rptrain.models.weights import WeightFiles
+from rptrain.models.weights.file_backed import mapped_units
+from rptrain.models.weights.pretrained import WeightFiles
 from rptrain.schedule.plan import Plan
 from rptrain.utils.file_ranges import OpenFile
 from rptrain.utils.parallel import in_parallel

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rptrain.data import tasks
-from rptrain.models.generate import Weights, generate
+from rptrain.models.layers.generate import Weights, generate
 from rptrain.models.spec import ModelSpec
 
 MAX_ANSWER = 12  # tokens: the longest answer and its end

@@ -11,10 +11,11 @@ from rptrain.checkpoint.base import BASE
 from rptrain.checkpoint.export import DTYPES, checkpoint_of, from_checkpoint
 from rptrain.data.loader import VOCABULARIES, load_tokenizer
 from rptrain.evaluate import encode_prompt
-from rptrain.models import registry, weights
-from rptrain.models.generate import generate
-from rptrain.models.lora import with_lora, without_adapters
+from rptrain.models import registry
+from rptrain.models.adapters.lora import with_lora, without_adapters
+from rptrain.models.layers.generate import generate
 from rptrain.models.spec import ModelSpec
+from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
 
 ROOM = 0.8  # of a GPU's free memory may be weights; the rest is for the cache and the work
@@ -82,17 +83,17 @@ def _from_directory(source: Path) -> tuple[ModelSpec, list[dict[str, Tensor]], P
 def _load(source: Path, spec: ModelSpec) -> list[dict[str, Tensor]]:
     """The parameters of each unit; adapters are zeros."""
     own = without_adapters(spec)
-    files = weights.check(source, own)
+    files = pretrained.check(source, own)
     name = str(spec.config.get("dtype") or spec.config.get("torch_dtype") or "bfloat16")
     if name not in DTYPES:
         raise UserError(f"{source / 'config.json'}: no dtype {name!r}; it is one of {', '.join(DTYPES)}")
     dtype = DTYPES[name]
     parameters = [unit.views(torch.zeros(unit.numel, dtype=dtype)) for unit in spec.units]
-    weights.load(files, own, lambda unit, name: parameters[unit][name])
+    pretrained.load(files, own, lambda unit, name: parameters[unit][name])
     return parameters
 
 
-def _gather(spec: ModelSpec, view: weights.View) -> list[dict[str, Tensor]]:
+def _gather(spec: ModelSpec, view: pretrained.View) -> list[dict[str, Tensor]]:
     return [{param.name: view(i, param.name) for param in unit.params} for i, unit in enumerate(spec.units)]
 
 

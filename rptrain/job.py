@@ -21,10 +21,11 @@ from rptrain.data.template import load_template
 from rptrain.devices import Hardware, here, readable
 from rptrain.engine.meter import Measured
 from rptrain.memory_plan import MemoryPlan, plan_run
-from rptrain.models import registry, weights
-from rptrain.models.lora import without_adapters
-from rptrain.models.mapped import pieces
+from rptrain.models import registry
+from rptrain.models.adapters.lora import without_adapters
 from rptrain.models.spec import ModelSpec
+from rptrain.models.weights import pretrained
+from rptrain.models.weights.file_backed import pieces
 from rptrain.planner import DTYPES, RunPlan
 from rptrain.rundir import RunDir
 from rptrain.schedule.estimate import estimate
@@ -44,7 +45,7 @@ class Job:
     config: Config
     model_dir: Path
     spec: ModelSpec
-    files: weights.WeightFiles | None  # None: random weights, or those of a checkpoint
+    files: pretrained.WeightFiles | None  # None: random weights, or those of a checkpoint
     begin: AdapterFiles | None  # the adapter that is gone on from
     tokenizer: Any  # None where the data needs none
     rows: Rows
@@ -218,13 +219,13 @@ def _is_preset(model_dir: Path) -> bool:
     return model_dir.parent == registry.PRESETS
 
 
-def find_files(config: Config, model_dir: Path, spec: ModelSpec) -> weights.WeightFiles | None:
+def find_files(config: Config, model_dir: Path, spec: ModelSpec) -> pretrained.WeightFiles | None:
     """The model's weights; None where they are to be random. UserError where they do not fit it, or cannot be mapped
     and are to be.
     """
     files = None
     if config.model.init == "auto" and (any(model_dir.glob("*.safetensors")) or not _is_preset(model_dir)):
-        files = weights.check(model_dir, without_adapters(spec))
+        files = pretrained.check(model_dir, without_adapters(spec))
     if config.model.hold == "map" and files is None:
         raise UserError(
             f'model.hold = "map" needs files, and {config.model.path} begins with random weights, as every model in '

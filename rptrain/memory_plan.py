@@ -19,9 +19,9 @@ from rptrain.engine.memory import REST, accumulate_dtype, aligned, frozen_bytes
 from rptrain.engine.meter import Measured
 from rptrain.engine.moments import bytes_each, layout
 from rptrain.engine.staging import staging_bytes
-from rptrain.models.mapped import mapped_units
-from rptrain.models.quantised import loading_bytes
 from rptrain.models.spec import ModelShape
+from rptrain.models.weights.file_backed import mapped_units
+from rptrain.models.weights.quantized import loading_bytes
 from rptrain.planner import LIBRARIES, RunPlan, Workload, least_footprint, make_plan, row_bytes
 from rptrain.rundir import RunDir, forks
 from rptrain.schedule.plan import Plan, Stage

@@ -7,7 +7,7 @@ from rptrain.engine.loss_scale import UNSCALED, LossScale
 from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter
 from rptrain.job import Job
-from rptrain.models.mapped import MappedWeights
+from rptrain.models.weights.file_backed import MappedWeights
 
 
 def open_store(job: Job) -> ModelStore:

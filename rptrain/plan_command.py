@@ -35,8 +35,8 @@ from rptrain.disk_reading import DiskReading, disk_reading
 from rptrain.job import find_files, prepare_data
 from rptrain.machine_flags import MachineFlags
 from rptrain.memory_plan import MemoryPlan, going_on, least_memory, plan_run
-from rptrain.models.block import BlockShape
-from rptrain.models.moe import MoEBlock
+from rptrain.models.layers.block import BlockShape
+from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import ModelShape
 from rptrain.outputs import Output
 from rptrain.planner import DTYPES, RunPlan

@@ -28,7 +28,7 @@ from rptrain.engine.schedule import learning_rate
 from rptrain.evaluate import ask_questions
 from rptrain.job import Job, prepare_job, replan, settle
 from rptrain.memory_plan import going_on
-from rptrain.models import weights
+from rptrain.models.weights import pretrained as weights
 from rptrain.opening import open_engine, open_store, starting_scale
 from rptrain.resuming import check_resume, how_to_go_on, restore
 from rptrain.rundir import RunDir, begin, find, forks

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from rptrain.config.schema import Config, Lora
 from rptrain.models import registry
-from rptrain.models.balance import balanced
-from rptrain.models.freeze import freeze
-from rptrain.models.lora import LoRA, with_lora
-from rptrain.models.quantised import with_base
+from rptrain.models.adapters.freeze import freeze
+from rptrain.models.adapters.lora import LoRA, with_lora
+from rptrain.models.layers.balance import balanced
 from rptrain.models.spec import ModelSpec
+from rptrain.models.weights.quantized import with_base
 
 
 def training_model(config: Config) -> tuple[Path, ModelSpec]:

@@ -3,8 +3,8 @@
 python -m tests.card_timings rtx4090 OUT.json
 
 They are estimates, not measurements: the operations and bytes of each layer over the rates that kernels of such cards
-reach (`rptrain/schedule/machine.py`). Micro-batches of 4 x 2,048 tokens, bfloat16. A model's last layer is the head. Sizes
-are in bytes; a GiB of the card's memory is left to the CUDA context and to libraries.
+reach (`rptrain/schedule/machine.py`). Micro-batches of 4 x 2,048 tokens, bfloat16. A model's last layer is the head.
+Sizes are in bytes; a GiB of the card's memory is left to the CUDA context and to libraries.
 """
 
 import json

@@ -29,7 +29,8 @@ import rptrain.saving
 from rptrain import cli, memory_plan, metrics
 from rptrain.checkpoint.files import KIND, STATE, written_aside
 from rptrain.config.resolve import Resolved, resolve
-from rptrain.models import registry, weights
+from rptrain.models import registry
+from rptrain.models.weights import pretrained
 from rptrain.planner import RunPlan
 from rptrain.rundir import RunDir
 from rptrain.schedule.plan import Plan
@@ -79,8 +80,8 @@ def write_model(folder: Path, **changes: Any) -> Path:
     spec = registry.build(config)
     shutil.copytree(PRESET, folder)
     params = [unit.views(torch.zeros(unit.numel)) for unit in spec.units]
-    weights.initialise(spec, lambda unit, name: params[unit][name], seed=0)
-    weights.save(folder, spec, lambda unit, name: params[unit][name], torch.float32)
+    pretrained.initialise(spec, lambda unit, name: params[unit][name], seed=0)
+    pretrained.save(folder, spec, lambda unit, name: params[unit][name], torch.float32)
     return folder
 
 

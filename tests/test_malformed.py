@@ -17,8 +17,9 @@ from rptrain.checkpoint.adapter import settings_of
 from rptrain.checkpoint.files import read_manifest
 from rptrain.config.resolve import resolve
 from rptrain.data import formats
-from rptrain.models import registry, shards, weights
-from rptrain.models.lora import LoRA, with_lora
+from rptrain.models import registry
+from rptrain.models.adapters.lora import LoRA, with_lora
+from rptrain.models.weights import pretrained, safetensors_io
 from rptrain.utils.errors import UserError
 
 from . import run_tools as tools
@@ -167,20 +168,20 @@ def test_headers_of_safetensors(inside):
         encoded = either(header, random)
         stated = random.choice([len(encoded), len(encoded), len(encoded), 0, 2**63, len(encoded) + 10**6])
         file.write_bytes(stated.to_bytes(8, "little") + encoded + rest)
-        refused += refused_or_taken(lambda: shards.read_header(file))
+        refused += refused_or_taken(lambda: safetensors_io.read_header(file))
     assert refused > 30
 
 
 def test_indexes(inside):
     spec = registry.build(registry.read_config(inside / "model"))
     (inside / "model/model.safetensors").rename(inside / "model/model-1.safetensors")
-    names = shards.read_header(inside / "model/model-1.safetensors")
+    names = safetensors_io.read_header(inside / "model/model-1.safetensors")
     good = {"metadata": {}, "weight_map": dict.fromkeys(names, "model-1.safetensors")}
-    index = inside / "model" / weights.INDEX
+    index = inside / "model" / pretrained.INDEX
     refused = 0
     for seed in range(25):
         index.write_bytes(either(good, Random(seed)))
-        refused += refused_or_taken(lambda: weights.check(inside / "model", spec))
+        refused += refused_or_taken(lambda: pretrained.check(inside / "model", spec))
     assert refused > 10
 
 
@@ -191,7 +192,7 @@ def test_adapters_and_manifests(inside):
     shapes = {adapter.PREFIX + name: shape for name, shape in adapter.shapes(tuned).items()}
     folder = inside / "adapter"
     folder.mkdir()
-    shards.write(folder / adapter.WEIGHTS, shapes, torch.float32, map(torch.zeros, shapes.values()))
+    safetensors_io.write(folder / adapter.WEIGHTS, shapes, torch.float32, map(torch.zeros, shapes.values()))
     for seed in range(25):
         (folder / adapter.CONFIG).write_bytes(either(made.config(tuned), Random(seed)))
         refused_or_taken(lambda: settings_of(adapter.read(folder), spec))
@@ -211,6 +212,6 @@ def test_an_index_that_points_outside(inside):
     spec = registry.build(registry.read_config(inside / "model"))
     (inside / "model/model.safetensors").rename(inside / "outside.safetensors")
     for name in ("../outside.safetensors", str(inside / "outside.safetensors"), "a/../../outside.safetensors"):
-        (inside / "model" / weights.INDEX).write_text(json.dumps({"weight_map": {"x": name}}))
+        (inside / "model" / pretrained.INDEX).write_text(json.dumps({"weight_map": {"x": name}}))
         with pytest.raises(UserError, match="points outside its directory"):
-            weights.check(inside / "model", spec)
+            pretrained.check(inside / "model", spec)

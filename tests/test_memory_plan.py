@@ -28,9 +28,9 @@ from rptrain.memory_plan import (
     worker_bytes,
 )
 from rptrain.models import registry
-from rptrain.models.freeze import freeze
-from rptrain.models.lora import LoRA, with_lora
-from rptrain.models.quantised import QUANTISING, with_base
+from rptrain.models.adapters.freeze import freeze
+from rptrain.models.adapters.lora import LoRA, with_lora
+from rptrain.models.weights.quantized import QUANTISING, with_base
 from rptrain.planner import Workload
 from rptrain.schedule.machine import CARDS, CPU
 from rptrain.schedule.plan import Plan
@@ -149,8 +149,8 @@ import torch
 from rptrain.checkpoint.state import load_state, save_state
 from rptrain.engine.memory import ModelStore
 from rptrain.models import registry, weights
-from rptrain.models.lora import LoRA, with_lora, without_adapters
-from rptrain.models.quantised import with_base
+from rptrain.models.adapters.lora import LoRA, with_lora, without_adapters
+from rptrain.models.weights.quantized import with_base
 
 def growth(load):
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now

@@ -8,9 +8,9 @@ import torch
 from rptrain.engine.footprint import stage_parts
 from rptrain.engine.meter import Measured
 from rptrain.models import registry
-from rptrain.models.freeze import freeze
-from rptrain.models.lora import LoRA, with_lora
-from rptrain.models.quantised import with_base
+from rptrain.models.adapters.freeze import freeze
+from rptrain.models.adapters.lora import LoRA, with_lora
+from rptrain.models.weights.quantized import with_base
 from rptrain.planner import LIBRARIES, Workload, layer_costs, make_plan
 from rptrain.schedule.costs import Work
 from rptrain.schedule.lower import outputs

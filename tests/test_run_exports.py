@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rptrain.models import registry, rope, weights
+from rptrain.models import registry
+from rptrain.models.layers import rope
 from rptrain.models.spec import MicroBatch
+from rptrain.models.weights import pretrained
 
 from . import run_tools as tools
 from .cases import long
@@ -22,10 +24,10 @@ def folder(tmp_path: Path) -> Path:
 def our_logits(directory: Path, ids: torch.Tensor) -> torch.Tensor:
     """[tokens, vocabulary] of one sequence, by our layers, from the weights in a model directory."""
     spec = registry.build(registry.read_config(directory))
-    files = weights.check(directory, spec)
+    files = pretrained.check(directory, spec)
     dtype = next(iter(files.tensors.values())).dtype
     params = [unit.views(torch.zeros(unit.numel, dtype=dtype)) for unit in spec.units]
-    weights.load(files, spec, lambda unit, name: params[unit][name])
+    pretrained.load(files, spec, lambda unit, name: params[unit][name])
 
     def of(layer) -> dict[str, torch.Tensor]:
         return {name: tensor for unit in layer.units for name, tensor in params[unit].items()}

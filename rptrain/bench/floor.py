@@ -19,8 +19,8 @@ from rptrain.engine.meter import likeness
 from rptrain.kernels import attention as attn
 from rptrain.kernels.grouped import grouped_mm, grouped_weight_grad
 from rptrain.kernels.reference import wide
-from rptrain.models.block import BlockShape
-from rptrain.models.moe import MoEBlock
+from rptrain.models.layers.block import BlockShape
+from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import HeadLayer, Layer, MicroBatch, ModelSpec
 
 COPY = 512 << 20  # bytes that a copy reads and writes, for its rate

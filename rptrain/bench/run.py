@@ -21,8 +21,8 @@ from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter
 from rptrain.engine.reproducible import Reproducible
 from rptrain.job import Job, prepare_job, replan, settle
-from rptrain.models import weights
-from rptrain.models.lora import set_magnitudes
+from rptrain.models.adapters.lora import set_magnitudes
+from rptrain.models.weights import pretrained
 from rptrain.opening import open_engine, open_store
 from rptrain.schedule.plan import Plan
 from rptrain.trainer import MEASURE
@@ -63,7 +63,7 @@ def bench(
         began = time.perf_counter()
         store = stack.enter_context(open_store(job))
         taken = time.perf_counter()
-        weights.initialise(job.spec, store.held, job.config.train.seed)
+        pretrained.initialise(job.spec, store.held, job.config.train.seed)
         set_magnitudes(job.spec, store.held, {})
         store.loaded()
         filled = time.perf_counter()

@@ -13,12 +13,14 @@ import torch
 
 from rptrain.checkpoint.files import Aside
 from rptrain.config.types import MOST_COUNT
-from rptrain.models import registry, shards, weights
-from rptrain.models.lora import ENDS, A, LoRA, target_names
-from rptrain.models.lora_modules import expert_parameters
-from rptrain.models.shards import Stored
+from rptrain.models import registry
+from rptrain.models.adapters.lora import ENDS, A, LoRA, target_names
+from rptrain.models.adapters.names import expert_parameters
 from rptrain.models.spec import ModelShape, ModelSpec
-from rptrain.models.weights import TIED_HEAD, View
+from rptrain.models.weights import pretrained as weights
+from rptrain.models.weights import safetensors_io
+from rptrain.models.weights.pretrained import TIED_HEAD, View
+from rptrain.models.weights.safetensors_io import Stored
 from rptrain.utils.errors import UserError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -123,7 +125,7 @@ def write(aside: Aside, spec: ModelSpec, view: View, adapter: Adapter, dtype: to
     )
     named = {PREFIX + key: shape for key, shape in shapes(spec).items()}
     again = (view(0, param.name) for param in spec.units[0].params if _ties(spec))
-    shards.write(aside.path / WEIGHTS, named, dtype, chain(own, again))
+    safetensors_io.write(aside.path / WEIGHTS, named, dtype, chain(own, again))
     aside.write_json(CONFIG, adapter.config(spec))
 
 
@@ -147,7 +149,7 @@ def read(directory: str | Path) -> AdapterFiles:
     if not (directory / WEIGHTS).is_file():
         pickled = "; pickled weights are not read" if any(directory.glob("*.bin")) else ""
         raise UserError(f"{directory} is no whole adapter: there is no {WEIGHTS} in it{pickled}")
-    return AdapterFiles(directory, config, shards.read_header(directory / WEIGHTS))
+    return AdapterFiles(directory, config, safetensors_io.read_header(directory / WEIGHTS))
 
 
 def settings_of(files: AdapterFiles, spec: ModelSpec) -> LoRA:
@@ -219,7 +221,7 @@ def load(files: AdapterFiles, spec: ModelSpec, view: View) -> None:
         for param in unit.params if unit.trainable else ():
             rows = view(index, param.name).split([part.rows for part in param.parts])
             pairs += [(files.tensors[PREFIX + part.key], piece) for part, piece in zip(param.parts, rows, strict=True)]
-    shards.read(pairs)
+    safetensors_io.read(pairs)
     trained = [index for index, unit in enumerate(spec.units) if unit.trainable]
     if name := weights.not_finite(spec, view, trained):
         raise UserError(f"{files.directory / WEIGHTS}: {name} has values that are infinite or not numbers")

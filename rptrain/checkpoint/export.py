@@ -18,10 +18,10 @@ from rptrain.checkpoint.state import dtype_of, latest, read_state, unit_file, ve
 from rptrain.checkpoint.verify import verify, verify_adapter
 from rptrain.engine.adam import join
 from rptrain.kernels.reference import wide
-from rptrain.models import weights
-from rptrain.models.lora import merged, without_adapters
+from rptrain.models.adapters.lora import merged, without_adapters
 from rptrain.models.spec import ModelSpec
-from rptrain.models.weights import View
+from rptrain.models.weights import pretrained
+from rptrain.models.weights.pretrained import View
 from rptrain.rundir import CONFIG
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
@@ -95,7 +95,7 @@ def _write(
     dtype = dtype or view(0, spec.units[0].params[0].name).dtype
     needed = spec.num_parameters * dtype.itemsize + sum(map(len, base.values()))
     with written_aside(to, {"kind": KIND}, needed, check_names, force=force) as aside:
-        weights.save(aside.path, spec, view, dtype)
+        pretrained.save(aside.path, spec, view, dtype)
         for name, content in base.items():
             if name != "config.json":  # written with the weights: it names their dtype
                 aside.write(name, [content])

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from rptrain.checkpoint.adapter import Adapter
 from rptrain.checkpoint.base import BASE
-from rptrain.models import registry, weights
-from rptrain.models.freeze import freeze
-from rptrain.models.lora import adapter_units, set_magnitudes, with_lora, without_adapters
-from rptrain.models.mapped import MappedUnit
-from rptrain.models.quantised import with_base
-from rptrain.models.shards import as_bytes
+from rptrain.models import registry
+from rptrain.models.adapters.freeze import freeze
+from rptrain.models.adapters.lora import adapter_units, set_magnitudes, with_lora, without_adapters
 from rptrain.models.spec import ModelSpec, Unit
+from rptrain.models.weights import pretrained
+from rptrain.models.weights.file_backed import MappedUnit
+from rptrain.models.weights.quantized import with_base
+from rptrain.models.weights.safetensors_io import as_bytes
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
 
@@ -68,7 +69,7 @@ def reader(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype) -> Call
     UserError where they are not there any more.
     """
     drawn, seed = meta["frozen"]["drawn"], meta["frozen"]["seed"]
-    files = None if drawn else weights.check(meta["model_dir"], without_adapters(spec))
+    files = None if drawn else pretrained.check(meta["model_dir"], without_adapters(spec))
 
     def read(index: int) -> dict[str, Tensor]:
         unit = spec.units[index]
@@ -83,8 +84,8 @@ def reader(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype) -> Call
 
 def fill(
     spec: ModelSpec,
-    view: weights.Held,
-    files: weights.WeightFiles | None,
+    view: pretrained.Held,
+    files: pretrained.WeightFiles | None,
     seed: int,
     units: Sequence[int],
     mapped: Mapping[int, MappedUnit],
@@ -93,8 +94,8 @@ def fill(
     The units that are `mapped` are there.
     """
     drawn = units if files is None else [unit for unit in units if unit in adapter_units(spec)]
-    weights.initialise(spec, view, seed, drawn)
+    pretrained.initialise(spec, view, seed, drawn)
     if files is not None:
-        weights.load(files, spec, view, [unit for unit in units if unit not in drawn])
+        pretrained.load(files, spec, view, [unit for unit in units if unit not in drawn])
     if not set(units).isdisjoint(adapter_units(spec)):
         set_magnitudes(spec, view, mapped)

@@ -40,8 +40,8 @@ from rptrain.checkpoint.files import (
 )
 from rptrain.engine.memory import UnitState
 from rptrain.engine.moments import kind_of
-from rptrain.models.shards import as_bytes
 from rptrain.models.spec import Unit
+from rptrain.models.weights.safetensors_io import as_bytes
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
 

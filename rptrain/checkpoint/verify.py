@@ -8,8 +8,9 @@ import torch
 
 from rptrain.checkpoint import adapter
 from rptrain.checkpoint.files import MANIFEST, THREADS, check_hash, read_manifest
-from rptrain.models import registry, weights
+from rptrain.models import registry
 from rptrain.models.spec import ModelSpec
+from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
 
@@ -24,7 +25,7 @@ def verify(directory: Path, spec: ModelSpec | None = None) -> None:
     _check_hashes(directory)
     config = registry.read_config(directory)
     spec = spec or registry.build(config)
-    tensors = weights.check(directory, spec).tensors
+    tensors = pretrained.check(directory, spec).tensors
     if empty := [name for name, stored in tensors.items() if not prod(stored.shape)]:
         raise UserError(f"{directory}: {empty[0]} has no elements")
     count = sum(prod(stored.shape) for stored in tensors.values())

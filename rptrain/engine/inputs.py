@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rptrain.engine.device import Device, Stream
 from rptrain.engine.iteration import Iteration
-from rptrain.models import rope
-from rptrain.models.balance import balance_of
+from rptrain.models.layers import rope
+from rptrain.models.layers.balance import balance_of
 from rptrain.models.spec import MicroBatch, ModelSpec
 
 

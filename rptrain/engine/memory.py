@@ -14,9 +14,9 @@ from torch import Tensor
 
 from rptrain.engine.moments import Moments, layout
 from rptrain.kernels.quant import Quantised
-from rptrain.models.mapped import MappedUnit, MappedWeights, mapped_units
-from rptrain.models.quantised import readable
 from rptrain.models.spec import ModelShape, ModelSpec, Unit
+from rptrain.models.weights.file_backed import MappedUnit, MappedWeights, mapped_units
+from rptrain.models.weights.quantized import readable
 from rptrain.utils.parallel import in_parallel
 
 ALIGNMENT = mmap.PAGESIZE  # bytes: every tensor of an arena is page-locked by itself
@@ -165,8 +165,8 @@ class ModelStore:
 
     Bytes a parameter, bfloat16: sync 2 + 2 + 2 + 8 = 14, async 16; float16: sync 2 + 4 + 2 + 8 = 16, async 18. With
     several rounds the gradient is kept as the float32 partial sum, 2 more. In place of 8 bytes, moments take 4 as
-    `bf16` and 2 1/16 as `int8`. A frozen parameter takes 2, or what its format does: models/quantised.py. Units that
-    are `mapped` take none; their files are closed with the store.
+    `bf16` and 2 1/16 as `int8`. A frozen parameter takes 2, or what its format does: models/weights/quantized.py.
+    Units that are `mapped` take none; their files are closed with the store.
     """
 
     def __init__(

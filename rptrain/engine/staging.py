@@ -9,9 +9,9 @@ from torch import Tensor
 from rptrain.engine.context import Context
 from rptrain.engine.device import Event
 from rptrain.engine.memory import Arena, aligned
-from rptrain.models.mapped import mapped_units
-from rptrain.models.shards import as_bytes
 from rptrain.models.spec import ModelShape
+from rptrain.models.weights.file_backed import mapped_units
+from rptrain.models.weights.safetensors_io import as_bytes
 from rptrain.schedule.lower import CHUNK_BYTES, Chunk
 
 BUFFERS = 16  # of a chunk each: 256 MiB, which a disk takes longer to read than a device to compute a micro-batch

@@ -5,7 +5,7 @@ import torch
 
 from rptrain.bench import clock, floor
 from rptrain.models import registry
-from rptrain.models.freeze import freeze
+from rptrain.models.adapters.freeze import freeze
 
 from ..models.test_shapes import GPT_OSS, QWEN3_MOE, TINY
 

@@ -13,11 +13,12 @@ from rptrain.checkpoint.adapter import Adapter
 from rptrain.checkpoint.export import export_store
 from rptrain.checkpoint.files import written_aside
 from rptrain.checkpoint.verify import verify_adapter
-from rptrain.models import registry, shards, weights
-from rptrain.models.lora import LoRA, adapter_units, merged, with_lora, without_adapters
+from rptrain.models import registry
+from rptrain.models.adapters.lora import LoRA, adapter_units, merged, with_lora, without_adapters
+from rptrain.models.weights import pretrained, safetensors_io
 from rptrain.utils.errors import UserError
+from tests.models.adapters.test_lora import IDS, in_peft
 from tests.models.conftest import COMMON, VARIANTS, Native, make_micro_batch
-from tests.models.test_lora import IDS, in_peft
 
 SETTINGS = {
     "all-linear": LoRA(r=4, alpha=8, dropout=0.1),
@@ -52,7 +53,7 @@ def trained(directory, settings: LoRA) -> Native:
     spec = with_lora(registry.build(registry.read_config(directory)), settings)
     own = without_adapters(spec)
     model = Native(spec, torch.float32)
-    weights.load(weights.check(directory, own), own, model.view)
+    pretrained.load(pretrained.check(directory, own), own, model.view)
     generator = torch.Generator().manual_seed(2)
     for unit, params in zip(spec.units, model.params, strict=True):
         for tensor in params.values() if unit.trainable else ():
@@ -106,7 +107,7 @@ def test_merged_equals_unmerged(base, settings, tmp_path) -> None:
     _, directory = base
     ours = trained(directory, settings)
     own = without_adapters(ours.spec)
-    weights.save(tmp_path / "merged", own, merged(ours.spec, ours.view), torch.float32)
+    pretrained.save(tmp_path / "merged", own, merged(ours.spec, ours.view), torch.float32)
     theirs, info = AutoModelForCausalLM.from_pretrained(
         tmp_path / "merged", attn_implementation="eager", output_loading_info=True
     )
@@ -193,14 +194,14 @@ def test_damage_is_found(base, change, message, tmp_path) -> None:
 @pytest.mark.parametrize(("change", "message"), [(wrapped, "is missing"), (emptied, "has no"), (spoiled, "infinite")])
 def test_what_was_written_wrong_is_no_export(base, change, message, tmp_path, monkeypatch) -> None:
     _, directory = base
-    settings, write = LoRA(r=2), shards.write
+    settings, write = LoRA(r=2), safetensors_io.write
     model = trained(directory, settings)
 
     def planted(file, *rest):
         write(file, *rest)
         save_file(change(load_file(file)), file)
 
-    monkeypatch.setattr(shards, "write", planted)
+    monkeypatch.setattr(safetensors_io, "write", planted)
     with pytest.raises(UserError, match=message):
         export_store(model.view, model.spec, directory, tmp_path / "a", adapter=Adapter(settings, str(directory)))
     assert not list(tmp_path.iterdir())

@@ -8,12 +8,13 @@ import torch
 from safetensors.torch import load_file
 
 from rptrain.checkpoint import adapter
-from rptrain.models import registry, weights
-from rptrain.models.lora import LoRA, merged, with_lora, without_adapters
+from rptrain.models import registry
+from rptrain.models.adapters.lora import LoRA, merged, with_lora, without_adapters
+from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
 from tests.checkpoint.test_adapter import assert_gone_on_from, base, trained, written
+from tests.models.adapters.test_lora import IDS, in_peft
 from tests.models.conftest import make_micro_batch
-from tests.models.test_lora import IDS, in_peft
 
 __all__ = ["base"]  # the fixture
 
@@ -60,7 +61,7 @@ def test_peft_loads_what_is_written(base, settings, tmp_path) -> None:
 def test_merged_equals_unmerged(base, settings, tmp_path) -> None:
     _, directory = base
     ours = trained(directory, settings)
-    weights.save(tmp_path / "merged", without_adapters(ours.spec), merged(ours.spec, ours.view), torch.float32)
+    pretrained.save(tmp_path / "merged", without_adapters(ours.spec), merged(ours.spec, ours.view), torch.float32)
     mb = make_micro_batch(ours.spec, [[11], [11]])
     found = loaded(tmp_path / "merged")(IDS.view(2, 11)).logits.flatten(0, 1)
     torch.testing.assert_close(found, ours.logits(IDS, mb), rtol=1e-5, atol=1e-5)

@@ -11,7 +11,7 @@ from rptrain.checkpoint.files import MANIFEST
 from rptrain.checkpoint.state import save_state
 from rptrain.checkpoint.verify import verify
 from rptrain.engine.adam import join
-from rptrain.models import weights
+from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
 
 
@@ -289,13 +289,13 @@ def test_what_was_written_wrong_is_no_export(run, tmp_path, change, message, mon
     from safetensors.torch import load_file, save_file
 
     directory, _ = run
-    write = weights.write
+    write = pretrained.write
 
     def planted(file, *rest):
         write(file, *rest)
         save_file(change(load_file(file)), file)
 
-    monkeypatch.setattr(weights, "write", planted)
+    monkeypatch.setattr(pretrained, "write", planted)
     with pytest.raises(UserError, match=message):
         export(directory, tmp_path / "model")
     assert not (tmp_path / "model").exists()

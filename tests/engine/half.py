@@ -5,7 +5,7 @@ import math
 import numpy as np
 import torch
 
-from rptrain.models import rope
+from rptrain.models.layers import rope
 from rptrain.models.spec import MicroBatch
 
 EPS = 1e-8

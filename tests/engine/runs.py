@@ -8,11 +8,11 @@ from rptrain.engine.engine import Engine, Optimizer
 from rptrain.engine.loss_scale import UNSCALED
 from rptrain.engine.memory import ModelStore
 from rptrain.kernels.quant import Quantised
-from rptrain.models.balance import balanced
-from rptrain.models.freeze import freeze
-from rptrain.models.lora import with_lora
-from rptrain.models.quantised import with_base
+from rptrain.models.adapters.freeze import freeze
+from rptrain.models.adapters.lora import with_lora
+from rptrain.models.layers.balance import balanced
 from rptrain.models.registry import build
+from rptrain.models.weights.quantized import with_base
 from rptrain.schedule.plan import Plan
 
 BETAS = (0.9, 0.95)

@@ -12,7 +12,7 @@ from rptrain.engine import memory
 from rptrain.engine.adam import CpuAdam
 from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter, likeness
-from rptrain.models.freeze import freeze
+from rptrain.models.adapters.freeze import freeze
 from rptrain.models.registry import build
 from tests.cases import UPDATES, long
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rptrain.engine.memory import ModelStore
-from rptrain.models.lora import LoRA, with_lora
+from rptrain.models.adapters.lora import LoRA, with_lora
 from rptrain.models.registry import build
 from tests.cases import UPDATES, long
 

@@ -11,9 +11,9 @@ from rptrain.engine import evaluating, staging, transfer
 from rptrain.engine.errors import EngineError
 from rptrain.engine.memory import ModelStore
 from rptrain.kernels.quant import Quantised
-from rptrain.models import weights
-from rptrain.models.lora import LoRA, without_adapters
-from rptrain.models.mapped import MappedWeights, mapped_units
+from rptrain.models.adapters.lora import LoRA, without_adapters
+from rptrain.models.weights import pretrained
+from rptrain.models.weights.file_backed import MappedWeights, mapped_units
 from tests.cases import long
 
 from .. import run_tools as tools
@@ -51,8 +51,8 @@ def mapped_store(folder, cfg, kind, *, dtype=torch.float32, asynchronous=True, w
     with runs.make_store(cfg, dtype, asynchronous=asynchronous, wide_grad=wide_grad, **kind) as memory:
         own = without_adapters(memory.spec)
         if not any(folder.iterdir()):
-            weights.save(folder, own, memory.view, dtype)
-        mapped = MappedWeights(weights.check(folder, own), memory.spec, dtype)
+            pretrained.save(folder, own, memory.view, dtype)
+        mapped = MappedWeights(pretrained.check(folder, own), memory.spec, dtype)
         with ModelStore(memory.spec, dtype, mapped=mapped, lock=lock, **options) as store:
             for index in store.in_memory:
                 for param in store.spec.units[index].params:
@@ -136,7 +136,7 @@ def test_reading_is_ahead_of_what_is_computed(tmp_path):
 @pytest.mark.parametrize("change", ["cut", "touched"])
 def test_a_file_that_changes_ends_the_run_and_is_named(tmp_path, change):
     batches, plan = plain.make_batches(4), f"{PLAN} | N=2 M=4 MR=4"
-    file = tmp_path / weights.SINGLE
+    file = tmp_path / pretrained.SINGLE
     with (
         mapped_store(tmp_path, *CASES["lora"]) as store,
         pytest.raises(EngineError) as caught,

@@ -10,7 +10,7 @@ import torch
 from rptrain.engine import device
 from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Measured, Meter, timed
-from rptrain.models.layers import Block, Head
+from rptrain.models.layers.mlp import Block, Head
 from tests.cases import UPDATES
 
 from . import plain, runs

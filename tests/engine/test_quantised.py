@@ -9,9 +9,9 @@ from rptrain.engine.footprint import Shapes, stage_parts
 from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter
 from rptrain.kernels.quant import FORMATS, Quantised
-from rptrain.models.lora import LoRA, with_lora
-from rptrain.models.quantised import with_base
+from rptrain.models.adapters.lora import LoRA, with_lora
 from rptrain.models.registry import build
+from rptrain.models.weights.quantized import with_base
 from rptrain.schedule.plan import Plan, Stage
 from tests.cases import UPDATES
 

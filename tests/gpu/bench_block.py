@@ -16,7 +16,8 @@ from rptrain.bench import clock
 from rptrain.bench.floor import floor
 from rptrain.engine.memory import accumulate_dtype
 from rptrain.engine.reproducible import Reproducible
-from rptrain.models import registry, rope
+from rptrain.models import registry
+from rptrain.models.layers import rope
 from tests.gpu.kernels.attention import micro_batch
 
 ROWS, LENGTH = 4, 2048

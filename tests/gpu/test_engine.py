@@ -8,7 +8,7 @@ import torch
 from rptrain.engine.cuda import CudaDevice
 from rptrain.engine.loss_scale import LossScale
 from rptrain.kernels.quant import FORMATS
-from rptrain.models.lora import LoRA
+from rptrain.models.adapters.lora import LoRA
 
 from ..engine import plain, runs
 from ..engine.test_mapped import make_small, mapped_store

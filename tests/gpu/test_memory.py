@@ -5,7 +5,8 @@ import torch
 
 from rptrain.engine.memory import accumulate_dtype
 from rptrain.engine.reproducible import Reproducible
-from rptrain.models import registry, rope
+from rptrain.models import registry
+from rptrain.models.layers import rope
 
 from .kernels.attention import micro_batch
 

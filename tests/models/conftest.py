@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.reference import wide
-from rptrain.models import registry, rope, weights
+from rptrain.models import registry
+from rptrain.models.layers import rope
 from rptrain.models.spec import MicroBatch, ModelSpec
+from rptrain.models.weights import pretrained
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -143,7 +145,7 @@ def native() -> Callable[..., Native]:
     def build(directory: Path, dtype: torch.dtype = torch.float32) -> Native:
         """The checkpoint in a directory."""
         model = Native(registry.build(registry.read_config(directory)), dtype)
-        weights.load(weights.check(directory, model.spec), model.spec, model.view)
+        pretrained.load(pretrained.check(directory, model.spec), model.spec, model.view)
         return model
 
     return build
@@ -155,7 +157,7 @@ def fresh() -> Callable[..., Native]:
         """Random weights, norms and biases included, without a checkpoint."""
         config = {**COMMON, "num_attention_heads": 4, "head_dim": 6, "architectures": [architecture]}
         model = Native(registry.build({**config, **SETTINGS.get(architecture, {}), **settings}), dtype)
-        weights.initialise(model.spec, model.view, seed=1)
+        pretrained.initialise(model.spec, model.view, seed=1)
         generator = torch.Generator().manual_seed(2)
         for unit, params in zip(model.spec.units, model.params, strict=True):
             for param in unit.params:
@@ -187,7 +189,7 @@ def make_micro_batch(
     )
 
 
-def stored_bytes(files: weights.WeightFiles) -> int:
+def stored_bytes(files: pretrained.WeightFiles) -> int:
     """Of a checkpoint's tensors, by their shapes and types."""
     return sum(prod(stored.shape) * stored.dtype.itemsize for stored in files.tensors.values())
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rptrain.models import weights
-from rptrain.models.generate import generate
+from rptrain.models.layers.generate import generate
+from rptrain.models.weights import pretrained
 
 
 def by_stored_name(model) -> dict[str, Tensor]:
@@ -62,7 +62,7 @@ def test_what_we_save_transformers_loads(checkpoint, native, tmp_path, max_shard
 
     theirs, directory = checkpoint
     ours = native(directory)
-    weights.save(tmp_path, ours.spec, ours.view, torch.float32, max_shard_bytes)
+    pretrained.save(tmp_path, ours.spec, ours.view, torch.float32, max_shard_bytes)
     assert (tmp_path / "model.safetensors.index.json").exists() == (max_shard_bytes < 5e9)
     again, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))

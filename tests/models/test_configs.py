@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rptrain.models import registry, rope
+from rptrain.models import registry
+from rptrain.models.layers import rope
 from rptrain.utils.errors import UserError
 
 from .conftest import VARIANTS

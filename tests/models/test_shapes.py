@@ -5,9 +5,10 @@ from collections import Counter
 import pytest
 import torch
 
-from rptrain.models import registry, weights
-from rptrain.models.layers import Block, Head
-from rptrain.models.moe import MoEBlock
+from rptrain.models import registry
+from rptrain.models.layers.mlp import Block, Head
+from rptrain.models.layers.moe import MoEBlock
+from rptrain.models.weights import pretrained as weights
 from rptrain.schedule.costs import Work
 from rptrain.utils.errors import UserError
 from tests.models.conftest import stored_bytes

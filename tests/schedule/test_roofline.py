@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rptrain.models import registry
-from rptrain.models.moe import MoEBlock
+from rptrain.models.layers.moe import MoEBlock
 from rptrain.schedule.costs import LayerCost
 from rptrain.schedule.dispatch import Links
 from rptrain.schedule.estimate import Setting

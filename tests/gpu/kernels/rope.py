@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rptrain.kernels import reference
 from rptrain.kernels.rope import QKNorm, qk_norm_rope, qk_norm_rope_backward
-from rptrain.models import rope
+from rptrain.models.layers import rope
 from tests.gpu.kernels.case import Case
 
 TOKENS = 8192

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from reprlib import repr as shortened
 from typing import Any
 
-from rptrain.models import rope
+from rptrain.models.layers import rope
 from rptrain.utils.errors import UserError
 
 # more is a slip, and would take all memory before it shows

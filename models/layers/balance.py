@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rptrain.models.hf_config import read_flag, read_number
-from rptrain.models.moe import MoEBlock
+from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import Balance, ModelSpec
+from rptrain.models.weights.hf_config import read_flag, read_number
 from rptrain.utils.errors import UserError
 
 

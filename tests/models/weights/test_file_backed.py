@@ -9,12 +9,13 @@ from safetensors.torch import load_file, save_file
 
 from rptrain.engine.memory import ModelStore
 from rptrain.kernels.quant import Quantised
-from rptrain.models import mapped, quantised, registry, weights
-from rptrain.models.freeze import freeze
-from rptrain.models.lora import LoRA, adapter_units, set_magnitudes, with_lora, without_adapters
-from rptrain.models.mapped import MappedUnit, MappedWeights, mapped_units
-from rptrain.models.quantised import with_base
-from rptrain.models.shards import as_bytes
+from rptrain.models import registry
+from rptrain.models.adapters.freeze import freeze
+from rptrain.models.adapters.lora import LoRA, adapter_units, set_magnitudes, with_lora, without_adapters
+from rptrain.models.weights import file_backed, pretrained, quantized
+from rptrain.models.weights.file_backed import MappedUnit, MappedWeights, mapped_units
+from rptrain.models.weights.quantized import with_base
+from rptrain.models.weights.safetensors_io import as_bytes
 from rptrain.utils.errors import UserError
 
 from .test_mxfp4 import published  # noqa: F401 - a fixture
@@ -30,16 +31,16 @@ def in_memory(directory, spec):
     """A store of the checkpoint, all of it held."""
     store = ModelStore(spec, torch.bfloat16, generations=1)
     own = without_adapters(spec)
-    weights.load(weights.check(directory, own), own, store.held, spec.frozen)
+    pretrained.load(pretrained.check(directory, own), own, store.held, spec.frozen)
     return store
 
 
 def opened(directory, spec, dtype=torch.bfloat16):
-    return MappedWeights(weights.check(directory, without_adapters(spec)), spec, dtype)
+    return MappedWeights(pretrained.check(directory, without_adapters(spec)), spec, dtype)
 
 
 def assert_the_same(directory, spec, monkeypatch):
-    monkeypatch.setattr(mapped, "BLOCK", 1 << 10)
+    monkeypatch.setattr(file_backed, "BLOCK", 1 << 10)
     choose = random.Random(0)
     with in_memory(directory, spec) as store, opened(directory, spec) as files:
         assert files.units.keys() == {*mapped_units(spec)} == {*spec.frozen} - {0} != set()
@@ -62,15 +63,15 @@ def assert_the_same(directory, spec, monkeypatch):
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
 def test_separate_tensors_of_products_and_experts_in_shards(fresh, tmp_path, architecture, monkeypatch):
     model = fresh(architecture)
-    weights.save(tmp_path, model.spec, model.view, torch.bfloat16, max_shard_bytes=5000)
+    pretrained.save(tmp_path, model.spec, model.view, torch.bfloat16, max_shard_bytes=5000)
     assert len([*tmp_path.glob("*.safetensors")]) > 2
     assert_the_same(tmp_path, with_adapters(tmp_path), monkeypatch)
 
 
 def test_experts_of_a_layer_in_one_tensor(fresh, tmp_path, monkeypatch):
     model = fresh("Qwen3MoeForCausalLM")
-    weights.save(tmp_path, model.spec, model.view, torch.bfloat16)
-    file = tmp_path / weights.SINGLE
+    pretrained.save(tmp_path, model.spec, model.view, torch.bfloat16)
+    file = tmp_path / pretrained.SINGLE
     tensors = load_file(file)
     for param in (param for unit in model.spec.units for param in unit.params if param.stack):
         parts = torch.cat([tensors.pop(part.key) for part in param.parts])
@@ -92,7 +93,7 @@ def test_what_is_not_stored_as_it_is_held(published, fresh, tmp_path):  # noqa: 
         opened(directory, with_adapters(directory))
     assert 'To convert them once, use model.hold = "memory"' in str(e.value)
     model = fresh("GptOssForCausalLM", hidden_size=64, intermediate_size=32)
-    weights.save(tmp_path / "wide", model.spec, model.view, torch.bfloat16)
+    pretrained.save(tmp_path / "wide", model.spec, model.view, torch.bfloat16)
     with pytest.raises(UserError, match=r"experts.gate_up_proj is stored as bfloat16, to be held in mxfp4"):
         opened(tmp_path / "wide", with_adapters(tmp_path / "wide", "mxfp4"))
     with pytest.raises(UserError, match=r"(?s)is stored as bfloat16, and model\.dtype is float32.*and \d+ more"):
@@ -105,7 +106,7 @@ def test_what_is_not_stored_as_it_is_held(published, fresh, tmp_path):  # noqa: 
 def test_a_number_that_is_none_is_named(fresh, tmp_path):
     model = fresh("LlamaForCausalLM")
     model.params[2]["down"][1, 2] = float("nan")
-    weights.save(tmp_path, model.spec, model.view, torch.bfloat16)
+    pretrained.save(tmp_path, model.spec, model.view, torch.bfloat16)
     spec = with_adapters(tmp_path)
     with opened(tmp_path, spec) as files:
         files.units[1].digest()
@@ -117,10 +118,10 @@ def test_a_number_that_is_none_is_named(fresh, tmp_path):
 
 def test_a_file_that_was_changed_before_it_is_opened(fresh, tmp_path):
     model = fresh("LlamaForCausalLM")
-    weights.save(tmp_path, model.spec, model.view, torch.bfloat16)
+    pretrained.save(tmp_path, model.spec, model.view, torch.bfloat16)
     spec = with_adapters(tmp_path)
-    found = weights.check(tmp_path, without_adapters(spec))
-    (tmp_path / weights.SINGLE).write_bytes((tmp_path / weights.SINGLE).read_bytes()[:-2])
+    found = pretrained.check(tmp_path, without_adapters(spec))
+    (tmp_path / pretrained.SINGLE).write_bytes((tmp_path / pretrained.SINGLE).read_bytes()[:-2])
     with pytest.raises(UserError, match=r"model\.safetensors was changed while it is in use"):
         MappedWeights(found, spec, torch.bfloat16)
 
@@ -128,13 +129,13 @@ def test_a_file_that_was_changed_before_it_is_opened(fresh, tmp_path):
 def test_dora_begins_with_a_few_rows_at_a_time(fresh, tmp_path, monkeypatch):
     """At the lengths that it has where all is in memory."""
     model = fresh("LlamaForCausalLM", torch.bfloat16)
-    weights.save(tmp_path, model.spec, model.view, torch.bfloat16)
+    pretrained.save(tmp_path, model.spec, model.view, torch.bfloat16)
     spec = with_lora(model.spec, LoRA(r=2, use_dora=True))
     taken, read = [], MappedUnit.rows
     monkeypatch.setattr(MappedUnit, "rows", lambda *given: taken.append(read(*given)) or taken[-1])
-    monkeypatch.setattr(quantised, "WIDENED", 100)
+    monkeypatch.setattr(quantized, "WIDENED", 100)
     with in_memory(tmp_path, spec) as whole, opened(tmp_path, spec) as files:
-        weights.initialise(spec, whole.held, 0, adapter_units(spec))
+        pretrained.initialise(spec, whole.held, 0, adapter_units(spec))
         with ModelStore(spec, torch.bfloat16, generations=1, mapped=files) as store:
             for index in store.in_memory:
                 store.units[index].params[0].copy_(whole.units[index].params[0])

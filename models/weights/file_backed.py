@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.quant import MXFP4, Quantised, finite
-from rptrain.models import mxfp4
-from rptrain.models.shards import Stored, as_bytes
 from rptrain.models.spec import ModelShape, Param, Unit
-from rptrain.models.weights import WeightFiles
+from rptrain.models.weights import mxfp4
+from rptrain.models.weights.pretrained import WeightFiles
+from rptrain.models.weights.safetensors_io import Stored, as_bytes
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_ranges import OpenFile, Stamp
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
-from rptrain.models.adapters import PLACES
-from rptrain.models.moe import MoEBlock
+from rptrain.models.adapters.products import PLACES
+from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import Layer, ModelSpec, Param, Part
 from rptrain.utils.errors import UserError
 

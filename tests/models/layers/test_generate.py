@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rptrain.models.generate import generate
+from rptrain.models.layers.generate import generate
 from rptrain.utils.errors import UserError
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rptrain.models.hf_config import Shape, Sizes
-from rptrain.models.layers import Head
+from rptrain.models.layers.mlp import Head
 from rptrain.models.spec import Layer, ModelSpec, Param, Part, Unit
+from rptrain.models.weights.hf_config import Shape, Sizes
 
 
 def matrix(name: str, columns: int, std: float, *stacked: tuple[str, int]) -> Param:

@@ -10,7 +10,7 @@ from rptrain.kernels.grouped_lora import (
     grouped_lora_backward_input,
     grouped_lora_backward_weights,
 )
-from rptrain.models.adapters import Factors
+from rptrain.models.adapters.products import Factors
 from rptrain.models.spec import Grads, Params
 from rptrain.schedule.costs import Work
 
@@ -43,7 +43,7 @@ class ExpertAdapters(Factors):
         grouped_lora_backward_weights(dy, dh, x, p[self.a], ends, self.scale, g[self.a], g[self.b])
 
     def merge(self, p: Params, weight: Tensor) -> None:
-        """Adds what the adapters do to the experts' weights, stored either way (models/moe.py); all of one type."""
+        """Adds what the adapters do to the experts' weights, stored either way (layers/moe.py); all of one type."""
         by_expert = weight if weight.dim() == 3 else weight.view(self.experts, -1, self.inputs).mT
         add_to_weights(by_expert, p[self.a], p[self.b], self.scale)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rptrain.models.lora import LoRA, target_names, with_lora
+from rptrain.models.adapters.lora import LoRA, target_names, with_lora
 from rptrain.utils.errors import UserError
 
 EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from rptrain.kernels.attention import attention
 from rptrain.kernels.reference import wide
-from rptrain.models import rope
-from rptrain.models.attention import AttentionBlock
+from rptrain.models.layers import rope
+from rptrain.models.layers.attention import AttentionBlock
 from rptrain.models.spec import LayerShape, MicroBatch, ModelSpec
 from rptrain.utils.errors import UserError
 

@@ -2,7 +2,7 @@
 
 Values are rounded where Hugging Face's modelling code rounds them, except that a token's experts are added in the wide
 type. Suffixes as in models/spec.py; X experts of a token, N = T * X routed rows, sorted by expert. Nothing waits for
-the device: how many rows an expert has is known there only. Backward takes over gate_up, as in models/layers.py.
+the device: how many rows an expert has is known there only. Backward takes over gate_up, as in models/layers/mlp.py.
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ from rptrain.kernels.moe import (
 from rptrain.kernels.moe_rows import combine, gather, weigh
 from rptrain.kernels.rms_norm import add_rms_norm, rms_norm_backward
 from rptrain.kernels.swiglu import Clamp, swiglu, swiglu_backward
-from rptrain.models.attention import AttentionBlock
-from rptrain.models.expert_adapters import ExpertAdapters
+from rptrain.models.adapters.expert_lora import ExpertAdapters
+from rptrain.models.layers.attention import AttentionBlock
 from rptrain.models.spec import Grads, MicroBatch, Param, Params
 from rptrain.schedule.costs import Work, scaled
 
@@ -54,7 +54,7 @@ class MoEBlock(AttentionBlock):
     over_chosen: bool  # whether the weights of a token's experts add up to 1
     biases: bool = False  # of the router and the experts
     clamp: Clamp | None = None  # GPT-OSS's activation, of gates and ups that alternate
-    balance: float = 0.0  # of the router's auxiliary loss: models/balance.py
+    balance: float = 0.0  # of the router's auxiliary loss: models/layers/balance.py
 
     def mlp(self, p: Params, product: Tensor, x_TD: Tensor, mb: MicroBatch | None) -> MoESaved:
         h_TD, normed, rstd = add_rms_norm(product, x_TD, p["post_norm"], self.eps)

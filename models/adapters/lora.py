@@ -8,11 +8,9 @@ from math import sqrt
 from torch import Tensor
 
 from rptrain.kernels.reference import wide
-from rptrain.models.adapters import Adapters
-from rptrain.models.attention import AttentionBlock
-from rptrain.models.expert_adapters import ExpertAdapters
-from rptrain.models.freeze import split_units
-from rptrain.models.lora_modules import (
+from rptrain.models.adapters.expert_lora import ExpertAdapters
+from rptrain.models.adapters.freeze import split_units
+from rptrain.models.adapters.names import (
     ALL,
     EXPERTS,
     adapted_modules,
@@ -25,11 +23,13 @@ from rptrain.models.lora_modules import (
     products,
     saved_modules,
 )
-from rptrain.models.mapped import MappedUnit
-from rptrain.models.moe import MoEBlock
-from rptrain.models.quantised import rows, rows_each
+from rptrain.models.adapters.products import Adapters
+from rptrain.models.layers.attention import AttentionBlock
+from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import Layer, ModelShape, ModelSpec, Param, Part, Unit
-from rptrain.models.weights import Held, View
+from rptrain.models.weights.file_backed import MappedUnit
+from rptrain.models.weights.pretrained import Held, View
+from rptrain.models.weights.quantized import rows, rows_each
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
 

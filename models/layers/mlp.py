@@ -19,8 +19,8 @@ from rptrain.kernels.linear_cross_entropy import (
 )
 from rptrain.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_backward
 from rptrain.kernels.swiglu import swiglu, swiglu_backward
-from rptrain.models.attention import AttentionBlock
-from rptrain.models.block import product_gradient
+from rptrain.models.layers.attention import AttentionBlock
+from rptrain.models.layers.block import product_gradient
 from rptrain.models.spec import Grads, MicroBatch, Param, Params
 from rptrain.schedule.costs import Work, scaled
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.quant import NF4_DOUBLE, Quantised, finite
-from rptrain.models import mxfp4, quantised
 from rptrain.models.registry import read_config
-from rptrain.models.shards import Stored, read, read_header, write
 from rptrain.models.spec import ModelSpec, Param, Part
+from rptrain.models.weights import mxfp4, quantized
+from rptrain.models.weights.safetensors_io import Stored, read, read_header, write
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_ranges import Stamp
 from rptrain.utils.parallel import in_parallel
@@ -121,7 +121,7 @@ def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int]
         packed = None if name in stored else mxfp4.of(name, stored)
         if isinstance(target, Quantised):
             if packed:
-                whole += quantised.as_stored(*packed, target)
+                whole += quantized.as_stored(*packed, target)
             else:
                 if target.format is NF4_DOUBLE:
                     doubled.append((stored[name], target))
@@ -133,8 +133,8 @@ def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int]
             whole.append((stored[name], target))
     read(whole)
     in_parallel(mxfp4.load, (piece for each in widened for piece in mxfp4.pieces(*each)))
-    in_parallel(quantised.load, (piece for each in narrowed for piece in quantised.pieces(*each)))
-    in_parallel(lambda each: quantised.load_whole(*each), sorted(doubled, key=lambda each: -each[1].numel))
+    in_parallel(quantized.load, (piece for each in narrowed for piece in quantized.pieces(*each)))
+    in_parallel(lambda each: quantized.load_whole(*each), sorted(doubled, key=lambda each: -each[1].numel))
     if name := not_finite(spec, view, units):
         target = places[name].held(view)
         dtype = target.format.name if isinstance(target, Quantised) else str(target.dtype).removeprefix("torch.")

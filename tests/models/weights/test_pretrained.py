@@ -8,8 +8,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from rptrain.models import shards as shards_module
-from rptrain.models import weights
+from rptrain.models.weights import pretrained
+from rptrain.models.weights import safetensors_io as shards_module
 from rptrain.utils.errors import UserError
 from tests.models.conftest import stored_bytes
 
@@ -20,7 +20,7 @@ ARCHITECTURE = "Qwen3ForCausalLM"
 def saved(fresh, tmp_path):
     """A model and its checkpoint in several shards."""
     model = fresh(ARCHITECTURE)
-    weights.save(tmp_path, model.spec, model.view, torch.float32, max_shard_bytes=8000)
+    pretrained.save(tmp_path, model.spec, model.view, torch.float32, max_shard_bytes=8000)
     return model, tmp_path
 
 
@@ -41,7 +41,7 @@ def same(ours, theirs, dtype: torch.dtype = torch.float32) -> bool:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_round_trip(dtype, max_shard_bytes, tied, fresh, tmp_path) -> None:
     model = fresh(ARCHITECTURE, dtype, tie_word_embeddings=tied)
-    files = weights.save(tmp_path, model.spec, model.view, dtype, max_shard_bytes)
+    files = pretrained.save(tmp_path, model.spec, model.view, dtype, max_shard_bytes)
     assert stored_bytes(files) == model.spec.num_parameters * dtype.itemsize
     assert json.loads((tmp_path / "config.json").read_text()) == {
         **model.spec.config,
@@ -58,7 +58,7 @@ def test_round_trip(dtype, max_shard_bytes, tied, fresh, tmp_path) -> None:
     for unit in again.params:
         for tensor in unit.values():
             tensor.fill_(float("nan"))
-    weights.load(weights.check(tmp_path, again.spec), again.spec, again.view)
+    pretrained.load(pretrained.check(tmp_path, again.spec), again.spec, again.view)
     assert same(model, again, dtype)
 
 
@@ -66,7 +66,7 @@ def test_shards_are_named_and_bounded(saved) -> None:
     _, directory = saved
     files = shards(directory)
     assert files[0].name == f"model-00001-of-{len(files):05}.safetensors" and len(files) > 2
-    index = json.loads((directory / weights.INDEX).read_text())
+    index = json.loads((directory / pretrained.INDEX).read_text())
     assert index["metadata"]["total_size"] == sum(
         tensor.nbytes for file in files for tensor in load_file(file).values()
     )
@@ -79,7 +79,7 @@ def test_shards_are_named_and_bounded(saved) -> None:
 def test_loading_converts_dtypes(saved, fresh) -> None:
     model, directory = saved
     narrow = fresh(ARCHITECTURE, torch.bfloat16)
-    weights.load(weights.check(directory, narrow.spec), narrow.spec, narrow.view)
+    pretrained.load(pretrained.check(directory, narrow.spec), narrow.spec, narrow.view)
     assert same(model, narrow, torch.bfloat16)
 
 
@@ -93,7 +93,7 @@ def test_loading_in_pieces(dtype, saved, fresh, monkeypatch) -> None:
             tensor.fill_(float("nan"))
     monkeypatch.setattr(shards_module, "PIECE", 400)
     monkeypatch.setattr(shards_module, "CONVERTED", 28)
-    weights.load(weights.check(directory, again.spec), again.spec, again.view)
+    pretrained.load(pretrained.check(directory, again.spec), again.spec, again.view)
     assert same(model, again, dtype)
 
 
@@ -101,31 +101,31 @@ def test_loading_in_pieces(dtype, saved, fresh, monkeypatch) -> None:
 def test_a_shard_that_is_cut_short_or_gone_since_it_was_checked(dtype, saved, fresh) -> None:
     model, directory = saved
     again = fresh(ARCHITECTURE, dtype)
-    files = weights.check(directory, model.spec)
+    files = pretrained.check(directory, model.spec)
     file = shards(directory)[1]
     whole = file.stat().st_size
     os.truncate(file, whole - 1)
     with pytest.raises(UserError, match=rf"{file.name} ends after {whole - 1} bytes"):
-        weights.load(files, again.spec, again.view)
+        pretrained.load(files, again.spec, again.view)
     file.unlink()
     with pytest.raises(UserError, match=f"cannot read .*{file.name}: No such file"):
-        weights.load(files, again.spec, again.view)
+        pretrained.load(files, again.spec, again.view)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("at", [0, 100, -1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_a_weight_that_is_no_number_is_found_when_it_is_loaded(dtype, at, value, fresh, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(weights, "CHECKED", 37)
+    monkeypatch.setattr(pretrained, "CHECKED", 37)
     model = fresh(ARCHITECTURE, dtype)
     model.params[2]["qkv"].view(-1)[at] = value
-    weights.save(tmp_path, model.spec, model.view, dtype)
+    pretrained.save(tmp_path, model.spec, model.view, dtype)
     name = "model.layers.1.self_attn." + ("v_proj.weight" if at == -1 else "q_proj.weight")
     again = fresh(ARCHITECTURE, dtype)
-    files = weights.check(tmp_path, again.spec)
+    files = pretrained.check(tmp_path, again.spec)
     with pytest.raises(UserError, match=f"^{tmp_path}: {name} holds values that are infinite or not numbers"):
-        weights.load(files, again.spec, again.view)
-    weights.load(files, again.spec, again.view, [0, 1])
+        pretrained.load(files, again.spec, again.view)
+    pretrained.load(files, again.spec, again.view, [0, 1])
 
 
 def test_a_weight_that_float16_cannot_hold(saved, fresh) -> None:
@@ -134,7 +134,7 @@ def test_a_weight_that_float16_cannot_hold(saved, fresh) -> None:
     save_file(load_file(file) | {"model.norm.weight": torch.full((24,), 1e5)}, file)
     narrow = fresh(ARCHITECTURE, torch.float16)
     with pytest.raises(UserError, match=r"model.norm.weight holds .* in float16: .* a model.dtype in which they fit"):
-        weights.load(weights.check(directory, narrow.spec), narrow.spec, narrow.view)
+        pretrained.load(pretrained.check(directory, narrow.spec), narrow.spec, narrow.view)
 
 
 def test_everything_that_does_not_fit_at_once(saved) -> None:
@@ -147,7 +147,7 @@ def test_everything_that_does_not_fit_at_once(saved) -> None:
     del tensors[lost]
     save_file(tensors, file)
     with pytest.raises(UserError) as caught:
-        weights.check(directory, model.spec)
+        pretrained.check(directory, model.spec)
     message = str(caught.value)
     assert f"{lost} is missing" in message
     assert "extra is not part of the model" in message
@@ -156,12 +156,12 @@ def test_everything_that_does_not_fit_at_once(saved) -> None:
 
 def test_what_old_and_tied_checkpoints_also_hold_is_tolerated(fresh, tmp_path) -> None:
     model = fresh(ARCHITECTURE, tie_word_embeddings=True)
-    weights.save(tmp_path, model.spec, model.view, torch.float32)
-    tensors = load_file(tmp_path / weights.SINGLE)
+    pretrained.save(tmp_path, model.spec, model.view, torch.float32)
+    tensors = load_file(tmp_path / pretrained.SINGLE)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(3)
-    save_file(tensors, tmp_path / weights.SINGLE)
-    assert "lm_head.weight" not in weights.check(tmp_path, model.spec).tensors
+    save_file(tensors, tmp_path / pretrained.SINGLE)
+    assert "lm_head.weight" not in pretrained.check(tmp_path, model.spec).tensors
 
 
 @pytest.mark.parametrize("left", [0, 5, 60, -4])
@@ -171,7 +171,7 @@ def test_a_shard_cut_short_is_named(left, saved) -> None:
     whole = file.read_bytes()
     file.write_bytes(whole[:left])
     with pytest.raises(UserError, match=file.name) as caught:
-        weights.check(directory, model.spec)
+        pretrained.check(directory, model.spec)
     if left == -4:
         assert f"{len(whole)} bytes expected, {len(whole) - 4} there" in str(caught.value)
 
@@ -215,7 +215,7 @@ def test_damaged_headers(header, problem, saved) -> None:
     model, directory = saved
     shards(directory)[0].write_bytes(len(header).to_bytes(8, "little") + header + b"1234")
     with pytest.raises(UserError, match=problem):
-        weights.check(directory, model.spec)
+        pretrained.check(directory, model.spec)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_what_lies_there_in_place_of_a_shard(content, said, saved) -> None:
     file = shards(directory)[0]
     file.write_bytes(content)
     with pytest.raises(UserError, match=rf"{file.name} is not a safetensors .*{said}"):
-        weights.check(directory, model.spec)
+        pretrained.check(directory, model.spec)
 
 
 def test_a_tensor_in_two_shards(saved) -> None:
@@ -246,7 +246,7 @@ def test_a_tensor_in_two_shards(saved) -> None:
     tensors = load_file(first)
     save_file(load_file(second) | tensors, second)
     with pytest.raises(UserError, match=rf" is in both .*{first.name} and .*{second.name}: fetch") as caught:
-        weights.check(directory, model.spec)
+        pretrained.check(directory, model.spec)
     assert any(str(caught.value).startswith(name) for name in tensors)
 
 
@@ -262,31 +262,31 @@ def test_a_tensor_in_two_shards(saved) -> None:
 )
 def test_bad_indices(index, problem, saved) -> None:
     model, directory = saved
-    (directory / weights.INDEX).write_text(json.dumps(index))
+    (directory / pretrained.INDEX).write_text(json.dumps(index))
     with pytest.raises(UserError, match=problem):
-        weights.check(directory, model.spec)
+        pretrained.check(directory, model.spec)
 
 
 def test_no_weights(fresh, tmp_path) -> None:
     spec = fresh(ARCHITECTURE).spec
     with pytest.raises(UserError, match=r"neither model\.safetensors nor"):
-        weights.check(tmp_path, spec)
+        pretrained.check(tmp_path, spec)
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(UserError, match="pickled"):
-        weights.check(tmp_path, spec)
+        pretrained.check(tmp_path, spec)
 
 
 def test_saving_over_weights_is_refused(saved) -> None:
     model, directory = saved
     with pytest.raises(UserError, match="already holds weights"):
-        weights.save(directory, model.spec, model.view, torch.float32)
+        pretrained.save(directory, model.spec, model.view, torch.float32)
 
 
 def test_initialisation_depends_on_seed_and_name_only(fresh, monkeypatch) -> None:
     model, again, other = fresh(ARCHITECTURE), fresh(ARCHITECTURE, num_hidden_layers=3), fresh(ARCHITECTURE)
-    weights.initialise(model.spec, model.view, 7)
-    weights.initialise(again.spec, again.view, 7)
-    weights.initialise(other.spec, other.view, 8)
+    pretrained.initialise(model.spec, model.view, 7)
+    pretrained.initialise(again.spec, again.view, 7)
+    pretrained.initialise(other.spec, other.view, 8)
     for index in (0, 1, 2):
         for name, tensor in model.params[index].items():
             assert torch.equal(tensor, again.params[index][name])
@@ -320,7 +320,7 @@ def test_experts_in_one_tensor_are_those_in_many(checkpoint, native, tmp_path) -
     stacked = in_one_file(directory, tmp_path / "stacked", held)
     ours, theirs = native(stacked), native(directory)
     assert same(ours, theirs)
-    weights.save(tmp_path / "saved", ours.spec, ours.view, torch.float32)
+    pretrained.save(tmp_path / "saved", ours.spec, ours.view, torch.float32)
     again, info = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", output_loading_info=True)
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert all(torch.equal(tensor, held[name]) for name, tensor in again.state_dict().items() if name in held)

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rptrain.models import weights
-from rptrain.models.lora import LoRA, adapted, merged, target_names, with_lora, without_adapters
+from rptrain.models.adapters.lora import LoRA, adapted, merged, target_names, with_lora, without_adapters
+from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
+from tests.models.adapters.test_lora import IDS, LABELS, assert_like_peft, batch, fresh_lora, in_ours, in_peft
 from tests.models.conftest import Native
-from tests.models.test_layers import EVERY_EXPERT, assert_memory_bounds, to_cuda
-from tests.models.test_lora import IDS, LABELS, assert_like_peft, batch, fresh_lora, in_ours, in_peft
+from tests.models.layers.test_layers import EVERY_EXPERT, assert_memory_bounds, to_cuda
 
 GATE_UP, DOWN = BOTH = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 SETTINGS = {
@@ -88,7 +88,7 @@ def test_a_fresh_adapter_is_that_of_peft_and_adds_nothing(architecture, fresh, m
     for ours, theirs in zip(model.params, base.params, strict=False):
         for name, tensor in theirs.items():
             ours[name].copy_(tensor)
-    weights.initialise(model.spec, model.view, seed=5, units=range(len(base.spec.units), len(model.spec.units)))
+    pretrained.initialise(model.spec, model.view, seed=5, units=range(len(base.spec.units), len(model.spec.units)))
     tensors = model.tensors(model.params)
     found = {name: tensor for name, tensor in tensors.items() if "experts" in name and "lora" in name}
     assert len(found) == 8

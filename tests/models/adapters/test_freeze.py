@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rptrain.models import registry, weights
-from rptrain.models.freeze import freeze
+from rptrain.models import registry
+from rptrain.models.adapters.freeze import freeze
+from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
 
-from .test_shapes import GPT_OSS, QWEN3_MOE, TINY
+from ..test_shapes import GPT_OSS, QWEN3_MOE, TINY
 
 LLAMA = {**TINY, "architectures": ["LlamaForCausalLM"]}
 
@@ -96,8 +97,8 @@ def test_weights_of_some_units_alone():
     """As a run that is resumed reads or draws those that its checkpoint leaves out."""
     spec = freeze(registry.build(LLAMA), ["model.layers.1.*", "model.embed_tokens.weight"])
     whole, some = ([unit.views(torch.zeros(unit.numel)) for unit in spec.units] for _ in range(2))
-    weights.initialise(spec, lambda unit, name: whole[unit][name], 3)
-    weights.initialise(spec, lambda unit, name: some[unit][name], 3, spec.frozen)
+    pretrained.initialise(spec, lambda unit, name: whole[unit][name], 3)
+    pretrained.initialise(spec, lambda unit, name: some[unit][name], 3, spec.frozen)
     for index, unit in enumerate(spec.units):
         for param in unit.params:
             filled = index in spec.frozen

@@ -3,8 +3,8 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from rptrain.models.adapters import Adapters
-from rptrain.models.expert_adapters import ExpertAdapters
+from rptrain.models.adapters.expert_lora import ExpertAdapters
+from rptrain.models.adapters.products import Adapters
 from rptrain.models.spec import Param
 from rptrain.schedule.costs import Work, scaled
 

@@ -17,8 +17,8 @@ from rptrain.kernels.linear import (
 )
 from rptrain.kernels.rms_norm import rms_norm, rms_norm_backward
 from rptrain.kernels.rope import QKNorm, qk_norm_rope, qk_norm_rope_backward
-from rptrain.models.adapters import Adapters, Passed
-from rptrain.models.block import BlockShape
+from rptrain.models.adapters.products import Adapters, Passed
+from rptrain.models.layers.block import BlockShape
 from rptrain.models.spec import Grads, MicroBatch, Params
 
 Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]]  # q, k, v to out, and what backward needs

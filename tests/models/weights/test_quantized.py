@@ -6,9 +6,10 @@ from safetensors.torch import load_file, save_file
 
 from rptrain.engine.memory import ModelStore
 from rptrain.kernels.quant import FORMATS, NF4, NF4_DOUBLE, Quantised, quantize
-from rptrain.models import quantised, registry, weights
-from rptrain.models.lora import LoRA, set_magnitudes, with_lora, without_adapters
-from rptrain.models.quantised import with_base
+from rptrain.models import registry
+from rptrain.models.adapters.lora import LoRA, set_magnitudes, with_lora, without_adapters
+from rptrain.models.weights import pretrained, quantized
+from rptrain.models.weights.quantized import with_base
 from rptrain.utils.errors import UserError
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
@@ -24,7 +25,7 @@ def stored(fresh, tmp_path):
         for params in model.params:
             for tensor in params.values():
                 tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(tensor.numel())))
-        weights.save(tmp_path / architecture, model.spec, model.view, torch.float32)
+        pretrained.save(tmp_path / architecture, model.spec, model.view, torch.float32)
         return tmp_path / architecture, load_file(tmp_path / architecture / "model.safetensors")
 
     return store
@@ -36,7 +37,7 @@ def spec_of(directory, base, **lora):
 
 def loaded(directory, base):
     store = ModelStore(spec_of(directory, base), torch.bfloat16, generations=1)
-    weights.load(weights.check(directory, without_adapters(store.spec)), without_adapters(store.spec), store.held)
+    pretrained.load(pretrained.check(directory, without_adapters(store.spec)), without_adapters(store.spec), store.held)
     return store
 
 
@@ -81,7 +82,7 @@ def test_a_model_without_whole_blocks_is_refused(fresh, tmp_path):
 def test_codes_are_those_of_each_tensor_of_the_checkpoint(stored, monkeypatch, architecture, base, read):
     """By itself, from the file's own values, also where a thread reads a part of it; the rest is as it was."""
     directory, tensors = stored(architecture)
-    monkeypatch.setattr(quantised, "READ", read)
+    monkeypatch.setattr(quantized, "READ", read)
     fmt, quantised_elements = FORMATS[base], 0
     with loaded(directory, base) as store:
         for index, unit in enumerate(without_adapters(store.spec).units):
@@ -107,7 +108,7 @@ def test_codes_are_those_of_each_tensor_of_the_checkpoint(stored, monkeypatch, a
 def test_scales_in_8_bits_are_those_of_each_tensor_of_the_checkpoint(stored, monkeypatch):
     """Where it has whole groups of them: `k_proj` here has no 16,384 weights."""
     directory, tensors = stored(DENSE, hidden_size=128, intermediate_size=256, num_attention_heads=8)
-    monkeypatch.setattr(quantised, "READ", 4 << 14)
+    monkeypatch.setattr(quantized, "READ", 4 << 14)
     with loaded(directory, "nf4-double") as store:
         params = {param.name: param for param in store.spec.units[1].quantised}
         assert {name: param.format for name, param in params.items()} == {
@@ -122,8 +123,8 @@ def test_scales_in_8_bits_are_those_of_each_tensor_of_the_checkpoint(stored, mon
             held = store.units[1].quantised["gate_up"].part(start, start + tensors[part.key].numel())
             start += tensors[part.key].numel()
             assert torch.equal(held.codes, codes) and torch.equal(held.scales, scales)
-        assert quantised.loading_bytes(store.spec) == quantised.QUANTISING + 256 * 128 // 64 * 4
-        weights.initialise(store.spec, store.held, 1)
+        assert quantized.loading_bytes(store.spec) == quantized.QUANTISING + 256 * 128 // 64 * 4
+        pretrained.initialise(store.spec, store.held, 1)
         assert store.view(1, "down").float().std().item() == pytest.approx(
             store.spec.config["initializer_range"], rel=0.1
         )
@@ -137,12 +138,12 @@ def test_scales_in_8_bits_are_those_of_each_tensor_of_the_checkpoint(stored, mon
 def test_a_thread_reads_a_piece_at_a_time(stored, monkeypatch, architecture, name):
     """Of READ bytes at most, or of one row of blocks where a matrix is turned; together they are the tensor."""
     directory, tensors = stored(architecture)
-    monkeypatch.setattr(quantised, "READ", 4 * 512)
+    monkeypatch.setattr(quantized, "READ", 4 * 512)
     spec = spec_of(directory, "nf4")
     param = next(param for param in spec.units[1].quantised if param.name == name)
     held = Quantised.of(torch.empty(param.nbytes(2), dtype=torch.uint8), param.numel, param.format)
-    file = weights.check(directory, without_adapters(spec)).tensors[param.parts[0].key]
-    sizes = [piece.stored.shape[0] * piece.stored.shape[1] for piece in quantised.pieces(file, held, param.transposed)]
+    file = pretrained.check(directory, without_adapters(spec)).tensors[param.parts[0].key]
+    sizes = [piece.stored.shape[0] * piece.stored.shape[1] for piece in quantized.pieces(file, held, param.transposed)]
     assert sum(sizes) == tensors[param.parts[0].key].numel()
     assert max(sizes) == (512 if architecture == DENSE else param.format.block * param.shape[2])
 
@@ -162,10 +163,10 @@ def test_dora_begins_with_a_few_widened_rows_at_a_time(stored, monkeypatch, base
     """And at the lengths of all of them."""
     spec = spec_of(stored(DENSE, hidden_size=96, intermediate_size=128)[0], base, use_dora=True)
     store, widened = ModelStore(spec, torch.bfloat16, generations=1), []
-    weights.initialise(spec, store.held, 1)
+    pretrained.initialise(spec, store.held, 1)
     widen = Quantised.widen
     monkeypatch.setattr(Quantised, "widen", lambda held, out: widened.append(out.numel()) or widen(held, out))
-    monkeypatch.setattr(quantised, "WIDENED", 1 << 10)
+    monkeypatch.setattr(quantized, "WIDENED", 1 << 10)
     set_magnitudes(spec, store.held, {})
     assert all(numel <= 1 << 10 for numel in widened)
     assert bool(widened) == (base != "bf16")
@@ -185,11 +186,11 @@ def test_drawn_weights_follow_from_seed_and_name(stored, base):
     drawn = []
     for seed in (1, 1, 2):
         store = ModelStore(spec, torch.bfloat16, generations=1)
-        weights.initialise(spec, store.held, seed)
+        pretrained.initialise(spec, store.held, seed)
         drawn.append(store)
     first, again, other = ([state.params[0] for state in store.units] for store in drawn)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     matrix = drawn[0].view(1, "down").float()
     assert matrix.std().item() == pytest.approx(spec.config["initializer_range"], rel=0.1)
     assert not torch.equal(first[1], other[1])
-    assert weights.not_finite(spec, drawn[0].held) is None
+    assert pretrained.not_finite(spec, drawn[0].held) is None

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rptrain.models import registry
-from rptrain.models.moe import MoEBlock
+from rptrain.models.layers.moe import MoEBlock
 
 architectures = pytest.mark.parametrize("architecture", registry.BUILDERS)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

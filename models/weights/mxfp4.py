@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.quant import MXFP4, dequantize
-from rptrain.models.shards import Stored, read_here
+from rptrain.models.weights.safetensors_io import Stored, read_here
 
 DTYPE = torch.uint8  # of both tensors
 ROWS = 256  # that a thread reads and widens at a time

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.quant import FORMATS, MXFP4, NF4, NF4_DOUBLE, Format, Quantised, quantize_into
-from rptrain.models.adapters import PLACES
-from rptrain.models.freeze import Shape
-from rptrain.models.shards import Stored, read_here
+from rptrain.models.adapters.freeze import Shape
+from rptrain.models.adapters.products import PLACES
 from rptrain.models.spec import ModelShape, Param
+from rptrain.models.weights.safetensors_io import Stored, read_here
 from rptrain.utils.errors import UserError
 
 MATRICES = (*PLACES, "experts_gate_up", "experts_down")  # routers, which are small and decide, are not among them

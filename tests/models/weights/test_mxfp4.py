@@ -9,10 +9,11 @@ from safetensors.torch import load_file, save_file
 
 from rptrain.engine.memory import ModelStore
 from rptrain.kernels.quant import MXFP4, dequantize, quantize
-from rptrain.models import mxfp4, quantised, registry, weights
-from rptrain.models.lora import LoRA, with_lora, without_adapters
-from rptrain.models.quantised import with_base
-from rptrain.models.shards import read_header
+from rptrain.models import registry
+from rptrain.models.adapters.lora import LoRA, with_lora, without_adapters
+from rptrain.models.weights import mxfp4, pretrained, quantized
+from rptrain.models.weights.quantized import with_base
+from rptrain.models.weights.safetensors_io import read_header
 from rptrain.utils.errors import UserError
 from tests.models.conftest import stored_bytes
 
@@ -24,7 +25,7 @@ PACKED = ("gate_up_proj", "down_proj")
 def published(fresh, tmp_path):
     """A model's checkpoint with random experts in 4 bits, blocks and scales in two files, and its tensors."""
     model = fresh("GptOssForCausalLM", **SIZES)
-    weights.save(tmp_path, model.spec, model.view, torch.bfloat16)
+    pretrained.save(tmp_path, model.spec, model.view, torch.bfloat16)
     (file,) = tmp_path.glob("*.safetensors")
     tensors, generator = load_file(file), torch.Generator().manual_seed(1)
     for name in [name for name in tensors if name.endswith(PACKED)]:
@@ -53,7 +54,7 @@ def test_experts_are_widened_as_transformers_does(published, native) -> None:
 
     directory, tensors = published
     ours = native(directory, torch.bfloat16)
-    files = weights.check(directory, ours.spec)
+    files = pretrained.check(directory, ours.spec)
     assert stored_bytes(files) == sum(tensor.nbytes for tensor in tensors.values())
     for layer, params in enumerate(ours.params[1:3]):
         at = f"model.layers.{layer}.mlp.experts"
@@ -69,7 +70,7 @@ def test_what_is_saved_is_in_16_bits_and_says_so(published, native, tmp_path) ->
 
     ours = native(published[0], torch.bfloat16)
     to = tmp_path / "saved"
-    weights.save(to, ours.spec, ours.view, torch.bfloat16)
+    pretrained.save(to, ours.spec, ours.view, torch.bfloat16)
     assert "quantization_config" not in registry.read_config(to)
     again, info = AutoModelForCausalLM.from_pretrained(to, output_loading_info=True)
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -80,7 +81,7 @@ def held(directory: Path, base: str) -> ModelStore:
     """A store of the checkpoint with its base in a format."""
     own = registry.build(registry.read_config(directory))
     store = ModelStore(with_base(with_lora(own, LoRA(r=2)), base), torch.bfloat16, generations=1)
-    weights.load(weights.check(directory, own), without_adapters(store.spec), store.held)
+    pretrained.load(pretrained.check(directory, own), without_adapters(store.spec), store.held)
     return store
 
 
@@ -105,9 +106,9 @@ def test_experts_in_16_bits_are_quantised_in_the_published_order(published, nati
     whole = native(published[0], torch.bfloat16)
     for params in whole.params[1:3]:
         params["experts_gate_up"].normal_(generator=torch.Generator().manual_seed(2))
-    weights.save(tmp_path / "wide", whole.spec, whole.view, torch.bfloat16)
+    pretrained.save(tmp_path / "wide", whole.spec, whole.view, torch.bfloat16)
     for read in (1, 1 << 18):
-        monkeypatch.setattr(quantised, "READ", read)
+        monkeypatch.setattr(quantized, "READ", read)
         with held(tmp_path / "wide", "mxfp4") as store:
             kept = store.units[1].quantised["experts_gate_up"]
             codes, scales = quantize(whole.params[1]["experts_gate_up"].mT, MXFP4)
@@ -124,7 +125,7 @@ def test_what_does_not_fit(published) -> None:
     del tensors[f"{at}.gate_up_proj_scales"]
     store(directory, tensors)
     with pytest.raises(UserError) as caught:
-        weights.check(directory, registry.build(registry.read_config(directory)))
+        pretrained.check(directory, registry.build(registry.read_config(directory)))
     assert str(caught.value).split("\n- ")[1:] == [
         f"{at}.gate_up_proj_scales is missing",
         f"{at}.gate_up_proj is not part of the model",
@@ -138,7 +139,7 @@ def test_bytes_are_for_experts_only(published) -> None:
     tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.uint8)
     store(directory, tensors)
     with pytest.raises(UserError, match=r"model\.norm\.weight is stored as U8"):
-        weights.check(directory, registry.build(registry.read_config(directory)))
+        pretrained.check(directory, registry.build(registry.read_config(directory)))
 
 
 @pytest.mark.parametrize("inner", [32, 48, 96])

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rptrain.models import registry, weights
-from rptrain.models.balance import balance_of, balanced
+from rptrain.models import registry
+from rptrain.models.layers.balance import balance_of, balanced
+from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
 from tests.models.conftest import COMMON, VARIANTS, Native
 from tests.models.test_against_transformers import by_stored_name
@@ -27,7 +28,7 @@ def test_every_gradient_is_that_of_transformers(name, micro_batch, tmp_path) -> 
     theirs.save_pretrained(tmp_path)
     spec = balanced(registry.build(registry.read_config(tmp_path)), 30.0)
     ours = Native(spec, torch.float32)
-    weights.load(weights.check(tmp_path, spec), spec, ours.view)
+    pretrained.load(pretrained.check(tmp_path, spec), spec, ours.view)
     ids, labels = torch.randint(61, (2, 12)), torch.randint(61, (2, 12))
     labels[0, :3] = -100
     labels[1, 7:] = -100
@@ -43,7 +44,7 @@ def test_every_gradient_is_that_of_transformers(name, micro_batch, tmp_path) -> 
         size = gradient.abs().max().item()
         torch.testing.assert_close(gradients[key], gradient, rtol=1e-5, atol=1e-5 * size, msg=key)
     alone = Native(spec, torch.float32)
-    weights.load(weights.check(tmp_path, spec), spec, alone.view)
+    pretrained.load(pretrained.check(tmp_path, spec), spec, alone.view)
     alone.backward(ids.flatten(), mb)
     key = next(key for key in gradients if "mlp.router.weight" in key or "mlp.gate.weight" in key)
     assert (alone.gradients()[key] - gradients[key]).norm() > 0.1 * gradients[key].norm(), "it must have a part"

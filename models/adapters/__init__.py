@@ -1,0 +1,1 @@
+"""LoRA adapters, and which parameters train."""

@@ -1,0 +1,1 @@
+"""The layers of a decoder, forward and backward, and text generation with a cache."""
