@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rptrain.kernels import flash, reference
+from rptrain.kernels import flash
 from rptrain.kernels.launch import capability as card
+from rptrain.kernels.reference import dense as reference
 from rptrain.models.spec import MicroBatch
 
 aten = torch.ops.aten

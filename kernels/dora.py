@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rptrain.kernels.linear import linear
 from rptrain.kernels.lora import parts
-from rptrain.kernels.reference import wide
+from rptrain.kernels.reference.dense import wide
 
 TOKENS = 2048  # whose products are computed again at a time
 

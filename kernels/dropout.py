@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rptrain.kernels import reference_dropout as reference
 from rptrain.kernels.launch import fused, power_of_2, tl, triton
+from rptrain.kernels.reference import dropout as reference
 
 BLOCK = 256  # groups of 8 columns, at most
 PART = 1 << 16  # elements, without kernels: the mask is made of wide integers, which stay in the caches

@@ -1,6 +1,6 @@
 """Grouped products: rows sorted by expert, each times its expert's weight; gradients of weights and biases.
 
-Suffixes as in kernels/reference_moe.py. Weights are [E, K, M] with any strides, so those stored as [E, out, in] are
+Suffixes as in kernels/reference/moe.py. Weights are [E, K, M] with any strides, so those stored as [E, out, in] are
 passed as `w.mT`, and the gradient of the input is the product with the transposed weight. Where the rows of an expert
 end is known on the device only: launches follow from N, and programs look up their expert.
 """
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rptrain.kernels import reference_moe as reference
 from rptrain.kernels.launch import capability, fused, power_of_2, tl, triton
-from rptrain.kernels.reference import wide
+from rptrain.kernels.reference import moe as reference
+from rptrain.kernels.reference.dense import wide
 
 
 class Tiles(NamedTuple):

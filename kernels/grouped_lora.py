@@ -1,6 +1,6 @@
 """Low-rank adapters of experts: each row's product gains s (x A.T) B.T of its expert; gradients of A, B and x.
 
-Suffixes as in kernels/reference_moe.py. A and B are laid out as PEFT has them: A [E * rank, in], an expert's rows
+Suffixes as in kernels/reference/moe.py. A and B are laid out as PEFT has them: A [E * rank, in], an expert's rows
 together, and B [out, rank * E], of which column k * E + e belongs to expert e. Nothing is kept for backward.
 """
 

@@ -38,7 +38,8 @@ __all__ = ["DTYPES", "HAS_TRITON", "capability", "fused", "power_of_2", "program
 def fused(*tensors: Tensor) -> bool:
     """Whether operations on such tensors run as Triton kernels: on CUDA, in a type that the kernels take.
 
-    Otherwise the oracle runs, kernels/reference.py. Nothing here looks at values, so nothing waits for the device.
+    Otherwise the oracle runs, kernels/reference/dense.py. Nothing here looks at values, so nothing waits for the
+    device.
     """
     return HAS_TRITON and all(x.is_cuda and x.dtype in DTYPES for x in tensors)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rptrain.kernels.dropout import Dropout, add_dropout, dropout
 from rptrain.kernels.linear import accumulate_weight_grad, linear
-from rptrain.kernels.reference import wide
+from rptrain.kernels.reference.dense import wide
 
 
 def add_lora(

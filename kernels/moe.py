@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rptrain.kernels import reference_moe as reference
 from rptrain.kernels.launch import HAS_TRITON, fused, power_of_2, tl, triton, warps
+from rptrain.kernels.reference import moe as reference
 
 ELEMENTS = 2048  # logits of a program
 

@@ -1,6 +1,6 @@
 """Tokens' rows gathered by expert, and what the experts make of them combined into tokens again.
 
-Suffixes as in kernels/reference_moe.py. Sums over a token's experts are in float32, in the order of its choice.
+Suffixes as in kernels/reference/moe.py. Sums over a token's experts are in float32, in the order of its choice.
 """
 
 from typing import Any
@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rptrain.kernels import reference_moe as reference
 from rptrain.kernels.launch import fused, power_of_2, tl, triton, warps
 from rptrain.kernels.moe import Permutation
-from rptrain.kernels.reference import wide
+from rptrain.kernels.reference import moe as reference
+from rptrain.kernels.reference.dense import wide
 
 WIDEST = 4096  # columns at a time
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rptrain.kernels import reference_quant as reference
 from rptrain.kernels.launch import fused, tl, triton
+from rptrain.kernels.reference import quant as reference
 from rptrain.utils import native
 
 CHUNK = 2**18  # elements that PyTorch quantises or widens at a time: what that takes beside stays in a core's cache

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rptrain.kernels import reference
 from rptrain.kernels.launch import fused, power_of_2, programs, tl, triton, warps
+from rptrain.kernels.reference import dense as reference
 
 SHARED = 96 << 10  # bytes of a multiprocessor for rows that are loaded ahead; the smaller GPUs have 99 KB
 

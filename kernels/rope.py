@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rptrain.kernels import reference
 from rptrain.kernels.launch import fused, power_of_2, programs, tl, triton
-from rptrain.kernels.reference import QKNorm
+from rptrain.kernels.reference import dense as reference
+from rptrain.kernels.reference.dense import QKNorm
 from rptrain.kernels.rms_norm import add_partials
 
 __all__ = ["QKNorm", "QKNormRope", "qk_norm_rope", "qk_norm_rope_backward"]

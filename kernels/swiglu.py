@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rptrain.kernels import reference
 from rptrain.kernels.launch import fused, power_of_2, tl, triton
-from rptrain.kernels.reference import Clamp
+from rptrain.kernels.reference import dense as reference
+from rptrain.kernels.reference.dense import Clamp
 
 __all__ = ["Clamp", "SwiGLU", "swiglu", "swiglu_backward"]
 

@@ -28,7 +28,7 @@ from rptrain.engine.schedule import learning_rate
 from rptrain.evaluate import ask_questions
 from rptrain.job import Job, prepare_job, replan, settle
 from rptrain.memory_plan import going_on
-from rptrain.models.weights import pretrained as weights
+from rptrain.models.weights import pretrained
 from rptrain.opening import open_engine, open_store, starting_scale
 from rptrain.resuming import check_resume, how_to_go_on, restore
 from rptrain.rundir import RunDir, begin, find, forks
@@ -183,7 +183,7 @@ class Trainer:
         if job.config.save.load_best_model_at_end:
             with self._telemetry.doing("loading"):
                 load_best(self._run, self._store.units, self._total, self._tell)
-        if name := weights.not_finite(job.spec, self._store.held, self._store.in_memory):
+        if name := pretrained.not_finite(job.spec, self._store.held, self._store.in_memory):
             raise TrainingError(
                 f"the model has diverged: {name} holds values that are infinite or not numbers. {AGAIN}"
             )

@@ -7,7 +7,7 @@ from math import sqrt
 
 from torch import Tensor
 
-from rptrain.kernels.reference import wide
+from rptrain.kernels.reference.dense import wide
 from rptrain.models.adapters.expert_lora import ExpertAdapters
 from rptrain.models.adapters.freeze import split_units
 from rptrain.models.adapters.names import (

@@ -11,7 +11,7 @@ from rptrain.kernels.dora import TOKENS, magnitude_backward, rescale, row_norms
 from rptrain.kernels.dropout import Dropout
 from rptrain.kernels.linear import linear_backward_input
 from rptrain.kernels.lora import add_lora, lora_backward_input, lora_backward_weights, parts
-from rptrain.kernels.reference import wide
+from rptrain.kernels.reference.dense import wide
 from rptrain.models.spec import Grads, MicroBatch, Params
 from rptrain.schedule.costs import Work, scaled
 

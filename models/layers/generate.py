@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.attention import attention
-from rptrain.kernels.reference import wide
+from rptrain.kernels.reference.dense import wide
 from rptrain.models.layers import rope
 from rptrain.models.layers.attention import AttentionBlock
 from rptrain.models.spec import LayerShape, MicroBatch, ModelSpec

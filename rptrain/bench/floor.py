@@ -18,7 +18,7 @@ from rptrain.bench import clock
 from rptrain.engine.meter import likeness
 from rptrain.kernels import attention as attn
 from rptrain.kernels.grouped import grouped_mm, grouped_weight_grad
-from rptrain.kernels.reference import wide
+from rptrain.kernels.reference.dense import wide
 from rptrain.models.layers.block import BlockShape
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import HeadLayer, Layer, MicroBatch, ModelSpec

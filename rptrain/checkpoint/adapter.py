@@ -17,7 +17,7 @@ from rptrain.models import registry
 from rptrain.models.adapters.lora import ENDS, A, LoRA, target_names
 from rptrain.models.adapters.names import expert_parameters
 from rptrain.models.spec import ModelShape, ModelSpec
-from rptrain.models.weights import pretrained as weights
+from rptrain.models.weights import pretrained
 from rptrain.models.weights import safetensors_io
 from rptrain.models.weights.pretrained import TIED_HEAD, View
 from rptrain.models.weights.safetensors_io import Stored
@@ -223,7 +223,7 @@ def load(files: AdapterFiles, spec: ModelSpec, view: View) -> None:
             pairs += [(files.tensors[PREFIX + part.key], piece) for part, piece in zip(param.parts, rows, strict=True)]
     safetensors_io.read(pairs)
     trained = [index for index, unit in enumerate(spec.units) if unit.trainable]
-    if name := weights.not_finite(spec, view, trained):
+    if name := pretrained.not_finite(spec, view, trained):
         raise UserError(f"{files.directory / WEIGHTS}: {name} has values that are infinite or not numbers")
 
 

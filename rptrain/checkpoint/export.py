@@ -17,7 +17,7 @@ from rptrain.checkpoint.files import MANIFEST, Damaged, check_hash, check_name, 
 from rptrain.checkpoint.state import dtype_of, latest, read_state, unit_file, verify_checkpoint
 from rptrain.checkpoint.verify import verify, verify_adapter
 from rptrain.engine.adam import join
-from rptrain.kernels.reference import wide
+from rptrain.kernels.reference.dense import wide
 from rptrain.models.adapters.lora import merged, without_adapters
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained

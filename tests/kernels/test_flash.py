@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rptrain.kernels import flash, reference
+from rptrain.kernels import flash
 from rptrain.kernels.flash import Passes, Tiles, backward_triton, forward_triton
+from rptrain.kernels.reference import dense as reference
 from tests.kernels.exact import close, random
 
 fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels import grouped
-from rptrain.kernels import reference_moe as oracle
 from rptrain.kernels.grouped import Tiles
+from rptrain.kernels.reference import moe as oracle
 from tests.kernels.exact import close, dtypes, no_worse, random
 
 CASES = [  # rows of each expert; inner and outer size; whether weights are stored as [E, out, in]

@@ -5,8 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from rptrain.kernels import flash, reference, rms_norm, rope
+from rptrain.kernels import flash, rms_norm, rope
 from rptrain.kernels import linear_cross_entropy as lce
+from rptrain.kernels.reference import dense as reference
 from tests.kernels.exact import random
 
 

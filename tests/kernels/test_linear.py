@@ -5,7 +5,7 @@ from rptrain.engine.reproducible import Reproducible
 from rptrain.kernels import grouped
 from rptrain.kernels import linear as module
 from rptrain.kernels.linear import accumulate_weight_grad, linear, linear_backward_input
-from rptrain.kernels.reference import wide
+from rptrain.kernels.reference.dense import wide
 
 DTYPES = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

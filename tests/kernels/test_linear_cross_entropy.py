@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rptrain.kernels import linear_cross_entropy as lce
-from rptrain.kernels.reference import IGNORED, cross_entropy_, wide
+from rptrain.kernels.reference.dense import IGNORED, cross_entropy_, wide
 from tests.cases import long
 from tests.kernels.exact import dtypes
 

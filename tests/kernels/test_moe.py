@@ -6,9 +6,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rptrain.kernels import moe
-from rptrain.kernels import reference_moe as oracle
 from rptrain.kernels.grouped import GroupedMM
 from rptrain.kernels.moe_rows import Combine, Gather
+from rptrain.kernels.reference import moe as oracle
 from rptrain.kernels.swiglu import Clamp, SwiGLU
 from tests.kernels.exact import close, dtypes, no_worse, random
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rptrain.kernels import moe, moe_rows
-from rptrain.kernels import reference_moe as oracle
+from rptrain.kernels.reference import moe as oracle
 from tests.kernels.exact import close, dtypes, no_worse, random
 
 SHAPES = [(1, 1, 1, 1), (5, 4, 4, 3), (9, 7, 2, 130)]  # tokens, experts, chosen, columns

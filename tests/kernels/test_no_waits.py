@@ -15,7 +15,7 @@ from torch import Tensor
 from rptrain.kernels import grouped, grouped_lora, linear, lora, moe, moe_rows, quant, rms_norm, rope, swiglu
 from rptrain.kernels.attention import attention, attention_backward
 from rptrain.kernels.dropout import Dropout, add_dropout, dropout
-from rptrain.kernels.reference import Clamp, QKNorm, split_heads
+from rptrain.kernels.reference.dense import Clamp, QKNorm, split_heads
 from tests.kernels.exact import dtypes, random
 
 TOKENS, WIDTH, HEADS, KV_HEADS, SIZE, EXPERTS, ACTIVE = 48, 32, 4, 2, 16, 5, 2

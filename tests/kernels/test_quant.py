@@ -20,8 +20,8 @@ from rptrain.kernels.quant import (
     dequantize_triton,
     quantize,
 )
-from rptrain.kernels.reference_quant import NF4 as NF4_VALUES
-from rptrain.kernels.reference_quant import RECORD, dynamic_code, record_bounds
+from rptrain.kernels.reference.quant import NF4 as NF4_VALUES
+from rptrain.kernels.reference.quant import RECORD, dynamic_code, record_bounds
 from rptrain.utils import native
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]

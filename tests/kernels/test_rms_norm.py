@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from rptrain.kernels import reference, rms_norm
+from rptrain.kernels import rms_norm
 from rptrain.kernels.launch import programs
+from rptrain.kernels.reference import dense as reference
 from tests.kernels.exact import close, dtypes, exact, no_worse, random
 
 SHAPES = [(7, 5), (1, 1), (3, 4, 6), (37, 130), (2, 1024)]

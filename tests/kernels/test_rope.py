@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from rptrain.kernels import reference, rope
+from rptrain.kernels import rope
+from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.rope import QKNorm
 from tests.kernels.exact import close, dtypes, exact, no_worse, random
 

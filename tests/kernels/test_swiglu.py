@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from rptrain.kernels import reference, swiglu
+from rptrain.kernels import swiglu
+from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.swiglu import Clamp
 from tests.kernels.exact import dtypes, exact, no_worse, random
 

@@ -2,7 +2,7 @@
 
 from rptrain.kernels import dropout
 from rptrain.kernels.launch import power_of_2
-from rptrain.kernels.reference_dropout import ROUNDS
+from rptrain.kernels.reference.dropout import ROUNDS
 from tests.kernels.compiling import Variant
 
 SCALARS = {"numbers": "*i64", "length": "i32", "place": "i32", "threshold": "i32", "scale": "fp32"}

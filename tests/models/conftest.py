@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rptrain.kernels.reference import wide
+from rptrain.kernels.reference.dense import wide
 from rptrain.models import registry
 from rptrain.models.layers import rope
 from rptrain.models.spec import MicroBatch, ModelSpec

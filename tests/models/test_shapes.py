@@ -8,7 +8,7 @@ import torch
 from rptrain.models import registry
 from rptrain.models.layers.mlp import Block, Head
 from rptrain.models.layers.moe import MoEBlock
-from rptrain.models.weights import pretrained as weights
+from rptrain.models.weights import pretrained
 from rptrain.schedule.costs import Work
 from rptrain.utils.errors import UserError
 from tests.models.conftest import stored_bytes
@@ -94,7 +94,7 @@ def test_presets_have_the_published_sizes(preset) -> None:
 def test_parts_are_the_tensors_of_a_checkpoint(variant, tmp_path) -> None:
     theirs(VARIANTS[variant]).save_pretrained(tmp_path)
     shape = registry.build(registry.read_config(tmp_path))
-    files = weights.check(tmp_path, shape)
+    files = pretrained.check(tmp_path, shape)
     assert sum(unit.name.startswith("layers") for unit in shape.units) == 4
     assert stored_bytes(files) == 4 * shape.num_parameters
 

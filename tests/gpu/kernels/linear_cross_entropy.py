@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rptrain.kernels import linear_cross_entropy as lce
-from rptrain.kernels.reference import IGNORED, cross_entropy_
+from rptrain.kernels.reference.dense import IGNORED, cross_entropy_
 from tests.gpu.kernels.case import Case
 
 TOKENS = 8192

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from rptrain.kernels import grouped, moe, moe_rows
-from rptrain.kernels import reference_moe as reference
+from rptrain.kernels.reference import moe as reference
 from tests.gpu.kernels.case import Case
 
 TOKENS = 8192

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rptrain.kernels import reference
+from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_backward
 from tests.gpu.kernels.case import Case
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rptrain.kernels import reference
+from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.rope import QKNorm, qk_norm_rope, qk_norm_rope_backward
 from rptrain.models.layers import rope
 from tests.gpu.kernels.case import Case

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rptrain.kernels import reference
+from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.swiglu import Clamp, swiglu, swiglu_backward
 from tests.gpu.kernels.case import Case
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rptrain.kernels import dropout
-from rptrain.kernels.reference import wide
+from rptrain.kernels.reference.dense import wide
 from rptrain.models.adapters.lora import ENDS, LoRA, adapted, set_magnitudes, target_names, with_lora
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError

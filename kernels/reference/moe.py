@@ -7,7 +7,7 @@ size of a product.
 import torch
 from torch import Tensor
 
-from rptrain.kernels.reference import wide
+from rptrain.kernels.reference.dense import wide
 
 
 def choose(logits_TE: Tensor, active: int) -> Tensor:
