@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rptrain.checkpoint.files import Damaged, complete_checkpoints, set_aside
 from rptrain.checkpoint.state import load_state, read_state
-from rptrain.engine.memory import UnitState
+from rptrain.engine.store import UnitState
 from rptrain.metrics import BestLoaded, CheckpointDamaged, Event
 from rptrain.rundir import RunDir
 

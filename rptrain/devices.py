@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from rptrain.config.schema import Engine
-from rptrain.engine.memory import available_bytes
+from rptrain.engine.store import available_bytes
 from rptrain.schedule.machine import CPU, GB, Card, Machine, card_named
 from rptrain.utils.errors import UserError
 
@@ -179,7 +179,7 @@ def gpu_memory(devices: Sequence[str], vram_limit: int | None) -> tuple[Gpu, ...
 
     UserError where the limit is more than a GPU has, or less than the context takes.
     """
-    from rptrain.engine.cuda import context_bytes
+    from rptrain.engine.devices.cuda import context_bytes
 
     gpus = []
     for name in devices:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rptrain.devices import readable
 from rptrain.engine.footprint import stage_units
-from rptrain.engine.staging import READERS
+from rptrain.engine.transfer.staging import READERS
 from rptrain.memory_plan import Place
 from rptrain.models.spec import ModelShape
 from rptrain.models.weights.file_backed import mapped_units

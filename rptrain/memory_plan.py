@@ -15,10 +15,10 @@ from rptrain.data.loader import RANDOM, RANDOM_ROWS
 from rptrain.devices import Gpu, Hardware, readable
 from rptrain.engine.engine import AHEAD
 from rptrain.engine.footprint import Footprint, Shapes, stage_bytes, stage_parts
-from rptrain.engine.memory import REST, accumulate_dtype, aligned, frozen_bytes
 from rptrain.engine.meter import Measured
-from rptrain.engine.moments import bytes_each, layout
-from rptrain.engine.staging import staging_bytes
+from rptrain.engine.optim.moments import bytes_each, layout
+from rptrain.engine.store import REST, accumulate_dtype, aligned, frozen_bytes
+from rptrain.engine.transfer.staging import staging_bytes
 from rptrain.models.spec import ModelShape
 from rptrain.models.weights.file_backed import mapped_units
 from rptrain.models.weights.quantized import loading_bytes

@@ -3,9 +3,9 @@
 import torch
 
 from rptrain.engine.engine import Engine, Optimizer
-from rptrain.engine.loss_scale import UNSCALED, LossScale
-from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter
+from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
+from rptrain.engine.store import ModelStore
 from rptrain.job import Job
 from rptrain.models.weights.file_backed import MappedWeights
 

@@ -9,12 +9,12 @@ import torch
 
 from rptrain.config.schema import Config
 from rptrain.devices import readable
-from rptrain.engine.boundary import BoundaryBuffers
 from rptrain.engine.embedding import RowGradients
 from rptrain.engine.footprint import Footprint, Shapes, footprint, ring_parts, stage_parts
-from rptrain.engine.memory import ModelStore, accumulate_dtype
 from rptrain.engine.meter import Measured
-from rptrain.engine.moments import Moments, bytes_each
+from rptrain.engine.optim.moments import Moments, bytes_each
+from rptrain.engine.store import ModelStore, accumulate_dtype
+from rptrain.engine.transfer.boundary import BoundaryBuffers
 from rptrain.kernels import launch
 from rptrain.models.spec import ModelShape
 from rptrain.schedule.costs import LayerCost, Work

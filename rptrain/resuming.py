@@ -8,7 +8,7 @@ from typing import Any
 from rptrain.checkpoint.base import BASE
 from rptrain.checkpoint.files import Damaged, set_aside
 from rptrain.checkpoint.state import load_state, read_state
-from rptrain.engine.memory import UnitState
+from rptrain.engine.store import UnitState
 from rptrain.job import Job
 from rptrain.metrics import CheckpointDamaged, Event
 from rptrain.models import registry

@@ -14,8 +14,8 @@ from rptrain.best import by_loss
 from rptrain.checkpoint.state import prune, save_state
 from rptrain.config.schema import Save
 from rptrain.engine.engine import Engine
-from rptrain.engine.memory import UnitState
 from rptrain.engine.snapshot import Snapshot
+from rptrain.engine.store import UnitState
 from rptrain.job import Job
 from rptrain.metrics import CheckpointSaved, Event, SaveFailed
 from rptrain.rundir import RunDir

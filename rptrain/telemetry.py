@@ -13,7 +13,7 @@ import torch
 
 from rptrain.engine.activity import Activity, LaneState
 from rptrain.engine.engine import Engine
-from rptrain.engine.memory import available_bytes
+from rptrain.engine.store import available_bytes
 from rptrain.lines import LineFile
 from rptrain.metrics import Event, MemoryLow
 from rptrain.runs.lanes import FILE, OLD_FILE, Lane, OptimizerState, Phase, Snapshot

@@ -22,9 +22,8 @@ from rptrain.devices import here
 from rptrain.engine.engine import Engine
 from rptrain.engine.errors import EngineError
 from rptrain.engine.iteration import Pending, PendingLoss
-from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter
-from rptrain.engine.schedule import learning_rate
+from rptrain.engine.store import ModelStore
 from rptrain.evaluate import ask_questions
 from rptrain.job import Job, prepare_job, replan, settle
 from rptrain.memory_plan import going_on
@@ -38,6 +37,7 @@ from rptrain.skipping import AGAIN, SkippedSteps
 from rptrain.telemetry import Telemetry
 from rptrain.telling import slots, tell
 from rptrain.timings import Conditions, Timings, load
+from rptrain.train.lr import learning_rate
 from rptrain.utils.errors import RunDeleted, TrainingError, UserError
 from rptrain.watchdog import Watchdog
 

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from rptrain.engine.adam import CpuAdam, Part
+from rptrain.engine.optim.adam import CpuAdam, Part
 from rptrain.utils.native import finish
 
 ROUNDS = 9

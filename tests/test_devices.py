@@ -72,7 +72,7 @@ def test_fewer_devices_and_other_limits():
 @pytest.fixture
 def two_gpus(monkeypatch):
     free = {0: 20 * GIB, 1: 22 * GIB}
-    monkeypatch.setattr("rptrain.engine.cuda.context_bytes", lambda index: GIB // 2)
+    monkeypatch.setattr("rptrain.engine.devices.cuda.context_bytes", lambda index: GIB // 2)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free[index], 24 * GIB))
 
 

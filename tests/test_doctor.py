@@ -12,7 +12,7 @@ import torch
 from rptrain.doctor import gpu, host
 from rptrain.doctor.finding import Finding, examine, found, lines
 from rptrain.doctor.gpu import Gpu, Rates, describe
-from rptrain.engine import adam
+from rptrain.engine.optim import adam
 from rptrain.utils import native
 from rptrain.utils.nvml import Link
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain import disk_reading, metrics
-from rptrain.engine import memory
+from rptrain.engine import store
 from rptrain.engine.engine import Engine
 from rptrain.utils.errors import UserError
 
@@ -55,14 +55,14 @@ def test_the_process_holds_less_by_what_is_mapped(folder, monkeypatch):
     tools.write_model(folder / "deep", num_hidden_layers=60)
     taken = []
 
-    class Counted(memory.Arena):
+    class Counted(store.Arena):
         def __init__(self, nbytes):
             super().__init__(nbytes)
             taken.append(nbytes)
 
-    monkeypatch.setattr(memory, "Arena", Counted)
-    monkeypatch.setattr("rptrain.engine.boundary.Arena", Counted)
-    monkeypatch.setattr("rptrain.engine.staging.Arena", Counted)
+    monkeypatch.setattr(store, "Arena", Counted)
+    monkeypatch.setattr("rptrain.engine.transfer.boundary.Arena", Counted)
+    monkeypatch.setattr("rptrain.engine.transfer.staging.Arena", Counted)
     few = (f"model.path={folder / 'deep'}", "train.max_steps=1", "lora.r=1", "engine.devices=cpu:1")
     found = {}
     for hold in ("memory", "map"):

@@ -16,7 +16,7 @@ from rptrain import devices
 from rptrain.checkpoint.files import SLACK
 from rptrain.config.resolve import resolve
 from rptrain.devices import LATER
-from rptrain.engine.memory import ModelStore, _left_in_groups
+from rptrain.engine.store import ModelStore, _left_in_groups
 from rptrain.memory_plan import (
     CUDA,
     CUDA_EACH,
@@ -147,7 +147,7 @@ import json, os, sys
 from pathlib import Path
 import torch
 from rptrain.checkpoint.state import load_state, save_state
-from rptrain.engine.memory import ModelStore
+from rptrain.engine.store import ModelStore
 from rptrain.models import registry, weights
 from rptrain.models.adapters.lora import LoRA, with_lora, without_adapters
 from rptrain.models.weights.quantized import with_base

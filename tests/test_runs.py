@@ -15,7 +15,7 @@ import pytest
 import rptrain.trainer
 from rptrain import metrics
 from rptrain.checkpoint.files import PARTIAL
-from rptrain.engine import device
+from rptrain.engine.devices import base
 from rptrain.models import registry
 from rptrain.rundir import RunDir
 from rptrain.schedule.plan import Plan
@@ -213,16 +213,16 @@ def test_the_number_of_devices_and_of_checkpoints(folder, trainers, undisturbed,
 
 
 @pytest.mark.parametrize("devices", [long(1), 2])
-@pytest.mark.parametrize("slow", device.STREAMS)
+@pytest.mark.parametrize("slow", base.STREAMS)
 def test_a_slow_stream(folder, undisturbed, staged, monkeypatch, slow, devices):
     """Whatever is late, nothing is overwritten before it was read, nor read before it is there."""
-    begin, random = device.CpuStream.__init__, Random(0)
+    begin, random = base.CpuStream.__init__, Random(0)
 
     def hindered(stream, name, aborted, fail, probe):
         late = (lambda where: time.sleep(0.01 * random.random())) if name.endswith(slow) else probe
         begin(stream, name, aborted, fail, late)
 
-    monkeypatch.setattr(device.CpuStream, "__init__", hindered)
+    monkeypatch.setattr(base.CpuStream, "__init__", hindered)
     check_same(tools.train_here(folder, f"engine.devices=cpu:{devices}"), undisturbed())
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 from rptrain import metrics
-from rptrain.engine.cuda import CudaStream
+from rptrain.engine.devices.cuda import CudaStream
 from rptrain.engine.stage_pass import StagePass
 from rptrain.rundir import RunDir
 from rptrain.utils.errors import RunDeleted

@@ -17,9 +17,9 @@ from rptrain.data.loader import RANDOM
 from rptrain.devices import here, program_bytes
 from rptrain.engine.engine import Engine
 from rptrain.engine.iteration import Pending
-from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter
 from rptrain.engine.reproducible import Reproducible
+from rptrain.engine.store import ModelStore
 from rptrain.job import Job, prepare_job, replan, settle
 from rptrain.models.adapters.lora import set_magnitudes
 from rptrain.models.weights import pretrained

@@ -17,8 +17,7 @@ from rptrain.models import registry
 from rptrain.models.adapters.lora import ENDS, A, LoRA, target_names
 from rptrain.models.adapters.names import expert_parameters
 from rptrain.models.spec import ModelShape, ModelSpec
-from rptrain.models.weights import pretrained
-from rptrain.models.weights import safetensors_io
+from rptrain.models.weights import pretrained, safetensors_io
 from rptrain.models.weights.pretrained import TIED_HEAD, View
 from rptrain.models.weights.safetensors_io import Stored
 from rptrain.utils.errors import UserError

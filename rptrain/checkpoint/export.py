@@ -16,7 +16,7 @@ from rptrain.checkpoint.base import BASE, base_files
 from rptrain.checkpoint.files import MANIFEST, Damaged, check_hash, check_name, read_manifest, written_aside
 from rptrain.checkpoint.state import dtype_of, latest, read_state, unit_file, verify_checkpoint
 from rptrain.checkpoint.verify import verify, verify_adapter
-from rptrain.engine.adam import join
+from rptrain.engine.optim.adam import join
 from rptrain.kernels.reference.dense import wide
 from rptrain.models.adapters.lora import merged, without_adapters
 from rptrain.models.spec import ModelSpec

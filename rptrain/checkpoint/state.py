@@ -38,8 +38,8 @@ from rptrain.checkpoint.files import (
     set_aside,
     written_aside,
 )
-from rptrain.engine.memory import UnitState
-from rptrain.engine.moments import kind_of
+from rptrain.engine.optim.moments import kind_of
+from rptrain.engine.store import UnitState
 from rptrain.models.spec import Unit
 from rptrain.models.weights.safetensors_io import as_bytes
 from rptrain.utils.errors import UserError

@@ -15,12 +15,12 @@ import torch
 import rptrain
 from rptrain.devices import readable
 from rptrain.doctor.finding import Finding, found
-from rptrain.engine import adam
-from rptrain.engine.memory import Arena, available_bytes
+from rptrain.engine.optim import adam
+from rptrain.engine.store import Arena, available_bytes
 from rptrain.utils import native
 from rptrain.utils.parallel import cores
 
-EXTENSIONS = ("rptrain.engine._adam", "rptrain.engine._rows", "rptrain.kernels._quant")
+EXTENSIONS = ("rptrain.engine.optim._adam", "rptrain.engine.optim._embedding_grads", "rptrain.kernels._quant")
 WRITTEN = 32 << 20  # bytes of the file that a disk's speed is taken from
 SLOW_DISK = 100e6  # bytes a second: a checkpoint of an 8B model would take a quarter of an hour
 SCARCE = 20 << 30  # bytes free on the disk: less than a checkpoint of a 1.7B model

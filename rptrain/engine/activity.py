@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rptrain.engine.device import Mark, Stream
+from rptrain.engine.devices.base import Mark, Stream
 from rptrain.schedule.plan import Kind, Slot
 
 REASONS = {  # what a device's thread waits for, by the first word of the board's key

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from rptrain.engine.activity import Lane
 from rptrain.engine.board import Board
-from rptrain.engine.boundary import BoundaryBuffers
-from rptrain.engine.device import Probe
+from rptrain.engine.devices.base import Probe
 from rptrain.engine.errors import Aborted, EngineError
-from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter
+from rptrain.engine.store import ModelStore
 from rptrain.engine.trace import Trace
+from rptrain.engine.transfer.boundary import BoundaryBuffers
 from rptrain.schedule.lower import Boundaries
 from rptrain.schedule.plan import Plan
 

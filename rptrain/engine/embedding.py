@@ -15,8 +15,8 @@ from torch import Tensor
 
 from rptrain.engine.context import Context
 from rptrain.engine.iteration import Iteration
-from rptrain.engine.memory import Arena, UnitState, accumulate_dtype
-from rptrain.engine.rows import CpuRows, row_stride
+from rptrain.engine.optim.embedding_grads import CpuRows, row_stride
+from rptrain.engine.store import Arena, UnitState, accumulate_dtype
 from rptrain.models.spec import ModelShape
 from rptrain.schedule.lower import Access
 

@@ -8,23 +8,23 @@ from typing import Any
 
 from rptrain.data.batch import Batch
 from rptrain.engine.activity import Activity
-from rptrain.engine.adam import CpuAdam
-from rptrain.engine.boundary import BoundaryBuffers
 from rptrain.engine.context import Context
-from rptrain.engine.cuda import CudaDevice
-from rptrain.engine.device import STREAMS, CpuDevice, Device, Probe
+from rptrain.engine.devices.base import STREAMS, CpuDevice, Device, Probe
+from rptrain.engine.devices.cuda import CudaDevice
 from rptrain.engine.embedding import EmbeddingWorker
 from rptrain.engine.errors import Aborted
 from rptrain.engine.footprint import Shapes, footprint
 from rptrain.engine.iteration import Evaluation, Pending, PendingLoss, StepRequest, StepResult, make_iteration
-from rptrain.engine.loss_scale import UNSCALED, LossScale
-from rptrain.engine.memory import ModelStore, accumulate_dtype
 from rptrain.engine.meter import Measured, Meter, Reading
-from rptrain.engine.optimizer import OptimizerWorker
+from rptrain.engine.optim.adam import CpuAdam
+from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
+from rptrain.engine.optim.worker import OptimizerWorker
 from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.snapshot import Snapshot
-from rptrain.engine.staging import Staging, StagingBuffers
+from rptrain.engine.store import ModelStore, accumulate_dtype
 from rptrain.engine.trace import Trace
+from rptrain.engine.transfer.boundary import BoundaryBuffers
+from rptrain.engine.transfer.staging import Staging, StagingBuffers
 from rptrain.engine.worker import Worker
 from rptrain.schedule.lower import boundaries
 from rptrain.schedule.plan import Plan

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rptrain.engine.memory import accumulate_dtype
+from rptrain.engine.store import accumulate_dtype
 from rptrain.models.spec import ModelShape
 from rptrain.schedule.lower import outputs
 from rptrain.schedule.plan import Stage

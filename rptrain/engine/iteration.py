@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rptrain.data.batch import Batch
-from rptrain.engine.device import Event
+from rptrain.engine.devices.base import Event
 
 
 @dataclass(frozen=True)

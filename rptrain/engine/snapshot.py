@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from rptrain.engine.board import Board
-from rptrain.engine.loss_scale import LossScale
+from rptrain.engine.optim.loss_scale import LossScale
 
 
 class Snapshot:

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any, Literal
 
 from rptrain.engine.board import HISTORY, Board
-from rptrain.engine.device import Stream
+from rptrain.engine.devices.base import Stream
 from rptrain.engine.meter import Stamp
 from rptrain.schedule.plan import Slot
 

@@ -13,17 +13,17 @@ from torch import Tensor
 
 from rptrain.engine import meter
 from rptrain.engine.context import Context
-from rptrain.engine.device import Device, Event
-from rptrain.engine.evaluating import Evaluator
+from rptrain.engine.devices.base import Device, Event
+from rptrain.engine.evaluate import Evaluator
 from rptrain.engine.footprint import RING, Footprint
-from rptrain.engine.inputs import Inputs, Layout
 from rptrain.engine.iteration import Evaluation, Iteration
-from rptrain.engine.memory import accumulate_dtype
-from rptrain.engine.ring import Ring
 from rptrain.engine.stage_pass import StagePass
-from rptrain.engine.staging import Staging
+from rptrain.engine.store import accumulate_dtype
 from rptrain.engine.trace import Span, Work, computing, copying
-from rptrain.engine.transfer import Bound, Download, GradLayout, ParamLayout, Upload
+from rptrain.engine.transfer.copies import Bound, Download, GradLayout, ParamLayout, Upload
+from rptrain.engine.transfer.inputs import Inputs, Layout
+from rptrain.engine.transfer.ring import Ring
+from rptrain.engine.transfer.staging import Staging
 from rptrain.kernels.quant import prepare
 from rptrain.models.spec import ModelSpec
 from rptrain.schedule.lower import Access

@@ -1,4 +1,4 @@
-"""Calling code that is compiled with the package (adam.c, rows.c, quant.c), by the threads of a pool."""
+"""Calling code that is compiled with the package (adam.c, embedding_grads.c, quant.c), by the threads of a pool."""
 
 import ctypes
 from collections.abc import Callable, Sequence

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rptrain.engine.adam import split
-from rptrain.engine.memory import UnitState, accumulate_dtype
-from rptrain.engine.moments import layout
+from rptrain.engine.optim.adam import split
+from rptrain.engine.optim.moments import layout
+from rptrain.engine.store import UnitState, accumulate_dtype
 from rptrain.models import registry
 
 CONFIG = {

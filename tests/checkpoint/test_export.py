@@ -10,7 +10,7 @@ from rptrain.checkpoint.export import export, export_store
 from rptrain.checkpoint.files import MANIFEST
 from rptrain.checkpoint.state import save_state
 from rptrain.checkpoint.verify import verify
-from rptrain.engine.adam import join
+from rptrain.engine.optim.adam import join
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
 

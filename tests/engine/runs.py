@@ -5,8 +5,8 @@ from functools import partial
 import torch
 
 from rptrain.engine.engine import Engine, Optimizer
-from rptrain.engine.loss_scale import UNSCALED
-from rptrain.engine.memory import ModelStore
+from rptrain.engine.optim.loss_scale import UNSCALED
+from rptrain.engine.store import ModelStore
 from rptrain.kernels.quant import Quantised
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import with_lora

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rptrain.checkpoint.state import load_state, save_state
-from rptrain.engine.loss_scale import UNSCALED, LossScale
+from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
 from rptrain.engine.reproducible import Reproducible
 from tests.cases import UPDATES, long
 

@@ -8,16 +8,16 @@ from functools import partial
 import pytest
 import torch
 
-from rptrain.engine import memory
-from rptrain.engine.adam import CpuAdam
-from rptrain.engine.memory import ModelStore
+from rptrain.engine import store as memory
 from rptrain.engine.meter import Meter, likeness
+from rptrain.engine.optim.adam import CpuAdam
+from rptrain.engine.store import ModelStore
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.registry import build
 from tests.cases import UPDATES, long
 
 from . import plain, runs
-from .test_memory import Runtime
+from .test_store import Runtime
 
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
 TIED = plain.config(tie_word_embeddings=True)

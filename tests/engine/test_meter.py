@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rptrain.engine import device
-from rptrain.engine.memory import ModelStore
+from rptrain.engine.devices import base
 from rptrain.engine.meter import Measured, Meter, timed
+from rptrain.engine.store import ModelStore
 from rptrain.models.layers.mlp import Block, Head
 from tests.cases import UPDATES
 
@@ -91,7 +91,7 @@ class CountedHead(Head):
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_each_layer_has_its_own_time_and_backward_none_of_the_recomputed_forward(plan, monkeypatch):
-    monkeypatch.setattr(device, "stamp", CLOCK.stamp)
+    monkeypatch.setattr(base, "stamp", CLOCK.stamp)
     with made() as store:
         kinds = [Counted, Counted, Slow, Counted]
         layers = tuple(kind(**vars(layer)) for kind, layer in zip(kinds, store.spec.layers, strict=True))

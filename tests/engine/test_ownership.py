@@ -7,12 +7,12 @@ import weakref
 import pytest
 import torch
 
-from rptrain.engine import boundary
 from rptrain.engine import engine as module
-from rptrain.engine.device import CpuDevice
+from rptrain.engine.devices.base import CpuDevice
 from rptrain.engine.errors import EngineError
-from rptrain.engine.memory import Arena
 from rptrain.engine.meter import Meter
+from rptrain.engine.store import Arena
+from rptrain.engine.transfer import boundary
 
 from . import plain, runs
 

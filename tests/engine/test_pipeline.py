@@ -6,9 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from rptrain.engine import transfer, worker
+from rptrain.engine import worker
 from rptrain.engine.errors import EngineError
 from rptrain.engine.stage_pass import StagePass
+from rptrain.engine.transfer import copies
 from rptrain.schedule.plan import Plan
 
 from .. import run_tools as tools
@@ -183,14 +184,14 @@ def test_a_worker_is_at_most_two_micro_batches_ahead(monkeypatch):
 @pytest.mark.parametrize("drained", [1, 30_000, 1 << 30])
 def test_gradients_drain_in_the_first_windows_of_the_next_slot(drained, monkeypatch):
     found = []
-    made = transfer.Download.__init__
+    made = copies.Download.__init__
 
     def noted(download, *arguments):
         made(download, *arguments)
         found.append((len(download._windows), arguments[-1].nbytes))
 
-    monkeypatch.setattr(transfer, "DRAINED", drained)
-    monkeypatch.setattr(transfer.Download, "__init__", noted)
+    monkeypatch.setattr(copies, "DRAINED", drained)
+    monkeypatch.setattr(copies.Download, "__init__", noted)
     runs.run(CFG, plain.make_batches(2), "F0-3 FB4-4 B0-3 | N=1 M=4 MR=4", asynchronous=True)
     assert [count for count, _ in found] == [min(4, -(-nbytes // drained)) for _, nbytes in found]
     assert len(found) == 4

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rptrain.engine.footprint import Shapes, stage_parts
-from rptrain.engine.memory import ModelStore
 from rptrain.engine.meter import Meter
+from rptrain.engine.store import ModelStore
 from rptrain.kernels.quant import FORMATS, Quantised
 from rptrain.models.adapters.lora import LoRA, with_lora
 from rptrain.models.registry import build

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rptrain.checkpoint.state import load_state, save_state
-from rptrain.engine.adam import CpuAdam
+from rptrain.engine.optim.adam import CpuAdam
 from tests.cases import UPDATES
 
 from . import plain, runs

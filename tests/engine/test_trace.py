@@ -9,9 +9,9 @@ import torch
 from rptrain.bench.idle import usage
 from rptrain.bench.timeline import lanes
 from rptrain.engine.board import Board
-from rptrain.engine.device import CpuStream
+from rptrain.engine.devices.base import CpuStream
 from rptrain.engine.trace import WatchedBoard
-from rptrain.engine.transfer import Upload
+from rptrain.engine.transfer.copies import Upload
 from rptrain.engine.worker import Worker
 from rptrain.schedule.plan import Plan
 from tests.cases import UPDATES

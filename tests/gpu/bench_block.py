@@ -14,8 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from rptrain.bench import clock
 from rptrain.bench.floor import floor
-from rptrain.engine.memory import accumulate_dtype
 from rptrain.engine.reproducible import Reproducible
+from rptrain.engine.store import accumulate_dtype
 from rptrain.models import registry
 from rptrain.models.layers import rope
 from tests.gpu.kernels.attention import micro_batch

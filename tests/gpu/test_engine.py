@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rptrain.engine.cuda import CudaDevice
-from rptrain.engine.loss_scale import LossScale
+from rptrain.engine.devices.cuda import CudaDevice
+from rptrain.engine.optim.loss_scale import LossScale
 from rptrain.kernels.quant import FORMATS
 from rptrain.models.adapters.lora import LoRA
 
 from ..engine import plain, runs
-from ..engine.test_mapped import make_small, mapped_store
+from ..engine.transfer.test_staging import make_small, mapped_store
 
 pytestmark = pytest.mark.gpu
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from rptrain.engine.memory import accumulate_dtype
 from rptrain.engine.reproducible import Reproducible
+from rptrain.engine.store import accumulate_dtype
 from rptrain.models import registry
 from rptrain.models.layers import rope
 

@@ -4,14 +4,22 @@ import numpy as np
 import pytest
 import torch
 
-from rptrain.engine import adam, moments
-from rptrain.engine.adam import CHUNK, join, split
-from rptrain.engine.memory import ModelStore
+from rptrain.engine.optim import adam, moments
+from rptrain.engine.optim.adam import CHUNK, join, split
+from rptrain.engine.store import ModelStore
 from rptrain.models import registry
 from tests.cases import UPDATES, long
 
-from . import plain, runs
-from .updates import BETAS, EPS, PATHS, assert_same_bits, instruction_sets, make_adam, values
+from .. import plain, runs
+from .updates import (
+    BETAS,
+    EPS,
+    PATHS,
+    assert_same_bits,
+    instruction_sets,
+    make_adam,
+    values,
+)
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SMALL = pytest.mark.parametrize("kind", ["bf16", "int8"])

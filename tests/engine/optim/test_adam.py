@@ -6,13 +6,21 @@ from concurrent.futures import FIRST_COMPLETED, wait
 import pytest
 import torch
 
-from rptrain.engine import adam
-from rptrain.engine.adam import CHUNK, CpuAdam, Part, join, split
+from rptrain.engine.optim import adam
+from rptrain.engine.optim.adam import CHUNK, CpuAdam, Part, join, split
 from rptrain.utils.native import ended
 
-from .. import bench_adam
-from ..run_tools import PATIENCE
-from .updates import BETAS, EPS, PATHS, assert_same_bits, instruction_sets, make_adam, values
+from ... import bench_adam
+from ...run_tools import PATIENCE
+from .updates import (
+    BETAS,
+    EPS,
+    PATHS,
+    assert_same_bits,
+    instruction_sets,
+    make_adam,
+    values,
+)
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 LENGTHS = (1, 7, CHUNK, 3 * CHUNK + 1357)

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from rptrain.engine import embedding, rows
+from rptrain.engine import embedding
 from rptrain.engine.embedding import RowGradients
-from rptrain.engine.memory import Arena, accumulate_dtype
-from rptrain.engine.rows import LINE, ROWS, CpuRows, columns_each, row_stride
+from rptrain.engine.optim import embedding_grads
+from rptrain.engine.optim.embedding_grads import LINE, ROWS, CpuRows, columns_each, row_stride
+from rptrain.engine.store import Arena, accumulate_dtype
 from tests.cases import long
 
-from . import plain, runs
+from .. import plain, runs
 
 TOKENS = 700
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -46,7 +47,7 @@ def pool():
 
 
 def make(pool, *, fallback=False, threads=3):
-    if not fallback and rows._library() is None:
+    if not fallback and embedding_grads._library() is None:
         pytest.skip("installed without a compiler")
     return CpuRows(pool, threads, force_fallback=fallback)
 
@@ -179,7 +180,7 @@ def test_threads_share_no_cache_line_of_the_sums(columns, dtype):
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
 def test_every_instruction_set_gives_the_same_bits(pool, tmp_path, monkeypatch):
     """The clones that target_clones makes, compiled one at a time."""
-    source = Path(rows.__file__).with_name("rows.c")
+    source = Path(embedding_grads.__file__).with_name("embedding_grads.c")
     flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-DCLONES="]
     known = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
     instruction_sets = [("x86-64", "sse2"), ("x86-64-v3", "avx2"), ("x86-64-v4", "avx512bw")]
@@ -189,7 +190,7 @@ def test_every_instruction_set_gives_the_same_bits(pool, tmp_path, monkeypatch):
     for name in available:
         library = tmp_path / f"{name}.so"
         subprocess.run(["gcc", *flags, f"-march={name}", "-o", library, source], check=True)
-        monkeypatch.setattr(rows, "_library", lambda library=library: ctypes.CDLL(str(library)))
+        monkeypatch.setattr(embedding_grads, "_library", lambda library=library: ctypes.CDLL(str(library)))
         for dtype in DTYPES:
             given = case("repeated", 130, dtype)
             for got, expected in zip(summed(make(pool), *given), looped(*given), strict=True):
@@ -201,13 +202,13 @@ def test_an_error_in_a_pool_thread_surfaces(pool, monkeypatch):
         def rows_clear(self, job):
             raise RuntimeError("broken")
 
-    monkeypatch.setattr(rows, "_library", Broken)
+    monkeypatch.setattr(embedding_grads, "_library", Broken)
     with pytest.raises(RuntimeError, match="broken"):
         make(pool).clear(torch.ones(200, 3), torch.arange(200))
 
 
 def test_without_the_compiled_library_torch_runs(pool, monkeypatch):
-    monkeypatch.setattr(rows, "_library", lambda: None)
+    monkeypatch.setattr(embedding_grads, "_library", lambda: None)
     cpu = CpuRows(pool, 2)
     assert not cpu.native
     assert torch.equal(summed(cpu, *(given := case("one", 3, torch.float32)))[1], looped(*given)[1])
@@ -230,7 +231,7 @@ def test_an_iteration_is_one_sum_in_token_order(pool, tied, native, dtype, monke
     """As index_add_ over all tokens of all micro-batches; the table is rounded once."""
     make(pool, fallback=not native)
     if not native:
-        monkeypatch.setattr(rows, "_library", lambda: None)
+        monkeypatch.setattr(embedding_grads, "_library", lambda: None)
     wide = accumulate_dtype(dtype)
     with runs.make_store(plain.config(hidden_size=160), dtype, asynchronous=False) as store:
         state = store.units[0]
@@ -302,7 +303,7 @@ def test_a_run_has_the_same_bits_on_any_number_of_threads_and_without_a_compiler
         return runs.run(cfg, batches, plan, threads=threads, **options)[:3]
 
     results = [go(1), go(3)]
-    monkeypatch.setattr(rows, "_library", lambda: None)
+    monkeypatch.setattr(embedding_grads, "_library", lambda: None)
     results.append(go(2))
     for losses, norms, weights in results[1:]:
         assert losses == results[0][0]

@@ -12,7 +12,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from rptrain.engine.moments import Moments, layout
+from rptrain.engine.optim.moments import Moments, layout
 from rptrain.kernels.quant import Quantised
 from rptrain.models.spec import ModelShape, ModelSpec, Unit
 from rptrain.models.weights.file_backed import MappedUnit, MappedWeights, mapped_units

@@ -3,7 +3,7 @@ from typing import get_args
 import pytest
 import torch
 
-from rptrain.engine.schedule import ScheduleKind, learning_rate, warmup_length
+from rptrain.train.lr import ScheduleKind, learning_rate, warmup_length
 
 
 @pytest.mark.parametrize("kind", get_args(ScheduleKind))

@@ -7,18 +7,19 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from rptrain.engine import evaluating, staging, transfer
+from rptrain.engine import evaluate
 from rptrain.engine.errors import EngineError
-from rptrain.engine.memory import ModelStore
+from rptrain.engine.store import ModelStore
+from rptrain.engine.transfer import copies, staging
 from rptrain.kernels.quant import Quantised
 from rptrain.models.adapters.lora import LoRA, without_adapters
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.file_backed import MappedWeights, mapped_units
 from tests.cases import long
 
-from .. import run_tools as tools
-from . import plain, runs
-from .test_frozen import same_as_first
+from ... import run_tools as tools
+from .. import plain, runs
+from ..test_frozen import same_as_first
 
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
 TIED = plain.config(tie_word_embeddings=True)
@@ -38,7 +39,7 @@ def small(monkeypatch):
 
 
 def make_small(monkeypatch, chunk):
-    for module in (transfer, evaluating, staging):
+    for module in (copies, evaluate, staging):
         monkeypatch.setattr(module, "CHUNK_BYTES", chunk)
     monkeypatch.setattr(staging, "BUFFERS", 3)
     monkeypatch.setattr(staging, "READERS", 2)

@@ -17,16 +17,16 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from rptrain.engine import moments
-from rptrain.engine.adam import CpuAdam, Part
 from rptrain.engine.context import Context
-from rptrain.engine.device import stamp
+from rptrain.engine.devices.base import stamp
 from rptrain.engine.embedding import RowGradients
 from rptrain.engine.iteration import Iteration, StepRequest, StepResult
-from rptrain.engine.loss_scale import LossScale
-from rptrain.engine.memory import UnitState
 from rptrain.engine.meter import timed
+from rptrain.engine.optim import moments
+from rptrain.engine.optim.adam import CpuAdam, Part
+from rptrain.engine.optim.loss_scale import LossScale
 from rptrain.engine.snapshot import Snapshot
+from rptrain.engine.store import UnitState
 from rptrain.models.spec import Unit
 from rptrain.schedule.lower import Access
 from rptrain.utils.native import ended

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from rptrain.engine.device import Device, Stream
+from rptrain.engine.devices.base import Device, Stream
 from rptrain.engine.iteration import Iteration
 from rptrain.models.layers import rope
 from rptrain.models.layers.balance import balance_of

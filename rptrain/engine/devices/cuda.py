@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rptrain.engine.device import STREAMS, Event, Mark, Probe
+from rptrain.engine.devices.base import STREAMS, Event, Mark, Probe
 
 
 class CudaStream:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rptrain.engine import moments
+from rptrain.engine.optim import moments
 from rptrain.utils import native
 from rptrain.utils.native import SUFFIXES, finish
 from rptrain.utils.parallel import cores
@@ -33,7 +33,7 @@ class _Job(ctypes.Structure):
 
 
 def _library() -> ctypes.CDLL | None:
-    return native.library("rptrain.engine._adam")
+    return native.library("rptrain.engine.optim._adam")
 
 
 def instruction_set() -> str | None:

@@ -1,4 +1,4 @@
-"""Sums of gradient rows by token on the CPU: in native code (rows.c), or the same additions in torch."""
+"""Sums of gradient rows by token on the CPU: in native code (embedding_grads.c), or the same additions in torch."""
 
 import ctypes
 from concurrent.futures import Executor
@@ -23,7 +23,7 @@ class _Job(ctypes.Structure):
 
 
 def _library() -> ctypes.CDLL | None:
-    return native.library("rptrain.engine._rows")
+    return native.library("rptrain.engine.optim._embedding_grads")
 
 
 def row_stride(columns: int, dtype: torch.dtype) -> int:

@@ -8,8 +8,8 @@ import weakref
 import pytest
 import torch
 
-from rptrain.engine import memory
-from rptrain.engine.memory import Arena
+from rptrain.engine import store as memory
+from rptrain.engine.store import Arena
 from rptrain.utils.parallel import cores
 
 from . import plain, runs

@@ -5,7 +5,7 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from rptrain.engine.memory import Arena, aligned
+from rptrain.engine.store import Arena, aligned
 from rptrain.schedule.lower import Access, Boundaries
 
 

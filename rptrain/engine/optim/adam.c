@@ -5,7 +5,7 @@
  * result does not depend on who takes it.
  */
 #include "moments.h"
-#include "../utils/native.h"
+#include "../../utils/native.h"
 
 #include <math.h>
 

@@ -3,7 +3,7 @@
  * Every entry takes a Job that the threads of a pool share: each takes the next part until none is left. Each element
  * is summed by one thread in token order, so that results do not depend on who takes what.
  */
-#include "../utils/native.h"
+#include "../../utils/native.h"
 
 enum { LINE = 64, AHEAD = 2048 }; /* bytes of a cache line; bytes of sums and gradient that are fetched ahead */
 

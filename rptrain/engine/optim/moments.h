@@ -4,7 +4,7 @@
 #ifndef RPTRAIN_MOMENTS_H
 #define RPTRAIN_MOMENTS_H
 
-#include "../utils/native.h"
+#include "../../utils/native.h"
 
 #include <math.h>
 

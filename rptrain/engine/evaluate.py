@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from rptrain.engine.context import Context
-from rptrain.engine.device import Device, Event
+from rptrain.engine.devices.base import Device, Event
 from rptrain.engine.footprint import RING
-from rptrain.engine.inputs import Inputs, Layout
 from rptrain.engine.iteration import Evaluation, Iteration
-from rptrain.engine.ring import Ring
-from rptrain.engine.staging import Staging
-from rptrain.engine.transfer import ParamLayout, staged
+from rptrain.engine.transfer.copies import ParamLayout, staged
+from rptrain.engine.transfer.inputs import Inputs, Layout
+from rptrain.engine.transfer.ring import Ring
+from rptrain.engine.transfer.staging import Staging
 from rptrain.models.spec import Params
 from rptrain.schedule.lower import CHUNK_BYTES, Access, Chunk, windows
 from rptrain.schedule.plan import Stage

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from rptrain.engine.device import Event, Stream
+from rptrain.engine.devices.base import Event, Stream
 
 
 class Ring:

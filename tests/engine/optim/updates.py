@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rptrain.engine import adam
-from rptrain.engine.adam import CpuAdam
+from rptrain.engine.optim import adam
+from rptrain.engine.optim.adam import CpuAdam
 
 BETAS, EPS = (0.9, 0.95), 1e-8
 PATHS = pytest.mark.parametrize("fallback", [False, True], ids=["native", "fallback"])

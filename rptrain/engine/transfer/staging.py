@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from rptrain.engine.context import Context
-from rptrain.engine.device import Event
-from rptrain.engine.memory import Arena, aligned
+from rptrain.engine.devices.base import Event
+from rptrain.engine.store import Arena, aligned
 from rptrain.models.spec import ModelShape
 from rptrain.models.weights.file_backed import mapped_units
 from rptrain.models.weights.safetensors_io import as_bytes

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from rptrain.engine.context import Context
-from rptrain.engine.device import Device, Event, Stream
+from rptrain.engine.devices.base import Device, Event, Stream
 from rptrain.engine.footprint import stage_units
-from rptrain.engine.memory import UnitState
 from rptrain.engine.meter import Kind, timed
-from rptrain.engine.staging import Staging
+from rptrain.engine.store import UnitState
 from rptrain.engine.trace import Arrival
+from rptrain.engine.transfer.staging import Staging
 from rptrain.kernels.quant import Quantised
 from rptrain.models.spec import ModelSpec
 from rptrain.schedule.lower import CHUNK_BYTES, Chunk, windows

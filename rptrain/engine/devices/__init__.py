@@ -1,0 +1,1 @@
+"""A device is five ordered streams and memory: the CPU's and the GPU's."""

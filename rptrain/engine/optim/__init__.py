@@ -1,0 +1,1 @@
+"""The optimizer's thread, and fused AdamW on the CPU."""

@@ -1,0 +1,1 @@
+"""What moves between host and device: parameters, gradients, boundary activations, inputs."""

@@ -1,0 +1,1 @@
+"""Training: the loop, what it needs, and what it leaves."""
