@@ -5,7 +5,7 @@ from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 
-from rptrain.checkpoint.files import Damaged, complete_checkpoints, set_aside
+from rptrain.checkpoint.atomic_dir import Damaged, complete_checkpoints, set_aside
 from rptrain.checkpoint.state import load_state, read_state
 from rptrain.engine.store import UnitState
 from rptrain.metrics import BestLoaded, CheckpointDamaged, Event

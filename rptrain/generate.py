@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rptrain.checkpoint import adapter
-from rptrain.checkpoint.base import BASE
+from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.export import DTYPES, checkpoint_of, from_checkpoint
 from rptrain.data.loader import VOCABULARIES, load_tokenizer
 from rptrain.evaluate import encode_prompt

@@ -16,7 +16,7 @@ from rptrain.checkpoint.adapter import Adapter, AdapterFiles, base_name
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config, TrainSet
 from rptrain.data.loader import RANDOM, Batches, load_tokenizer, prepare
-from rptrain.data.rows import Rows
+from rptrain.data.sequences import Rows
 from rptrain.data.template import load_template
 from rptrain.devices import Hardware, here, readable
 from rptrain.engine.meter import Measured

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rptrain.checkpoint.adapter import shapes
-from rptrain.checkpoint.files import SLACK
+from rptrain.checkpoint.atomic_dir import SLACK
 from rptrain.config.schema import Config
 from rptrain.data.loader import RANDOM, RANDOM_ROWS
 from rptrain.devices import Gpu, Hardware, readable

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rptrain.checkpoint.base import BASE
-from rptrain.checkpoint.files import Damaged, set_aside
+from rptrain.checkpoint.atomic_dir import Damaged, set_aside
+from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.state import load_state, read_state
 from rptrain.engine.store import UnitState
 from rptrain.job import Job

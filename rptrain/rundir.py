@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from rptrain.checkpoint.facts import read_facts
-from rptrain.checkpoint.files import MANIFEST, PARTIAL, Damaged, beside, complete_checkpoints, set_aside
+from rptrain.checkpoint.atomic_dir import MANIFEST, PARTIAL, Damaged, beside, complete_checkpoints, set_aside
+from rptrain.checkpoint.metadata import read_facts
 from rptrain.config.errors import dotted, leaves, shown
 from rptrain.config.resolve import Resolved, render, resolve
 from rptrain.config.schema import AUTOMATIC, Config

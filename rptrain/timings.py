@@ -9,7 +9,7 @@ from typing import Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from rptrain.checkpoint.files import PARTIAL, beside
+from rptrain.checkpoint.atomic_dir import PARTIAL, beside
 from rptrain.config.schema import Config
 from rptrain.devices import device_kind
 from rptrain.engine.meter import Measured

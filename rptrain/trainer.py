@@ -12,9 +12,9 @@ import rptrain
 from rptrain import metrics, trackers, validation
 from rptrain.best import load_best
 from rptrain.checkpoint import adapter, frozen
-from rptrain.checkpoint.base import BASE
+from rptrain.checkpoint.atomic_dir import REPLACED, beside
+from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.export import check_names, export_store
-from rptrain.checkpoint.files import REPLACED, beside
 from rptrain.config.resolve import Resolved
 from rptrain.control import LOOK, STOP, Control, StopRequested
 from rptrain.data.batch import Batch

@@ -8,7 +8,7 @@ from hashlib import sha256
 import numpy as np
 
 from rptrain.data.loader import Batches
-from rptrain.data.rows import Group, Rows, shuffled
+from rptrain.data.sequences import Group, Rows, shuffled
 from rptrain.engine.engine import Engine
 from rptrain.utils.errors import UserError
 

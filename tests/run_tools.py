@@ -27,7 +27,7 @@ from typer.testing import CliRunner, Result
 
 import rptrain.saving
 from rptrain import cli, memory_plan, metrics
-from rptrain.checkpoint.files import KIND, STATE, written_aside
+from rptrain.checkpoint.atomic_dir import KIND, STATE, written_aside
 from rptrain.config.resolve import Resolved, resolve
 from rptrain.models import registry
 from rptrain.models.weights import pretrained

@@ -14,7 +14,7 @@ import torch
 
 from rptrain.checkpoint import adapter
 from rptrain.checkpoint.adapter import settings_of
-from rptrain.checkpoint.files import read_manifest
+from rptrain.checkpoint.atomic_dir import read_manifest
 from rptrain.config.resolve import resolve
 from rptrain.data import formats
 from rptrain.models import registry

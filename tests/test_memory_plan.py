@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rptrain import devices
-from rptrain.checkpoint.files import SLACK
+from rptrain.checkpoint.atomic_dir import SLACK
 from rptrain.config.resolve import resolve
 from rptrain.devices import LATER
 from rptrain.engine.store import ModelStore, _left_in_groups

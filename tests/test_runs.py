@@ -14,7 +14,7 @@ import pytest
 
 import rptrain.trainer
 from rptrain import metrics
-from rptrain.checkpoint.files import PARTIAL
+from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.engine.devices import base
 from rptrain.models import registry
 from rptrain.rundir import RunDir

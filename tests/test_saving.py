@@ -11,7 +11,7 @@ import pytest
 
 import rptrain.saving
 from rptrain import metrics
-from rptrain.checkpoint import files
+from rptrain.checkpoint import atomic_dir
 from rptrain.checkpoint.state import verify_checkpoint
 from rptrain.engine.engine import Engine
 from rptrain.engine.iteration import PendingLoss
@@ -77,16 +77,16 @@ def test_the_pause_of_a_save_has_the_time_in_which_the_pipeline_ran_empty(folder
 
 def fail_from(monkeypatch: pytest.MonkeyPatch, step: int, call: int) -> None:
     """No room for a write of the save of this step, from a call on."""
-    write, left = files.Aside.write, [call]
+    write, left = atomic_dir.Aside.write, [call]
 
-    def full(aside: files.Aside, name: str, buffers) -> None:
+    def full(aside: atomic_dir.Aside, name: str, buffers) -> None:
         if aside.path.parent.name.startswith(f".checkpoint-{step}."):
             left[0] -= 1
             if left[0] < 0:
                 raise OSError(errno.ENOSPC, "No space left on device", str(aside.path / name))
         write(aside, name, buffers)
 
-    monkeypatch.setattr(files.Aside, "write", full)
+    monkeypatch.setattr(atomic_dir.Aside, "write", full)
 
 
 @pytest.mark.parametrize("call", [0, 2, 7])

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 
-from rptrain.checkpoint.files import Aside
+from rptrain.checkpoint.atomic_dir import Aside
 from rptrain.config.types import MOST_COUNT
 from rptrain.models import registry
 from rptrain.models.adapters.lora import ENDS, A, LoRA, target_names

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rptrain.checkpoint import frozen
 from rptrain.checkpoint.adapter import Adapter, shapes, write
-from rptrain.checkpoint.base import BASE, base_files
-from rptrain.checkpoint.files import MANIFEST, Damaged, check_hash, check_name, read_manifest, written_aside
+from rptrain.checkpoint.atomic_dir import MANIFEST, Damaged, check_hash, check_name, read_manifest, written_aside
+from rptrain.checkpoint.base_files import BASE, base_files
 from rptrain.checkpoint.state import dtype_of, latest, read_state, unit_file, verify_checkpoint
 from rptrain.checkpoint.verify import verify, verify_adapter
 from rptrain.engine.optim.adam import join

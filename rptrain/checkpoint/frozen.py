@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rptrain.checkpoint.adapter import Adapter
-from rptrain.checkpoint.base import BASE
+from rptrain.checkpoint.base_files import BASE
 from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import adapter_units, set_magnitudes, with_lora, without_adapters

@@ -19,9 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rptrain.checkpoint.base import BASE, base_files
-from rptrain.checkpoint.facts import read_facts
-from rptrain.checkpoint.files import (
+from rptrain.checkpoint.atomic_dir import (
     FORMAT,
     KIND,
     PARTIAL,
@@ -38,6 +36,8 @@ from rptrain.checkpoint.files import (
     set_aside,
     written_aside,
 )
+from rptrain.checkpoint.base_files import BASE, base_files
+from rptrain.checkpoint.metadata import read_facts
 from rptrain.engine.optim.moments import kind_of
 from rptrain.engine.store import UnitState
 from rptrain.models.spec import Unit

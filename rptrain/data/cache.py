@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rptrain.checkpoint.files import PARTIAL
+from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.data.formats import Tally
 from rptrain.data.tokens import TOKENS, Builder, Document, Stream
 from rptrain.utils.errors import UserError

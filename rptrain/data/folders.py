@@ -10,7 +10,7 @@ from os.path import isdir
 from pathlib import Path
 from typing import Any
 
-from rptrain.data.files import READERS
+from rptrain.data.read import READERS
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import printable
 

@@ -7,9 +7,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Self
 
-from rptrain.data import chats
-from rptrain.data.chats import Message
-from rptrain.data.files import READERS, rows_of
+from rptrain.data import chat
+from rptrain.data.chat import Message
+from rptrain.data.read import READERS, rows_of
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import printable
 
@@ -44,11 +44,11 @@ class Format:
 
 
 FORMATS = {
-    "messages": Format(frozenset({"messages"}), lambda row: chats.chat(row, "messages")),
-    "sharegpt": Format(frozenset({"conversations"}), lambda row: chats.chat(row, "conversations")),
-    "prompt_completion": Format(frozenset({"prompt", "completion"}), chats.prompt_completion),
-    "alpaca": Format(frozenset({"instruction", "output"}), chats.alpaca),
-    "text": Format(frozenset({"text"}), chats.raw_text),
+    "messages": Format(frozenset({"messages"}), lambda row: chat.chat(row, "messages")),
+    "sharegpt": Format(frozenset({"conversations"}), lambda row: chat.chat(row, "conversations")),
+    "prompt_completion": Format(frozenset({"prompt", "completion"}), chat.prompt_completion),
+    "alpaca": Format(frozenset({"instruction", "output"}), chat.alpaca),
+    "text": Format(frozenset({"text"}), chat.raw_text),
 }
 # Answers to choose between: of DPO and the like, and of KTO.
 PREFERENCES = ({"chosen", "rejected"}, {"prompt", "completion", "label"}, {"kto_tag"})

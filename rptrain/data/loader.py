@@ -15,7 +15,7 @@ from rptrain.data.batch import IGNORED, Batch
 from rptrain.data.folders import Chosen, choose, named
 from rptrain.data.formats import Tally
 from rptrain.data.pieces import Overlong, piece
-from rptrain.data.rows import Group, Rows, build, shuffled
+from rptrain.data.sequences import Group, Rows, build, shuffled
 from rptrain.data.template import encode, load_template
 from rptrain.data.tokens import Document, Stream, gather
 from rptrain.utils.errors import UserError

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rptrain.data.loader import Batches
-from rptrain.data.rows import Rows
+from rptrain.data.sequences import Rows
 from rptrain.data.tokens import Stream
 from rptrain.utils.text import printable
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rptrain.data.chats import Message
+from rptrain.data.chat import Message
 from rptrain.data.formats import Example, Tally
 from rptrain.data.tokens import Document
 from rptrain.utils.errors import UserError

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rptrain.data.files import READERS
+from rptrain.data.read import READERS
 from rptrain.tui.paths import is_text
 from rptrain.utils.errors import UserError
 

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint import adapter
 from rptrain.checkpoint.adapter import Adapter
+from rptrain.checkpoint.atomic_dir import written_aside
 from rptrain.checkpoint.export import export_store
-from rptrain.checkpoint.files import written_aside
 from rptrain.checkpoint.verify import verify_adapter
 from rptrain.models import registry
 from rptrain.models.adapters.lora import LoRA, adapter_units, merged, with_lora, without_adapters

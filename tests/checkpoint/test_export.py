@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from rptrain.checkpoint.atomic_dir import MANIFEST
 from rptrain.checkpoint.export import export, export_store
-from rptrain.checkpoint.files import MANIFEST
 from rptrain.checkpoint.state import save_state
 from rptrain.checkpoint.verify import verify
 from rptrain.engine.optim.adam import join

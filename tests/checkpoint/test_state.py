@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rptrain.checkpoint.files import MANIFEST, MARK, STATE, Damaged
+from rptrain.checkpoint.atomic_dir import MANIFEST, MARK, STATE, Damaged
 from rptrain.checkpoint.state import latest, load_state, prune, read_state, save_state, verify_checkpoint
 from rptrain.models import registry
 from rptrain.utils.errors import UserError

@@ -3,7 +3,7 @@
 import numpy as np
 
 from rptrain.data.pieces import piece
-from rptrain.data.rows import build
+from rptrain.data.sequences import build
 from rptrain.data.tokens import Document, gather
 
 

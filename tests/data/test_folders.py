@@ -9,14 +9,14 @@ import pytest
 
 from rptrain.config.schema import TrainSet
 from rptrain.data import folders
-from rptrain.data.files import rows_of
 from rptrain.data.folders import choose
 from rptrain.data.loader import Batches, prepare
 from rptrain.data.preview import preview
+from rptrain.data.read import rows_of
 from rptrain.utils.errors import UserError
 from tests.ids import plain
 
-from .test_files import ROWS, as_arrow
+from .test_read import ROWS, as_arrow
 
 
 def make(folder, names):

@@ -6,7 +6,7 @@ import pytest
 
 from rptrain.data.loader import Batches
 from rptrain.data.pieces import piece
-from rptrain.data.rows import build
+from rptrain.data.sequences import build
 
 from .documents import laid_out, stream_of
 

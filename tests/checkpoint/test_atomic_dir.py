@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from rptrain.checkpoint.files import (
+from rptrain.checkpoint.atomic_dir import (
     MANIFEST,
     MARK,
     PARTIAL,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rptrain.data.batch import IGNORED
-from rptrain.data.packing import pack
+from rptrain.data.pack import pack
 from rptrain.data.pieces import Pieces, Trimmed
 from rptrain.data.tokens import Stream
 from rptrain.utils.errors import UserError

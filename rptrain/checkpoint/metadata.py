@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
-from rptrain.checkpoint.files import KIND, MANIFEST, STATE, Damaged, check_hash, read_manifest
+from rptrain.checkpoint.atomic_dir import KIND, MANIFEST, STATE, Damaged, check_hash, read_manifest
 
 
 @dataclass(frozen=True)

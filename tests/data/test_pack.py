@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rptrain.data.batch import IGNORED
-from rptrain.data.packing import pack
+from rptrain.data.pack import pack
 from rptrain.data.pieces import piece
 from rptrain.utils.errors import UserError
 

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from rptrain.data import files
-from rptrain.data.files import rows_of
+from rptrain.data import read as files
 from rptrain.data.formats import read
+from rptrain.data.read import rows_of
 from rptrain.utils.errors import UserError
 
 ROWS = [{"instruction": f'Add {n}, "and"\n{n}.', "input": "", "output": f"{2 * n} é"} for n in range(3)]
