@@ -8,8 +8,8 @@ from pathlib import Path
 from rptrain.checkpoint.atomic_dir import Damaged, complete_checkpoints, set_aside
 from rptrain.checkpoint.state import load_state, read_state
 from rptrain.engine.store import UnitState
-from rptrain.metrics import BestLoaded, CheckpointDamaged, Event
-from rptrain.rundir import RunDir
+from rptrain.runs.events import BestLoaded, CheckpointDamaged, Event
+from rptrain.runs.run_dir import RunDir
 
 
 def by_loss(checkpoints_dir: Path) -> list[tuple[float, Path]]:

@@ -142,7 +142,7 @@ def train(
     """Train as a config says. `train` may be left out."""
     with exit_codes(), _terminated_as_interrupted():
         from rptrain.config.resolve import render, resolve
-        from rptrain.rundir import find
+        from rptrain.runs.run_dir import find
 
         resolved = resolve(config, overrides or ())
         found = find(resolved, warn=dry_run)  # a run looks for it again, once torch is there
@@ -197,7 +197,7 @@ def plan(
     """
     with exit_codes():
         from rptrain.config.resolve import resolve
-        from rptrain.outputs import Output, check
+        from rptrain.runs.outputs import Output, check
         from rptrain.schedule import picture
         from rptrain.schedule.trace import PRODUCER, mark
 
@@ -257,7 +257,7 @@ def bench(
     with exit_codes():
         from rptrain.bench.trace import PRODUCER, document
         from rptrain.config.resolve import resolve
-        from rptrain.outputs import Output, check
+        from rptrain.runs.outputs import Output, check
         from rptrain.schedule.trace import mark
 
         resolved = resolve(config, overrides or ())

@@ -27,7 +27,7 @@ from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.file_backed import pieces
 from rptrain.planner import DTYPES, RunPlan
-from rptrain.rundir import RunDir
+from rptrain.runs.run_dir import RunDir
 from rptrain.schedule.estimate import estimate
 from rptrain.training_model import lora_settings, training_model
 from rptrain.utils.errors import UserError

@@ -23,7 +23,7 @@ from rptrain.models.spec import ModelShape
 from rptrain.models.weights.file_backed import mapped_units
 from rptrain.models.weights.quantized import loading_bytes
 from rptrain.planner import LIBRARIES, RunPlan, Workload, least_footprint, make_plan, row_bytes
-from rptrain.rundir import RunDir, forks
+from rptrain.runs.run_dir import RunDir, forks
 from rptrain.schedule.plan import Plan, Stage
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import MOST, most_threads

@@ -38,9 +38,9 @@ from rptrain.memory_plan import MemoryPlan, going_on, least_memory, plan_run
 from rptrain.models.layers.block import BlockShape
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import ModelShape
-from rptrain.outputs import Output
 from rptrain.planner import DTYPES, RunPlan
-from rptrain.rundir import RunDir, find
+from rptrain.runs.outputs import Output
+from rptrain.runs.run_dir import RunDir, find
 from rptrain.schedule import picture
 from rptrain.schedule.dispatch import dispatch
 from rptrain.schedule.roofline import Sizes, Verdict, backward_intensity, forward_intensity, judge, ridge

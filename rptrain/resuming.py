@@ -10,9 +10,9 @@ from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.state import load_state, read_state
 from rptrain.engine.store import UnitState
 from rptrain.job import Job
-from rptrain.metrics import CheckpointDamaged, Event
 from rptrain.models import registry
-from rptrain.rundir import RunDir, forks
+from rptrain.runs.events import CheckpointDamaged, Event
+from rptrain.runs.run_dir import RunDir, forks
 from rptrain.utils.errors import UserError
 
 

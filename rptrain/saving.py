@@ -17,8 +17,8 @@ from rptrain.engine.engine import Engine
 from rptrain.engine.snapshot import Snapshot
 from rptrain.engine.store import UnitState
 from rptrain.job import Job
-from rptrain.metrics import CheckpointSaved, Event, SaveFailed
-from rptrain.rundir import RunDir
+from rptrain.runs.events import CheckpointSaved, Event, SaveFailed
+from rptrain.runs.run_dir import RunDir
 from rptrain.utils.errors import UserError
 from rptrain.validation import Patience
 

@@ -7,7 +7,7 @@ import torch
 
 from rptrain.engine.iteration import PendingLoss, StepResult
 from rptrain.job import Job
-from rptrain.metrics import Event, LossScale, StepSkipped
+from rptrain.runs.events import Event, LossScale, StepSkipped
 from rptrain.utils.errors import TrainingError
 
 AGAIN = "Begin a new run (save.resume=never) with a lower optim.learning_rate"

@@ -14,9 +14,9 @@ import torch
 from rptrain.engine.activity import Activity, LaneState
 from rptrain.engine.engine import Engine
 from rptrain.engine.store import available_bytes
-from rptrain.lines import LineFile
-from rptrain.metrics import Event, MemoryLow
+from rptrain.runs.events import Event, MemoryLow
 from rptrain.runs.lanes import FILE, OLD_FILE, Lane, OptimizerState, Phase, Snapshot
+from rptrain.runs.line_file import LineFile
 from rptrain.utils.errors import RunDeleted
 from rptrain.utils.nvml import Driver, GpuStatus
 

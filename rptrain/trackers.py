@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from rptrain.config.schema import Config
-from rptrain.metrics import Evaluation, Event, Step, TrackerFailed
-from rptrain.rundir import RunDir
+from rptrain.runs.events import Evaluation, Event, Step, TrackerFailed
+from rptrain.runs.run_dir import RunDir
 from rptrain.utils.errors import UserError
 
 MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import rptrain
-from rptrain import metrics, trackers, validation
+from rptrain import trackers, validation
 from rptrain.best import load_best
 from rptrain.checkpoint import adapter, frozen
 from rptrain.checkpoint.atomic_dir import REPLACED, beside
 from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.export import check_names, export_store
 from rptrain.config.resolve import Resolved
-from rptrain.control import LOOK, STOP, Control, StopRequested
 from rptrain.data.batch import Batch
 from rptrain.devices import here
 from rptrain.engine.engine import Engine
@@ -30,8 +29,10 @@ from rptrain.memory_plan import going_on
 from rptrain.models.weights import pretrained
 from rptrain.opening import open_engine, open_store, starting_scale
 from rptrain.resuming import check_resume, how_to_go_on, restore
-from rptrain.rundir import RunDir, begin, find, forks
+from rptrain.runs import events
+from rptrain.runs.control import LOOK, STOP, Control, StopRequested
 from rptrain.runs.process import ProcessId
+from rptrain.runs.run_dir import RunDir, begin, find, forks
 from rptrain.saving import Saver, checkpoint_meta
 from rptrain.skipping import AGAIN, SkippedSteps
 from rptrain.telemetry import Telemetry
@@ -58,11 +59,11 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
         return _train(resolved, found, None, quiet)
     for path in (found[0].model_path, beside(found[0].model_path, REPLACED)):  # the run replaces both in the end
         check_names(path)
-    with metrics.EventLog(found[0].events_path) as log:  # from now on, and not once the data was read
+    with events.EventLog(found[0].events_path) as log:  # from now on, and not once the data was read
         return _train(resolved, found, log, quiet)
 
 
-def _train(resolved: Resolved, found: tuple[RunDir, Path] | None, held: metrics.EventLog | None, quiet: bool) -> RunDir:
+def _train(resolved: Resolved, found: tuple[RunDir, Path] | None, held: events.EventLog | None, quiet: bool) -> RunDir:
     """`held` is the log of the run that is to go on, which nobody else trains meanwhile."""
     hardware = going_on(here(resolved.config.engine), found)
     resolved = settle(resolved, found, hardware)
@@ -81,8 +82,8 @@ def _train(resolved: Resolved, found: tuple[RunDir, Path] | None, held: metrics.
         job = replace(job, plan=replan(job, known))
     with ExitStack() as stack:
         log = held if found and run == found[0] else None
-        log = log or stack.enter_context(metrics.EventLog(run.events_path))
-        progress = stack.enter_context(metrics.Progress(job.total_steps, quiet=quiet))
+        log = log or stack.enter_context(events.EventLog(run.events_path))
+        progress = stack.enter_context(events.Progress(job.total_steps, quiet=quiet))
         log.listen(trackers.open_trackers(job.config, run, stack, partial(tell, log, progress)))
         telemetry = stack.enter_context(Telemetry(run.path, job.devices, partial(tell, log, progress), log.check))
         store = stack.enter_context(open_store(job))
@@ -100,11 +101,11 @@ def _train(resolved: Resolved, found: tuple[RunDir, Path] | None, held: metrics.
                 log.check()
             if (mendable := _mendable(error)) is None:
                 with suppress(RunDeleted):
-                    log.write(metrics.Failed(f"{type(error).__name__}: {error}"))
+                    log.write(events.Failed(f"{type(error).__name__}: {error}"))
                 raise
             saver.settle()  # its checkpoint counts
             failure = TrainingError(f"{mendable}. {how_to_go_on(run)}")
-            log.write(metrics.Failed(str(failure)))
+            log.write(events.Failed(str(failure)))
             raise failure from error
     return run
 
@@ -134,8 +135,8 @@ class Trainer:
         self,
         job: Job,
         run: RunDir,
-        log: metrics.EventLog,
-        progress: metrics.Progress,
+        log: events.EventLog,
+        progress: events.Progress,
         store: ModelStore,
         saver: Saver,
         control: Control,
@@ -161,7 +162,7 @@ class Trainer:
     def run(self, checkpoint: Path | None) -> None:
         job, log = self._job, self._log
         log.write(
-            metrics.RunStarted(
+            events.RunStarted(
                 job.config.digest,
                 rptrain.__version__,
                 job.devices,
@@ -193,7 +194,7 @@ class Trainer:
         with self._telemetry.doing("exporting"):
             view = lru_cache(maxsize=1)(self._store.view)  # tensor by tensor, a mapped parameter would be read for each
             export_store(view, job.spec, base, self._run.model_path, job.config.model.dtype, adapter=job.adapter)
-        log.write(metrics.Finished(self._total))
+        log.write(events.Finished(self._total))
         self._progress.note(f"model: {self._run.model_path}")
 
     def _train(self, done: int, applied: int) -> None:
@@ -286,13 +287,13 @@ class Trainer:
         own, job = ProcessId.of(os.getpid()), self._job
         places = tuple(place.to_event() for place in job.memory.places)
         self._log.write(
-            metrics.ProcessStarted(own.pid, own.host, own.birth, job.total_steps, int(job.asynchronous), places)
+            events.ProcessStarted(own.pid, own.host, own.birth, job.total_steps, int(job.asynchronous), places)
         )
 
     def _tell_plan(self) -> None:
         run, plan = self._job.plan, self._job.plan.plan
-        self._log.write(metrics.Plan((str(plan), *plan.grid().splitlines())))
-        self._log.write(metrics.Estimated(run.estimate.period, run.estimate.bubble, run.floor_seconds))
+        self._log.write(events.Plan((str(plan), *plan.grid().splitlines())))
+        self._log.write(events.Estimated(run.estimate.period, run.estimate.bubble, run.floor_seconds))
 
     def _learning_rate(self, step: int) -> float:
         optim = self._job.config.optim
@@ -314,7 +315,7 @@ class Trainer:
         if started.step % self._job.config.log.logging_steps and started.step != self._job.total_steps:
             return
         now = time.perf_counter()
-        event = metrics.Step(
+        event = events.Step(
             step=started.step,
             loss=loss,
             learning_rate=started.learning_rate,
@@ -351,7 +352,7 @@ class Trainer:
         )
         if self._frozen is not None:
             frozen.check(state["meta"], self._frozen["sha256"])
-        self._log.write(metrics.Resumed(state["step"], str(checkpoint)))
+        self._log.write(events.Resumed(state["step"], str(checkpoint)))
         self._progress.note(f"resumed from {checkpoint}")
         if (kept := state["meta"].get("validation")) is not None:
             self._patience = replace(self._patience, best=kept["best"], bad=kept["bad"])
@@ -367,7 +368,7 @@ class Trainer:
             loss = validation.loss(engine, self._job.held_out, partial(self._watchdog.alive, step))
         self._measured = step, loss
         ends = self._patience.follow(loss)
-        self._tell(metrics.Evaluation(step, "loss", loss))
+        self._tell(events.Evaluation(step, "loss", loss))
         self._progress.note(f"step {step}: loss of held-out rows {loss:.4f}" + (", no better: the end" if ends else ""))
         self._watchdog.alive(step)
         self._clock += time.perf_counter() - began
@@ -385,14 +386,14 @@ class Trainer:
                 self._save(engine, step, required=last or stops, drained=drained)
         self._clock += time.perf_counter() - began  # no part of the speed that is reported
         if stops:
-            self._log.write(metrics.Stopped(step, "signal" if control.interrupted else STOP))
+            self._log.write(events.Stopped(step, "signal" if control.interrupted else STOP))
             if control.interrupted:
                 raise KeyboardInterrupt
             control.stopped()
             raise StopRequested(f"stopped after step {step}, which is saved: the same command goes on")
 
     def _pause(self, engine: Engine, step: int) -> None:
-        self._log.write(metrics.Paused(step))
+        self._log.write(events.Paused(step))
         self._progress.note(f"paused after step {step}")
         while self._control.pauses:
             if self._control.saves:
@@ -401,7 +402,7 @@ class Trainer:
             self._saver.look()
             self._watchdog.alive(step)
             time.sleep(LOOK)
-        self._log.write(metrics.Continued(step))
+        self._log.write(events.Continued(step))
 
     def _save(self, engine: Engine, step: int, *, required: bool, drained: float = 0.0) -> None:
         done = self._control.take() if self._control.saves else None
@@ -419,9 +420,9 @@ class Trainer:
         with self._telemetry.doing("evaluating"):
             scores, shown = ask_questions(self._job.spec, self._store.weights, self._job.tokenizer, count)
         overall = scores.pop("overall")
-        self._log.write(metrics.Evaluation(step, "exact_match", overall, scores))
+        self._log.write(events.Evaluation(step, "exact_match", overall, scores))
         for prompt, text in shown:
-            self._log.write(metrics.Sample(step, prompt, text))
+            self._log.write(events.Sample(step, prompt, text))
         each = ", ".join(f"{name} {score:.1%}" for name, score in scores.items())
         when = "before training" if step == 0 else f"after {step} steps"
         self._progress.note(f"{count} held-out questions, {when}: {overall:.1%} answered exactly ({each})")

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rptrain.metrics import Event, Stalled
+from rptrain.runs.events import Event, Stalled
 from rptrain.utils.errors import RunDeleted
 
 log = logging.getLogger(__name__)

@@ -26,13 +26,14 @@ import torch
 from typer.testing import CliRunner, Result
 
 import rptrain.saving
-from rptrain import cli, memory_plan, metrics
+from rptrain import cli, memory_plan
 from rptrain.checkpoint.atomic_dir import KIND, STATE, written_aside
 from rptrain.config.resolve import Resolved, resolve
 from rptrain.models import registry
 from rptrain.models.weights import pretrained
 from rptrain.planner import RunPlan
-from rptrain.rundir import RunDir
+from rptrain.runs import events as metrics
+from rptrain.runs.run_dir import RunDir
 from rptrain.schedule.plan import Plan
 from rptrain.trainer import Trainer, train
 

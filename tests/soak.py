@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import median
 
 from rptrain.config.resolve import resolve
-from rptrain.control import STOP, ask
-from rptrain.rundir import RunDir
+from rptrain.runs.control import STOP, ask
+from rptrain.runs.run_dir import RunDir
 from rptrain.telemetry import FULL
 from rptrain.trainer import train
 

@@ -6,7 +6,7 @@ import pytest
 
 from rptrain.automatic import is_automatic, settle
 from rptrain.config.resolve import resolve
-from rptrain.rundir import RunDir
+from rptrain.runs.run_dir import RunDir
 from rptrain.trainer import train
 from rptrain.utils.errors import UserError
 from tests.run_tools import write_config, write_model

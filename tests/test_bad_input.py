@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rptrain import metrics
-from rptrain.metrics import EventLog
 from rptrain.models import registry
 from rptrain.planner import LIBRARIES, Workload, make_plan
-from rptrain.rundir import RunDir
+from rptrain.runs import events
+from rptrain.runs.events import EventLog
+from rptrain.runs.run_dir import RunDir
 from rptrain.schedule.machine import CPU, Machine
 from rptrain.utils.errors import UserError
 
@@ -128,7 +128,7 @@ def test_a_limit_too_small_for_the_largest_layer(model):
 def test_more_devices_than_micro_batches_is_a_warning(folder, caplog):
     run = tools.train_here(folder, "engine.devices=cpu:6")
     assert "4 micro-batches a round keep 4 of 6 devices busy: only 4 are used" in caplog.text
-    assert len(tools.events(run, metrics.RunStarted)[0].devices) == 4
+    assert len(tools.events(run, events.RunStarted)[0].devices) == 4
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_weights_that_are_no_numbers(folder):
     result = tools.invoke("--config", "run.toml")
     assert result.exit_code == 2 and f"{folder / 'model'}: {name} holds values that are infinite or" in result.stderr
     (run,) = (folder / "runs").iterdir()
-    assert not any(isinstance(event, metrics.Step) for event in metrics.read(run / "events.jsonl"))
+    assert not any(isinstance(event, events.Step) for event in events.read(run / "events.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -411,7 +411,7 @@ def test_the_checkpoint_before_a_damaged_one_is_taken(unfinished, folder, caplog
     spoil(unfinished.checkpoint_path(6))
     run = tools.train_here(folder, "save.save_steps=3", "save.save_total_limit=1")
     assert f"{unfinished.checkpoint_path(6)} is damaged, and the checkpoint before it is taken" in caplog.text
-    assert run.finished and [event.step for event in tools.events(run, metrics.Resumed)] == [3]
+    assert run.finished and [event.step for event in tools.events(run, events.Resumed)] == [3]
     assert sorted(path.name for path in run.checkpoints_path.iterdir()) == ["checkpoint-6", "checkpoint-6.damaged"]
     assert tools.state(run) == expected
 
@@ -422,11 +422,11 @@ def test_a_flipped_bit_is_found_while_weights_are_read(unfinished, folder):
     flip(unfinished.checkpoint_path(6) / "units/00001-layers.0.safetensors")
     named = tools.invoke("--config", "run.toml", f"save.resume={unfinished.checkpoint_path(6)}")
     assert named.exit_code == 2 and "its content is not what was saved (sha256 differs)" in named.stderr
-    assert isinstance(list(metrics.read(unfinished.events_path))[-1], metrics.Failed)
+    assert isinstance(list(events.read(unfinished.events_path))[-1], events.Failed)
     run = tools.train_here(folder)
-    (damaged,) = tools.events(run, metrics.CheckpointDamaged)
+    (damaged,) = tools.events(run, events.CheckpointDamaged)
     assert damaged.path.endswith("checkpoint-6") and "00001-layers.0.safetensors" in damaged.message
-    assert run.finished and [event.step for event in tools.events(run, metrics.Resumed)] == [3]
+    assert run.finished and [event.step for event in tools.events(run, events.Resumed)] == [3]
     assert sorted(path.name for path in run.checkpoints_path.iterdir()) == [
         *("checkpoint-3", "checkpoint-6", "checkpoint-6.damaged")
     ]

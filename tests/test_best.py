@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from rptrain import metrics, validation
+from rptrain import validation
 from rptrain.best import by_loss
 from rptrain.checkpoint.export import export
-from rptrain.rundir import RunDir
+from rptrain.runs import events
+from rptrain.runs.run_dir import RunDir
 from rptrain.runs.view import RunView
 from rptrain.trainer import Trainer
 from rptrain.utils.errors import TrainingError, UserError
@@ -39,7 +40,7 @@ def trained(folder: Path, limit: int, *overrides: str) -> RunDir:
 def is_of(run: RunDir, step: int, folder: Path) -> None:
     """The model, and what was told of it."""
     best = RunDir(run.path).checkpoint_path(step)
-    (told,) = tools.events(run, metrics.BestLoaded)
+    (told,) = tools.events(run, events.BestLoaded)
     assert (told.step, told.path, told.loss) == (step, str(best), LOSSES[step])
     again = export(best, folder / "again", "float32")
     assert (again / "model.safetensors").read_bytes() == (run.model_path / "model.safetensors").read_bytes()
@@ -56,18 +57,18 @@ def test_it_stays_and_the_model_is_made_of_it(folder, limit, kept):
 
 
 def test_also_of_a_run_that_was_cut_off_behind_it(folder, monkeypatch):
-    write = metrics.EventLog.write
+    write = events.EventLog.write
 
-    def fails(log: metrics.EventLog, event: metrics.Event) -> None:
-        if isinstance(event, metrics.Step) and event.step == 9:
+    def fails(log: events.EventLog, event: events.Event) -> None:
+        if isinstance(event, events.Step) and event.step == 9:
             raise OSError("planted")
         write(log, event)
 
     with monkeypatch.context() as patch, pytest.raises(TrainingError, match="planted"):
-        patch.setattr(metrics.EventLog, "write", fails)
+        patch.setattr(events.EventLog, "write", fails)
         trained(folder, 1)
     run = trained(folder, 1)
-    assert [event.step for event in tools.events(run, metrics.Resumed)] == [8]
+    assert [event.step for event in tools.events(run, events.Resumed)] == [8]
     is_of(run, 6, folder)
 
 
@@ -81,15 +82,15 @@ def test_one_that_is_damaged_is_set_aside_and_the_next_is_taken(folder, monkeypa
 
     monkeypatch.setattr(Trainer, "_train", damage)
     run = trained(folder, 3)
-    assert [event.path for event in tools.events(run, metrics.CheckpointDamaged)] == [str(run.checkpoint_path(6))]
+    assert [event.path for event in tools.events(run, events.CheckpointDamaged)] == [str(run.checkpoint_path(6))]
     is_of(run, 10, folder)
 
 
 def test_the_last_one_needs_no_loading(tmp_path):
     tools.write_model(tmp_path / "model")
     run = tools.train_here(tmp_path, *BEST)
-    losses = {event.step: event.score for event in tools.events(run, metrics.Evaluation)}
-    (told,) = tools.events(run, metrics.BestLoaded)
+    losses = {event.step: event.score for event in tools.events(run, events.Evaluation)}
+    (told,) = tools.events(run, events.BestLoaded)
     assert losses[told.step] == told.loss == min(losses.values()) == by_loss(run.checkpoints_path)[0][0]
     state = tools.state(tools.train_here(tmp_path, *BEST[:-1], f"train.max_steps={told.step}", "log.run_name=to"))
     assert told.step == 6 and state == tools.state(run)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from rptrain import cli
 from rptrain.config.resolve import Resolved, resolve
-from rptrain.rundir import RunDir, begin
+from rptrain.runs.run_dir import RunDir, begin
 from rptrain.utils.errors import UserError
 
 from .run_tools import write_checkpoint

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from rptrain import metrics
 from rptrain.config.resolve import resolve
 from rptrain.data import tasks
 from rptrain.generate import generate_text
 from rptrain.job import prepare_job
-from rptrain.rundir import RunDir
+from rptrain.runs import events
+from rptrain.runs.run_dir import RunDir
 from rptrain.trainer import train
 
 from . import run_tools as tools
@@ -27,7 +27,7 @@ def test_the_default_run_learns_its_tasks(tmp_path):
     check_held_out(prepare_job(resolved.config), questions)
 
     run = train(resolved, quiet=True)
-    before, after = tools.events(run, metrics.Evaluation)
+    before, after = tools.events(run, events.Evaluation)
     assert (before.step, after.step) == (0, resolved.config.train.max_steps)
     assert before.score <= 0.05
     assert after.score >= 0.90

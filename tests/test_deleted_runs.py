@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from rptrain import metrics, saving
+from rptrain import saving
 from rptrain.engine.engine import Engine
 from rptrain.engine.snapshot import Snapshot
+from rptrain.runs import events
 from rptrain.trainer import Trainer
 from rptrain.utils.errors import RunDeleted
 
@@ -41,22 +42,22 @@ def contents(folder: Path) -> dict[Path, bytes | None]:
 @pytest.mark.parametrize(
     ("moment", "overrides"),
     [
-        (lambda event: isinstance(event, metrics.Step) and event.step == 2, ()),
-        (lambda event: isinstance(event, metrics.CheckpointSaved), BEST),
-        (lambda event: isinstance(event, metrics.CheckpointSaved), ()),
+        (lambda event: isinstance(event, events.Step) and event.step == 2, ()),
+        (lambda event: isinstance(event, events.CheckpointSaved), BEST),
+        (lambda event: isinstance(event, events.CheckpointSaved), ()),
     ],
     ids=["before-a-record", "before-the-best-is-loaded", "before-the-export"],
 )
 def test_the_run_ends_with_a_message(folder, monkeypatch, moment, overrides, again):
-    write, left = metrics.EventLog.write, []
+    write, left = events.EventLog.write, []
 
-    def act(log: metrics.EventLog, event: metrics.Event) -> None:
+    def act(log: events.EventLog, event: events.Event) -> None:
         write(log, event)
         if moment(event) and not left:
             delete(folder / "runs/run", again)
             left.append(contents(folder / "runs"))
 
-    monkeypatch.setattr(metrics.EventLog, "write", act)
+    monkeypatch.setattr(events.EventLog, "write", act)
     tools.write_config(folder)
     threads = threading.active_count()
     told = tools.invoke("--config", folder / "run.toml", "engine.replan=false", *overrides)
@@ -67,14 +68,14 @@ def test_the_run_ends_with_a_message(folder, monkeypatch, moment, overrides, aga
 
 def test_a_run_that_was_moved_ends(folder, monkeypatch):
     """Another folder with the same files, in its place, is not written to."""
-    write, run = metrics.EventLog.write, folder / "runs/run"
+    write, run = events.EventLog.write, folder / "runs/run"
 
-    def act(log: metrics.EventLog, event: metrics.Event) -> None:
+    def act(log: events.EventLog, event: events.Event) -> None:
         write(log, event)
-        if isinstance(event, metrics.Step) and event.step == 2:
+        if isinstance(event, events.Step) and event.step == 2:
             shutil.copytree(run.rename(folder / "moved"), run)
 
-    monkeypatch.setattr(metrics.EventLog, "write", act)
+    monkeypatch.setattr(events.EventLog, "write", act)
     tools.write_config(folder)
     told = tools.invoke("--config", folder / "run.toml", "log.logging_steps=2", "engine.replan=false")
     assert told.exit_code == 1 and f"{run} was deleted or moved while the run was trained" in told.stderr
@@ -83,18 +84,18 @@ def test_a_run_that_was_moved_ends(folder, monkeypatch):
 
 def test_no_step_begins_without_the_folder(folder, monkeypatch):
     """Also where neither a record nor a save would find out."""
-    write, begin, begun = metrics.EventLog.write, Engine.forward_backward, []
+    write, begin, begun = events.EventLog.write, Engine.forward_backward, []
 
-    def act(log: metrics.EventLog, event: metrics.Event) -> None:
+    def act(log: events.EventLog, event: events.Event) -> None:
         write(log, event)
-        if isinstance(event, metrics.Estimated):
+        if isinstance(event, events.Estimated):
             delete(folder / "runs/run", again=False)
 
     def counted(engine: Engine, *arguments: Any, **named: Any) -> Any:
         begun.append(engine)
         return begin(engine, *arguments, **named)
 
-    monkeypatch.setattr(metrics.EventLog, "write", act)
+    monkeypatch.setattr(events.EventLog, "write", act)
     monkeypatch.setattr(Engine, "forward_backward", counted)
     with pytest.raises(RunDeleted):
         tools.train_here(folder, "log.logging_steps=100", "engine.replan=false")

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from rptrain import metrics
 from rptrain.engine.stage_pass import StagePass
 from rptrain.job import prepare_job
-from rptrain.rundir import RunDir
+from rptrain.runs import events
+from rptrain.runs.run_dir import RunDir
 
 from . import run_tools as tools
 
@@ -38,7 +38,7 @@ def test_a_run_that_diverges_ends(steps, message, update, tmp_path):
     (path,) = (tmp_path / "runs").iterdir()
     run = RunDir(path)
     assert not list(path.glob("model*"))
-    assert isinstance(list(metrics.read(run.events_path))[-1], metrics.Failed)
+    assert isinstance(list(events.read(run.events_path))[-1], events.Failed)
 
 
 @pytest.mark.parametrize("rows", ["tasks", "random"])
@@ -60,7 +60,7 @@ def test_the_rows_of_a_step_that_is_skipped_are_named(rows, tmp_path, monkeypatc
     settings = (f"data.train.0.path=builtin:{rows}", "engine.devices=cpu:1", "optim.max_skipped_steps=2")
     resolved = tools.write_config(tmp_path, *settings)
     run = tools.train(resolved)
-    skipped, later = tools.events(run, metrics.StepSkipped)
+    skipped, later = tools.events(run, events.StepSkipped)
     batches = prepare_job(resolved.config).batches
     expected = batches.taken(2)[2 * 16 : 3 * 16].tolist()
     assert (skipped.step, skipped.in_a_row, skipped.micro_batches) == (3, 1, (2,))
@@ -69,4 +69,4 @@ def test_the_rows_of_a_step_that_is_skipped_are_named(rows, tmp_path, monkeypatc
     assert all("<" in text for text in skipped.texts)
     said = " ".join(capsys.readouterr().out.split())
     assert f"step 3 was skipped: in rows {expected[0]}, {expected[1]}, " in said
-    assert run.finished and [event.step for event in tools.events(run, metrics.Step) if event.skipped] == [3, 5]
+    assert run.finished and [event.step for event in tools.events(run, events.Step) if event.skipped] == [3, 5]

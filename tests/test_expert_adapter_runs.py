@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rptrain import metrics
 from rptrain.checkpoint.export import export
 from rptrain.generate import generate_text
+from rptrain.runs import events
 from rptrain.utils.errors import UserError
 
 from . import run_tools as tools
@@ -64,7 +64,7 @@ def test_killed_and_resumed_on_another_number_of_workers(folder, trainers):
     kind = (*LORA, "optim.update=async", "model.dtype=bfloat16")
     assert trainers.train(folder, *kind, "engine.devices=cpu:1", event=5) == -signal.SIGKILL
     run = tools.train_here(folder, *kind)
-    assert [event.step for event in tools.events(run, metrics.Resumed)] == [4]
+    assert [event.step for event in tools.events(run, events.Resumed)] == [4]
     whole = tools.train_here(folder, *kind, "engine.devices=cpu:1", "log.run_name=whole")
     assert tools.steps(run) == tools.steps(whole)
     assert tools.state(run) == tools.state(whole)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rptrain import metrics
 from rptrain.checkpoint.export import export
 from rptrain.generate import generate_text
-from rptrain.rundir import RunDir
+from rptrain.runs import events
+from rptrain.runs.run_dir import RunDir
 from rptrain.utils.errors import UserError
 
 from . import run_tools as tools
@@ -36,7 +36,7 @@ def test_killed_and_resumed(folder, trainers, update, dtype, init, tmp_path):
     kind = (f"optim.update={update}", f"model.dtype={dtype}", f"model.init={init}", *EVERY_TWO)
     assert trainers.train(folder, *kind, "engine.devices=cpu:1", event=5) == -signal.SIGKILL
     run = tools.train_here(folder, *kind)
-    assert [event.step for event in tools.events(run, metrics.Resumed)] == [4]
+    assert [event.step for event in tools.events(run, events.Resumed)] == [4]
     whole = tools.train_here(folder, *kind, "log.run_name=whole")
     assert tools.steps(run) == tools.steps(whole)
     assert tools.state(run) == tools.state(whole)

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from rptrain import metrics
 from rptrain.config.resolve import resolve
 from rptrain.job import prepare_job
 from rptrain.memory_plan import Place, going_on, plan_run
-from rptrain.rundir import RunDir
+from rptrain.runs import events
+from rptrain.runs.run_dir import RunDir
 from rptrain.utils.errors import TrainingError, UserError
 
 from . import run_tools as tools
@@ -100,16 +100,16 @@ def test_a_run_that_was_cut_off_waits_for_memory_that_shrank(tmp_path, monkeypat
     """Refused before anything is loaded, with the run as it was; with the memory back it comes to the same numbers."""
     tools.write_model(tmp_path / "model")
     expected = tools.state(tools.train_here(tmp_path, "log.run_name=whole"))
-    write = metrics.EventLog.write
+    write = events.EventLog.write
 
-    def fails(log: metrics.EventLog, event: metrics.Event) -> None:
-        if isinstance(event, metrics.Step) and event.step == 5:
+    def fails(log: events.EventLog, event: events.Event) -> None:
+        if isinstance(event, events.Step) and event.step == 5:
             raise OSError("planted")
         write(log, event)
 
     often = "save.save_steps=2"
     with monkeypatch.context() as patch, pytest.raises(TrainingError, match="planted"):
-        patch.setattr(metrics.EventLog, "write", fails)
+        patch.setattr(events.EventLog, "write", fails)
         tools.train_here(tmp_path, often)
     run = RunDir(tmp_path / "runs/run")
     before = run.events_path.read_bytes(), run.checkpoints()
@@ -121,4 +121,4 @@ def test_a_run_that_was_cut_off_waits_for_memory_that_shrank(tmp_path, monkeypat
                 tools.train_here(tmp_path, often, f"log.run_name={name}")
     assert (run.events_path.read_bytes(), run.checkpoints()) == before and not (tmp_path / "runs/another").exists()
     again = tools.train_here(tmp_path, often)
-    assert [event.step for event in tools.events(again, metrics.Resumed)] == [4] and tools.state(again) == expected
+    assert [event.step for event in tools.events(again, events.Resumed)] == [4] and tools.state(again) == expected

@@ -12,9 +12,9 @@ import pytest
 
 import rptrain.checkpoint.state
 import rptrain.saving
-from rptrain import metrics
 from rptrain.checkpoint.state import verify_checkpoint
-from rptrain.rundir import RunDir
+from rptrain.runs import events
+from rptrain.runs.run_dir import RunDir
 
 from . import run_tools as tools
 
@@ -104,7 +104,7 @@ def test_every_state_of_the_disk_that_a_kill_can_leave(whole, tmp_path, monkeypa
 def killed_at_random(folder: Path, trainers: tools.Trainers, whole: RunDir, kills: int) -> None:
     """Whatever of a run's time is left after a kill, the next may fall into all of it; a run that ends is compared."""
     tools.write_model(folder / "model")
-    (began,), (ended,) = (tools.events(whole, kind) for kind in (metrics.RunStarted, metrics.Finished))
+    (began,), (ended,) = (tools.events(whole, kind) for kind in (events.RunStarted, events.Finished))
     usual, expected, random = ended.time - began.time, tools.state(whole), Random(0)
     left, finished = kills, False
     while left or not finished:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rptrain import metrics
 from rptrain.checkpoint.export import export
 from rptrain.generate import generate_text
+from rptrain.runs import events
 from rptrain.utils.errors import UserError
 
 from . import run_tools as tools
@@ -42,7 +42,7 @@ def test_killed_and_resumed_on_another_number_of_workers(folder, trainers, updat
     kind = (f"optim.update={update}", f"model.dtype={dtype}", *LORA)
     assert trainers.train(folder, *kind, "engine.devices=cpu:1", event=5) == -signal.SIGKILL
     run = tools.train_here(folder, *kind, "engine.devices=cpu:2")
-    assert [event.step for event in tools.events(run, metrics.Resumed)] == [4]
+    assert [event.step for event in tools.events(run, events.Resumed)] == [4]
     whole = tools.train_here(folder, *kind, "engine.devices=cpu:1", "log.run_name=whole")
     assert tools.steps(run) == tools.steps(whole)
     assert tools.state(run) == tools.state(whole)
@@ -146,7 +146,7 @@ def test_a_resumed_run_needs_the_adapter_that_it_began_with_no_more(folder, trai
     assert trainers.train(folder, *LORA, *more, event=5) == -signal.SIGKILL
     shutil.rmtree(first.model_path)
     again = tools.train_here(folder, *LORA, *more)
-    assert [event.step for event in tools.events(again, metrics.Resumed)] == [4]
+    assert [event.step for event in tools.events(again, events.Resumed)] == [4]
 
 
 def test_an_adapter_that_does_not_fit_is_found_before_memory_is_taken(folder):

@@ -7,9 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rptrain import disk_reading, metrics
+from rptrain import disk_reading
 from rptrain.engine import store
 from rptrain.engine.engine import Engine
+from rptrain.runs import events
 from rptrain.utils.errors import UserError
 
 from . import run_tools as tools
@@ -37,7 +38,7 @@ def test_the_bits_are_those_of_a_base_in_memory_also_when_resumed(folder, given)
     for hold in ("map", "memory"):
         more = (f"model.hold={hold}", f"save.resume={mapped.checkpoint_path(2)}", f"log.run_name={hold}")
         again = tools.train_here(folder, *given, *more)
-        assert [event.step for event in tools.events(again, metrics.Resumed)] == [2]
+        assert [event.step for event in tools.events(again, events.Resumed)] == [2]
         assert tools.state(again) == tools.state(whole)
 
 
@@ -68,7 +69,7 @@ def test_the_process_holds_less_by_what_is_mapped(folder, monkeypatch):
     for hold in ("memory", "map"):
         taken.clear()
         run = tools.train_here(folder, *few, f"model.hold={hold}", f"log.run_name={hold}", "engine.replan=false")
-        (started,) = tools.events(run, metrics.ProcessStarted)
+        (started,) = tools.events(run, events.ProcessStarted)
         parts = dict(started.memory[0]["parts"])
         found[hold] = parts, sum(taken)
         named = ("weights", "gradients", "moments", "frozen weights", "activations", "buffers of mapped")
@@ -110,7 +111,7 @@ def test_a_file_that_changes_meanwhile_ends_it_with_what_to_do(folder, monkeypat
     said = "checkpoint-4 is whole: mend that, and go on from there with: " if saved else "Nothing of this run was saved"
     assert said in result.output
     again = tools.train_here(folder, *LORA, MAP)
-    assert bool(tools.events(again, metrics.Resumed)) == saved and tools.steps(again).keys() == {*range(1, 7)}
+    assert bool(tools.events(again, events.Resumed)) == saved and tools.steps(again).keys() == {*range(1, 7)}
 
 
 def test_mistakes_end_with_2(folder):

@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rptrain import metrics
 from rptrain.checkpoint.export import export
 from rptrain.generate import generate_text
 from rptrain.kernels.quant import INT8, NF4, NF4_DOUBLE, dequantize, quantize
+from rptrain.runs import events
 from rptrain.utils.errors import UserError
 
 from . import run_tools as tools
@@ -32,7 +32,7 @@ def test_a_resumed_run_goes_on_to_the_same_bits(folder):
     whole = tools.train_here(folder, *NARROW, "engine.devices=cpu:1")
     more = (f"save.resume={whole.checkpoint_path(2)}", "log.run_name=more", "engine.devices=cpu:2")
     again = tools.train_here(folder, *NARROW, *more)
-    assert [event.step for event in tools.events(again, metrics.Resumed)] == [2]
+    assert [event.step for event in tools.events(again, events.Resumed)] == [2]
     assert {step: tools.steps(whole)[step] for step in range(3, 7)} == tools.steps(again)
     assert tools.state(again) == tools.state(whole)
     plainly = tools.train_here(folder, *NARROW, "lora.base=bf16", "log.run_name=plainly")
@@ -82,7 +82,7 @@ def test_scales_in_8_bits_in_a_run(tmp_path):
 
 def test_questions_are_asked_of_the_widened_weights(folder):
     run = tools.train_here(folder, *NARROW, "eval.questions=3", "train.max_steps=2")
-    assert len(tools.events(run, metrics.Evaluation)) == 2
+    assert len(tools.events(run, events.Evaluation)) == 2
 
 
 def test_plan_shows_the_base_and_counts_its_bytes(folder):

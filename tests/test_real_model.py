@@ -28,10 +28,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from rptrain import metrics
 from rptrain.config.resolve import resolve
 from rptrain.job import prepare_job
 from rptrain.kernels.quant import FORMATS, dequantize, quantize
+from rptrain.runs import events as metrics
 from rptrain.trainer import train
 
 MODEL = os.environ.get("RPTRAIN_REAL_MODEL", "")

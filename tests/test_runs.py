@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 import rptrain.trainer
-from rptrain import metrics
 from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.engine.devices import base
 from rptrain.models import registry
-from rptrain.rundir import RunDir
+from rptrain.runs import events
+from rptrain.runs.run_dir import RunDir
 from rptrain.schedule.plan import Plan
 from rptrain.utils.errors import TrainingError, UserError
 
@@ -73,7 +73,7 @@ def test_killed_twice_and_resumed(folder, trainers, undisturbed, update, dtype):
     assert trainers.train(folder, *kind, *EVERY_TWO, event=3) == -signal.SIGKILL
     assert trainers.train(folder, *kind, *EVERY_TWO, event=6) == -signal.SIGKILL
     run = tools.train_here(folder, *kind, *EVERY_TWO)
-    assert [event.step for event in tools.events(run, metrics.Resumed)] == [2, 4]
+    assert [event.step for event in tools.events(run, events.Resumed)] == [2, 4]
     check_same(run, undisturbed(*kind))
     losses = [loss for loss, _, _ in tools.steps(run).values()]
     assert len(set(losses)) == 6 and losses[-1] < losses[0]
@@ -87,7 +87,7 @@ def test_killed_and_resumed_with_small_moments(folder, trainers, undisturbed, mo
     with pytest.raises(UserError, match=f'optim.moments was "{moments}", is "fp32"'):
         tools.train_here(folder, kind[1], *EVERY_TWO)
     run = tools.train_here(folder, *kind, *EVERY_TWO)
-    assert [event.step for event in tools.events(run, metrics.Resumed)] == [4]
+    assert [event.step for event in tools.events(run, events.Resumed)] == [4]
     check_same(run, undisturbed(*kind))
     assert tools.steps(run) != undisturbed(kind[1]).steps
 
@@ -99,11 +99,11 @@ def test_killed_twice_and_resumed_in_float16(folder, trainers, undisturbed, upda
     assert trainers.train(folder, *kind, *EVERY_TWO, event=3) == -signal.SIGKILL
     assert trainers.train(folder, *kind, *EVERY_TWO, "engine.devices=cpu:1", event=6) == -signal.SIGKILL
     run = tools.train_here(folder, *kind, *EVERY_TWO)
-    assert [event.step for event in tools.events(run, metrics.Resumed)] == [2, 4]
+    assert [event.step for event in tools.events(run, events.Resumed)] == [2, 4]
     check_same(run, undisturbed(*kind))
-    scales = [(event.step, event.scale) for event in tools.events(run, metrics.LossScale)]
+    scales = [(event.step, event.scale) for event in tools.events(run, events.LossScale)]
     assert scales[0] == (1, 262144) and len({scale for _, scale in scales}) > 1
-    skipped = {event.step for event in tools.events(run, metrics.Step) if event.skipped}
+    skipped = {event.step for event in tools.events(run, events.Step) if event.skipped}
     assert skipped and 1 not in skipped
 
 
@@ -114,7 +114,7 @@ def test_another_plan_after_the_first_steps_keeps_the_loss_scale(folder, undistu
     monkeypatch.setattr(rptrain.trainer, "replan", lambda job, measured: tools.with_stages(job.plan, tools.STAGES))
     run = tools.train_here(folder, *kind)
     check_same(run, expected)
-    assert len(tools.events(run, metrics.Plan)) == 2
+    assert len(tools.events(run, events.Plan)) == 2
 
 
 def test_a_loss_scale_below_1_ends_the_run(folder):
@@ -122,9 +122,9 @@ def test_a_loss_scale_below_1_ends_the_run(folder):
     with pytest.raises(TrainingError, match=r'step \d+ were not finite in float16.*model.dtype="bfloat16"'):
         tools.train_here(folder, *kind)
     (run,) = (folder / "runs").iterdir()
-    scales = [event.scale for event in tools.events(RunDir(run), metrics.LossScale)]
+    scales = [event.scale for event in tools.events(RunDir(run), events.LossScale)]
     assert scales == [4, 2, 1]
-    assert "loss scale would fall below 1" in tools.events(RunDir(run), metrics.Failed)[0].message
+    assert "loss scale would fall below 1" in tools.events(RunDir(run), events.Failed)[0].message
 
 
 @pytest.mark.parametrize("call", [1, 2, 9, 16, 17, 18, 19, 20, 26])
@@ -134,7 +134,7 @@ def test_killed_while_saving(folder, trainers, undisturbed, call):
     """
     assert trainers.train(folder, *EVERY_TWO, save=(4, call)) == -signal.SIGKILL
     run = tools.train_here(folder, *EVERY_TWO)
-    assert [event.step for event in tools.events(run, metrics.Resumed)] == [2 if call <= 17 else 4]
+    assert [event.step for event in tools.events(run, events.Resumed)] == [2 if call <= 17 else 4]
     check_same(run, undisturbed())
     assert [path.name for path in run.checkpoints_path.iterdir()] == ["checkpoint-6"]
 
@@ -146,7 +146,7 @@ def test_taken_back_to_an_older_checkpoint(folder, trainers, undisturbed):
     before = {path: path.read_bytes() for path in first.path.rglob("*") if path.is_file()}
     run = tools.train_here(folder, *EVERY_TWO, f"save.resume={first.checkpoint_path(2)}")
     assert run.path.name == "run-2"
-    assert [event.step for event in tools.events(run, metrics.Resumed)] == [2]
+    assert [event.step for event in tools.events(run, events.Resumed)] == [2]
     assert tools.state(run) == undisturbed().state
     assert tools.steps(run) == {step: values for step, values in undisturbed().steps.items() if step > 2}
     assert before == {path: path.read_bytes() for path in first.path.rglob("*") if path.is_file()}
@@ -155,7 +155,7 @@ def test_taken_back_to_an_older_checkpoint(folder, trainers, undisturbed):
 def test_killed_before_anything_was_saved(folder, trainers, undisturbed):
     assert trainers.train(folder, event=3) == -signal.SIGKILL
     run = tools.train_here(folder)
-    assert run.path.name == "run-2" and not tools.events(run, metrics.Resumed)
+    assert run.path.name == "run-2" and not tools.events(run, events.Resumed)
     check_same(run, undisturbed())
 
 
@@ -163,7 +163,7 @@ def test_killed_after_the_last_save(folder, trainers, undisturbed):
     """All steps are done, and only the export is left."""
     assert trainers.train(folder, *EVERY_TWO, save=(6, 19)) == -signal.SIGKILL
     run = tools.train_here(folder, *EVERY_TWO)
-    assert [event.step for event in tools.events(run, metrics.Resumed)] == [6]
+    assert [event.step for event in tools.events(run, events.Resumed)] == [6]
     check_same(run, undisturbed())
 
 
@@ -183,12 +183,12 @@ def test_the_command_killed_and_interrupted(folder, undisturbed, number, code, e
     _, err = command.communicate(timeout=tools.PATIENCE)
     assert command.returncode == code, err
     if number == signal.SIGINT:
-        (saved,) = tools.events(run, metrics.CheckpointSaved)
+        (saved,) = tools.events(run, events.CheckpointSaved)
         assert 13 <= saved.step == max(tools.steps(run)) < 60
         assert "saving after this step" in err and err.endswith("interrupted\n")
-    assert not run.finished and not tools.events(run, metrics.Failed)
+    assert not run.finished and not tools.events(run, events.Failed)
     resumed = tools.train_here(folder, *overrides)
-    assert resumed.path == run.path and tools.events(run, metrics.Resumed)
+    assert resumed.path == run.path and tools.events(run, events.Resumed)
     check_same(resumed, undisturbed(*overrides[:2]))
 
 
@@ -205,7 +205,7 @@ def test_the_number_of_devices_and_of_checkpoints(folder, trainers, undisturbed,
         assert len(run.checkpoints()) == {1: 6, 0: 1, 3: 2}[every]
     assert trainers.train(folder, kind, "engine.devices=cpu:1", "save.save_steps=2", event=4) == -signal.SIGKILL
     run = tools.train_here(folder, kind, "engine.devices=cpu:3")
-    assert [event.devices for event in tools.events(run, metrics.RunStarted)] == [
+    assert [event.devices for event in tools.events(run, events.RunStarted)] == [
         ("cpu:0",),
         ("cpu:0", "cpu:1", "cpu:2"),
     ]
@@ -254,7 +254,7 @@ def test_packing_and_micro_batches_do_not_change_the_loss(folder, assistant_only
             "train.max_steps=2",
         )
         found[packing, size] = [value for step in (1, 2) for value in tools.steps(run)[step][:2]]
-        supervised = {event.supervised for event in tools.events(run, metrics.Step)}
+        supervised = {event.supervised for event in tools.events(run, events.Step)}
         assert supervised == {110 if assistant_only == "true" else 316}
     for portions, values in found.items():
         assert values == pytest.approx(found["false", 1], rel=1e-5), portions
@@ -306,21 +306,21 @@ def test_the_folder(folder):
     names = [*begin, "step", "step", "checkpoint_saved", "finished"]
     saved = next(i for i, record in enumerate(records) if record["event"] == "checkpoint_saved")  # training goes on
     assert [record["event"] for record in records[:saved] + records[saved + 1 :]] == names
-    assert all(record["schema"] == metrics.SCHEMA for record in records)
-    started, *_ = metrics.read(run.events_path)
+    assert all(record["schema"] == events.SCHEMA for record in records)
+    started, *_ = events.read(run.events_path)
     spec = registry.build(registry.read_config(folder / "model"))
     assert (started.config_hash, started.parameters) == (resolved.config.digest, spec.num_parameters)
     assert list(tools.steps(run)) == [4, 6]
-    assert {event.tokens for event in tools.events(run, metrics.Step)} == {64 * 16}
-    assert {event.supervised for event in tools.events(run, metrics.Step)} == {64 * 15}
+    assert {event.tokens for event in tools.events(run, events.Step)} == {64 * 16}
+    assert {event.supervised for event in tools.events(run, events.Step)} == {64 * 15}
 
 
 @pytest.mark.parametrize(("devices", "round_size"), [(2, 2), long(1, 4), long(3, 4)])
 def test_the_trace_shows_what_the_plan_says(folder, staged, devices, round_size):
     sizes = (f"engine.devices=cpu:{devices}", f"engine.round_size={round_size}")
     run = tools.train_here(folder, "engine.trace=true", "engine.replan=false", "save.save_steps=2", *sizes)
-    plan = Plan.parse(tools.events(run, metrics.Plan)[0].lines[0])
-    recorded = tools.events(run, metrics.Slots)
+    plan = Plan.parse(tools.events(run, events.Plan)[0].lines[0])
+    recorded = tools.events(run, events.Slots)
     assert (plan.devices, plan.rounds) == (devices, 4 // round_size)
     assert devices == 1 or len(plan.stages) > 2
     assert [event.step for event in recorded] == [1, 2, 3, 4, 5, 6]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import rptrain.saving
-from rptrain import metrics
 from rptrain.checkpoint import atomic_dir
 from rptrain.checkpoint.state import verify_checkpoint
 from rptrain.engine.engine import Engine
 from rptrain.engine.iteration import PendingLoss
-from rptrain.rundir import RunDir
+from rptrain.runs import events
+from rptrain.runs.run_dir import RunDir
 
 from . import run_tools as tools
 from .cases import long
@@ -56,7 +56,7 @@ def test_slow_saves_change_no_bit_and_are_measured(folder, monkeypatch, update):
         verify_checkpoint(checkpoint)
         there = {file.name: file.read_bytes() for file in checkpoint.glob("units/*")}
         assert there == {name: content for name, content in expected[step].items() if name in there}
-    for event in tools.events(run, metrics.CheckpointSaved):
+    for event in tools.events(run, events.CheckpointSaved):
         assert event.seconds is not None and event.paused is not None
         assert event.seconds > 0.05 and 0 <= event.paused <= event.seconds
 
@@ -70,7 +70,7 @@ def test_the_pause_of_a_save_has_the_time_in_which_the_pipeline_ran_empty(folder
 
     monkeypatch.setattr(PendingLoss, "result", late(0.2, result))
     monkeypatch.setattr(Engine, "snapshot", late(0.1, snapshot))
-    saved = tools.events(tools.train_here(folder, "save.save_steps=2"), metrics.CheckpointSaved)
+    saved = tools.events(tools.train_here(folder, "save.save_steps=2"), events.CheckpointSaved)
     assert [event.step for event in saved] == [2, 4, 6]
     assert all(0.1 <= event.paused <= event.save_pause_s - 0.2 for event in saved)
 
@@ -94,7 +94,7 @@ def test_a_full_disk_costs_the_checkpoint_and_the_run_goes_on(folder, monkeypatc
     expected = tools.state(tools.train_here(folder, "log.run_name=whole"))
     fail_from(monkeypatch, 4, call)
     run = tools.train_here(folder, "save.save_steps=2")
-    (failed,) = tools.events(run, metrics.SaveFailed)
+    (failed,) = tools.events(run, events.SaveFailed)
     assert failed.step == 4 and "No space left" in failed.message
     assert [path.name for path in sorted(run.checkpoints_path.iterdir())] == ["checkpoint-2", "checkpoint-6"]
     assert run.finished and tools.state(run) == expected
@@ -114,19 +114,19 @@ def test_a_full_disk_at_the_end_fails_the_run_and_keeps_the_checkpoint_before(fo
     verify_checkpoint(run.checkpoint_path(4))
     monkeypatch.undo()
     assert tools.invoke(*shlex.split(command)[1:]).exit_code == 0
-    assert run.finished and [event.step for event in tools.events(run, metrics.Resumed)] == [4]
+    assert run.finished and [event.step for event in tools.events(run, events.Resumed)] == [4]
 
 
 def test_an_interrupt_that_ends_the_run_at_once_gives_the_save_up(folder, monkeypatch):
     slow_saves(monkeypatch, 0.05)
-    write = metrics.EventLog.write
+    write = events.EventLog.write
 
-    def interrupt(log: metrics.EventLog, event: metrics.Event) -> None:
+    def interrupt(log: events.EventLog, event: events.Event) -> None:
         write(log, event)
-        if isinstance(event, metrics.Step) and event.step == 3:
+        if isinstance(event, events.Step) and event.step == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(metrics.EventLog, "write", interrupt)
+    monkeypatch.setattr(events.EventLog, "write", interrupt)
     with pytest.raises(KeyboardInterrupt):
         tools.train_here(folder, "save.save_steps=2")
     run = RunDir(folder / "runs/run")

@@ -12,9 +12,9 @@ import pytest
 
 from rptrain import telemetry, validation
 from rptrain.engine.activity import Activity, LaneState, Pass
-from rptrain.metrics import EventLog
-from rptrain.rundir import RunDir
+from rptrain.runs.events import EventLog
 from rptrain.runs.lanes import FILE, OLD_FILE, Lane, Snapshot
+from rptrain.runs.run_dir import RunDir
 from rptrain.runs.view import RunView
 from rptrain.saving import Saver
 from rptrain.schedule.plan import Plan

@@ -9,12 +9,13 @@ import pytest
 
 import rptrain.opening
 import rptrain.trainer
-from rptrain import memory_plan, metrics
+from rptrain import memory_plan
 from rptrain.config.resolve import resolve
 from rptrain.engine.meter import Measured
 from rptrain.job import Job, prepare_job, replan
 from rptrain.memory_plan import plan_run
-from rptrain.rundir import RunDir
+from rptrain.runs import events
+from rptrain.runs.run_dir import RunDir
 from rptrain.schedule.estimate import estimate
 from rptrain.schedule.plan import Plan
 from rptrain.timings import FILE, Conditions, Timings, load
@@ -179,12 +180,12 @@ def test_another_plan_after_the_first_steps_changes_no_bit(folder, metered, othe
     (measured,) = other_plan
     assert measured.steps == 2
     assert metered == [True, False]
-    first, second = (Plan.parse(event.lines[0]) for event in tools.events(run, metrics.Plan))
+    first, second = (Plan.parse(event.lines[0]) for event in tools.events(run, events.Plan))
     assert (len(first.stages), len(second.stages)) == (1, 5)
-    for event in tools.events(run, metrics.Slots):
+    for event in tools.events(run, events.Slots):
         expected_slots = first.slots(event.step - 1) if event.step <= 3 else second.slots(event.step - 4)
         assert [slot[:3] for slot in event.slots] == [(s.device, s.index, s.stage.kind) for s in expected_slots]
-    assert [event.step for event in tools.events(run, metrics.Slots)] == [1, 2, 3, 4, 5, 6]
+    assert [event.step for event in tools.events(run, events.Slots)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_the_same_plan_goes_on_with_the_same_engine(folder, metered, monkeypatch):
@@ -194,7 +195,7 @@ def test_the_same_plan_goes_on_with_the_same_engine(folder, metered, monkeypatch
     run = tools.train_here(folder)
     check_same(run, expected)
     assert metered == [True]
-    assert len(tools.events(run, metrics.Plan)) == 1
+    assert len(tools.events(run, events.Plan)) == 1
 
 
 def test_the_times_are_kept_and_a_resumed_run_plans_with_them(folder, metered, other_plan):
@@ -204,7 +205,7 @@ def test_the_times_are_kept_and_a_resumed_run_plans_with_them(folder, metered, o
     tools.train_here(folder, "train.max_steps=12", resume)
     assert metered == [True, False, False]
     assert len(other_plan) == 2 and other_plan[1] == other_plan[0]
-    plans = [Plan.parse(event.lines[0]) for event in tools.events(run, metrics.Plan)]
+    plans = [Plan.parse(event.lines[0]) for event in tools.events(run, events.Plan)]
     assert [len(plan.stages) for plan in plans] == [1, 5, 5]
 
     (run.path / FILE).write_text("{}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rptrain import metrics
+from rptrain.runs import events
 from rptrain.utils.errors import UserError
 
 from . import run_tools as tools
@@ -49,7 +49,7 @@ def test_what_a_tracker_gets(name, module, tmp_path, monkeypatch):
     run = tools.train_here(tmp_path, *settings)
     recorded = {
         (f"train/{key}", event.step): getattr(event, key)
-        for event in tools.events(run, metrics.Step)
+        for event in tools.events(run, events.Step)
         for key in ("loss", "grad_norm", "learning_rate", "tokens_per_second")
     }
     assert fake.values == recorded and len(recorded) == 8 and fake.closed == 1
@@ -76,7 +76,7 @@ def test_a_tracker_that_raises_is_told_once_and_the_run_goes_on_with_the_others(
         monkeypatch.setitem(sys.modules, module.__name__, module)
     tools.write_model(tmp_path / "model")
     run = tools.train_here(tmp_path, 'log.report_to=["wandb", "trackio"]')
-    told = [f"{event.name}: {event.message}" for event in tools.events(run, metrics.TrackerFailed)] + caplog.messages
+    told = [f"{event.name}: {event.message}" for event in tools.events(run, events.TrackerFailed)] + caplog.messages
     assert told == ["wandb: Broken: no server" if bad == "log" else "wandb could not be closed: Broken: no server"]
     assert (
         len(calls) == 1

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rptrain import metrics
 from rptrain.job import prepare_job
+from rptrain.runs import events
 from rptrain.utils.errors import UserError
 from rptrain.validation import Patience, split
 
@@ -18,7 +18,7 @@ def folder(tmp_path):
 
 
 def losses(run):
-    return {event.step: event.score for event in tools.events(run, metrics.Evaluation) if event.name == "loss"}
+    return {event.step: event.score for event in tools.events(run, events.Evaluation) if event.name == "loss"}
 
 
 def test_rows_are_held_out_whole_and_none_is_in_both(folder):
@@ -96,7 +96,7 @@ def test_a_run_that_gets_no_better_ends(folder):
     found = losses(run)
     last = max(found)
     assert last < 40 and run.finished and run.model_path.is_dir()
-    assert tools.events(run, metrics.Finished)[0].step == last == tools.events(run, metrics.CheckpointSaved)[-1].step
+    assert tools.events(run, events.Finished)[0].step == last == tools.events(run, events.CheckpointSaved)[-1].step
     best = min(found, key=lambda step: found[step])
     assert best <= last - 2 or found[best] == min(list(found.values())[:-2])
 
@@ -125,7 +125,7 @@ def test_what_does_not_go_together(folder, overrides, message):
 def test_a_run_that_is_stopped_within_the_measured_steps_ends_there(folder):
     settings = ("data.val_size=0.3", "train.eval_steps=1", "train.early_stopping_patience=1", "train.max_steps=12")
     run = tools.train_here(folder, *settings, "optim.learning_rate=1.0", "optim.warmup_steps=0", "optim.update=sync")
-    steps = [event.step for event in tools.events(run, metrics.Step)]
+    steps = [event.step for event in tools.events(run, events.Step)]
     last = max(losses(run))
     assert last <= 3 and steps == list(range(1, last + 1)) and run.finished
 
@@ -138,5 +138,5 @@ def test_a_run_that_was_stopped_early_does_not_train_on_when_it_is_resumed(folde
     run.events_path.write_text("".join(lines[:-1]))
     before, model = max(losses(run)), tools.state(run)["model.safetensors"]
     again = tools.train_here(folder, *settings, *rest)
-    assert again.path == run.path and max(event.step for event in tools.events(again, metrics.Step)) == before
+    assert again.path == run.path and max(event.step for event in tools.events(again, events.Step)) == before
     assert again.finished and tools.state(again)["model.safetensors"] == model

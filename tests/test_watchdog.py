@@ -5,10 +5,10 @@ import time
 from pathlib import Path
 from unittest.mock import Mock
 
-from rptrain import metrics
 from rptrain.engine.devices.cuda import CudaStream
 from rptrain.engine.stage_pass import StagePass
-from rptrain.rundir import RunDir
+from rptrain.runs import events
+from rptrain.runs.run_dir import RunDir
 from rptrain.utils.errors import RunDeleted
 from rptrain.watchdog import Watchdog
 
@@ -31,10 +31,10 @@ def test_a_hanging_computation_is_told_and_the_run_goes_on(tmp_path, monkeypatch
         calls.append(None)
         if len(calls) == 4 + 3:
             with watchdogs[-1]._changed:  # none is told meanwhile
-                before = len(tools.events(run, metrics.Stalled))
+                before = len(tools.events(run, events.Stalled))
                 watchdogs[-1].alive(1)
-            tools.wait_for(lambda: len(tools.events(run, metrics.Stalled)) > before)
-            stalled = tools.events(run, metrics.Stalled)[before]
+            tools.wait_for(lambda: len(tools.events(run, events.Stalled)) > before)
+            stalled = tools.events(run, events.Stalled)[before]
             told.append((stalled, Path(stalled.path).read_text()))
         head(work, scale, loss)
 
@@ -60,21 +60,21 @@ def test_a_stream_is_left_alone_while_it_is_captured():
 
 
 def test_each_stall_is_told_once(tmp_path):
-    told: list[metrics.Event] = []
+    told: list[events.Event] = []
     with Watchdog(0.05, tmp_path, lambda: {}, told.append, lambda: None) as watchdog:
         tools.wait_for(lambda: len(told) == 1)
         time.sleep(0.2)
         assert len(told) == 1
         watchdog.alive(7)
         tools.wait_for(lambda: len(told) == 2)
-    assert [event.step for event in told if isinstance(event, metrics.Stalled)] == [0, 7]
+    assert [event.step for event in told if isinstance(event, events.Stalled)] == [0, 7]
     before = threading.active_count()
     with Watchdog(0, tmp_path, lambda: {}, told.append, lambda: None):
         assert threading.active_count() == before
 
 
 def test_a_stall_in_a_folder_that_was_deleted_is_told_in_a_warning(tmp_path, caplog):
-    told: list[metrics.Event] = []
+    told: list[events.Event] = []
 
     def check() -> None:
         raise RunDeleted("the run's folder was deleted")

@@ -22,7 +22,7 @@ from rptrain.models.adapters.lora import merged, without_adapters
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.pretrained import View
-from rptrain.rundir import CONFIG
+from rptrain.runs.run_dir import CONFIG
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
 

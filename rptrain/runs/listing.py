@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rptrain.metrics import EventLog
+from rptrain.runs.events import EventLog
 from rptrain.runs.view import RunView, State
 from rptrain.utils.text import printable
 

@@ -21,7 +21,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any, Literal
 
-from rptrain.metrics import EVENTS
+from rptrain.runs.events import EVENTS
 from rptrain.runs.facts import Checkpoint, LogLine, Place, Score
 from rptrain.runs.lanes import FILE, Lane, OptimizerState, Snapshot
 from rptrain.runs.process import ProcessId

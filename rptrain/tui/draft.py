@@ -15,7 +15,7 @@ from rptrain.config.errors import dotted, leaves
 from rptrain.config.resolve import Resolved, parse_value, resolve
 from rptrain.config.schema import Config, keys
 from rptrain.config.toml_lines import KeyPath
-from rptrain.outputs import replace_text
+from rptrain.runs.outputs import replace_text
 from rptrain.utils.errors import UserError
 
 STARTER = """\

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import tomlkit
 
 from rptrain.checkpoint.atomic_dir import beside
-from rptrain.metrics import EventLog
+from rptrain.runs.events import EventLog
 from rptrain.runs.tail import end_of
 from rptrain.utils.errors import UserError
 

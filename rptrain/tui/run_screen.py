@@ -13,7 +13,7 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer
 
-from rptrain import control
+from rptrain.runs import control
 from rptrain.runs.tail import end_of
 from rptrain.runs.view import RunView
 from rptrain.tui.closing import until_closed

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rptrain.metrics import EventLog
 from rptrain.runs import listing
+from rptrain.runs.events import EventLog
 from rptrain.runs.listing import folder_bytes, summaries
 from rptrain.utils.errors import UserError
 

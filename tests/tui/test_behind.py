@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from rptrain import control
 from rptrain.config.resolve import render, resolve
+from rptrain.runs import control
 from rptrain.tui import launch, places, start, words
 from rptrain.tui.context import Context
 from rptrain.tui.draft import Draft

@@ -9,7 +9,7 @@ import pytest
 from textual.events import MouseScrollDown
 from textual.widgets import Button
 
-from rptrain.metrics import EventLog
+from rptrain.runs.events import EventLog
 from rptrain.tui import launch
 from rptrain.tui.app import RptrainApp
 from rptrain.tui.lanes import Lanes

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from rptrain import metrics, rundir
 from rptrain.config.resolve import Resolved, resolve
-from rptrain.metrics import EventLog
-from rptrain.rundir import RunDir, changed, checkpoint_of, find
+from rptrain.runs import events, run_dir
+from rptrain.runs.events import EventLog
+from rptrain.runs.run_dir import RunDir, changed, checkpoint_of, find
 from rptrain.utils.errors import UserError
 
-from . import run_tools as tools
+from .. import run_tools as tools
 
 CONFIG = """\
 [model]
@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def begin(resolved: Resolved) -> tuple[RunDir, Path | None]:
-    return rundir.begin(resolved, find(resolved))
+    return run_dir.begin(resolved, find(resolved))
 
 
 def config(*overrides: str) -> Resolved:
@@ -48,7 +48,7 @@ def save(run: RunDir, step: int, complete: bool = True) -> Path:
     return path
 
 
-def record(run: RunDir, event: metrics.Event) -> None:
+def record(run: RunDir, event: events.Event) -> None:
     with EventLog(run.events_path) as log:
         log.write(event)
 
@@ -106,11 +106,11 @@ def test_auto_begins_anew_without_a_complete_checkpoint():
 def test_auto_begins_anew_after_a_finished_run():
     run, _ = begin(config())
     save(run, 10)
-    record(run, metrics.Finished(10))
+    record(run, events.Finished(10))
     second, checkpoint = begin(config())
     assert (second.path.name, checkpoint) == ("r-2", None)
     save(second, 5)
-    record(second, metrics.Failed("x"))
+    record(second, events.Failed("x"))
     assert begin(config()) == (second, second.checkpoint_path(5))
 
 
@@ -139,7 +139,7 @@ def test_a_path_to_a_run_or_a_checkpoint():
     run, _ = begin(config())
     save(run, 10)
     save(run, 20)
-    record(run, metrics.Finished(20))
+    record(run, events.Finished(20))
     assert begin(config("save.resume=runs/r")) == (run, run.checkpoint_path(20))
     by_checkpoint, checkpoint = begin(config("save.resume=runs/r/checkpoints/checkpoint-20"))
     assert by_checkpoint.path.resolve() == run.path.resolve() and checkpoint.name == "checkpoint-20"

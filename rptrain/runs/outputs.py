@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 
 from rptrain.config.schema import Config
 from rptrain.data.folders import walk
-from rptrain.rundir import RunDir
+from rptrain.runs.run_dir import RunDir
 from rptrain.utils.errors import UserError
 
 BEGINNING = 1024  # bytes of a file in which the mark is looked for

@@ -13,7 +13,7 @@ from time import time as now
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from rptrain.lines import LineFile
+from rptrain.runs.line_file import LineFile
 from rptrain.utils.errors import UserError
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from rptrain import metrics
-from rptrain.control import Control
-from rptrain.rundir import RunDir
+from rptrain.runs import events
+from rptrain.runs.control import Control
+from rptrain.runs.run_dir import RunDir
 from rptrain.saving import Saver
 
-from . import run_tools as tools
+from .. import run_tools as tools
 
 
 @pytest.fixture
@@ -33,18 +33,18 @@ def at_step(
     monkeypatch: pytest.MonkeyPatch,
     step: int,
     action: Callable[[], object],
-    kind: type[metrics.Step | metrics.Paused] = metrics.Step,
+    kind: type[events.Step | events.Paused] = events.Step,
 ) -> None:
     """Calls it when the record of a step, or a later one, is written, once."""
-    write, done = metrics.EventLog.write, []
+    write, done = events.EventLog.write, []
 
-    def act(log: metrics.EventLog, event: metrics.Event) -> None:
+    def act(log: events.EventLog, event: events.Event) -> None:
         write(log, event)
         if isinstance(event, kind) and event.step >= step and not done:
             done.append(True)
             action()
 
-    monkeypatch.setattr(metrics.EventLog, "write", act)
+    monkeypatch.setattr(events.EventLog, "write", act)
 
 
 def test_stop_saves_and_ends_and_the_same_command_goes_on(folder, control, monkeypatch):
@@ -54,11 +54,11 @@ def test_stop_saves_and_ends_and_the_same_command_goes_on(folder, control, monke
     told = tools.invoke("--config", folder / "run.toml", "--json")
     run = RunDir(folder / "runs/run")
     assert (told.exit_code, json.loads(told.stdout)) == (0, {"run": str(run.path), "model": None})
-    (saved,), (stopped,) = tools.events(run, metrics.CheckpointSaved), tools.events(run, metrics.Stopped)
+    (saved,), (stopped,) = tools.events(run, events.CheckpointSaved), tools.events(run, events.Stopped)
     assert 2 <= saved.step == stopped.step < 6 and stopped.by == "STOP"
     assert not (control / "STOP").exists() and not run.finished and not run.model_path.exists()
     assert tools.train_here(folder).path == run.path and config.config.save.resume == "auto"
-    assert [event.step for event in tools.events(run, metrics.Resumed)] == [stopped.step]
+    assert [event.step for event in tools.events(run, events.Resumed)] == [stopped.step]
     assert tools.state(run) == expected
 
 
@@ -66,7 +66,7 @@ def test_save_saves_once_and_goes_on(folder, control, monkeypatch):
     expected = tools.state(tools.train_here(folder, "log.run_name=whole"))
     at_step(monkeypatch, 2, (control / "SAVE").touch)
     run = tools.train_here(folder)
-    first, last = (event.step for event in tools.events(run, metrics.CheckpointSaved))
+    first, last = (event.step for event in tools.events(run, events.CheckpointSaved))
     assert 2 <= first < last == 6
     assert not (control / "SAVE").exists() and run.finished
     assert tools.state(run) == expected
@@ -79,7 +79,7 @@ def test_pause_holds_until_it_is_taken_away_and_saves_meanwhile(folder, control,
     before: list[int] = []
 
     def hand() -> None:
-        tools.wait_for(lambda: run.events_path.exists() and bool(tools.events(run, metrics.Paused)))
+        tools.wait_for(lambda: run.events_path.exists() and bool(tools.events(run, events.Paused)))
         before.append(max(tools.steps(run)))
         (control / "SAVE").touch()
         tools.wait_for(lambda: not (control / "SAVE").exists())
@@ -90,17 +90,17 @@ def test_pause_holds_until_it_is_taken_away_and_saves_meanwhile(folder, control,
     thread.start()
     tools.train_here(folder)
     thread.join()
-    (paused,), (going,) = tools.events(run, metrics.Paused), tools.events(run, metrics.Continued)
+    (paused,), (going,) = tools.events(run, events.Paused), tools.events(run, events.Continued)
     assert before == [paused.step, paused.step] and going.step == paused.step < 6
-    assert paused.step in [event.step for event in tools.events(run, metrics.CheckpointSaved)]
+    assert paused.step in [event.step for event in tools.events(run, events.CheckpointSaved)]
     assert tools.state(run) == expected
 
 
 def test_stop_ends_a_pause(folder, control, monkeypatch):
     at_step(monkeypatch, 2, (control / "PAUSE").touch)
-    at_step(monkeypatch, 2, (control / "STOP").touch, metrics.Paused)
+    at_step(monkeypatch, 2, (control / "STOP").touch, events.Paused)
     run = tools.train_here(folder)
-    assert tools.events(run, metrics.Paused)[0].step == tools.events(run, metrics.Stopped)[0].step < 6
+    assert tools.events(run, events.Paused)[0].step == tools.events(run, events.Stopped)[0].step < 6
 
 
 def test_commands_from_before_are_removed_and_told(tmp_path):
@@ -126,7 +126,7 @@ def test_folders_are_commands_too_and_one_that_cannot_be_removed_counts_once(fol
     tools.write_config(folder)
     told = tools.invoke("--config", folder / "run.toml")
     run = RunDir(folder / "runs/run")
-    first, last = (event.step for event in tools.events(run, metrics.CheckpointSaved))
+    first, last = (event.step for event in tools.events(run, events.CheckpointSaved))
     assert first < last == 6 and run.finished and tools.state(run) == expected
     assert told.exit_code == 0 and "SAVE cannot be removed (Directory not empty): it is ignored" in told.stdout
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from rptrain.config.resolve import resolve
-from rptrain.outputs import Output, check, replace_text
-from rptrain.rundir import RunDir
+from rptrain.runs.outputs import Output, check, replace_text
+from rptrain.runs.run_dir import RunDir
 from rptrain.utils.errors import UserError
 
-from . import run_tools as tools
+from .. import run_tools as tools
 
 MARK = re.compile(b"mark")
 CONFIG = """\

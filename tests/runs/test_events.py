@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rptrain import metrics
-from rptrain.metrics import EventLog, Progress, SlotTime, is_finished, read
+from rptrain.runs import events as metrics
+from rptrain.runs.events import EventLog, Progress, SlotTime, is_finished, read
 from rptrain.utils.errors import RunDeleted, UserError
 
-from . import run_tools as tools
+from .. import run_tools as tools
 
 EVENTS = [
     metrics.RunStarted("abc", "0.1.0", ("cpu:0", "cpu:1"), "tiny-tasks", 430_000, time=1.0),

@@ -12,8 +12,8 @@ from rptrain.checkpoint.metadata import read_facts
 from rptrain.config.errors import dotted, leaves, shown
 from rptrain.config.resolve import Resolved, render, resolve
 from rptrain.config.schema import AUTOMATIC, Config
-from rptrain.control import FOLDER
-from rptrain.metrics import is_finished
+from rptrain.runs.control import FOLDER
+from rptrain.runs.events import is_finished
 from rptrain.utils.errors import UserError
 
 CONFIG = "config.toml"
