@@ -206,8 +206,8 @@ def plan(
         events = trace and Output("--trace", trace, mark(PRODUCER), force)
         check((drawing, events), config, resolved.config)
 
-        from rptrain.machine_flags import MachineFlags
-        from rptrain.plan_command import report, write_pictures
+        from rptrain.planner.machine_flags import MachineFlags
+        from rptrain.planner.report import report, write_pictures
 
         found = report(resolved, MachineFlags(gpus, card, vram, pcie, host, tflops))
         data = found.data(show_data) if show_data else None
@@ -216,7 +216,7 @@ def plan(
         else:
             from rich.console import Console
 
-            from rptrain.plan_report import show
+            from rptrain.planner.text import show
 
             console = Console(highlight=False)
             show(found, console)

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from rptrain import automatic
-from rptrain.advice import advise
 from rptrain.checkpoint import adapter
 from rptrain.checkpoint.adapter import Adapter, AdapterFiles, base_name
 from rptrain.config.resolve import Resolved
@@ -18,18 +16,20 @@ from rptrain.config.schema import Config, TrainSet
 from rptrain.data.loader import RANDOM, Batches, load_tokenizer, prepare
 from rptrain.data.sequences import Rows
 from rptrain.data.template import load_template
-from rptrain.devices import Hardware, here, readable
 from rptrain.engine.meter import Measured
-from rptrain.memory_plan import MemoryPlan, plan_run
 from rptrain.models import registry
 from rptrain.models.adapters.lora import without_adapters
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.file_backed import pieces
-from rptrain.planner import DTYPES, RunPlan
+from rptrain.planner import auto
+from rptrain.planner.advice import advise
+from rptrain.planner.choose import DTYPES, RunPlan
+from rptrain.planner.hardware import Hardware, here, readable
+from rptrain.planner.memory import MemoryPlan, plan_run
+from rptrain.planner.model import lora_settings, training_model
 from rptrain.runs.run_dir import RunDir
 from rptrain.schedule.estimate import estimate
-from rptrain.training_model import lora_settings, training_model
 from rptrain.utils.errors import UserError
 from rptrain.validation import once, split
 
@@ -151,13 +151,13 @@ def replan(job: Job, measured: Measured) -> RunPlan:
 def settle(resolved: Resolved, found: tuple[RunDir, Path] | None, hardware: Hardware) -> Resolved:
     """The config with numbers in place of "auto": those of the run that goes on, or the quickest by the planner."""
     config = resolved.config
-    if not automatic.is_automatic(config):
+    if not auto.is_automatic(config):
         return resolved
     if found is not None:
         run = found[0]
-        return automatic.settled(resolved, automatic.recorded(config, run.config()), str(run.config_path))
+        return auto.settled(resolved, auto.recorded(config, run.config()), str(run.config_path))
     spec = training_model(config)[1]
-    return automatic.settled(resolved, automatic.settle_on(config, spec, hardware), "planned")
+    return auto.settled(resolved, auto.settle_on(config, spec, hardware), "planned")
 
 
 def _tokenizer(config: Config, model_dir: Path) -> Any:

@@ -1,7 +1,7 @@
 """What a trainer tells: records with a line for a person, and the times of slots."""
 
-from rptrain.devices import readable
 from rptrain.engine.trace import Span
+from rptrain.planner.hardware import readable
 from rptrain.runs import events
 from rptrain.schedule.plan import Slot
 

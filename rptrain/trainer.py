@@ -17,7 +17,6 @@ from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.export import check_names, export_store
 from rptrain.config.resolve import Resolved
 from rptrain.data.batch import Batch
-from rptrain.devices import here
 from rptrain.engine.engine import Engine
 from rptrain.engine.errors import EngineError
 from rptrain.engine.iteration import Pending, PendingLoss
@@ -25,9 +24,11 @@ from rptrain.engine.meter import Meter
 from rptrain.engine.store import ModelStore
 from rptrain.evaluate import ask_questions
 from rptrain.job import Job, prepare_job, replan, settle
-from rptrain.memory_plan import going_on
 from rptrain.models.weights import pretrained
 from rptrain.opening import open_engine, open_store, starting_scale
+from rptrain.planner.hardware import here
+from rptrain.planner.memory import going_on
+from rptrain.planner.timings import Conditions, Timings, load
 from rptrain.resuming import check_resume, how_to_go_on, restore
 from rptrain.runs import events
 from rptrain.runs.control import LOOK, STOP, Control, StopRequested
@@ -37,7 +38,6 @@ from rptrain.saving import Saver, checkpoint_meta
 from rptrain.skipping import AGAIN, SkippedSteps
 from rptrain.telemetry import Telemetry
 from rptrain.telling import slots, tell
-from rptrain.timings import Conditions, Timings, load
 from rptrain.train.lr import learning_rate
 from rptrain.utils.errors import RunDeleted, TrainingError, UserError
 from rptrain.watchdog import Watchdog

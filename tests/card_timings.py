@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from rptrain.models import registry
-from rptrain.planner import Workload, layer_costs
+from rptrain.planner.choose import Workload, layer_costs
 from rptrain.schedule.costs import Work
 from rptrain.schedule.machine import CARDS, GIB, Machine
 

@@ -26,12 +26,13 @@ import torch
 from typer.testing import CliRunner, Result
 
 import rptrain.saving
-from rptrain import cli, memory_plan
+from rptrain import cli
 from rptrain.checkpoint.atomic_dir import KIND, STATE, written_aside
 from rptrain.config.resolve import Resolved, resolve
 from rptrain.models import registry
 from rptrain.models.weights import pretrained
-from rptrain.planner import RunPlan
+from rptrain.planner import memory
+from rptrain.planner.choose import RunPlan
 from rptrain.runs import events as metrics
 from rptrain.runs.run_dir import RunDir
 from rptrain.schedule.plan import Plan
@@ -140,8 +141,8 @@ def with_stages(made: RunPlan, text: str) -> RunPlan:
 
 def plan_with(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Whatever is planned from now on has these stages."""
-    make = memory_plan.make_plan
-    monkeypatch.setattr(memory_plan, "make_plan", lambda *sizes, **limits: with_stages(make(*sizes, **limits), text))
+    make = memory.make_plan
+    monkeypatch.setattr(memory, "make_plan", lambda *sizes, **limits: with_stages(make(*sizes, **limits), text))
 
 
 # What a run left

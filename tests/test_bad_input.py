@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.models import registry
-from rptrain.planner import LIBRARIES, Workload, make_plan
+from rptrain.planner.choose import LIBRARIES, Workload, make_plan
 from rptrain.runs import events
 from rptrain.runs.events import EventLog
 from rptrain.runs.run_dir import RunDir

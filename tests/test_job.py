@@ -9,7 +9,7 @@ import pytest
 
 from rptrain.config.resolve import resolve
 from rptrain.job import prepare_job
-from rptrain.memory_plan import Place, going_on, plan_run
+from rptrain.planner.memory import Place, going_on, plan_run
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
 from rptrain.utils.errors import TrainingError, UserError
@@ -76,7 +76,7 @@ def small(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", [(), ("train.micro_batch_size=auto", "engine.round_size=auto")])
 def test_planning_and_training_agree_on_what_fits(small, monkeypatch, kind):
-    monkeypatch.setattr("rptrain.devices.program_bytes", lambda: 200 << 20)
+    monkeypatch.setattr("rptrain.planner.hardware.program_bytes", lambda: 200 << 20)
     limited = f"engine.host_limit={1 << 40}"
     result = tools.invoke("plan", "--config", "run.toml", "--json", limited, *kind)
     total = json.loads(result.stdout)["memory"][0]["total"]
@@ -114,7 +114,7 @@ def test_a_run_that_was_cut_off_waits_for_memory_that_shrank(tmp_path, monkeypat
     run = RunDir(tmp_path / "runs/run")
     before = run.events_path.read_bytes(), run.checkpoints()
     with monkeypatch.context() as patch:
-        patch.setattr("rptrain.devices.available_bytes", lambda: 1 << 20)
+        patch.setattr("rptrain.planner.hardware.available_bytes", lambda: 1 << 20)
         patch.setattr("rptrain.opening.ModelStore", None)
         for name in ("run", "another"):
             with pytest.raises(UserError, match=r"of host memory for .*, but .* is free"):

@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rptrain import disk_reading
 from rptrain.engine import store
 from rptrain.engine.engine import Engine
+from rptrain.planner import disk
 from rptrain.runs import events
 from rptrain.utils.errors import UserError
 
@@ -141,11 +141,11 @@ def test_plan_says_what_a_step_reads_and_what_the_disk_gives(folder, monkeypatch
     assert reading["rate"] > 0
     text = " ".join(tools.invoke(*given).output.split())
     assert "of weights stay in the model's files, and are not counted" in text and "that are mapped." in text
-    monkeypatch.setattr(disk_reading, "_rate", lambda files: 1e3)
+    monkeypatch.setattr(disk, "_rate", lambda files: 1e3)
     tight = (*given, "engine.host_limit=100MiB")
     slow = json.loads(tools.invoke(*tight, "--json").output)["reading"]
     assert slow["limits"] and slow["seconds"] == reading["bytes_per_step"] / 1e3
     assert "so it takes" in " ".join(tools.invoke(*tight).output.split())
-    monkeypatch.setattr(disk_reading, "_rate", lambda files: 1e12)
+    monkeypatch.setattr(disk, "_rate", lambda files: 1e12)
     assert not json.loads(tools.invoke(*tight, "--json").output)["reading"]["limits"]
     assert json.loads(tools.invoke(*given, "--json", "model.hold=memory").output)["reading"] is None

@@ -45,10 +45,10 @@ from rptrain.bench.floor import Floor
 from rptrain.bench.idle import Usage, usage
 from rptrain.bench.memory import Peak
 from rptrain.bench.timeline import Lane, StageLaunches, by_stage
-from rptrain.devices import device_kind
 from rptrain.engine.meter import Measured
 from rptrain.job import Job
-from rptrain.planner import LIBRARIES
+from rptrain.planner.choose import LIBRARIES
+from rptrain.planner.hardware import device_kind
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from rptrain.bench.timeline import copied, lanes, updates
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Eval, TrainSet
 from rptrain.data.loader import RANDOM
-from rptrain.devices import here, program_bytes
 from rptrain.engine.engine import Engine
 from rptrain.engine.iteration import Pending
 from rptrain.engine.meter import Meter
@@ -24,6 +23,7 @@ from rptrain.job import Job, prepare_job, replan, settle
 from rptrain.models.adapters.lora import set_magnitudes
 from rptrain.models.weights import pretrained
 from rptrain.opening import open_engine, open_store
+from rptrain.planner.hardware import here, program_bytes
 from rptrain.schedule.plan import Plan
 from rptrain.trainer import MEASURE
 

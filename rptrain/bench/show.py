@@ -11,7 +11,7 @@ from rich.text import Text
 from rptrain.bench.floor import Floor
 from rptrain.bench.idle import CAUSES
 from rptrain.bench.report import Report
-from rptrain.devices import readable
+from rptrain.planner.hardware import readable
 
 LEAST = 0.0005  # share of the time: a cause that takes less on every device is not shown
 GB = 1e9

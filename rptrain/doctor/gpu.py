@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from rptrain.devices import readable
 from rptrain.doctor.finding import Finding, found
+from rptrain.planner.hardware import readable
 from rptrain.utils.nvml import Driver, Link
 
 COPIED = 64 << 20  # bytes of a copy whose time is taken

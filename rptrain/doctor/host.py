@@ -13,10 +13,10 @@ import psutil
 import torch
 
 import rptrain
-from rptrain.devices import readable
 from rptrain.doctor.finding import Finding, found
 from rptrain.engine.optim import adam
 from rptrain.engine.store import Arena, available_bytes
+from rptrain.planner.hardware import readable
 from rptrain.utils import native
 from rptrain.utils.parallel import cores
 

@@ -16,7 +16,7 @@ SAMPLES = 3  # conversations that a preview shows
 class Planned:
     """A plan's report for the screen."""
 
-    report: dict[str, Any]  # as rptrain.plan_command describes it
+    report: dict[str, Any]  # as rptrain.planner.report describes it
     stages: str  # in words; empty without a plan
     advice: str
 
@@ -44,9 +44,9 @@ class Preview:
 
 def plan(path: Path, text: str) -> Planned:
     """What `rptrain plan` would say of a config with this text."""
-    from rptrain.machine_flags import MachineFlags
-    from rptrain.plan_command import report
-    from rptrain.plan_report import describe
+    from rptrain.planner.machine_flags import MachineFlags
+    from rptrain.planner.report import report
+    from rptrain.planner.text import describe
 
     found = report(resolve(path, text=text), MachineFlags())
     stages = describe(found.run.plan.stages) if found.run else ""

@@ -5,7 +5,7 @@ import torch
 
 from rptrain.engine.footprint import footprint
 from rptrain.models import registry
-from rptrain.planner import Workload, layer_costs
+from rptrain.planner.choose import Workload, layer_costs
 from rptrain.schedule.costs import LayerCost
 from rptrain.schedule.dispatch import Links, dispatch
 from rptrain.schedule.estimate import Setting, estimate

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rptrain import devices
 from rptrain.config.schema import Engine
-from rptrain.devices import CONTEXT, MARGIN, Gpu, gpu_memory, here, planned
+from rptrain.planner import hardware
+from rptrain.planner.hardware import CONTEXT, MARGIN, Gpu, gpu_memory, here, planned
 from rptrain.schedule.machine import CARDS, CPU, card_named
 from rptrain.utils.errors import UserError
 
@@ -94,7 +94,7 @@ def test_the_memory_of_gpus_that_are_here(two_gpus):
 
 def test_every_core_is_a_worker_where_there_is_no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert len(devices.resolve("auto")) == len(os.sched_getaffinity(0))
+    assert len(hardware.resolve("auto")) == len(os.sched_getaffinity(0))
 
 
 def test_a_card_is_known_by_the_drivers_name():

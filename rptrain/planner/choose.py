@@ -8,7 +8,6 @@ from typing import Self
 import torch
 
 from rptrain.config.schema import Config
-from rptrain.devices import readable
 from rptrain.engine.embedding import RowGradients
 from rptrain.engine.footprint import Footprint, Shapes, footprint, ring_parts, stage_parts
 from rptrain.engine.meter import Measured
@@ -17,6 +16,7 @@ from rptrain.engine.store import ModelStore, accumulate_dtype
 from rptrain.engine.transfer.boundary import BoundaryBuffers
 from rptrain.kernels import launch
 from rptrain.models.spec import ModelShape
+from rptrain.planner.hardware import readable
 from rptrain.schedule.costs import LayerCost, Work
 from rptrain.schedule.dispatch import Links
 from rptrain.schedule.estimate import Estimate, Setting

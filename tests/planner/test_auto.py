@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rptrain.automatic import is_automatic, settle
 from rptrain.config.resolve import resolve
+from rptrain.planner.auto import is_automatic, settle
 from rptrain.runs.run_dir import RunDir
 from rptrain.trainer import train
 from rptrain.utils.errors import UserError
@@ -82,7 +82,7 @@ def test_a_run_records_the_numbers_and_goes_on_with_them(folder, monkeypatch):
     def other(config, devices, plan):
         raise AssertionError("a run that goes on plans its constants anew")
 
-    monkeypatch.setattr("rptrain.automatic.settle", other)
+    monkeypatch.setattr("rptrain.planner.auto.settle", other)
     longer = write_config(
         folder, "train.micro_batch_size=auto", "engine.round_size=auto", "train.max_steps=3",
         f"save.resume={run.path / 'checkpoints' / 'checkpoint-2'}",

@@ -3,10 +3,10 @@
 import difflib
 from dataclasses import asdict, dataclass
 
-from rptrain import devices
 from rptrain.config.schema import Config
 from rptrain.config.types import parse_size
-from rptrain.devices import Hardware
+from rptrain.planner import hardware
+from rptrain.planner.hardware import Hardware
 from rptrain.schedule.machine import CARDS, with_rates
 from rptrain.utils.errors import UserError
 
@@ -33,7 +33,7 @@ class MachineFlags:
         if self.given:
             return planned_machine(self, config)
         try:
-            return devices.here(config.engine)
+            return hardware.here(config.engine)
         except UserError as error:
             other = f"--gpus 8 --card {DEFAULT_CARD} plans for a machine that is not here"
             raise UserError(f"{error}; engine.devices=auto {other}") from None
@@ -76,4 +76,4 @@ def planned_machine(flags: MachineFlags, config: Config) -> Hardware:
         raise UserError("\n".join(mistakes))
     card = with_rates(CARDS[name], vram=vram, tflops=flags.tflops, pcie=pcie)
     source = None if vram is None else "--vram"
-    return devices.planned(card, flags.gpus, host, config.engine, vram_source=source)
+    return hardware.planned(card, flags.gpus, host, config.engine, vram_source=source)

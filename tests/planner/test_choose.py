@@ -11,7 +11,7 @@ from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import LoRA, with_lora
 from rptrain.models.weights.quantized import with_base
-from rptrain.planner import LIBRARIES, Workload, layer_costs, make_plan
+from rptrain.planner.choose import LIBRARIES, Workload, layer_costs, make_plan
 from rptrain.schedule.costs import Work
 from rptrain.schedule.lower import outputs
 from rptrain.schedule.machine import CARDS, Machine

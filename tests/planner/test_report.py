@@ -13,24 +13,24 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rptrain import cli
-from rptrain.advice import advise, with_value
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import Config
-from rptrain.devices import planned
 from rptrain.engine.meter import Measured
-from rptrain.machine_flags import MachineFlags
-from rptrain.memory_plan import least_memory, plan_run
 from rptrain.models import registry
-from rptrain.plan_command import report
-from rptrain.plan_report import describe, verdict_text
+from rptrain.planner.advice import advise, with_value
+from rptrain.planner.hardware import planned
+from rptrain.planner.machine_flags import MachineFlags
+from rptrain.planner.memory import least_memory, plan_run
+from rptrain.planner.report import report
+from rptrain.planner.text import describe, verdict_text
+from rptrain.planner.timings import Conditions, Timings
 from rptrain.schedule.machine import CARDS
 from rptrain.schedule.plan import Plan, Stage
 from rptrain.schedule.roofline import Verdict
-from rptrain.timings import Conditions, Timings
 from rptrain.trainer import train
 
-from . import run_tools as tools
-from .cases import long
+from .. import run_tools as tools
+from ..cases import long
 
 GIB = 1 << 30
 CONFIG = """\

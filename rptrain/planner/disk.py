@@ -4,13 +4,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from rptrain.devices import readable
 from rptrain.engine.footprint import stage_units
 from rptrain.engine.transfer.staging import READERS
-from rptrain.memory_plan import Place
 from rptrain.models.spec import ModelShape
 from rptrain.models.weights.file_backed import mapped_units
 from rptrain.models.weights.pretrained import WeightFiles
+from rptrain.planner.hardware import readable
+from rptrain.planner.memory import Place
 from rptrain.schedule.plan import Plan
 from rptrain.utils.file_ranges import OpenFile
 from rptrain.utils.parallel import in_parallel

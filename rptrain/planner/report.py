@@ -25,20 +25,22 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rptrain import automatic
-from rptrain.advice import Advice, advise
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
 from rptrain.data.preview import Preview, preview
-from rptrain.devices import Hardware
-from rptrain.disk_reading import DiskReading, disk_reading
 from rptrain.job import find_files, prepare_data
-from rptrain.machine_flags import MachineFlags
-from rptrain.memory_plan import MemoryPlan, going_on, least_memory, plan_run
 from rptrain.models.layers.block import BlockShape
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import ModelShape
-from rptrain.planner import DTYPES, RunPlan
+from rptrain.planner import auto
+from rptrain.planner.advice import Advice, advise
+from rptrain.planner.choose import DTYPES, RunPlan
+from rptrain.planner.disk import DiskReading, disk_reading
+from rptrain.planner.hardware import Hardware
+from rptrain.planner.machine_flags import MachineFlags
+from rptrain.planner.memory import MemoryPlan, going_on, least_memory, plan_run
+from rptrain.planner.model import training_model
+from rptrain.planner.timings import Conditions, load
 from rptrain.runs.outputs import Output
 from rptrain.runs.run_dir import RunDir, find
 from rptrain.schedule import picture
@@ -46,8 +48,6 @@ from rptrain.schedule.dispatch import dispatch
 from rptrain.schedule.roofline import Sizes, Verdict, backward_intensity, forward_intensity, judge, ridge
 from rptrain.schedule.simulate import Timeline, simulate
 from rptrain.schedule.trace import chrome_trace
-from rptrain.timings import Conditions, load
-from rptrain.training_model import training_model
 from rptrain.utils.errors import UserError
 
 PICTURE_CHUNK = 256 << 20  # bytes: a picture shows no finer pieces of a copy
@@ -161,8 +161,8 @@ def report(resolved: Resolved, flags: MachineFlags) -> PlanReport:
     found = _unfinished(resolved) if hardware.here else None
     hardware = going_on(hardware, found)
     if found is not None:
-        config = automatic.recorded(config, found[0].config())
-    config = automatic.settle_on(config, spec, hardware)
+        config = auto.recorded(config, found[0].config())
+    config = auto.settle_on(config, spec, hardware)
     used = hardware.first(config.round_size)
     measured = problem = run = verdict = reading = None
     if found is not None and config.engine.replan:

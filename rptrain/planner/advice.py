@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from rptrain.automatic import divisors
 from rptrain.config.schema import Config
 from rptrain.config.types import format_size
-from rptrain.devices import Hardware, readable
-from rptrain.memory_plan import MemoryPlan, least_memory, plan_run, saves
 from rptrain.models.spec import ModelShape
 from rptrain.models.weights.file_backed import mapped_units
+from rptrain.planner.auto import divisors
+from rptrain.planner.hardware import Hardware, readable
+from rptrain.planner.memory import MemoryPlan, least_memory, plan_run, saves
 
 SHORTEST = 128  # tokens: shorter rows are not proposed
 GIB = 1 << 30

@@ -12,12 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from rptrain import devices
 from rptrain.checkpoint.atomic_dir import SLACK
 from rptrain.config.resolve import resolve
-from rptrain.devices import LATER
 from rptrain.engine.store import ModelStore, _left_in_groups
-from rptrain.memory_plan import (
+from rptrain.models import registry
+from rptrain.models.adapters.freeze import freeze
+from rptrain.models.adapters.lora import LoRA, with_lora
+from rptrain.models.weights.quantized import QUANTISING, with_base
+from rptrain.planner import hardware as devices
+from rptrain.planner.choose import Workload
+from rptrain.planner.hardware import LATER
+from rptrain.planner.memory import (
     CUDA,
     CUDA_EACH,
     Place,
@@ -27,23 +32,18 @@ from rptrain.memory_plan import (
     state_parts,
     worker_bytes,
 )
-from rptrain.models import registry
-from rptrain.models.adapters.freeze import freeze
-from rptrain.models.adapters.lora import LoRA, with_lora
-from rptrain.models.weights.quantized import QUANTISING, with_base
-from rptrain.planner import Workload
+from rptrain.planner.model import training_model
 from rptrain.schedule.machine import CARDS, CPU
 from rptrain.schedule.plan import Plan
 from rptrain.trainer import train
-from rptrain.training_model import training_model
 from rptrain.utils.parallel import most_threads
 
-from . import own_memory
-from . import run_tools as tools
-from .cases import long
+from .. import own_memory
+from .. import run_tools as tools
+from ..cases import long
 
 GIB = 1 << 30
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 LARGE = {  # 23 million parameters
     "hidden_size": 512,
     "intermediate_size": 1536,
@@ -96,7 +96,7 @@ import json, sys
 from pathlib import Path
 from rptrain import devices
 from rptrain.config.resolve import resolve
-from rptrain.memory_plan import plan_run
+from rptrain.planner.memory import plan_run
 from rptrain.models import registry
 from rptrain.trainer import train
 

@@ -9,19 +9,19 @@ import pytest
 
 import rptrain.opening
 import rptrain.trainer
-from rptrain import memory_plan
 from rptrain.config.resolve import resolve
 from rptrain.engine.meter import Measured
 from rptrain.job import Job, prepare_job, replan
-from rptrain.memory_plan import plan_run
+from rptrain.planner import memory
+from rptrain.planner.memory import plan_run
+from rptrain.planner.timings import FILE, Conditions, Timings, load
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
 from rptrain.schedule.estimate import estimate
 from rptrain.schedule.plan import Plan
-from rptrain.timings import FILE, Conditions, Timings, load
 
-from . import run_tools as tools
-from .cases import long
+from .. import run_tools as tools
+from ..cases import long
 
 CONDITIONS = Conditions(("a GPU",), tokens=64, length=32, dtype="bfloat16", layers=3)
 MEASURED = Measured((0.1, 0.2, 0.0), (0.3, 1 / 3, 0.5), upload=1e9, download=None, update=0.25, steps=2)
@@ -104,7 +104,7 @@ def test_a_plan_that_gains_next_to_nothing_is_not_taken(tmp_path, monkeypatch):
     for gain, taken in ((0.001, False), (0.02, True)):
         quicker = replace(job.plan.estimate, period=job.plan.estimate.period * (1 - gain))
         other = replace(job.plan, estimate=quicker)
-        monkeypatch.setattr(memory_plan, "make_plan", lambda *arguments, other=other, **named: other)
+        monkeypatch.setattr(memory, "make_plan", lambda *arguments, other=other, **named: other)
         found = replan(job, MEASURED)
         assert (found is other) == taken
         if not taken:  # its own stages, but the time that they take as measured
@@ -117,7 +117,7 @@ def test_a_plan_that_the_host_has_no_room_for_is_not_taken(tmp_path, monkeypatch
     room = plan_run(job.config, job.spec, job.hardware)[1].host.total + 1000
     quicker = replace(job.plan.estimate, period=0.0)
     other = replace(job.plan, estimate=quicker, boundary_bytes=job.plan.boundary_bytes + 1000)
-    monkeypatch.setattr(memory_plan, "make_plan", lambda *arguments, **named: other)
+    monkeypatch.setattr(memory, "make_plan", lambda *arguments, **named: other)
     job = replace(job, hardware=replace(job.hardware, host=room))
     assert replan(job, MEASURED) is other
     assert not caplog.records

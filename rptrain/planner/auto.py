@@ -7,10 +7,10 @@ from typing import Any
 
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import AUTOMATIC, Config
-from rptrain.devices import Hardware
-from rptrain.memory_plan import least_memory, plan_run
 from rptrain.models.spec import ModelShape
-from rptrain.planner import RunPlan
+from rptrain.planner.choose import RunPlan
+from rptrain.planner.hardware import Hardware
+from rptrain.planner.memory import least_memory, plan_run
 from rptrain.utils.errors import UserError
 
 MICRO_BATCHES = 256  # of a step: more and smaller ones are tried where nothing else fits

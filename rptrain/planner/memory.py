@@ -12,7 +12,6 @@ from rptrain.checkpoint.adapter import shapes
 from rptrain.checkpoint.atomic_dir import SLACK
 from rptrain.config.schema import Config
 from rptrain.data.loader import RANDOM, RANDOM_ROWS
-from rptrain.devices import Gpu, Hardware, readable
 from rptrain.engine.engine import AHEAD
 from rptrain.engine.footprint import Footprint, Shapes, stage_bytes, stage_parts
 from rptrain.engine.meter import Measured
@@ -22,7 +21,8 @@ from rptrain.engine.transfer.staging import staging_bytes
 from rptrain.models.spec import ModelShape
 from rptrain.models.weights.file_backed import mapped_units
 from rptrain.models.weights.quantized import loading_bytes
-from rptrain.planner import LIBRARIES, RunPlan, Workload, least_footprint, make_plan, row_bytes
+from rptrain.planner.choose import LIBRARIES, RunPlan, Workload, least_footprint, make_plan, row_bytes
+from rptrain.planner.hardware import Gpu, Hardware, readable
 from rptrain.runs.run_dir import RunDir, forks
 from rptrain.schedule.plan import Plan, Stage
 from rptrain.utils.errors import UserError

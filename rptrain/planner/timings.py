@@ -11,9 +11,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from rptrain.checkpoint.atomic_dir import PARTIAL, beside
 from rptrain.config.schema import Config
-from rptrain.devices import device_kind
 from rptrain.engine.meter import Measured
 from rptrain.models.spec import ModelShape
+from rptrain.planner.hardware import device_kind
 
 FILE = "timings.json"
 

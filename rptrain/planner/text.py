@@ -8,9 +8,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rptrain.devices import readable
-from rptrain.memory_plan import Place
-from rptrain.plan_command import PlanReport
+from rptrain.planner.hardware import readable
+from rptrain.planner.memory import Place
+from rptrain.planner.report import PlanReport
 from rptrain.schedule import picture
 from rptrain.schedule.plan import Stage
 from rptrain.schedule.roofline import Verdict
