@@ -148,7 +148,7 @@ def train(
         found = find(resolved, warn=dry_run)  # a run looks for it again, once torch is there
         if not dry_run:
             _keep_allocator_tidy()
-            from rptrain.trainer import train as run
+            from rptrain.train.trainer import train as run
 
             trained = run(resolved, quiet=as_json)
             if as_json:
@@ -358,7 +358,7 @@ def generate(
 ) -> None:
     """Print what a trained model answers."""
     with exit_codes():
-        from rptrain.generate import generate_text
+        from rptrain.inference.generate import generate_text
 
         texts = generate_text(source, prompt, max_new_tokens, temperature, seed, raw)
         if as_json:

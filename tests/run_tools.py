@@ -25,7 +25,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-import rptrain.saving
+import rptrain.train.save
 from rptrain import cli
 from rptrain.checkpoint.atomic_dir import KIND, STATE, written_aside
 from rptrain.config.resolve import Resolved, resolve
@@ -36,7 +36,7 @@ from rptrain.planner.choose import RunPlan
 from rptrain.runs import events as metrics
 from rptrain.runs.run_dir import RunDir
 from rptrain.schedule.plan import Plan
-from rptrain.trainer import Trainer, train
+from rptrain.train.trainer import Trainer, train
 
 PRESET = registry.PRESETS / "tiny-tasks"
 SMALL = {
@@ -218,7 +218,7 @@ def _die() -> None:
 def _die_in_record(step: int) -> None:
     """Every save is waited for, so that which one is the last does not depend on luck."""
     write = metrics.EventLog.write
-    rptrain.saving.Saver.look = rptrain.saving.Saver.settle
+    rptrain.train.save.Saver.look = rptrain.train.save.Saver.settle
 
     def cut_short(log: metrics.EventLog, event: metrics.Event) -> None:
         if isinstance(event, metrics.Step) and event.step == step:
@@ -230,7 +230,7 @@ def _die_in_record(step: int) -> None:
 
 
 def _die_in_save(step: int, call: int) -> None:
-    save, left = rptrain.saving.save_state, [call]
+    save, left = rptrain.train.save.save_state, [call]
 
     def armed(*arguments: Any, **named: Any) -> Path:
         if named["step"] == step:
@@ -247,7 +247,7 @@ def _die_in_save(step: int, call: int) -> None:
 
         return call
 
-    rptrain.saving.save_state = armed
+    rptrain.train.save.save_state = armed
 
 
 def _die_after(seconds: float) -> None:

@@ -16,8 +16,8 @@ from statistics import median
 from rptrain.config.resolve import resolve
 from rptrain.runs.control import STOP, ask
 from rptrain.runs.run_dir import RunDir
-from rptrain.telemetry import FULL
-from rptrain.trainer import train
+from rptrain.train.telemetry import FULL
+from rptrain.train.trainer import train
 
 from .own_memory import anonymous_and_files
 

@@ -39,7 +39,7 @@ def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     def taken(*arguments: object, **named: object) -> None:
         raise AssertionError("memory was taken for a run that cannot be")
 
-    monkeypatch.setattr("rptrain.opening.ModelStore", taken)
+    monkeypatch.setattr("rptrain.train.setup.ModelStore", taken)
 
 
 @pytest.fixture
@@ -459,7 +459,7 @@ def test_a_model_or_data_that_changed(unfinished, folder, refused):
 
 def test_a_run_that_another_process_trains(unfinished, refused, monkeypatch):
     """Found out before anything is read that takes long, and nothing of the run is touched."""
-    monkeypatch.setattr("rptrain.trainer.prepare_job", None)
+    monkeypatch.setattr("rptrain.train.trainer.prepare_job", None)
     before = unfinished.config_path.read_text()
     with EventLog(unfinished.events_path):
         assert "another process trains this run" in refused("save.save_steps=2")

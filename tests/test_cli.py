@@ -52,7 +52,7 @@ def trained(monkeypatch) -> list:
         calls.append((resolved, quiet))
         return RunDir(Path("runs/c"))
 
-    replace(monkeypatch, "rptrain.trainer", train=train)
+    replace(monkeypatch, "rptrain.train.trainer", train=train)
     return calls
 
 
@@ -113,7 +113,7 @@ def test_exit_codes(monkeypatch, error, code, said):
     def train(resolved: object, quiet: bool) -> None:
         raise error
 
-    replace(monkeypatch, "rptrain.trainer", train=train)
+    replace(monkeypatch, "rptrain.train.trainer", train=train)
     result = run("--config", "c.toml")
     assert (result.exit_code, result.stderr) == (code, said)
     if isinstance(error, Broken):
@@ -126,7 +126,7 @@ def test_sigterm_is_an_interrupt_also_before_and_after_the_steps(monkeypatch):
 
     handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the tests go on without what is tested
     try:
-        replace(monkeypatch, "rptrain.trainer", train=train)
+        replace(monkeypatch, "rptrain.train.trainer", train=train)
         result = run("--config", "c.toml")
         assert (result.exit_code, result.stderr) == (130, "interrupted\n")
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
@@ -231,7 +231,7 @@ def test_generate(monkeypatch):
         calls.append(arguments)
         return ["größer", "b"]
 
-    replace(monkeypatch, "rptrain.generate", generate_text=generate_text)
+    replace(monkeypatch, "rptrain.inference.generate", generate_text=generate_text)
     arguments = ["generate", ".", "--prompt", "a=1", "--prompt", "y"]
     assert run(*arguments).stdout == "größer\nb\n"
     shown = run(*arguments, "--json", "--max-new-tokens", "5", "--temperature", "0.5", "--seed", "7", "--raw")
@@ -246,7 +246,7 @@ def test_a_mistake_in_generate_ends_with_2(monkeypatch):
     def generate_text(*arguments: object) -> list[str]:
         raise UserError("no tokenizer")
 
-    replace(monkeypatch, "rptrain.generate", generate_text=generate_text)
+    replace(monkeypatch, "rptrain.inference.generate", generate_text=generate_text)
     result = run("generate", ".", "--prompt", "x")
     assert (result.exit_code, result.stderr) == (2, "no tokenizer\n")
 
@@ -358,7 +358,7 @@ def test_the_folders_beside_the_package_are_not_importable_by_bare_names():
 
 def test_interrupt_and_failure_as_a_shell_sees_them(folder):
     script = "import sys, types; from rptrain import cli; m = types.ModuleType('t')\n"
-    script += "def train(resolved, quiet): raise {error}\nm.train = train; sys.modules['rptrain.trainer'] = m\n"
+    script += "def train(resolved, quiet): raise {error}\nm.train = train; sys.modules['rptrain.train.trainer'] = m\n"
     script += "sys.argv = ['rptrain', '--config', 'c.toml']; cli.main()"
     failed = python("-c", script.replace("{error}", "RuntimeError('device cuda:0')"), cwd=folder)
     assert failed.code == 1 and failed.err.rstrip().endswith("RuntimeError: device cuda:0")

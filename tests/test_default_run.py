@@ -8,11 +8,11 @@ import pytest
 
 from rptrain.config.resolve import resolve
 from rptrain.data import tasks
-from rptrain.generate import generate_text
-from rptrain.job import prepare_job
+from rptrain.inference.generate import generate_text
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
-from rptrain.trainer import train
+from rptrain.train.job import prepare_job
+from rptrain.train.trainer import train
 
 from . import run_tools as tools
 

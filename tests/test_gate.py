@@ -181,7 +181,7 @@ def test_resume():
         "tests/test_plain.py::test_wait: timed out",
         "tests/test_plain.py::test_process: timed out",
         "tests/engine/test_threads.py::test_race: failed, then passed: a race",
-        "tests/test_lora_runs.py::test_resume: failed, then passed: a race",
+        "tests/train/test_lora_runs.py::test_resume: failed, then passed: a race",
     }
     assert "    E       AssertionError: the first failure" in section(lines, "failed")
     assert lines[-1] == "2 passed, 8 failed"

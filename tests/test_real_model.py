@@ -29,10 +29,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from rptrain.config.resolve import resolve
-from rptrain.job import prepare_job
 from rptrain.kernels.quant import FORMATS, dequantize, quantize
 from rptrain.runs import events as metrics
-from rptrain.trainer import train
+from rptrain.train.job import prepare_job
+from rptrain.train.trainer import train
 
 MODEL = os.environ.get("RPTRAIN_REAL_MODEL", "")
 STEPS, RATE = 20, 2e-5

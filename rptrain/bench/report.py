@@ -46,9 +46,9 @@ from rptrain.bench.idle import Usage, usage
 from rptrain.bench.memory import Peak
 from rptrain.bench.timeline import Lane, StageLaunches, by_stage
 from rptrain.engine.meter import Measured
-from rptrain.job import Job
 from rptrain.planner.choose import LIBRARIES
 from rptrain.planner.hardware import device_kind
+from rptrain.train.job import Job
 
 
 @dataclass(frozen=True)

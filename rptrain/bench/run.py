@@ -19,13 +19,13 @@ from rptrain.engine.iteration import Pending
 from rptrain.engine.meter import Meter
 from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.store import ModelStore
-from rptrain.job import Job, prepare_job, replan, settle
 from rptrain.models.adapters.lora import set_magnitudes
 from rptrain.models.weights import pretrained
-from rptrain.opening import open_engine, open_store
 from rptrain.planner.hardware import here, program_bytes
 from rptrain.schedule.plan import Plan
-from rptrain.trainer import MEASURE
+from rptrain.train.job import Job, prepare_job, replan, settle
+from rptrain.train.setup import open_engine, open_store
+from rptrain.train.trainer import MEASURE
 
 RATE = 1e-6  # the learning rate: the weights stay what they are, near enough
 

@@ -28,7 +28,6 @@ from typing import Any
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
 from rptrain.data.preview import Preview, preview
-from rptrain.job import find_files, prepare_data
 from rptrain.models.layers.block import BlockShape
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import ModelShape
@@ -48,6 +47,7 @@ from rptrain.schedule.dispatch import dispatch
 from rptrain.schedule.roofline import Sizes, Verdict, backward_intensity, forward_intensity, judge, ridge
 from rptrain.schedule.simulate import Timeline, simulate
 from rptrain.schedule.trace import chrome_trace
+from rptrain.train.job import find_files, prepare_data
 from rptrain.utils.errors import UserError
 
 PICTURE_CHUNK = 256 << 20  # bytes: a picture shows no finer pieces of a copy

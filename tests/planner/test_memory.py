@@ -35,7 +35,7 @@ from rptrain.planner.memory import (
 from rptrain.planner.model import training_model
 from rptrain.schedule.machine import CARDS, CPU
 from rptrain.schedule.plan import Plan
-from rptrain.trainer import train
+from rptrain.train.trainer import train
 from rptrain.utils.parallel import most_threads
 
 from .. import own_memory
@@ -98,7 +98,7 @@ from rptrain import devices
 from rptrain.config.resolve import resolve
 from rptrain.planner.memory import plan_run
 from rptrain.models import registry
-from rptrain.trainer import train
+from rptrain.train.trainer import train
 
 resolved = resolve(sys.argv[1], sys.argv[2:])
 spec = registry.build(registry.read_config(registry.locate(resolved.config.model.path)))

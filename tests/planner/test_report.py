@@ -27,7 +27,7 @@ from rptrain.planner.timings import Conditions, Timings
 from rptrain.schedule.machine import CARDS
 from rptrain.schedule.plan import Plan, Stage
 from rptrain.schedule.roofline import Verdict
-from rptrain.trainer import train
+from rptrain.train.trainer import train
 
 from .. import run_tools as tools
 from ..cases import long
@@ -289,7 +289,7 @@ def test_training_gives_the_same_advice_before_anything_is_loaded(tmp_path, monk
     def taken(*arguments: object, **named: object) -> None:
         raise AssertionError("memory was taken for a run that cannot be")
 
-    monkeypatch.setattr("rptrain.opening.ModelStore", taken)
+    monkeypatch.setattr("rptrain.train.setup.ModelStore", taken)
     low = "engine.host_limit=10000"
     result = tools.invoke("--config", "run.toml", low)
     first, *rest = result.stderr.splitlines()

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import rptrain.opening
-import rptrain.trainer
+import rptrain.train.setup
+import rptrain.train.trainer
 from rptrain.config.resolve import resolve
 from rptrain.engine.meter import Measured
-from rptrain.job import Job, prepare_job, replan
 from rptrain.planner import memory
 from rptrain.planner.memory import plan_run
 from rptrain.planner.timings import FILE, Conditions, Timings, load
@@ -19,6 +18,7 @@ from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
 from rptrain.schedule.estimate import estimate
 from rptrain.schedule.plan import Plan
+from rptrain.train.job import Job, prepare_job, replan
 
 from .. import run_tools as tools
 from ..cases import long
@@ -145,13 +145,13 @@ def check_same(run: RunDir, expected: RunDir) -> None:
 def metered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each engine that a run opens, whether it measures."""
     opened: list[bool] = []
-    engine = rptrain.opening.Engine
+    engine = rptrain.train.setup.Engine
 
     def noted(*arguments, **named):
         opened.append(named["meter"] is not None)
         return engine(*arguments, **named)
 
-    monkeypatch.setattr(rptrain.opening, "Engine", noted)
+    monkeypatch.setattr(rptrain.train.setup, "Engine", noted)
     return opened
 
 
@@ -165,7 +165,7 @@ def other_plan(monkeypatch: pytest.MonkeyPatch) -> list[Measured]:
         return tools.with_stages(job.plan, tools.STAGES)
 
     tools.plan_with(monkeypatch, "FB0-3")
-    monkeypatch.setattr(rptrain.trainer, "replan", replan)
+    monkeypatch.setattr(rptrain.train.trainer, "replan", replan)
     return calls
 
 
@@ -191,7 +191,7 @@ def test_another_plan_after_the_first_steps_changes_no_bit(folder, metered, othe
 def test_the_same_plan_goes_on_with_the_same_engine(folder, metered, monkeypatch):
     expected = tools.train_here(folder, "engine.replan=false")
     metered.clear()
-    monkeypatch.setattr(rptrain.trainer, "replan", lambda job, measured: job.plan)
+    monkeypatch.setattr(rptrain.train.trainer, "replan", lambda job, measured: job.plan)
     run = tools.train_here(folder)
     check_same(run, expected)
     assert metered == [True]

@@ -13,7 +13,7 @@ import pytest
 from rptrain.runs import events
 from rptrain.runs.control import Control
 from rptrain.runs.run_dir import RunDir
-from rptrain.saving import Saver
+from rptrain.train.save import Saver
 
 from .. import run_tools as tools
 

@@ -30,8 +30,8 @@ from rptrain.planner.memory import MemoryPlan, plan_run
 from rptrain.planner.model import lora_settings, training_model
 from rptrain.runs.run_dir import RunDir
 from rptrain.schedule.estimate import estimate
+from rptrain.train.validation import once, split
 from rptrain.utils.errors import UserError
-from rptrain.validation import once, split
 
 log = logging.getLogger(__name__)
 

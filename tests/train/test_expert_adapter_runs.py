@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file
 
 from rptrain.checkpoint.export import export
-from rptrain.generate import generate_text
+from rptrain.inference.generate import generate_text
 from rptrain.runs import events
 from rptrain.utils.errors import UserError
 
-from . import run_tools as tools
+from .. import run_tools as tools
 
 LORA = (
     "lora.r=2",

@@ -9,10 +9,10 @@ from rptrain.checkpoint.atomic_dir import Damaged, set_aside
 from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.state import load_state, read_state
 from rptrain.engine.store import UnitState
-from rptrain.job import Job
 from rptrain.models import registry
 from rptrain.runs.events import CheckpointDamaged, Event
 from rptrain.runs.run_dir import RunDir, forks
+from rptrain.train.job import Job
 from rptrain.utils.errors import UserError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import rptrain.saving
+import rptrain.train.save
 from rptrain.checkpoint import atomic_dir
 from rptrain.checkpoint.state import verify_checkpoint
 from rptrain.engine.engine import Engine
@@ -17,8 +17,8 @@ from rptrain.engine.iteration import PendingLoss
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
 
-from . import run_tools as tools
-from .cases import long
+from .. import run_tools as tools
+from ..cases import long
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def slow_saves(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    save = rptrain.saving.save_state
+    save = rptrain.train.save.save_state
 
     def slowly(*arguments, proceed, **named):
         def wait() -> None:
@@ -37,7 +37,7 @@ def slow_saves(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
         return save(*arguments, proceed=wait, **named)
 
-    monkeypatch.setattr(rptrain.saving, "save_state", slowly)
+    monkeypatch.setattr(rptrain.train.save, "save_state", slowly)
 
 
 @pytest.mark.parametrize("update", ["async", long("sync")])

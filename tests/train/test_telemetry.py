@@ -10,17 +10,17 @@ from typing import Any
 import psutil
 import pytest
 
-from rptrain import telemetry, validation
 from rptrain.engine.activity import Activity, LaneState, Pass
 from rptrain.runs.events import EventLog
 from rptrain.runs.lanes import FILE, OLD_FILE, Lane, Snapshot
 from rptrain.runs.run_dir import RunDir
 from rptrain.runs.view import RunView
-from rptrain.saving import Saver
 from rptrain.schedule.plan import Plan
-from rptrain.telemetry import Telemetry
+from rptrain.train import telemetry, validation
+from rptrain.train.save import Saver
+from rptrain.train.telemetry import Telemetry
 
-from . import run_tools as tools
+from .. import run_tools as tools
 
 SLOT = Plan.parse("F0-3 FB4-5 B2-3 B0-1 | N=2 M=4 MR=4").slots(0)[0]
 

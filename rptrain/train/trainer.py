@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import rptrain
-from rptrain import trackers, validation
-from rptrain.best import load_best
 from rptrain.checkpoint import adapter, frozen
 from rptrain.checkpoint.atomic_dir import REPLACED, beside
 from rptrain.checkpoint.base_files import BASE
@@ -22,25 +20,27 @@ from rptrain.engine.errors import EngineError
 from rptrain.engine.iteration import Pending, PendingLoss
 from rptrain.engine.meter import Meter
 from rptrain.engine.store import ModelStore
-from rptrain.evaluate import ask_questions
-from rptrain.job import Job, prepare_job, replan, settle
+from rptrain.inference.evaluate import ask_questions
 from rptrain.models.weights import pretrained
-from rptrain.opening import open_engine, open_store, starting_scale
 from rptrain.planner.hardware import here
 from rptrain.planner.memory import going_on
 from rptrain.planner.timings import Conditions, Timings, load
-from rptrain.resuming import check_resume, how_to_go_on, restore
 from rptrain.runs import events
 from rptrain.runs.control import LOOK, STOP, Control, StopRequested
 from rptrain.runs.process import ProcessId
 from rptrain.runs.run_dir import RunDir, begin, find, forks
-from rptrain.saving import Saver, checkpoint_meta
-from rptrain.skipping import AGAIN, SkippedSteps
-from rptrain.telemetry import Telemetry
-from rptrain.telling import slots, tell
+from rptrain.train import trackers, validation
+from rptrain.train.best import load_best
+from rptrain.train.job import Job, prepare_job, replan, settle
 from rptrain.train.lr import learning_rate
+from rptrain.train.messages import slots, tell
+from rptrain.train.nonfinite import AGAIN, SkippedSteps
+from rptrain.train.resume import check_resume, how_to_go_on, restore
+from rptrain.train.save import Saver, checkpoint_meta
+from rptrain.train.setup import open_engine, open_store, starting_scale
+from rptrain.train.telemetry import Telemetry
+from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import RunDeleted, TrainingError, UserError
-from rptrain.watchdog import Watchdog
 
 MEASURE = 3  # steps whose times the rest of a run is planned with; the first of them is left out
 

@@ -6,8 +6,8 @@ from rptrain.engine.engine import Engine, Optimizer
 from rptrain.engine.meter import Meter
 from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
 from rptrain.engine.store import ModelStore
-from rptrain.job import Job
 from rptrain.models.weights.file_backed import MappedWeights
+from rptrain.train.job import Job
 
 
 def open_store(job: Job) -> ModelStore:

@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file
 
 from rptrain.checkpoint.export import export
-from rptrain.generate import generate_text
+from rptrain.inference.generate import generate_text
 from rptrain.kernels.quant import INT8, NF4, NF4_DOUBLE, dequantize, quantize
 from rptrain.runs import events
 from rptrain.utils.errors import UserError
 
-from . import run_tools as tools
+from .. import run_tools as tools
 
 NARROW = ("lora.r=3", "lora.alpha=6", "lora.base=nf4", "save.save_steps=2", "optim.learning_rate=0.05")
 ASKED = (["a", "bc"], 6, 0.0, 0, True)

@@ -5,11 +5,11 @@ import math
 import pytest
 
 from rptrain.engine.stage_pass import StagePass
-from rptrain.job import prepare_job
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
+from rptrain.train.job import prepare_job
 
-from . import run_tools as tools
+from .. import run_tools as tools
 
 
 @pytest.mark.parametrize("update", ["async", "sync"])

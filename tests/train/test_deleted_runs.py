@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from rptrain import saving
 from rptrain.engine.engine import Engine
 from rptrain.engine.snapshot import Snapshot
 from rptrain.runs import events
-from rptrain.trainer import Trainer
+from rptrain.train import save as saving
+from rptrain.train.trainer import Trainer
 from rptrain.utils.errors import RunDeleted
 
-from . import run_tools as tools
+from .. import run_tools as tools
 
 BEST = ("data.val_size=0.3", "train.eval_steps=6", "save.save_steps=6", "save.load_best_model_at_end=true")
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-import rptrain.trainer
+import rptrain.train.trainer
 from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.engine.devices import base
 from rptrain.models import registry
@@ -21,8 +21,8 @@ from rptrain.runs.run_dir import RunDir
 from rptrain.schedule.plan import Plan
 from rptrain.utils.errors import TrainingError, UserError
 
-from . import run_tools as tools
-from .cases import long
+from .. import run_tools as tools
+from ..cases import long
 
 EVERY_TWO = ("save.save_steps=2", "save.save_total_limit=1")
 Undisturbed = Callable[..., SimpleNamespace]
@@ -111,7 +111,9 @@ def test_killed_twice_and_resumed_in_float16(folder, trainers, undisturbed, upda
 def test_another_plan_after_the_first_steps_keeps_the_loss_scale(folder, undisturbed, monkeypatch, update):
     kind = (f"optim.update={update}", "model.dtype=float16", "optim.loss_scale=262144", "optim.loss_scale_steps=1")
     expected = undisturbed(*kind)
-    monkeypatch.setattr(rptrain.trainer, "replan", lambda job, measured: tools.with_stages(job.plan, tools.STAGES))
+    monkeypatch.setattr(
+        rptrain.train.trainer, "replan", lambda job, measured: tools.with_stages(job.plan, tools.STAGES)
+    )
     run = tools.train_here(folder, *kind)
     check_same(run, expected)
     assert len(tools.events(run, events.Plan)) == 2

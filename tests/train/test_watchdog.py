@@ -9,10 +9,10 @@ from rptrain.engine.devices.cuda import CudaStream
 from rptrain.engine.stage_pass import StagePass
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
+from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import RunDeleted
-from rptrain.watchdog import Watchdog
 
-from . import run_tools as tools
+from .. import run_tools as tools
 
 
 def test_a_hanging_computation_is_told_and_the_run_goes_on(tmp_path, monkeypatch):

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from rptrain import validation
-from rptrain.best import by_loss
 from rptrain.checkpoint.export import export
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
 from rptrain.runs.view import RunView
-from rptrain.trainer import Trainer
+from rptrain.train import validation
+from rptrain.train.best import by_loss
+from rptrain.train.trainer import Trainer
 from rptrain.utils.errors import TrainingError, UserError
 
-from . import run_tools as tools
+from .. import run_tools as tools
 
 BEST = ("data.val_size=0.3", "train.eval_steps=2", "save.save_steps=2", "save.load_best_model_at_end=true")
 LOSSES = {2: 3.0, 4: 1.5, 6: 1.0, 8: 2.0, 10: 1.0, 12: 2.5}

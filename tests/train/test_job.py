@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from rptrain.config.resolve import resolve
-from rptrain.job import prepare_job
 from rptrain.planner.memory import Place, going_on, plan_run
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
+from rptrain.train.job import prepare_job
 from rptrain.utils.errors import TrainingError, UserError
 
-from . import run_tools as tools
+from .. import run_tools as tools
 
 CONFIG = '[model]\npath = "tiny-tasks"\n[[data.train]]\npath = "builtin:random"\n[engine]\ndevices = "cpu:2"\n'
 
@@ -71,7 +71,7 @@ def small(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tools.write_model(tmp_path / "model")
     tools.write_config(tmp_path)
-    monkeypatch.setattr("rptrain.opening.ModelStore", taken)
+    monkeypatch.setattr("rptrain.train.setup.ModelStore", taken)
 
 
 @pytest.mark.parametrize("kind", [(), ("train.micro_batch_size=auto", "engine.round_size=auto")])
@@ -115,7 +115,7 @@ def test_a_run_that_was_cut_off_waits_for_memory_that_shrank(tmp_path, monkeypat
     before = run.events_path.read_bytes(), run.checkpoints()
     with monkeypatch.context() as patch:
         patch.setattr("rptrain.planner.hardware.available_bytes", lambda: 1 << 20)
-        patch.setattr("rptrain.opening.ModelStore", None)
+        patch.setattr("rptrain.train.setup.ModelStore", None)
         for name in ("run", "another"):
             with pytest.raises(UserError, match=r"of host memory for .*, but .* is free"):
                 tools.train_here(tmp_path, often, f"log.run_name={name}")

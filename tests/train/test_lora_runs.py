@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint.export import export
-from rptrain.generate import generate_text
+from rptrain.inference.generate import generate_text
 from rptrain.runs import events
 from rptrain.utils.errors import UserError
 
-from . import run_tools as tools
-from .cases import long
+from .. import run_tools as tools
+from ..cases import long
 
 LORA = ("lora.r=3", "lora.alpha=6", "lora.dropout=0.2", "lora.modules_to_save=['model.norm']", "save.save_steps=2")
 IDS = torch.arange(20).view(2, 10)
@@ -208,7 +208,7 @@ def test_plan_counts_two_bytes_a_frozen_parameter_and_bench_runs(folder):
 @pytest.mark.long
 def test_the_bundled_example_is_gone_on_from_with_adapters(tmp_path):
     """Trained whole for some steps, then adapted: `rptrain --config` on what the first run left."""
-    example = tools.Path(__file__).parent.parent / "rptrain.toml"
+    example = tools.Path(__file__).parents[2] / "rptrain.toml"
     shared = (f"save.output_dir={tmp_path}/runs", "eval.questions=0", "train.max_steps=4", "engine.devices=cpu:2")
     assert tools.invoke("--config", example, *shared, "--json").exit_code == 0
     text = example.read_text().replace('"tiny-tasks" #', f'"{tmp_path}/runs/tiny-tasks/model" #')

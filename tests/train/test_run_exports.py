@@ -11,8 +11,8 @@ from rptrain.models.layers import rope
 from rptrain.models.spec import MicroBatch
 from rptrain.models.weights import pretrained
 
-from . import run_tools as tools
-from .cases import long
+from .. import run_tools as tools
+from ..cases import long
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def their_answer(model, tokenizer, prompt: str) -> str:
 
 
 def our_answers(source: Path, prompts: list[str]) -> list[str]:
-    from rptrain.generate import generate_text
+    from rptrain.inference.generate import generate_text
 
     return generate_text(source, prompts, 12, 0.0, 0, raw=False)
 

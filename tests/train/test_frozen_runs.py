@@ -7,13 +7,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint.export import export
-from rptrain.generate import generate_text
+from rptrain.inference.generate import generate_text
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
 from rptrain.utils.errors import UserError
 
-from . import run_tools as tools
-from .cases import long
+from .. import run_tools as tools
+from ..cases import long
 
 FREEZE = 'train.freeze=["model.embed_tokens.weight", "model.layers.1.*", "*.mlp.*"]'
 EVERY_TWO = ("save.save_steps=2", FREEZE)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from rptrain.job import prepare_job
 from rptrain.runs import events
+from rptrain.train.job import prepare_job
+from rptrain.train.validation import Patience, split
 from rptrain.utils.errors import UserError
-from rptrain.validation import Patience, split
 
-from . import run_tools as tools
-from .cases import long
+from .. import run_tools as tools
+from ..cases import long
 
 
 @pytest.fixture

@@ -10,17 +10,17 @@ from typing import Any, Self
 
 import torch
 
-from rptrain.best import by_loss
 from rptrain.checkpoint.state import prune, save_state
 from rptrain.config.schema import Save
 from rptrain.engine.engine import Engine
 from rptrain.engine.snapshot import Snapshot
 from rptrain.engine.store import UnitState
-from rptrain.job import Job
 from rptrain.runs.events import CheckpointSaved, Event, SaveFailed
 from rptrain.runs.run_dir import RunDir
+from rptrain.train.best import by_loss
+from rptrain.train.job import Job
+from rptrain.train.validation import Patience
 from rptrain.utils.errors import UserError
-from rptrain.validation import Patience
 
 log = logging.getLogger(__name__)
 

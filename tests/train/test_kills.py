@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import rptrain.checkpoint.state
-import rptrain.saving
+import rptrain.train.save
 from rptrain.checkpoint.state import verify_checkpoint
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
 
-from . import run_tools as tools
+from .. import run_tools as tools
 
 OFTEN = ("save.save_steps=1", "save.save_total_limit=2", "optim.lr_scheduler_type=linear")
 WHOLE = ("save.save_steps=1", "optim.lr_scheduler_type=linear", "log.run_name=whole")
@@ -46,7 +46,7 @@ def before_each_change(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]
 
         return call
 
-    save = rptrain.saving.save_state
+    save = rptrain.train.save.save_state
 
     def armed(*arguments: Any, **named: Any) -> Path:
         with pytest.MonkeyPatch.context() as patch:
@@ -55,7 +55,7 @@ def before_each_change(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]
             path = save(*arguments, **named)
         return path
 
-    prune = rptrain.saving.prune
+    prune = rptrain.train.save.prune
 
     def armed_prune(*arguments: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -63,8 +63,8 @@ def before_each_change(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]
                 patch.setattr(os, name, watched(getattr(os, name)))
             prune(*arguments)
 
-    monkeypatch.setattr(rptrain.saving, "save_state", armed)
-    monkeypatch.setattr(rptrain.saving, "prune", armed_prune)
+    monkeypatch.setattr(rptrain.train.save, "save_state", armed)
+    monkeypatch.setattr(rptrain.train.save, "prune", armed_prune)
 
 
 def test_every_state_of_the_disk_that_a_kill_can_leave(whole, tmp_path, monkeypatch):

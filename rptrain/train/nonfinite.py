@@ -6,8 +6,8 @@ from collections.abc import Callable
 import torch
 
 from rptrain.engine.iteration import PendingLoss, StepResult
-from rptrain.job import Job
 from rptrain.runs.events import Event, LossScale, StepSkipped
+from rptrain.train.job import Job
 from rptrain.utils.errors import TrainingError
 
 AGAIN = "Begin a new run (save.resume=never) with a lower optim.learning_rate"

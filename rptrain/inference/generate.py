@@ -10,7 +10,7 @@ from rptrain.checkpoint import adapter
 from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.export import DTYPES, checkpoint_of, from_checkpoint
 from rptrain.data.loader import VOCABULARIES, load_tokenizer
-from rptrain.evaluate import encode_prompt
+from rptrain.inference.evaluate import encode_prompt
 from rptrain.models import registry
 from rptrain.models.adapters.lora import with_lora, without_adapters
 from rptrain.models.layers.generate import generate

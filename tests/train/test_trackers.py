@@ -10,7 +10,7 @@ import pytest
 from rptrain.runs import events
 from rptrain.utils.errors import UserError
 
-from . import run_tools as tools
+from .. import run_tools as tools
 
 
 class Fake(ModuleType):
@@ -87,7 +87,7 @@ def test_a_tracker_that_raises_is_told_once_and_the_run_goes_on_with_the_others(
 
 
 def test_a_tracker_that_is_not_installed(tmp_path, monkeypatch):
-    monkeypatch.setattr("rptrain.trackers.find_spec", lambda name: None)
+    monkeypatch.setattr("rptrain.train.trackers.find_spec", lambda name: None)
     tools.write_model(tmp_path / "model")
     with pytest.raises(UserError, match=r'names "wandb", but wandb is not installed: pip install "rptrain\[wandb\]"'):
         tools.train_here(tmp_path, 'log.report_to=["wandb"]')
