@@ -10,19 +10,19 @@ from textual.binding import Binding, BindingType
 from textual.notifications import SeverityLevel
 from textual.screen import ModalScreen, Screen
 
-from rptrain.tui import preferences
 from rptrain.tui.context import Context
-from rptrain.tui.doctor_screen import Doctor
-from rptrain.tui.draft import Draft
-from rptrain.tui.help_screen import Help
-from rptrain.tui.helper import ChildHelper, Helper
 from rptrain.tui.messages import BeginWith, OpenRun
-from rptrain.tui.new_run import NewRun
-from rptrain.tui.preferences import Look
-from rptrain.tui.run_screen import RunScreen
-from rptrain.tui.runs_screen import Runs
-from rptrain.tui.sizes import MEDIUM, TALL, WIDE
+from rptrain.tui.screens.doctor import Doctor
+from rptrain.tui.screens.help import Help
+from rptrain.tui.screens.new_run import NewRun
+from rptrain.tui.screens.run import RunScreen
+from rptrain.tui.screens.runs import Runs
+from rptrain.tui.services import preferences
+from rptrain.tui.services.draft import Draft
+from rptrain.tui.services.helper import ChildHelper, Helper
+from rptrain.tui.services.preferences import Look
 from rptrain.tui.themes import THEMES
+from rptrain.tui.widgets.sizes import MEDIUM, TALL, WIDE
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import printable
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rptrain.tui.draft import Draft
-from rptrain.tui.helper import Helper
-from rptrain.tui.launch import Launched, resume, start
-from rptrain.tui.preferences import Preferences
+from rptrain.tui.services.draft import Draft
+from rptrain.tui.services.helper import Helper
+from rptrain.tui.services.launch import Launched, resume, start
+from rptrain.tui.services.preferences import Preferences
 from rptrain.utils.errors import UserError
 
 

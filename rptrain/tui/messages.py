@@ -5,7 +5,7 @@ from pathlib import Path
 
 from textual.message import Message
 
-from rptrain.tui.launch import Launched
+from rptrain.tui.services.launch import Launched
 
 
 @dataclass

@@ -13,7 +13,7 @@ from rptrain.runs.lanes import FILE, Lane, OptimizerState, Snapshot
 from rptrain.runs.listing import summarise
 from rptrain.runs.process import ProcessId
 from rptrain.runs.view import ENDED, RunView
-from rptrain.tui.run_rows import row
+from rptrain.tui.widgets.run_rows import row
 
 OWN = ProcessId.of(os.getpid())
 START = {

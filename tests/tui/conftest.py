@@ -15,10 +15,10 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from rptrain.doctor.finding import Finding
-from rptrain.tui import heavy, places
 from rptrain.tui.app import RptrainApp, make_app
-from rptrain.tui.heavy import Planned, Preview, Sample
-from rptrain.tui.places import FoundModel
+from rptrain.tui.services import heavy, places
+from rptrain.tui.services.heavy import Planned, Preview, Sample
+from rptrain.tui.services.places import FoundModel
 
 from ..run_tools import PATIENCE
 
@@ -116,10 +116,10 @@ def make(tmp_path: Path, helper: Scripted, monkeypatch: pytest.MonkeyPatch) -> C
     """The app in an empty folder; `make(attach=…)` and the like."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr("rptrain.tui.new_run.PAUSE", 0.0)
-    monkeypatch.setattr("rptrain.tui.picker.PAUSE", 0.0)
-    for screen, pause in (("run_screen", 0.05), ("runs_screen", 0.1), ("exporting", 0.02)):
-        monkeypatch.setattr(f"rptrain.tui.{screen}.PAUSE", pause)
+    monkeypatch.setattr("rptrain.tui.screens.new_run.PAUSE", 0.0)
+    monkeypatch.setattr("rptrain.tui.screens.picker.PAUSE", 0.0)
+    for screen, pause in (("run", 0.05), ("runs", 0.1), ("exporting", 0.02)):
+        monkeypatch.setattr(f"rptrain.tui.screens.{screen}.PAUSE", pause)
 
     def make(**named: Any) -> RptrainApp:
         return make_app(**{"helper": helper, "settings": tmp_path / "settings" / "tui.toml"} | named)

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from textual.widgets import Input
 
-from rptrain.tui import heavy, preferences
-from rptrain.tui.doctor_screen import Doctor
-from rptrain.tui.helper import HelperError
-from rptrain.tui.new_run import NewRun
-from rptrain.tui.run_screen import RunScreen
-from rptrain.tui.runs_screen import Runs
+from rptrain.tui.screens.doctor import Doctor
+from rptrain.tui.screens.new_run import NewRun
+from rptrain.tui.screens.run import RunScreen
+from rptrain.tui.screens.runs import Runs
+from rptrain.tui.services import heavy, preferences
+from rptrain.tui.services.helper import HelperError
 from rptrain.utils.errors import UserError
 
 from .conftest import Made, Scripted, driven, press_until, screen_text, settled, type_over, until

@@ -15,16 +15,18 @@ import pytest
 
 from rptrain.config.resolve import render, resolve
 from rptrain.runs import control
-from rptrain.tui import launch, places, start, words
+from rptrain.tui import start
 from rptrain.tui.context import Context
-from rptrain.tui.draft import Draft
-from rptrain.tui.fields import ALL, FIELDS
-from rptrain.tui.helper import ChildHelper, HelperError
-from rptrain.tui.paths import complete
-from rptrain.tui.plot import Canvas
-from rptrain.tui.preferences import Preferences
-from rptrain.tui.recipe import EXAMPLE, recipe
-from rptrain.tui.replay import Replay
+from rptrain.tui.services import launch, places
+from rptrain.tui.services.draft import Draft
+from rptrain.tui.services.fields import ALL, FIELDS
+from rptrain.tui.services.helper import ChildHelper, HelperError
+from rptrain.tui.services.paths import complete
+from rptrain.tui.services.preferences import Preferences
+from rptrain.tui.services.recipe import EXAMPLE, recipe
+from rptrain.tui.services.replay import Replay
+from rptrain.tui.widgets import words
+from rptrain.tui.widgets.plot import Canvas
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
@@ -215,7 +217,7 @@ def test_the_helper_answers_refuses_and_fails():
 
 def test_calls_that_nobody_waits_for_hold_up_nothing(monkeypatch: pytest.MonkeyPatch):
     """Those whose turn has not come are never made; the process of the one under way is ended soon."""
-    monkeypatch.setattr("rptrain.tui.helper.GRACE", 0.05)
+    monkeypatch.setattr("rptrain.tui.services.helper.GRACE", 0.05)
     ask_process, give_up = ChildHelper._ask, ChildHelper._give_up
     under_way: list[object] = []
     cancelled = threading.Event()  # the call of `len`
@@ -263,7 +265,7 @@ def ended(process: int) -> bool:
 
 def test_the_helper_ends_with_the_process_that_began_it():
     code = (
-        "import asyncio, os, time\nfrom rptrain.tui.helper import ChildHelper\n"
+        "import asyncio, os, time\nfrom rptrain.tui.services.helper import ChildHelper\n"
         "print(asyncio.run(ChildHelper().call(os.getpid)), flush=True)\ntime.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, text=True) as parent:

@@ -6,8 +6,8 @@ from math import inf, nan
 from textual.content import Content
 from textual.strip import Strip
 
-from rptrain.tui.line_widget import LineWidget
-from rptrain.tui.plot import Curve, Plot
+from rptrain.tui.widgets.line_widget import LineWidget
+from rptrain.tui.widgets.plot import Curve, Plot
 
 from .conftest import Page, driven, screen_text, settled, widget_text
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.tui.log_panel import LogPanel
-from rptrain.tui.run_screen import RunScreen
+from rptrain.tui.screens.run import RunScreen
+from rptrain.tui.widgets.log_panel import LogPanel
 
 from .conftest import Made, Page, driven, screen_text, settled, until
 from .recorded import make_run

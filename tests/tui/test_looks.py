@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.color import Color
 
-from rptrain.tui import heavy, launch
 from rptrain.tui.app import RptrainApp
+from rptrain.tui.services import heavy, launch
 
 from .conftest import Made, Scripted, driven, planned, screen_text, settled, until
 from .recorded import BEGAN, make_run
@@ -29,7 +29,7 @@ def still(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     monkeypatch.setattr("rptrain.runs.listing.folder_bytes", lambda folder: 90 << 30)
-    monkeypatch.setattr("rptrain.tui.run_rows.time.time", lambda: BEGAN + 7200)
+    monkeypatch.setattr("rptrain.tui.widgets.run_rows.time.time", lambda: BEGAN + 7200)
     monkeypatch.setattr("rptrain.runs.listing.time.time", lambda: BEGAN + 840)
     monkeypatch.setattr(launch, "COMMAND", ("false",))
     yield

@@ -10,15 +10,15 @@ from textual.widgets import Button, Input, OptionList
 
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import keys
-from rptrain.tui import heavy, launch, places
-from rptrain.tui.confirm import Confirm
-from rptrain.tui.dialog import Dialog
-from rptrain.tui.draft import STARTER, Draft
-from rptrain.tui.fields import ALL
-from rptrain.tui.form import Form
-from rptrain.tui.helper import HelperError
-from rptrain.tui.picker import MOST, Item, Picker
-from rptrain.tui.run_screen import RunScreen
+from rptrain.tui.screens.confirm import Confirm
+from rptrain.tui.screens.dialog import Dialog
+from rptrain.tui.screens.picker import MOST, Item, Picker
+from rptrain.tui.screens.run import RunScreen
+from rptrain.tui.services import heavy, launch, places
+from rptrain.tui.services.draft import STARTER, Draft
+from rptrain.tui.services.fields import ALL
+from rptrain.tui.services.helper import HelperError
+from rptrain.tui.widgets.form import Form
 from rptrain.utils.errors import UserError
 
 from .conftest import (
@@ -270,7 +270,7 @@ async def test_what_does_not_fit_is_not_started_and_advice_is_taken_by_a_key(
 async def test_a_plan_of_what_stood_there_before_starts_nothing(make: Made, tmp_path: Path, monkeypatch):
     async with make().run_test(size=(80, 24), notifications=True) as pilot:
         await ready(pilot)
-        monkeypatch.setattr("rptrain.tui.new_run.PAUSE", 100.0)
+        monkeypatch.setattr("rptrain.tui.screens.new_run.PAUSE", 100.0)
         await type_over(pilot, "999999", "#data-max_length")
         await until(pilot, lambda: start_button(pilot.app).disabled)
         await pilot.press("ctrl+r")
@@ -555,7 +555,7 @@ async def test_the_mouse_does_what_keys_do(make: Made, tmp_path: Path):
 
 
 def test_real_plans_and_previews_are_values(tmp_path: Path):
-    from rptrain.tui.recipe import recipe
+    from rptrain.tui.services.recipe import recipe
 
     draft = Draft(tmp_path / "rptrain.toml")
     draft.update(recipe("tiny-tasks", "builtin:tasks", "full"))

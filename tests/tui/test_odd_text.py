@@ -9,12 +9,12 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
 
-from rptrain.tui import heavy, places
-from rptrain.tui.new_run import NewRun
-from rptrain.tui.places import FoundModel
-from rptrain.tui.plot import Plot
-from rptrain.tui.run_screen import RunScreen
-from rptrain.tui.runs_screen import Runs
+from rptrain.tui.screens.new_run import NewRun
+from rptrain.tui.screens.run import RunScreen
+from rptrain.tui.screens.runs import Runs
+from rptrain.tui.services import heavy, places
+from rptrain.tui.services.places import FoundModel
+from rptrain.tui.widgets.plot import Plot
 from rptrain.utils.errors import UserError
 
 from .conftest import Made, Scripted, driven, focus, planned, screen_text, until

@@ -10,12 +10,12 @@ from textual.events import MouseScrollDown
 from textual.widgets import Button
 
 from rptrain.runs.events import EventLog
-from rptrain.tui import launch
 from rptrain.tui.app import RptrainApp
-from rptrain.tui.lanes import Lanes
-from rptrain.tui.log_panel import LogPanel
-from rptrain.tui.plot import Plot
-from rptrain.tui.run_screen import PAUSE, POINTS, RunScreen
+from rptrain.tui.screens.run import PAUSE, POINTS, RunScreen
+from rptrain.tui.services import launch
+from rptrain.tui.widgets.lanes import Lanes
+from rptrain.tui.widgets.log_panel import LogPanel
+from rptrain.tui.widgets.plot import Plot
 
 from .conftest import (
     Made,

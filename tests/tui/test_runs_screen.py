@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from textual.widgets import Input, OptionList
 
-from rptrain.tui import launch
-from rptrain.tui.new_run import NewRun
-from rptrain.tui.plot import Plot
-from rptrain.tui.run_screen import RunScreen
-from rptrain.tui.summaries import RunFolder
+from rptrain.tui.screens.new_run import NewRun
+from rptrain.tui.screens.run import RunScreen
+from rptrain.tui.services import launch
+from rptrain.tui.services.summaries import RunFolder
+from rptrain.tui.widgets.plot import Plot
 
 from .conftest import Made, driven, press_until, screen_text, settled, until
 from .recorded import BEGAN, make_run
@@ -76,7 +76,7 @@ async def test_enter_opens_and_escape_comes_back(make: Made, runs: Path):
 
 @driven
 async def test_the_list_rests_behind_a_run_and_is_new_when_one_comes_back(make: Made, runs: Path, monkeypatch):
-    monkeypatch.setattr("rptrain.tui.runs_screen.PAUSE", 0.05)
+    monkeypatch.setattr("rptrain.tui.screens.runs.PAUSE", 0.05)
     looks: list[float] = []
     look = RunFolder.look
     monkeypatch.setattr(RunFolder, "look", lambda folder: looks.append(time.monotonic()) or look(folder))

@@ -16,11 +16,11 @@ from textual.widgets import Button, Input
 
 from rptrain.runs.view import RunView
 from rptrain.tui.context import Context
-from rptrain.tui.draft import Draft
-from rptrain.tui.helper import ChildHelper
-from rptrain.tui.launch import Launched
-from rptrain.tui.recipe import recipe
-from rptrain.tui.run_screen import RunScreen
+from rptrain.tui.screens.run import RunScreen
+from rptrain.tui.services.draft import Draft
+from rptrain.tui.services.helper import ChildHelper
+from rptrain.tui.services.launch import Launched
+from rptrain.tui.services.recipe import recipe
 
 from .conftest import Made, driven, screen_text
 

@@ -9,10 +9,10 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Button, Input, Label, Static
 
-from rptrain.tui.choice import Choice
-from rptrain.tui.dialog import Dialog
-from rptrain.tui.entry import Entry
-from rptrain.tui.paths import PathSuggester
+from rptrain.tui.screens.dialog import Dialog
+from rptrain.tui.services.paths import PathSuggester
+from rptrain.tui.widgets.choice import Choice
+from rptrain.tui.widgets.entry import Entry
 from rptrain.utils.text import one_line
 
 

@@ -12,11 +12,11 @@ from textual.widget import Widget
 from textual.widgets import Footer, Static
 
 from rptrain.doctor.finding import Finding
-from rptrain.tui import heavy
-from rptrain.tui.closing import is_left, until_closed
 from rptrain.tui.context import Context
-from rptrain.tui.helper import HelperError
-from rptrain.tui.top_bar import TopBar
+from rptrain.tui.screens.closing import is_left, until_closed
+from rptrain.tui.services import heavy
+from rptrain.tui.services.helper import HelperError
+from rptrain.tui.widgets.top_bar import TopBar
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import printable
 

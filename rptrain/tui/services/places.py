@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rptrain.data.read import READERS
-from rptrain.tui.paths import is_text
+from rptrain.tui.services.paths import is_text
 from rptrain.utils.errors import UserError
 
 DEEP = 3  # folders below a place that are looked into

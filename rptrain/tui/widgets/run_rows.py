@@ -7,8 +7,8 @@ from rich.cells import cell_len
 from textual.content import Content
 
 from rptrain.runs.listing import Summary
-from rptrain.tui.run_head import state_text
-from rptrain.tui.words import ago, clipped, duration, loss, size
+from rptrain.tui.widgets.run_head import state_text
+from rptrain.tui.widgets.words import ago, clipped, duration, loss, size
 from rptrain.utils.text import one_line
 
 COLUMNS = (  # name, width, and the width of the list from which on it is there

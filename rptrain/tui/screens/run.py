@@ -16,21 +16,21 @@ from textual.widgets import Footer
 from rptrain.runs import control
 from rptrain.runs.tail import end_of
 from rptrain.runs.view import RunView
-from rptrain.tui.closing import until_closed
-from rptrain.tui.confirm import Confirm
 from rptrain.tui.context import Context
-from rptrain.tui.dialog import ask
-from rptrain.tui.exporting import export_run
-from rptrain.tui.lanes import Lanes, Shown
-from rptrain.tui.launch import Launched, log_of
-from rptrain.tui.log_panel import LogPanel
-from rptrain.tui.memory_panel import MemoryPanel
-from rptrain.tui.plot import POINTS, Curve, Plot
-from rptrain.tui.replay import Replay
-from rptrain.tui.run_head import RunHead
-from rptrain.tui.sizes import TALL
-from rptrain.tui.top_bar import TopBar
-from rptrain.tui.words import duration, loss, short
+from rptrain.tui.screens.closing import until_closed
+from rptrain.tui.screens.confirm import Confirm
+from rptrain.tui.screens.dialog import ask
+from rptrain.tui.screens.exporting import export_run
+from rptrain.tui.services.launch import Launched, log_of
+from rptrain.tui.services.replay import Replay
+from rptrain.tui.widgets.lanes import Lanes, Shown
+from rptrain.tui.widgets.log_panel import LogPanel
+from rptrain.tui.widgets.memory_panel import MemoryPanel
+from rptrain.tui.widgets.plot import POINTS, Curve, Plot
+from rptrain.tui.widgets.run_head import RunHead
+from rptrain.tui.widgets.sizes import TALL
+from rptrain.tui.widgets.top_bar import TopBar
+from rptrain.tui.widgets.words import duration, loss, short
 from rptrain.utils.errors import UserError
 
 PAUSE = 0.4  # seconds between two looks

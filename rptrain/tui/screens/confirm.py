@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Button, Static
 
-from rptrain.tui.dialog import Dialog
+from rptrain.tui.screens.dialog import Dialog
 from rptrain.utils.text import one_line
 
 

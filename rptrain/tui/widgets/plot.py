@@ -7,8 +7,8 @@ from math import log10
 from textual.content import Content
 
 from rptrain.runs.series import thinned
-from rptrain.tui.line_widget import LineWidget
-from rptrain.tui.words import clipped, short
+from rptrain.tui.widgets.line_widget import LineWidget
+from rptrain.tui.widgets.words import clipped, short
 from rptrain.utils.text import one_line
 
 AXIS = 7  # characters for the numbers at the left

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from textual.content import Content
 
-from rptrain.tui.heavy import Preview, Sample
+from rptrain.tui.services.heavy import Preview, Sample
 from rptrain.utils.text import printable
 
 MOST = 1200  # characters of a sample

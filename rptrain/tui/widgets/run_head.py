@@ -6,9 +6,9 @@ from rich.cells import cell_len
 from textual.content import Content
 
 from rptrain.runs.view import RunView
-from rptrain.tui.bars import bar
-from rptrain.tui.line_widget import LineWidget
-from rptrain.tui.words import DASH, clipped, count, duration, loss, percent, short
+from rptrain.tui.widgets.bars import bar
+from rptrain.tui.widgets.line_widget import LineWidget
+from rptrain.tui.widgets.words import DASH, clipped, count, duration, loss, percent, short
 from rptrain.utils.text import one_line
 
 STATE = 12  # letters of the longest state, and what parts it from the bar: that does not move when the state changes

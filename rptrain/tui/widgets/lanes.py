@@ -10,8 +10,8 @@ from textual.reactive import reactive
 
 from rptrain.runs.lanes import Lane, Snapshot
 from rptrain.runs.view import ENDED, LaneView, RunView
-from rptrain.tui.line_widget import LineWidget
-from rptrain.tui.words import percent, size
+from rptrain.tui.widgets.line_widget import LineWidget
+from rptrain.tui.widgets.words import percent, size
 
 KINDS = {"F": ("▀", "$forward"), "FB": ("█", "$fused"), "B": ("▄", "$backward")}
 IDLE = ("·", "$muted")

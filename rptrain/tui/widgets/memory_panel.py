@@ -6,9 +6,9 @@ from textual.content import Content
 from textual.geometry import Size
 
 from rptrain.runs.view import RunView
-from rptrain.tui.bars import bar
-from rptrain.tui.line_widget import LineWidget
-from rptrain.tui.words import DASH, clipped, size, step_time
+from rptrain.tui.widgets.bars import bar
+from rptrain.tui.widgets.line_widget import LineWidget
+from rptrain.tui.widgets.words import DASH, clipped, size, step_time
 
 LEAST = 0.002  # of the host's memory: smaller parts are left out
 BAR = "bar"  # in place of a name: the value is a share

@@ -19,23 +19,23 @@ from textual.widgets.option_list import Option
 from rptrain.config.errors import ConfigError
 from rptrain.config.resolve import resolve
 from rptrain.config.types import format_size
-from rptrain.tui import heavy, places
-from rptrain.tui.closing import is_left, until_closed
-from rptrain.tui.confirm import Confirm
 from rptrain.tui.context import Context
-from rptrain.tui.dialog import ask
-from rptrain.tui.draft import Draft
-from rptrain.tui.fields import ALL, Field
-from rptrain.tui.form import Form, method_of
-from rptrain.tui.helper import HelperError
 from rptrain.tui.messages import OpenRun
-from rptrain.tui.picker import Item, Picker
-from rptrain.tui.plan_panel import PlanPanel
-from rptrain.tui.recipe import recipe
-from rptrain.tui.sample_text import preview_text
-from rptrain.tui.sizes import TALL
-from rptrain.tui.top_bar import TopBar
-from rptrain.tui.words import DASH, count, size
+from rptrain.tui.screens.closing import is_left, until_closed
+from rptrain.tui.screens.confirm import Confirm
+from rptrain.tui.screens.dialog import ask
+from rptrain.tui.screens.picker import Item, Picker
+from rptrain.tui.services import heavy, places
+from rptrain.tui.services.draft import Draft
+from rptrain.tui.services.fields import ALL, Field
+from rptrain.tui.services.helper import HelperError
+from rptrain.tui.services.recipe import recipe
+from rptrain.tui.widgets.form import Form, method_of
+from rptrain.tui.widgets.plan_panel import PlanPanel
+from rptrain.tui.widgets.sample_text import preview_text
+from rptrain.tui.widgets.sizes import TALL
+from rptrain.tui.widgets.top_bar import TopBar
+from rptrain.tui.widgets.words import DASH, count, size
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import printable
 

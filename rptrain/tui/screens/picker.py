@@ -13,11 +13,11 @@ from textual.content import Content
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from rptrain.tui.bindings import without_enter
-from rptrain.tui.dialog import Dialog
-from rptrain.tui.entry import Entry
-from rptrain.tui.helper import HelperError
-from rptrain.tui.paths import PathSuggester
+from rptrain.tui.screens.dialog import Dialog
+from rptrain.tui.services.helper import HelperError
+from rptrain.tui.services.paths import PathSuggester
+from rptrain.tui.widgets.bindings import without_enter
+from rptrain.tui.widgets.entry import Entry
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import one_line, printable
 

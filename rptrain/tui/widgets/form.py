@@ -9,12 +9,12 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.message import Message
 from textual.widgets import Input, Label
 
-from rptrain.tui.choice import Choice
-from rptrain.tui.draft import Draft
-from rptrain.tui.entry import Entry
-from rptrain.tui.fields import ALL, FIELDS, GROUPS, Field
-from rptrain.tui.paths import PathSuggester
-from rptrain.tui.places import DATA_SUFFIXES
+from rptrain.tui.services.draft import Draft
+from rptrain.tui.services.fields import ALL, FIELDS, GROUPS, Field
+from rptrain.tui.services.paths import PathSuggester
+from rptrain.tui.services.places import DATA_SUFFIXES
+from rptrain.tui.widgets.choice import Choice
+from rptrain.tui.widgets.entry import Entry
 
 LISTED = ("model.path", "data.train.0.path")  # enter shows what there is
 

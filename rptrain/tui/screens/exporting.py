@@ -7,10 +7,10 @@ from pathlib import Path
 from textual.app import App
 from textual.screen import Screen
 
-from rptrain.tui.ask_path import AskTarget
 from rptrain.tui.context import Context
-from rptrain.tui.dialog import ask
-from rptrain.tui.launch import Launched, export
+from rptrain.tui.screens.ask_path import AskTarget
+from rptrain.tui.screens.dialog import ask
+from rptrain.tui.services.launch import Launched, export
 from rptrain.utils.errors import UserError
 
 PAUSE = 0.3  # seconds between two looks at whether it is done

@@ -9,9 +9,9 @@ from textual.geometry import Size
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from rptrain.tui.bars import bar
-from rptrain.tui.heavy import Planned
-from rptrain.tui.words import count, percent, size, step_time
+from rptrain.tui.services.heavy import Planned
+from rptrain.tui.widgets.bars import bar
+from rptrain.tui.widgets.words import count, percent, size, step_time
 from rptrain.utils.text import printable
 
 PARTS = 5  # of a place, the largest

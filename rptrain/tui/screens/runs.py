@@ -16,18 +16,18 @@ from textual.widgets.option_list import Option
 
 from rptrain.runs.listing import Summary, delete
 from rptrain.runs.view import ENDED
-from rptrain.tui.bindings import without_enter
-from rptrain.tui.closing import until_closed
-from rptrain.tui.confirm import Confirm
 from rptrain.tui.context import Context
-from rptrain.tui.dialog import ask
-from rptrain.tui.exporting import export_run
 from rptrain.tui.messages import BeginWith, OpenRun
-from rptrain.tui.plot import POINTS, Curve, Plot
-from rptrain.tui.run_rows import heading, row
-from rptrain.tui.summaries import RunFolder
-from rptrain.tui.top_bar import TopBar
-from rptrain.tui.words import size
+from rptrain.tui.screens.closing import until_closed
+from rptrain.tui.screens.confirm import Confirm
+from rptrain.tui.screens.dialog import ask
+from rptrain.tui.screens.exporting import export_run
+from rptrain.tui.services.summaries import RunFolder
+from rptrain.tui.widgets.bindings import without_enter
+from rptrain.tui.widgets.plot import POINTS, Curve, Plot
+from rptrain.tui.widgets.run_rows import heading, row
+from rptrain.tui.widgets.top_bar import TopBar
+from rptrain.tui.widgets.words import size
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import one_line
 

@@ -18,7 +18,7 @@ from rptrain.utils.errors import UserError
 
 T = TypeVar("T")
 GRACE = 1.0  # seconds in which a call that nobody waits for any more may come to its end
-COMMAND = (sys.executable, "-P", "-m", "rptrain.tui.helper")  # without the folder one is in on the path
+COMMAND = (sys.executable, "-P", "-m", "rptrain.tui.services.helper")  # without the folder one is in on the path
 
 
 class HelperError(RuntimeError):
