@@ -165,7 +165,7 @@ def test_chance():
 def test_race():
     assert not first_time("race"), "the first failure"
 """,
-        "test_lora_runs.py": """
+        "train/test_lora_runs.py": """
 def test_resume():
     assert not first_time("resume")
 """,

@@ -94,7 +94,7 @@ def planned(folder: Path, *overrides: str):
 MEASURED = """
 import json, sys
 from pathlib import Path
-from rptrain import devices
+from rptrain.planner import hardware
 from rptrain.config.resolve import resolve
 from rptrain.planner.memory import plan_run
 from rptrain.models import registry
@@ -102,11 +102,11 @@ from rptrain.train.trainer import train
 
 resolved = resolve(sys.argv[1], sys.argv[2:])
 spec = registry.build(registry.read_config(registry.locate(resolved.config.model.path)))
-least, program = anonymous_and_files()[0], devices.program_bytes()
+least, program = anonymous_and_files()[0], hardware.program_bytes()
 before = sum(anonymous_and_files())
 assert least <= program <= before, (least, program, before)
-devices.program_bytes = lambda: program
-host = plan_run(resolved.config, spec, devices.here(resolved.config.engine))[1].host
+hardware.program_bytes = lambda: program
+host = plan_run(resolved.config, spec, hardware.here(resolved.config.engine))[1].host
 Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now
 train(resolved, quiet=True)
 peak = kib()["VmHWM"] << 10
@@ -148,8 +148,9 @@ from pathlib import Path
 import torch
 from rptrain.checkpoint.state import load_state, save_state
 from rptrain.engine.store import ModelStore
-from rptrain.models import registry, weights
+from rptrain.models import registry
 from rptrain.models.adapters.lora import LoRA, with_lora, without_adapters
+from rptrain.models.weights import pretrained
 from rptrain.models.weights.quantized import with_base
 
 def growth(load):
@@ -159,7 +160,7 @@ def growth(load):
     return kib()["VmHWM"] - before
 
 def load(name):
-    weights.load(weights.check(folder / name, spec), spec, store.view)
+    pretrained.load(pretrained.check(folder / name, spec), spec, store.view)
     store.loaded()
 
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
@@ -169,8 +170,8 @@ store = ModelStore(spec, torch.bfloat16, generations=2)
 for state in store.units:
     for tensor in (*state.params, state.grad, *state.moments.values(), state.remainder):
         tensor.fill_(1)
-weights.save(folder / "same", spec, store.view, torch.bfloat16)
-weights.save(folder / "other", spec, store.view, torch.float32)
+pretrained.save(folder / "same", spec, store.view, torch.bfloat16)
+pretrained.save(folder / "other", spec, store.view, torch.float32)
 state = save_state(folder, store.units, step=1, meta={"model_dir": str(folder / "model")})
 narrow = ModelStore(with_base(with_lora(spec, LoRA(r=1)), "nf4"), torch.bfloat16, generations=1)
 for held in narrow.units:
@@ -178,7 +179,7 @@ for held in narrow.units:
 
 def quantise():
     own = without_adapters(narrow.spec)
-    weights.load(weights.check(folder / "other", own), own, narrow.held)
+    pretrained.load(pretrained.check(folder / "other", own), own, narrow.held)
 
 found = {name: growth(lambda: load(name)) for name in ("same", "other")} | {"nf4": growth(quantise)}
 print(json.dumps(found | {"state": growth(lambda: load_state(state, store.units))}))
@@ -396,6 +397,6 @@ def test_groups_of_version_1_and_those_that_a_container_hides(tmp_path):
 
 def test_a_process_has_memory():
     """One of its own: that of the tests has what they left."""
-    code = "from rptrain import devices; print(devices.program_bytes())"
+    code = "from rptrain.planner import hardware; print(hardware.program_bytes())"
     found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert 5 << 20 < int(found.stdout) < GIB
