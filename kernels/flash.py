@@ -41,7 +41,7 @@ class Passes(NamedTuple):
 
 # By shared memory (at most 227 KB a program on 9.0 and 10.0, 163 KB on 8.0, else 99 KB) and padded head size. On 8.x,
 # 9.0 and 12.0 no program spills registers with them. Those of large cards at 128 are the fastest of
-# tests/gpu/sweep_attention.py on an H200.
+# benchmarks/sweep_attention.py on an H200.
 NARROW = {
     "large": {
         64: Passes(Tiles(128, 128, 8, 2), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 2), tma=True),

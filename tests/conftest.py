@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import benchmarks  # noqa: E402, F401 - its programs are tested too; they are found in the package from now on
+
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
 
 # torch computes with one thread, in child processes too: results must not depend on the number of cores.

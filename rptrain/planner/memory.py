@@ -28,7 +28,7 @@ from rptrain.schedule.plan import Plan, Stage
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import MOST, most_threads
 
-# What CUDA takes of the host, fitted to tests/results/qwen3-1.7b-*.json (torch 2.11): their `process_pss_gib` less
+# What CUDA takes of the host, fitted to benchmarks/results/qwen3-1.7b-*.json (torch 2.11): their `process_pss_gib` less
 # states, activations, devices.LATER and 0.3 GiB of a program that has imported torch, with one GPU and with two.
 CUDA, CUDA_EACH = 1140 << 20, 159 << 20
 TOKENIZERS = 28 << 20  # transformers' code for tokenizers, measured as devices.LATER was; a large vocabulary takes more

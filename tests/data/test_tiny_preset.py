@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import make_tiny_tasks
 from rptrain.config.schema import TrainSet
 from rptrain.data.batch import IGNORED
 from rptrain.data.loader import load_tokenizer, prepare
 from rptrain.data.tasks import questions
-from rptrain.models.presets import make_tiny_tasks
 
 PRESET = Path(str(files("rptrain.models.presets"))) / "tiny-tasks"
 

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
+from benchmarks.kernels.attention import micro_batch
 from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.store import accumulate_dtype
 from rptrain.models import registry
 from rptrain.models.layers import rope
-
-from .kernels.attention import micro_batch
 
 pytestmark = pytest.mark.gpu
 

@@ -43,7 +43,7 @@ from .. import run_tools as tools
 from ..cases import long
 
 GIB = 1 << 30
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 LARGE = {  # 23 million parameters
     "hidden_size": 512,
     "intermediate_size": 1536,

@@ -6,11 +6,11 @@ from concurrent.futures import FIRST_COMPLETED, wait
 import pytest
 import torch
 
+from benchmarks import adam as bench_adam
 from rptrain.engine.optim import adam
 from rptrain.engine.optim.adam import CHUNK, CpuAdam, Part, join, split
 from rptrain.utils.native import ended
 
-from ... import bench_adam
 from ...run_tools import PATIENCE
 from .updates import (
     BETAS,

@@ -1,4 +1,4 @@
-"""The README's pictures, of made-up records: `python -m tests.tui.pictures` writes tests/results/tui/*.svg."""
+"""The README's pictures, of made-up records: `python -m benchmarks.pictures` writes benchmarks/results/tui/*.svg."""
 
 import asyncio
 import os
@@ -8,11 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rptrain.tui.app import make_app
+from tests.tui.conftest import Scripted, screen_text, until
+from tests.tui.recorded import make_run
 
-from .conftest import Scripted, screen_text, until
-from .recorded import make_run
-
-FOLDER = Path(__file__).parents[1] / "results" / "tui"
+FOLDER = Path(__file__).parent / "results" / "tui"
 SIZE = (110, 32)
 CONFIG = """\
 [model]

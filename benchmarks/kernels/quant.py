@@ -2,8 +2,8 @@
 
 import torch
 
+from benchmarks.kernels.case import Case
 from rptrain.kernels import quant
-from tests.gpu.kernels.case import Case
 
 SIZES = {"qwen3-1.7b block": 50_331_648, "llama-3.1-8b block": 218_103_808, "gpt-oss-20b experts": 796_262_400}
 

@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks import bubble
 from rptrain.schedule.baselines import evenly, gpipe, interleaved_1f1b, looped_bfs, one_f_one_b
 from rptrain.schedule.costs import LayerCost
 from rptrain.schedule.dispatch import dispatch
@@ -12,7 +13,6 @@ from rptrain.schedule.partition import partition, split
 from rptrain.schedule.plan import Plan
 from rptrain.schedule.simulate import simulate
 from rptrain.schedule.validate import validate
-from tests import bubble
 
 pytestmark = pytest.mark.long
 

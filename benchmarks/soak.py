@@ -1,7 +1,7 @@
 """Whether memory or files grow: the bundled example in one process, again and again or once and for long.
 
-python -m tests.soak 180          # seconds; runs of 100 steps, a line for each
-python -m tests.soak --one 3600   # one run with the saves that rptrain.toml has, a line for each sample
+python -m benchmarks.soak 180          # seconds; runs of 100 steps, a line for each
+python -m benchmarks.soak --one 3600   # one run with the saves that rptrain.toml has, a line for each sample
 Exit code 1 where memory grew by more than 1 % from the first third to the last, or files are beyond their limits.
 """
 
@@ -18,8 +18,7 @@ from rptrain.runs.control import STOP, ask
 from rptrain.runs.run_dir import RunDir
 from rptrain.train.telemetry import FULL
 from rptrain.train.trainer import train
-
-from .own_memory import anonymous_and_files
+from tests.own_memory import anonymous_and_files
 
 CONFIG = Path(__file__).resolve().parent.parent / "rptrain.toml"
 ALWAYS = ("eval.questions=0", "save.resume=never", "engine.devices=cpu:2")

@@ -1,6 +1,6 @@
 """Times tiles of the attention kernels on this GPU: what the tables in kernels/flash.py are made from.
 
-python -m tests.gpu.sweep_attention [OUT.json]. Everything is compiled first, in as many processes as there are
+python -m benchmarks.sweep_attention [OUT.json]. Everything is compiled first, in as many processes as there are
 processors; then each kernel is timed with each of its tiles at two models' heads and three layouts of documents, and
 its result is held against FlashAttention-2's. What does not launch, or is wrong, is named and left out. The last lines
 are the tiles whose times, relative to the best of each case, have the least product.
@@ -19,10 +19,10 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.attention import LAYOUTS, SHAPES, forward_flops, inputs, micro_batch, pair
 from rptrain.kernels import flash
 from rptrain.kernels.attention import attention, attention_backward
 from rptrain.kernels.flash import Tiles
-from tests.gpu.kernels.attention import LAYOUTS, SHAPES, forward_flops, inputs, micro_batch, pair
 
 LAUNCHES, REPEATS = 10, 7  # in a graph, and of the graph
 ALLOWED = 2e-2  # of the largest value, from another implementation

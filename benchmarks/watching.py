@@ -1,4 +1,4 @@
-"""What watching a run costs: `python -m tests.tui.cost` prints the share of a core that the interface takes, by hand.
+"""What watching a run costs: `python -m benchmarks.watching` prints the share of a core that the interface takes.
 
 A real run of the bundled example on two workers, and the real interface that follows it in a terminal of 120 × 36.
 """
@@ -20,7 +20,7 @@ import psutil
 
 from rptrain.runs.view import RunView
 
-CONFIG = Path(__file__).parents[2] / "rptrain.toml"
+CONFIG = Path(__file__).parents[1] / "rptrain.toml"
 COLUMNS, ROWS = 120, 36
 SETTLED = 10.0  # seconds after which the interface has read all that there was
 

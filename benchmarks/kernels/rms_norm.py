@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.case import Case
 from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_backward
-from tests.gpu.kernels.case import Case
 
 TOKENS = 8192
 SIZES = {"Qwen3-1.7B": 2048, "Llama-3.1-8B": 4096}

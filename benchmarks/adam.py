@@ -1,6 +1,6 @@
 """An update of bfloat16 weights on the CPU beside a plain copy of as many bytes by as many threads, in turns.
 
-python -m tests.bench_adam [MILLIONS OF PARAMETERS, 100] [THREADS, those of a run]. A parameter's update reads 14 bytes
+python -m benchmarks.adam [MILLIONS OF PARAMETERS, 100] [THREADS, those of a run]. A parameter's update reads 14 bytes
 and writes 12 (weight, rest of the float32 weight and gradient 2 each, moments 8); the copy reads and writes 13. What is
 compared is the best of each.
 """

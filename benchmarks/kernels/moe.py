@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import torch
 
+from benchmarks.kernels.case import Case
 from rptrain.kernels import grouped, moe, moe_rows
 from rptrain.kernels.reference import moe as reference
-from tests.gpu.kernels.case import Case
 
 TOKENS = 8192
 SHAPES = {"qwen3-30b-a3b": (128, 8, 2048, 1536, 768), "gpt-oss-20b": (32, 4, 2880, 5760, 2880)}

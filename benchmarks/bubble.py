@@ -1,6 +1,7 @@
 """The paper's bubble experiment (section 5.6.1): schedules simulated with measured times of layers, on 8 GPUs.
 
-python -m tests.bubble [OUT_DIR] writes bubble.json, bubble.md and bubble.svg from tests/results/timings-rtx4090.json.
+python -m benchmarks.bubble [OUT_DIR] writes bubble.json, bubble.md and bubble.svg from timings-rtx4090.json in
+benchmarks/results.
 """
 
 import json
@@ -171,8 +172,8 @@ take no time, and memory is not limited.
 
 Layer times of an {result["timings"]["card"]}. {result["timings"]["note"].strip()}
 
-Written by `python -m tests.bubble`. Each schedule is taken with what makes its step shortest: the others with v stages
-a GPU and the better of two ways to cut the layers, RoundPipe with S stages in R rounds. Layers are recomputed in
+Written by `python -m benchmarks.bubble`. Each schedule is taken with what makes its step shortest: the others with v
+stages a GPU and the better of two ways to cut the layers, RoundPipe with S stages in R rounds. Layers are recomputed in
 backward. Of two figures for another schedule, the first is without recomputing the head, which none of them needs to,
 and the second with it; RoundPipe computes the head once, forward and backward. Sync is one step from start to end, as
 are the other schedules; async is the mean of {STEPS} steps after {WARM_UP}.

@@ -1,6 +1,6 @@
 """Times every kernel beside other implementations of the same work; prints a table and writes JSON.
 
-python -m tests.gpu.bench_kernels OUT.json [OP ...]: all of tests/gpu/kernels, or those named. Each implementation is
+python -m benchmarks.kernels OUT.json [OP ...]: all files of this folder, or those named. Each implementation is
 captured in a graph, so that launches cost nothing, and timed in turn with the others; the median counts. Bytes are set
 against a copy of the same size, operations against a large matrix product, both timed in the same run.
 """
@@ -51,12 +51,12 @@ def measured(case):
 def main(out, operations):
     torch.use_deterministic_algorithms(True)  # as in training
     torch.utils.deterministic.fill_uninitialized_memory = False
-    folder = Path(__file__).parent / "kernels"
-    names = operations or sorted(p.stem for p in folder.glob("*.py") if p.stem not in ("__init__", "case"))
+    folder = Path(__file__).parent
+    names = operations or sorted(p.stem for p in folder.glob("*.py") if p.stem not in ("__init__", "__main__", "case"))
     results = []
     for name in names:
         torch.manual_seed(0)
-        for case in importlib.import_module(f"tests.gpu.kernels.{name}").cases():
+        for case in importlib.import_module(f"benchmarks.kernels.{name}").cases():
             result = measured(case)
             results.append(result)
             ratios = "  ".join(

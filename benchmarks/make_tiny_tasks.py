@@ -1,4 +1,4 @@
-"""Makes the preset `tiny-tasks`: `python -m rptrain.models.presets.make_tiny_tasks [DIRECTORY]`.
+"""Makes the preset `tiny-tasks`: `python -m benchmarks.make_tiny_tasks [DIRECTORY]`.
 
 A Qwen3 small enough to train in a minute on a laptop's CPU, and a word-level tokenizer in which the phrases
 of the generated tasks, every printable ASCII character and the newline are one token each.
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rptrain.data.tasks import TASKS
+from rptrain.models.registry import PRESETS
 
 PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
 ROLES = ("system", "user", "assistant")
@@ -97,4 +98,4 @@ def make(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "tiny-tasks")
+    make(Path(sys.argv[1]) if len(sys.argv) > 1 else PRESETS / "tiny-tasks")

@@ -1,6 +1,6 @@
 """A decoder block against its floor: forward, recomputed forward and backward, 8,192 tokens, and its launches.
 
-python -m tests.gpu.bench_block OUT.json [PRESET ...]: by default Qwen3-1.7B's block and Llama-3.1-8B's. `whole` does
+python -m benchmarks.block OUT.json [PRESET ...]: by default Qwen3-1.7B's block and Llama-3.1-8B's. `whole` does
 all that the floor counts. `last` is the last block of a backward stage, whose recomputed output nobody takes.
 """
 
@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.kernels.attention import micro_batch
 from rptrain.bench import clock
 from rptrain.bench.floor import floor
 from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.store import accumulate_dtype
 from rptrain.models import registry
 from rptrain.models.layers import rope
-from tests.gpu.kernels.attention import micro_batch
 
 ROWS, LENGTH = 4, 2048
 TOKENS = ROWS * LENGTH

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.case import Case
 from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.swiglu import Clamp, swiglu, swiglu_backward
-from tests.gpu.kernels.case import Case
 
 TOKENS = 8192
 SIZES = {"Qwen3-1.7B": 6144, "Llama-3.1-8B": 14336}

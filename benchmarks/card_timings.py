@@ -1,6 +1,6 @@
-"""Per-layer times of the paper's five models on a card by its profile, for `tests/bubble.py`.
+"""Per-layer times of the paper's five models on a card by its profile, for `benchmarks/bubble.py`.
 
-python -m tests.card_timings rtx4090 OUT.json
+python -m benchmarks.card_timings rtx4090 OUT.json
 
 They are estimates, not measurements: the operations and bytes of each layer over the rates that kernels of such cards
 reach (`rptrain/schedule/machine.py`). Micro-batches of 4 x 2,048 tokens, bfloat16. A model's last layer is the head.

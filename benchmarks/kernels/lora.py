@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import torch
 
+from benchmarks.kernels.case import Case
 from rptrain.kernels.dropout import Dropout, dropout
 from rptrain.kernels.lora import add_lora, lora_backward_input, lora_backward_weights
-from tests.gpu.kernels.case import Case
 
 TOKENS, LENGTH, RANK = 8192, 2048, 16
 SHAPES = {"qwen3-1.7b": (2048, (2048, 1024, 1024)), "llama-3.1-8b": (4096, (4096, 1024, 1024))}

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.case import Case
 from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.rope import QKNorm, qk_norm_rope, qk_norm_rope_backward
 from rptrain.models.layers import rope
-from tests.gpu.kernels.case import Case
 
 TOKENS = 8192
 SHAPES = {"Qwen3-1.7B": (16, 8, 128, True), "Llama-3.1-8B": (32, 8, 128, False)}  # H, K, C, norms
