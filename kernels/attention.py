@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels import flash
+from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.launch import capability as card
 from rptrain.kernels.reference import dense as reference
-from rptrain.models.spec import MicroBatch
 
 aten = torch.ops.aten
 

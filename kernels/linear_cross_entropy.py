@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rptrain.kernels.batch import IGNORED
 from rptrain.kernels.launch import capability, fused, power_of_2, programs, tl, triton
 from rptrain.kernels.linear import accumulate_weight_grad
 from rptrain.kernels.reference import dense as reference
-from rptrain.kernels.reference.dense import IGNORED, wide
+from rptrain.kernels.reference.dense import wide
 
 CHUNK_BYTES = 5 * 2**28  # of logits
 CHUNK_TOKENS = 4096  # the weight's gradient [V, D] is read and written once a chunk: 3 % more time with half as many

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.quant import Format, Quantised
 from rptrain.schedule.costs import Work
 
@@ -161,34 +162,6 @@ class Unit:
 
 def _padded(numel: int) -> int:
     return -(-numel // ALIGNMENT) * ALIGNMENT
-
-
-class Balance(NamedTuple):
-    """What the routers' auxiliary loss needs to know of a micro-batch."""
-
-    counted: Tensor  # bool [T]: not padding
-    tokens: Tensor  # how many these are, at least 1: a scalar of the wide type
-    scale: Tensor  # what its gradients are multiplied by: a scalar of the wide type
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """What a layer needs to know of a micro-batch, on the layer's device. T = rows * length tokens.
-
-    Documents never cross a row; padding at a row's end is a document of its own with ignored labels.
-    """
-
-    rows: int
-    length: int
-    positions: Tensor  # int64 [T], from 0 in each document
-    labels: Tensor  # int64 [T], already shifted: the next token, or -100
-    cu_seqlens: Tensor  # int32 [documents + 1 or more], where documents start in the flattened tokens; then only T
-    max_seqlen: int  # no document has more tokens
-    uniform: bool  # every document is known to be of max_seqlen tokens, and there are as many as cu_seqlens says
-    cos: Tensor  # [T, C / 2], float32 (float64 for float64 models)
-    sin: Tensor
-    sample: Tensor | None = None  # int64 [3]: seed, step and the first row's number in it; None: nothing is dropped
-    balance: Balance | None = None  # where routers have an auxiliary loss
 
 
 class LayerShape(Protocol):

@@ -6,7 +6,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.kernels.case import Case
 from rptrain.kernels.attention import attention, attention_backward
-from rptrain.models.spec import MicroBatch
+from rptrain.kernels.batch import MicroBatch
 
 TOKENS = 8192
 SHAPES = {"Qwen3-1.7B": (16, 8, 128), "Llama-3.1-8B": (32, 8, 128)}  # H, K, C

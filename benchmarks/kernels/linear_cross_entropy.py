@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from benchmarks.kernels.case import Case
 from rptrain.kernels import linear_cross_entropy as lce
-from rptrain.kernels.reference.dense import IGNORED, cross_entropy_
+from rptrain.kernels.batch import IGNORED
+from rptrain.kernels.reference.dense import cross_entropy_
 
 TOKENS = 8192
 SHAPES = {"Qwen3-1.7B": (2048, 151936), "Llama-3.1-8B": (4096, 128256)}  # D, V

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-IGNORED = -100  # a label that is not supervised
+from rptrain.kernels.batch import IGNORED
+
 QUERIES = 256  # of a row at a time: bounds the scores held in attention
 
 

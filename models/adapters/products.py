@@ -7,12 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.dora import TOKENS, magnitude_backward, rescale, row_norms
 from rptrain.kernels.dropout import Dropout
 from rptrain.kernels.linear import linear_backward_input
 from rptrain.kernels.lora import add_lora, lora_backward_input, lora_backward_weights, parts
 from rptrain.kernels.reference.dense import wide
-from rptrain.models.spec import Grads, MicroBatch, Params
+from rptrain.models.spec import Grads, Params
 from rptrain.schedule.costs import Work, scaled
 
 PLACES = ("qkv", "o", "gate_up", "down")  # of masks in a layer: the adapters of one product share an input and its mask

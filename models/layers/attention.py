@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from rptrain.kernels import attention as attn
+from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.linear import (
     accumulate_bias_grad,
     accumulate_weight_grad,
@@ -19,7 +20,7 @@ from rptrain.kernels.rms_norm import rms_norm, rms_norm_backward
 from rptrain.kernels.rope import QKNorm, qk_norm_rope, qk_norm_rope_backward
 from rptrain.models.adapters.products import Adapters, Passed
 from rptrain.models.layers.block import BlockShape
-from rptrain.models.spec import Grads, MicroBatch, Params
+from rptrain.models.spec import Grads, Params
 
 Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]]  # q, k, v to out, and what backward needs
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rptrain.kernels.batch import Balance
 from rptrain.models.layers.moe import MoEBlock
-from rptrain.models.spec import Balance, ModelSpec
+from rptrain.models.spec import ModelSpec
 from rptrain.models.weights.hf_config import read_flag, read_number
 from rptrain.utils.errors import UserError
 

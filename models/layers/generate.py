@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.attention import attention
+from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.reference.dense import wide
 from rptrain.models.layers import rope
 from rptrain.models.layers.attention import AttentionBlock
-from rptrain.models.spec import LayerShape, MicroBatch, ModelSpec
+from rptrain.models.spec import LayerShape, ModelSpec
 from rptrain.utils.errors import UserError
 
 Weights = Callable[[int], Mapping[str, Tensor]]  # a unit's parameters by name

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.linear import linear
 from rptrain.kernels.linear_cross_entropy import (
     linear_cross_entropy,
@@ -21,7 +22,7 @@ from rptrain.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_backward
 from rptrain.kernels.swiglu import swiglu, swiglu_backward
 from rptrain.models.layers.attention import AttentionBlock
 from rptrain.models.layers.block import product_gradient
-from rptrain.models.spec import Grads, MicroBatch, Param, Params
+from rptrain.models.spec import Grads, Param, Params
 from rptrain.schedule.costs import Work, scaled
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.grouped import grouped_bias_grad, grouped_mm, grouped_weight_grad
 from rptrain.kernels.linear import accumulate_bias_grad, accumulate_weight_grad, linear, linear_add
 from rptrain.kernels.moe import (
@@ -26,7 +27,7 @@ from rptrain.kernels.rms_norm import add_rms_norm, rms_norm_backward
 from rptrain.kernels.swiglu import Clamp, swiglu, swiglu_backward
 from rptrain.models.adapters.expert_lora import ExpertAdapters
 from rptrain.models.layers.attention import AttentionBlock
-from rptrain.models.spec import Grads, MicroBatch, Param, Params
+from rptrain.models.spec import Grads, Param, Params
 from rptrain.schedule.costs import Work, scaled
 
 

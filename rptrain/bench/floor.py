@@ -17,11 +17,12 @@ from torch import Tensor
 from rptrain.bench import clock
 from rptrain.engine.meter import likeness
 from rptrain.kernels import attention as attn
+from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.grouped import grouped_mm, grouped_weight_grad
 from rptrain.kernels.reference.dense import wide
 from rptrain.models.layers.block import BlockShape
 from rptrain.models.layers.moe import MoEBlock
-from rptrain.models.spec import HeadLayer, Layer, MicroBatch, ModelSpec
+from rptrain.models.spec import HeadLayer, Layer, ModelSpec
 
 COPY = 512 << 20  # bytes that a copy reads and writes, for its rate
 EXPERTS = ("experts_gate_up", "experts_down")

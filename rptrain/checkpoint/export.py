@@ -14,6 +14,7 @@ from rptrain.checkpoint import frozen
 from rptrain.checkpoint.adapter import Adapter, shapes, write
 from rptrain.checkpoint.atomic_dir import MANIFEST, Damaged, check_hash, check_name, read_manifest, written_aside
 from rptrain.checkpoint.base_files import BASE, base_files
+from rptrain.checkpoint.metadata import RUN_CONFIG
 from rptrain.checkpoint.state import dtype_of, latest, read_state, unit_file, verify_checkpoint
 from rptrain.checkpoint.verify import verify, verify_adapter
 from rptrain.engine.optim.adam import join
@@ -22,7 +23,6 @@ from rptrain.models.adapters.lora import merged, without_adapters
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.pretrained import View
-from rptrain.runs.run_dir import CONFIG
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
 
@@ -212,7 +212,7 @@ def check_names(to: Path) -> Mapping[str, Mapping[str, Any]]:
 def _inputs(source: Path, checkpoint: Path, model_dir: str | None) -> dict[str, Path]:
     """The folders that an export reads, by what they are."""
     run = Path(os.path.realpath(checkpoint)).parent.parent
-    found = {"the run": run} if (run / CONFIG).is_file() else {}
+    found = {"the run": run} if (run / RUN_CONFIG).is_file() else {}
     found |= {"the source": source, "the checkpoint": checkpoint}
     if model_dir:
         found["the base model"] = Path(model_dir)

@@ -9,6 +9,8 @@ from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from rptrain.checkpoint.atomic_dir import KIND, MANIFEST, STATE, Damaged, check_hash, read_manifest
 
+RUN_CONFIG = "config.toml"  # of a run, beside its folder `checkpoints`
+
 
 @dataclass(frozen=True)
 class _Tensor:

@@ -11,13 +11,13 @@ import torch
 
 from rptrain.config.schema import TrainSet
 from rptrain.data import cache, formats, tasks
-from rptrain.data.batch import IGNORED, Batch
 from rptrain.data.folders import Chosen, choose, named
 from rptrain.data.formats import Tally
 from rptrain.data.pieces import Overlong, piece
 from rptrain.data.sequences import Group, Rows, build, shuffled
 from rptrain.data.template import encode, load_template
 from rptrain.data.tokens import Document, Stream, gather
+from rptrain.kernels.batch import IGNORED, Batch
 from rptrain.utils.errors import UserError
 
 log = logging.getLogger(__name__)

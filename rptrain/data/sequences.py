@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rptrain.data.batch import IGNORED
 from rptrain.data.pack import pack
 from rptrain.data.pieces import Pieces, Trimmed
 from rptrain.data.tokens import Stream
+from rptrain.kernels.batch import IGNORED
 from rptrain.utils.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,7 @@
-"""A line of the doctor's report, and the whole of it."""
+"""A line of the doctor's report, as a value and as text."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 
@@ -23,14 +22,6 @@ class Finding:
 def found(subject: str, text: str, advice: str | None = None, **figures: Any) -> Finding:
     """A warning where there is advice."""
     return Finding(subject, "ok" if advice is None else "warning", text, advice, figures)
-
-
-def examine(runs: Path) -> list[Finding]:
-    """Looks at everything, in a few seconds. `runs` is the folder of runs, whose disk counts; it need not be there."""
-    from rptrain.doctor import gpu, host
-
-    gpus = gpu.examine()
-    return [*gpus, *host.examine(runs, gpus=any("device" in one.figures for one in gpus))]
 
 
 def lines(findings: Iterable[Finding]) -> Iterator[str]:

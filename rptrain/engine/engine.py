@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from rptrain.data.batch import Batch
 from rptrain.engine.activity import Activity
 from rptrain.engine.context import Context
-from rptrain.engine.devices.base import STREAMS, CpuDevice, Device, Probe
+from rptrain.engine.devices.base import STREAMS, Device, Probe
+from rptrain.engine.devices.cpu import CpuDevice
 from rptrain.engine.devices.cuda import CudaDevice
 from rptrain.engine.embedding import EmbeddingWorker
 from rptrain.engine.errors import Aborted
@@ -26,6 +26,7 @@ from rptrain.engine.trace import Trace
 from rptrain.engine.transfer.boundary import BoundaryBuffers
 from rptrain.engine.transfer.staging import Staging, StagingBuffers
 from rptrain.engine.worker import Worker
+from rptrain.kernels.batch import Batch
 from rptrain.schedule.lower import boundaries
 from rptrain.schedule.plan import Plan
 from rptrain.schedule.validate import validate

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rptrain.data.batch import Batch
 from rptrain.engine.devices.base import Event
+from rptrain.kernels.batch import Batch
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from rptrain.engine.meter import Kind
-from rptrain.models.spec import Grads, MicroBatch, ModelSpec, Params
+from rptrain.kernels.batch import MicroBatch
+from rptrain.models.spec import Grads, ModelSpec, Params
 from rptrain.schedule.plan import Stage
 
 Timed = Callable[[Kind, int], AbstractContextManager[None]]

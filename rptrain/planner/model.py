@@ -5,10 +5,14 @@ from pathlib import Path
 from rptrain.config.schema import Config, Lora
 from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze
-from rptrain.models.adapters.lora import LoRA, with_lora
+from rptrain.models.adapters.lora import LoRA, with_lora, without_adapters
 from rptrain.models.layers.balance import balanced
 from rptrain.models.spec import ModelSpec
+from rptrain.models.weights import pretrained
+from rptrain.models.weights.file_backed import pieces
 from rptrain.models.weights.quantized import with_base
+from rptrain.planner.choose import DTYPES
+from rptrain.utils.errors import UserError
 
 
 def training_model(config: Config) -> tuple[Path, ModelSpec]:
@@ -23,3 +27,24 @@ def training_model(config: Config) -> tuple[Path, ModelSpec]:
 def lora_settings(lora: Lora) -> LoRA:
     """Those of the table, without where an adapter comes from and how the base is held."""
     return LoRA(**lora.model_dump(exclude={"adapter", "base", "double_quant"}))
+
+
+def _is_preset(model_dir: Path) -> bool:
+    return model_dir.parent == registry.PRESETS
+
+
+def find_files(config: Config, model_dir: Path, spec: ModelSpec) -> pretrained.WeightFiles | None:
+    """The model's weights; None where they are to be random. UserError where they do not fit it, or cannot be mapped
+    and are to be.
+    """
+    files = None
+    if config.model.init == "auto" and (any(model_dir.glob("*.safetensors")) or not _is_preset(model_dir)):
+        files = pretrained.check(model_dir, without_adapters(spec))
+    if config.model.hold == "map" and files is None:
+        raise UserError(
+            f'model.hold = "map" needs files, and {config.model.path} begins with random weights, as every model in '
+            '`rptrain bench`: use model.hold = "memory"'
+        )
+    if config.model.hold == "map" and files is not None:
+        pieces(files, spec, DTYPES[config.model.dtype])
+    return files

@@ -27,6 +27,7 @@ from typing import Any
 
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
+from rptrain.data.datasets import batches_of, find_tokenizer, training_set
 from rptrain.data.preview import Preview, preview
 from rptrain.models.layers.block import BlockShape
 from rptrain.models.layers.moe import MoEBlock
@@ -38,7 +39,7 @@ from rptrain.planner.disk import DiskReading, disk_reading
 from rptrain.planner.hardware import Hardware
 from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.memory import MemoryPlan, going_on, least_memory, plan_run
-from rptrain.planner.model import training_model
+from rptrain.planner.model import find_files, training_model
 from rptrain.planner.timings import Conditions, load
 from rptrain.runs.outputs import Output
 from rptrain.runs.run_dir import RunDir, find
@@ -47,7 +48,6 @@ from rptrain.schedule.dispatch import dispatch
 from rptrain.schedule.roofline import Sizes, Verdict, backward_intensity, forward_intensity, judge, ridge
 from rptrain.schedule.simulate import Timeline, simulate
 from rptrain.schedule.trace import chrome_trace
-from rptrain.train.job import find_files, prepare_data
 from rptrain.utils.errors import UserError
 
 PICTURE_CHUNK = 256 << 20  # bytes: a picture shows no finer pieces of a copy
@@ -91,8 +91,10 @@ class PlanReport:
 
     def data(self, samples: int) -> Preview:
         """Reads the data. UserError for what is wrong with it."""
-        batches, tokenizer = prepare_data(self.config)
-        return preview(batches, tokenizer, samples)
+        model_dir, spec = training_model(self.config)
+        tokenizer = find_tokenizer(self.config, model_dir)
+        rows, _ = training_set(self.config, model_dir, spec.vocab_size, tokenizer)
+        return preview(batches_of(rows, self.config), tokenizer, samples)
 
     def timeline(self) -> Timeline:
         """A simulated step; in async with the one before, into which it goes over."""

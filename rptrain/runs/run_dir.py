@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from rptrain.checkpoint.atomic_dir import MANIFEST, PARTIAL, Damaged, beside, complete_checkpoints, set_aside
-from rptrain.checkpoint.metadata import read_facts
+from rptrain.checkpoint.metadata import RUN_CONFIG, read_facts
 from rptrain.config.errors import dotted, leaves, shown
 from rptrain.config.resolve import Resolved, render, resolve
 from rptrain.config.schema import AUTOMATIC, Config
 from rptrain.runs.control import FOLDER
 from rptrain.runs.events import is_finished
 from rptrain.utils.errors import UserError
-
-CONFIG = "config.toml"
 
 log = logging.getLogger(__name__)
 
@@ -62,12 +60,12 @@ class RunDir:
     def open(cls, path: Path | str) -> Self:
         run = cls(Path(path))
         if not run.config_path.is_file():
-            raise UserError(f"{path} is no run: there is no {CONFIG} in it")
+            raise UserError(f"{path} is no run: there is no {RUN_CONFIG} in it")
         return run
 
     @property
     def config_path(self) -> Path:
-        return self.path / CONFIG
+        return self.path / RUN_CONFIG
 
     @property
     def events_path(self) -> Path:
@@ -126,7 +124,7 @@ class RunDir:
 def checkpoint_of(path: Path | str) -> tuple[RunDir, Path]:
     """The run and checkpoint that a path means: a checkpoint, or a run and so its last complete one."""
     path = Path(path)
-    if (path / CONFIG).is_file():
+    if (path / RUN_CONFIG).is_file():
         run = RunDir.open(path)
         if newest := run.newest():
             return run, newest

@@ -1,7 +1,6 @@
 """Everything about a run that can be known, and found wrong, before memory is taken and weights are read."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -12,25 +11,22 @@ import torch
 from rptrain.checkpoint import adapter
 from rptrain.checkpoint.adapter import Adapter, AdapterFiles, base_name
 from rptrain.config.resolve import Resolved
-from rptrain.config.schema import Config, TrainSet
-from rptrain.data.loader import RANDOM, Batches, load_tokenizer, prepare
+from rptrain.config.schema import Config
+from rptrain.data.datasets import batches_of, find_tokenizer, training_set, validation_set
+from rptrain.data.loader import Batches
 from rptrain.data.sequences import Rows
 from rptrain.data.template import load_template
 from rptrain.engine.meter import Measured
-from rptrain.models import registry
-from rptrain.models.adapters.lora import without_adapters
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
-from rptrain.models.weights.file_backed import pieces
 from rptrain.planner import auto
 from rptrain.planner.advice import advise
 from rptrain.planner.choose import DTYPES, RunPlan
 from rptrain.planner.hardware import Hardware, here, readable
 from rptrain.planner.memory import MemoryPlan, plan_run
-from rptrain.planner.model import lora_settings, training_model
+from rptrain.planner.model import find_files, lora_settings, training_model
 from rptrain.runs.run_dir import RunDir
 from rptrain.schedule.estimate import estimate
-from rptrain.train.validation import once, split
 from rptrain.utils.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -99,33 +95,19 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     files = find_files(config, model_dir, spec) if weights_needed or spec.frozen else None
     begin = _adapter_to_begin_with(config, spec) if weights_needed and files is not None else None
     _warn_of_idle(config, hardware.devices)
-    tokenizer = _tokenizer(config, model_dir)
+    tokenizer = find_tokenizer(config, model_dir)
     if config.eval.questions:
         load_template(tokenizer, None)  # a UserError where there is none
     plan, memory = _plan(config, spec, hardware)
-    data, train = config.data, config.train
-    rows, held_out = _rows(config, model_dir, spec, tokenizer, data.train), None
-    if data.val_size:
-        rows, held_out = split(rows, data.val_size, train.seed)
-    elif data.val:
-        held_out = once(_rows(config, model_dir, spec, tokenizer, data.val))
-    batches = Batches(rows, train.rows, train.global_batch_size, train.seed)
-    measured = None if held_out is None else Batches(held_out, train.rows, train.global_batch_size, train.seed)
+    rows, held_out = training_set(config, model_dir, spec.vocab_size, tokenizer)
+    if config.data.val:
+        held_out = validation_set(config, model_dir, spec.vocab_size, tokenizer)
+    batches = batches_of(rows, config)
+    measured = None if held_out is None else batches_of(held_out, config)
+    train = config.train
     total = train.max_steps or max(1, ceil(train.num_epochs * batches.steps_per_epoch))
     used = hardware.first(config.round_size)
     return Job(config, model_dir, spec, files, begin, tokenizer, rows, batches, measured, used, plan, memory, total)
-
-
-def prepare_data(config: Config) -> tuple[Batches, Any]:
-    """The batches that training takes, and the tokenizer (None where the data needs none), without anything else of a
-    job. UserError for what is wrong with the model's folder, the tokenizer or the data.
-    """
-    model_dir, spec = training_model(config)
-    tokenizer = _tokenizer(config, model_dir)
-    rows = _rows(config, model_dir, spec, tokenizer, config.data.train)
-    if config.data.val_size:
-        rows, _ = split(rows, config.data.val_size, config.train.seed)
-    return Batches(rows, config.train.rows, config.train.global_batch_size, config.train.seed), tokenizer
 
 
 def replan(job: Job, measured: Measured) -> RunPlan:
@@ -160,39 +142,6 @@ def settle(resolved: Resolved, found: tuple[RunDir, Path] | None, hardware: Hard
     return auto.settled(resolved, auto.settle_on(config, spec, hardware), "planned")
 
 
-def _tokenizer(config: Config, model_dir: Path) -> Any:
-    """None where the run needs none; with the config's template."""
-    sources = (*config.data.train, *config.data.val)
-    if all(source.path == RANDOM for source in sources) and not config.eval.questions:
-        return None
-    tokenizer = load_tokenizer(model_dir)
-    if config.data.chat_template is not None:
-        tokenizer.chat_template = load_template(tokenizer, config.data.chat_template)
-    return tokenizer
-
-
-def _rows(config: Config, model_dir: Path, spec: ModelSpec, tokenizer: Any, sources: Sequence[TrainSet]) -> Rows:
-    data = config.data
-    rows = prepare(
-        sources=sources,
-        tokenizer=tokenizer,
-        max_length=data.max_length,
-        packing=data.packing,
-        assistant_only_loss=data.assistant_only_loss,
-        chat_template=data.chat_template,
-        overlong=data.overlong,
-        cache_dir=data.cache_dir,
-        vocab_size=spec.vocab_size,
-        seed=config.train.seed,
-    )
-    if rows.largest >= spec.vocab_size:
-        raise UserError(
-            f"the tokenizer in {model_dir} gives token {rows.largest}, but config.json says vocab_size "
-            f"{spec.vocab_size}: they are of different models"
-        )
-    return rows
-
-
 def _adapter_to_begin_with(config: Config, spec: ModelSpec) -> AdapterFiles | None:
     """That of lora.adapter, compared with the settings and the model."""
     lora = config.adapters
@@ -213,27 +162,6 @@ def _plan(config: Config, spec: ModelSpec, hardware: Hardware) -> tuple[RunPlan,
         advice = advise(config, spec, hardware)
         raise UserError("\n".join(filter(None, (str(error), str(advice))))) from None
     return plan, memory
-
-
-def _is_preset(model_dir: Path) -> bool:
-    return model_dir.parent == registry.PRESETS
-
-
-def find_files(config: Config, model_dir: Path, spec: ModelSpec) -> pretrained.WeightFiles | None:
-    """The model's weights; None where they are to be random. UserError where they do not fit it, or cannot be mapped
-    and are to be.
-    """
-    files = None
-    if config.model.init == "auto" and (any(model_dir.glob("*.safetensors")) or not _is_preset(model_dir)):
-        files = pretrained.check(model_dir, without_adapters(spec))
-    if config.model.hold == "map" and files is None:
-        raise UserError(
-            f'model.hold = "map" needs files, and {config.model.path} begins with random weights, as every model in '
-            '`rptrain bench`: use model.hold = "memory"'
-        )
-    if config.model.hold == "map" and files is not None:
-        pieces(files, spec, DTYPES[config.model.dtype])
-    return files
 
 
 def _warn_of_idle(config: Config, devices: int) -> None:

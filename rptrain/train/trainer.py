@@ -14,13 +14,13 @@ from rptrain.checkpoint.atomic_dir import REPLACED, beside
 from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.export import check_names, export_store
 from rptrain.config.resolve import Resolved
-from rptrain.data.batch import Batch
 from rptrain.engine.engine import Engine
 from rptrain.engine.errors import EngineError
 from rptrain.engine.iteration import Pending, PendingLoss
 from rptrain.engine.meter import Meter
 from rptrain.engine.store import ModelStore
 from rptrain.inference.evaluate import ask_questions
+from rptrain.kernels.batch import Batch
 from rptrain.models.weights import pretrained
 from rptrain.planner.hardware import here
 from rptrain.planner.memory import going_on

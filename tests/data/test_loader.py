@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from rptrain.config.schema import TrainSet
-from rptrain.data.batch import IGNORED
 from rptrain.data.loader import Batches, load_tokenizer, prepare
+from rptrain.kernels.batch import IGNORED
 from rptrain.utils.errors import UserError
 
 from .documents import laid_out, tokens_of

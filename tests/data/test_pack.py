@@ -6,9 +6,9 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from rptrain.data.batch import IGNORED
 from rptrain.data.pack import pack
 from rptrain.data.pieces import piece
+from rptrain.kernels.batch import IGNORED
 from rptrain.utils.errors import UserError
 
 from .documents import laid_out, stream_of, tokens_of

@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks import make_tiny_tasks
 from rptrain.config.schema import TrainSet
-from rptrain.data.batch import IGNORED
 from rptrain.data.loader import load_tokenizer, prepare
 from rptrain.data.tasks import questions
+from rptrain.kernels.batch import IGNORED
 
 PRESET = Path(str(files("rptrain.models.presets"))) / "tiny-tasks"
 

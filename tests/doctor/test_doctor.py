@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rptrain.doctor import gpu, host
-from rptrain.doctor.finding import Finding, examine, found, lines
+from rptrain.doctor.examine import examine
+from rptrain.doctor.finding import Finding, found, lines
 from rptrain.doctor.gpu import Gpu, Rates, describe
 from rptrain.engine.optim import adam
 from rptrain.utils import native

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import torch
 
+from rptrain.kernels.batch import MicroBatch
 from rptrain.models.layers import rope
-from rptrain.models.spec import MicroBatch
 
 EPS = 1e-8
 

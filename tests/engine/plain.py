@@ -11,7 +11,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from rptrain.data.batch import Batch
+from rptrain.kernels.batch import Batch
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rptrain.engine.devices import base
+from rptrain.engine.devices import cpu
 from rptrain.engine.meter import Measured, Meter, timed
 from rptrain.engine.store import ModelStore
 from rptrain.models.layers.mlp import Block, Head
@@ -91,7 +91,7 @@ class CountedHead(Head):
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_each_layer_has_its_own_time_and_backward_none_of_the_recomputed_forward(plan, monkeypatch):
-    monkeypatch.setattr(base, "stamp", CLOCK.stamp)
+    monkeypatch.setattr(cpu, "stamp", CLOCK.stamp)
     with made() as store:
         kinds = [Counted, Counted, Slow, Counted]
         layers = tuple(kind(**vars(layer)) for kind, layer in zip(kinds, store.spec.layers, strict=True))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rptrain.engine import engine as module
-from rptrain.engine.devices.base import CpuDevice
+from rptrain.engine.devices.cpu import CpuDevice
 from rptrain.engine.errors import EngineError
 from rptrain.engine.meter import Meter
 from rptrain.engine.store import Arena

@@ -9,7 +9,7 @@ import torch
 from rptrain.bench.idle import usage
 from rptrain.bench.timeline import lanes
 from rptrain.engine.board import Board
-from rptrain.engine.devices.base import CpuStream
+from rptrain.engine.devices.cpu import CpuStream
 from rptrain.engine.trace import WatchedBoard
 from rptrain.engine.transfer.copies import Upload
 from rptrain.engine.worker import Worker

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.launch import HAS_TRITON
-from rptrain.models.spec import MicroBatch
 
 if HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1":
     from tests.kernels.interpreter import mend

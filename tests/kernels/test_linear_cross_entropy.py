@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rptrain.kernels import linear_cross_entropy as lce
-from rptrain.kernels.reference.dense import IGNORED, cross_entropy_, wide
+from rptrain.kernels.batch import IGNORED
+from rptrain.kernels.reference.dense import cross_entropy_, wide
 from tests.cases import long
 from tests.kernels.exact import dtypes
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.reference.dense import wide
 from rptrain.models import registry
 from rptrain.models.layers import rope
-from rptrain.models.spec import MicroBatch, ModelSpec
+from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 
 LLAMA3 = {

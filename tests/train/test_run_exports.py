@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from rptrain.kernels.batch import MicroBatch
 from rptrain.models import registry
 from rptrain.models.layers import rope
-from rptrain.models.spec import MicroBatch
 from rptrain.models.weights import pretrained
 
 from .. import run_tools as tools

@@ -14,7 +14,8 @@ import pytest
 
 import rptrain.train.trainer
 from rptrain.checkpoint.atomic_dir import PARTIAL
-from rptrain.engine.devices import base
+from rptrain.engine.devices import cpu
+from rptrain.engine.devices.base import STREAMS
 from rptrain.models import registry
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
@@ -215,16 +216,16 @@ def test_the_number_of_devices_and_of_checkpoints(folder, trainers, undisturbed,
 
 
 @pytest.mark.parametrize("devices", [long(1), 2])
-@pytest.mark.parametrize("slow", base.STREAMS)
+@pytest.mark.parametrize("slow", STREAMS)
 def test_a_slow_stream(folder, undisturbed, staged, monkeypatch, slow, devices):
     """Whatever is late, nothing is overwritten before it was read, nor read before it is there."""
-    begin, random = base.CpuStream.__init__, Random(0)
+    begin, random = cpu.CpuStream.__init__, Random(0)
 
     def hindered(stream, name, aborted, fail, probe):
         late = (lambda where: time.sleep(0.01 * random.random())) if name.endswith(slow) else probe
         begin(stream, name, aborted, fail, late)
 
-    monkeypatch.setattr(base.CpuStream, "__init__", hindered)
+    monkeypatch.setattr(cpu.CpuStream, "__init__", hindered)
     check_same(tools.train_here(folder, f"engine.devices=cpu:{devices}"), undisturbed())
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 
+from rptrain.data.split import split
 from rptrain.runs import events
 from rptrain.train.job import prepare_job
-from rptrain.train.validation import Patience, split
+from rptrain.train.validation import Patience
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from rptrain.engine.devices.base import Device, Stream
 from rptrain.engine.iteration import Iteration
+from rptrain.kernels.batch import MicroBatch
 from rptrain.models.layers import rope
 from rptrain.models.layers.balance import balance_of
-from rptrain.models.spec import MicroBatch, ModelSpec
+from rptrain.models.spec import ModelSpec
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,6 @@ def _first_examples(source: TrainSet) -> list[Any]:
 
 def doctor(runs: Path) -> list[Finding]:
     """What `rptrain doctor` finds."""
-    from rptrain.doctor.finding import examine
+    from rptrain.doctor.examine import examine
 
     return [replace(finding, figures={}) for finding in examine(runs)]

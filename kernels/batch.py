@@ -1,0 +1,59 @@
+"""Batches: a step's batch on the host, from the data pipeline to the engine, and a micro-batch on a device."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+IGNORED = -100  # a label that is not supervised
+
+
+@dataclass(frozen=True)
+class Batch:
+    """M micro-batches of `rows` rows of `length` tokens each; T = rows * length.
+
+    Documents never cross a row. Padding at a row's end is a document of its own, with ignored labels.
+    """
+
+    input_ids: Tensor  # int64 [M, T]
+    positions: Tensor  # int64 [M, T], from 0 in each document
+    labels: Tensor  # int64 [M, T], already shifted: the next token of the same document, or -100
+    documents: tuple[tuple[int, ...], ...]  # for each micro-batch, the lengths of its documents in order
+    rows: int
+    length: int
+    supervised: int  # labels that are not ignored, in the whole batch
+    seed: int = 0  # with the step, what dropout's masks follow from
+    step: int = 0  # over the whole training, from 0
+
+    @property
+    def tokens(self) -> int:
+        """Real and padding tokens of the whole batch."""
+        return self.input_ids.numel()
+
+
+class Balance(NamedTuple):
+    """What the routers' auxiliary loss needs to know of a micro-batch."""
+
+    counted: Tensor  # bool [T]: not padding
+    tokens: Tensor  # how many these are, at least 1: a scalar of the wide type
+    scale: Tensor  # what its gradients are multiplied by: a scalar of the wide type
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What a layer needs to know of a micro-batch, on the layer's device. T = rows * length tokens.
+
+    Documents never cross a row; padding at a row's end is a document of its own with ignored labels.
+    """
+
+    rows: int
+    length: int
+    positions: Tensor  # int64 [T], from 0 in each document
+    labels: Tensor  # int64 [T], already shifted: the next token, or -100
+    cu_seqlens: Tensor  # int32 [documents + 1 or more], where documents start in the flattened tokens; then only T
+    max_seqlen: int  # no document has more tokens
+    uniform: bool  # every document is known to be of max_seqlen tokens, and there are as many as cu_seqlens says
+    cos: Tensor  # [T, C / 2], float32 (float64 for float64 models)
+    sin: Tensor
+    sample: Tensor | None = None  # int64 [3]: seed, step and the first row's number in it; None: nothing is dropped
+    balance: Balance | None = None  # where routers have an auxiliary loss

@@ -1,0 +1,12 @@
+"""Everything that the doctor looks at."""
+
+from pathlib import Path
+
+from rptrain.doctor import gpu, host
+from rptrain.doctor.finding import Finding
+
+
+def examine(runs: Path) -> list[Finding]:
+    """Looks at everything, in a few seconds. `runs` is the folder of runs, whose disk counts; it need not be there."""
+    gpus = gpu.examine()
+    return [*gpus, *host.examine(runs, gpus=any("device" in one.figures for one in gpus))]

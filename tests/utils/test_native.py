@@ -1,0 +1,34 @@
+"""Code that is compiled with the package is found where there is a compiler: without it the same bits come slower."""
+
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rptrain.doctor.host import EXTENSIONS
+from rptrain.utils import native
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_all_compiled_files_load():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    built = {module["name"] for module in settings["ext-modules"]}
+    product = [path for folder in ("rptrain", "kernels") for path in (ROOT / folder).rglob("*.py")]
+    asked = {name for path in product for name in re.findall(r'native\.library\("([\w.]+)"\)', path.read_text())}
+    assert built == asked == set(EXTENSIONS)
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    assert not [name for name in built if native.library(name) is None]
+
+
+def test_all_packages_are_installed():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    own = (path.parent.relative_to(ROOT) for path in (ROOT / "rptrain").rglob("__init__.py"))
+    above = (
+        path.parent.relative_to(ROOT) for name in ("kernels", "models") for path in (ROOT / name).rglob("__init__.py")
+    )
+    names = {".".join(path.parts) for path in own} | {".".join(("rptrain", *path.parts)) for path in above}
+    assert names == set(settings["packages"])
