@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from rptrain.engine.optim.adam import CpuAdam, Part
+from rptrain.engine.optim.adam import CpuAdam, UpdateArgs
 from rptrain.utils.native import finish
 
 ROUNDS = 9
@@ -25,7 +25,7 @@ def measure(parameters: int, threads: int | None = None) -> dict[str, float]:
     """Seconds and bytes a second of both, and the share of the copy's rate that an update reaches."""
     torch.set_num_threads(1)
     weights = torch.randn(parameters).bfloat16()
-    part = Part(
+    part = UpdateArgs(
         source=weights,
         target=torch.zeros_like(weights),
         remainder=torch.zeros(parameters, dtype=torch.int16),

@@ -25,7 +25,7 @@ MODELS = {
     "qwen3-32b": "full",
     "qwen3-235b-a22b": "lora",
 }
-WORKLOAD = Workload(rows=4, length=2048, micro_batches=16, round_size=16, dtype=torch.bfloat16, asynchronous=True)
+WORKLOAD = Workload(sequences=4, length=2048, micro_batches=16, round_size=16, dtype=torch.bfloat16, asynchronous=True)
 
 
 def frozen_times(spec, card):

@@ -110,7 +110,7 @@ def attention(
         if chosen == "cudnn":
             return _by_token(out), Saved(chosen, lse, seed, offset)
         return _by_token(out), Saved("triton", lse.squeeze(-1).transpose(0, 1).flatten(1).contiguous())
-    out, lse = reference.attention(q_THC, k_TKC, v_TKC, mb.positions, mb.rows, mb.length, window, sinks)
+    out, lse = reference.attention(q_THC, k_TKC, v_TKC, mb.positions, mb.sequences, mb.length, window, sinks)
     return out, Saved(chosen, lse)
 
 
@@ -161,7 +161,7 @@ def attention_backward(
         dq, dk, dv = (_by_token(grad) for grad in grads)
         grads = dq, dk, dv
     else:
-        grads = reference.attention_backward(*inputs, mb.positions, mb.rows, mb.length, *extras)
+        grads = reference.attention_backward(*inputs, mb.positions, mb.sequences, mb.length, *extras)
     if into is None:
         return grads
     for place, grad in zip(into, grads, strict=True):

@@ -10,16 +10,16 @@ IGNORED = -100  # a label that is not supervised
 
 @dataclass(frozen=True)
 class Batch:
-    """M micro-batches of `rows` rows of `length` tokens each; T = rows * length.
+    """M micro-batches of `sequences` sequences of `length` tokens each; T = sequences * length.
 
-    Documents never cross a row. Padding at a row's end is a document of its own, with ignored labels.
+    Documents never cross a sequence. Padding at a sequence's end is a document of its own, with ignored labels.
     """
 
     input_ids: Tensor  # int64 [M, T]
     positions: Tensor  # int64 [M, T], from 0 in each document
     labels: Tensor  # int64 [M, T], already shifted: the next token of the same document, or -100
     documents: tuple[tuple[int, ...], ...]  # for each micro-batch, the lengths of its documents in order
-    rows: int
+    sequences: int
     length: int
     supervised: int  # labels that are not ignored, in the whole batch
     seed: int = 0  # with the step, what dropout's masks follow from
@@ -41,12 +41,12 @@ class Balance(NamedTuple):
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What a layer needs to know of a micro-batch, on the layer's device. T = rows * length tokens.
+    """What a layer needs to know of a micro-batch, on the layer's device. T = sequences * length tokens.
 
-    Documents never cross a row; padding at a row's end is a document of its own with ignored labels.
+    Documents never cross a sequence; padding at a sequence's end is a document of its own with ignored labels.
     """
 
-    rows: int
+    sequences: int
     length: int
     positions: Tensor  # int64 [T], from 0 in each document
     labels: Tensor  # int64 [T], already shifted: the next token, or -100

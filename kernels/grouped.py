@@ -89,7 +89,7 @@ class GroupedMM(torch.autograd.Function):
 
 
 def _cutlass(x_NK: Tensor, w_EKM: Tensor) -> bool:
-    """Whether torch's product takes the operands and is the faster: on Hopper and datacentre Blackwell.
+    """Whether torch's product takes the operands and is the faster: on Hopper and data center Blackwell.
 
     It needs bfloat16, one dimension contiguous in each, and the others 16-byte aligned.
     """

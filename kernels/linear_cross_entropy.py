@@ -190,7 +190,7 @@ def _cross_entropy_kernel(
     GRADIENT: tl.constexpr,
     IGNORED: tl.constexpr,
     LANES: tl.constexpr,  # threads
-    SPAN: tl.constexpr,  # neighbouring columns in one thread, 16 bytes
+    SPAN: tl.constexpr,  # neighboring columns in one thread, 16 bytes
     BLOCKS: tl.constexpr,
     GROUP: tl.constexpr,
     KEPT: tl.constexpr,  # whole tiles; one more, the last of the row, may reach beyond it

@@ -39,7 +39,7 @@ def combine_backward(dy_TD: Tensor, rows_ND: Tensor, perm: Permutation, weights_
     return drows, dweights
 
 
-def weigh(dact_NI: Tensor, act_NI: Tensor, perm: Permutation, weights_TX: Tensor) -> Tensor:
+def router_weight_grad(dact_NI: Tensor, act_NI: Tensor, perm: Permutation, weights_TX: Tensor) -> Tensor:
     """The weights' gradient, [T, X] in the wide type, without the experts' outputs; multiplies both by the weights.
 
     y = w (act @ down), so dw = dy @ (act @ down) = (dy @ down.T) @ act: given the gradient dy of each row's token

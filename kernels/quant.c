@@ -1,7 +1,7 @@
 /* Weights to codes and scales of the formats of quant.py, with the same bits as its operations in torch.
  *
  * An entry takes any number of weights; the last block may be shorter. A block becomes float32 in a buffer first, so
- * that what follows is the same for all types and is vectorised over a block.
+ * that what follows is the same for all types and is vectorized over a block.
  */
 #include "../rptrain/utils/native.h"
 

@@ -1,7 +1,7 @@
-"""Weights in 4 and 8 bits: NF4, MXFP4 and int8, quantised on the CPU (quant.c, or PyTorch) and widened by Triton.
+"""Weights in 4 and 8 bits: NF4, MXFP4 and int8, quantized on the CPU (quant.c, or PyTorch) and widened by Triton.
 
 A block of consecutive elements of the flattened tensor shares a scale; the last block may be shorter. Widening never
-waits for the device; quantising, once when a model is loaded, does.
+waits for the device; quantizing, once when a model is loaded, does.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from rptrain.kernels.launch import fused, tl, triton
 from rptrain.kernels.reference import quant as reference
 from rptrain.utils import native
 
-CHUNK = 2**18  # elements that PyTorch quantises or widens at a time: what that takes beside stays in a core's cache
+CHUNK = 2**18  # elements that PyTorch quantizes or widens at a time: what that takes beside stays in a core's cache
 ALIGNMENT = 256  # bytes: codes and scales in one buffer begin at multiples
 ELEMENTS = 2048  # of a program, in 8 bits
 LANES = 128  # threads of a program, in 4 bits
@@ -58,7 +58,7 @@ class Format:
         return _aligned(self.code_bytes(numel)) + _aligned(self.scale_count(numel) * self.scale_dtype.itemsize)
 
 
-class Quantised(NamedTuple):
+class Quantized(NamedTuple):
     """Weights in a format: codes and scales, views of one buffer."""
 
     codes: Tensor
@@ -66,7 +66,7 @@ class Quantised(NamedTuple):
     format: Format
 
     @classmethod
-    def of(cls, buffer: Tensor, numel: int, fmt: Format) -> "Quantised":
+    def of(cls, buffer: Tensor, numel: int, fmt: Format) -> "Quantized":
         """As they lie in `fmt.nbytes(numel)` bytes: the codes, then the scales."""
         codes = fmt.code_bytes(numel)
         scales = buffer[_aligned(codes) :][: fmt.scale_count(numel) * fmt.scale_dtype.itemsize]
@@ -77,14 +77,14 @@ class Quantised(NamedTuple):
         """Of whole blocks."""
         return self.scales.numel() // self.format.scale_size * self.format.block
 
-    def part(self, start: int, stop: int) -> "Quantised":
+    def part(self, start: int, stop: int) -> "Quantized":
         """Elements [start, stop), whole blocks, as a view."""
         fmt = self.format
         codes = self.codes[fmt.code_bytes(start) : fmt.code_bytes(stop)]
-        return Quantised(codes, self.scales[fmt.scale_count(start) : fmt.scale_count(stop)], fmt)
+        return Quantized(codes, self.scales[fmt.scale_count(start) : fmt.scale_count(stop)], fmt)
 
     @contextmanager
-    def filled(self) -> Iterator["Quantised"]:
+    def filled(self) -> Iterator["Quantized"]:
         """What to write all of a tensor to, in parts in any order; a tensor's scales in 8 bits are made at the end.
 
         Until then these take 1/16 byte a weight beside.
@@ -93,7 +93,7 @@ class Quantised(NamedTuple):
             yield self
             return
         wide = torch.empty(NF4.scale_count(self.numel))
-        yield Quantised(self.codes, wide, NF4)
+        yield Quantized(self.codes, wide, NF4)
         compress(wide, self.scales)
 
     @property
@@ -102,7 +102,7 @@ class Quantised(NamedTuple):
         return reference.record_bounds(self.scales).view(-1) if self.format is NF4_DOUBLE else self.scales
 
     def write(self, w: Tensor) -> None:
-        """Quantises weights, as many as these are, of any floating type."""
+        """Quantizes weights, as many as these are, of any floating type."""
         with self.filled() as target:
             quantize_into(w, target.codes, target.scales, target.format)
 
@@ -118,7 +118,7 @@ def quantize(w: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
     """
     codes = torch.empty(fmt.code_bytes(w.numel()), dtype=fmt.code_dtype, device=w.device)
     scales = torch.empty(fmt.scale_count(w.numel()), dtype=fmt.scale_dtype, device=w.device)
-    Quantised(codes, scales, fmt).write(w)
+    Quantized(codes, scales, fmt).write(w)
     return codes, scales
 
 
@@ -141,7 +141,7 @@ def compress(wide: Tensor, records: Tensor) -> None:
 
 
 def quantize_into(w: Tensor, codes: Tensor, scales: Tensor, fmt: Format) -> None:
-    """`quantize` to where codes and scales belong, both contiguous. Scales are not held in 8 bits: `Quantised.filled`.
+    """`quantize` to where codes and scales belong, both contiguous. Scales are not held in 8 bits: `Quantized.filled`.
 
     Contiguous weights on the CPU of at most 32 bits take no memory beside.
     """
@@ -237,7 +237,7 @@ def _encode_mxfp4(w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rank(x: Tensor, bounds: Tensor) -> Tensor:
-    """How many of a few bounds, on the CPU, are below each of x: uint8. Vectorised, where a search by halves is not."""
+    """How many of a few bounds, on the CPU, are below each of x: uint8. Vectorized, where a search by halves is not."""
     rank = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
     for bound in bounds.tolist():
         rank += x > bound
@@ -305,7 +305,7 @@ def _4bit_kernel(
     TILES: tl.constexpr,  # words in a thread
     LANES: tl.constexpr,  # threads
 ):  # fmt: skip
-    """8 codes, a word of 32 bits, become 8 neighbours in one thread: a store of 16 bytes in 16-bit types.
+    """8 codes, a word of 32 bits, become 8 neighbors in one thread: a store of 16 bytes in 16-bit types.
 
     All words and scales are read before the first is widened.
     """

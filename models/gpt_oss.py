@@ -6,7 +6,7 @@ from typing import Any
 from rptrain.kernels.swiglu import Clamp
 from rptrain.models.layers import decoder
 from rptrain.models.layers.moe import MoEBlock
-from rptrain.models.spec import ModelSpec, Param, Part, Unit
+from rptrain.models.spec import CheckpointPart, ModelSpec, Param, Unit
 from rptrain.models.weights.hf_config import Sizes, read_experts, read_number, read_shape, read_windows
 
 ARCHITECTURE = "GptOssForCausalLM"
@@ -40,7 +40,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     experts, active = read_experts(filled, "num_local_experts", found)
     windows = _windows(filled, found)
     alpha, limit = (read_number(filled, key, found, kind=float) for key in ("swiglu_alpha", "swiglu_limit"))
-    shape = read_shape(filled, unsupported=found, biases=True, quantised="mxfp4")
+    shape = read_shape(filled, unsupported=found, biases=True, quantized="mxfp4")
 
     layers = [
         MoEBlock(
@@ -76,7 +76,7 @@ def _unit(sizes: Sizes, index: int, experts: int) -> Unit:
     def whole(name: str, key: str, shape: tuple[int, ...], std: float) -> Param:
         """The matrices of experts decay, and published checkpoints hold them in 4 bits."""
         matrices = len(shape) == 3
-        return Param(name, shape, (Part(key, shape[0], mxfp4=matrices),), matrices, std)
+        return Param(name, shape, (CheckpointPart(key, shape[0], mxfp4=matrices),), matrices, std)
 
     params = (
         *decoder.attention_params(sizes, at, qkv_bias=True, o_bias=True),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.batch import MicroBatch
-from rptrain.kernels.quant import Format, Quantised
+from rptrain.kernels.quant import Format, Quantized
 from rptrain.schedule.costs import Work
 
 ALIGNMENT = 128  # elements: 256 bytes in 16-bit types, the widest vector loads and DMA bursts in use
@@ -24,7 +24,7 @@ Grads = Mapping[str, Tensor]  # accumulators of the trainable ones, of their sha
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckpointPart:
     """A tensor of the checkpoint: `rows` consecutive rows of a stored parameter."""
 
     key: str
@@ -46,10 +46,10 @@ class Param:
 
     name: str
     shape: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[CheckpointPart, ...]
     decay: bool = True
-    std: float | None = 0.02  # of the normal initialisation; 0: zeros, None: ones
-    bound: float | None = None  # of a uniform initialisation in its place
+    std: float | None = 0.02  # of the normal initialization; 0: zeros, None: ones
+    bound: float | None = None  # of a uniform initialization in its place
     stack: Stack | None = None  # what checkpoints may have in place of the parts
     format: Format | None = None  # of a frozen one that is held in 4 or 8 bits
 
@@ -92,7 +92,7 @@ class Unit:
 
     Layers refer to units; tied embeddings are one unit that the embedding and the head both refer to. A unit that is
     not `trainable` is frozen: it has one generation, no gradient and no states, and never changes. Parameters of it may
-    be quantised; its flat buffer then is bytes, `nbytes` of them.
+    be quantized; its flat buffer then is bytes, `nbytes` of them.
     """
 
     name: str
@@ -109,48 +109,48 @@ class Unit:
 
     @cached_property
     def numel(self) -> int:
-        """Elements of the flat buffer, padding included; of one that is quantised, were it not."""
+        """Elements of the flat buffer, padding included; of one that is quantized, were it not."""
         return sum(_padded(param.numel) for param in self.params)
 
     @cached_property
-    def quantised(self) -> tuple[Param, ...]:
+    def quantized(self) -> tuple[Param, ...]:
         return tuple(param for param in self.params if param.format is not None)
 
     @cached_property
     def wide_numel(self) -> int:
-        """Elements of a buffer that the quantised parameters are widened into, padding included."""
-        return sum(_padded(param.numel) for param in self.quantised)
+        """Elements of a buffer that the quantized parameters are widened into, padding included."""
+        return sum(_padded(param.numel) for param in self.quantized)
 
     @cached_property
-    def quantised_bytes(self) -> int:
-        """Bytes of the flat buffer that the quantised parameters take."""
-        return sum(param.nbytes(0) for param in self.quantised)
+    def quantized_bytes(self) -> int:
+        """Bytes of the flat buffer that the quantized parameters take."""
+        return sum(param.nbytes(0) for param in self.quantized)
 
     def nbytes(self, itemsize: int) -> int:
-        """Of the flat buffer, with numbers of this size where they are not quantised."""
-        return (self.numel - self.wide_numel) * itemsize + self.quantised_bytes
+        """Of the flat buffer, with numbers of this size where they are not quantized."""
+        return (self.numel - self.wide_numel) * itemsize + self.quantized_bytes
 
-    def held(self, flat: Tensor, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Quantised]]:
-        """The parameters as views of the flat buffer's bytes: those in `dtype`, and those that are quantised."""
-        plain, quantised, at = dict[str, Tensor](), dict[str, Quantised](), 0
+    def held(self, flat: Tensor, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Quantized]]:
+        """The parameters as views of the flat buffer's bytes: those in `dtype`, and those that are quantized."""
+        plain, quantized, at = dict[str, Tensor](), dict[str, Quantized](), 0
         for param in self.params:
             mine = flat[at : at + param.nbytes(dtype.itemsize)]
             at += len(mine)
             if param.format is None:
                 plain[param.name] = mine.view(dtype)[: param.numel].view(param.shape)
             else:
-                quantised[param.name] = Quantised.of(mine, param.numel, param.format)
-        return plain, quantised
+                quantized[param.name] = Quantized.of(mine, param.numel, param.format)
+        return plain, quantized
 
-    def widen(self, quantised: Mapping[str, Quantised], dtype: torch.dtype) -> dict[str, Tensor]:
+    def widen(self, quantized: Mapping[str, Quantized], dtype: torch.dtype) -> dict[str, Tensor]:
         """Those of `held`, widened."""
         flats = self.places(torch.empty(self.wide_numel, dtype=dtype))
-        return {p.name: p.widened(quantised[p.name].widen(flats[p.name])) for p in self.quantised}
+        return {p.name: p.widened(quantized[p.name].widen(flats[p.name])) for p in self.quantized}
 
     def places(self, flat: Tensor) -> dict[str, Tensor]:
-        """Of the quantised parameters in a buffer of `wide_numel` elements, each flat, in the order it is held in."""
+        """Of the quantized parameters in a buffer of `wide_numel` elements, each flat, in the order it is held in."""
         places, at = {}, 0
-        for param in self.quantised:
+        for param in self.quantized:
             places[param.name] = flat[at : at + param.numel]
             at += _padded(param.numel)
         return places

@@ -318,8 +318,8 @@ def doctor(
 ) -> None:
     """Look at this machine: GPUs and their links, memory, compiler, disk; and what to change."""
     with exit_codes():
+        from rptrain.doctor.checks import lines
         from rptrain.doctor.examine import examine
-        from rptrain.doctor.finding import lines
 
         found = examine(folder)
         if as_json:

@@ -82,7 +82,7 @@ def write_model(folder: Path, **changes: Any) -> Path:
     spec = registry.build(config)
     shutil.copytree(PRESET, folder)
     params = [unit.views(torch.zeros(unit.numel)) for unit in spec.units]
-    pretrained.initialise(spec, lambda unit, name: params[unit][name], seed=0)
+    pretrained.initialize(spec, lambda unit, name: params[unit][name], seed=0)
     pretrained.save(folder, spec, lambda unit, name: params[unit][name], torch.float32)
     return folder
 

@@ -272,7 +272,7 @@ def test_doctor(monkeypatch):
         return [SimpleNamespace(to_dict=lambda: {"subject": "GPU"})]
 
     replace(monkeypatch, "rptrain.doctor.examine", examine=examine)
-    replace(monkeypatch, "rptrain.doctor.finding", lines=lambda found: ["ok GPU"])
+    replace(monkeypatch, "rptrain.doctor.checks", lines=lambda found: ["ok GPU"])
     assert run("doctor").stdout == "ok GPU\n"
     assert json.loads(run("doctor", "--json", "--runs", "x").stdout) == [{"subject": "GPU"}]
     assert asked == [Path("runs"), Path("x")]

@@ -43,7 +43,7 @@ def test_the_default_run_learns_its_tasks(tmp_path):
 
 def check_held_out(job, questions) -> None:
     """No question that is asked, and no payload of one, is in what the model sees."""
-    text = "".join(job.tokenizer.batch_decode(job.rows.take(range(len(job.rows)))[0]))
+    text = "".join(job.tokenizer.batch_decode(job.sequences.take(range(len(job.sequences)))[0]))
     seen = set(re.findall(r"<\|user\|>(.*?)<\|end\|>", text))
     assert len(seen) > 5000 and all(prompt.startswith(tuple(phrases())) for prompt in seen)
     asked = {question.prompt for question in questions}

@@ -84,7 +84,7 @@ def test_training_is_that_of_a_plain_loop_and_the_loss_falls(update, tmp_path, m
 
 
 @pytest.mark.parametrize("base", ["bf16", *FORMATS])
-def test_the_loss_on_a_quantised_base(base, tmp_path, monkeypatch) -> None:
+def test_the_loss_on_a_quantized_base(base, tmp_path, monkeypatch) -> None:
     """New adapters are zero, so the first loss is that of the base, whose matrices went through the format."""
     model = Path(MODEL).absolute()
     monkeypatch.chdir(tmp_path)
@@ -96,16 +96,16 @@ def test_the_loss_on_a_quantised_base(base, tmp_path, monkeypatch) -> None:
     (ours,) = (event.loss for event in metrics.read(run.events_path) if isinstance(event, metrics.Step))
     batch = prepare_job(resolved.config).batches.batch(0)
     plain = load()
-    unquantised = mean_loss(plain, batch)
+    unquantized = mean_loss(plain, batch)
     for name, weight in plain.model.layers.named_parameters():
         if base != "bf16" and name.endswith("_proj.weight"):
             widen_in_place(weight, FORMATS[base])
     expected = mean_loss(plain, batch)
-    print(f"\n{base}: ours {ours:.6f}, plain {expected:.6f}, of the weights as they are {unquantised:.6f}")
+    print(f"\n{base}: ours {ours:.6f}, plain {expected:.6f}, of the weights as they are {unquantized:.6f}")
     assert ours == pytest.approx(expected, rel=1e-3)
-    assert (expected == unquantised) == (base == "bf16")
+    assert (expected == unquantized) == (base == "bf16")
     if base == "int8":
-        assert ours == pytest.approx(unquantised, rel=5e-3)
+        assert ours == pytest.approx(unquantized, rel=5e-3)
 
 
 @torch.no_grad()

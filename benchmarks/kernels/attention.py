@@ -18,7 +18,7 @@ def micro_batch(documents: list[list[int]]) -> MicroBatch:
     flat = [length for row in documents for length in row]
     positions = torch.cat([torch.arange(length) for length in flat])
     return MicroBatch(
-        rows=len(documents),
+        sequences=len(documents),
         length=sum(documents[0]),
         positions=positions.cuda(),
         labels=torch.full_like(positions, -100).cuda(),

@@ -85,7 +85,7 @@ def _rows(name: str) -> Iterator[Case]:
     )
     yield Case(
         f"weigh, {name}",
-        lambda: moe_rows.weigh(dact, act, perm, weights),
+        lambda: moe_rows.router_weight_grad(dact, act, perm, weights),
         {
             "eager": lambda: reference.weigh(dact, act, weights, perm.order),
             "compiled": lambda: compiled_weigh(dact, act, weights, perm.order),

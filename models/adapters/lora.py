@@ -26,8 +26,8 @@ from rptrain.models.adapters.names import (
 from rptrain.models.adapters.products import Adapters
 from rptrain.models.layers.attention import AttentionBlock
 from rptrain.models.layers.moe import MoEBlock
-from rptrain.models.spec import Layer, ModelShape, ModelSpec, Param, Part, Unit
-from rptrain.models.weights.file_backed import MappedUnit
+from rptrain.models.spec import CheckpointPart, Layer, ModelShape, ModelSpec, Param, Unit
+from rptrain.models.weights.file_backed import FileBackedUnit
 from rptrain.models.weights.pretrained import Held, View
 from rptrain.models.weights.quantized import rows, rows_each
 from rptrain.utils.errors import UserError
@@ -113,10 +113,10 @@ def without_adapters(spec: ModelSpec) -> ModelSpec:
     return replace(spec, units=spec.units[: adapter_units(spec).start], layers=tuple(layers))
 
 
-def set_magnitudes(spec: ModelSpec, held: Held, mapped: Mapping[int, MappedUnit]) -> None:
+def set_magnitudes(spec: ModelSpec, held: Held, mapped: Mapping[int, FileBackedUnit]) -> None:
     """Begins DoRA's magnitudes at the lengths of the rows that they scale, as PEFT does; all else must be there.
 
-    A thread widens some rows at a time, or reads them where the unit is mapped, within quantised.QUANTISING.
+    A thread widens some rows at a time, or reads them where the unit is mapped, within quantized.QUANTIZING.
     """
 
     def begin(item: tuple[Layer, Adapters]) -> None:
@@ -195,11 +195,11 @@ def _adapters(param: Param, settings: LoRA, targets: set[str]) -> tuple[Adapters
     form = (settings.scale, settings.dropout, settings.use_dora)
     made = Adapters(param.name, outputs, starts, widths, inputs, r, *form)
 
-    def stacked(end: str) -> tuple[Part, ...]:
-        return tuple(map(Part, (name + end for name in names), widths))
+    def stacked(end: str) -> tuple[CheckpointPart, ...]:
+        return tuple(map(CheckpointPart, (name + end for name in names), widths))
 
     params = [
-        Param(made.a, (made.ranks, inputs), tuple(Part(name + A, r) for name in names), bound=inputs**-0.5),
+        Param(made.a, (made.ranks, inputs), tuple(CheckpointPart(name + A, r) for name in names), bound=inputs**-0.5),
         Param(made.b, (sum(widths), r), stacked(B), std=0.0),
     ]
     if made.dora:
@@ -224,8 +224,8 @@ def _expert_adapters(
         made = ExpertAdapters(name, layer.experts, layer.active, inputs, outputs, r, settings.scale)
         at = expert_parameter(params[name]).rpartition(".")[0] + ".base_layer" * (len(names) - 1 - number)
         ranks = layer.experts * r
-        low = Param(made.a, (ranks, inputs), (Part(at + A, ranks),), bound=inputs**-0.5)
-        high = Param(made.b, (outputs, ranks), (Part(at + B, outputs),), std=0.0)
+        low = Param(made.a, (ranks, inputs), (CheckpointPart(at + A, ranks),), bound=inputs**-0.5)
+        high = Param(made.b, (outputs, ranks), (CheckpointPart(at + B, outputs),), std=0.0)
         found.append((made, [low, high]))
     return found
 

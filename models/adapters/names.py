@@ -6,14 +6,14 @@ from difflib import get_close_matches
 
 from rptrain.models.adapters.products import PLACES
 from rptrain.models.layers.moe import MoEBlock
-from rptrain.models.spec import Layer, ModelSpec, Param, Part
+from rptrain.models.spec import CheckpointPart, Layer, ModelSpec, Param
 from rptrain.utils.errors import UserError
 
 ALL = "all-linear"
 EXPERTS = ("experts_gate_up", "experts_down")  # as PEFT nests their adapters: from the inside
 
 
-def module(part: Part) -> str:
+def module(part: CheckpointPart) -> str:
     """The name of the module that a tensor of a checkpoint belongs to."""
     return part.key.rpartition(".")[0]
 

@@ -4,24 +4,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rptrain.models.layers.mlp import Head
-from rptrain.models.spec import Layer, ModelSpec, Param, Part, Unit
+from rptrain.models.spec import CheckpointPart, Layer, ModelSpec, Param, Unit
 from rptrain.models.weights.hf_config import Shape, Sizes
 
 
 def matrix(name: str, columns: int, std: float, *stacked: tuple[str, int]) -> Param:
     """The weights [rows, columns] of modules, given with their rows."""
-    parts = tuple(Part(f"{module}.weight", rows) for module, rows in stacked)
+    parts = tuple(CheckpointPart(f"{module}.weight", rows) for module, rows in stacked)
     return Param(name, (sum(part.rows for part in parts), columns), parts, std=std)
 
 
 def bias(name: str, *stacked: tuple[str, int]) -> Param:
     """The biases of modules, given with their sizes."""
-    parts = tuple(Part(f"{module}.bias", size) for module, size in stacked)
+    parts = tuple(CheckpointPart(f"{module}.bias", size) for module, size in stacked)
     return Param(name, (sum(part.rows for part in parts),), parts, decay=False, std=0.0)
 
 
 def norm(name: str, module: str, size: int) -> Param:
-    return Param(name, (size,), (Part(f"{module}.weight", size),), decay=False, std=None)
+    return Param(name, (size,), (CheckpointPart(f"{module}.weight", size),), decay=False, std=None)
 
 
 def attention_params(

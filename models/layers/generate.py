@@ -85,7 +85,7 @@ class Cache:
         self.positions = torch.arange(len(self.sequence), device=device) - starts[self.sequence]
         self.cos, self.sin = rope.tables(self.inv_freq, self.positions, self.rope_scale)
         self.packed: MicroBatch | None = MicroBatch(
-            rows=1,
+            sequences=1,
             length=len(self.sequence),
             positions=self.positions,
             labels=torch.full_like(self.positions, -100),

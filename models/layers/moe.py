@@ -22,7 +22,7 @@ from rptrain.kernels.moe import (
     route,
     route_backward,
 )
-from rptrain.kernels.moe_rows import combine, gather, weigh
+from rptrain.kernels.moe_rows import combine, gather, router_weight_grad
 from rptrain.kernels.rms_norm import add_rms_norm, rms_norm_backward
 from rptrain.kernels.swiglu import Clamp, swiglu, swiglu_backward
 from rptrain.models.adapters.expert_lora import ExpertAdapters
@@ -102,13 +102,13 @@ class MoEBlock(AttentionBlock):
     def _experts_backward(self, p: Params, g: Grads, saved: MoESaved, dy_TD: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients of the experts' weights [T, X] and, written over it, of gate_up; adds those after it to `g`.
 
-        The experts' outputs are not computed again: kernels/moe_rows.py, `weigh`.
+        The experts' outputs are not computed again: kernels/moe_rows.py, `router_weight_grad`.
         """
         perm, ends = saved.perm, saved.perm.ends
         drows = gather(dy_TD, perm)
         dactivation, dh = self._experts_backward_input(p, "experts_down", drows, ends)
         activation = swiglu(saved.gate_up, **self._form)
-        dweights = weigh(dactivation, activation, perm, saved.weights)
+        dweights = router_weight_grad(dactivation, activation, perm, saved.weights)
         self._experts_backward_weights(p, g, "experts_down", drows, dh, activation, ends)
         if "experts_down_bias" in g:  # a row's output has the bias as often as its weight says
             by_row = saved.weights.flatten().index_select(0, perm.order).unsqueeze(1)

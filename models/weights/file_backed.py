@@ -17,7 +17,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from rptrain.kernels.quant import MXFP4, Quantised, finite
+from rptrain.kernels.quant import MXFP4, Quantized, finite
 from rptrain.models.spec import ModelShape, Param, Unit
 from rptrain.models.weights import mxfp4
 from rptrain.models.weights.pretrained import WeightFiles
@@ -30,7 +30,7 @@ IN_MEMORY = 'use model.hold = "memory"'
 
 
 @dataclass(frozen=True)
-class Piece:
+class FileRange:
     """A tensor of a checkpoint that lies in a unit's flat buffer as it is stored, `start` bytes from its beginning."""
 
     name: str
@@ -47,12 +47,12 @@ class Piece:
         return self.start + self.nbytes
 
 
-def mapped_units(spec: ModelShape) -> tuple[int, ...]:
+def file_backed_units(spec: ModelShape) -> tuple[int, ...]:
     """The frozen units that can stay in files: all but the embedding, whose rows the host gathers."""
     return tuple(index for index in spec.frozen if index != 0)
 
 
-def pieces(files: WeightFiles, spec: ModelShape, dtype: torch.dtype) -> dict[int, list[Piece]]:
+def pieces(files: WeightFiles, spec: ModelShape, dtype: torch.dtype) -> dict[int, list[FileRange]]:
     """What each mapped unit consists of, in order.
 
     UserError where a tensor is not stored as it is held, and so would have to be converted; or where no unit is mapped.
@@ -60,7 +60,7 @@ def pieces(files: WeightFiles, spec: ModelShape, dtype: torch.dtype) -> dict[int
     problems: list[str] = []
     found = {
         index: sorted(_pieces(files, spec.units[index], dtype, problems), key=lambda piece: piece.start)
-        for index in mapped_units(spec)
+        for index in file_backed_units(spec)
     }
     if problems:
         shown = problems[:3] + ([f"and {len(problems) - 3} more"] if len(problems) > 3 else [])
@@ -74,7 +74,7 @@ def pieces(files: WeightFiles, spec: ModelShape, dtype: torch.dtype) -> dict[int
     return found
 
 
-def _pieces(files: WeightFiles, unit: Unit, dtype: torch.dtype, problems: list[str]) -> Iterator[Piece]:
+def _pieces(files: WeightFiles, unit: Unit, dtype: torch.dtype, problems: list[str]) -> Iterator[FileRange]:
     start = 0
     for param in unit.params:
         row = 0
@@ -90,34 +90,34 @@ def _pieces(files: WeightFiles, unit: Unit, dtype: torch.dtype, problems: list[s
             elif stored.dtype != dtype:
                 problems.append(f"{part.key} is stored as {_name(stored.dtype)}, and model.dtype is {_name(dtype)}")
             else:
-                yield Piece(part.key, stored, start + row * dtype.itemsize, True)
+                yield FileRange(part.key, stored, start + row * dtype.itemsize, True)
             row += numel
         start += param.nbytes(dtype.itemsize)
 
 
-def _in_4_bits(files: WeightFiles, param: Param, key: str, start: int, first: int, numel: int) -> Iterator[Piece]:
+def _in_4_bits(files: WeightFiles, param: Param, key: str, start: int, first: int, numel: int) -> Iterator[FileRange]:
     assert param.format is not None
     buffer = torch.empty(param.format.nbytes(param.numel), dtype=torch.uint8, device="meta")
-    held = Quantised.of(buffer, param.numel, param.format).part(first, first + numel)
+    held = Quantized.of(buffer, param.numel, param.format).part(first, first + numel)
     places = (int(held.codes.storage_offset()), int(held.scales.storage_offset()))  # in bytes, as both are
     for name, stored, at, checked in zip(
         mxfp4.names(key), mxfp4.of(key, files.tensors), places, (False, True), strict=True
     ):
-        yield Piece(name, stored, start + at, checked)
+        yield FileRange(name, stored, start + at, checked)
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class MappedUnit:
+class FileBackedUnit:
     """A unit's flat buffer, in files. Any thread may read it."""
 
     def __init__(
         self,
         unit: Unit,
         dtype: torch.dtype,
-        pieces: Sequence[Piece],
+        pieces: Sequence[FileRange],
         files: Mapping[Path, OpenFile],
         stamps: Mapping[Path, Stamp],
     ) -> None:
@@ -146,16 +146,16 @@ class MappedUnit:
         for path in used:
             self._files[path].check(self._stamps[path])
 
-    def held(self, name: str) -> Tensor | Quantised:
+    def held(self, name: str) -> Tensor | Quantized:
         """A copy of a parameter, in the form in which it is held."""
         start, param = self._place(name)
         flat = torch.empty(param.nbytes(self._dtype.itemsize), dtype=torch.uint8)
         self.read(start, as_bytes(flat))
-        plain, quantised = replace(self.unit, params=(param,)).held(flat, self._dtype)
-        return {**plain, **quantised}[name]
+        plain, quantized = replace(self.unit, params=(param,)).held(flat, self._dtype)
+        return {**plain, **quantized}[name]
 
     def rows(self, name: str, first: int, stop: int) -> Tensor:
-        """A copy of some rows of a parameter that is not quantised."""
+        """A copy of some rows of a parameter that is not quantized."""
         start, param = self._place(name)
         assert param.format is None
         rows = torch.empty(stop - first, *param.shape[1:], dtype=self._dtype)
@@ -191,7 +191,7 @@ class MappedUnit:
         return found.hexdigest()
 
 
-class MappedWeights:
+class FileBackedWeights:
     """The mapped units of a model, by index, over their open files. Context manager.
 
     UserError as `pieces` says, or for a file that was changed since its header was read.
@@ -206,7 +206,7 @@ class MappedWeights:
                 opened[path].check(files.stamps[path])
             self._opened = stack.pop_all()
         self.units = {
-            index: MappedUnit(spec.units[index], dtype, of_unit, opened, files.stamps)
+            index: FileBackedUnit(spec.units[index], dtype, of_unit, opened, files.stamps)
             for index, of_unit in found.items()
         }
 

@@ -9,7 +9,7 @@ from rptrain.models.layers import rope
 from rptrain.utils.errors import UserError
 
 # more is a slip, and would take all memory before it shows
-MOST: Mapping[str | type, float] = {
+LIMITS: Mapping[str | type, float] = {
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 20,
     "intermediate_size": 1 << 20,
@@ -57,12 +57,12 @@ def read_shape(
     unsupported: list[str] | None = None,
     *,
     biases: bool = False,
-    quantised: str | None = None,
+    quantized: str | None = None,
 ) -> Shape:
     """The shape of a decoder, or a UserError that lists every problem.
 
     `head_size` is that of `read_sizes`; `unsupported` are problems that the caller found. `biases`: whether attention
-    has them. `quantised` is the `quant_method` of weights that can be read nevertheless.
+    has them. `quantized` is the `quant_method` of weights that can be read nevertheless.
     """
     found = list(unsupported or [])
     sizes = read_sizes(config, found, head_size)
@@ -75,9 +75,9 @@ def read_shape(
         if config.get(key):
             found.append(f"{key} {config[key]!r} is not supported; it must be off")
     if (stored := config.get("quantization_config")) and not (
-        quantised and isinstance(stored, Mapping) and stored.get("quant_method") == quantised
+        quantized and isinstance(stored, Mapping) and stored.get("quant_method") == quantized
     ):
-        found.append("quantization_config: the weights are quantised; use the 16-bit or 32-bit original")
+        found.append("quantization_config: the weights are quantized; use the 16-bit or 32-bit original")
     settings = rope.parameters(config)
     found += rope.problems(settings)
     if found:
@@ -152,7 +152,7 @@ def read_number(config: Mapping[str, Any], key: str, found: list[str], default: 
     """A positive number, or one that will do with a problem added to `found`, so that reading goes on."""
     value = _get(config, key, default)
     accepted = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-    most = MOST.get(key, MOST[kind])
+    most = LIMITS.get(key, LIMITS[kind])
     if accepted and 0 < value <= most:
         return kind(value)
     what = "a positive whole number" if kind is int else "a positive number"

@@ -37,7 +37,7 @@ def of(key: str, stored: Mapping[str, Stored]) -> tuple[Stored, Stored]:
     return stored[blocks], stored[scales]
 
 
-class Piece(NamedTuple):
+class ExpertRows(NamedTuple):
     """Some rows of one expert, as they are stored, and the columns [in, rows] that they fill."""
 
     blocks: Stored
@@ -45,7 +45,7 @@ class Piece(NamedTuple):
     target: Tensor
 
 
-def pieces(blocks: Stored, scales: Stored, target: Tensor) -> Iterator[Piece]:
+def pieces(blocks: Stored, scales: Stored, target: Tensor) -> Iterator[ExpertRows]:
     """All of a parameter [E, in, out]."""
     _, outer, width, _ = blocks.shape
     for expert, place in enumerate(target):
@@ -56,10 +56,10 @@ def pieces(blocks: Stored, scales: Stored, target: Tensor) -> Iterator[Piece]:
                 blocks, offset=blocks.offset + start * blocks.shape[3], shape=(rows * width * blocks.shape[3],)
             )
             exponents = replace(scales, offset=scales.offset + start, shape=(rows * width,))
-            yield Piece(codes, exponents, place[:, begin : begin + rows])
+            yield ExpertRows(codes, exponents, place[:, begin : begin + rows])
 
 
-def load(piece: Piece) -> None:
+def load(piece: ExpertRows) -> None:
     """Reads and widens it, by the calling thread."""
     codes, exponents = (torch.empty(part.shape, dtype=DTYPE) for part in piece[:2])
     read_here(piece.blocks, codes)

@@ -1,4 +1,4 @@
-"""A model's weights: what is in a checkpoint, loading it into host views, initialising, saving."""
+"""A model's weights: what is in a checkpoint, loading it into host views, initializing, saving."""
 
 import hashlib
 import json
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rptrain.kernels.quant import NF4_DOUBLE, Quantised, finite
+from rptrain.kernels.quant import NF4_DOUBLE, Quantized, finite
 from rptrain.models.registry import read_config
-from rptrain.models.spec import ModelSpec, Param, Part
+from rptrain.models.spec import CheckpointPart, ModelSpec, Param
 from rptrain.models.weights import mxfp4, quantized
 from rptrain.models.weights.safetensors_io import Stored, read, read_header, write
 from rptrain.utils.errors import UserError
@@ -23,7 +23,7 @@ from rptrain.utils.file_ranges import Stamp
 from rptrain.utils.parallel import in_parallel
 
 View = Callable[[int, str], Tensor]  # a parameter on the host by unit index and name, to read or to fill
-Held = Callable[[int, str], Tensor | Quantised]  # the same as it is held
+Held = Callable[[int, str], Tensor | Quantized]  # the same as it is held
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -49,7 +49,7 @@ class _Place:
     unit: int
     param: Param
     start: int
-    part: Part
+    part: CheckpointPart
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,9 +63,9 @@ class _Place:
     def of(self, view: View) -> Tensor:
         return view(self.unit, self.param.name)[self.start : self.start + self.part.rows]
 
-    def held(self, view: Held) -> Tensor | Quantised:
+    def held(self, view: Held) -> Tensor | Quantized:
         whole, stop = view(self.unit, self.param.name), self.start + self.part.rows
-        if not isinstance(whole, Quantised):
+        if not isinstance(whole, Quantized):
             return whole[self.start : stop]
         each = prod(self.shape[1:])
         return whole.part(self.start * each, stop * each)
@@ -107,19 +107,19 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
 
 
 def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int] | None = None) -> None:
-    """Fills the host views, of all or of these units, converting to their dtype or quantising from the file's.
+    """Fills the host views, of all or of these units, converting to their dtype or quantizing from the file's.
 
     UserError for a file that is gone or cut short by now, and for a weight that is infinite or not a number then.
     """
     places, stored = _places(spec, units), files.tensors
     whole: list[tuple[Stored, Tensor]] = []
     widened: list[tuple[Stored, Stored, Tensor]] = []
-    narrowed: list[tuple[Stored, Quantised, bool]] = []
-    doubled: list[tuple[Stored, Quantised]] = []
+    narrowed: list[tuple[Stored, Quantized, bool]] = []
+    doubled: list[tuple[Stored, Quantized]] = []
     for name, place in places.items():
         target = place.held(view)
         packed = None if name in stored else mxfp4.of(name, stored)
-        if isinstance(target, Quantised):
+        if isinstance(target, Quantized):
             if packed:
                 whole += quantized.as_stored(*packed, target)
             else:
@@ -137,7 +137,7 @@ def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int]
     in_parallel(lambda each: quantized.load_whole(*each), sorted(doubled, key=lambda each: -each[1].numel))
     if name := not_finite(spec, view, units):
         target = places[name].held(view)
-        dtype = target.format.name if isinstance(target, Quantised) else str(target.dtype).removeprefix("torch.")
+        dtype = target.format.name if isinstance(target, Quantized) else str(target.dtype).removeprefix("torch.")
         raise UserError(
             f"{files.directory}: {name} holds values that are infinite or not numbers in {dtype}: fetch the weights "
             "again, or use a model.dtype in which they fit"
@@ -147,7 +147,7 @@ def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int]
 def not_finite(spec: ModelSpec, view: Held, units: Collection[int] | None = None) -> str | None:
     """The first tensor, of all or of these units, with a value that is infinite or not a number; None if there is none.
 
-    By all cores, each weight read once; of a quantised tensor its scales.
+    By all cores, each weight read once; of a quantized tensor its scales.
     """
     found = set()
 
@@ -158,12 +158,12 @@ def not_finite(spec: ModelSpec, view: Held, units: Collection[int] | None = None
 
     places = _places(spec, units)
     held = ((name, place.held(view)) for name, place in places.items())
-    whole = ((name, target.bounds if isinstance(target, Quantised) else target.view(-1)) for name, target in held)
+    whole = ((name, target.bounds if isinstance(target, Quantized) else target.view(-1)) for name, target in held)
     in_parallel(look, ((name, piece) for name, tensor in whole for piece in tensor.split(CHECKED)))
     return next((name for name in places if name in found), None)
 
 
-def initialise(spec: ModelSpec, view: Held, seed: int, units: Collection[int] | None = None) -> None:
+def initialize(spec: ModelSpec, view: Held, seed: int, units: Collection[int] | None = None) -> None:
     """Fresh weights, of all or of these units: normal, uniform, or ones.
 
     Each tensor's numbers depend on the seed and on its name only.
@@ -179,7 +179,7 @@ def initialise(spec: ModelSpec, view: Held, seed: int, units: Collection[int] | 
             return
         digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-        if isinstance(target, Quantised):
+        if isinstance(target, Quantized):
             with target.filled() as first:
                 for begin in range(0, first.numel, DRAWN):
                     held = first.part(begin, min(begin + DRAWN, first.numel))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rptrain.kernels.quant import FORMATS, MXFP4, NF4, NF4_DOUBLE, Format, Quantised, quantize_into
+from rptrain.kernels.quant import FORMATS, MXFP4, NF4, NF4_DOUBLE, Format, Quantized, quantize_into
 from rptrain.models.adapters.freeze import Shape
 from rptrain.models.adapters.products import PLACES
 from rptrain.models.spec import ModelShape, Param
@@ -21,9 +21,9 @@ from rptrain.models.weights.safetensors_io import Stored, read_here
 from rptrain.utils.errors import UserError
 
 MATRICES = (*PLACES, "experts_gate_up", "experts_down")  # routers, which are small and decide, are not among them
-READ = 1 << 20  # bytes that a thread reads and quantises at a time, if a row of blocks has no more
+READ = 1 << 20  # bytes that a thread reads and quantizes at a time, if a row of blocks has no more
 WIDENED = 1 << 18  # elements of rows that a thread widens at a time
-QUANTISING = 6 * READ  # bytes that a thread takes beside, at most: what is read, the same turned, and PyTorch's chunks
+QUANTIZING = 6 * READ  # bytes that a thread takes beside, at most: what is read, the same turned, and PyTorch's chunks
 
 
 def with_base(spec: Shape, base: str) -> Shape:
@@ -31,7 +31,7 @@ def with_base(spec: Shape, base: str) -> Shape:
 
     "nf4-double" is NF4 with scales in 8 bits, or without where tensors do not consist of whole groups of these. Experts
     that checkpoints may hold in MXFP4 are held so in any format; with "mxfp4" then nothing else is, as published. A
-    matrix whose tensors do not consist of whole blocks is not quantised. UserError where there is none that is.
+    matrix whose tensors do not consist of whole blocks is not quantized. UserError where there is none that is.
     """
     if base == "bf16":
         return spec
@@ -42,7 +42,7 @@ def with_base(spec: Shape, base: str) -> Shape:
         replace(unit, params=tuple(_held(param, fmt) for param in unit.params)) if index in inside else unit
         for index, unit in enumerate(spec.units)
     )
-    if not any(unit.quantised for unit in units):
+    if not any(unit.quantized for unit in units):
         raise UserError(f'lora.base: no matrix of this model consists of whole blocks of {base}; use "bf16"')
     return replace(spec, units=units)
 
@@ -60,37 +60,37 @@ def _held(param: Param, fmt: Format | None) -> Param:
     return _held(param, NF4) if fmt is NF4_DOUBLE else param
 
 
-def readable(spec: ModelShape, held: Callable[[int, str], Tensor | Quantised]) -> Callable[[int, str], Tensor]:
-    """The parameters as they are held, those that are quantised as widened copies in the type of the others."""
+def readable(spec: ModelShape, held: Callable[[int, str], Tensor | Quantized]) -> Callable[[int, str], Tensor]:
+    """The parameters as they are held, those that are quantized as widened copies in the type of the others."""
 
     def view(index: int, name: str) -> Tensor:
         found = held(index, name)
-        if not isinstance(found, Quantised):
+        if not isinstance(found, Quantized):
             return found
         embed = held(0, spec.units[0].params[0].name)
         assert isinstance(embed, Tensor)
-        param = next(param for param in spec.units[index].quantised if param.name == name)
+        param = next(param for param in spec.units[index].quantized if param.name == name)
         return param.widened(found.widen(torch.empty(param.numel, dtype=embed.dtype)))
 
     return view
 
 
-def rows_each(weight: Tensor | Quantised | None, inputs: int) -> int:
+def rows_each(weight: Tensor | Quantized | None, inputs: int) -> int:
     """How many rows of a matrix (None: of one in a file) are had at a time: whole blocks, about WIDENED elements."""
-    block = weight.format.block if isinstance(weight, Quantised) else 1
+    block = weight.format.block if isinstance(weight, Quantized) else 1
     least = block // gcd(block, inputs)
     return max(WIDENED // inputs // least, 1) * least
 
 
-def rows(weight: Tensor | Quantised, inputs: int, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-    """Rows [start, stop), whole blocks, of a matrix with so many columns, widened where it is quantised."""
-    if not isinstance(weight, Quantised):
+def rows(weight: Tensor | Quantized, inputs: int, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+    """Rows [start, stop), whole blocks, of a matrix with so many columns, widened where it is quantized."""
+    if not isinstance(weight, Quantized):
         return weight[start:stop]
     part = weight.part(start * inputs, stop * inputs)
     return part.widen(torch.empty(part.numel, dtype=dtype)).view(stop - start, inputs)
 
 
-class Piece(NamedTuple):
+class QuantizedRows(NamedTuple):
     """Elements of a stored tensor, and where their codes and scales belong, [rows, bytes] and [rows, blocks].
 
     `stored` has the shape [rows, elements], or [elements, rows] where `turned`.
@@ -103,7 +103,7 @@ class Piece(NamedTuple):
     turned: bool
 
 
-def pieces(stored: Stored, target: Quantised, turned: bool) -> Iterator[Piece]:
+def pieces(stored: Stored, target: Quantized, turned: bool) -> Iterator[QuantizedRows]:
     """All of a tensor; `turned`: [E, in, out], held as [E, out, in]."""
     fmt, size = target.format, stored.dtype.itemsize
     most = READ // size
@@ -111,7 +111,7 @@ def pieces(stored: Stored, target: Quantised, turned: bool) -> Iterator[Piece]:
         for begin in range(0, target.numel, most):
             held = target.part(begin, min(begin + most, target.numel))
             part = replace(stored, offset=stored.offset + begin * size, shape=(1, held.numel))
-            yield Piece(part, held.codes[None], held.scales[None], fmt, False)
+            yield QuantizedRows(part, held.codes[None], held.scales[None], fmt, False)
         return
     experts, inner, outer = stored.shape
     codes, scales = (x.view(experts, outer, -1) for x in (target.codes, target.scales))
@@ -124,24 +124,24 @@ def pieces(stored: Stored, target: Quantised, turned: bool) -> Iterator[Piece]:
                 codes[expert, :, fmt.code_bytes(begin) : fmt.code_bytes(end)],
                 scales[expert, :, begin // fmt.block : end // fmt.block],
             )
-            yield Piece(replace(stored, offset=at, shape=(end - begin, outer)), *places, fmt, True)
+            yield QuantizedRows(replace(stored, offset=at, shape=(end - begin, outer)), *places, fmt, True)
 
 
-def load(piece: Piece) -> None:
-    """Reads and quantises it, by the calling thread."""
+def load(piece: QuantizedRows) -> None:
+    """Reads and quantizes it, by the calling thread."""
     values = torch.empty(piece.stored.shape, dtype=piece.stored.dtype)
     read_here(piece.stored, values)
     if not piece.turned:
         quantize_into(values, piece.codes[0], piece.scales[0], piece.format)
         return
     fmt, rows = piece.format, values.T.contiguous()
-    held = Quantised.of(torch.empty(fmt.nbytes(rows.numel()), dtype=torch.uint8), rows.numel(), fmt)
+    held = Quantized.of(torch.empty(fmt.nbytes(rows.numel()), dtype=torch.uint8), rows.numel(), fmt)
     held.write(rows)
     piece.codes.copy_(held.codes.view(piece.codes.shape))
     piece.scales.copy_(held.scales.view(piece.scales.shape))
 
 
-def load_whole(stored: Stored, target: Quantised) -> None:
+def load_whole(stored: Stored, target: Quantized) -> None:
     """All of a tensor whose scales are held in 8 bits, by the calling thread."""
     with target.filled() as first:
         for piece in pieces(stored, first, False):
@@ -149,12 +149,12 @@ def load_whole(stored: Stored, target: Quantised) -> None:
 
 
 def loading_bytes(spec: ModelShape) -> int:
-    """What a thread takes beside, at most, while it quantises the weights of a model; 0 where none are."""
-    params = [param for unit in spec.units for param in unit.quantised]
+    """What a thread takes beside, at most, while it quantizes the weights of a model; 0 where none are."""
+    params = [param for unit in spec.units for param in unit.quantized]
     doubled = (part.rows * prod(p.shape[1:]) for p in params if p.format is NF4_DOUBLE for part in p.parts)
-    return QUANTISING * bool(params) + max((NF4.scale_count(numel) * 4 for numel in doubled), default=0)
+    return QUANTIZING * bool(params) + max((NF4.scale_count(numel) * 4 for numel in doubled), default=0)
 
 
-def as_stored(blocks: Stored, scales: Stored, target: Quantised) -> list[tuple[Stored, Tensor]]:
+def as_stored(blocks: Stored, scales: Stored, target: Quantized) -> list[tuple[Stored, Tensor]]:
     """What is read where: a tensor that a checkpoint holds in MXFP4 stays as it is."""
     return [(blocks, target.codes.view(blocks.shape)), (scales, target.scales.view(scales.shape))]

@@ -60,7 +60,7 @@ def read_header(file: Path, packed: Collection[str] = ()) -> dict[str, Stored]:
         if dtype is None:
             raise UserError(
                 f"{file}: {name} is stored as {kind}; {', '.join(DTYPES)} can be read, so use the model's "
-                "unquantised weights"
+                "unquantized weights"
             )
         if begin != end or stop - begin != prod(shape) * dtype.itemsize:
             raise UserError(f"{file}: the byte range of {name} does not fit its shape; the file is damaged")

@@ -200,7 +200,7 @@ def _attention(
     """Of whole rows, by every deterministic implementation."""
     positions = torch.arange(length, device=device).repeat(rows)
     mb = MicroBatch(
-        rows=rows,
+        sequences=rows,
         length=length,
         positions=positions,
         labels=positions,

@@ -44,7 +44,7 @@ import rptrain
 from rptrain.bench.floor import Floor
 from rptrain.bench.idle import Usage, usage
 from rptrain.bench.memory import Peak
-from rptrain.bench.timeline import Lane, StageLaunches, by_stage
+from rptrain.bench.timeline import DeviceTimeline, StageLaunches, by_stage
 from rptrain.engine.meter import Measured
 from rptrain.planner.choose import LIBRARIES
 from rptrain.planner.hardware import device_kind
@@ -88,7 +88,7 @@ class Report:
     process: int  # bytes
     locked: bool
     adam_bytes: float  # of a parameter
-    lanes: tuple[Lane, ...]
+    lanes: tuple[DeviceTimeline, ...]
     updates: tuple[tuple[float, float], ...]
     measured: Measured | None
     copied: Copied

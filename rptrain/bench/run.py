@@ -23,7 +23,7 @@ from rptrain.models.adapters.lora import set_magnitudes
 from rptrain.models.weights import pretrained
 from rptrain.planner.hardware import here, program_bytes
 from rptrain.schedule.plan import Plan
-from rptrain.train.job import Job, prepare_job, replan, settle
+from rptrain.train.job import Job, prepare_job, replan, resolve_auto
 from rptrain.train.setup import open_engine, open_store
 from rptrain.train.trainer import MEASURE
 
@@ -63,7 +63,7 @@ def bench(
         began = time.perf_counter()
         store = stack.enter_context(open_store(job))
         taken = time.perf_counter()
-        pretrained.initialise(job.spec, store.held, job.config.train.seed)
+        pretrained.initialize(job.spec, store.held, job.config.train.seed)
         set_magnitudes(job.spec, store.held, {})
         store.loaded()
         filled = time.perf_counter()
@@ -132,7 +132,7 @@ def _prepare(resolved: Resolved) -> Job:
         }
     )
     hardware = replace(here(config.engine), here=False)
-    return prepare_job(settle(replace(resolved, config=given), None, hardware).config, hardware)
+    return prepare_job(resolve_auto(replace(resolved, config=given), None, hardware).config, hardware)
 
 
 def _floor(job: Job, tell: Callable[[str], object]) -> floor.Floor:
@@ -143,7 +143,7 @@ def _floor(job: Job, tell: Callable[[str], object]) -> floor.Floor:
     if device.type == "cuda":
         settings = Reproducible(cuda=False, fp16_accumulation=config.engine.fp16_accumulation)
         try:
-            found = floor.floor(job.spec, config.train.rows, config.data.max_length, job.dtype, device)
+            found = floor.floor(job.spec, config.train.sequences, config.data.max_length, job.dtype, device)
         finally:
             settings.restore()
         torch._C._cuda_clearCublasWorkspaces()  # each stream that a product was captured on has one
@@ -151,7 +151,7 @@ def _floor(job: Job, tell: Callable[[str], object]) -> floor.Floor:
         return found
     settings = Reproducible(cuda=False)
     try:
-        return floor.floor(job.spec, config.train.rows, config.data.max_length, job.dtype, torch.device("cpu"))
+        return floor.floor(job.spec, config.train.sequences, config.data.max_length, job.dtype, torch.device("cpu"))
     finally:
         settings.restore()
 

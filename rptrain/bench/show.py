@@ -1,4 +1,4 @@
-"""A measured run in words: for a terminal of any width, and without colour where there is none."""
+"""A measured run in words: for a terminal of any width, and without color where there is none."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

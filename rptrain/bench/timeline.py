@@ -43,7 +43,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Lane:
+class DeviceTimeline:
     """A device's part of a run. `issuing` is from when to when its thread issued something, with the name of it."""
 
     device: str
@@ -54,7 +54,7 @@ class Lane:
     issuing: tuple[tuple[str, float, float], ...]
 
 
-def lanes(devices: Sequence[str], spans: Sequence[Span], readings: Iterable[Reading]) -> list[Lane]:
+def lanes(devices: Sequence[str], spans: Sequence[Span], readings: Iterable[Reading]) -> list[DeviceTimeline]:
     """Of a run that has ended: one for each device, from spans in the order in which they were issued."""
     submissions = {span.iteration: span.submission for span in spans}
     caller = _intervals((b for _, s in sorted(submissions.items()) for b in s.blocked), CALLER)
@@ -64,7 +64,7 @@ def lanes(devices: Sequence[str], spans: Sequence[Span], readings: Iterable[Read
         own = [span for span in spans if span.slot.device == index]
         host = Host(_intervals((blocked for span in own for blocked in span.blocked), WORKER), caller)
         found.append(
-            Lane(
+            DeviceTimeline(
                 device,
                 tuple(computation for span in own for computation in _computations(span)),
                 host,

@@ -8,7 +8,7 @@ from rptrain.schedule import trace
 from rptrain.schedule.trace import Slice
 
 if TYPE_CHECKING:
-    from rptrain.bench.timeline import Lane
+    from rptrain.bench.timeline import DeviceTimeline
 
 LANES = (
     "compute", "idle", "parameter upload", "activation upload", "gradient download", "launching", "optimizer",
@@ -17,7 +17,7 @@ PRODUCER = "rptrain bench"
 
 
 def document(
-    lanes: Sequence["Lane"], updates: Sequence[tuple[float, float]], window: tuple[float, float]
+    lanes: Sequence["DeviceTimeline"], updates: Sequence[tuple[float, float]], window: tuple[float, float]
 ) -> dict[str, Any]:
     """A process a device, and one for the optimizer; what took place within the window, at least in part.
 
@@ -34,7 +34,7 @@ def document(
     return trace.document(moved, processes, LANES, PRODUCER)
 
 
-def _slices(lanes: Sequence["Lane"], window: tuple[float, float]) -> Iterator[Slice]:
+def _slices(lanes: Sequence["DeviceTimeline"], window: tuple[float, float]) -> Iterator[Slice]:
     moves = {"upload": ("parameter upload", "parameters"), "download": ("gradient download", "gradients")}
     for process, lane in enumerate(lanes):
         for of in lane.computations:

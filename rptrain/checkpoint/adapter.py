@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 
 from rptrain.checkpoint.atomic_dir import Aside
-from rptrain.config.types import MOST_COUNT
+from rptrain.config.types import MAX_COUNT
 from rptrain.models import registry
 from rptrain.models.adapters.lora import ENDS, A, LoRA, target_names
 from rptrain.models.adapters.names import expert_parameters
@@ -164,9 +164,9 @@ def settings_of(files: AdapterFiles, spec: ModelSpec) -> LoRA:
     saved = tuple(dict.fromkeys(name.rpartition(".")[0] for name in own if not name.endswith(ENDS)))
     r, alpha, parameters = config.get("r", 8), config.get("lora_alpha", 8), config.get("target_parameters") or []
     number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
-    if not isinstance(r, int) or not number or not abs(alpha) <= MOST_COUNT:  # nor is NaN
+    if not isinstance(r, int) or not number or not abs(alpha) <= MAX_COUNT:  # nor is NaN
         raise UserError(
-            f"{files.directory / CONFIG}: r must be a whole number and lora_alpha a number, at most {MOST_COUNT}"
+            f"{files.directory / CONFIG}: r must be a whole number and lora_alpha a number, at most {MAX_COUNT}"
         )
     if not isinstance(parameters, list) or not all(isinstance(name, str) for name in parameters):
         raise UserError(f"{files.directory / CONFIG}: target_parameters must be a list of names")

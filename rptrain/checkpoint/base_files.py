@@ -24,7 +24,7 @@ PATTERNS = (
 
 
 def base_files(model_dir: Path, chat_template: str | None = None) -> dict[str, bytes]:
-    """Config, tokenizer, template and licence files of a model directory by name.
+    """Config, tokenizer, template and license files of a model directory by name.
 
     `chat_template` is Jinja text that takes the place of the model's own. UserError without a config.json.
     """

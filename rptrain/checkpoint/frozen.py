@@ -19,13 +19,13 @@ from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import adapter_units, set_magnitudes, with_lora, without_adapters
 from rptrain.models.spec import ModelSpec, Unit
 from rptrain.models.weights import pretrained
-from rptrain.models.weights.file_backed import MappedUnit
+from rptrain.models.weights.file_backed import FileBackedUnit
 from rptrain.models.weights.quantized import with_base
 from rptrain.models.weights.safetensors_io import as_bytes
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
 
-Flats = Sequence[tuple[Unit, Tensor | MappedUnit]]  # frozen units, each with the flat buffer of its parameters
+Flats = Sequence[tuple[Unit, Tensor | FileBackedUnit]]  # frozen units, each with the flat buffer of its parameters
 
 
 def describe(flats: Flats, patterns: Sequence[str], seed: int, drawn: bool, base: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def hashes(flats: Flats) -> dict[str, str]:
     """By the name of the unit. UserError for weights in files that are infinite or not numbers."""
     found: dict[str, str] = {}
 
-    def digest(item: tuple[Unit, Tensor | MappedUnit]) -> None:
+    def digest(item: tuple[Unit, Tensor | FileBackedUnit]) -> None:
         unit, flat = item
         found[unit.name] = sha256(as_bytes(flat)).hexdigest() if isinstance(flat, Tensor) else flat.digest()
 
@@ -64,7 +64,7 @@ def spec_of(checkpoint: Path, meta: Mapping[str, Any]) -> ModelSpec:
 
 
 def reader(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype) -> Callable[[int], dict[str, Tensor]]:
-    """Gives a frozen unit's parameters, from where the run had them, those that are quantised widened.
+    """Gives a frozen unit's parameters, from where the run had them, those that are quantized widened.
 
     UserError where they are not there any more.
     """
@@ -74,10 +74,10 @@ def reader(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype) -> Call
     def read(index: int) -> dict[str, Tensor]:
         unit = spec.units[index]
         flat = torch.zeros(unit.nbytes(dtype.itemsize), dtype=torch.uint8)
-        plain, quantised = unit.held(flat, dtype)
-        fill(spec, lambda _, name: {**plain, **quantised}[name], files, seed, [index], {})
+        plain, quantized = unit.held(flat, dtype)
+        fill(spec, lambda _, name: {**plain, **quantized}[name], files, seed, [index], {})
         check(meta, hashes([(unit, flat)]))
-        return plain | unit.widen(quantised, dtype)
+        return plain | unit.widen(quantized, dtype)
 
     return read
 
@@ -88,13 +88,13 @@ def fill(
     files: pretrained.WeightFiles | None,
     seed: int,
     units: Sequence[int],
-    mapped: Mapping[int, MappedUnit],
+    mapped: Mapping[int, FileBackedUnit],
 ) -> None:
     """Fills the views of these units from the model's files, or draws them where it has none, as those of adapters.
     The units that are `mapped` are there.
     """
     drawn = units if files is None else [unit for unit in units if unit in adapter_units(spec)]
-    pretrained.initialise(spec, view, seed, drawn)
+    pretrained.initialize(spec, view, seed, drawn)
     if files is not None:
         pretrained.load(files, spec, view, [unit for unit in units if unit not in drawn])
     if not set(units).isdisjoint(adapter_units(spec)):

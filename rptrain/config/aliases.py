@@ -99,7 +99,7 @@ _UNAVAILABLE = {
     for feature, words in {
         "LoRA of some layers by number": "peft_layers_to_transform layers_to_transform lora_layers",
         "other ways to begin an adapter": "init_lora_weights pissa_init loftq_config peft_init_lora_weights",
-        "a choice of how weights are quantised": "quantization quantization_* bnb_4bit_* use_bnb",
+        "a choice of how weights are quantized": "quantization quantization_* bnb_4bit_* use_bnb",
         "a choice of optimizer": "optimizer optim_args optimizer_type optimizer_in_bwd",
         "another measure of the best model than the loss": "metric_for_best_model greater_is_better",
         "another batch size for held-out rows": "per_device_eval_batch_size eval_batch_size",

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 from rptrain.config.aliases import answer
 from rptrain.config.schema import AUTOMATIC, keys
 from rptrain.config.toml_lines import KeyPath
-from rptrain.config.types import MOST_COUNT
+from rptrain.config.types import MAX_COUNT
 from rptrain.utils.errors import UserError
 
 
@@ -45,7 +45,7 @@ def explain(error: ErrorDetails) -> list[tuple[KeyPath, str]]:
     """What pydantic found, as pairs of a key and a sentence about it; several for a table that is unknown."""
     key, value, context = error["loc"], error["input"], error.get("ctx", {})
     if (name := dotted(key[:2])) in AUTOMATIC and error["type"] != "extra_forbidden":
-        return [(key[:2], f'`{name}` must be a whole number from 1 to {MOST_COUNT}, or "auto", not {_shown(value)}')]
+        return [(key[:2], f'`{name}` must be a whole number from 1 to {MAX_COUNT}, or "auto", not {_shown(value)}')]
     match error["type"]:
         case "extra_forbidden":
             unknown = leaves(value, key)

@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from rptrain.config.types import MOST_COUNT, Beta, Count, Devices, Names, Number, PathText, RunName, Size, Text
+from rptrain.config.types import MAX_COUNT, Beta, Count, Devices, Names, Number, PathText, RunName, Size, Text
 
 LOSS_SCALE, LOSS_SCALE_STEPS = 65536.0, 2000
 AUTOMATIC = ("train.micro_batch_size", "engine.round_size")  # keys that can be "auto" until a run begins
@@ -71,7 +71,7 @@ class Data(Section):
     """sets to measure the loss on, as [[data.val]]; unset: those of val_size"""
     val_size: NonNegativeFloat = 0.0
     """rows of the training sets to hold out for that; below 1: a share of them"""
-    max_length: int = Field(2048, ge=2, le=MOST_COUNT)
+    max_length: int = Field(2048, ge=2, le=MAX_COUNT)
     """tokens a row"""
     overlong: Literal["truncate", "split", "drop", "error"] = "truncate"
     """what becomes of a longer sample: it loses its end, becomes several, is left out, or stops the run"""
@@ -82,7 +82,7 @@ class Data(Section):
     chat_template: Text | None = None
     """a Jinja file to use instead of the tokenizer's template"""
     cache_dir: PathText | None = None
-    """where tokenised files are kept for later runs; unset: ~/.cache/rptrain"""
+    """where tokenized files are kept for later runs; unset: ~/.cache/rptrain"""
 
 
 class Eval(Section):
@@ -117,15 +117,15 @@ class Train(Section):
     """weight of the loss that keeps the load of experts even; unset: what config.json has with output_router_logits"""
 
     @property
-    def rows(self) -> int:
-        """Rows of a micro-batch, once "auto" was settled."""
+    def sequences(self) -> int:
+        """Sequences per micro-batch, once "auto" is resolved."""
         assert self.micro_batch_size != "auto"
         return self.micro_batch_size
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a step, once "auto" was settled."""
-        return self.global_batch_size // self.rows
+        """Micro-batches of a step, once "auto" is resolved."""
+        return self.global_batch_size // self.sequences
 
     @model_validator(mode="after")
     def _divides(self) -> "Train":
@@ -140,7 +140,7 @@ class Lora(Section):
 
     r: Count = 8
     """the rank: columns of each adapter"""
-    alpha: Number = Field(default=8, le=MOST_COUNT)
+    alpha: Number = Field(default=8, le=MAX_COUNT)
     """an adapter's output is multiplied by alpha / r"""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """share of an adapter's inputs that is left out, at random"""
@@ -183,7 +183,7 @@ class Optim(Section):
     warmup_steps: NonNegativeFloat = 0.0
     """steps in which the learning rate rises; below 1: a share of all steps"""
     weight_decay: NonNegativeFloat = 0.0
-    """pull of the matrices towards zero; norms have none"""
+    """pull of the matrices toward zero; norms have none"""
     betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), strict=False)
     """decay of the averages of the gradient and of its square"""
     eps: PositiveFloat = 1e-8
@@ -373,7 +373,7 @@ class Config(Section):
 
     @property
     def round_size(self) -> int:
-        """Micro-batches of a round, once "auto" was settled."""
+        """Micro-batches of a round, once "auto" is resolved."""
         assert self.engine.round_size != "auto"
         return self.engine.round_size or self.train.micro_batches
 
@@ -385,7 +385,7 @@ class Config(Section):
     def step_sizes(self) -> dict[str, Any]:
         """What a step is made of, as the JSON of commands says it; of a config without "auto"."""
         return {
-            "micro_batch_size": self.train.rows,
+            "micro_batch_size": self.train.sequences,
             "length": self.data.max_length,
             "micro_batches": self.train.micro_batches,
             "round_size": self.round_size,

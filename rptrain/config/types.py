@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PositiveFloat, PositiveInt
 
 MOST_WORKERS = 1024  # on the CPU
-MOST_COUNT = 10**9  # of steps, rows, tokens or ranks; and what an adapter is multiplied by
+MAX_COUNT = 10**9  # of steps, rows, tokens or ranks; and what an adapter is multiplied by
 
 UNITS = {"B": 1} | {
     f"{prefix}{suffix}": base**power
@@ -80,7 +80,7 @@ def shortest(number: float) -> int | float:
 
 Text = Annotated[str, Field(min_length=1)]
 PathText = Annotated[Text, AfterValidator(_path)]
-Count = Annotated[PositiveInt, Field(le=MOST_COUNT)]
+Count = Annotated[PositiveInt, Field(le=MAX_COUNT)]
 RunName = Annotated[Text, AfterValidator(_folder_name)]
 Size = Annotated[PositiveInt, BeforeValidator(parse_size), PlainSerializer(format_size, when_used="json")]
 Devices = Annotated[str, BeforeValidator(parse_devices)]

@@ -1,7 +1,7 @@
-"""Tokenised files on disk, keyed by content, so that what was tokenised once is only mapped into memory.
+"""Tokenized files on disk, keyed by content, so that what was tokenized once is only mapped into memory.
 
 A file is in the safetensors format, with a header of a fixed size, as it is written last. It is written aside and takes
-its name at the end: of two runs that tokenise the same at once either may be the last, and what a run has mapped stays.
+its name at the end: of two runs that tokenize the same at once either may be the last, and what a run has mapped stays.
 """
 
 import json
@@ -38,7 +38,7 @@ class Damaged(Exception):
 
 
 def default_folder() -> Path:
-    """Where tokenised files are kept unless `data.cache_dir` says it."""
+    """Where tokenized files are kept unless `data.cache_dir` says it."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rptrain"
 
 
@@ -91,7 +91,7 @@ def load(folder: Path, key: str) -> tuple[Stream, Tally] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (Damaged, OSError, RecursionError) as error:
-        log.warning("%s is damaged (%s): the data is tokenised again", path, error)
+        log.warning("%s is damaged (%s): the data is tokenized again", path, error)
         return None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rptrain.config.schema import Config, TrainSet
 from rptrain.data.loader import RANDOM, Batches, load_tokenizer, prepare
-from rptrain.data.sequences import Rows
+from rptrain.data.sequences import Sequences
 from rptrain.data.split import once, split
 from rptrain.data.template import load_template
 from rptrain.utils.errors import UserError
@@ -23,22 +23,24 @@ def find_tokenizer(config: Config, model_dir: Path) -> Any:
     return tokenizer
 
 
-def training_set(config: Config, model_dir: Path, vocab_size: int, tokenizer: Any) -> tuple[Rows, Rows | None]:
+def training_set(
+    config: Config, model_dir: Path, vocab_size: int, tokenizer: Any
+) -> tuple[Sequences, Sequences | None]:
     """The rows to train on, and those that data.val_size holds out. UserError for what is wrong with the data."""
     rows = _read(config, model_dir, vocab_size, tokenizer, config.data.train)
     return split(rows, config.data.val_size, config.train.seed) if config.data.val_size else (rows, None)
 
 
-def validation_set(config: Config, model_dir: Path, vocab_size: int, tokenizer: Any) -> Rows:
+def validation_set(config: Config, model_dir: Path, vocab_size: int, tokenizer: Any) -> Sequences:
     """The rows of the sets under [[data.val]]. UserError for what is wrong with them."""
     return once(_read(config, model_dir, vocab_size, tokenizer, config.data.val))
 
 
-def batches_of(rows: Rows, config: Config) -> Batches:
-    return Batches(rows, config.train.rows, config.train.global_batch_size, config.train.seed)
+def batches_of(rows: Sequences, config: Config) -> Batches:
+    return Batches(rows, config.train.sequences, config.train.global_batch_size, config.train.seed)
 
 
-def _read(config: Config, model_dir: Path, vocab_size: int, tokenizer: Any, sources: Sequence[TrainSet]) -> Rows:
+def _read(config: Config, model_dir: Path, vocab_size: int, tokenizer: Any, sources: Sequence[TrainSet]) -> Sequences:
     data = config.data
     rows = prepare(
         sources=sources,

@@ -23,7 +23,7 @@ WORDS = {
 SHARD = re.compile(r"data/(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*$")
 NO_DATA = ("readme", "license", "dataset_info", "dataset_infos")  # names without their endings
 PATTERN = re.compile(r"[*?[]")
-MOST = 100_000  # files of a folder
+MAX_FILES = 100_000  # files of a folder
 SHOWN = 5  # files that a message names
 
 
@@ -148,9 +148,9 @@ def walk(folder: Path) -> Iterator[Path]:
                 waiting.append(entry)
                 continue
             count += 1
-            if count > MOST:
+            if count > MAX_FILES:
                 raise UserError(
-                    f"{folder} holds more than {MOST:,} files: join them into fewer, or name a folder in it"
+                    f"{folder} holds more than {MAX_FILES:,} files: join them into fewer, or name a folder in it"
                 )
             yield entry
 

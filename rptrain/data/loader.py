@@ -14,7 +14,7 @@ from rptrain.data import cache, formats, tasks
 from rptrain.data.folders import Chosen, choose, named
 from rptrain.data.formats import Tally
 from rptrain.data.pieces import Overlong, piece
-from rptrain.data.sequences import Group, Rows, build, shuffled
+from rptrain.data.sequences import Group, Sequences, build, shuffled
 from rptrain.data.template import encode, load_template
 from rptrain.data.tokens import Document, Stream, gather
 from rptrain.kernels.batch import IGNORED, Batch
@@ -34,24 +34,24 @@ class Batches:
     last batch is filled with padding rows, whose labels are ignored.
     """
 
-    def __init__(self, rows: Rows, micro_batch_size: int, global_batch_size: int, seed: int):
+    def __init__(self, sequences: Sequences, micro_batch_size: int, global_batch_size: int, seed: int):
         if micro_batch_size < 1 or global_batch_size < 1 or global_batch_size % micro_batch_size:
             raise UserError(
                 f"train.global_batch_size ({global_batch_size}) must be a multiple of "
                 f"train.micro_batch_size ({micro_batch_size})"
             )
-        self.rows, self.seed = rows, seed
+        self.sequences, self.seed = sequences, seed
         self.micro_batch_size, self.global_batch_size = micro_batch_size, global_batch_size
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-sum(map(_share, self.rows.groups)) // self.global_batch_size)
+        return -(-sum(map(_share, self.sequences.groups)) // self.global_batch_size)
 
     def order(self, epoch: int) -> np.ndarray:
         """The rows of an epoch in the order in which they are taken."""
         if epoch != self._epoch:
-            taken = np.concatenate([self._taken(number, epoch) for number in range(len(self.rows.groups))])
+            taken = np.concatenate([self._taken(number, epoch) for number in range(len(self.sequences.groups))])
             self._epoch, self._order = epoch, taken[shuffled(len(taken), self.seed, epoch)]
         return self._order
 
@@ -60,7 +60,7 @@ class Batches:
 
         So all rows of a group are taken before one is taken again, whatever its weight.
         """
-        group = self.rows.groups[number]
+        group = self.sequences.groups[number]
         begin = epoch * _share(group)
         end = begin + _share(group)
         parts = []
@@ -79,12 +79,12 @@ class Batches:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step, which counts from 0 over all epochs."""
-        size, length = self.global_batch_size, self.rows.length
+        size, length = self.global_batch_size, self.sequences.length
         chosen = self.taken(step)
-        input_ids = torch.full((size, length), self.rows.pad_id, dtype=torch.int64)
+        input_ids = torch.full((size, length), self.sequences.pad_id, dtype=torch.int64)
         labels = torch.full((size, length), IGNORED, dtype=torch.int64)
-        input_ids[: len(chosen)], labels[: len(chosen)] = self.rows.take(chosen.tolist())
-        by_row = [self.rows.documents(row) for row in chosen.tolist()] + [[length]] * (size - len(chosen))
+        input_ids[: len(chosen)], labels[: len(chosen)] = self.sequences.take(chosen.tolist())
+        by_row = [self.sequences.documents(row) for row in chosen.tolist()] + [[length]] * (size - len(chosen))
         documents = tuple(
             tuple(document for row in by_row[start : start + self.micro_batch_size] for document in row)
             for start in range(0, size, self.micro_batch_size)
@@ -95,16 +95,16 @@ class Batches:
             positions=torch.cat([torch.arange(document) for row in by_row for document in row]).view(shape),
             labels=labels.view(shape),
             documents=documents,
-            rows=self.micro_batch_size,
+            sequences=self.micro_batch_size,
             length=length,
-            supervised=int(self.rows.supervised[chosen].sum()),
+            supervised=int(self.sequences.supervised[chosen].sum()),
             seed=self.seed,
             step=step,
         )
 
 
 def _share(group: Group) -> int:
-    """Rows of a group that an epoch takes."""
+    """Sequences of a group that an epoch takes."""
     return max(1, round(group.weight * group.count))
 
 
@@ -120,8 +120,8 @@ def prepare(
     cache_dir: str | Path | None = None,
     vocab_size: int | None = None,
     seed: int = 0,
-) -> Rows:
-    """Reads, renders, tokenises and packs the sources, in this order; what was tokenised before is in `cache_dir`.
+) -> Sequences:
+    """Reads, renders, tokenizes and packs the sources, in this order; what was tokenized before is in `cache_dir`.
 
     `tokenizer` may be None, and `vocab_size` must be given, for random tokens only. `seed` decides which
     documents of a length share a row. UserError: see `choose`, `read` and `encode`; or no token is supervised.
@@ -131,7 +131,7 @@ def prepare(
     if max_length < 2:
         raise UserError(f"data.max_length is {max_length}: a row has at least 2 tokens")
     folder = Path(cache_dir) if cache_dir else cache.default_folder()
-    settings = Tokenising(tokenizer, assistant_only_loss, chat_template, folder) if tokenizer is not None else None
+    settings = Tokenizing(tokenizer, assistant_only_loss, chat_template, folder) if tokenizer is not None else None
     streams: list[Stream] = []
     weights: list[float] = []
     others: list[tuple[TrainSet, Chosen]] = []
@@ -154,7 +154,7 @@ def prepare(
     return replace(rows, not_taken=_not_taken(others))
 
 
-class Tokenising:
+class Tokenizing:
     """How files become tokens, and where these are kept."""
 
     def __init__(self, tokenizer: Any, assistant_only_loss: bool, chat_template: str | None, folder: Path):
@@ -187,7 +187,7 @@ class Tokenising:
             key = cache.content_key(file, [format, *self._settings])
             found = cache.load(self._folder, key)
             if found is None:
-                log.info("%s is tokenised", file)
+                log.info("%s is tokenized", file)
                 tally = Tally()
                 documents = self.documents(formats.read(file, format, tally), tally)
                 found = cache.store(self._folder, key, self._of_whole(file, key, format, documents), tally), tally

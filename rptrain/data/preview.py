@@ -9,15 +9,15 @@ from rich.console import Console
 from rich.text import Text
 
 from rptrain.data.loader import Batches
-from rptrain.data.sequences import Rows
+from rptrain.data.sequences import Sequences
 from rptrain.data.tokens import Stream
 from rptrain.utils.text import printable
 
-LEARNED = ("⟦", "⟧")  # around what is learned, where there is no colour
+LEARNED = ("⟦", "⟧")  # around what is learned, where there is no color
 
 
 @dataclass(frozen=True)
-class Part:
+class TextPart:
     """Tokens one after another that all are supervised, or none; as text."""
 
     text: str
@@ -29,7 +29,7 @@ class Sample:
     place: str  # "file:line"
     tokens: int
     supervised: int  # labels that the loss counts
-    parts: tuple[Part, ...]
+    parts: tuple[TextPart, ...]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Preview:
 
 def preview(batches: Batches, tokenizer: Any, count: int) -> Preview:
     """`count` samples, and all counts. Without a tokenizer the text is the numbers of the tokens."""
-    rows = batches.rows
+    rows = batches.sequences
     documents = (
         document
         for row in batches.order(0).tolist()
@@ -85,8 +85,8 @@ def preview(batches: Batches, tokenizer: Any, count: int) -> Preview:
 
 
 def show(found: Preview, console: Console) -> None:
-    """Prints it; what is learned is green in a terminal with colours, else in brackets."""
-    colours = console.color_system is not None and not console.no_color
+    """Prints it; what is learned is green in a terminal with colors, else in brackets."""
+    colors = console.color_system is not None and not console.no_color
     console.print(Text("\nData", style="bold"))
     for line in _counts(found):
         console.print(Text(f"  {printable(line)}"))
@@ -95,7 +95,7 @@ def show(found: Preview, console: Console) -> None:
         text = Text()
         for part in sample.parts:
             shown = printable(part.text)
-            if part.supervised and not colours:
+            if part.supervised and not colors:
                 shown = shown.join(LEARNED)
             text.append(shown, "green" if part.supervised else "")
         console.print(text, soft_wrap=True)
@@ -120,7 +120,7 @@ def _counts(found: Preview) -> list[str]:
     return [*lines, *found.not_taken]
 
 
-def _sample(rows: Rows, document: int, tokenizer: Any) -> Sample:
+def _sample(rows: Sequences, document: int, tokenizer: Any) -> Sample:
     begin, length = int(rows.begins[document]), int(rows.lengths[document])
     stream, place = _at(rows.streams, begin)
     marked = stream.tokens[place : place + length]
@@ -130,7 +130,7 @@ def _sample(rows: Rows, document: int, tokenizer: Any) -> Sample:
     parts, before = [], ""
     for start, end in pairwise(bounds):
         text = _text(tokenizer, ids[:end])  # the whole, as the first token of a text may be written in its own way
-        parts.append(Part(text[len(before) :], bool(supervised[start])))
+        parts.append(TextPart(text[len(before) :], bool(supervised[start])))
         before = text
     line = int(np.searchsorted(np.cumsum(stream.lengths, dtype=np.int64), place, "right"))
     return Sample(stream.place(line), length, int(supervised[1:].sum()), tuple(parts))

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Group:
-    """Rows one after another that are taken equally often."""
+    """Sequences one after another that are taken equally often."""
 
     first: int
     count: int
@@ -28,7 +28,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Rows:
+class Sequences:
     """R rows of L tokens; each document has positions, attention and labels of its own.
 
     They are places in the streams; the tokens stay there until rows are taken.
@@ -94,7 +94,7 @@ def build(
     pad_id: int,
     seed: int = 0,
     weights: Sequence[float] | None = None,
-) -> Rows:
+) -> Sequences:
     """Lays pieces out in rows of as many tokens as they were trimmed to, one in each without `packing`.
 
     Those without a supervised label teach nothing and are left out, with a warning. Padding at a row's end is
@@ -133,7 +133,7 @@ def build(
     digest = sha256(repr((length, pad_id, groups, [stream.digest for stream in streams])).encode())
     for part in parts:
         digest.update(part.data)
-    made = Rows(
+    made = Sequences(
         streams=tuple(streams),
         length=length,
         begins=parts[0],

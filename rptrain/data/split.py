@@ -1,15 +1,15 @@
-"""Rows held out of the training set for validation."""
+"""Sequences held out of the training set for validation."""
 
 from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
 
-from rptrain.data.sequences import Group, Rows, shuffled
+from rptrain.data.sequences import Group, Sequences, shuffled
 from rptrain.utils.errors import UserError
 
 
-def split(rows: Rows, size: float, seed: int) -> tuple[Rows, Rows]:
+def split(rows: Sequences, size: float, seed: int) -> tuple[Sequences, Sequences]:
     """The rows to train on, and those held out: a share below 1 of them, or so many, drawn by the seed.
 
     UserError where nothing would be left of either, or nothing to train on of the sets of a weight.
@@ -30,12 +30,12 @@ def split(rows: Rows, size: float, seed: int) -> tuple[Rows, Rows]:
     return trained, once(select(rows, np.sort(order[:count])))
 
 
-def once(rows: Rows) -> Rows:
+def once(rows: Sequences) -> Sequences:
     """The rows with each taken once an epoch, whatever its set's weight."""
     return replace(rows, groups=(Group(0, len(rows), 1.0),))
 
 
-def select(rows: Rows, chosen: np.ndarray) -> Rows:
+def select(rows: Sequences, chosen: np.ndarray) -> Sequences:
     """Some of the rows, in ascending order."""
     parts = [slice(rows.starts[row], rows.starts[row + 1]) for row in chosen.tolist()]
     groups: list[Group] = []

@@ -15,8 +15,8 @@ from rptrain.data.formats import Example, Tally
 from rptrain.data.tokens import Document
 from rptrain.utils.errors import UserError
 
-CHUNK, CHUNK_TEXT = 1024, 1 << 21  # examples that are tokenised in one call, or characters that end it before
-LONGEST = 1 << 24  # characters of what cannot be tokenised in parts
+CHUNK, CHUNK_TEXT = 1024, 1 << 21  # examples that are tokenized in one call, or characters that end it before
+LONGEST = 1 << 24  # characters of what cannot be tokenized in parts
 MARKS = range(0xE000, 0xF900)  # Unicode's private use: one stands for a turn's content while its place is looked for
 # Stock templates write today's date; with it the tokens of a run would differ from those of its resumption.
 FIXED_DATE = (

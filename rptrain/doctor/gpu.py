@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from rptrain.doctor.finding import Finding, found
+from rptrain.doctor.checks import Check, check
 from rptrain.planner.hardware import readable
 from rptrain.utils.nvml import Driver, Link
 
@@ -37,7 +37,7 @@ class Gpu:
     wait_value: bool | None  # whether a stream can wait for a value in memory; None: not known
 
 
-def examine() -> list[Finding]:
+def examine() -> list[Check]:
     """One finding for each GPU; without any, what there is instead."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
@@ -47,29 +47,29 @@ def examine() -> list[Finding]:
         return [_examine(driver, index) for index in range(count)]
 
 
-def _examine(driver: Driver, index: int) -> Finding:
+def _examine(driver: Driver, index: int) -> Check:
     """A GPU whose memory is taken, or that has failed, is a warning."""
     try:
         return describe(_look(driver, index))
     except RuntimeError as error:  # torch's kind for both; the first line says which
         said = str(error).partition("\n")[0]
         advice = "see in nvidia-smi what else takes it; a GPU that has failed comes back by a restart of the machine"
-        return found(f"cuda:{index}", f"cannot be measured: {said}", advice, device=f"cuda:{index}", error=said)
+        return check(f"cuda:{index}", f"cannot be measured: {said}", advice, device=f"cuda:{index}", error=said)
 
 
-def _none(driver: str | None, cuda: str | None) -> Finding:
+def _none(driver: str | None, cuda: str | None) -> Check:
     if driver is None:
-        return found(
+        return check(
             "GPU", "none: workers run on the CPU", "for a GPU, install NVIDIA's driver; nvidia-smi must list it"
         )
     if cuda is None:
         advice = "install a CUDA build of torch"
-        return found("GPU", f"there is NVIDIA's driver {driver}, but torch is built for the CPU", advice, driver=driver)
+        return check("GPU", f"there is NVIDIA's driver {driver}, but torch is built for the CPU", advice, driver=driver)
     advice = "compare with nvidia-smi: CUDA_VISIBLE_DEVICES may hide them, or the driver may be older than torch's CUDA"
-    return found("GPU", f"torch finds none with driver {driver} and CUDA {cuda}", advice, driver=driver)
+    return check("GPU", f"torch finds none with driver {driver} and CUDA {cuda}", advice, driver=driver)
 
 
-def describe(gpu: Gpu) -> Finding:
+def describe(gpu: Gpu) -> Check:
     """A GPU as a line."""
     driver = "" if gpu.driver is None else f", driver {gpu.driver}"
     up, down, both = (f"{rate / 1e9:.1f}" for rate in (gpu.rates.up, gpu.rates.down, gpu.rates.both))
@@ -79,7 +79,7 @@ def describe(gpu: Gpu) -> Finding:
     )
     if gpu.wait_value is not None:
         text += f"; streams {'can' if gpu.wait_value else 'cannot'} wait for values"
-    return found(gpu.device, text, _advice(gpu.link, gpu.rates), **asdict(gpu))
+    return check(gpu.device, text, _advice(gpu.link, gpu.rates), **asdict(gpu))
 
 
 def _link(link: Link | None) -> str:

@@ -13,7 +13,7 @@ import psutil
 import torch
 
 import rptrain
-from rptrain.doctor.finding import Finding, found
+from rptrain.doctor.checks import Check, check
 from rptrain.engine.optim import adam
 from rptrain.engine.store import Arena, available_bytes
 from rptrain.planner.hardware import readable
@@ -27,18 +27,18 @@ SCARCE = 20 << 30  # bytes free on the disk: less than a checkpoint of a 1.7B mo
 LOCKED = 64 << 20  # bytes that are page-locked to see whether it can be done
 
 
-def examine(runs: Path, *, gpus: bool) -> list[Finding]:
+def examine(runs: Path, *, gpus: bool) -> list[Check]:
     return [_versions(gpus), _compiler(gpus), _native(), _cpu(), _memory(), _locking(gpus), _disk(runs)]
 
 
-def _versions(gpus: bool) -> Finding:
+def _versions(gpus: bool) -> Check:
     named = {"rptrain": rptrain.__version__, "python": platform.python_version(), "torch": _version("torch")}
     named["triton"] = _version("triton")
     text = ", ".join(f"{name} {number or 'not installed'}" for name, number in named.items())
     advice = None
     if gpus and named["triton"] is None:
         advice = "install triton: without it the slower kernels of torch run on the GPU"
-    return found("software", text, advice, **named)
+    return check("software", text, advice, **named)
 
 
 def _version(package: str) -> str | None:
@@ -48,28 +48,28 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _compiler(gpus: bool) -> Finding:
+def _compiler(gpus: bool) -> Check:
     path = next(filter(None, map(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")))), None)
     if path is not None:
-        return found("C compiler", path, path=path)
+        return check("C compiler", path, path=path)
     advice = "install gcc: triton compiles the kernels' launchers with it" if gpus else None
-    return found("C compiler", "none", advice, path=None)
+    return check("C compiler", "none", advice, path=None)
 
 
-def _native() -> Finding:
+def _native() -> Check:
     missing = [name for name in EXTENSIONS if native.library(name) is None]
     if missing:
         advice = "install a C compiler and then rptrain again: torch does the same arithmetic more slowly"
-        return found("optimizer", f"not compiled: {', '.join(missing)}", advice, instructions=None)
+        return check("optimizer", f"not compiled: {', '.join(missing)}", advice, instructions=None)
     instructions = adam.instruction_set()
-    return found("optimizer", f"compiled, runs with {instructions}", instructions=instructions)
+    return check("optimizer", f"compiled, runs with {instructions}", instructions=instructions)
 
 
-def _cpu() -> Finding:
+def _cpu() -> Check:
     usable = cores()
     name = _cpu_name()
     text = f"{usable} cores, {name}" if usable == os.cpu_count() else f"{usable} of {os.cpu_count()} cores, {name}"
-    return found("CPU", text, cores=usable, name=name)
+    return check("CPU", text, cores=usable, name=name)
 
 
 def _cpu_name() -> str:
@@ -80,33 +80,33 @@ def _cpu_name() -> str:
     return platform.machine()
 
 
-def _memory() -> Finding:
+def _memory() -> Check:
     free, there, total = available_bytes(), psutil.virtual_memory().available, psutil.virtual_memory().total
     figures = {"free": free, "total": total, "group_left": free if free < there else None}
     text = f"{readable(free)} free of {readable(total)}"
     if free < there:
         text += f": the control group leaves that, the machine {readable(there)}"
-    return found("host memory", text, **figures)
+    return check("host memory", text, **figures)
 
 
-def _locking(gpus: bool) -> Finding:
+def _locking(gpus: bool) -> Check:
     """The limit does not bind drivers that lock memory themselves, so it is tried."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     limit = None if soft == resource.RLIM_INFINITY else soft
     text = "no limit" if limit is None else f"the limit is {readable(limit)}"
     if not gpus:
-        return found("page-locking", f"{text}; only GPUs need it", limit=limit, locks=None)
+        return check("page-locking", f"{text}; only GPUs need it", limit=limit, locks=None)
     with Arena(LOCKED) as arena:
         arena.take(LOCKED, torch.uint8)
         arena.lock()
         locks = arena.locked
     if locks:
-        return found("page-locking", f"the driver locks memory; {text}", limit=limit, locks=True)
+        return check("page-locking", f"the driver locks memory; {text}", limit=limit, locks=True)
     advice = "raise it (ulimit -l unlimited; with docker --ulimit memlock=-1): copies to GPUs are slower without"
-    return found("page-locking", f"the driver cannot lock memory; {text}", advice, limit=limit, locks=False)
+    return check("page-locking", f"the driver cannot lock memory; {text}", advice, limit=limit, locks=False)
 
 
-def _disk(runs: Path) -> Finding:
+def _disk(runs: Path) -> Check:
     """The folder of runs, or the nearest that is there above it, where a file is written, synced and removed."""
     folder = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.is_dir())
     subject, free = "disk", shutil.disk_usage(folder).free
@@ -121,11 +121,11 @@ def _disk(runs: Path) -> Finding:
             speed = WRITTEN / (time.perf_counter() - began)
     except OSError as error:
         advice = "make it writable, or set save.output_dir to another folder"
-        return found(subject, f"nothing can be written to {folder}: {error.strerror}", advice, free=free, speed=None)
+        return check(subject, f"nothing can be written to {folder}: {error.strerror}", advice, free=free, speed=None)
     text = f"{readable(free)} free in {folder}, {speed / 1e6:,.0f} MB/s written and synced"
     advice = None
     if free < SCARCE:
         advice = "make room, or set save.output_dir to another disk: rptrain plan says what a run needs"
     elif speed < SLOW_DISK:
         advice = "set save.output_dir to a faster disk: checkpoints take long to write"
-    return found(subject, text, advice, free=free, speed=speed)
+    return check(subject, text, advice, free=free, speed=speed)

@@ -53,7 +53,7 @@ class LaneState:
     down: int
 
 
-class Lane:
+class DeviceActivity:
     """A device's notes. Its thread writes them; others read `state`, which knows of times if the lane is `watched`."""
 
     def __init__(self, *, watched: bool) -> None:

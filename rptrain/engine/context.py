@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rptrain.engine.activity import Lane
+from rptrain.engine.activity import DeviceActivity
 from rptrain.engine.board import Board
 from rptrain.engine.devices.base import Probe
 from rptrain.engine.errors import Aborted, EngineError
@@ -37,13 +37,13 @@ class Context:
     meter: Meter | None
     watched: bool  # whether lanes note times
     board: Board = field(init=False)
-    lanes: tuple[Lane, ...] = field(init=False)  # one for each device
+    lanes: tuple[DeviceActivity, ...] = field(init=False)  # one for each device
     failure: EngineError | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.board = Board() if self.trace is None else self.trace.board
-        self.lanes = tuple(Lane(watched=self.watched) for _ in range(self.plan.devices))
+        self.lanes = tuple(DeviceActivity(watched=self.watched) for _ in range(self.plan.devices))
 
     def fail(self, where: str, error: BaseException) -> None:
         """Keeps the first failure with where it happened, and releases every thread that waits."""

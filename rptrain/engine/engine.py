@@ -31,7 +31,7 @@ from rptrain.schedule.lower import boundaries
 from rptrain.schedule.plan import Plan
 from rptrain.schedule.validate import validate
 
-AHEAD = 2  # iterations under way at once: one that ends, one that begins
+ITERATIONS_AHEAD = 2  # iterations under way at once: one that ends, one that begins
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ class Engine:
         self._check_size(batch)
         if self._next != self._steps:
             raise RuntimeError("forward_backward was called twice without step between")
-        if self._next >= AHEAD:
-            self._wait(("step",), self._next - AHEAD)
+        if self._next >= ITERATIONS_AHEAD:
+            self._wait(("step",), self._next - ITERATIONS_AHEAD)
         dtype = accumulate_dtype(self.store.dtype)
         iteration = make_iteration(self._next, batch, dtype, pin=self._cuda)
         self._next += 1

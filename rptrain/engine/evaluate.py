@@ -11,7 +11,7 @@ from rptrain.engine.devices.base import Device, Event
 from rptrain.engine.footprint import RING
 from rptrain.engine.iteration import Evaluation, Iteration
 from rptrain.engine.transfer.copies import ParamLayout, staged
-from rptrain.engine.transfer.inputs import Inputs, Layout
+from rptrain.engine.transfer.inputs import DocumentShape, Inputs
 from rptrain.engine.transfer.ring import Ring
 from rptrain.engine.transfer.staging import Staging
 from rptrain.models.spec import Params
@@ -73,7 +73,7 @@ class Evaluator:
                         device.param_upload.run("", lambda t=target, s=source: t.copy_(s, non_blocking=True))
                 device.compute.wait(device.param_upload.record())
                 bound = layout.bind(slot, self._widened)[0]
-                if bound.quantised:
+                if bound.quantized:
                     device.compute.run(f"{self.where} widening", bound.widen)
                 for turn, m in enumerate(mine):
                     self._forward(iteration, index, m, turn % RING, bound.params, hidden[m], sent)
@@ -111,7 +111,7 @@ class Evaluator:
         device.activation_upload.run(f"{self.where} input", lambda: x.copy_(hidden, non_blocking=True))
         device.compute.wait(device.activation_upload.record())
         self._inputs.select(iteration, m, device.compute)
-        layout = Layout.of(iteration.documents[m], iteration.length)
+        layout = DocumentShape.of(iteration.documents[m], iteration.length)
         head = index == len(spec.layers)
         out = self._losses[m] if head else self._out.claim(turn, device.compute)
 

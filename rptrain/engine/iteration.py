@@ -23,7 +23,7 @@ class Iteration:
     cu_seqlens: Tensor  # int32 [M, T + 1]; behind the first len(documents[m]) + 1 entries all are T
     samples: Tensor  # int64 [M, 3]: seed, step and the number of the micro-batch's first row in the step
     documents: tuple[tuple[int, ...], ...]
-    rows: int
+    sequences: int
     length: int
     supervised: int
     losses: Tensor  # [M], sums over each micro-batch, written by the fused stage's device
@@ -56,7 +56,7 @@ def make_iteration(number: int, batch: Batch, dtype: torch.dtype, *, pin: bool) 
     for m, lengths in enumerate(batch.documents):
         cu_seqlens[m, 1 : len(lengths) + 1] = torch.tensor(lengths).cumsum(0)
     seed = batch.seed & (2**63 - 1)  # it may be of any size
-    samples = torch.tensor([[seed, batch.step, m * batch.rows] for m in range(micro_batches)])
+    samples = torch.tensor([[seed, batch.step, m * batch.sequences] for m in range(micro_batches)])
     losses = torch.zeros(micro_batches, dtype=dtype)
 
     def place(tensor: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def make_iteration(number: int, batch: Batch, dtype: torch.dtype, *, pin: bool) 
         place(cu_seqlens),
         place(samples),
         batch.documents,
-        batch.rows,
+        batch.sequences,
         batch.length,
         batch.supervised,
         place(losses),

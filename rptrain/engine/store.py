@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from rptrain.engine.optim.moments import Moments, layout
-from rptrain.kernels.quant import Quantised
+from rptrain.kernels.quant import Quantized
 from rptrain.models.spec import ModelShape, ModelSpec, Unit
-from rptrain.models.weights.file_backed import MappedUnit, MappedWeights, mapped_units
+from rptrain.models.weights.file_backed import FileBackedUnit, FileBackedWeights, file_backed_units
 from rptrain.models.weights.quantized import readable
 from rptrain.utils.parallel import in_parallel
 
@@ -110,8 +110,8 @@ def _unregister(registered: list[int]) -> None:
 @dataclass
 class UnitState:
     """One unit's flat buffers, all of `unit.numel` elements, but for those in `moments` that are scales of blocks.
-    A frozen unit has parameters only, one generation; its `grad` is empty. Those of a quantised one are bytes, as
-    `unit.held` says, and `views` has what of it is not in `quantised`. One that is `mapped` stays in its files: there
+    A frozen unit has parameters only, one generation; its `grad` is empty. Those of a quantized one are bytes, as
+    `unit.held` says, and `views` has what of it is not in `quantized`. One that is `mapped` stays in its files: there
     is nothing of it in memory, and `params` is empty.
 
     `params` holds two generations in async (one is read by the devices while the optimizer writes the other) and one in
@@ -130,8 +130,8 @@ class UnitState:
     masters: Tensor | None = None
     before: int = field(init=False)
     views: list[dict[str, Tensor]] = field(default_factory=list)  # params by name, for each generation
-    quantised: dict[str, Quantised] = field(default_factory=dict)
-    mapped: MappedUnit | None = None
+    quantized: dict[str, Quantized] = field(default_factory=dict)
+    mapped: FileBackedUnit | None = None
 
     def __post_init__(self) -> None:
         self.views = self.views or [self.unit.views(flat) for flat in self.params]
@@ -178,10 +178,10 @@ class ModelStore:
         wide_grad: bool = False,
         moments: Moments = "fp32",
         lock: bool = False,
-        mapped: MappedWeights | None = None,
+        mapped: FileBackedWeights | None = None,
     ) -> None:
         self.spec, self.dtype, self.generations, self.wide_grad = spec, dtype, generations, wide_grad
-        self._layout, self._mapped = _layout(dtype, generations, wide_grad, moments), mapped
+        self._layout, self._mapped = _state_dtypes(dtype, generations, wide_grad, moments), mapped
         self._arena = Arena(_nbytes(spec, dtype, self._layout, mapped=mapped is not None))
         self.units = [self._unit(index, unit) for index, unit in enumerate(spec.units)]
         if lock:
@@ -197,7 +197,7 @@ class ModelStore:
         moments: Moments = "fp32",
         mapped: bool = False,
     ) -> int:
-        return _nbytes(spec, dtype, _layout(dtype, generations, wide_grad, moments), mapped=mapped)
+        return _nbytes(spec, dtype, _state_dtypes(dtype, generations, wide_grad, moments), mapped=mapped)
 
     @property
     def locked(self) -> bool:
@@ -209,7 +209,7 @@ class ModelStore:
         return tuple(index for index, state in enumerate(self.units) if state.mapped is None)
 
     @property
-    def mapped(self) -> dict[int, MappedUnit]:
+    def mapped(self) -> dict[int, FileBackedUnit]:
         """The units that are, by index."""
         return {} if self._mapped is None else self._mapped.units
 
@@ -221,10 +221,10 @@ class ModelStore:
     def _unit(self, index: int, unit: Unit) -> UnitState:
         if self._mapped is not None and index in self._mapped.units:
             return UnitState(unit, [], torch.empty(0), {}, None, mapped=self._mapped.units[index])
-        if unit.quantised:
+        if unit.quantized:
             flat, grad = self._arena.take(unit.nbytes(self.dtype.itemsize), torch.uint8), torch.empty(0)
-            plain, quantised = unit.held(flat, self.dtype)
-            return UnitState(unit, [flat], grad, {}, None, views=[plain], quantised=quantised)
+            plain, quantized = unit.held(flat, self.dtype)
+            return UnitState(unit, [flat], grad, {}, None, views=[plain], quantized=quantized)
         buffers: dict[str, list[Tensor]] = {}
         for name, dtype, shared in _of(unit, self._layout):
             buffers.setdefault(name, []).append(self._arena.take(unit.numel // shared, dtype))
@@ -238,22 +238,22 @@ class ModelStore:
         )
 
     def view(self, unit: int, name: str) -> Tensor:
-        """A parameter of the newest generation, W_T; a copy of one that is quantised, widened, or mapped."""
+        """A parameter of the newest generation, W_T; a copy of one that is quantized, widened, or mapped."""
         return readable(self.spec, self.held)(unit, name)
 
-    def held(self, unit: int, name: str) -> Tensor | Quantised:
+    def held(self, unit: int, name: str) -> Tensor | Quantized:
         """A parameter of the newest generation as it is held, to be filled; of a mapped unit a copy."""
         state = self.units[unit]
         if state.mapped is not None:
             return state.mapped.held(name)
-        return state.quantised[name] if name in state.quantised else state.views[state.current][name]
+        return state.quantized[name] if name in state.quantized else state.views[state.current][name]
 
     def weights(self, unit: int) -> dict[str, Tensor]:
-        """Every parameter of a unit, newest generation; those that are quantised widened."""
+        """Every parameter of a unit, newest generation; those that are quantized widened."""
         state = self.units[unit]
         if state.mapped is not None:
             return {param.name: self.view(unit, param.name) for param in state.unit.params}
-        return state.views[state.current] | state.unit.widen(state.quantised, self.dtype)
+        return state.views[state.current] | state.unit.widen(state.quantized, self.dtype)
 
     def loaded(self) -> None:
         """To be called once weights were written through `held`: fills the other generation, W_{-1} = W_0, and the
@@ -280,7 +280,7 @@ class ModelStore:
 Layout = Sequence[tuple[str, torch.dtype, int]]  # buffers: name, type, and how many of a unit's elements share one
 
 
-def _layout(dtype: torch.dtype, generations: int, wide_grad: bool, moments: Moments) -> Layout:
+def _state_dtypes(dtype: torch.dtype, generations: int, wide_grad: bool, moments: Moments) -> Layout:
     """The buffers of a trainable unit."""
     wide = accumulate_dtype(dtype)
     buffers = [*[("params", dtype, 1)] * generations, ("grad", wide if wide_grad else dtype, 1)]
@@ -302,7 +302,7 @@ def _nbytes(spec: ModelShape, dtype: torch.dtype, layout: Layout, *, mapped: boo
 
 def frozen_bytes(spec: ModelShape, dtype: torch.dtype, *, mapped: bool = False) -> int:
     """What the frozen units take, or those of them that are not mapped."""
-    held = {*spec.frozen} - ({*mapped_units(spec)} if mapped else set())
+    held = {*spec.frozen} - ({*file_backed_units(spec)} if mapped else set())
     return sum(aligned(spec.units[index].nbytes(dtype.itemsize)) for index in held)
 
 

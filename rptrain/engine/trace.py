@@ -56,7 +56,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ComputeInterval:
     """What a device computes without a wait in between."""
 
     launched: float  # when the host began to launch it
@@ -80,7 +80,7 @@ class Span:
     begun: float  # the thread began to issue it
     issued: float  # and had issued it, and the windows of transfers that go with it
     copies: list[Copy] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[ComputeInterval] = field(default_factory=list)
     freed: list[Stamp] = field(default_factory=list)  # when the places of its outputs were free to be written
     embedded: float = -inf  # when the weights were published that the embedding of its iteration read
 
@@ -104,7 +104,7 @@ class Span:
     def computing(self, stream: Stream, parameters: Arrival | None) -> Iterator[None]:
         launched, start = time.perf_counter(), stream.mark()
         yield
-        self.pieces.append(Piece(launched, start, stream.mark(), parameters))
+        self.pieces.append(ComputeInterval(launched, start, stream.mark(), parameters))
         self.issued = time.perf_counter()
 
 

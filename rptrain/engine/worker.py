@@ -21,7 +21,7 @@ from rptrain.engine.stage_pass import StagePass
 from rptrain.engine.store import accumulate_dtype
 from rptrain.engine.trace import Span, Work, computing, copying
 from rptrain.engine.transfer.copies import Bound, Download, GradLayout, ParamLayout, Upload
-from rptrain.engine.transfer.inputs import Inputs, Layout
+from rptrain.engine.transfer.inputs import DocumentShape, Inputs
 from rptrain.engine.transfer.ring import Ring
 from rptrain.engine.transfer.staging import Staging
 from rptrain.kernels.quant import prepare
@@ -29,7 +29,9 @@ from rptrain.models.spec import ModelSpec
 from rptrain.schedule.lower import Access
 from rptrain.schedule.plan import Slot
 
-AHEAD = 2  # micro-batches issued and not computed: were there more, the driver's queues would fill, and block it
+MICRO_BATCHES_AHEAD = (
+    2  # micro-batches issued and not computed: were there more, the driver's queues would fill, and block it
+)
 
 
 class Worker:
@@ -173,7 +175,7 @@ class Worker:
         other = self._param_read[1 - parity]
         for m in slot.micro_batches:
             self._where = f"{slot} micro-batch {m}"
-            if len(self._ahead) == AHEAD:
+            if len(self._ahead) == MICRO_BATCHES_AHEAD:
                 self._ahead.popleft().synchronize()
                 self._lane.finish()
             first = m == slot.micro_batches.start
@@ -227,7 +229,7 @@ class Worker:
             self._span.freed = [self._left[entry] for entry in entries if entry in self._left]
             self._span.embedded = context.trace.board.published(("version", 0), context.read_version(iteration.number))
         self._inputs.select(iteration, m, device.compute)
-        layout = Layout.of(iteration.documents[m], iteration.length)
+        layout = DocumentShape.of(iteration.documents[m], iteration.length)
         metered = context.meter
         layers = metered if metered is not None and metered.layers else None
         timed = partial(meter.timed, layers, device.compute.stamp, iteration.number)
@@ -270,7 +272,7 @@ class Worker:
     ) -> None:
         """Layer by layer where parameters are still on their way, so that the optimizer may be at the later ones.
 
-        With the upload of a slot its quantised parameters are widened, once for all micro-batches.
+        With the upload of a slot its quantized parameters are widened, once for all micro-batches.
         `key` and `places` are those of Device.repeat; without places there are time stamps inside, and it is not used.
         """
         compute, where = self._device.compute, f"{slot} micro-batch {m}"
@@ -294,7 +296,7 @@ class Worker:
 
     def _widen(self, slot: Slot, bound: Bound) -> None:
         """Into one buffer for all stages: the stream has computed the stage before by then."""
-        if bound.quantised:
+        if bound.quantized:
             self._device.compute.run(f"{slot} widening", bound.widen)
 
     def _traced(self, iteration: Iteration, slot: Slot, work: Work) -> Span | None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from rptrain.config.schema import Config
 from rptrain.config.types import format_size
 from rptrain.models.spec import ModelShape
-from rptrain.models.weights.file_backed import mapped_units
+from rptrain.models.weights.file_backed import file_backed_units
 from rptrain.planner.auto import divisors
 from rptrain.planner.hardware import Hardware, readable
 from rptrain.planner.memory import MemoryPlan, least_memory, plan_run, saves
@@ -143,14 +143,14 @@ class _Adviser:
         if "disk space" in self._missing:
             kept = save.save_total_limit or saves(self._config) or 1
             yield [Change("save.save_total_limit", n, kept / n) for n in range(kept - 1, 0, -1)]
-        yield [Change("train.micro_batch_size", n, train.rows / n) for n in _divisors(train.rows)]
+        yield [Change("train.micro_batch_size", n, train.sequences / n) for n in _divisors(train.sequences)]
         size = self._config.round_size
         yield [Change("engine.round_size", n, size / n) for n in _divisors(train.micro_batches) if n < size]
         if self._config.optim.update == "async":
             yield [Change("optim.update", "sync", SWITCH)]
         if self._config.optim.moments == "fp32":
             yield [Change("optim.moments", kind, size) for kind, size in MOMENTS.items()]
-        if self._config.model.hold == "memory" and mapped_units(self._spec):
+        if self._config.model.hold == "memory" and file_backed_units(self._spec):
             yield [Change("model.hold", "map", MAPPED)]
         total, length = train.global_batch_size, self._config.data.max_length
         yield [Change("train.global_batch_size", total // n, n) for n in _powers(total) if total % n == 0]

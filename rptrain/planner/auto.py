@@ -23,7 +23,7 @@ def is_automatic(config: Config) -> bool:
     return "auto" in _values(config)
 
 
-def settle_on(config: Config, spec: ModelShape, hardware: Hardware) -> Config:
+def resolve_auto(config: Config, spec: ModelShape, hardware: Hardware) -> Config:
     """The config with numbers in place of "auto" for this hardware.
 
     Where none fits, those with the least missing, on the GPUs before all: what is planned with them says what it is.
@@ -43,12 +43,12 @@ def settle_on(config: Config, spec: ModelShape, hardware: Hardware) -> Config:
     if not is_automatic(config):
         return config
     try:
-        return settle(config, hardware.devices, plan)
+        return search_auto(config, hardware.devices, plan)
     except UserError:
         return min(_choices(config, hardware.devices), key=missing)
 
 
-def settle(config: Config, devices: int, plan: Callable[[Config], RunPlan]) -> Config:
+def search_auto(config: Config, devices: int, plan: Callable[[Config], RunPlan]) -> Config:
     """The config with numbers in place of "auto": those whose plan has the shortest step.
 
     `plan` makes the plan of a config with numbers and raises UserError where it does not fit. Of about equally quick
@@ -63,7 +63,7 @@ def settle(config: Config, devices: int, plan: Callable[[Config], RunPlan]) -> C
         try:
             period = plan(choice).estimate.period
         except UserError as error:
-            refusals[choice.train.rows] = error
+            refusals[choice.train.sequences] = error
             continue
         if best is None or period < best[0] * (1 - WORTH):
             best = period, choice
@@ -72,7 +72,7 @@ def settle(config: Config, devices: int, plan: Callable[[Config], RunPlan]) -> C
     return best[1]
 
 
-def settled(resolved: Resolved, config: Config, origin: str) -> Resolved:
+def with_values(resolved: Resolved, config: Config, origin: str) -> Resolved:
     """`resolved` with the numbers of `config`, which come from `origin`."""
     pairs = zip(AUTOMATIC, _values(resolved.config), _values(config), strict=True)
     origins = {key: origin for key, old, new in pairs if old != new}

@@ -32,9 +32,9 @@ LIBRARIES = 512 << 20  # bytes of a GPU's limit left to matrix and attention lib
 
 @dataclass(frozen=True)
 class Workload:
-    """What a plan is made for: M micro-batches of `rows` x `length` tokens a step, in rounds of `round_size`."""
+    """What a plan is made for: M micro-batches of `sequences` x `length` tokens per step, in rounds of `round_size`."""
 
-    rows: int
+    sequences: int
     length: int
     micro_batches: int
     round_size: int
@@ -50,7 +50,7 @@ class Workload:
         train = config.train
         dtype = DTYPES[config.model.dtype]
         return cls(
-            rows=train.rows,
+            sequences=train.sequences,
             length=config.data.max_length,
             micro_batches=train.micro_batches,
             round_size=config.round_size,
@@ -64,7 +64,7 @@ class Workload:
     @property
     def tokens(self) -> int:
         """Tokens of a micro-batch."""
-        return self.rows * self.length
+        return self.sequences * self.length
 
     @property
     def shapes(self) -> Shapes:

@@ -7,10 +7,10 @@ from typing import Any
 from rptrain.engine.footprint import stage_units
 from rptrain.engine.transfer.staging import READERS
 from rptrain.models.spec import ModelShape
-from rptrain.models.weights.file_backed import mapped_units
+from rptrain.models.weights.file_backed import file_backed_units
 from rptrain.models.weights.pretrained import WeightFiles
 from rptrain.planner.hardware import readable
-from rptrain.planner.memory import Place
+from rptrain.planner.memory import MemoryPlace
 from rptrain.schedule.plan import Plan
 from rptrain.utils.file_ranges import OpenFile
 from rptrain.utils.parallel import in_parallel
@@ -64,10 +64,10 @@ class DiskReading:
 
 
 def disk_reading(
-    files: WeightFiles, spec: ModelShape, itemsize: int, plan: Plan, period: float, host: Place
+    files: WeightFiles, spec: ModelShape, itemsize: int, plan: Plan, period: float, host: MemoryPlace
 ) -> DiskReading:
     """For a plan whose step takes `period` seconds; reads a stretch of the largest file. UserError where it cannot."""
-    sizes = {index: spec.units[index].nbytes(itemsize) for index in mapped_units(spec)}
+    sizes = {index: spec.units[index].nbytes(itemsize) for index in file_backed_units(spec)}
     a_round = sum(sizes.get(unit, 0) for stage in plan.stages for unit in stage_units(spec, stage))
     room = None if host.limit is None else max(host.limit - host.total, 0)
     return DiskReading(sum(sizes.values()), plan.rounds * a_round, room, _rate(files), period)

@@ -12,21 +12,21 @@ from rptrain.checkpoint.adapter import shapes
 from rptrain.checkpoint.atomic_dir import SLACK
 from rptrain.config.schema import Config
 from rptrain.data.loader import RANDOM, RANDOM_ROWS
-from rptrain.engine.engine import AHEAD
+from rptrain.engine.engine import ITERATIONS_AHEAD
 from rptrain.engine.footprint import Footprint, Shapes, stage_bytes, stage_parts
 from rptrain.engine.meter import Measured
 from rptrain.engine.optim.moments import bytes_each, layout
 from rptrain.engine.store import REST, accumulate_dtype, aligned, frozen_bytes
 from rptrain.engine.transfer.staging import staging_bytes
 from rptrain.models.spec import ModelShape
-from rptrain.models.weights.file_backed import mapped_units
+from rptrain.models.weights.file_backed import file_backed_units
 from rptrain.models.weights.quantized import loading_bytes
 from rptrain.planner.choose import LIBRARIES, RunPlan, Workload, least_footprint, make_plan, row_bytes
 from rptrain.planner.hardware import Gpu, Hardware, readable
 from rptrain.runs.run_dir import RunDir, forks
 from rptrain.schedule.plan import Plan, Stage
 from rptrain.utils.errors import UserError
-from rptrain.utils.parallel import MOST, most_threads
+from rptrain.utils.parallel import MAX_THREADS, most_threads
 
 # What CUDA takes of the host, fitted to benchmarks/results/qwen3-1.7b-*.json (torch 2.11): their `process_pss_gib` less
 # states, activations, devices.LATER and 0.3 GiB of a program that has imported torch, with one GPU and with two.
@@ -49,7 +49,7 @@ USES = {  # what takes it, and what to do where there is too little
 
 
 @dataclass(frozen=True)
-class Part:
+class MemoryPart:
     """A line of a place."""
 
     name: str
@@ -57,12 +57,12 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Place:
+class MemoryPlace:
     """What is taken of a memory, in bytes, and what there is: `limit`, which comes from `source`; None: not known."""
 
     kind: Kind
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     limit: int | None
     source: str
     notes: tuple[str, ...] = ()
@@ -104,12 +104,12 @@ class Place:
 class MemoryPlan:
     """All places of a run. `gpus` is empty with workers on the CPU; `disk` is None for a machine that is not here."""
 
-    host: Place
-    gpus: tuple[Place, ...]
-    disk: Place | None
+    host: MemoryPlace
+    gpus: tuple[MemoryPlace, ...]
+    disk: MemoryPlace | None
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[MemoryPlace, ...]:
         return (self.host, *self.gpus, *([] if self.disk is None else [self.disk]))
 
     @property
@@ -180,7 +180,7 @@ def _memory(
     )
 
 
-def state_parts(spec: ModelShape, workload: Workload) -> list[Part]:
+def state_parts(spec: ModelShape, workload: Workload) -> list[MemoryPart]:
     """The buffers of ModelStore, by kind."""
     wide, itemsize = accumulate_dtype(workload.dtype), workload.dtype.itemsize
     generations = 1 + workload.asynchronous
@@ -190,53 +190,55 @@ def state_parts(spec: ModelShape, workload: Workload) -> list[Part]:
     def buffers(itemsize: int, shared: int = 1) -> int:
         return sum(aligned(unit.numel // shared * itemsize) for unit in spec.units if unit.trainable)
 
-    formats = sorted({param.format.name for unit in spec.units for param in unit.quantised if param.format})
+    formats = sorted({param.format.name for unit in spec.units for param in unit.quantized if param.format})
     name = f"frozen weights, matrices in {' and '.join(formats)}" if formats else "frozen weights"
     held = frozen_bytes(spec, workload.dtype, mapped=workload.mapped)
-    parts = [Part(name, held)] if held else []
+    parts = [MemoryPart(name, held)] if held else []
     parts += [
-        Part("weights" if generations == 1 else f"weights, {generations} generations", generations * buffers(itemsize)),
-        Part("gradients, summed over rounds" if rounds else "gradients", buffers(grad)),
-        Part("moments of AdamW", sum(buffers(kind.itemsize, shared) for _, kind, shared in moments)),
+        MemoryPart(
+            "weights" if generations == 1 else f"weights, {generations} generations", generations * buffers(itemsize)
+        ),
+        MemoryPart("gradients, summed over rounds" if rounds else "gradients", buffers(grad)),
+        MemoryPart("moments of AdamW", sum(buffers(kind.itemsize, shared) for _, kind, shared in moments)),
     ]
     rest = REST.get(workload.dtype, {})
     name = "rest of the float32 weights" if "remainder" in rest else "float32 weights"
-    return [*parts, *(Part(name, buffers(kind.itemsize)) for kind in rest.values())]
+    return [*parts, *(MemoryPart(name, buffers(kind.itemsize)) for kind in rest.values())]
 
 
-def _staging(spec: ModelShape, workload: Workload, hardware: Hardware) -> list[Part]:
+def _staging(spec: ModelShape, workload: Workload, hardware: Hardware) -> list[MemoryPart]:
     """What mapped weights go through. They themselves are page cache, which the system takes back when it needs it."""
-    if not (workload.mapped and mapped_units(spec)):
+    if not (workload.mapped and file_backed_units(spec)):
         return []
-    return [Part("buffers of mapped weights", staging_bytes(spec, workload.dtype, hardware.devices))]
+    return [MemoryPart("buffers of mapped weights", staging_bytes(spec, workload.dtype, hardware.devices))]
 
 
-def _process(config: Config, spec: ModelShape, workload: Workload, hardware: Hardware) -> list[Part]:
+def _process(config: Config, spec: ModelShape, workload: Workload, hardware: Hardware) -> list[MemoryPart]:
     """What does not depend on the plan, beside the states."""
     indices = workload.micro_batches * (workload.tokens * 3 * 8 + (workload.tokens + 1) * 4)
-    parts = [Part("batches under way", (AHEAD + 1) * indices)]
+    parts = [MemoryPart("batches under way", (ITERATIONS_AHEAD + 1) * indices)]
     if sets := sum(source.path == RANDOM for source in config.data.train):
-        parts.append(Part("random tokens", sets * RANDOM_ROWS * config.data.max_length * 4))
+        parts.append(MemoryPart("random tokens", sets * RANDOM_ROWS * config.data.max_length * 4))
     if sets < len(config.data.train):
-        parts.append(Part("tokenizer", TOKENIZERS))
+        parts.append(MemoryPart("tokenizer", TOKENIZERS))
     if hardware.gpus:
-        parts.append(Part("CUDA", CUDA + CUDA_EACH * len(hardware.gpus)))
+        parts.append(MemoryPart("CUDA", CUDA + CUDA_EACH * len(hardware.gpus)))
     if each := loading_bytes(spec):
-        parts.append(Part("quantising", each * (most_threads() if hardware.here else MOST)))
-    return [*parts, Part("the program and its libraries", hardware.program)]
+        parts.append(MemoryPart("quantizing", each * (most_threads() if hardware.here else MAX_THREADS)))
+    return [*parts, MemoryPart("the program and its libraries", hardware.program)]
 
 
 def _host(
     config: Config, spec: ModelShape, workload: Workload, hardware: Hardware, activations: int, workers: int
-) -> Place:
+) -> MemoryPlace:
     rows = row_bytes(spec, workload)
-    parts = [*state_parts(spec, workload), Part("activations between stages", activations)]
+    parts = [*state_parts(spec, workload), MemoryPart("activations between stages", activations)]
     parts += _staging(spec, workload, hardware)
     locked = sum(part.nbytes for part in parts)
     if rows:
-        parts.append(Part("sums of the embedding's gradient", rows))
+        parts.append(MemoryPart("sums of the embedding's gradient", rows))
     if workers:
-        parts.append(Part(f"memory of {hardware.devices} CPU workers", workers))
+        parts.append(MemoryPart(f"memory of {hardware.devices} CPU workers", workers))
     notes = []
     if workload.mapped:
         mapped = frozen_bytes(spec, workload.dtype) - frozen_bytes(spec, workload.dtype, mapped=True)
@@ -250,7 +252,7 @@ def _host(
             "heeds it, transfers are slower"
         )
     parts += _process(config, spec, workload, hardware)
-    return Place("host memory", "host", tuple(parts), hardware.host, hardware.host_source, tuple(notes))
+    return MemoryPlace("host memory", "host", tuple(parts), hardware.host, hardware.host_source, tuple(notes))
 
 
 def worker_bytes(spec: ModelShape, run: RunPlan, shapes: Shapes) -> list[int]:
@@ -277,19 +279,19 @@ def _programs(plan: Plan) -> list[list[Stage]]:
     return programs
 
 
-def _gpu(gpu: Gpu, need: Footprint, shapes: Shapes) -> Place:
+def _gpu(gpu: Gpu, need: Footprint, shapes: Shapes) -> MemoryPlace:
     indices = indices_bytes(shapes)
     parts = (
-        Part("parameters of two stages", need.params),
-        *([Part("a stage's parameters, widened", need.widened)] if need.widened else []),
-        Part("gradients of a stage", need.grads),
-        Part("activations that come and go", need.rings - indices),
-        Part("tokens of two steps", indices),
-        Part("work of the largest stage", need.work),
-        Part("libraries", LIBRARIES),
-        Part("CUDA context", gpu.context),
+        MemoryPart("parameters of two stages", need.params),
+        *([MemoryPart("a stage's parameters, widened", need.widened)] if need.widened else []),
+        MemoryPart("gradients of a stage", need.grads),
+        MemoryPart("activations that come and go", need.rings - indices),
+        MemoryPart("tokens of two steps", indices),
+        MemoryPart("work of the largest stage", need.work),
+        MemoryPart("libraries", LIBRARIES),
+        MemoryPart("CUDA context", gpu.context),
     )
-    return Place("GPU memory", gpu.name, parts, gpu.limit, gpu.source)
+    return MemoryPlace("GPU memory", gpu.name, parts, gpu.limit, gpu.source)
 
 
 def indices_bytes(shapes: Shapes) -> int:
@@ -297,7 +299,7 @@ def indices_bytes(shapes: Shapes) -> int:
     return 2 * shapes.micro_batches * shapes.tokens * (8 + 8 + 4)
 
 
-def going_on(hardware: Hardware, found: tuple[RunDir, Path] | None) -> Hardware:
+def with_saved(hardware: Hardware, found: tuple[RunDir, Path] | None) -> Hardware:
     """For the run and its checkpoint that are gone on from: what the run has saved is on the disk already."""
     if found is None or forks(*found):
         return hardware  # from an older checkpoint a run of its own begins
@@ -305,7 +307,7 @@ def going_on(hardware: Hardware, found: tuple[RunDir, Path] | None) -> Hardware:
     return replace(hardware, saved=sum(f.stat().st_size for path in paths for f in path.rglob("*") if f.is_file()))
 
 
-def _disk(config: Config, spec: ModelShape, workload: Workload, saved: int) -> Place:
+def _disk(config: Config, spec: ModelShape, workload: Workload, saved: int) -> MemoryPlace:
     """Checkpoints, one more than are kept while it is written, and the exported model.
 
     Of the `saved` bytes of earlier checkpoints those count as room that stay or make room, not for the one to be
@@ -328,13 +330,13 @@ def _disk(config: Config, spec: ModelShape, workload: Workload, saved: int) -> P
     exported = sum(map(prod, shapes(spec).values())) if config.adapters else spec.num_parameters
     earlier = min(saved, (count - 1) * one)
     source = f"free in {place}" if not earlier else f"free in {place}, with the {readable(earlier)} of its checkpoints"
-    return Place(
+    return MemoryPlace(
         "disk space",
         "disk",
         (
-            Part("checkpoint" if count == 1 else f"{count} checkpoints of {readable(one)}", count * one),
-            Part("exported model", exported * itemsize),
-            Part("their descriptions", SLACK),
+            MemoryPart("checkpoint" if count == 1 else f"{count} checkpoints of {readable(one)}", count * one),
+            MemoryPart("exported model", exported * itemsize),
+            MemoryPart("their descriptions", SLACK),
         ),
         usage.free + earlier if usage.total else None,  # /proc and the like know no size
         source,

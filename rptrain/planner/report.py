@@ -38,7 +38,7 @@ from rptrain.planner.choose import DTYPES, RunPlan
 from rptrain.planner.disk import DiskReading, disk_reading
 from rptrain.planner.hardware import Hardware
 from rptrain.planner.machine_flags import MachineFlags
-from rptrain.planner.memory import MemoryPlan, going_on, least_memory, plan_run
+from rptrain.planner.memory import MemoryPlan, least_memory, plan_run, with_saved
 from rptrain.planner.model import find_files, training_model
 from rptrain.planner.timings import Conditions, load
 from rptrain.runs.outputs import Output
@@ -161,10 +161,10 @@ def report(resolved: Resolved, flags: MachineFlags) -> PlanReport:
     model_dir, spec = training_model(config)
     files = find_files(config, model_dir, spec) if config.model.hold == "map" and hardware.here else None
     found = _unfinished(resolved) if hardware.here else None
-    hardware = going_on(hardware, found)
+    hardware = with_saved(hardware, found)
     if found is not None:
         config = auto.recorded(config, found[0].config())
-    config = auto.settle_on(config, spec, hardware)
+    config = auto.resolve_auto(config, spec, hardware)
     used = hardware.first(config.round_size)
     measured = problem = run = verdict = reading = None
     if found is not None and config.engine.replan:
@@ -207,7 +207,7 @@ def _unfinished(resolved: Resolved) -> tuple[RunDir, Path] | None:
 
 def _blocks(config: Config, spec: ModelShape) -> tuple[BlockIntensity, ...]:
     """The paper's intensities of each kind of blocks: a round's rows share an upload of the parameters."""
-    length, batch = config.data.max_length, config.train.rows * config.round_size
+    length, batch = config.data.max_length, config.train.sequences * config.round_size
     itemsize = DTYPES[config.model.dtype].itemsize
     kinds: dict[Sizes, list[str]] = {}
     for layer in spec.layers:
@@ -216,7 +216,7 @@ def _blocks(config: Config, spec: ModelShape) -> tuple[BlockIntensity, ...]:
             if isinstance(layer, MoEBlock):
                 sizes = replace(sizes, experts=layer.experts, active=layer.active, window=layer.window)
             units = [spec.units[unit] for unit in layer.units]
-            if any(unit.quantised for unit in units):
+            if any(unit.quantized for unit in units):
                 weight = sum(unit.nbytes(itemsize) for unit in units) / sum(unit.numel for unit in units)
                 sizes = replace(sizes, weight=weight)
             kinds.setdefault(sizes, []).append(layer.name)

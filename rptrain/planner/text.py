@@ -1,4 +1,4 @@
-"""A plan in words: for a terminal of any width, and without colour where there is none."""
+"""A plan in words: for a terminal of any width, and without color where there is none."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rptrain.planner.hardware import readable
-from rptrain.planner.memory import Place
+from rptrain.planner.memory import MemoryPlace
 from rptrain.planner.report import PlanReport
 from rptrain.schedule import picture
 from rptrain.schedule.plan import Stage
@@ -83,7 +83,7 @@ def _head(report: PlanReport) -> Iterator[str]:
     rounds = config.train.micro_batches // config.round_size
     of_rounds = f" in {rounds} rounds of {config.round_size}" if rounds > 1 else ""
     yield (
-        f"A step: {config.train.micro_batches} micro-batches{of_rounds} of {config.train.rows} × "
+        f"A step: {config.train.micro_batches} micro-batches{of_rounds} of {config.train.sequences} × "
         f"{config.data.max_length:,} tokens, {config.optim.update}"
     )
     if hardware.devices < report.asked:
@@ -144,12 +144,12 @@ def verdict_text(verdict: Verdict) -> str:
     return text
 
 
-def _alike(places: Sequence[Place]) -> list[list[Place]]:
+def _alike(places: Sequence[MemoryPlace]) -> list[list[MemoryPlace]]:
     """Places that differ in name only, together."""
     return [list(group) for _, group in groupby(places, key=lambda p: (p.kind, p.parts, p.limit, p.source, p.notes))]
 
 
-def _show_place(places: list[Place], console: Console) -> None:
+def _show_place(places: list[MemoryPlace], console: Console) -> None:
     place = places[0]
     name = f"each of {len(places)} GPUs" if len(places) > 1 else place.name
     if place.limit is None:

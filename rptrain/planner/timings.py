@@ -35,7 +35,7 @@ class Conditions:
         """What is measured with a config without "auto" on devices that are here holds for."""
         return cls(
             tuple(sorted({device_kind(name) for name in devices})),
-            config.train.rows * config.data.max_length,
+            config.train.sequences * config.data.max_length,
             config.data.max_length,
             config.model.dtype,
             len(spec.stack),

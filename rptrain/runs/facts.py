@@ -31,7 +31,7 @@ class LogLine:
 
 
 @dataclass(frozen=True)
-class Place:
+class MemoryUse:
     """A memory that the run was planned for, in bytes: the host, a GPU, the disk. `limit` is None where not known."""
 
     name: str

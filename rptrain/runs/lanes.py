@@ -19,7 +19,7 @@ Doing = Literal["computing", "waiting", "idle"]  # idle: it was given nothing
 
 
 @dataclass(frozen=True)
-class Lane:
+class LaneRecord:
     """A device at a moment, and what it did since the snapshot before."""
 
     device: str
@@ -54,7 +54,7 @@ class Snapshot:
     phase: Phase
     process: int  # bytes of host memory that the trainer takes
     free: int  # bytes of host memory that it may still take
-    lanes: tuple[Lane, ...] = ()  # empty where no engine is open
+    lanes: tuple[LaneRecord, ...] = ()  # empty where no engine is open
     optimizer: OptimizerState | None = None
 
     def to_line(self) -> str:
@@ -73,7 +73,7 @@ class Snapshot:
             if record.pop("schema") != SCHEMA or not is_time(record["time"]) or not fits(record, cls):
                 return None
             optimizer = record.pop("optimizer")
-            lanes = tuple(Lane(**lane) for lane in record.pop("lanes"))
+            lanes = tuple(LaneRecord(**lane) for lane in record.pop("lanes"))
             return cls(**record, lanes=lanes, optimizer=None if optimizer is None else OptimizerState(**optimizer))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None

@@ -41,7 +41,7 @@ class Summary:
 
 def summaries(folder: Path) -> list[Summary]:
     """The newest run first. A folder that is not there has none."""
-    found = [summarise(RunView(file.parent, large=GLANCE)) for file in folder.glob("*/config.toml")]
+    found = [summarize(RunView(file.parent, large=GLANCE)) for file in folder.glob("*/config.toml")]
     return sorted(found, key=lambda run: (-(run.began or 0.0), run.path))
 
 
@@ -52,7 +52,7 @@ def delete(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def summarise(view: RunView) -> Summary:
+def summarize(view: RunView) -> Summary:
     until = view.last_event if view.ended else time.time()
     return Summary(
         path=view.path,

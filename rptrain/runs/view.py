@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rptrain.runs.events import EVENTS
-from rptrain.runs.facts import Checkpoint, LogLine, Place, Score
-from rptrain.runs.lanes import FILE, Lane, OptimizerState, Snapshot
+from rptrain.runs.facts import Checkpoint, LogLine, MemoryUse, Score
+from rptrain.runs.lanes import FILE, LaneRecord, OptimizerState, Snapshot
 from rptrain.runs.process import ProcessId
 from rptrain.runs.series import Steps
 from rptrain.runs.shape import fits, is_time
@@ -63,7 +63,7 @@ class News:
 class LaneView:
     """A device: its newest record, and shares and rates over the last WINDOW seconds."""
 
-    now: Lane
+    now: LaneRecord
     busy: Mapping[str, float]  # share of the time in which it computed, by kind of stage (F, FB, B)
     up: float  # bytes a second to the device
     down: float
@@ -99,7 +99,7 @@ class RunView:
         self.total_steps: int | None = None
         self.staleness: int | None = None
         self.process: ProcessId | None = None
-        self.places: tuple[Place, ...] = ()
+        self.places: tuple[MemoryUse, ...] = ()
         self.planned_bubble: float | None = None
         self.floor_step: float | None = None
         self.steps = Steps()
@@ -253,7 +253,7 @@ class RunView:
         return None if self.now is None else self.now.optimizer
 
     @property
-    def host(self) -> Place | None:
+    def host(self) -> MemoryUse | None:
         """The host's planned memory by use; what the process takes now is `now.process`."""
         return next((place for place in self.places if place.kind == "host memory"), None)
 
@@ -282,12 +282,13 @@ class RunView:
 
     def _on_process_started(self, record: Mapping[str, Any]) -> None:
         memory = record["memory"]
-        if not all(fits(place, Place) for place in memory):
+        if not all(fits(place, MemoryUse) for place in memory):
             raise ValueError(memory)
         self.process = ProcessId(record["host"], record["pid"], record["birth"])
         self.total_steps, self.staleness = record["total_steps"], record["staleness"]
         self.places = tuple(
-            Place(place["name"], place["kind"], tuple(map(tuple, place["parts"])), place["limit"]) for place in memory
+            MemoryUse(place["name"], place["kind"], tuple(map(tuple, place["parts"])), place["limit"])
+            for place in memory
         )
 
     def _on_plan(self, record: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """The schedules that RoundPipe is compared with, as programs: GPipe, 1F1B, interleaved 1F1B, looped BFS.
 
 Each binds a stage's weights to a device (paper section 2.3): of S = v N stages of consecutive layers, stage s lies on
-device s mod N. Layers are recomputed in backward. The head need not be, as its backward follows at once, which favours
+device s mod N. Layers are recomputed in backward. The head need not be, as its backward follows at once, which favors
 these schedules; with `recompute_head` it is, as the paper assumes ("full activation recomputation", section 5.1).
 Transfers take no time. `cut` says where the stages end: `split`, or `evenly`, which is at times better.
 """

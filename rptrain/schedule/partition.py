@@ -18,7 +18,7 @@ def partition(
     micro_batches: int,
     fits: Callable[[Stage], bool] = lambda stage: True,
 ) -> tuple[Stage, ...] | None:
-    """Stages that minimise (M S + N (N - 1)) t_max, each of which `fits`; None where a single layer does not.
+    """Stages that minimize (M S + N (N - 1)) t_max, each of which `fits`; None where a single layer does not.
 
     That is the paper's estimate of all devices' time together, of S stages of which the longest takes t_max. The last
     layer is the head. t_max is one of the sums over consecutive layers; for each, stages are packed greedily, the fused

@@ -18,8 +18,8 @@ MARK = re.compile(rb"<svg [^>]*>\n" + re.escape(COMMENT).encode())  # how pictur
 WIDTH, LEFT, RIGHT, TOP = 1200, 70, 64, 56  # pixels: the whole, and around the plot
 HEIGHTS: dict[Lane, int] = {"compute": 24, "up": 5, "down": 5, "optimizer": 8}
 GAP = 8  # pixels between devices
-FINEST = 0.3  # pixels: what is narrower is drawn as one with its neighbour
-RECTS = 4000  # tasks above which neighbours are joined so that about as many rectangles remain
+FINEST = 0.3  # pixels: what is narrower is drawn as one with its neighbor
+RECTS = 4000  # tasks above which neighbors are joined so that about as many rectangles remain
 INK = "#6e7781"  # reads on light and on dark backgrounds
 FILLS = {  # two shades in turn, so that a stage ends visibly
     "F": ("#86b3dc", "#a3c6e6"),
@@ -197,7 +197,7 @@ def _lane(spans: Sequence[_Span], y: float, height: float, scale: float, finest:
 
 
 def _joined(times: Sequence[tuple[float, float]], scale: float, finest: float) -> Iterator[tuple[float, float]]:
-    """Neighbours as one until they are `finest` pixels wide, where no idle time shows between them."""
+    """Neighbors as one until they are `finest` pixels wide, where no idle time shows between them."""
     start, end = times[0]
     for first, last in times[1:]:
         if (first - end) * scale < FINEST and (end - start) * scale < finest:

@@ -13,7 +13,7 @@ from rptrain.schedule.plan import Stage
 Fits = Callable[[Sequence[Stage]], bool]
 
 STARTS = 4  # partitions of each kind of ends that are refined
-REFINEMENTS = 500  # neighbours that are looked at for each of them
+REFINEMENTS = 500  # neighbors that are looked at for each of them
 TIE = 1e-6  # relative: plans that are as fast; the one with fewer stages is taken
 
 
@@ -69,7 +69,7 @@ def search(
     never = (float("inf"), 0.0)
 
     def value(cuts: Cuts) -> tuple[float, float]:
-        """What is minimised: `by`, and then when the devices are done, so that plateaus have a way down."""
+        """What is minimized: `by`, and then when the devices are done, so that plateaus have a way down."""
         if cuts not in seen:
             stages = cuts.stages(layers)
             seen[cuts] = never
@@ -133,15 +133,15 @@ def _refined(cuts: Cuts, layers: int, value: Callable[[Cuts], tuple[float, float
     improved = True
     while improved and looks < REFINEMENTS:
         improved = False
-        for neighbour in _neighbours(cuts, layers):
+        for neighbor in _neighbors(cuts, layers):
             looks += 1
-            if value(neighbour) < value(cuts):
-                cuts, improved = neighbour, True
+            if value(neighbor) < value(cuts):
+                cuts, improved = neighbor, True
                 break
     return cuts
 
 
-def _neighbours(cuts: Cuts, layers: int) -> Iterator[Cuts]:
+def _neighbors(cuts: Cuts, layers: int) -> Iterator[Cuts]:
     """The fused stage a layer longer or shorter; an end moved by a layer or two; two stages joined, or one divided."""
     for body in (cuts.body - 1, cuts.body + 1):
         if 0 <= body < layers:

@@ -14,7 +14,7 @@ from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
 from rptrain.data.datasets import batches_of, find_tokenizer, training_set, validation_set
 from rptrain.data.loader import Batches
-from rptrain.data.sequences import Rows
+from rptrain.data.sequences import Sequences
 from rptrain.data.template import load_template
 from rptrain.engine.meter import Measured
 from rptrain.models.spec import ModelSpec
@@ -36,7 +36,7 @@ WORTH = 0.01  # of a step's time: a plan that gains less is not worth the change
 
 @dataclass(frozen=True)
 class Job:
-    """A checked run: the model's shape and files, the tokenised data, the plan and its memory."""
+    """A checked run: the model's shape and files, the tokenized data, the plan and its memory."""
 
     config: Config
     model_dir: Path
@@ -44,9 +44,9 @@ class Job:
     files: pretrained.WeightFiles | None  # None: random weights, or those of a checkpoint
     begin: AdapterFiles | None  # the adapter that is gone on from
     tokenizer: Any  # None where the data needs none
-    rows: Rows
+    sequences: Sequences
     batches: Batches
-    held_out: Batches | None  # rows whose loss is measured
+    validation: Batches | None  # whose loss is measured
     hardware: Hardware  # the devices that are used
     plan: RunPlan
     memory: MemoryPlan
@@ -130,16 +130,16 @@ def replan(job: Job, measured: Measured) -> RunPlan:
     return plan
 
 
-def settle(resolved: Resolved, found: tuple[RunDir, Path] | None, hardware: Hardware) -> Resolved:
+def resolve_auto(resolved: Resolved, found: tuple[RunDir, Path] | None, hardware: Hardware) -> Resolved:
     """The config with numbers in place of "auto": those of the run that goes on, or the quickest by the planner."""
     config = resolved.config
     if not auto.is_automatic(config):
         return resolved
     if found is not None:
         run = found[0]
-        return auto.settled(resolved, auto.recorded(config, run.config()), str(run.config_path))
+        return auto.with_values(resolved, auto.recorded(config, run.config()), str(run.config_path))
     spec = training_model(config)[1]
-    return auto.settled(resolved, auto.settle_on(config, spec, hardware), "planned")
+    return auto.with_values(resolved, auto.resolve_auto(config, spec, hardware), "planned")
 
 
 def _adapter_to_begin_with(config: Config, spec: ModelSpec) -> AdapterFiles | None:

@@ -50,9 +50,9 @@ class SkippedSteps:
             raise TrainingError(f"the loss of the last step is {loss.result()}: the model has diverged. {AGAIN}")
 
     def _record(self, step: int, micro_batches: list[int]) -> StepSkipped:
-        size, taken = self._job.config.train.rows, self._job.batches.taken(step - 1).tolist()
+        size, taken = self._job.config.train.sequences, self._job.batches.taken(step - 1).tolist()
         rows = [row for m in micro_batches for row in taken[m * size : (m + 1) * size]]
         tokenizer = self._job.tokenizer
-        ids = self._job.rows.take(rows)[0][:, :SHOWN]
+        ids = self._job.sequences.take(rows)[0][:, :SHOWN]
         texts = [] if tokenizer is None else [tokenizer.decode(row) for row in ids]
         return StepSkipped(step, self._in_a_row, tuple(micro_batches), tuple(rows), tuple(texts))

@@ -20,10 +20,10 @@ def check_resume(run: RunDir, checkpoint: Path, job: Job) -> None:
     """UserError where the run could not go on from a checkpoint to the same numbers, or not at all."""
     state = read_state(checkpoint)
     anew = "or begin a new run with save.resume=never"
-    if state["meta"].get("data") != job.rows.content_hash:
+    if state["meta"].get("data") != job.sequences.content_hash:
         raise UserError(f"the data differs from what {checkpoint} was trained on: bring it back as it was, {anew}")
     measured = (state["meta"].get("validation") or {}).get("data")
-    if measured and job.held_out is not None and measured != job.held_out.rows.content_hash:
+    if measured and job.validation is not None and measured != job.validation.sequences.content_hash:
         raise UserError(
             f"the held-out data differs from what {checkpoint} was measured on: bring it back as it was, {anew}"
         )

@@ -144,9 +144,9 @@ def checkpoint_meta(job: Job, frozen: dict[str, Any] | None, patience: Patience,
 
     `loss`: of held-out rows, None where it was not measured at its step.
     """
-    meta: dict[str, Any] = {"data": job.rows.content_hash, "model_dir": str(job.model_dir.absolute())}
-    if job.held_out is not None:
-        held_out = job.held_out.rows.content_hash
+    meta: dict[str, Any] = {"data": job.sequences.content_hash, "model_dir": str(job.model_dir.absolute())}
+    if job.validation is not None:
+        held_out = job.validation.sequences.content_hash
         meta["validation"] = {"data": held_out, "best": patience.best, "bad": patience.bad, "loss": loss}
     if frozen is not None:
         meta["frozen"] = frozen

@@ -6,7 +6,7 @@ from rptrain.engine.engine import Engine, Optimizer
 from rptrain.engine.meter import Meter
 from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
 from rptrain.engine.store import ModelStore
-from rptrain.models.weights.file_backed import MappedWeights
+from rptrain.models.weights.file_backed import FileBackedWeights
 from rptrain.train.job import Job
 
 
@@ -15,7 +15,7 @@ def open_store(job: Job) -> ModelStore:
     mapped = None
     if job.config.model.hold == "map":
         assert job.files is not None
-        mapped = MappedWeights(job.files, job.spec, job.dtype)
+        mapped = FileBackedWeights(job.files, job.spec, job.dtype)
     return ModelStore(
         job.spec,
         job.dtype,
@@ -52,7 +52,7 @@ def open_engine(
             threads=job.config.engine.optimizer_threads,
             seed=job.config.train.seed,
         ),
-        tokens=job.config.train.rows * job.config.data.max_length,
+        tokens=job.config.train.sequences * job.config.data.max_length,
         applied=applied,
         loss_scale=loss_scale or starting_scale(job),
         fp16_accumulation=job.config.engine.fp16_accumulation,

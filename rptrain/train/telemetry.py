@@ -15,7 +15,7 @@ from rptrain.engine.activity import Activity, LaneState
 from rptrain.engine.engine import Engine
 from rptrain.engine.store import available_bytes
 from rptrain.runs.events import Event, MemoryLow
-from rptrain.runs.lanes import FILE, OLD_FILE, Lane, OptimizerState, Phase, Snapshot
+from rptrain.runs.lanes import FILE, OLD_FILE, LaneRecord, OptimizerState, Phase, Snapshot
 from rptrain.runs.line_file import LineFile
 from rptrain.utils.errors import RunDeleted
 from rptrain.utils.nvml import Driver, GpuStatus
@@ -100,7 +100,7 @@ class Telemetry:
         with self._looking:
             now = time.perf_counter()
             seconds, self._last = now - self._last, now
-            lanes: tuple[Lane, ...] = ()
+            lanes: tuple[LaneRecord, ...] = ()
             optimizer = None
             if self._watched is not None:
                 engine, done = self._watched
@@ -111,14 +111,14 @@ class Telemetry:
         process, free = self._process.memory_info().rss, available_bytes()
         return Snapshot(time.time(), round(seconds, 4), self.phase, process, free, lanes, optimizer)
 
-    def _lanes(self, activity: Activity, done: int) -> Iterator[Lane]:
+    def _lanes(self, activity: Activity, done: int) -> Iterator[LaneRecord]:
         before = self._before or (None,) * len(activity.lanes)
         for device, gpu, last, state in zip(self._devices, self._gpus, before, activity.lanes, strict=False):
             status = NOTHING if gpu is None else self._driver.status(gpu)
             spent = {kind: total - (last.busy[kind] if last else 0.0) for kind, total in state.busy.items()}
             doing = "computing" if state.computing else "waiting" if state.waiting else "idle"
             at, slot = state.current, state.current.slot if state.current else None
-            yield Lane(
+            yield LaneRecord(
                 device=device,
                 doing=doing,
                 stage=str(slot.stage) if slot else None,
@@ -131,7 +131,7 @@ class Telemetry:
                 up=state.up - (last.up if last else 0),
                 down=state.down - (last.down if last else 0),
                 memory=status.memory,
-                utilisation=status.utilisation,
+                utilisation=status.utilization,
                 temperature=status.temperature,
             )
 

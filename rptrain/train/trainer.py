@@ -23,7 +23,7 @@ from rptrain.inference.evaluate import ask_questions
 from rptrain.kernels.batch import Batch
 from rptrain.models.weights import pretrained
 from rptrain.planner.hardware import here
-from rptrain.planner.memory import going_on
+from rptrain.planner.memory import with_saved
 from rptrain.planner.timings import Conditions, Timings, load
 from rptrain.runs import events
 from rptrain.runs.control import LOOK, STOP, Control, StopRequested
@@ -31,7 +31,7 @@ from rptrain.runs.process import ProcessId
 from rptrain.runs.run_dir import RunDir, begin, find, forks
 from rptrain.train import trackers, validation
 from rptrain.train.best import load_best
-from rptrain.train.job import Job, prepare_job, replan, settle
+from rptrain.train.job import Job, prepare_job, replan, resolve_auto
 from rptrain.train.lr import learning_rate
 from rptrain.train.messages import slots, tell
 from rptrain.train.nonfinite import AGAIN, SkippedSteps
@@ -65,8 +65,8 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
 
 def _train(resolved: Resolved, found: tuple[RunDir, Path] | None, held: events.EventLog | None, quiet: bool) -> RunDir:
     """`held` is the log of the run that is to go on, which nobody else trains meanwhile."""
-    hardware = going_on(here(resolved.config.engine), found)
-    resolved = settle(resolved, found, hardware)
+    hardware = with_saved(here(resolved.config.engine), found)
+    resolved = resolve_auto(resolved, found, hardware)
     job = prepare_job(resolved.config, hardware, weights_needed=found is None)
     if job.adapter is not None and job.files is None:
         raise UserError(
@@ -252,7 +252,7 @@ class Trainer:
             self._saver.look()
             last, due = step + 1 == job.total_steps, save.save_steps and (step + 1) % save.save_steps == 0
             every = job.config.train.eval_steps
-            measures = job.held_out is not None and (last or (every and (step + 1) % every == 0))
+            measures = job.validation is not None and (last or (every and (step + 1) % every == 0))
             if last or due or measures or control.stops or control.saves or control.pauses:
                 began = time.perf_counter()
                 self._report(started, engine)
@@ -362,10 +362,10 @@ class Trainer:
 
     def _validate(self, engine: Engine, step: int) -> bool:
         """The loss of the rows that are held out; whether the run is to end, as it gets no better."""
-        assert self._job.held_out is not None
+        assert self._job.validation is not None
         began = time.perf_counter()
         with self._telemetry.doing("evaluating"):
-            loss = validation.loss(engine, self._job.held_out, partial(self._watchdog.alive, step))
+            loss = validation.loss(engine, self._job.validation, partial(self._watchdog.alive, step))
         self._measured = step, loss
         ends = self._patience.follow(loss)
         self._tell(events.Evaluation(step, "loss", loss))

@@ -14,7 +14,7 @@ def loss(engine: Engine, batches: Batches, alive: Callable[[], None]) -> float:
     for step in range(batches.steps_per_epoch):
         total += engine.evaluate(batches.batch(step))
         alive()
-    return total / max(int(batches.rows.supervised.sum()), 1)
+    return total / max(int(batches.sequences.supervised.sum()), 1)
 
 
 @dataclass

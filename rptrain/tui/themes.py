@@ -1,4 +1,4 @@
-"""The two looks: dark and light. Each stage kind has a colour that is told from the others by most eyes."""
+"""The two looks: dark and light. Each stage kind has a color that is told from the others by most eyes."""
 
 from textual.theme import Theme
 

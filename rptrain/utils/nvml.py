@@ -14,7 +14,7 @@ class GpuStatus:
     """A GPU now; what the driver does not tell is None."""
 
     memory: int | None  # bytes that are taken, by all processes
-    utilisation: int | None  # percent of the last moments in which a kernel ran
+    utilization: int | None  # percent of the last moments in which a kernel ran
     temperature: int | None  # degrees Celsius
 
 

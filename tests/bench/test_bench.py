@@ -260,7 +260,7 @@ def test_a_gpu_is_reported_with_what_was_planned_for_it(monkeypatch):
     assert values["transfers"]["upload"] is values["transfers"]["download"] is values["optimizer"] is None
 
 
-def test_uploads_of_a_quantised_base_are_counted(monkeypatch):
+def test_uploads_of_a_quantized_base_are_counted(monkeypatch):
     """A stage's parameters go up once a round, as planned; of the frozen layers all but norms in the format."""
     tools.plan_with(monkeypatch, STAGES)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 64}

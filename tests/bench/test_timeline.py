@@ -3,7 +3,7 @@
 from rptrain.bench.idle import Computation, Input, Interval
 from rptrain.bench.timeline import Launch, StageLaunches, Transfer, by_stage, lanes, updates
 from rptrain.engine.meter import Reading
-from rptrain.engine.trace import Arrival, Blocked, Copy, Piece, Span, Submission
+from rptrain.engine.trace import Arrival, Blocked, ComputeInterval, Copy, Span, Submission
 from rptrain.schedule.plan import Plan
 
 F, FB, B = Plan.parse("F0-0 FB1-2 B0-0 | N=2 M=4 MR=2").slots(0)[:3]
@@ -19,7 +19,7 @@ def at(seconds):
 
 
 def piece(launched, start, end, parameters=None):
-    return Piece(launched, at(start), at(end), parameters)
+    return ComputeInterval(launched, at(start), at(end), parameters)
 
 
 def span(slot, work, begun, issued, *pieces, blocked=(), iteration=0, **waited):

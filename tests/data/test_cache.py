@@ -1,4 +1,4 @@
-"""Tokenised files: kept by content, safe against damage and against others who write the same."""
+"""Tokenized files: kept by content, safe against damage and against others who write the same."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """The files that were read and tokenised."""
+    """The files that were read and tokenized."""
     seen, read = [], formats.read
 
     def watched(path, *arguments):
@@ -56,7 +56,7 @@ def go(folder, tokenizer, name="rows.jsonl", **options):
     )
 
 
-def test_the_same_is_tokenised_once(folder, tokenizer, reads, caplog):
+def test_the_same_is_tokenized_once(folder, tokenizer, reads, caplog):
     first = go(folder, tokenizer)
     caplog.clear()
     again = go(folder, tokenizer)

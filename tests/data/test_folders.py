@@ -127,7 +127,7 @@ def test_pipes_are_refused_before_they_are_opened(tmp_path):
 
 def test_too_many_files(tmp_path, monkeypatch):
     make(tmp_path, ["a.jsonl", "b.jsonl", "c.jsonl"])
-    monkeypatch.setattr(folders, "MOST", 2)
+    monkeypatch.setattr(folders, "MAX_FILES", 2)
     with pytest.raises(UserError, match="more than 2 files"):
         choose(tmp_path)
 

@@ -70,7 +70,7 @@ def test_micro_batches_split_the_same_batch(rows):
     assert whole.input_ids.shape == (1, 4 * LENGTH) and halves.input_ids.shape == (2, 2 * LENGTH)
     assert whole.input_ids.flatten().equal(halves.input_ids.flatten())
     assert whole.documents[0] == halves.documents[0] + halves.documents[1]
-    assert whole.supervised == halves.supervised and halves.rows == 2 and halves.length == LENGTH
+    assert whole.supervised == halves.supervised and halves.sequences == 2 and halves.length == LENGTH
 
 
 def test_documents_positions_and_labels_agree(rows):

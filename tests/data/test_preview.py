@@ -46,7 +46,7 @@ def test_samples_and_counts(batches, tokenizer):
         ("él\x1b[2J<|im_end|>", True),
         ("\n", False),
     ]
-    assert sum(sample.tokens for sample in found.samples) == found.tokens == batches.rows.tokens
+    assert sum(sample.tokens for sample in found.samples) == found.tokens == batches.sequences.tokens
     assert sum(sample.supervised for sample in found.samples) == found.supervised
     assert (found.samples_read, found.cut, found.unsupervised, found.rows, found.steps_per_epoch) == (3, 2, 1, 2, 2)
     assert found.padding == 1 - found.tokens / (2 * 64)
@@ -60,14 +60,14 @@ def printed(found, **options):
     return out.getvalue()
 
 
-def test_brackets_without_colours_and_colours_in_a_terminal(batches, tokenizer):
+def test_brackets_without_colors_and_colors_in_a_terminal(batches, tokenizer):
     found = preview(batches, tokenizer, 5)
     plain = printed(found)
     assert "⟦four<|im_end|>⟧" in plain and "⟦él␛[2J<|im_end|>⟧" in plain and "\x1b" not in plain
     assert "2 samples lost their end" in plain and "1 samples without a supervised token are left out" in plain
     assert re.search(r"\d+\.\d% of the tokens are supervised;\s+\d+\.\d%\s+of\s+the\s+rows\s+is\s+padding", plain)
-    coloured = printed(found, force_terminal=True, color_system="standard", no_color=False)
-    assert "\x1b[32mfour<|im_end|>\x1b[0m" in coloured and "⟦" not in coloured and "\x1b[2J" not in coloured
+    colored = printed(found, force_terminal=True, color_system="standard", no_color=False)
+    assert "\x1b[32mfour<|im_end|>\x1b[0m" in colored and "⟦" not in colored and "\x1b[2J" not in colored
 
 
 def test_the_command(tmp_path, monkeypatch):

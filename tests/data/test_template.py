@@ -222,7 +222,7 @@ def test_calls_of_the_tokenizer_are_bounded_by_text(tokenizer, monkeypatch):
     assert len(sizes) > 5 and all(sum(map(len, texts[:-1])) < 600 for texts in sizes)
 
 
-def test_a_long_text_is_tokenised_in_parts(tokenizer, monkeypatch):
+def test_a_long_text_is_tokenized_in_parts(tokenizer, monkeypatch):
     """Which end with lines, so it has the same tokens; what has no parts has a limit."""
     said = "hello there,\nwhat is the sum of two numbers? it is four.\n" * 20
     examples = [Example("f", 1, text="two"), Example("f", 2, text=said), Example("f", 3, text="it")]

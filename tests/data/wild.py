@@ -1,6 +1,6 @@
 """Rows as three projects document them, with the chat templates by which their loaders and ours write them."""
 
-# LLaMA-Factory's templates are its own: make_references.py gives it one that writes this. It tokenises each turn by
+# LLaMA-Factory's templates are its own: make_references.py gives it one that writes this. It tokenizes each turn by
 # itself, so between turns stand tokens that no others merge with.
 HARMONY = """\
 {%- for message in messages %}

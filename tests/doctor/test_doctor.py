@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from rptrain.doctor import gpu, host
+from rptrain.doctor.checks import Check, check, lines
 from rptrain.doctor.examine import examine
-from rptrain.doctor.finding import Finding, found, lines
 from rptrain.doctor.gpu import Gpu, Rates, describe
 from rptrain.engine.optim import adam
 from rptrain.utils import native
@@ -47,7 +47,7 @@ def test_a_machine_without_a_gpu(no_gpu, tmp_path):
 
 
 def test_the_report_as_text():
-    report = [found("GPU", "none", "get one"), Finding("disk", "ok", "large")]
+    report = [check("GPU", "none", "get one"), Check("disk", "ok", "large")]
     assert list(lines(report)) == [
         "warning  GPU   none",
         "               -> get one",

@@ -29,14 +29,16 @@ class Scale:
 
 
 def micro_batch(spec, batch, m):
-    lengths, tokens = batch.documents[m], batch.rows * batch.length
+    lengths, tokens = batch.documents[m], batch.sequences * batch.length
     uniform = min(lengths) == max(lengths)
     ends = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
     padded = torch.full((17 if not uniform else len(ends),), tokens, dtype=torch.int32)
     padded[: len(ends)] = ends
     cos, sin = rope.tables(torch.tensor(spec.inv_freq), batch.positions[m], spec.rope_scale)
     longest = lengths[0] if uniform else batch.length
-    return MicroBatch(batch.rows, batch.length, batch.positions[m], batch.labels[m], padded, longest, uniform, cos, sin)
+    return MicroBatch(
+        batch.sequences, batch.length, batch.positions[m], batch.labels[m], padded, longest, uniform, cos, sin
+    )
 
 
 def gradients(spec, params, batch, scale):

@@ -78,7 +78,7 @@ def make_batches(count, micro_batches=4, length=16, vocab=61):
                 positions=torch.stack(positions),
                 labels=stacked,
                 documents=tuple(documents),
-                rows=rows,
+                sequences=rows,
                 length=length,
                 supervised=int((stacked != -100).sum()),
             )
@@ -89,15 +89,15 @@ def make_batches(count, micro_batches=4, length=16, vocab=61):
 def uniform(batch):
     """The same tokens with every row one document."""
     count = len(batch.input_ids)
-    positions = torch.arange(batch.length).repeat(count, batch.rows)
-    return dataclasses.replace(batch, positions=positions, documents=((batch.length,) * batch.rows,) * count)
+    positions = torch.arange(batch.length).repeat(count, batch.sequences)
+    return dataclasses.replace(batch, positions=positions, documents=((batch.length,) * batch.sequences,) * count)
 
 
 def loss(weights, cfg, batch):
     """Mean cross-entropy over the supervised tokens of a whole batch; `weights` by checkpoint name."""
     total = 0.0
     for ids, positions, labels in zip(batch.input_ids, batch.positions, batch.labels, strict=True):
-        logits = forward(weights, cfg, ids.view(batch.rows, -1), positions.view(batch.rows, -1))
+        logits = forward(weights, cfg, ids.view(batch.sequences, -1), positions.view(batch.sequences, -1))
         total = total + F.cross_entropy(logits.flatten(0, 1), labels, ignore_index=-100, reduction="sum")
     return total / batch.supervised
 
@@ -110,7 +110,7 @@ def auxiliary(weights, cfg, batch):
     ):
         real = torch.cat([(part >= 0).any().expand(len(part)) for part in labels.split(list(lengths))])
         routed = []
-        forward(weights, cfg, ids.view(batch.rows, -1), positions.view(batch.rows, -1), routed)
+        forward(weights, cfg, ids.view(batch.sequences, -1), positions.view(batch.sequences, -1), routed)
         for logits in routed:
             shares = logits.flatten(0, 1)[real].softmax(-1)
             chosen = torch.zeros_like(shares).scatter(1, shares.topk(cfg["num_experts_per_tok"]).indices, 1.0)

@@ -7,7 +7,7 @@ import torch
 from rptrain.engine.engine import Engine, Optimizer
 from rptrain.engine.optim.loss_scale import UNSCALED
 from rptrain.engine.store import ModelStore
-from rptrain.kernels.quant import Quantised
+from rptrain.kernels.quant import Quantized
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import with_lora
 from rptrain.models.layers.balance import balanced
@@ -41,7 +41,7 @@ def make_store(
             generator = torch.Generator().manual_seed(seed + sum(map(ord, name)))
             values = torch.randn(param.shape, generator=generator, dtype=torch.float64) * 0.15
             held = store.held(index, param.name)
-            if isinstance(held, Quantised):
+            if isinstance(held, Quantized):
                 held.write(values.mT if param.transposed else values)
             else:
                 held.copy_(1 + values if param.std is None else values)
@@ -116,7 +116,7 @@ def engine_of(
 
 
 def train(store, batches, plan, *, rate=1e-3, lagged=True, **options):
-    with engine_of(store, plan, tokens=batches[0].rows * batches[0].length, **options) as engine:
+    with engine_of(store, plan, tokens=batches[0].sequences * batches[0].length, **options) as engine:
         losses, steps = [], []
         for batch in batches:
             loss = engine.forward_backward(batch)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from rptrain.engine.worker import AHEAD
+from rptrain.engine.worker import MICRO_BATCHES_AHEAD
 
 from .. import run_tools as tools
 from . import plain, runs
@@ -43,7 +43,9 @@ def watched(gate, look, *, asynchronous=True):
         found = look(engine)
         gate.opened.set()
         engine.synchronize()
-        assert all(len(lane._under_way) <= AHEAD for lane in engine._context.lanes), "what is done is not kept"
+        assert all(len(lane._under_way) <= MICRO_BATCHES_AHEAD for lane in engine._context.lanes), (
+            "what is done is not kept"
+        )
         return found, engine.activity()
 
 

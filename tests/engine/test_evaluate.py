@@ -20,7 +20,7 @@ def trained(batches, other, plan, *, asynchronous, dtype=torch.float64, lora=Non
     plain_plan = f"{STAGES} | {plan}"
     wide = {"wide_grad": "MR=2" in plan, "lora": lora}
     with runs.make_store(CFG, dtype, asynchronous=asynchronous, **wide) as store:
-        tokens = batches[0].rows * batches[0].length
+        tokens = batches[0].sequences * batches[0].length
         with runs.engine_of(store, plain_plan, tokens=tokens, asynchronous=asynchronous, **options) as engine:
             found = []
             for batch in batches:
@@ -75,12 +75,12 @@ def test_nothing_is_dropped():
 
 
 @pytest.mark.parametrize("plan", ["N=1 M=4 MR=4", "N=2 M=4 MR=2"])
-def test_of_a_quantised_base_it_is_what_a_training_pass_says(plan):
+def test_of_a_quantized_base_it_is_what_a_training_pass_says(plan):
     """Before a step, in sync, both are of the same weights."""
     batches, lora = plain.make_batches(3), LoRA(r=2, alpha=4)
     kind = {"wide_grad": "MR=2" in plan, "asynchronous": False, "lora": lora, "base": "nf4"}
     with runs.make_store(CFG, torch.float64, **kind) as store:
-        tokens = batches[0].rows * batches[0].length
+        tokens = batches[0].sequences * batches[0].length
         with runs.engine_of(store, f"{STAGES} | {plan}", tokens=tokens, asynchronous=False) as engine:
             for batch in batches:
                 loss = engine.evaluate(batch) / batch.supervised
@@ -103,7 +103,7 @@ def test_a_failure_is_raised():
 def test_it_is_for_between_steps_and_for_batches_of_a_step() -> None:
     batches = plain.make_batches(1)
     with runs.make_store(plain.CONFIG, torch.float32, asynchronous=True) as store:
-        tokens = batches[0].rows * batches[0].length
+        tokens = batches[0].sequences * batches[0].length
         with runs.engine_of(store, "F0-2 FB3-4 B0-2 | N=2 M=4 MR=4", tokens=tokens) as engine:
             engine.forward_backward(batches[0])
             with pytest.raises(RuntimeError, match="the step before it"):

@@ -28,7 +28,7 @@ def state_of(store):
 
 def train(store, batches, plan, *, asynchronous, scale=START, applied=0, **options):
     """(losses, results of the steps, loss scale and applied steps at the end)."""
-    tokens = batches[0].rows * batches[0].length
+    tokens = batches[0].sequences * batches[0].length
     options = {**OPTIONS, **options}
     with runs.engine_of(
         store, plan, tokens=tokens, asynchronous=asynchronous, loss_scale=scale, applied=applied, **options

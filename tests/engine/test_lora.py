@@ -99,8 +99,8 @@ def test_masks_follow_from_seed_step_and_row_and_from_nothing_else():
     same = replace(same, positions=first.positions[:1].repeat(2, 1), documents=first.documents[:1] * 2)
     same = replace(same, supervised=int((same.labels != -100).sum()))
 
-    def losses(*batches, rows=2):
-        plan = f"FB0-4 | N=1 M={4 // rows} MR={4 // rows}"
+    def losses(*batches, sequences=2):
+        plan = f"FB0-4 | N=1 M={4 // sequences} MR={4 // sequences}"
         return runs.run(TIED, batches, plan, dtype=torch.float64, asynchronous=False, lora=DROPPING, rate=1e-30)[0]
 
     zero, one, seed = losses(same, replace(same, step=1), replace(same, seed=1))
@@ -108,7 +108,7 @@ def test_masks_follow_from_seed_step_and_row_and_from_nothing_else():
     assert losses(same) == losses(replace(same, seed=1 << 70)) == [zero]
     cut = {name: getattr(same, name).view(4, -1) for name in ("input_ids", "labels", "positions")}
     documents = tuple(pair for four in same.documents for pair in (four[:2], four[2:]))
-    assert losses(replace(same, **cut, documents=documents, rows=1), rows=1) == pytest.approx([zero], rel=1e-12)
+    assert losses(replace(same, **cut, documents=documents, sequences=1), sequences=1) == pytest.approx([zero], rel=1e-12)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])

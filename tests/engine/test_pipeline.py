@@ -178,7 +178,7 @@ def test_a_worker_is_at_most_two_micro_batches_ahead(monkeypatch):
 
     monkeypatch.setattr(worker, "StagePass", Counted)
     runs.run(CFG, plain.make_batches(2), "F0-3 FB4-4 B0-3 | N=1 M=4 MR=4", asynchronous=True)
-    assert len(ahead) == 2 * 3 * 4 and max(ahead) == worker.AHEAD
+    assert len(ahead) == 2 * 3 * 4 and max(ahead) == worker.MICRO_BATCHES_AHEAD
 
 
 @pytest.mark.parametrize("drained", [1, 30_000, 1 << 30])

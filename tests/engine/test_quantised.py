@@ -8,7 +8,7 @@ import torch
 from rptrain.engine.footprint import Shapes, stage_parts
 from rptrain.engine.meter import Meter
 from rptrain.engine.store import ModelStore
-from rptrain.kernels.quant import FORMATS, Quantised
+from rptrain.kernels.quant import FORMATS, Quantized
 from rptrain.models.adapters.lora import LoRA, with_lora
 from rptrain.models.registry import build
 from rptrain.models.weights.quantized import with_base
@@ -39,8 +39,8 @@ def test_equals_the_plain_loop_on_the_widened_weights(cfg, base, lora):
     batches = plain.make_batches(steps)
     asynchronous = base != "nf4"
     store = runs.make_store(cfg, torch.float64, asynchronous=asynchronous, lora=lora, base=base)
-    assert any(unit.quantised for unit in store.spec.units)
-    formats = {param.format.name for unit in store.spec.units for param in unit.quantised}
+    assert any(unit.quantized for unit in store.spec.units)
+    formats = {param.format.name for unit in store.spec.units for param in unit.quantized}
     assert base in formats or cfg is plain.GPT_OSS
     assert_equals_the_plain_loop(store, cfg, lora, batches, rate, asynchronous=asynchronous)
 
@@ -120,21 +120,21 @@ def test_uploads_are_a_quarter_as_large():
 
 @pytest.mark.parametrize("base", FORMATS)
 def test_memory_is_what_the_formats_say(base):
-    """By hand, of a layer whose matrices are all quantised: host, device, and what a device widens."""
+    """By hand, of a layer whose matrices are all quantized: host, device, and what a device widens."""
     cfg = plain.config(hidden_size=128, intermediate_size=128, head_dim=64, num_hidden_layers=1, vocab_size=128)
     matrices = 2 * 128 * 256 + 2 * 128 * 128 + 3 * 128 * 128  # q and o, k and v, the MLP
     each = {"nf4": 0.5 + 4 / 64, "mxfp4": 0.5 + 1 / 32, "int8": 1 + 4 / 128}[base]
     spec = with_base(with_lora(build(cfg), LoRA(r=1)), base)
-    (unit,) = (unit for unit in spec.units if unit.quantised)
+    (unit,) = (unit for unit in spec.units if unit.quantized)
     assert unit.nbytes(2) == each * matrices + 2 * 2 * 128  # and two norms
     trained = sum(unit.numel for unit in spec.units if unit.trainable)
     host = -(-unit.nbytes(2) // 4096) * 4096 + 2 * 128 * 128 * 2 + 4096  # with the tables and the last norm
     lora = sum(-(-trained * size // 4096) * 4096 for size in (2, 2, 2, 4, 4))
     assert ModelStore.nbytes(spec, torch.bfloat16, generations=1) == host + lora
     with ModelStore(spec, torch.bfloat16, generations=1) as store:
-        (state,) = (state for state in store.units if state.quantised)
+        (state,) = (state for state in store.units if state.quantized)
         assert [flat.nbytes for flat in state.params] == [unit.nbytes(2)] and not len(state.grad)
-        assert all(isinstance(held, Quantised) for held in state.quantised.values())
+        assert all(isinstance(held, Quantized) for held in state.quantized.values())
     shapes = Shapes(tokens=16, micro_batches=1, dtype=torch.bfloat16, wide_grad=False)
     params, widened, _, _ = stage_parts(spec, Stage("B", 0, 1), shapes)
     assert (params, widened) == (2 * (unit.nbytes(2) + 2 * trained), 2 * matrices)

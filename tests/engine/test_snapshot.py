@@ -57,7 +57,7 @@ def test_what_is_saved_beside_training_is_the_state_of_its_step(kind, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     failure = []
     with runs.make_store(CFG, dtype, asynchronous=asynchronous) as store:
-        tokens = batches[0].rows * batches[0].length
+        tokens = batches[0].sequences * batches[0].length
         with runs.engine_of(store, PLAN, tokens=tokens, asynchronous=asynchronous) as engine:
             go_on(engine, batches[:3])
             thread, snapshot = saved_slowly(engine, store, tmp_path, failure)
@@ -77,7 +77,7 @@ def test_a_save_that_fails_releases_every_unit(tmp_path):
     batches = plain.make_batches(4)
     failure = []
     with runs.make_store(CFG, torch.float32, asynchronous=True) as store:
-        tokens = batches[0].rows * batches[0].length
+        tokens = batches[0].sequences * batches[0].length
         with runs.engine_of(store, PLAN, tokens=tokens, asynchronous=True) as engine:
             go_on(engine, batches[:2])
             (tmp_path / "config.json").write_text("{}")
@@ -93,7 +93,7 @@ def test_two_snapshots_at_once_are_refused():
     """The first would be written over: updates wait for the last one only."""
     batches = plain.make_batches(1)
     with runs.make_store(CFG, torch.float32, asynchronous=False) as store:
-        tokens = batches[0].rows * batches[0].length
+        tokens = batches[0].sequences * batches[0].length
         with runs.engine_of(store, PLAN, tokens=tokens, asynchronous=False) as engine:
             go_on(engine, batches)
             with engine.snapshot() as first:
@@ -112,7 +112,7 @@ def test_a_failure_ends_the_wait_for_a_unit():
     armed = threading.Event()
     batches = plain.make_batches(4)
     with runs.make_store(CFG, torch.float32, asynchronous=True) as store:
-        tokens = batches[0].rows * batches[0].length
+        tokens = batches[0].sequences * batches[0].length
         with (
             pytest.raises(EngineError, match="planted"),
             runs.engine_of(store, PLAN, tokens=tokens, asynchronous=True, probe=probe) as engine,
@@ -134,7 +134,7 @@ def test_units_are_written_in_the_order_of_their_updates(asynchronous, tmp_path,
     (tmp_path / "config.json").write_text("{}")
     batches = plain.make_batches(1)
     with runs.make_store(CFG, torch.float32, asynchronous=asynchronous) as store:
-        tokens = batches[0].rows * batches[0].length
+        tokens = batches[0].sequences * batches[0].length
         with runs.engine_of(store, PLAN, tokens=tokens, asynchronous=asynchronous) as engine:
             go_on(engine, batches)
             snapshot, released = engine.snapshot(), []

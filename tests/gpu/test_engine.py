@@ -77,7 +77,7 @@ def test_float16_has_the_same_bits_with_any_plan_and_learns_as_on_the_cpu(fp16_a
 
 
 @pytest.mark.parametrize("base", FORMATS)
-def test_a_quantised_base_has_the_same_bits_with_any_plan_and_learns_as_on_the_cpu(base):
+def test_a_quantized_base_has_the_same_bits_with_any_plan_and_learns_as_on_the_cpu(base):
     batches = plain.make_batches(1, length=64) * 5
 
     def go(plan, device, dtype=torch.bfloat16):

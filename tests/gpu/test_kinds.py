@@ -86,7 +86,7 @@ def test_evaluation_during_a_run_is_of_the_newest_weights_and_changes_nothing(pl
     for dtype in (torch.float32, torch.bfloat16):
         kind = {"lora": lora, "base": base, "asynchronous": True, "lock": device == "cuda"}
         with runs.make_store(DENSE, dtype, **kind) as store:
-            tokens, found = other.rows * other.length, []
+            tokens, found = other.sequences * other.length, []
             with runs.engine_of(store, plan, tokens=tokens, **options) as engine:
                 for batch in batches:
                     engine.forward_backward(batch)

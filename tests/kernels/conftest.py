@@ -39,7 +39,7 @@ def micro_batch() -> Callable[..., MicroBatch]:
         positions = torch.cat([torch.arange(length) for length in flat])
         empty = torch.empty(0)
         return MicroBatch(
-            rows=len(documents),
+            sequences=len(documents),
             length=sum(documents[0]),
             positions=positions.to(device),
             labels=torch.full_like(positions, -100).to(device),

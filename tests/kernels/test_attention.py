@@ -180,7 +180,7 @@ CASES = [
 @pytest.mark.parametrize(("force", "documents"), CASES)
 def test_cuda_against_the_reference(force, documents, heads, kv_heads, size, dtype, micro_batch) -> None:
     mb = micro_batch(documents, "cuda")
-    tokens = mb.rows * mb.length
+    tokens = mb.sequences * mb.length
     torch.manual_seed(0)
     qkv = torch.randn(tokens, heads + 2 * kv_heads, size, device="cuda", dtype=dtype)
     q, k, v = qkv.split([heads, kv_heads, kv_heads], 1)
@@ -190,8 +190,8 @@ def test_cuda_against_the_reference(force, documents, heads, kv_heads, size, dty
     grads = attention_backward(dout, q, k, v, out, saved, mb)
 
     wide = [x.double() for x in (q, k, v)]
-    expected, lse = reference.attention(*wide, mb.positions, mb.rows, mb.length)
-    theirs = reference.attention_backward(dout.double(), *wide, expected, lse, mb.positions, mb.rows, mb.length)
+    expected, lse = reference.attention(*wide, mb.positions, mb.sequences, mb.length)
+    theirs = reference.attention_backward(dout.double(), *wide, expected, lse, mb.positions, mb.sequences, mb.length)
     for ours, exact in zip((out, *grads), (expected, *theirs), strict=True):
         assert (ours.double() - exact).abs().max() <= 2e-2 * exact.abs().max() + 1e-5
 

@@ -41,7 +41,7 @@ def ours(given, mb, window, passes):
 
 def oracle(given, mb, window):
     q, k, v, dout, sinks = given
-    layout = (mb.positions, mb.rows, mb.length, window)
+    layout = (mb.positions, mb.sequences, mb.length, window)
     out, lse = reference.attention(q, k, v, *layout, sinks)
     dsinks = None if sinks is None else torch.ones(sinks.shape, dtype=lse.dtype, device=q.device)
     grads = reference.attention_backward(dout, q, k, v, out, lse, *layout, sinks, dsinks)

@@ -51,7 +51,7 @@ def test_norms_of_queries_and_keys(function, device):
 
 def test_sinks_of_the_oracle(micro_batch, device):
     given, mb = attention(micro_batch, device)
-    layout = (mb.positions, mb.rows, mb.length, None)
+    layout = (mb.positions, mb.sequences, mb.length, None)
     out, lse = reference.attention(*given[:3], *layout, given[4])
     check(
         lambda total: reference.attention_backward(given[3], *given[:3], out, lse, *layout, given[4], total),

@@ -146,18 +146,18 @@ SIZES = [(7, 4, 2), (9, 1, 1), (5, 3, 3), (3, 16, 1), (1, 5, 2)]  # tokens, expe
 
 
 @pytest.mark.parametrize(("tokens", "experts", "active"), SIZES)
-@pytest.mark.parametrize("renormalise", [True, False])
-def test_the_block_of_qwen3_moe(tokens, experts, active, renormalise) -> None:
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_the_block_of_qwen3_moe(tokens, experts, active, renormalize) -> None:
     from transformers import Qwen3MoeConfig
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
     config = Qwen3MoeConfig(
         hidden_size=12, moe_intermediate_size=10, num_experts=experts, num_experts_per_tok=active,
-        norm_topk_prob=renormalise,
+        norm_topk_prob=renormalize,
     )  # fmt: skip
     module = with_random_parameters(Qwen3MoeSparseMoeBlock(config))
     weights = [module.experts.gate_up_proj.mT, module.experts.down_proj.mT]
-    form = (active, renormalise, ())
+    form = (active, renormalize, ())
     compare(
         module,
         lambda x: ours_of(x, module.gate.weight, None, weights, form),

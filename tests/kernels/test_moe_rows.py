@@ -63,7 +63,7 @@ def test_weigh(tokens, experts, active, columns, dtype, device) -> None:
     dact, act = (random((tokens * active, columns), dtype, device, seed) for seed in (2, 3))
     by_place = weights.flatten()[perm.order.long(), None]
     expected = (dact.double() * act.double()).sum(1)[perm.places.long()]
-    for weigh in (moe_rows.weigh_triton, moe_rows.weigh):
+    for weigh in (moe_rows.weigh_triton, moe_rows.router_weight_grad):
         ours = [dact.clone(), act.clone()]
         close(weigh(*ours, perm, weights), expected)
         assert torch.equal(ours[0], dact * by_place)
@@ -77,7 +77,7 @@ def test_weigh_gives_the_gradients_of_the_product_and_the_weights() -> None:
     leaves = [x.clone().requires_grad_() for x in (act, weights, down)]
     (leaves[0] @ leaves[2] * leaves[1][perm.order.long()]).backward(dy)
     dact = dy @ down.T
-    dweights = moe_rows.weigh(dact, act, perm, weights)
+    dweights = moe_rows.router_weight_grad(dact, act, perm, weights)
     for ours, leaf in zip((dact, dweights, act.T @ dy), leaves, strict=True):
         assert leaf.grad is not None
         close(ours, leaf.grad)

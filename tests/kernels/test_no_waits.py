@@ -115,7 +115,7 @@ def rows_of_experts(rand: Rand) -> Run:
         moe_rows.combine(by_expert, perm)
         moe_rows.combine(by_expert, perm, weights)
         moe_rows.combine_backward(x, by_expert, perm, weights)
-        moe_rows.weigh(dact, act, perm, weights)
+        moe_rows.router_weight_grad(dact, act, perm, weights)
 
     return run
 

@@ -15,7 +15,7 @@ from rptrain.kernels.quant import (
     NF4,
     NF4_DOUBLE,
     Format,
-    Quantised,
+    Quantized,
     dequantize,
     dequantize_triton,
     quantize,
@@ -186,7 +186,7 @@ def known_weights() -> Tensor:
 
 
 def test_scales_in_8_bits_are_what_bitsandbytes_makes() -> None:
-    """By its code for any device: its C++ for CPUs (0.50) takes a neighbour of the nearest code for some in a thousand.
+    """By its code for any device: its C++ for CPUs (0.50) takes a neighbor of the nearest code for some in a thousand.
 
     Codes, the sizes and means of scales, and the widened weights, to the bit.
     """
@@ -223,7 +223,7 @@ def test_scales_in_8_bits_do_not_depend_on_parts(monkeypatch) -> None:
     w = known_weights()
     codes, records = quantize(w, NF4_DOUBLE)
     monkeypatch.setattr(quant, "CHUNK", 256)
-    held = Quantised(torch.zeros_like(codes), torch.zeros_like(records), NF4_DOUBLE)
+    held = Quantized(torch.zeros_like(codes), torch.zeros_like(records), NF4_DOUBLE)
     with held.filled() as first:
         for start in (1 << 14, 0, 2 << 14):
             first.part(start, start + (1 << 14)).write(w.view(-1)[start : start + (1 << 14)])

@@ -93,12 +93,12 @@ def test_attention(documents, heads, kv_heads, size, dtype, micro_batch, monkeyp
     monkeypatch.setattr(ops, "QUERIES", 4)
     documents = [[length for length in row if length] for row in documents]
     mb = micro_batch(documents)
-    tokens = mb.rows * mb.length
+    tokens = mb.sequences * mb.length
     q, do = (random(tokens, heads, size, dtype=dtype, seed=seed) for seed in (0, 1))
     k, v = (random(tokens, kv_heads, size, dtype=dtype, seed=seed) for seed in (2, 3))
     # As in a block: views of a wider product.
     q, k, v = torch.cat((q, k, v), 1).split([heads, kv_heads, kv_heads], 1)
-    layout = (mb.positions, mb.rows, mb.length)
+    layout = (mb.positions, mb.sequences, mb.length)
     out, lse = ops.attention(q, k, v, *layout)
     grads = ops.attention_backward(do, q, k, v, out, lse, *layout)
     assert (out.dtype, lse.dtype, lse.shape) == (dtype, ops.wide(dtype), (tokens, heads))
@@ -119,7 +119,7 @@ def test_attention(documents, heads, kv_heads, size, dtype, micro_batch, monkeyp
 def test_documents_do_not_touch_one_another(dtype, micro_batch, monkeypatch) -> None:
     monkeypatch.setattr(ops, "QUERIES", 4)
     mb = micro_batch([[5, 6], [11]])
-    layout = (mb.positions, mb.rows, mb.length)
+    layout = (mb.positions, mb.sequences, mb.length)
     tensors = [random(22, heads, 8, dtype=dtype, seed=heads) for heads in (4, 2, 2, 4)]
     changed = [tensor.clone() for tensor in tensors]
     for tensor in changed:

@@ -158,7 +158,7 @@ def fresh() -> Callable[..., Native]:
         """Random weights, norms and biases included, without a checkpoint."""
         config = {**COMMON, "num_attention_heads": 4, "head_dim": 6, "architectures": [architecture]}
         model = Native(registry.build({**config, **SETTINGS.get(architecture, {}), **settings}), dtype)
-        pretrained.initialise(model.spec, model.view, seed=1)
+        pretrained.initialize(model.spec, model.view, seed=1)
         generator = torch.Generator().manual_seed(2)
         for unit, params in zip(model.spec.units, model.params, strict=True):
             for param in unit.params:
@@ -178,7 +178,7 @@ def make_micro_batch(
     positions = torch.cat([torch.arange(length) for length in flat])
     cos, sin = rope.tables(torch.tensor(spec.inv_freq, dtype=wide(dtype)), positions, spec.rope_scale)
     return MicroBatch(
-        rows=len(documents),
+        sequences=len(documents),
         length=sum(documents[0]),
         positions=positions,
         labels=torch.full_like(positions, -100) if labels is None else labels,

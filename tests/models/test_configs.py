@@ -195,7 +195,7 @@ def test_rope_tables_are_of_the_asked_precision() -> None:
         ({**CONFIG, "attention_bias": True}, "attention_bias"),
         ({**CONFIG, "mlp_bias": True}, "mlp_bias"),
         ({**CONFIG, "attention_dropout": 0.1}, "attention_dropout"),
-        ({**CONFIG, "quantization_config": {"bits": 4}}, "quantised"),
+        ({**CONFIG, "quantization_config": {"bits": 4}}, "quantized"),
         ({**CONFIG, "vocab_size": None}, "vocab_size is missing"),
         ({**CONFIG, "num_hidden_layers": 0}, "num_hidden_layers must be a positive whole number, not 0"),
         ({**CONFIG, "hidden_size": "16"}, "hidden_size must be"),

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from rptrain.config.resolve import resolve
-from rptrain.planner.auto import is_automatic, settle
+from rptrain.planner.auto import is_automatic, search_auto
 from rptrain.runs.run_dir import RunDir
 from rptrain.train.trainer import train
 from rptrain.utils.errors import UserError
@@ -26,7 +26,7 @@ def planner(periods, asked=None):
     """Plans whose period follows from rows and micro-batches a round; a pair that is not listed does not fit."""
 
     def plan(config):
-        pair = config.train.rows, config.round_size
+        pair = config.train.sequences, config.round_size
         if asked is not None:
             asked.append(pair)
         if pair not in periods:
@@ -44,7 +44,7 @@ def test_the_quickest_micro_batch_that_fits_is_taken(folder):
     config = config_of(folder, "train.micro_batch_size=auto")
     assert is_automatic(config)
     asked = []
-    best = settle(config, 2, planner({(16, 4): 3.0, (8, 8): 2.0, (4, 16): 2.5}, asked))
+    best = search_auto(config, 2, planner({(16, 4): 3.0, (8, 8): 2.0, (4, 16): 2.5}, asked))
     assert chosen(best) == (8, None)
     assert not is_automatic(best)
     assert {rows for rows, _ in asked} == {64, 32, 16, 8, 4, 2, 1}  # every divisor of the 64 rows of a step
@@ -53,21 +53,24 @@ def test_the_quickest_micro_batch_that_fits_is_taken(folder):
 def test_about_as_quick_is_not_worth_more_rounds_or_too_few_micro_batches(folder):
     config = config_of(folder, "train.micro_batch_size=auto", "engine.round_size=auto")
     everything = {(rows, 64 // rows // rounds): 1.0 for rows in (1, 2, 4, 8, 16, 32, 64) for rounds in (1, 2, 4)}
-    assert chosen(settle(config, 4, planner(everything))) == (8, None)  # eight micro-batches, the fewest above four
-    assert chosen(settle(config, 4, planner(everything | {(8, 4): 0.9}))) == (8, 4)
-    assert chosen(settle(config, 4, planner(everything | {(64, 1): 0.9}))) == (64, None)
+    assert chosen(search_auto(config, 4, planner(everything))) == (
+        8,
+        None,
+    )  # eight micro-batches, the fewest above four
+    assert chosen(search_auto(config, 4, planner(everything | {(8, 4): 0.9}))) == (8, 4)
+    assert chosen(search_auto(config, 4, planner(everything | {(64, 1): 0.9}))) == (64, None)
 
 
 def test_a_round_size_that_is_given_is_kept(folder):
     config = config_of(folder, "train.micro_batch_size=auto", "engine.round_size=8")
-    assert chosen(settle(config, 2, planner({(4, 8): 1.0, (2, 8): 2.0}))) == (4, 8)
+    assert chosen(search_auto(config, 2, planner({(4, 8): 1.0, (2, 8): 2.0}))) == (4, 8)
     with pytest.raises(UserError, match=r"engine\.round_size = 5 divides no number of micro-batches of 64 rows"):
-        settle(config_of(folder, "train.micro_batch_size=auto", "engine.round_size=5"), 2, planner({}))
+        search_auto(config_of(folder, "train.micro_batch_size=auto", "engine.round_size=5"), 2, planner({}))
 
 
 def test_where_nothing_fits_the_smallest_says_why(folder):
     with pytest.raises(UserError, match=r"\(1, 64\) does not fit"):
-        settle(config_of(folder, "train.micro_batch_size=auto"), 2, planner({}))
+        search_auto(config_of(folder, "train.micro_batch_size=auto"), 2, planner({}))
 
 
 def test_a_run_records_the_numbers_and_goes_on_with_them(folder, monkeypatch):
@@ -75,21 +78,21 @@ def test_a_run_records_the_numbers_and_goes_on_with_them(folder, monkeypatch):
     run = train(resolved, quiet=True)
     recorded = run.config()
     assert not is_automatic(recorded)
-    rows = recorded.train.rows
+    rows = recorded.train.sequences
     text = run.config_path.read_text()
     assert f"micro_batch_size = {rows} # planned" in text
 
     def other(config, devices, plan):
         raise AssertionError("a run that goes on plans its constants anew")
 
-    monkeypatch.setattr("rptrain.planner.auto.settle", other)
+    monkeypatch.setattr("rptrain.planner.auto.search_auto", other)
     longer = write_config(
         folder, "train.micro_batch_size=auto", "engine.round_size=auto", "train.max_steps=3",
         f"save.resume={run.path / 'checkpoints' / 'checkpoint-2'}",
     )  # fmt: skip
     again = train(longer, quiet=True)
     assert isinstance(again, RunDir)
-    assert again.config().train.rows == rows
+    assert again.config().train.sequences == rows
     assert resolve(again.config_path).config.train.max_steps == 3
 
 

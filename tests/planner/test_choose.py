@@ -111,7 +111,7 @@ def test_a_frozen_model_needs_less_of_the_host_and_of_the_gpu():
         assert grads == (6 * numel if stage.backward else 0)
 
 
-def test_a_quantised_base_moves_less_and_its_device_holds_what_is_widened():
+def test_a_quantized_base_moves_less_and_its_device_holds_what_is_widened():
     """By hand, of Qwen3-1.7B: the host holds and the link moves codes, the devices beside them 16 bits of a stage."""
     workload = Workload(4, 2048, 16, 16, torch.bfloat16, False)
     matrices = 2048 * (2 * 2048 + 2 * 1024 + 3 * 6144)  # of a layer

@@ -18,14 +18,14 @@ from rptrain.engine.store import ModelStore, _left_in_groups
 from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import LoRA, with_lora
-from rptrain.models.weights.quantized import QUANTISING, with_base
+from rptrain.models.weights.quantized import QUANTIZING, with_base
 from rptrain.planner import hardware as devices
 from rptrain.planner.choose import Workload
 from rptrain.planner.hardware import LATER
 from rptrain.planner.memory import (
     CUDA,
     CUDA_EACH,
-    Place,
+    MemoryPlace,
     least_memory,
     plan_run,
     saves,
@@ -177,11 +177,11 @@ narrow = ModelStore(with_base(with_lora(spec, LoRA(r=1)), "nf4"), torch.bfloat16
 for held in narrow.units:
     held.params[0].fill_(1)
 
-def quantise():
+def quantize():
     own = without_adapters(narrow.spec)
     pretrained.load(pretrained.check(folder / "other", own), own, narrow.held)
 
-found = {name: growth(lambda: load(name)) for name in ("same", "other")} | {"nf4": growth(quantise)}
+found = {name: growth(lambda: load(name)) for name in ("same", "other")} | {"nf4": growth(quantize)}
 print(json.dumps(found | {"state": growth(lambda: load_state(state, store.units))}))
 """
 
@@ -196,14 +196,14 @@ def test_loading_takes_nothing_beside_the_buffers_that_were_planned(folder):
     assert all(kib << 10 < 24 << 20 for kib in found.values()), found
 
 
-def test_what_threads_take_to_quantise_is_planned(folder):
+def test_what_threads_take_to_quantize_is_planned(folder):
     config, spec, *_ = planned(folder)
     narrow = with_base(with_lora(spec, LoRA(r=1)), "nf4")
     counted = [
         [part.nbytes for part in plan_run(config, each, devices.here(config.engine))[1].host.parts if part.name == name]
-        for each, name in ((narrow, "quantising"), (spec, "quantising"))
+        for each, name in ((narrow, "quantizing"), (spec, "quantizing"))
     ]
-    assert counted == [[QUANTISING * most_threads()], []]
+    assert counted == [[QUANTIZING * most_threads()], []]
 
 
 @pytest.mark.parametrize("update", ["sync", "async"])
@@ -351,10 +351,10 @@ def test_a_plan_with_little_host_memory_takes_no_more_than_there_is(folder):
 
 
 def test_a_place():
-    place = Place("host memory", "host", (), 5, "free")
+    place = MemoryPlace("host memory", "host", (), 5, "free")
     assert place.fits and place.missing == 0
     assert json.loads(json.dumps(place.to_dict()))["fits"] is True
-    unknown = Place("host memory", "host", (), None, "not known")
+    unknown = MemoryPlace("host memory", "host", (), None, "not known")
     assert unknown.fits is None and unknown.missing == 0
 
 

@@ -474,7 +474,7 @@ finally:
 """
 
 
-def test_nothing_heavy_is_loaded_and_no_colour_is_shown():
+def test_nothing_heavy_is_loaded_and_no_color_is_shown():
     line = [sys.executable, "-P", "-c", LOADED, *SERVER]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.runs.lanes import FILE, Lane, OptimizerState, Snapshot
-from rptrain.runs.listing import summarise
+from rptrain.runs.lanes import FILE, LaneRecord, OptimizerState, Snapshot
+from rptrain.runs.listing import summarize
 from rptrain.runs.process import ProcessId
 from rptrain.runs.view import ENDED, RunView
 from rptrain.tui.widgets.run_rows import row
@@ -64,7 +64,7 @@ def write(folder: Path, *records: dict, end: str = "\n") -> None:
         file.write("\n".join(json.dumps({"schema": 1, **record}) for record in records) + end)
 
 
-def snapshot(time: float, *lanes: Lane, phase: str = "training") -> Snapshot:
+def snapshot(time: float, *lanes: LaneRecord, phase: str = "training") -> Snapshot:
     return Snapshot(time, 0.25, phase, 100, 200, lanes, OptimizerState("waiting", 1, 0.5))  # type: ignore[arg-type]
 
 
@@ -182,7 +182,7 @@ def test_a_run_on_another_machine_lives_while_it_tells_something(tmp_path, age, 
 
 def test_lanes_are_averaged_over_the_last_seconds(tmp_path):
     write(tmp_path, START, process())
-    lane = Lane("cpu:0", "computing", stage="F0-1", kind="F", busy={"F": 0.1, "B": 0.1}, up=50, down=25)
+    lane = LaneRecord("cpu:0", "computing", stage="F0-1", kind="F", busy={"F": 0.1, "B": 0.1}, up=50, down=25)
     write_lanes(tmp_path, *(snapshot(150 + n / 4, lane) for n in range(40)))
     view = RunView(tmp_path)
     (shown,) = view.lanes
@@ -204,8 +204,8 @@ def test_snapshots_of_an_earlier_process_are_passed_over(tmp_path):
 
 
 def test_snapshots_come_back_as_they_were():
-    lane = Lane("cuda:0", "waiting", "FB3-4", "FB", 2, 1, 7, "weights", {"FB": 0.5}, 5, 6, 70, 80, 90)
-    shot = snapshot(1.5, lane, Lane("cuda:1", "idle"))
+    lane = LaneRecord("cuda:0", "waiting", "FB3-4", "FB", 2, 1, 7, "weights", {"FB": 0.5}, 5, 6, 70, 80, 90)
+    shot = snapshot(1.5, lane, LaneRecord("cuda:1", "idle"))
     assert Snapshot.from_line(shot.to_line()) == shot
     for line in ("", "[]", "{}", '{"schema":2}', shot.to_line()[:-5], shot.to_line().replace("phase", "fase")):
         assert Snapshot.from_line(line) is None
@@ -263,14 +263,14 @@ def test_a_value_of_another_type_breaks_nothing_that_is_shown(tmp_path, event):
     """Each field of a record holds each of many odd values in turn."""
     whole = RECORDS[event]
     write(tmp_path, START, process(), step(1))
-    lane = Lane("cpu:0", "computing", "F0-3", "F", 0, 0, 1, None, {"F": 0.1}, 10, 20)
+    lane = LaneRecord("cpu:0", "computing", "F0-3", "F", 0, 0, 1, None, {"F": 0.1}, 10, 20)
     write_lanes(tmp_path, snapshot(150.0, lane))
     parts = [{**whole, field: odd} for field in whole for odd in ODD]
     parts += [{**whole, "memory": [{**place, name: odd}]} for place in MEMORY[:1] for name in place for odd in ODD]
     view = RunView(tmp_path)
     for record in parts:
         view.take(record)
-        shown = summarise(view)
+        shown = summarize(view)
         assert shown.state in (*ENDED, "training", "loading") and f"{shown.step:,}" and row(shown, 150, "")
         assert isinstance(view.log[-1].text, str) and 0 <= view.log[-1].time < 1e11
         assert all(place.total + (place.limit or 0) >= -1 for place in view.places)
@@ -278,10 +278,10 @@ def test_a_value_of_another_type_breaks_nothing_that_is_shown(tmp_path, event):
         assert view.share_of_floor is None or isinstance(view.share_of_floor, float)
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(Lane)] + ["time", "seconds", "process", "free"])
+@pytest.mark.parametrize("field", [field.name for field in fields(LaneRecord)] + ["time", "seconds", "process", "free"])
 def test_a_snapshot_of_other_types_is_passed_over(tmp_path, field):
     write(tmp_path, START, process())
-    lane = Lane("cpu:0", "computing", "F0-3", "F", 0, 0, 1, "x", {"F": 0.1}, 10, 20, 5, 50, 60)
+    lane = LaneRecord("cpu:0", "computing", "F0-3", "F", 0, 0, 1, "x", {"F": 0.1}, 10, 20, 5, 50, 60)
     record = json.loads(snapshot(150.0, lane).to_line())
     place = record["lanes"][0] if field in record["lanes"][0] else record
     good, line = place[field], json.dumps
@@ -330,7 +330,7 @@ def test_what_is_read_in_another_thread_changes_nothing_until_it_is_added(tmp_pa
     write(tmp_path, START, process(), step(1))
     view = RunView(tmp_path)
     write(tmp_path, step(2), {"event": "finished", "time": 170.0, "step": 2})
-    write_lanes(tmp_path, snapshot(150.0, Lane("cpu:0", "idle")))
+    write_lanes(tmp_path, snapshot(150.0, LaneRecord("cpu:0", "idle")))
     news = view.news()
     assert news and view.step == 1 and view.state == "training" and view.now is None
     assert view.add(news) and view.step == 2 and view.state == "finished" and len(view.recent) == 1

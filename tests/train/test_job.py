@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from rptrain.config.resolve import resolve
-from rptrain.planner.memory import Place, going_on, plan_run
+from rptrain.planner.memory import MemoryPlace, plan_run, with_saved
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
 from rptrain.train.job import prepare_job
@@ -40,8 +40,8 @@ def test_the_checkpoints_of_a_run_that_goes_on_are_no_longer_missing(tmp_path, m
     first, last = run.checkpoints()
     job = prepare_job(config)
 
-    def disk(checkpoint: Path) -> Place:
-        found = plan_run(config, job.spec, going_on(job.hardware, (run, checkpoint)))[1].disk
+    def disk(checkpoint: Path) -> MemoryPlace:
+        found = plan_run(config, job.spec, with_saved(job.hardware, (run, checkpoint)))[1].disk
         assert found is not None
         return found
 

@@ -12,7 +12,7 @@ import pytest
 
 from rptrain.engine.activity import Activity, LaneState, Pass
 from rptrain.runs.events import EventLog
-from rptrain.runs.lanes import FILE, OLD_FILE, Lane, Snapshot
+from rptrain.runs.lanes import FILE, OLD_FILE, LaneRecord, Snapshot
 from rptrain.runs.run_dir import RunDir
 from rptrain.runs.view import RunView
 from rptrain.schedule.plan import Plan
@@ -66,9 +66,9 @@ def test_what_was_done_since_the_last_record(tmp_path, quick):
         with kept.doing("saving"):
             tools.wait_for(lambda: snapshots(tmp_path)[-1].phase == "saving")
     first, second, third, *_ = (shot for shot in snapshots(tmp_path) if shot.lanes)
-    assert first.lanes == (Lane("cpu:0", "computing", "F0-3", "F", 0, 2, 15, None, {"F": 1.0}, 100),)
-    assert second.lanes == (Lane("cpu:0", "idle", busy={"F": 0.5}, up=50),)
-    assert third.lanes == (Lane("cpu:0", "waiting", waiting="inputs"),)
+    assert first.lanes == (LaneRecord("cpu:0", "computing", "F0-3", "F", 0, 2, 15, None, {"F": 1.0}, 100),)
+    assert second.lanes == (LaneRecord("cpu:0", "idle", busy={"F": 0.5}, up=50),)
+    assert third.lanes == (LaneRecord("cpu:0", "waiting", waiting="inputs"),)
     assert first.phase == "training" and first.optimizer is not None and first.optimizer.queue == 1
     assert first.process > 1 << 20 and first.free > 0 and began <= first.time <= time.time()
     assert snapshots(tmp_path)[-1].lanes == ()

@@ -23,7 +23,7 @@ def losses(run):
 
 
 def test_rows_are_held_out_whole_and_none_is_in_both(folder):
-    rows = prepare_job(tools.write_config(folder, "data.train.0.path=builtin:tasks").config).rows
+    rows = prepare_job(tools.write_config(folder, "data.train.0.path=builtin:tasks").config).sequences
     train, held_out = split(rows, 0.25, 0)
     assert len(held_out) == round(0.25 * len(rows)) and len(train) + len(held_out) == len(rows)
     taken = [part.take(range(len(part))) for part in (train, held_out)]
@@ -43,7 +43,7 @@ def test_a_set_is_not_held_out_as_a_whole(folder):
     (folder / "one.jsonl").write_text('{"text": "alone"}')
     sets = f'data.train=[{{path="builtin:random"}}, {{path="{folder}/one.jsonl", weight=2.0}}]'
     cache = f'data.cache_dir="{folder}/kept"'
-    rows = prepare_job(tools.write_config(folder, sets, cache).config).rows
+    rows = prepare_job(tools.write_config(folder, sets, cache).config).sequences
     refused = 0
     for seed in range(8):
         try:

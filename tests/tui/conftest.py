@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 from textual.widgets import Input
 
-from rptrain.doctor.finding import Finding
+from rptrain.doctor.checks import Check
 from rptrain.tui.app import RptrainApp, make_app
 from rptrain.tui.services import heavy, places
 from rptrain.tui.services.heavy import Planned, Preview, Sample
@@ -76,9 +76,9 @@ MODELS = [
     FoundModel("/models/odd", "/models", 0, "config.json: architecture 'Odd' is not supported", True),
 ]
 FINDINGS = [
-    Finding("GPU", "ok", "cuda:0 NVIDIA GeForce RTX 4090, 24 GiB, driver 570.1"),
-    Finding("page-locking", "warning", "the limit is 8 MiB", "raise it: ulimit -l unlimited"),
-    Finding("disk", "ok", "900 GiB free in runs, 1,900 MB/s written and synced"),
+    Check("GPU", "ok", "cuda:0 NVIDIA GeForce RTX 4090, 24 GiB, driver 570.1"),
+    Check("page-locking", "warning", "the limit is 8 MiB", "raise it: ulimit -l unlimited"),
+    Check("disk", "ok", "900 GiB free in runs, 1,900 MB/s written and synced"),
 ]
 
 
@@ -202,7 +202,7 @@ async def wait_for(holds: Callable[[], bool]) -> None:
 
 
 def screen_text(app: Any) -> str:
-    """What the screen shows, as lines of text without colour."""
+    """What the screen shows, as lines of text without color."""
     lines = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in line).rstrip() for line in lines)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from rptrain.runs.lanes import Lane, OptimizerState, Snapshot
+from rptrain.runs.lanes import LaneRecord, OptimizerState, Snapshot
 from rptrain.runs.process import ProcessId
 
 BEGAN = 1_700_000_000.0
@@ -131,7 +131,7 @@ def snapshot(names: tuple[str, ...], time: float, index: int) -> Snapshot:
         kind = kinds[(index // 3 + 2 * number) % len(kinds)]
         stage = {"F": "F0-7", "FB": "FB8-28", "B": "B0-7", "": None}[kind]
         lanes.append(
-            Lane(
+            LaneRecord(
                 name,
                 "computing" if kind else "waiting",
                 stage or "F0-7",

@@ -133,7 +133,7 @@ async def test_a_look_is_kept(make: Made, tmp_path: Path):
 
 def test_preferences_that_say_something_else_are_refused(tmp_path: Path):
     path = tmp_path / "tui.toml"
-    for text in ('look = "blue"', "colour = 1", "look = ", "models = 3"):
+    for text in ('look = "blue"', "color = 1", "look = ", "models = 3"):
         path.write_text(text)
         try:
             preferences.load(path)

@@ -44,7 +44,7 @@ async def test_what_changed_is_drawn_again_and_nothing_else():
             return poem.drawn
 
         assert await drawn() == []
-        poem.rows[1] = ("two", "green")  # the colour alone
+        poem.rows[1] = ("two", "green")  # the color alone
         assert await drawn() == [1]
         poem.rows[0] = ("uno", "red")
         del poem.rows[2]

@@ -1,4 +1,4 @@
-"""How every screen looks: its text at three sizes, and that colours, or none at all, leave it legible."""
+"""How every screen looks: its text at three sizes, and that colors, or none at all, leave it legible."""
 
 import re
 import time
@@ -78,7 +78,7 @@ def app_for(make: Made, helper: Scripted, screen: str) -> RptrainApp:
 
 @pytest.mark.parametrize("screen", SCREENS)
 @driven
-async def test_sizes_and_colours(make: Made, helper: Scripted, snapshot: Any, screen: str):
+async def test_sizes_and_colors(make: Made, helper: Scripted, snapshot: Any, screen: str):
     """The text at each size, whatever it was before; and in both looks every letter is told from what it stands on."""
     app = app_for(make, helper, screen)
     async with app.run_test(size=SIZES[-1]) as pilot:
@@ -97,20 +97,20 @@ async def test_sizes_and_colours(make: Made, helper: Scripted, snapshot: Any, sc
 
 @pytest.mark.parametrize("screen", SCREENS)
 @driven
-async def test_without_colour(make: Made, helper: Scripted, monkeypatch: pytest.MonkeyPatch, screen: str):
+async def test_without_color(make: Made, helper: Scripted, monkeypatch: pytest.MonkeyPatch, screen: str):
     monkeypatch.setenv("NO_COLOR", "1")
     app = app_for(make, helper, screen)
     async with app.run_test(size=(80, 24)) as pilot:
         await show(pilot, helper, screen)
         await settled(pilot)
         check_contrast(app, screen)
-        for segment, fore, back in coloured(app):
+        for segment, fore, back in colored(app):
             assert len(set(fore)) == 1 and len(set(back)) == 1, segment
 
 
 def check_contrast(app: RptrainApp, screen: str) -> None:
     least = BEHIND if screen in ("help", "picker") else CONTRAST
-    read = [part for part in coloured(app) if re.search(r"\w", part[0].text)]
+    read = [part for part in colored(app) if re.search(r"\w", part[0].text)]
     assert len(read) > 10
     for segment, fore, back in read:
         assert contrast(fore, back) >= least, (segment.text, fore, back)
@@ -119,7 +119,7 @@ def check_contrast(app: RptrainApp, screen: str) -> None:
 RGB = tuple[int, int, int]
 
 
-def coloured(app: RptrainApp) -> Iterator[tuple[Any, RGB, RGB]]:
+def colored(app: RptrainApp) -> Iterator[tuple[Any, RGB, RGB]]:
     for line in app.screen._compositor.render_strips():
         for segment in line:
             style = segment.style

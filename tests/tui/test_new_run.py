@@ -12,7 +12,7 @@ from rptrain.config.resolve import resolve
 from rptrain.config.schema import keys
 from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.dialog import Dialog
-from rptrain.tui.screens.picker import MOST, Item, Picker
+from rptrain.tui.screens.picker import MAX_ITEMS, Item, Picker
 from rptrain.tui.screens.run import RunScreen
 from rptrain.tui.services import heavy, launch, places
 from rptrain.tui.services.draft import STARTER, Draft
@@ -458,7 +458,7 @@ async def test_a_long_list_shows_a_part_and_finds_all(make: Made):
         chosen: list[str | None] = []
         app.push_screen(Picker("Many", find), chosen.append)
         await until(pilot, lambda: "part-00000[red]" in screen_text(app))
-        assert app.screen.query_one(OptionList).option_count == MOST + 1
+        assert app.screen.query_one(OptionList).option_count == MAX_ITEMS + 1
         await until(pilot, lambda: isinstance(app.focused, Input))
         await pilot.press(*"19999", "enter")  # at once
         await until(pilot, lambda: chosen == ["part-19999[red]"])
@@ -521,7 +521,7 @@ async def test_a_button_that_is_pressed_twice_answers_once(make: Made):
 @driven
 async def test_what_is_no_item_is_not_taken(make: Made):
     async def find() -> list[Item]:
-        return [Item(f"part-{number:05}", "x") for number in range(MOST + 2)]
+        return [Item(f"part-{number:05}", "x") for number in range(MAX_ITEMS + 2)]
 
     async def fail() -> list[Item]:
         raise UserError("why it failed")
@@ -532,9 +532,9 @@ async def test_what_is_no_item_is_not_taken(make: Made):
         app.push_screen(Picker("Many", find), chosen.append)
         await until(pilot, lambda: "part-00000" in screen_text(app))
         options = app.screen.query_one(OptionList)
-        options.highlighted = MOST - 3
-        await press_until(pilot, "pagedown", lambda: options.highlighted == MOST - 1)
-        await press_until(pilot, "enter", lambda: chosen == [f"part-{MOST - 1:05}"])
+        options.highlighted = MAX_ITEMS - 3
+        await press_until(pilot, "pagedown", lambda: options.highlighted == MAX_ITEMS - 1)
+        await press_until(pilot, "enter", lambda: chosen == [f"part-{MAX_ITEMS - 1:05}"])
         app.push_screen(Picker("None", fail, paths=False), chosen.append)
         await until(pilot, lambda: "why it failed" in screen_text(app) and isinstance(app.focused, Input))
         await pilot.press("x", "down", "enter")

@@ -57,7 +57,7 @@ def test_the_first_error_is_raised_once_all_threads_have_ended(three_threads):
 
 def test_items_are_made_as_they_are_needed(monkeypatch):
     """A model has more pieces than there should be in memory."""
-    monkeypatch.setattr(parallel, "AHEAD", 8)
+    monkeypatch.setattr(parallel, "ITEMS_AHEAD", 8)
     made, most = [], []
 
     def items():

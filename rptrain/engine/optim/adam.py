@@ -45,7 +45,7 @@ def instruction_set() -> str | None:
     return library.instruction_set().decode()
 
 
-class Part(TypedDict):
+class UpdateArgs(TypedDict):
     """A range of a unit, to be updated alike: one-dimensional contiguous CPU tensors of one length.
 
     bfloat16 parameters have an int16 or uint16 `remainder` (see `UnitState`), a bfloat16 or float32 gradient and
@@ -106,11 +106,11 @@ class CpuAdam:
     def native(self) -> bool:
         return self._library is not None
 
-    def update(self, **part: Unpack[Part]) -> None:
+    def update(self, **part: Unpack[UpdateArgs]) -> None:
         """Writes to `target` the parameter read from `source`, updated; they may be one. States in place."""
         finish(self.pool, self._calls(part))
 
-    def begin(self, parts: Sequence[Part], then: Callable[[], object]) -> Sequence[Future[object]]:
+    def begin(self, parts: Sequence[UpdateArgs], then: Callable[[], object]) -> Sequence[Future[object]]:
         """Gives the threads several parts, and `then` to the one that is done last.
 
         They go on with what they are given next meanwhile. What comes back is for `ended`, until when the tensors must
@@ -132,7 +132,7 @@ class CpuAdam:
 
         return [self.pool.submit(work, calls) for calls in works]
 
-    def _calls(self, part: Part) -> Sequence[Callable[[], object]]:
+    def _calls(self, part: UpdateArgs) -> Sequence[Callable[[], object]]:
         """What updates a part once each was called. The native ones are one call, for as many threads as are of use."""
         tensors: dict[str, Tensor] = {name: value for name, value in part.items() if isinstance(value, Tensor)}
         exp_avg, dtype = part["exp_avg"], part["source"].dtype

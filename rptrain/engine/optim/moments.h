@@ -80,7 +80,7 @@ static inline float least(float value, float most)
     return value < most ? value : most;
 }
 
-/* The larger of the bits of numbers that are not negative; compared as integers, as compilers vectorise that. */
+/* The larger of the bits of numbers that are not negative; compared as integers, as compilers vectorize that. */
 static inline uint32_t larger(uint32_t top, float value)
 {
     uint32_t bits = bits_of(value);

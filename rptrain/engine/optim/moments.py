@@ -9,7 +9,7 @@ random numbers follow from seed, step, unit and element alone. The update itself
 
 `int8`: codes in blocks of 128 elements with a float32 scale for each moment (block-wise, as in arXiv 2110.02861). With
 code c and scale s, exp_avg is c * |c| * s, and the root of exp_avg_sq is c * c * s. The largest of a block is exact;
-steps grow finer towards zero, as those of that paper's codes do, but are computed without a table. exp_avg_sq spans 4e9
+steps grow finer toward zero, as those of that paper's codes do, but are computed without a table. exp_avg_sq spans 4e9
 in a block. What is smaller still is kept as the smallest code, never as zero, by which the update would be divided
 (arXiv 2309.01507).
 """
@@ -26,7 +26,7 @@ from rptrain.models.spec import ALIGNMENT
 Moments = Literal["fp32", "bf16", "int8"]
 BLOCK = ALIGNMENT  # elements; as in moments.h. No block has elements of two parameters
 MEAN_TOP, ROOT_TOP, LEAST = (np.float32(x) for x in (127**2, 255**2, 1e-20))  # as there
-MOST = 1e38
+LARGEST = 1e38
 
 Array = np.ndarray
 
@@ -78,7 +78,7 @@ def write(buffers: Mapping[str, Tensor], exp_avg: Tensor, exp_avg_sq: Tensor, no
             buffers[name].view(torch.int16).numpy()[:] = rounded.astype(np.uint16).view(np.int16)
         return
     random = random.reshape(-1, BLOCK)
-    exp_avg_sq.clamp_(max=MOST)
+    exp_avg_sq.clamp_(max=LARGEST)
     mean, root = exp_avg.numpy().reshape(-1, BLOCK), np.sqrt(exp_avg_sq.numpy()).reshape(-1, BLOCK)
     mean_top, root_top = (np.maximum(np.abs(x).max(1, keepdims=True), LEAST) for x in (mean, root))
     _scales(buffers, "exp_avg")[:] = mean_top / MEAN_TOP

@@ -23,7 +23,7 @@ from rptrain.engine.embedding import RowGradients
 from rptrain.engine.iteration import Iteration, StepRequest, StepResult
 from rptrain.engine.meter import timed
 from rptrain.engine.optim import moments
-from rptrain.engine.optim.adam import CpuAdam, Part
+from rptrain.engine.optim.adam import CpuAdam, UpdateArgs
 from rptrain.engine.optim.loss_scale import LossScale
 from rptrain.engine.snapshot import Snapshot
 from rptrain.engine.store import UnitState
@@ -225,13 +225,13 @@ class OptimizerWorker:
         state.flip()
         self._context.board.publish(("version", index), version, state.current)
 
-    def _parts(self, state: UnitState, index: int, rate: float, factor: float) -> Sequence[Part]:
+    def _parts(self, state: UnitState, index: int, rate: float, factor: float) -> Sequence[UpdateArgs]:
         source, target = state.params[state.current], state.params[state.spare]
         noise, parts = moments.noise(self._seed, self.applied, index), []
         for part, weight_decay in _decay_ranges(state.unit, self._weight_decay):
             of_part = state.moments_of(part)
             parts.append(
-                Part(
+                UpdateArgs(
                     source=source[part],
                     target=target[part],
                     remainder=None if state.remainder is None else state.remainder[part],

@@ -21,7 +21,7 @@ from rptrain.engine.meter import Kind, timed
 from rptrain.engine.store import UnitState
 from rptrain.engine.trace import Arrival
 from rptrain.engine.transfer.staging import Staging
-from rptrain.kernels.quant import Quantised
+from rptrain.kernels.quant import Quantized
 from rptrain.models.spec import ModelSpec
 from rptrain.schedule.lower import CHUNK_BYTES, Chunk, windows
 from rptrain.schedule.plan import Slot, Stage
@@ -52,11 +52,11 @@ class Bound:
     """A layer's parameters on a device: all as it reads them, and those that are widened first with their places."""
 
     params: dict[str, Tensor]
-    quantised: list[tuple[Quantised, Tensor]]
+    quantized: list[tuple[Quantized, Tensor]]
 
     def widen(self) -> None:
         """Inside the compute stream, behind the arrival of the layer's units."""
-        for held, place in self.quantised:
+        for held, place in self.quantized:
             held.widen(place)
 
 
@@ -73,13 +73,13 @@ class ParamLayout(_Layout):
         """For each layer of the stage, its parameters as views of a slot and of the buffer of what is widened."""
         bound = []
         for layer in self._spec.stack[self._stage.start : self._stage.stop]:
-            params, narrow = dict[str, Tensor](), list[tuple[Quantised, Tensor]]()
+            params, narrow = dict[str, Tensor](), list[tuple[Quantized, Tensor]]()
             for index in layer.units:
                 unit = self._spec.units[index]
-                plain, quantised = unit.held(self.of(index, slot), self._dtype)
+                plain, quantized = unit.held(self.of(index, slot), self._dtype)
                 places = unit.places(self._widened.of(index, widened))
-                params |= plain | {param.name: param.widened(places[param.name]) for param in unit.quantised}
-                narrow += [(held, places[name]) for name, held in quantised.items()]
+                params |= plain | {param.name: param.widened(places[param.name]) for param in unit.quantized}
+                narrow += [(held, places[name]) for name, held in quantized.items()]
             bound.append(Bound(params, narrow))
         return bound
 

@@ -17,7 +17,7 @@ from rptrain.models.spec import ModelSpec
 
 
 @dataclass(frozen=True)
-class Layout:
+class DocumentShape:
     """What of a micro-batch's documents the launches depend on."""
 
     max_seqlen: int
@@ -68,12 +68,12 @@ class Inputs:
 
         stream.run("", copy)
 
-    def describe(self, iteration: Iteration, layout: Layout) -> MicroBatch:
+    def describe(self, iteration: Iteration, layout: DocumentShape) -> MicroBatch:
         """The micro-batch that is selected. Computes, so it is for functions that a stream runs."""
         cos, sin = rope.tables(self._inv_freq, self._positions, self._rope_scale)
         cu_seqlens = self._cu_seqlens[: layout.documents + 1]
         return MicroBatch(
-            rows=iteration.rows,
+            sequences=iteration.sequences,
             length=iteration.length,
             positions=self._positions,
             labels=self._labels,

@@ -10,7 +10,7 @@ from rptrain.engine.context import Context
 from rptrain.engine.devices.base import Event
 from rptrain.engine.store import Arena, aligned
 from rptrain.models.spec import ModelShape
-from rptrain.models.weights.file_backed import mapped_units
+from rptrain.models.weights.file_backed import file_backed_units
 from rptrain.models.weights.safetensors_io import as_bytes
 from rptrain.schedule.lower import CHUNK_BYTES, Chunk
 
@@ -20,7 +20,7 @@ READERS = 4  # threads: one alone copies less out of the page cache than a fast 
 
 def buffer_bytes(spec: ModelShape, dtype: torch.dtype) -> int:
     """Of one buffer: a chunk, or what the largest mapped unit takes."""
-    return aligned(min(CHUNK_BYTES, max(spec.units[index].nbytes(dtype.itemsize) for index in mapped_units(spec))))
+    return aligned(min(CHUNK_BYTES, max(spec.units[index].nbytes(dtype.itemsize) for index in file_backed_units(spec))))
 
 
 def staging_bytes(spec: ModelShape, dtype: torch.dtype, devices: int) -> int:

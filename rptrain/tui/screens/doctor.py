@@ -11,7 +11,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Footer, Static
 
-from rptrain.doctor.finding import Finding
+from rptrain.doctor.checks import Check
 from rptrain.tui.context import Context
 from rptrain.tui.screens.closing import is_left, until_closed
 from rptrain.tui.services import heavy
@@ -84,7 +84,7 @@ class Doctor(Screen[None]):
 class Line(Horizontal):
     """A finding, and what to do about it."""
 
-    def __init__(self, finding: Finding) -> None:
+    def __init__(self, finding: Check) -> None:
         super().__init__()
         self._finding = finding
 

@@ -21,7 +21,7 @@ from rptrain.tui.widgets.entry import Entry
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import one_line, printable
 
-MOST = 500  # items that are listed at once
+MAX_ITEMS = 500  # items that are listed at once
 PAUSE = 0.3  # seconds that a choice stays before its preview is made
 
 
@@ -114,7 +114,7 @@ class Picker(Dialog[str | None]):
             for number, item in enumerate(self._items)
             if all(word in f"{item.value} {item.about}".lower() for word in words)
         ]
-        more, found = len(found) - MOST, found[:MOST]
+        more, found = len(found) - MAX_ITEMS, found[:MAX_ITEMS]
         self._narrowed = text, len(found)
         width = min(max((len(item.value) for _, item in found), default=0), 60) + 2
         options.clear_options()

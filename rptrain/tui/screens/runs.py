@@ -149,7 +149,7 @@ class Runs(Screen[None]):
         return self.query_one(OptionList).scrollable_content_region.width
 
     def _mark(self, run: Summary) -> str:
-        """The colour of its curve; empty where it is not compared."""
+        """The color of its curve; empty where it is not compared."""
         return COLORS[self._marked.index(run.path) % len(COLORS)] if run.path in self._marked else ""
 
     @property

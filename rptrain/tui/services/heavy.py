@@ -6,7 +6,7 @@ from typing import Any
 
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import TrainSet
-from rptrain.doctor.finding import Finding
+from rptrain.doctor.checks import Check
 from rptrain.utils.errors import UserError
 
 SAMPLES = 3  # conversations that a preview shows
@@ -99,7 +99,7 @@ def _first_examples(source: TrainSet) -> list[Any]:
     return list(islice(formats.read(choose(source.path, source.split).files[0], source.format), SAMPLES))
 
 
-def doctor(runs: Path) -> list[Finding]:
+def doctor(runs: Path) -> list[Check]:
     """What `rptrain doctor` finds."""
     from rptrain.doctor.examine import examine
 

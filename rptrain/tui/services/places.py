@@ -11,7 +11,7 @@ from rptrain.tui.services.paths import is_text
 from rptrain.utils.errors import UserError
 
 DEEP = 3  # folders below a place that are looked into
-MOST = 4000  # folders that are looked into in all
+MAX_FOLDERS = 4000  # folders that are looked into in all
 DATA_SUFFIXES = tuple(READERS)
 NOT_DATA = frozenset({"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"})
 
@@ -83,7 +83,7 @@ def _folders(places: Sequence[str]) -> Iterator[tuple[str, Path]]:
             below: list[Path] = []
             for directory in level:
                 real = os.path.realpath(directory)
-                if real in seen or len(seen) >= MOST or not os.path.isdir(directory):
+                if real in seen or len(seen) >= MAX_FOLDERS or not os.path.isdir(directory):
                     continue
                 seen.add(real)
                 yield place, directory

@@ -15,7 +15,7 @@ from rptrain.runs.view import LONGEST, RunView
 
 SHOWN_IN = 30.0  # seconds that a replay takes at its first speed, or more
 SLOWEST, FASTEST = 1, 1 << 16
-MOST = 5000  # records that are taken at once
+MAX_RECORDS = 5000  # records that are taken at once
 SKIMMED = 1 << 16  # bytes of events, of more a part: enough to know when the last was
 
 
@@ -51,7 +51,7 @@ class Replay:
         """Reads what was recorded in so many seconds, times the speed."""
         self._clock += seconds * self.speed
         found: list[Any] = []
-        while self._next is not None and self._next[0] <= self._clock and len(found) < MOST:
+        while self._next is not None and self._next[0] <= self._clock and len(found) < MAX_RECORDS:
             found.append(self._next[1])
             self._next = next(self._records, None)
         return found

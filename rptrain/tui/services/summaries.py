@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from rptrain.runs.listing import Summary, summarise
+from rptrain.runs.listing import Summary, summarize
 from rptrain.runs.view import RunView
 
 LARGE = 1 << 20  # bytes of events that are read of a run as they are; of more, a part
@@ -47,7 +47,7 @@ class RunFolder:
             else:
                 views[run] = RunView(run, large=LARGE)
         self._views = views
-        return sorted(map(summarise, views.values()), key=lambda run: (-(run.began or 0.0), run.path))
+        return sorted(map(summarize, views.values()), key=lambda run: (-(run.began or 0.0), run.path))
 
     def _losses(self, runs: Sequence[Path], count: int) -> list[Losses]:
         points = [self._views[run].steps.points("loss", count) if run in self._views else ([], []) for run in runs]

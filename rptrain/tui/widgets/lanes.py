@@ -8,7 +8,7 @@ from textual.content import Content
 from textual.geometry import Size
 from textual.reactive import reactive
 
-from rptrain.runs.lanes import Lane, Snapshot
+from rptrain.runs.lanes import LaneRecord, Snapshot
 from rptrain.runs.view import ENDED, LaneView, RunView
 from rptrain.tui.widgets.line_widget import LineWidget
 from rptrain.tui.widgets.words import percent, size
@@ -99,13 +99,13 @@ class Lanes(LineWidget):
         return Content.styled("   ".join(parts), "$muted")
 
 
-def mark(lane: Lane, seconds: float) -> tuple[str, str]:
-    """The letter and colour of a record: the kind of stage that took most of its time."""
+def mark(lane: LaneRecord, seconds: float) -> tuple[str, str]:
+    """The letter and color of a record: the kind of stage that took most of its time."""
     kind, most = max(lane.busy.items(), key=lambda item: item[1], default=("", 0.0))
     return KINDS[kind] if most > LEAST * max(seconds, 1e-3) and kind in KINDS else IDLE
 
 
-def _now(lane: Lane) -> Content:
+def _now(lane: LaneRecord) -> Content:
     """What a device does, in NOW letters."""
     if lane.doing == "computing" and lane.stage is not None:
         where = f"{lane.stage}" + ("" if lane.micro_batch is None else f" · {lane.micro_batch + 1}")

@@ -13,7 +13,7 @@ from rptrain.runs.facts import LogLine
 from rptrain.utils.text import printable
 
 PARTS = ("log", "output", "samples")
-MOST = 300  # lines
+MAX_LINES = 300  # lines
 STYLES = {"info": "$foreground", "warning": "$warning", "error": "$error"}
 
 
@@ -77,7 +77,7 @@ class LogPanel(Vertical):
 
     def show_log(self, lines: Sequence[LogLine]) -> None:
         if self._is_new("log", (len(lines), lines[-1].time if lines else 0.0)):
-            self._set("log", Content("\n").join(_line(line) for line in list(lines)[-MOST:]))
+            self._set("log", Content("\n").join(_line(line) for line in list(lines)[-MAX_LINES:]))
 
     def show_output(self, text: str) -> None:
         if self._is_new("output", text):
@@ -85,7 +85,7 @@ class LogPanel(Vertical):
 
     def show_samples(self, samples: Sequence[Mapping[str, Any]]) -> None:
         if self._is_new("samples", len(samples)):
-            self._set("samples", Content("\n").join(_sample(sample) for sample in samples[-MOST:]))
+            self._set("samples", Content("\n").join(_sample(sample) for sample in samples[-MAX_LINES:]))
 
     def _is_new(self, part: str, told: Any) -> bool:
         before, self._told[part] = self._told.get(part), told

@@ -99,7 +99,7 @@ def _margins(low: float, high: float) -> tuple[float, float]:
 
 
 class Canvas:
-    """`columns` by `rows` letters. Where curves share a letter it has the colour of the later one."""
+    """`columns` by `rows` letters. Where curves share a letter it has the color of the later one."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self._columns, self._rows = columns, rows

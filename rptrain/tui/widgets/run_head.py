@@ -16,7 +16,7 @@ LEAST = 8  # of the bar
 SHORTEST = 12  # that a name is cut to
 WIDTHS = {"loss": 6, "tokens/s": 6, "of the floor": 4, "bubble": 4, "learning rate": 7, "gradient norm": 5}
 
-STATES = {  # a letter that does without colour, and the colour
+STATES = {  # a letter that does without color, and the color
     "new": ("…", "$muted"),
     "loading": ("…", "$accent"),
     "training": ("▶", "$success"),

@@ -33,7 +33,7 @@ def heading(width: int) -> Content:
 
 
 def row(run: Summary, width: int, mark: str) -> Content:
-    """`mark` is the colour of the run's curve where it is compared."""
+    """`mark` is the color of the run's curve where it is compared."""
     name, columns = _layout(width)
     cells = dict(_cells(run))
     shown = clipped(one_line(run.path.name), name - 1)

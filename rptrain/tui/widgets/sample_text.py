@@ -7,7 +7,7 @@ from textual.content import Content
 from rptrain.tui.services.heavy import Preview, Sample
 from rptrain.utils.text import printable
 
-MOST = 1200  # characters of a sample
+MAX_CHARACTERS = 1200  # characters of a sample
 
 
 def preview_text(preview: Preview) -> Content:
@@ -32,4 +32,4 @@ def _sample(sample: Sample) -> Content:
         end = stop
     parts.append((shown[end:], "$muted"))
     whole = Content.assemble(*parts)
-    return whole[:MOST] + Content("…") if len(sample.text) > MOST else whole.rstrip("\n")
+    return whole[:MAX_CHARACTERS] + Content("…") if len(sample.text) > MAX_CHARACTERS else whole.rstrip("\n")

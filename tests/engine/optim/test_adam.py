@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import adam as bench_adam
 from rptrain.engine.optim import adam
-from rptrain.engine.optim.adam import CHUNK, CpuAdam, Part, join, split
+from rptrain.engine.optim.adam import CHUNK, CpuAdam, UpdateArgs, join, split
 from rptrain.utils.native import ended
 
 from ...run_tools import PATIENCE
@@ -170,7 +170,7 @@ def halves():
 
 
 def around(numbers):
-    """Float32 numbers: these, their middles with the next larger, and the neighbours of both."""
+    """Float32 numbers: these, their middles with the next larger, and the neighbors of both."""
     ends = numbers[torch.isfinite(numbers)].float().unique()
     ends = torch.cat([ends, (ends[1:] + ends[:-1]) / 2, torch.tensor([65519.0, 65520.0, 65536.0, 1e30, -1e30])])
     bits = ends.view(torch.int32)
@@ -292,7 +292,7 @@ def test_fallback_joins_its_chunks():
         assert fallback.square_sum(grad) == native.square_sum(grad)
 
 
-def test_a_view_leaves_its_neighbours_alone():
+def test_a_view_leaves_its_neighbors_alone():
     states, _ = make_states(4 * CHUNK, torch.bfloat16)
     grad = values(4 * CHUNK, 1, torch.bfloat16)
     part = slice(CHUNK + 128, 3 * CHUNK + 5)
@@ -381,7 +381,7 @@ def test_what_follows_parts_waits_for_the_last_of_the_threads(fallback, monkeypa
                 assert release.wait(PATIENCE)
 
         monkeypatch.setattr(optimizer, "_calls", lambda part: [call, call])
-        begun = optimizer.begin([Part(), Part()], lambda: told.append(release.is_set()))
+        begun = optimizer.begin([UpdateArgs(), UpdateArgs()], lambda: told.append(release.is_set()))
         wait(begun, PATIENCE, FIRST_COMPLETED)
         early = len(told)
         release.set()
@@ -394,7 +394,7 @@ def test_nothing_follows_parts_of_which_one_failed(fallback, monkeypatch):
     with make_adam(fallback) as optimizer:
         told = []
         monkeypatch.setattr(optimizer, "_calls", lambda part: [lambda: None, lambda: 1 / 0][part["step"] :])
-        begun = optimizer.begin([Part(step=1), Part(step=0)], lambda: told.append(True))
+        begun = optimizer.begin([UpdateArgs(step=1), UpdateArgs(step=0)], lambda: told.append(True))
         with pytest.raises(ZeroDivisionError):
             ended(begun)
         assert not told

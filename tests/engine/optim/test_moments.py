@@ -98,7 +98,7 @@ def random_halves(noise, count):
 
 
 class Bf16Oracle:
-    """Floats between whose neighbours in bfloat16 a 16-bit number decides."""
+    """Floats between whose neighbors in bfloat16 a 16-bit number decides."""
 
     def __init__(self, count):
         self.m, self.v = np.zeros(count, F), np.zeros(count, F)
@@ -233,7 +233,7 @@ def test_the_second_moment_decays(kind, fallback):
 
 
 @SMALL
-def test_a_small_first_moment_is_learnt_beside_a_large_one(kind):
+def test_a_small_first_moment_is_learned_beside_a_large_one(kind):
     """Gradients of a hundred thousandth of the block's largest, whose share of 1 - beta1 is below its least code."""
     count, steps = 64 * moments.BLOCK, 60
     grad = torch.full((count,), 1e-5)

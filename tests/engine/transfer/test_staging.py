@@ -11,10 +11,10 @@ from rptrain.engine import evaluate
 from rptrain.engine.errors import EngineError
 from rptrain.engine.store import ModelStore
 from rptrain.engine.transfer import copies, staging
-from rptrain.kernels.quant import Quantised
+from rptrain.kernels.quant import Quantized
 from rptrain.models.adapters.lora import LoRA, without_adapters
 from rptrain.models.weights import pretrained
-from rptrain.models.weights.file_backed import MappedWeights, mapped_units
+from rptrain.models.weights.file_backed import FileBackedWeights, file_backed_units
 from tests.cases import long
 
 from ... import run_tools as tools
@@ -53,12 +53,12 @@ def mapped_store(folder, cfg, kind, *, dtype=torch.float32, asynchronous=True, w
         own = without_adapters(memory.spec)
         if not any(folder.iterdir()):
             pretrained.save(folder, own, memory.view, dtype)
-        mapped = MappedWeights(pretrained.check(folder, own), memory.spec, dtype)
+        mapped = FileBackedWeights(pretrained.check(folder, own), memory.spec, dtype)
         with ModelStore(memory.spec, dtype, mapped=mapped, lock=lock, **options) as store:
             for index in store.in_memory:
                 for param in store.spec.units[index].params:
                     held = memory.held(index, param.name)
-                    assert not isinstance(held, Quantised)
+                    assert not isinstance(held, Quantized)
                     store.held(index, param.name).copy_(held)
             store.loaded()
             yield store
@@ -72,7 +72,7 @@ def test_the_bits_of_a_base_in_memory(tmp_path, name):
     results = [runs.run(cfg, batches, f"{PLAN} | N=2 M=4 MR=4", **options, **kind)]
     for devices in (1, 2, 3):
         with mapped_store(tmp_path, cfg, kind) as store:
-            assert {*range(len(store.units))} - {*store.in_memory} == {*mapped_units(store.spec)} != set()
+            assert {*range(len(store.units))} - {*store.in_memory} == {*file_backed_units(store.spec)} != set()
             results.append(runs.train(store, batches, f"{PLAN} | N={devices} M=4 MR=4", **options))
     same_as_first(results)
 

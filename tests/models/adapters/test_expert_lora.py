@@ -88,7 +88,7 @@ def test_a_fresh_adapter_is_that_of_peft_and_adds_nothing(architecture, fresh, m
     for ours, theirs in zip(model.params, base.params, strict=False):
         for name, tensor in theirs.items():
             ours[name].copy_(tensor)
-    pretrained.initialise(model.spec, model.view, seed=5, units=range(len(base.spec.units), len(model.spec.units)))
+    pretrained.initialize(model.spec, model.view, seed=5, units=range(len(base.spec.units), len(model.spec.units)))
     tensors = model.tensors(model.params)
     found = {name: tensor for name, tensor in tensors.items() if "experts" in name and "lora" in name}
     assert len(found) == 8

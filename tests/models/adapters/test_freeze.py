@@ -97,8 +97,8 @@ def test_weights_of_some_units_alone():
     """As a run that is resumed reads or draws those that its checkpoint leaves out."""
     spec = freeze(registry.build(LLAMA), ["model.layers.1.*", "model.embed_tokens.weight"])
     whole, some = ([unit.views(torch.zeros(unit.numel)) for unit in spec.units] for _ in range(2))
-    pretrained.initialise(spec, lambda unit, name: whole[unit][name], 3)
-    pretrained.initialise(spec, lambda unit, name: some[unit][name], 3, spec.frozen)
+    pretrained.initialize(spec, lambda unit, name: whole[unit][name], 3)
+    pretrained.initialize(spec, lambda unit, name: some[unit][name], 3, spec.frozen)
     for index, unit in enumerate(spec.units):
         for param in unit.params:
             filled = index in spec.frozen

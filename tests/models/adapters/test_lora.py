@@ -193,7 +193,7 @@ def test_a_fresh_adapter_is_that_of_peft_and_adds_nothing(fresh, micro_batch) ->
     base = fresh("Qwen3ForCausalLM", hidden_size=64)
     model = in_ours(base, LoRA(), {name: 0 for name in _adapter_names(base.spec, LoRA())})
     units = range(len(base.spec.units), len(model.spec.units))
-    pretrained.initialise(model.spec, model.view, seed=5, units=units)
+    pretrained.initialize(model.spec, model.view, seed=5, units=units)
     tensors = model.tensors(model.params)
     for name, tensor in tensors.items():
         if name.endswith("lora_B.weight"):
@@ -219,7 +219,7 @@ def test_fresh_magnitudes_are_those_of_peft_and_change_nothing(architecture, dty
     settings = LoRA(use_dora=True)
     model = in_ours(base, settings, {name: 0 for name in _adapter_names(base.spec, settings)})
     units = range(len(base.spec.units), len(model.spec.units))
-    pretrained.initialise(model.spec, model.view, seed=5, units=units)
+    pretrained.initialize(model.spec, model.view, seed=5, units=units)
     set_magnitudes(model.spec, model.view, {})
     tensors = model.tensors(model.params)
     for name in adapted(model.spec):
@@ -241,7 +241,7 @@ def test_dora_drops_nothing(fresh) -> None:
 def test_the_numbers_of_a_fresh_adapter_stay_for_ever(fresh) -> None:
     spec = with_lora(fresh("LlamaForCausalLM").spec, LoRA(r=2))
     model = Native(spec, torch.float32)
-    pretrained.initialise(spec, model.view, seed=5)
+    pretrained.initialize(spec, model.view, seed=5)
     found = model.tensors(model.params)["model.layers.1.self_attn.v_proj.lora_A.weight"][1, :3]
     assert found.tolist() == [-0.1575998067855835, 0.013797663152217865, -0.0666445642709732]
 

@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.engine.store import ModelStore
-from rptrain.kernels.quant import Quantised
+from rptrain.kernels.quant import Quantized
 from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import LoRA, adapter_units, set_magnitudes, with_lora, without_adapters
 from rptrain.models.weights import file_backed, pretrained, quantized
-from rptrain.models.weights.file_backed import MappedUnit, MappedWeights, mapped_units
+from rptrain.models.weights.file_backed import FileBackedUnit, FileBackedWeights, file_backed_units
 from rptrain.models.weights.quantized import with_base
 from rptrain.models.weights.safetensors_io import as_bytes
 from rptrain.utils.errors import UserError
@@ -36,14 +36,14 @@ def in_memory(directory, spec):
 
 
 def opened(directory, spec, dtype=torch.bfloat16):
-    return MappedWeights(pretrained.check(directory, without_adapters(spec)), spec, dtype)
+    return FileBackedWeights(pretrained.check(directory, without_adapters(spec)), spec, dtype)
 
 
 def assert_the_same(directory, spec, monkeypatch):
     monkeypatch.setattr(file_backed, "BLOCK", 1 << 10)
     choose = random.Random(0)
     with in_memory(directory, spec) as store, opened(directory, spec) as files:
-        assert files.units.keys() == {*mapped_units(spec)} == {*spec.frozen} - {0} != set()
+        assert files.units.keys() == {*file_backed_units(spec)} == {*spec.frozen} - {0} != set()
         for index, unit in files.units.items():
             flat = as_bytes(store.units[index].params[0])
             assert unit.nbytes == len(flat)
@@ -55,8 +55,8 @@ def assert_the_same(directory, spec, monkeypatch):
                 assert buffer == flat[start:stop]
             for param in unit.unit.params:
                 held, expected = unit.held(param.name), store.held(index, param.name)
-                assert isinstance(held, Quantised) == isinstance(expected, Quantised)
-                pairs = zip(held[:2], expected[:2], strict=True) if isinstance(held, Quantised) else [(held, expected)]
+                assert isinstance(held, Quantized) == isinstance(expected, Quantized)
+                pairs = zip(held[:2], expected[:2], strict=True) if isinstance(held, Quantized) else [(held, expected)]
                 assert all(torch.equal(a, b) for a, b in pairs)
 
 
@@ -123,7 +123,7 @@ def test_a_file_that_was_changed_before_it_is_opened(fresh, tmp_path):
     found = pretrained.check(tmp_path, without_adapters(spec))
     (tmp_path / pretrained.SINGLE).write_bytes((tmp_path / pretrained.SINGLE).read_bytes()[:-2])
     with pytest.raises(UserError, match=r"model\.safetensors was changed while it is in use"):
-        MappedWeights(found, spec, torch.bfloat16)
+        FileBackedWeights(found, spec, torch.bfloat16)
 
 
 def test_dora_begins_with_a_few_rows_at_a_time(fresh, tmp_path, monkeypatch):
@@ -131,15 +131,15 @@ def test_dora_begins_with_a_few_rows_at_a_time(fresh, tmp_path, monkeypatch):
     model = fresh("LlamaForCausalLM", torch.bfloat16)
     pretrained.save(tmp_path, model.spec, model.view, torch.bfloat16)
     spec = with_lora(model.spec, LoRA(r=2, use_dora=True))
-    taken, read = [], MappedUnit.rows
-    monkeypatch.setattr(MappedUnit, "rows", lambda *given: taken.append(read(*given)) or taken[-1])
+    taken, read = [], FileBackedUnit.rows
+    monkeypatch.setattr(FileBackedUnit, "rows", lambda *given: taken.append(read(*given)) or taken[-1])
     monkeypatch.setattr(quantized, "WIDENED", 100)
     with in_memory(tmp_path, spec) as whole, opened(tmp_path, spec) as files:
-        pretrained.initialise(spec, whole.held, 0, adapter_units(spec))
+        pretrained.initialize(spec, whole.held, 0, adapter_units(spec))
         with ModelStore(spec, torch.bfloat16, generations=1, mapped=files) as store:
             for index in store.in_memory:
                 store.units[index].params[0].copy_(whole.units[index].params[0])
-            monkeypatch.setattr(MappedUnit, "held", None)
+            monkeypatch.setattr(FileBackedUnit, "held", None)
             set_magnitudes(spec, store.held, store.mapped)
             set_magnitudes(spec, whole.held, {})
             assert taken and max(rows.numel() for rows in taken) <= 100

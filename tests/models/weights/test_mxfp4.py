@@ -93,15 +93,15 @@ def test_a_base_in_4_bits_keeps_the_experts_codes_as_they_are(published, native,
         for unit in (1, 2):
             at = f"model.layers.{unit - 1}.mlp.experts"
             for name, key in (("experts_gate_up", "gate_up_proj"), ("experts_down", "down_proj")):
-                kept = store.units[unit].quantised[name]
+                kept = store.units[unit].quantized[name]
                 assert torch.equal(kept.codes, tensors[f"{at}.{key}_blocks"].flatten())
                 assert torch.equal(kept.scales, tensors[f"{at}.{key}_scales"].flatten())
                 assert torch.equal(store.view(unit, name), widened.params[unit][name])
             others = {"nf4": {"qkv", "o"}, "mxfp4": set()}[base]
-            assert store.units[unit].quantised.keys() == {"experts_gate_up", "experts_down"} | others
+            assert store.units[unit].quantized.keys() == {"experts_gate_up", "experts_down"} | others
 
 
-def test_experts_in_16_bits_are_quantised_in_the_published_order(published, native, tmp_path, monkeypatch) -> None:
+def test_experts_in_16_bits_are_quantized_in_the_published_order(published, native, tmp_path, monkeypatch) -> None:
     """Blocks of 32 inputs of an output, also where a thread reads a few rows at a time."""
     whole = native(published[0], torch.bfloat16)
     for params in whole.params[1:3]:
@@ -110,7 +110,7 @@ def test_experts_in_16_bits_are_quantised_in_the_published_order(published, nati
     for read in (1, 1 << 18):
         monkeypatch.setattr(quantized, "READ", read)
         with held(tmp_path / "wide", "mxfp4") as store:
-            kept = store.units[1].quantised["experts_gate_up"]
+            kept = store.units[1].quantized["experts_gate_up"]
             codes, scales = quantize(whole.params[1]["experts_gate_up"].mT, MXFP4)
             assert torch.equal(kept.codes, codes) and torch.equal(kept.scales, scales)
             assert torch.equal(store.view(2, "experts_down"), whole.params[2]["experts_down"])  # was in 4 bits before

@@ -282,11 +282,11 @@ def test_saving_over_weights_is_refused(saved) -> None:
         pretrained.save(directory, model.spec, model.view, torch.float32)
 
 
-def test_initialisation_depends_on_seed_and_name_only(fresh, monkeypatch) -> None:
+def test_initialization_depends_on_seed_and_name_only(fresh, monkeypatch) -> None:
     model, again, other = fresh(ARCHITECTURE), fresh(ARCHITECTURE, num_hidden_layers=3), fresh(ARCHITECTURE)
-    pretrained.initialise(model.spec, model.view, 7)
-    pretrained.initialise(again.spec, again.view, 7)
-    pretrained.initialise(other.spec, other.view, 8)
+    pretrained.initialize(model.spec, model.view, 7)
+    pretrained.initialize(again.spec, again.view, 7)
+    pretrained.initialize(other.spec, other.view, 8)
     for index in (0, 1, 2):
         for name, tensor in model.params[index].items():
             assert torch.equal(tensor, again.params[index][name])

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.engine.store import ModelStore
-from rptrain.kernels.quant import FORMATS, NF4, NF4_DOUBLE, Quantised, quantize
+from rptrain.kernels.quant import FORMATS, NF4, NF4_DOUBLE, Quantized, quantize
 from rptrain.models import registry
 from rptrain.models.adapters.lora import LoRA, set_magnitudes, with_lora, without_adapters
 from rptrain.models.weights import pretrained, quantized
@@ -42,7 +42,7 @@ def loaded(directory, base):
 
 
 def names(spec):
-    return {param.name for unit in spec.units for param in unit.quantised}
+    return {param.name for unit in spec.units for param in unit.quantized}
 
 
 @pytest.mark.parametrize(
@@ -56,16 +56,16 @@ def names(spec):
         (DENSE, "bf16", set()),
     ],
 )
-def test_matrices_of_layers_are_quantised_and_nothing_else(stored, architecture, base, expected):
+def test_matrices_of_layers_are_quantized_and_nothing_else(stored, architecture, base, expected):
     """Not the tables, the head, norms, biases and routers, nor what is trained."""
     changes = {"moe_intermediate_size": 12} if architecture == MOE else {}
     spec = spec_of(stored(architecture, **changes)[0], base)
     assert names(spec) == expected
     for index, unit in enumerate(spec.units):
-        assert not unit.quantised or (not unit.trainable and any(index in layer.units for layer in spec.layers))
+        assert not unit.quantized or (not unit.trainable and any(index in layer.units for layer in spec.layers))
 
 
-def test_what_is_trained_whole_is_not_quantised(stored):
+def test_what_is_trained_whole_is_not_quantized(stored):
     spec = spec_of(stored(DENSE)[0], "nf4", target_modules=("q_proj",), modules_to_save=("o_proj",))
     assert names(spec) == {"qkv", "gate_up", "down"}
 
@@ -83,7 +83,7 @@ def test_codes_are_those_of_each_tensor_of_the_checkpoint(stored, monkeypatch, a
     """By itself, from the file's own values, also where a thread reads a part of it; the rest is as it was."""
     directory, tensors = stored(architecture)
     monkeypatch.setattr(quantized, "READ", read)
-    fmt, quantised_elements = FORMATS[base], 0
+    fmt, quantized_elements = FORMATS[base], 0
     with loaded(directory, base) as store:
         for index, unit in enumerate(without_adapters(store.spec).units):
             for param in unit.params:
@@ -94,15 +94,15 @@ def test_codes_are_those_of_each_tensor_of_the_checkpoint(stored, monkeypatch, a
                         expected = tensor.bfloat16()
                     else:
                         numel = tensor.numel()
-                        held = store.units[index].quantised[param.name].part(start, start + numel)
+                        held = store.units[index].quantized[param.name].part(start, start + numel)
                         codes, scales = quantize(tensor, fmt)
                         assert torch.equal(held.codes, codes) and torch.equal(held.scales, scales), part.key
                         expected = held.widen(torch.empty(tensor.shape, dtype=torch.bfloat16))
-                        quantised_elements += numel
+                        quantized_elements += numel
                     rows = whole[start // max(tensor[0].numel(), 1) :][: part.rows]
                     assert torch.equal(rows, expected), part.key
                     start += tensor.numel()
-    assert quantised_elements > 0
+    assert quantized_elements > 0
 
 
 def test_scales_in_8_bits_are_those_of_each_tensor_of_the_checkpoint(stored, monkeypatch):
@@ -110,7 +110,7 @@ def test_scales_in_8_bits_are_those_of_each_tensor_of_the_checkpoint(stored, mon
     directory, tensors = stored(DENSE, hidden_size=128, intermediate_size=256, num_attention_heads=8)
     monkeypatch.setattr(quantized, "READ", 4 << 14)
     with loaded(directory, "nf4-double") as store:
-        params = {param.name: param for param in store.spec.units[1].quantised}
+        params = {param.name: param for param in store.spec.units[1].quantized}
         assert {name: param.format for name, param in params.items()} == {
             "qkv": NF4,
             "o": NF4_DOUBLE,
@@ -120,11 +120,11 @@ def test_scales_in_8_bits_are_those_of_each_tensor_of_the_checkpoint(stored, mon
         start = 0
         for part in params["gate_up"].parts:
             codes, scales = quantize(tensors[part.key], NF4_DOUBLE)
-            held = store.units[1].quantised["gate_up"].part(start, start + tensors[part.key].numel())
+            held = store.units[1].quantized["gate_up"].part(start, start + tensors[part.key].numel())
             start += tensors[part.key].numel()
             assert torch.equal(held.codes, codes) and torch.equal(held.scales, scales)
-        assert quantized.loading_bytes(store.spec) == quantized.QUANTISING + 256 * 128 // 64 * 4
-        pretrained.initialise(store.spec, store.held, 1)
+        assert quantized.loading_bytes(store.spec) == quantized.QUANTIZING + 256 * 128 // 64 * 4
+        pretrained.initialize(store.spec, store.held, 1)
         assert store.view(1, "down").float().std().item() == pytest.approx(
             store.spec.config["initializer_range"], rel=0.1
         )
@@ -140,8 +140,8 @@ def test_a_thread_reads_a_piece_at_a_time(stored, monkeypatch, architecture, nam
     directory, tensors = stored(architecture)
     monkeypatch.setattr(quantized, "READ", 4 * 512)
     spec = spec_of(directory, "nf4")
-    param = next(param for param in spec.units[1].quantised if param.name == name)
-    held = Quantised.of(torch.empty(param.nbytes(2), dtype=torch.uint8), param.numel, param.format)
+    param = next(param for param in spec.units[1].quantized if param.name == name)
+    held = Quantized.of(torch.empty(param.nbytes(2), dtype=torch.uint8), param.numel, param.format)
     file = pretrained.check(directory, without_adapters(spec)).tensors[param.parts[0].key]
     sizes = [piece.stored.shape[0] * piece.stored.shape[1] for piece in quantized.pieces(file, held, param.transposed)]
     assert sum(sizes) == tensors[param.parts[0].key].numel()
@@ -163,9 +163,9 @@ def test_dora_begins_with_a_few_widened_rows_at_a_time(stored, monkeypatch, base
     """And at the lengths of all of them."""
     spec = spec_of(stored(DENSE, hidden_size=96, intermediate_size=128)[0], base, use_dora=True)
     store, widened = ModelStore(spec, torch.bfloat16, generations=1), []
-    pretrained.initialise(spec, store.held, 1)
-    widen = Quantised.widen
-    monkeypatch.setattr(Quantised, "widen", lambda held, out: widened.append(out.numel()) or widen(held, out))
+    pretrained.initialize(spec, store.held, 1)
+    widen = Quantized.widen
+    monkeypatch.setattr(Quantized, "widen", lambda held, out: widened.append(out.numel()) or widen(held, out))
     monkeypatch.setattr(quantized, "WIDENED", 1 << 10)
     set_magnitudes(spec, store.held, {})
     assert all(numel <= 1 << 10 for numel in widened)
@@ -186,7 +186,7 @@ def test_drawn_weights_follow_from_seed_and_name(stored, base):
     drawn = []
     for seed in (1, 1, 2):
         store = ModelStore(spec, torch.bfloat16, generations=1)
-        pretrained.initialise(spec, store.held, seed)
+        pretrained.initialize(spec, store.held, seed)
         drawn.append(store)
     first, again, other = ([state.params[0] for state in store.units] for store in drawn)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """What was found of a subject. `advice` says what to do about a warning; `figures` are its numbers, for JSON."""
 
     subject: str
@@ -19,12 +19,12 @@ class Finding:
         return asdict(self)
 
 
-def found(subject: str, text: str, advice: str | None = None, **figures: Any) -> Finding:
+def check(subject: str, text: str, advice: str | None = None, **figures: Any) -> Check:
     """A warning where there is advice."""
-    return Finding(subject, "ok" if advice is None else "warning", text, advice, figures)
+    return Check(subject, "ok" if advice is None else "warning", text, advice, figures)
 
 
-def lines(findings: Iterable[Finding]) -> Iterator[str]:
+def lines(findings: Iterable[Check]) -> Iterator[str]:
     """The report as text."""
     findings = list(findings)
     width = max(len(finding.subject) for finding in findings)
