@@ -141,10 +141,10 @@ def train(
 ) -> None:
     """Train as a config says. `train` may be left out."""
     with exit_codes(), _terminated_as_interrupted():
-        from rptrain.config.resolve import render, resolve
-        from rptrain.runs.run_dir import find
+        from rptrain.config.resolve import render
+        from rptrain.runs.run_dir import find, resolve_config
 
-        resolved = resolve(config, overrides or ())
+        resolved = resolve_config(config, overrides or ())
         found = find(resolved, warn=dry_run)  # a run looks for it again, once torch is there
         if not dry_run:
             _keep_allocator_tidy()
@@ -196,12 +196,12 @@ def plan(
     not here. Ends with 2 where the run does not fit.
     """
     with exit_codes():
-        from rptrain.config.resolve import resolve
         from rptrain.runs.outputs import Output, check
+        from rptrain.runs.run_dir import resolve_config
         from rptrain.schedule import picture
         from rptrain.schedule.trace import PRODUCER, mark
 
-        resolved = resolve(config, overrides or ())
+        resolved = resolve_config(config, overrides or ())
         drawing = svg and Output("--svg", svg, picture.MARK, force)
         events = trace and Output("--trace", trace, mark(PRODUCER), force)
         check((drawing, events), config, resolved.config)
@@ -256,11 +256,11 @@ def bench(
     """
     with exit_codes():
         from rptrain.bench.trace import PRODUCER, document
-        from rptrain.config.resolve import resolve
         from rptrain.runs.outputs import Output, check
+        from rptrain.runs.run_dir import resolve_config
         from rptrain.schedule.trace import mark
 
-        resolved = resolve(config, overrides or ())
+        resolved = resolve_config(config, overrides or ())
         events = trace and Output("--trace", trace, mark(PRODUCER), force)
         _keep_allocator_tidy()
         check((events,), config, resolved.config)

@@ -187,7 +187,7 @@ def test_indexes(inside):
 
 def test_adapters_and_manifests(inside):
     spec = registry.build(registry.read_config(inside / "model"))
-    made = adapter.Adapter(LoRA(r=2, alpha=4), "model")
+    made = adapter.Adapter(LoRA(r=2, lora_alpha=4), "model")
     tuned = with_lora(spec, made.settings)
     shapes = {adapter.PREFIX + name: shape for name, shape in adapter.shapes(tuned).items()}
     folder = inside / "adapter"

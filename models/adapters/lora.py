@@ -42,10 +42,10 @@ class LoRA:
     """What is adapted, and how: as PEFT's LoraConfig says it."""
 
     r: int = 8
-    alpha: float = 8
-    dropout: float = 0.0
+    lora_alpha: float = 8
+    lora_dropout: float = 0.0
     target_modules: str | tuple[str, ...] = ALL  # a pattern of whole names, or names or their ends
-    rslora: bool = False
+    use_rslora: bool = False
     modules_to_save: tuple[str, ...] = ()  # names or their ends: trained whole
     use_dora: bool = False
     target_parameters: tuple[str, ...] = ()  # of experts: names or their ends
@@ -53,7 +53,7 @@ class LoRA:
     @property
     def scale(self) -> float:
         """Of an adapter's output; rsLoRA's (Kalajdzievski 2023, arXiv 2312.03732) divides by the root of the rank."""
-        return self.alpha / (sqrt(self.r) if self.rslora else self.r)
+        return self.lora_alpha / (sqrt(self.r) if self.use_rslora else self.r)
 
 
 def with_lora(spec: ModelSpec, settings: LoRA) -> ModelSpec:
@@ -64,13 +64,13 @@ def with_lora(spec: ModelSpec, settings: LoRA) -> ModelSpec:
     """
     if settings.r < 1:
         raise UserError(f"lora.r must be at least 1, not {settings.r}")
-    if settings.use_dora and settings.dropout:
+    if settings.use_dora and settings.lora_dropout:
         raise UserError(
-            "lora.dropout does not go with lora.use_dora: the model's own weights would have to be multiplied twice, "
-            "with the input and with what is left of it; set lora.dropout = 0"
+            "lora.lora_dropout cannot be used with lora.use_dora: the model's own weights would have to be multiplied "
+            "twice, with and without dropout; set lora.lora_dropout = 0"
         )
-    if settings.target_parameters and (settings.dropout or settings.use_dora):
-        key, off = ("lora.use_dora", "false") if settings.use_dora else ("lora.dropout", "0")
+    if settings.target_parameters and (settings.lora_dropout or settings.use_dora):
+        key, off = ("lora.use_dora", "false") if settings.use_dora else ("lora.lora_dropout", "0")
         raise UserError(f"{key} does not go with lora.target_parameters, for PEFT has neither: set {key} = {off}")
     targets = adapted_modules(spec, settings.target_modules)
     of_experts = adapted_parameters(spec, settings.target_parameters)
@@ -192,7 +192,7 @@ def _adapters(param: Param, settings: LoRA, targets: set[str]) -> tuple[Adapters
     starts, parts = zip(*found, strict=True)
     (outputs, inputs), r = param.shape, settings.r
     widths, names = tuple(part.rows for part in parts), [module(part) for part in parts]
-    form = (settings.scale, settings.dropout, settings.use_dora)
+    form = (settings.scale, settings.lora_dropout, settings.use_dora)
     made = Adapters(param.name, outputs, starts, widths, inputs, r, *form)
 
     def stacked(end: str) -> tuple[CheckpointPart, ...]:

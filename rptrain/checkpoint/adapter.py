@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -47,11 +47,13 @@ class Adapter:
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> Self:
         """From `to_dict`, of a checkpoint's meta."""
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["settings"].items()}
+        stored = {name: tuple(v) if isinstance(v, list) else v for name, v in meta["settings"].items()}
+        values: dict[str, Any] = {key: stored[name] for key, name in _stored_names().items() if name in stored}
         return cls(LoRA(**values), meta["base"])
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        settings = asdict(self.settings)
+        return {"settings": {name: settings[key] for key, name in _stored_names().items()}, "base": self.base}
 
     def config(self, spec: ModelSpec) -> dict[str, Any]:
         """adapter_config.json."""
@@ -63,10 +65,10 @@ class Adapter:
             "base_model_name_or_path": self.base,
             "inference_mode": True,
             "r": settings.r,
-            "lora_alpha": settings.alpha,
-            "lora_dropout": settings.dropout,
+            "lora_alpha": settings.lora_alpha,
+            "lora_dropout": settings.lora_dropout,
             "target_modules": target_names(spec),
-            "use_rslora": settings.rslora,
+            "use_rslora": settings.use_rslora,
             "use_dora": settings.use_dora,
             "bias": "none",
             "fan_in_fan_out": False,
@@ -171,8 +173,8 @@ def settings_of(files: AdapterFiles, spec: ModelSpec) -> LoRA:
     if not isinstance(parameters, list) or not all(isinstance(name, str) for name in parameters):
         raise UserError(f"{files.directory / CONFIG}: target_parameters must be a list of names")
     kind: dict[str, Any] = {"target_parameters": tuple(parameters)}
-    kind |= {"rslora": bool(config.get("use_rslora")), "use_dora": bool(config.get("use_dora"))}
-    return LoRA(r=r, alpha=alpha, target_modules=targets, modules_to_save=saved, **kind)
+    kind |= {key: bool(config.get(key)) for key in ("use_rslora", "use_dora")}
+    return LoRA(r=r, lora_alpha=alpha, target_modules=targets, modules_to_save=saved, **kind)
 
 
 def check(files: AdapterFiles, spec: ModelSpec) -> None:
@@ -199,12 +201,11 @@ def check_settings(files: AdapterFiles, settings: LoRA, base: str) -> None:
     """UserError where a run with these settings would not go on with the adapter; a warning where its base has another
     name.
     """
-    there = {"r": "r", "alpha": "lora_alpha", "rslora": "use_rslora", "use_dora": "use_dora"}
     defaults = asdict(LoRA())
     differ = [
         f"lora.{key} is {_shown(getattr(settings, key))}, the adapter's is {_shown(found)}"
-        for key, name in there.items()
-        if (found := files.config.get(name, defaults[key])) != getattr(settings, key)
+        for key in ("r", "lora_alpha", "use_rslora", "use_dora")
+        if (found := files.config.get(key, defaults[key])) != getattr(settings, key)
     ]
     if differ:
         raise UserError(f"{files.directory} has other settings: {'; '.join(differ)}. Set them alike")
@@ -224,6 +225,12 @@ def load(files: AdapterFiles, spec: ModelSpec, view: View) -> None:
     trained = [index for index, unit in enumerate(spec.units) if unit.trainable]
     if name := pretrained.not_finite(spec, view, trained):
         raise UserError(f"{files.directory / WEIGHTS}: {name} has values that are infinite or not numbers")
+
+
+def _stored_names() -> dict[str, str]:
+    """The settings, and what a checkpoint calls them: shorter names for three of them."""
+    short = {"lora_alpha": "alpha", "lora_dropout": "dropout", "use_rslora": "rslora"}
+    return {field.name: short.get(field.name, field.name) for field in fields(LoRA)}
 
 
 def _ties(spec: ModelShape) -> bool:

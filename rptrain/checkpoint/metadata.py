@@ -55,7 +55,7 @@ class _Frozen:
 
 @dataclass(frozen=True)
 class _Settings:
-    """As models.lora.LoRA, which is not imported here: torch comes with it."""
+    """As checkpoint/adapter.py writes the settings of LoRA; that is not imported here, as torch comes with it."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # what is not known here cannot be computed
     r: int = 8

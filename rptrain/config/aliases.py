@@ -4,7 +4,8 @@ from difflib import get_close_matches
 
 from rptrain.config.schema import Config, keys
 
-# The words of Hugging Face's TrainingArguments, TRL, axolotl, LLaMA-Factory and torchtune for keys of ours.
+# Names that other trainers have for our keys (TrainingArguments, TRL, axolotl, LLaMA-Factory, torchtune), and earlier
+# names of ours.
 _ALIASES = {
     "model.path": "model_name_or_path pretrained_model_name_or_path base_model model_name model_id checkpoint_dir",
     "model.dtype": "torch_dtype precision model_dtype bf16 pure_bf16 bfloat16 fp32 float32 fp16 float16 half pure_fp16",
@@ -30,10 +31,10 @@ _ALIASES = {
     "train.max_steps": "max_train_steps total_steps num_steps num_training_steps max_iters max_steps_per_epoch",
     "train.seed": "data_seed random_seed",
     "lora.r": "lora_r lora_rank rank",
-    "lora.alpha": "lora_alpha",
-    "lora.dropout": "lora_dropout",
+    "lora.lora_alpha": "alpha",
+    "lora.lora_dropout": "lora.dropout",
     "lora.target_modules": "lora_target lora_target_modules lora_target_linear lora_attn_modules",
-    "lora.rslora": "use_rslora peft_use_rslora",
+    "lora.use_rslora": "rslora peft_use_rslora",
     "lora.use_dora": "dora peft_use_dora",
     "lora.modules_to_save": "lora_modules_to_save additional_target",
     "lora.base": "load_in_4bit load_in_8bit bnb_4bit_quant_type quantization_bit quantize_base qlora",
@@ -126,8 +127,8 @@ def answer(dotted: str, value: object = None) -> str:
     leaf = leaf.lower().replace("-", "_")
     if leaf in _ADVICE:
         return _ADVICE[leaf]
-    if leaf in _CANONICAL:
-        return f"rptrain calls this `{_CANONICAL[leaf]}`"
+    if key := _CANONICAL.get(dotted) or _CANONICAL.get(leaf):
+        return f"rptrain calls this `{key}`"
     for word in (part.lower() for part in (leaf, *section.split("."))):
         if feature := _unavailable(word):
             return f"{feature} is not available in this version"

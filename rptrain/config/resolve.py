@@ -33,7 +33,7 @@ def resolve(path: Path | str, overrides: Sequence[str] = (), text: str | None = 
     Raises ConfigError with every mistake found, in the order of the file and then of the command line.
     """
     path = Path(path)
-    document, lines = _parse(path, _read(path) if text is None else text)
+    document, lines = _parse(path, read_text(path) if text is None else text)
     places: dict[KeyPath, int] = dict(lines)  # line numbers; _LAST for the command line
     mistakes: list[tuple[int, str]] = []
     for override in overrides:
@@ -105,7 +105,8 @@ def render(resolved: Resolved) -> str:
 _LAST = 1 << 30  # the command line's place: after every line of the file
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a config. UserError where it cannot be read."""
     if path.exists() and not (path.is_file() or path.is_dir()):  # nobody may write to a pipe
         raise UserError(f"{path}: is no ordinary file")
     try:

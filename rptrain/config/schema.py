@@ -140,16 +140,16 @@ class Lora(Section):
 
     r: Count = 8
     """the rank: columns of each adapter"""
-    alpha: Number = Field(default=8, le=MAX_COUNT)
-    """an adapter's output is multiplied by alpha / r"""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
+    lora_alpha: Number = Field(default=8, le=MAX_COUNT)
+    """an adapter's output is multiplied by lora_alpha / r"""
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     """share of an adapter's inputs that is left out, at random"""
     target_modules: Names = "all-linear"
     """"all-linear"; or names such as ["q_proj", "v_proj"]; or a pattern (regular expression) of whole names"""
-    rslora: bool = False
-    """multiply by alpha / sqrt(r) instead"""
+    use_rslora: bool = False
+    """multiply by lora_alpha / sqrt(r) instead"""
     use_dora: bool = False
-    """DoRA: train the length of each row of an adapted weight too; needs dropout = 0"""
+    """DoRA: train the length of each row of an adapted weight too; needs lora_dropout = 0"""
     modules_to_save: tuple[Text, ...] = Field(default=(), strict=False)
     """modules that are trained whole, such as ["embed_tokens", "lm_head"]"""
     base: Literal["bf16", "nf4", "mxfp4", "int8"] = "bf16"
@@ -157,7 +157,7 @@ class Lora(Section):
     double_quant: bool = False
     """hold the scales of "nf4" in 8 bits too: 4.13 bits a weight in place of 4.5"""
     target_parameters: tuple[Text, ...] = Field(default=(), strict=False)
-    """of experts: "mlp.experts.gate_up_proj", "mlp.experts.down_proj"; needs dropout = 0 and no DoRA; unset: none"""
+    """of experts: "mlp.experts.gate_up_proj", "mlp.experts.down_proj"; needs lora_dropout = 0, no DoRA; unset: none"""
     adapter: PathText | None = None
     """the folder of an adapter by PEFT or rptrain to go on from, of the same settings; unset: a new one"""
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -10,13 +11,17 @@ from typing import Any, Self
 from rptrain.checkpoint.atomic_dir import MANIFEST, PARTIAL, Damaged, beside, complete_checkpoints, set_aside
 from rptrain.checkpoint.metadata import RUN_CONFIG, read_facts
 from rptrain.config.errors import dotted, leaves, shown
-from rptrain.config.resolve import Resolved, render, resolve
+from rptrain.config.resolve import Resolved, read_text, render, resolve
 from rptrain.config.schema import AUTOMATIC, Config
 from rptrain.runs.control import FOLDER
 from rptrain.runs.events import is_finished
 from rptrain.utils.errors import UserError
 
 log = logging.getLogger(__name__)
+
+# Keys as earlier versions wrote them at the beginning of a line of a run's config, where no other table has them.
+_NEW_NAMES = {"alpha": "lora_alpha", "dropout": "lora_dropout", "rslora": "use_rslora"}
+_RENAMED = re.compile(rf"^(?:{'|'.join(_NEW_NAMES)})\b(?= =)", re.MULTILINE)
 
 # A resumed run may change these: they do not reach the numbers, or only say when to stop. All else is fixed.
 _FREE = re.compile(
@@ -112,13 +117,21 @@ class RunDir:
         return self.events_path.is_file() and is_finished(self.events_path)
 
     def config(self) -> Config:
-        return resolve(self.config_path).config
+        return resolve_config(self.config_path).config
 
     def write_config(self, resolved: Resolved) -> None:
         """Replaces the config as a whole, so that it is never half there."""
         aside = beside(self.config_path, PARTIAL)
         aside.write_text(render(resolved), encoding="utf-8")
         aside.replace(self.config_path)
+
+
+def resolve_config(path: Path, overrides: Sequence[str] = ()) -> Resolved:
+    """As `resolve`; a run's own config may have keys by the names that earlier versions gave them."""
+    text = None
+    if path.name == RUN_CONFIG and RunDir(path.parent).events_path.is_file():
+        text = _RENAMED.sub(lambda match: _NEW_NAMES[match[0]], read_text(path))
+    return resolve(path, overrides, text)
 
 
 def checkpoint_of(path: Path | str) -> tuple[RunDir, Path]:

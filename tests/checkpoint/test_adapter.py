@@ -21,11 +21,11 @@ from tests.models.adapters.test_lora import IDS, in_peft
 from tests.models.conftest import COMMON, VARIANTS, Native, make_micro_batch
 
 SETTINGS = {
-    "all-linear": LoRA(r=4, alpha=8, dropout=0.1),
-    "rank-one-rslora": LoRA(r=1, alpha=3, rslora=True),
+    "all-linear": LoRA(r=4, lora_alpha=8, lora_dropout=0.1),
+    "rank-one-rslora": LoRA(r=1, lora_alpha=3, use_rslora=True),
     "some": LoRA(r=5, target_modules=("k_proj", "o_proj")),
     "pattern": LoRA(r=3, target_modules=r".*\.1\.self_attn\.[qv]_proj"),
-    "dora": LoRA(r=3, alpha=6, use_dora=True, modules_to_save=("embed_tokens",)),
+    "dora": LoRA(r=3, lora_alpha=6, use_dora=True, modules_to_save=("embed_tokens",)),
     "trained-whole": LoRA(modules_to_save=("embed_tokens", "model.norm", "1.input_layernorm")),
 }
 
@@ -98,7 +98,7 @@ def test_peft_loads_what_is_written(base, settings, tmp_path) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [LoRA(r=3, alpha=9), LoRA(r=3, alpha=9, use_dora=True), SETTINGS["trained-whole"]],
+    [LoRA(r=3, lora_alpha=9), LoRA(r=3, lora_alpha=9, use_dora=True), SETTINGS["trained-whole"]],
     ids=["adapters", "dora", "trained-whole"],
 )
 def test_merged_equals_unmerged(base, settings, tmp_path) -> None:
@@ -139,7 +139,7 @@ def assert_gone_on_from(theirs, directory, settings, folder) -> None:
 def test_what_peft_writes_is_gone_on_from(base, settings, tmp_path) -> None:
     model, directory = base
     targets = list(settings.target_modules) if isinstance(settings.target_modules, tuple) else ["q_proj", "o_proj"]
-    settings = replace(settings, alpha=8, target_modules=tuple(targets))
+    settings = replace(settings, lora_alpha=8, target_modules=tuple(targets))
     theirs, _ = in_peft(model, settings, targets)
     assert_gone_on_from(theirs, directory, settings, tmp_path)
 
@@ -213,7 +213,7 @@ def test_a_changed_file_or_config_is_found(base, damage, tmp_path) -> None:
     settings = LoRA(r=2)
     model = trained(directory, settings)
     made = written(model, settings, directory, tmp_path / "a")
-    other = Adapter(LoRA(r=2, alpha=16), str(directory))
+    other = Adapter(LoRA(r=2, lora_alpha=16), str(directory))
     with pytest.raises(UserError, match="lora_alpha"):
         verify_adapter(tmp_path / "a", model.spec, other)
     damage(tmp_path / "a/adapter_model.safetensors", 0.9)
@@ -228,11 +228,14 @@ def test_a_changed_file_or_config_is_found(base, damage, tmp_path) -> None:
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; only \"LORA\" can be read"),
         ({"use_qalora": True, "bias": "all"}, "use_qalora, bias cannot be trained here"),
         ({"use_dora": True}, "lora.use_dora is false, the adapter's is true. Set them alike"),
-        ({"lora_alpha": 0.5}, "lora.alpha is 8, the adapter's is 0.5. Set them alike"),
+        ({"lora_alpha": 0.5}, "lora.lora_alpha is 8, the adapter's is 0.5. Set them alike"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern cannot be trained here"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' cannot be trained here"),
-        ({"r": 4, "use_rslora": True}, "lora.r is 2, the adapter's is 4; lora.rslora is false, the adapter's is true"),
-        ({"lora_alpha": 32}, "lora.alpha is 8, the adapter's is 32. Set them alike"),
+        (
+            {"r": 4, "use_rslora": True},
+            "lora.r is 2, the adapter's is 4; lora.use_rslora is false, the adapter's is true",
+        ),
+        ({"lora_alpha": 32}, "lora.lora_alpha is 8, the adapter's is 32. Set them alike"),
         ({"base_model_name_or_path": ["llama"]}, "adapter_config.json: base_model_name_or_path must be text"),
     ],
 )
@@ -252,7 +255,7 @@ def test_adapters_that_are_not_gone_on_from(base, changes, message, tmp_path) ->
 @pytest.mark.parametrize(("alpha", "stored"), [(16, 16.0), (0.5, 0.5)])
 def test_an_alpha_with_a_point_is_gone_on_from(base, alpha, stored, tmp_path) -> None:
     _, directory = base
-    settings = LoRA(r=2, alpha=alpha)
+    settings = LoRA(r=2, lora_alpha=alpha)
     written(trained(directory, settings), settings, directory, tmp_path / "a")
     file = tmp_path / "a/adapter_config.json"
     assert repr(json.loads(file.read_text())["lora_alpha"]) == repr(alpha)

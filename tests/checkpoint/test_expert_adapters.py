@@ -20,8 +20,8 @@ __all__ = ["base"]  # the fixture
 
 BOTH = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 SETTINGS = {
-    "both-attention": LoRA(r=4, alpha=8, target_parameters=BOTH),
-    "both-rslora": LoRA(r=3, alpha=5, rslora=True, target_modules=(), target_parameters=BOTH),
+    "both-attention": LoRA(r=4, lora_alpha=8, target_parameters=BOTH),
+    "both-rslora": LoRA(r=3, lora_alpha=5, use_rslora=True, target_modules=(), target_parameters=BOTH),
     "gate-and-up": LoRA(r=2, target_modules=("k_proj",), target_parameters=("experts.gate_up_proj",)),
     "down": LoRA(r=1, target_modules=(), target_parameters=("down_proj",), modules_to_save=("model.norm",)),
 }

@@ -26,10 +26,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("[optim]\nlr = 3", "c.toml:7: unknown key `optim.lr`: rptrain calls this `optim.learning_rate`"),
         ("[optm]\neps = 3", "c.toml:7: unknown key `optm.eps`: rptrain calls this `optim.eps`"),
         ("[lora]\nrank = 3", "c.toml:7: unknown key `lora.rank`: rptrain calls this `lora.r`"),
+        ("[lora]\nalpha = 3", "c.toml:7: unknown key `lora.alpha`: rptrain calls this `lora.lora_alpha`"),
+        ("[lora]\ndropout = 0.1", "c.toml:7: unknown key `lora.dropout`: rptrain calls this `lora.lora_dropout`"),
+        ("[lora]\nrslora = true", "c.toml:7: unknown key `lora.rslora`: rptrain calls this `lora.use_rslora`"),
         ("[lora]\nr = 0", "c.toml:7: `lora.r` must be greater than 0, not 0"),
         ("[lora]\nr = 1_000_000_007", "c.toml:7: `lora.r` must be less than or equal to 1000000000, not 1000000007"),
-        ("[lora]\nalpha = 1e300", "c.toml:7: `lora.alpha` must be less than or equal to 1000000000, not 1e+300"),
-        ("[lora]\ndropout = 1", "c.toml:7: `lora.dropout` must be less than 1, not 1"),
+        (
+            "[lora]\nlora_alpha = 1e300",
+            "c.toml:7: `lora.lora_alpha` must be less than or equal to 1000000000, not 1e+300",
+        ),
+        ("[lora]\nlora_dropout = 1", "c.toml:7: `lora.lora_dropout` must be less than 1, not 1"),
         (
             "[lora]\ntarget_modules = []",
             '`lora.target_modules`: must be text, or a list such as ["q_proj", "v_proj"], where lora.target_parameters',

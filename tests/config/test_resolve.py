@@ -206,16 +206,16 @@ def test_adapters_are_trained_where_they_are_asked_for(folder):
     assert load(MINIMAL, "train.method=full").config.adapters is None
     assert load(MINIMAL, "train.method=lora").config.adapters == Lora()
     lora = load(MINIMAL, "lora.r=3", "lora.target_modules=['q_proj']").config.adapters
-    assert lora == Lora(r=3, target_modules=("q_proj",)) and lora.alpha == 8
+    assert lora == Lora(r=3, target_modules=("q_proj",)) and lora.lora_alpha == 8
 
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(("given", "written"), [("16", "16"), ("16.0", "16"), ("0.5", "0.5")])
 def test_alpha_is_any_number_and_is_written_whole_where_it_is(given, written) -> None:
-    resolved = load(MINIMAL, f"lora.alpha={given}")
-    assert resolved.config.lora is not None and resolved.config.lora.alpha == float(written)
-    assert repr(resolved.config.lora.model_dump()["alpha"]) == written
-    assert repr(tomllib.loads(render(resolved))["lora"]["alpha"]) == written
+    resolved = load(MINIMAL, f"lora.lora_alpha={given}")
+    assert resolved.config.lora is not None and resolved.config.lora.lora_alpha == float(written)
+    assert repr(resolved.config.lora.model_dump()["lora_alpha"]) == written
+    assert repr(tomllib.loads(render(resolved))["lora"]["lora_alpha"]) == written
 
 
 def test_experts_alone_can_have_adapters(folder):
@@ -223,7 +223,7 @@ def test_experts_alone_can_have_adapters(folder):
     assert lora == Lora(target_modules=(), target_parameters=("down_proj",))
 
 
-LORA = MINIMAL + "[lora]\nalpha = 4\ntarget_modules = ['q_proj']\nmodules_to_save = ['lm_head']\n"
+LORA = MINIMAL + "[lora]\nlora_alpha = 4\ntarget_modules = ['q_proj']\nmodules_to_save = ['lm_head']\n"
 
 
 @pytest.mark.parametrize("text", [MINIMAL, FULL, LORA, (ROOT / "rptrain.toml").read_text(encoding="utf-8")])

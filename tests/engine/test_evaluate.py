@@ -69,15 +69,17 @@ def test_a_slow_device_keeps_its_activations():
 
 def test_nothing_is_dropped():
     *batches, other = plain.make_batches(2)
-    with_dropout = trained(batches, other, "N=2 M=4 MR=4", asynchronous=True, lora=LoRA(r=2, alpha=4, dropout=0.5))[0]
-    without = trained(batches, other, "N=2 M=4 MR=4", asynchronous=True, lora=LoRA(r=2, alpha=4))[0]
+    with_dropout = trained(
+        batches, other, "N=2 M=4 MR=4", asynchronous=True, lora=LoRA(r=2, lora_alpha=4, lora_dropout=0.5)
+    )[0]
+    without = trained(batches, other, "N=2 M=4 MR=4", asynchronous=True, lora=LoRA(r=2, lora_alpha=4))[0]
     assert with_dropout[0][0] == without[0][0] and with_dropout[-1][0] != without[-1][0]
 
 
 @pytest.mark.parametrize("plan", ["N=1 M=4 MR=4", "N=2 M=4 MR=2"])
 def test_of_a_quantized_base_it_is_what_a_training_pass_says(plan):
     """Before a step, in sync, both are of the same weights."""
-    batches, lora = plain.make_batches(3), LoRA(r=2, alpha=4)
+    batches, lora = plain.make_batches(3), LoRA(r=2, lora_alpha=4)
     kind = {"wide_grad": "MR=2" in plan, "asynchronous": False, "lora": lora, "base": "nf4"}
     with runs.make_store(CFG, torch.float64, **kind) as store:
         tokens = batches[0].sequences * batches[0].length

@@ -17,8 +17,8 @@ PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
 TIED = plain.config(tie_word_embeddings=True)
 EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 CASES = {
-    "all": (plain.CONFIG, LoRA(r=4, alpha=8)),
-    "rank-one-rslora": (TIED, LoRA(r=1, alpha=3, rslora=True)),
+    "all": (plain.CONFIG, LoRA(r=4, lora_alpha=8)),
+    "rank-one-rslora": (TIED, LoRA(r=1, lora_alpha=3, use_rslora=True)),
     "upper-layers": (plain.CONFIG, LoRA(r=3, target_modules=r".*\.[23]\..*\.(q|v|up)_proj")),
     "modules-to-save": (plain.CONFIG, LoRA(r=3, modules_to_save=("embed_tokens", "lm_head", "input_layernorm"))),
     "tied-embedding-saved": (TIED, LoRA(r=3, modules_to_save=("embed_tokens",))),
@@ -70,7 +70,7 @@ def test_equals_the_plain_loop(asynchronous, cfg, lora):
     assert_equals_the_plain_loop(store, cfg, lora, batches, rate, asynchronous=asynchronous)
 
 
-DROPPING = LoRA(r=3, alpha=12, dropout=0.3, modules_to_save=("norm",))
+DROPPING = LoRA(r=3, lora_alpha=12, lora_dropout=0.3, modules_to_save=("norm",))
 
 
 @UPDATES
@@ -108,7 +108,9 @@ def test_masks_follow_from_seed_step_and_row_and_from_nothing_else():
     assert losses(same) == losses(replace(same, seed=1 << 70)) == [zero]
     cut = {name: getattr(same, name).view(4, -1) for name in ("input_ids", "labels", "positions")}
     documents = tuple(pair for four in same.documents for pair in (four[:2], four[2:]))
-    assert losses(replace(same, **cut, documents=documents, sequences=1), sequences=1) == pytest.approx([zero], rel=1e-12)
+    assert losses(replace(same, **cut, documents=documents, sequences=1), sequences=1) == pytest.approx(
+        [zero], rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])

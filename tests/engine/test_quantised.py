@@ -21,7 +21,7 @@ from .test_lora import EXPERTS, assert_equals_the_plain_loop
 
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
 CASES = {
-    "nf4": (plain.CONFIG, "nf4", LoRA(r=4, alpha=8)),
+    "nf4": (plain.CONFIG, "nf4", LoRA(r=4, lora_alpha=8)),
     "nf4-double": (plain.config(hidden_size=128, intermediate_size=128), "nf4-double", LoRA(r=3)),
     "mxfp4": (plain.CONFIG, "mxfp4", LoRA(r=3)),
     "int8": (plain.CONFIG, "int8", LoRA(r=3, modules_to_save=("embed_tokens", "input_layernorm"))),
@@ -72,7 +72,7 @@ def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous):
         "FB0-4 | N=2 M=4 MR=4",
         "F0-0 F1-2 FB3-4 B2-2 B1-1 B0-0 | N=2 M=4 MR=4",
     ):
-        options = {"asynchronous": asynchronous, "lora": LoRA(r=3, dropout=0.1), "base": "nf4", "rate": 1e-2}
+        options = {"asynchronous": asynchronous, "lora": LoRA(r=3, lora_dropout=0.1), "base": "nf4", "rate": 1e-2}
         results.append(runs.run(plain.CONFIG, batches, plan, dtype=torch.bfloat16, **options))
     same_as_first(results)
 

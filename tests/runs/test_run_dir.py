@@ -9,7 +9,7 @@ import pytest
 from rptrain.config.resolve import Resolved, resolve
 from rptrain.runs import events, run_dir
 from rptrain.runs.events import EventLog
-from rptrain.runs.run_dir import RunDir, changed, checkpoint_of, find
+from rptrain.runs.run_dir import RunDir, changed, checkpoint_of, find, resolve_config
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
@@ -255,3 +255,19 @@ def test_a_resumed_run_keeps_its_name():
     save(run, 10)
     begin(config("save.resume=runs/r", "log.run_name=other"))
     assert run.config().log.run_name == "r"
+
+
+def test_a_run_with_earlier_names_of_keys_is_resumed():
+    resolved = config("lora.r=2", "lora.lora_alpha=3", "lora.lora_dropout=0.1", "lora.use_rslora=true")
+    run, _ = begin(resolved)
+    record(run, events.Paused(1))
+    save(run, 1)
+    text = run.config_path.read_text().replace("lora_alpha", "alpha").replace("lora_dropout", "dropout")
+    run.config_path.write_text(text := text.replace("use_rslora", "rslora"))
+    again = resolve_config(run.config_path, [f"save.resume={run.path}"])
+    assert again.config.lora == resolved.config.lora == run.config().lora
+    assert find(again) == find(config("lora.r=2", "lora.lora_alpha=3", "lora.lora_dropout=0.1", "lora.use_rslora=true"))
+    assert run.config_path.read_text() == text
+    run.events_path.unlink()  # a config of that name that is no run's
+    with pytest.raises(UserError, match=r"rptrain calls this `lora\.lora_alpha`"):
+        resolve_config(run.config_path)

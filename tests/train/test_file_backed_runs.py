@@ -16,7 +16,7 @@ from rptrain.utils.errors import UserError
 from .. import run_tools as tools
 from ..cases import long
 
-LORA = ("lora.r=3", "lora.alpha=6", "save.save_steps=2", "optim.learning_rate=0.05")
+LORA = ("lora.r=3", "lora.lora_alpha=6", "save.save_steps=2", "optim.learning_rate=0.05")
 FREEZE = ('train.freeze=["model.embed_tokens.weight", "model.layers.1.*", "*.mlp.*"]', "save.save_steps=2")
 MAP = "model.hold=map"
 NORM = 128 * 4  # bytes, padded

@@ -16,7 +16,13 @@ from rptrain.utils.errors import UserError
 from .. import run_tools as tools
 from ..cases import long
 
-LORA = ("lora.r=3", "lora.alpha=6", "lora.dropout=0.2", "lora.modules_to_save=['model.norm']", "save.save_steps=2")
+LORA = (
+    "lora.r=3",
+    "lora.lora_alpha=6",
+    "lora.lora_dropout=0.2",
+    "lora.modules_to_save=['model.norm']",
+    "save.save_steps=2",
+)
 IDS = torch.arange(20).view(2, 10)
 
 
@@ -64,7 +70,7 @@ def test_what_a_run_leaves(folder):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", [(), ("lora.use_dora=true", "lora.dropout=0")], ids=["lora", "dora"])
+@pytest.mark.parametrize("kind", [(), ("lora.use_dora=true", "lora.lora_dropout=0")], ids=["lora", "dora"])
 def test_stock_peft_computes_what_was_trained_and_what_is_merged(folder, kind):
     from transformers import AutoModelForCausalLM
 
@@ -129,7 +135,7 @@ def test_where_the_base_of_an_adapter_is_can_be_written_into_it(folder):
     assert generate_text(run.model_path, *asked) == answers
 
 
-@pytest.mark.parametrize("kind", [(), ("lora.use_dora=true", "lora.dropout=0")], ids=["lora", "dora"])
+@pytest.mark.parametrize("kind", [(), ("lora.use_dora=true", "lora.lora_dropout=0")], ids=["lora", "dora"])
 def test_an_adapter_is_gone_on_from(folder, kind):
     first = tools.train_here(folder, *LORA, *kind)
     again = tools.train_here(

@@ -14,7 +14,7 @@ from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
 
-NARROW = ("lora.r=3", "lora.alpha=6", "lora.base=nf4", "save.save_steps=2", "optim.learning_rate=0.05")
+NARROW = ("lora.r=3", "lora.lora_alpha=6", "lora.base=nf4", "save.save_steps=2", "optim.learning_rate=0.05")
 ASKED = (["a", "bc"], 6, 0.0, 0, True)
 
 

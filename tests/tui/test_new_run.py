@@ -122,8 +122,8 @@ async def test_a_refused_value_that_goes_out_of_sight_blocks_nothing(make: Made,
     (tmp_path / "rptrain.toml").write_text(STARTER + "[lora]\nr = 8\nalpha = 16\n")
     async with make().run_test(size=(120, 36)) as pilot:
         await ready(pilot)
-        await type_over(pilot, "[1", "#lora-alpha")
-        await until(pilot, lambda: "· lora.alpha: the value is no TOML" in screen_text(pilot.app))
+        await type_over(pilot, "[1", "#lora-lora_alpha")
+        await until(pilot, lambda: "· lora.lora_alpha: the value is no TOML" in screen_text(pilot.app))
         await focus(pilot, "#train-method")
         await pilot.press("left")
         await ready(pilot)

@@ -17,8 +17,8 @@ from textual.widgets import Button, Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
 from rptrain.config.errors import ConfigError
-from rptrain.config.resolve import resolve
 from rptrain.config.types import format_size
+from rptrain.runs.run_dir import RunDir
 from rptrain.tui.context import Context
 from rptrain.tui.messages import OpenRun
 from rptrain.tui.screens.closing import is_left, until_closed
@@ -380,7 +380,7 @@ class NewRun(Screen[None]):
     def begin_with(self, run: Path) -> None:
         """Takes over a past run's settings, for a new run in the same file."""
         try:
-            config = resolve(run / "config.toml").config
+            config = RunDir(run).config()
             self._draft.become(config.model_copy(update={"save": config.save.model_copy(update={"resume": "auto"})}))
         except UserError as error:
             self.notify(str(error), severity="error")

@@ -64,7 +64,7 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
             Field("data.train.0.path", "data"),
             Field("train.method", "method"),
             Field("lora.r", "rank", "lora"),
-            Field("lora.alpha", "alpha", "lora"),
+            Field("lora.lora_alpha", "alpha", "lora"),
             Field("lora.base", "base", "lora"),
             Field("lora.use_dora", "DoRA", "lora"),
         ),

@@ -41,7 +41,7 @@ TUNING = {
     "save.save_total_limit": "2",
     "log.logging_steps": "1",
 }
-ADAPTERS = {"optim.learning_rate": "1e-4", "lora.r": "16", "lora.alpha": "32"}
+ADAPTERS = {"optim.learning_rate": "1e-4", "lora.r": "16", "lora.lora_alpha": "32"}
 
 
 def recipe(model: str, data: str, method: str) -> Mapping[str, str]:

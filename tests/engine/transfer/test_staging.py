@@ -25,7 +25,7 @@ PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
 TIED = plain.config(tie_word_embeddings=True)
 PARTS = ["*.mlp.*", "model.layers.1.*", "lm_head.weight"]
 CASES = {
-    "lora": (plain.CONFIG, {"lora": LoRA(r=3, dropout=0.1)}),
+    "lora": (plain.CONFIG, {"lora": LoRA(r=3, lora_dropout=0.1)}),
     "tied": (TIED, {"lora": LoRA(r=3)}),
     "experts": (plain.QWEN3_MOE, {"lora": LoRA(r=3)}),
     "parts": (plain.CONFIG, {"frozen": PARTS}),

@@ -14,8 +14,8 @@ from tests.models.layers.test_layers import EVERY_EXPERT, assert_memory_bounds, 
 
 GATE_UP, DOWN = BOTH = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 SETTINGS = {
-    "both-attention": LoRA(r=4, alpha=8, target_parameters=BOTH),
-    "both-odd-rslora": LoRA(r=3, alpha=5, rslora=True, target_modules=(), target_parameters=BOTH),
+    "both-attention": LoRA(r=4, lora_alpha=8, target_parameters=BOTH),
+    "both-odd-rslora": LoRA(r=3, lora_alpha=5, use_rslora=True, target_modules=(), target_parameters=BOTH),
     "gate-and-up": LoRA(r=2, target_modules=("o_proj",), target_parameters=("experts.gate_up_proj",)),
     "down-rank-one": LoRA(r=1, target_modules=(), target_parameters=("down_proj",), modules_to_save=("model.norm",)),
     "one-layer-of-two-kinds": LoRA(r=3, target_modules=(), target_parameters=(f"model.layers.1.{GATE_UP}", DOWN)),
@@ -65,7 +65,7 @@ def test_gradients_against_autograd_in_float64(architecture, fresh, micro_batch)
 @ARCHITECTURES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_saving_and_recomputing_change_no_bit(architecture, dtype, fresh, micro_batch) -> None:
-    model = fresh_lora(fresh, dtype, LoRA(r=3, alpha=50, target_parameters=BOTH), architecture)
+    model = fresh_lora(fresh, dtype, LoRA(r=3, lora_alpha=50, target_parameters=BOTH), architecture)
     mb = batch(micro_batch, model.spec, dtype)
     x = model.params[0]["embed"][IDS]
     for layer in model.spec.layers:
@@ -154,7 +154,7 @@ def test_work_by_hand(fresh) -> None:
 @pytest.mark.gpu
 @ARCHITECTURES
 def test_cuda_follows_float64_and_never_waits(architecture, fresh, micro_batch) -> None:
-    lora = LoRA(r=8, alpha=12, target_parameters=BOTH)
+    lora = LoRA(r=8, lora_alpha=12, target_parameters=BOTH)
     model, exact = (
         fresh_lora(fresh, dtype, lora, architecture, head_dim=16, **EVERY_EXPERT)
         for dtype in (torch.bfloat16, torch.float64)

@@ -25,9 +25,9 @@ def in_peft(model, settings: LoRA, targets):
 
     config = LoraConfig(
         r=settings.r,
-        lora_alpha=settings.alpha,
+        lora_alpha=settings.lora_alpha,
         target_modules=targets if isinstance(targets, str) else list(targets),
-        use_rslora=settings.rslora,
+        use_rslora=settings.use_rslora,
         use_dora=settings.use_dora,
         target_parameters=list(settings.target_parameters) or None,
         modules_to_save=list(settings.modules_to_save) or None,
@@ -59,7 +59,7 @@ def in_ours(base: Native, settings: LoRA, trained) -> Native:
 def fresh_lora(fresh, dtype=torch.float32, settings: LoRA | None = None, architecture="Qwen3ForCausalLM", **sizes):
     """A model with random weights and random adapters."""
     base = fresh(architecture, dtype, **sizes)
-    settings = settings or LoRA(r=3, alpha=5)
+    settings = settings or LoRA(r=3, lora_alpha=5)
     spec = with_lora(base.spec, settings)
     generator = torch.Generator().manual_seed(4)
     tensors = {
@@ -78,14 +78,14 @@ def batch(micro_batch, spec, dtype=torch.float32, sample=(3, 4, 5)):
 
 
 SETTINGS = {
-    "plain": LoRA(r=4, alpha=8),
-    "rank-one": LoRA(r=1, alpha=3),
-    "odd-rslora": LoRA(r=5, alpha=8, rslora=True),
+    "plain": LoRA(r=4, lora_alpha=8),
+    "rank-one": LoRA(r=1, lora_alpha=3),
+    "odd-rslora": LoRA(r=5, lora_alpha=8, use_rslora=True),
     "some": LoRA(r=3, target_modules=("k_proj", "o_proj")),
     "pattern": LoRA(r=3, target_modules=r".*\.1\.self_attn\.[qv]_proj"),
     "head-and-norm": LoRA(modules_to_save=("lm_head", "model.norm")),
-    "dora": LoRA(r=4, alpha=8, use_dora=True),
-    "dora-some-rslora": LoRA(r=3, target_modules=("k_proj", "o_proj"), rslora=True, use_dora=True),
+    "dora": LoRA(r=4, lora_alpha=8, use_dora=True),
+    "dora-some-rslora": LoRA(r=3, target_modules=("k_proj", "o_proj"), use_rslora=True, use_dora=True),
 }
 
 
@@ -122,10 +122,10 @@ def test_logits_loss_and_every_gradient_are_those_of_peft(checkpoint, settings, 
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM"])
-@pytest.mark.parametrize("kind", [{}, {"dropout": 0.4}, {"use_dora": True}])
+@pytest.mark.parametrize("kind", [{}, {"lora_dropout": 0.4}, {"use_dora": True}])
 def test_gradients_against_autograd_in_float64(architecture, kind, fresh, micro_batch, monkeypatch) -> None:
     monkeypatch.setattr("rptrain.kernels.dora.TOKENS", 8)
-    model = fresh_lora(fresh, torch.float64, LoRA(r=3, alpha=5, **kind), architecture)
+    model = fresh_lora(fresh, torch.float64, LoRA(r=3, lora_alpha=5, **kind), architecture)
     mb = batch(micro_batch, model.spec, torch.float64)
     loss = model.backward(IDS, mb, scale=0.7)
     trained = model.tensors([p if u.trainable else {} for p, u in zip(model.params, model.spec.units, strict=True)])
@@ -144,16 +144,16 @@ def test_gradients_against_autograd_in_float64(architecture, kind, fresh, micro_
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", [{"dropout": 0.4}, {"use_dora": True}])
+@pytest.mark.parametrize("kind", [{"lora_dropout": 0.4}, {"use_dora": True}])
 def test_saving_and_recomputing_change_no_bit(kind, dtype, fresh, micro_batch) -> None:
-    model = fresh_lora(fresh, dtype, LoRA(r=3, alpha=50, **kind))
+    model = fresh_lora(fresh, dtype, LoRA(r=3, lora_alpha=50, **kind))
     mb, other = (batch(micro_batch, model.spec, dtype, sample) for sample in ((3, 4, 5), (3, 5, 5)))
     x = model.params[0]["embed"][IDS]
     for layer in model.spec.layers:
         p, g = model.of(layer, model.params), model.of(layer, model.grads)
         y, saved = layer.forward_saved(p, x, mb)
         assert torch.equal(layer.forward(p, x, mb), y)
-        assert torch.equal(layer.forward(p, x, other), y) == ("dropout" not in kind)
+        assert torch.equal(layer.forward(p, x, other), y) == ("lora_dropout" not in kind)
         gradients = []
         for kept in (saved, layer.recompute(p, x, mb)):
             for gradient in g.values():
@@ -164,7 +164,7 @@ def test_saving_and_recomputing_change_no_bit(kind, dtype, fresh, micro_batch) -
 
 
 def test_every_layer_and_product_drops_by_itself_and_decoding_drops_nothing(fresh, micro_batch) -> None:
-    model = fresh_lora(fresh, settings=LoRA(r=3, dropout=0.5))
+    model = fresh_lora(fresh, settings=LoRA(r=3, lora_dropout=0.5))
     mb = batch(micro_batch, model.spec)
     masks = [a._mask(layer.units[0], mb) for layer in model.spec.layers for a in layer.adapters]
     assert len({mask.number for mask in masks if mask}) == 2 * 4
@@ -176,7 +176,7 @@ def test_every_layer_and_product_drops_by_itself_and_decoding_drops_nothing(fres
 
 @pytest.mark.parametrize("use_dora", [False, True])
 def test_sums_of_gradients_are_wide(use_dora, fresh, micro_batch) -> None:
-    settings = LoRA(r=3, alpha=5, use_dora=use_dora)
+    settings = LoRA(r=3, lora_alpha=5, use_dora=use_dora)
     narrow, exact = (fresh_lora(fresh, dtype, settings) for dtype in (torch.bfloat16, torch.float64))
     for unit, source in zip(exact.params, narrow.params, strict=True):
         for name, tensor in unit.items():
@@ -234,8 +234,8 @@ def test_fresh_magnitudes_are_those_of_peft_and_change_nothing(architecture, dty
 
 
 def test_dora_drops_nothing(fresh) -> None:
-    with pytest.raises(UserError, match=r"set lora\.dropout = 0"):
-        with_lora(fresh("LlamaForCausalLM").spec, LoRA(dropout=0.1, use_dora=True))
+    with pytest.raises(UserError, match=r"set lora\.lora_dropout = 0"):
+        with_lora(fresh("LlamaForCausalLM").spec, LoRA(lora_dropout=0.1, use_dora=True))
 
 
 def test_the_numbers_of_a_fresh_adapter_stay_for_ever(fresh) -> None:
@@ -253,10 +253,10 @@ def _adapter_names(spec, settings: LoRA) -> list[str]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
-@pytest.mark.parametrize("kind", [{}, {"dropout": 0.4}, {"use_dora": True}])
+@pytest.mark.parametrize("kind", [{}, {"lora_dropout": 0.4}, {"use_dora": True}])
 def test_cuda_follows_float64_and_never_waits(architecture, kind, fresh, micro_batch) -> None:
     """With the masks of the CPU."""
-    settings = LoRA(r=3, alpha=5, **kind)
+    settings = LoRA(r=3, lora_alpha=5, **kind)
     model, exact = (
         fresh_lora(fresh, dtype, settings, architecture, head_dim=16, **EVERY_EXPERT)
         for dtype in (torch.bfloat16, torch.float64)
@@ -291,7 +291,7 @@ def test_bounds_of_memory_hold(use_dora, dtype, sizes, fresh, micro_batch) -> No
 def test_bounds_of_memory_hold_with_dropout(fresh, micro_batch, monkeypatch) -> None:
     """Whose mask on the CPU is made of wide integers, in parts."""
     monkeypatch.setattr(dropout, "PART", 4096)
-    check_bounds((64, 640, 1, 1, 16), torch.float32, {"dropout": 0.5}, fresh, micro_batch)
+    check_bounds((64, 640, 1, 1, 16), torch.float32, {"lora_dropout": 0.5}, fresh, micro_batch)
 
 
 def check_bounds(sizes, dtype, kind, fresh, micro_batch) -> None:
@@ -312,7 +312,7 @@ def check_bounds(sizes, dtype, kind, fresh, micro_batch) -> None:
 
 def test_workspace_and_traffic_of_dropout_by_hand(fresh) -> None:
     spec = fresh("LlamaForCausalLM").spec
-    dry, wet = (with_lora(spec, LoRA(r=3, dropout=p)).layers[0] for p in (0, 0.1))
+    dry, wet = (with_lora(spec, LoRA(r=3, lora_dropout=p)).layers[0] for p in (0, 0.1))
     widest = 24  # of the inputs of products: 24, 24, 24 and 20
     assert wet.workspace_bytes(10, 2) - dry.workspace_bytes(10, 2) == 10 * 2 * widest
     ahead, back = (w.traffic - d.traffic for w, d in zip(wet.work(10, 5, 2), dry.work(10, 5, 2), strict=True))

@@ -51,7 +51,7 @@ SEVEN = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
             {"target_parameters": ("experts.down_proj_bias",)},
             "no parameter of experts matches 'experts.down_proj_bias'; there are mlp.experts.gate_up_proj, ",
         ),
-        ("GptOssForCausalLM", {"target_parameters": EXPERTS, "dropout": 0.1}, "set lora.dropout = 0"),
+        ("GptOssForCausalLM", {"target_parameters": EXPERTS, "lora_dropout": 0.1}, "set lora.lora_dropout = 0"),
         ("GptOssForCausalLM", {"target_parameters": EXPERTS, "use_dora": True}, "set lora.use_dora = false"),
         ("GptOssForCausalLM", {"target_modules": ()}, "name nothing that can have an adapter"),
         ("LlamaForCausalLM", {"modules_to_save": ("head",)}, "lora.modules_to_save: no module matches 'head'; did you"),
