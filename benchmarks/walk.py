@@ -19,7 +19,9 @@ import rptrain.kernels
 import rptrain.models
 
 CONFIG = Path(__file__).resolve().parent.parent / "rptrain.toml"
-FOLDERS = {Path(str(package.__file__)).parent: package.__name__ for package in (rptrain.kernels, rptrain.models, rptrain)}
+FOLDERS = {
+    Path(str(package.__file__)).parent: package.__name__ for package in (rptrain.kernels, rptrain.models, rptrain)
+}
 
 
 def main() -> None:
@@ -46,7 +48,13 @@ def entered(overrides: list[str]) -> set[str]:
 
     resolve, train, save = steps()
     with TemporaryDirectory() as folder:
-        short = ["train.max_steps=4", "save.save_steps=2", "eval.questions=0", "engine.devices=cpu:1", "log.run_name=walk"]
+        short = [
+            "train.max_steps=4",
+            "save.save_steps=2",
+            "eval.questions=0",
+            "engine.devices=cpu:1",
+            "log.run_name=walk",
+        ]
         config = resolve(CONFIG, [*short, f"save.output_dir={folder}", *overrides])
         save(done)
         threading.setprofile(look)

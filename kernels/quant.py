@@ -7,8 +7,7 @@ waits for the device; quantizing, once when a model is loaded, does.
 import ctypes
 import functools
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -41,13 +40,12 @@ class Format:
     scale_dtype: torch.dtype
     encode: Callable[[Tensor], tuple[Tensor, Tensor]]
     decode: Callable[[Tensor, Tensor], Tensor]
-    scale_size: int = 1  # numbers of `scale_dtype` that a scale is
 
     def code_bytes(self, numel: int) -> int:
         return math.ceil(numel * self.bits / 8)
 
     def scale_count(self, numel: int) -> int:
-        return math.ceil(numel / self.block) * self.scale_size
+        return math.ceil(numel / self.block)
 
     @property
     def code_dtype(self) -> torch.dtype:
@@ -75,7 +73,7 @@ class Quantized(NamedTuple):
     @property
     def numel(self) -> int:
         """Of whole blocks."""
-        return self.scales.numel() // self.format.scale_size * self.format.block
+        return self.scales.numel() * self.format.block
 
     def part(self, start: int, stop: int) -> "Quantized":
         """Elements [start, stop), whole blocks, as a view."""
@@ -83,28 +81,9 @@ class Quantized(NamedTuple):
         codes = self.codes[fmt.code_bytes(start) : fmt.code_bytes(stop)]
         return Quantized(codes, self.scales[fmt.scale_count(start) : fmt.scale_count(stop)], fmt)
 
-    @contextmanager
-    def filled(self) -> Iterator["Quantized"]:
-        """What to write all of a tensor to, in parts in any order; a tensor's scales in 8 bits are made at the end.
-
-        Until then these take 1/16 byte a weight beside.
-        """
-        if self.format is not NF4_DOUBLE:
-            yield self
-            return
-        wide = torch.empty(NF4.scale_count(self.numel))
-        yield Quantized(self.codes, wide, NF4)
-        compress(wide, self.scales)
-
-    @property
-    def bounds(self) -> Tensor:
-        """What `finite` is asked of: the scales, or of those in 8 bits what they are in relation to."""
-        return reference.record_bounds(self.scales).view(-1) if self.format is NF4_DOUBLE else self.scales
-
     def write(self, w: Tensor) -> None:
         """Quantizes weights, as many as these are, of any floating type."""
-        with self.filled() as target:
-            quantize_into(w, target.codes, target.scales, target.format)
+        quantize_into(w, self.codes, self.scales, self.format)
 
     def widen(self, out: Tensor) -> Tensor:
         """`dequantize`."""
@@ -122,26 +101,8 @@ def quantize(w: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
-def compress(wide: Tensor, records: Tensor) -> None:
-    """Scales of NF4 of all of a tensor, whole groups, to 8 bits, with the bits that bitsandbytes has.
-
-    The mean, which it sums up in float32 in the order of its device, is exact here, the same on every machine.
-    """
-    total = sum((part.double().sum() for part in wide.split(CHUNK)), torch.zeros((), dtype=torch.float64))
-    offset = (total / len(wide)).float()
-    table = reference.dynamic_code()
-    middles = (table[1:] + table[:-1]) / 2
-    places = records.view(-1, reference.RECORD).split(CHUNK // reference.GROUP)
-    for part, record in zip(wide.split(CHUNK), places, strict=True):
-        off = part.view(-1, reference.GROUP) - offset
-        largest = off.abs().amax(1, keepdim=True)
-        off *= torch.where(largest == 0, 0, 1 / largest)
-        record[:, : reference.GROUP] = torch.bucketize(off, middles, out_int32=True)
-        record[:, reference.GROUP :] = torch.cat((largest, offset.expand_as(largest)), 1).view(torch.uint8)
-
-
 def quantize_into(w: Tensor, codes: Tensor, scales: Tensor, fmt: Format) -> None:
-    """`quantize` to where codes and scales belong, both contiguous. Scales are not held in 8 bits: `Quantized.filled`.
+    """`quantize` to where codes and scales belong, both contiguous.
 
     Contiguous weights on the CPU of at most 32 bits take no memory beside.
     """
@@ -154,7 +115,6 @@ def quantize_into(w: Tensor, codes: Tensor, scales: Tensor, fmt: Format) -> None
         places = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (codes, scales))
         quantize_here(ctypes.c_void_p(flat.data_ptr()), ctypes.c_int64(len(flat)), *places)
         return
-    assert fmt.scale_size == 1
     for begin in range(0, flat.numel(), CHUNK):
         part = flat[begin : begin + CHUNK].float()
         blocks = F.pad(part, (0, -part.numel() % fmt.block)).view(-1, fmt.block)
@@ -192,20 +152,17 @@ def dequantize_triton(codes: Tensor, scales: Tensor, fmt: Format, out: Tensor) -
         grid = (triton.cdiv(scales.numel(), rows),)
         _int8_kernel[grid](codes, scales, out, out.numel(), BLOCK=fmt.block, ROWS=rows, num_warps=4)
     else:
-        table, factors = _table(fmt.name, out.device), _factors(out.device)
+        table = _table(fmt.name, out.device)
         words = out.numel() % 8 == 0 and codes.data_ptr() % 4 == 0
         grid = (triton.cdiv(out.numel(), 8 * WORDS),)
-        _4bit_kernel[grid](codes, scales, table, factors, out, out.numel(), **constants(fmt, words))
+        _4bit_kernel[grid](codes, scales, table, out, out.numel(), **constants(fmt, words))
     return out
 
 
 def constants(fmt: Format, words: bool) -> dict[str, Any]:
     """What the kernel of a 4-bit format is compiled for; `words`: codes can be read 32 bits at a time."""
-    block, group = (NF4.block, reference.GROUP) if fmt is NF4_DOUBLE else (fmt.block, 0)
-    options = {"BLOCK": block, "GROUP": group, "HIGH_FIRST": int(fmt.high_first)}
-    options |= {"EXPONENTS": fmt is MXFP4, "AS_WORDS": words}
-    # A fused multiply-add would round a scale once where bitsandbytes rounds twice.
-    return options | {"TILES": WORDS // LANES, "LANES": LANES, "num_warps": LANES // 32, "enable_fp_fusion": False}
+    options = {"BLOCK": fmt.block, "HIGH_FIRST": int(fmt.high_first), "EXPONENTS": fmt is MXFP4, "AS_WORDS": words}
+    return options | {"TILES": WORDS // LANES, "LANES": LANES, "num_warps": LANES // 32}
 
 
 def finite(scales: Tensor) -> bool:
@@ -252,16 +209,6 @@ def _encode_int8(w: Tensor) -> tuple[Tensor, Tensor]:
 
 NF4 = Format("nf4", 64, 4, True, torch.float32, _encode_nf4, reference.nf4_values)  # nibbles as bitsandbytes has them
 MXFP4 = Format("mxfp4", 32, 4, False, torch.uint8, _encode_mxfp4, reference.mxfp4_values)  # as GPT-OSS has them
-NF4_DOUBLE = Format(
-    "nf4-double",
-    reference.GROUP * NF4.block,
-    4,
-    True,
-    torch.uint8,
-    _encode_nf4,
-    reference.nf4_double_values,
-    reference.RECORD,
-)
 INT8 = Format("int8", 128, 8, False, torch.float32, _encode_int8, reference.int8_values)
 FORMATS = {fmt.name: fmt for fmt in (NF4, MXFP4, INT8)}
 
@@ -275,15 +222,8 @@ def prepare(device: torch.device) -> None:
 
     What they use in passing would be written over.
     """
-    for fmt in (NF4, NF4_DOUBLE, MXFP4):
+    for fmt in (NF4, MXFP4):
         _table(fmt.name, device)
-    _factors(device)
-
-
-@functools.cache
-def _factors(device: torch.device) -> Tensor:
-    """float32 of each code of a scale in 8 bits."""
-    return reference.dynamic_code().to(device)
 
 
 @functools.cache
@@ -296,9 +236,8 @@ def _table(name: str, device: torch.device) -> Tensor:
 
 @triton.jit
 def _4bit_kernel(
-    codes, scales, table, scale_table, out, numel,
+    codes, scales, table, out, numel,
     BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,  # scales in a record of scales in 8 bits; 0: these are others
     HIGH_FIRST: tl.constexpr,  # 0 or 1
     EXPONENTS: tl.constexpr,  # scales are exponents of two
     AS_WORDS: tl.constexpr,
@@ -313,16 +252,7 @@ def _4bit_kernel(
     left = tl.minimum(numel - first * 8, TILES * LANES * 8).to(tl.int32)  # elements
     codes += first * 4
     out += first * 8
-    if GROUP:  # a program is within one
-        block = first * 8 // BLOCK
-        scales += block // GROUP * (GROUP + 8)
-        largest = tl.load((scales + GROUP).to(tl.pointer_type(tl.float32)))
-        offset = tl.load((scales + GROUP + 4).to(tl.pointer_type(tl.float32)))
-        scales += block % GROUP
-    else:
-        largest = 0.0
-        offset = 0.0
-        scales += first * 8 // BLOCK
+    scales += first * 8 // BLOCK
     lanes = tl.arange(0, LANES)
     words, factors = (), ()
     for i in tl.static_range(TILES):
@@ -335,8 +265,6 @@ def _4bit_kernel(
         factors += (tl.load(scales + at * 8 // BLOCK, mask=inside, other=0),)
     for i in tl.static_range(TILES):
         factor = _power_of_2(factors[i]) if EXPONENTS else factors[i]
-        if GROUP:
-            factor = _from_code(factors[i], scale_table, largest, offset)
         x = ()
         for j in tl.static_range(8):
             x += (tl.load(table + ((words[i] >> (4 * (j ^ HIGH_FIRST))) & 15)) * factor,)
@@ -345,12 +273,6 @@ def _4bit_kernel(
         at = begin + tl.arange(0, 8)[None, :]
         inside = begin < left if AS_WORDS else at < left  # one for a word: it is stored at once
         tl.store(out + at, values.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _from_code(code, table, largest, offset):
-    """A scale of 8 bits: the product is rounded before the sum."""
-    return tl.load(table + code.to(tl.int32)) * largest + offset
 
 
 @triton.jit

@@ -1,7 +1,5 @@
 """Widening 4- and 8-bit weights in plain PyTorch: the oracle of kernels/quant.py, and what runs without CUDA."""
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -50,33 +48,3 @@ def mxfp4_values(codes: Tensor, scales: Tensor) -> Tensor:
 def int8_values(codes: Tensor, scales: Tensor) -> Tensor:
     """float32 [blocks, 128] of codes [blocks, 128] and scales [blocks]."""
     return codes.float() * scales[:, None]
-
-
-# Scales in 8 bits, as bitsandbytes has them (QLoRA, section 3, "double quantization"). 256 of them are a record: their
-# codes, the size of the largest and what was taken off all of them, both float32.
-GROUP, RECORD = 256, 256 + 4 + 4
-
-
-@cache
-def dynamic_code() -> Tensor:
-    """float32 of each code of a scale, ascending (Dettmers 2015, arXiv 1511.04561): 0, 1, and, of either sign and in
-    each of seven decades, the middles of 1, 2, ..., 64 equal parts."""
-    values = [0.0, 1.0]
-    for decade in range(7):
-        ends = torch.linspace(0.1, 1, 2**decade + 1)
-        middles = (ends[:-1] + ends[1:]) / 2 * 10.0 ** (decade - 6)
-        values += [*middles.tolist(), *(-middles).tolist()]
-    return torch.tensor(sorted(values))
-
-
-def record_bounds(records: Tensor) -> Tensor:
-    """float32 [records, 2]: of each the size of its largest, and what was taken off."""
-    return records.view(-1, RECORD)[:, GROUP:].contiguous().view(torch.float32)
-
-
-def nf4_double_values(codes: Tensor, records: Tensor) -> Tensor:
-    """float32 [blocks, 64] of codes [blocks / 256, 32 * 256] and as many records."""
-    largest, offset = record_bounds(records).split(1, 1)
-    table = dynamic_code().to(records.device)
-    scales = table[records.view(-1, RECORD)[:, :GROUP].int()] * largest + offset
-    return nf4_values(codes.view(scales.numel(), -1), scales.flatten())

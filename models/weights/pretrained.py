@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rptrain.kernels.quant import NF4_DOUBLE, Quantized, finite
+from rptrain.kernels.quant import Quantized, finite
 from rptrain.models.registry import read_config
 from rptrain.models.spec import CheckpointPart, ModelSpec, Param
 from rptrain.models.weights import mxfp4, quantized
@@ -115,7 +115,6 @@ def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int]
     whole: list[tuple[Stored, Tensor]] = []
     widened: list[tuple[Stored, Stored, Tensor]] = []
     narrowed: list[tuple[Stored, Quantized, bool]] = []
-    doubled: list[tuple[Stored, Quantized]] = []
     for name, place in places.items():
         target = place.held(view)
         packed = None if name in stored else mxfp4.of(name, stored)
@@ -123,10 +122,7 @@ def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int]
             if packed:
                 whole += quantized.as_stored(*packed, target)
             else:
-                if target.format is NF4_DOUBLE:
-                    doubled.append((stored[name], target))
-                else:
-                    narrowed.append((stored[name], target, place.param.transposed))
+                narrowed.append((stored[name], target, place.param.transposed))
         elif packed:
             widened.append((*packed, target))
         else:
@@ -134,7 +130,6 @@ def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int]
     read(whole)
     in_parallel(mxfp4.load, (piece for each in widened for piece in mxfp4.pieces(*each)))
     in_parallel(quantized.load, (piece for each in narrowed for piece in quantized.pieces(*each)))
-    in_parallel(lambda each: quantized.load_whole(*each), sorted(doubled, key=lambda each: -each[1].numel))
     if name := not_finite(spec, view, units):
         target = places[name].held(view)
         dtype = target.format.name if isinstance(target, Quantized) else str(target.dtype).removeprefix("torch.")
@@ -158,7 +153,7 @@ def not_finite(spec: ModelSpec, view: Held, units: Collection[int] | None = None
 
     places = _places(spec, units)
     held = ((name, place.held(view)) for name, place in places.items())
-    whole = ((name, target.bounds if isinstance(target, Quantized) else target.view(-1)) for name, target in held)
+    whole = ((name, target.scales if isinstance(target, Quantized) else target.view(-1)) for name, target in held)
     in_parallel(look, ((name, piece) for name, tensor in whole for piece in tensor.split(CHECKED)))
     return next((name for name in places if name in found), None)
 
@@ -180,10 +175,9 @@ def initialize(spec: ModelSpec, view: Held, seed: int, units: Collection[int] | 
         digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
         if isinstance(target, Quantized):
-            with target.filled() as first:
-                for begin in range(0, first.numel, DRAWN):
-                    held = first.part(begin, min(begin + DRAWN, first.numel))
-                    held.write(_drawn(own.numbers[: held.numel], place.param, generator))
+            for begin in range(0, target.numel, DRAWN):
+                held = target.part(begin, min(begin + DRAWN, target.numel))
+                held.write(_drawn(own.numbers[: held.numel], place.param, generator))
             return
         for piece in target.view(-1).split(DRAWN):
             piece.copy_(_drawn(own.numbers[: len(piece)], place.param, generator))

@@ -1,8 +1,7 @@
 """A frozen base in 4 or 8 bits: which matrices are held so, and how a checkpoint's tensors become codes and scales.
 
-Bytes a weight: NF4 0.5 + 4 / 64 = 0.5625, with scales in 8 bits 0.5 + (1 + 8 / 256) / 64 = 0.5161, MXFP4
-0.5 + 1 / 32 = 0.53, int8 1 + 4 / 128 = 1.03. A block of NF4 and of int8 is consecutive elements of a checkpoint's
-tensor, one of MXFP4 consecutive inputs of one output.
+Bytes per weight: NF4 0.5 + 4 / 64 = 0.5625, MXFP4 0.5 + 1 / 32 = 0.53, int8 1 + 4 / 128 = 1.03. A block of NF4 and of
+int8 is consecutive elements of a checkpoint's tensor; a block of MXFP4 is consecutive inputs of one output.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rptrain.kernels.quant import FORMATS, MXFP4, NF4, NF4_DOUBLE, Format, Quantized, quantize_into
+from rptrain.kernels.quant import FORMATS, MXFP4, Format, Quantized, quantize_into
 from rptrain.models.adapters.freeze import Shape
 from rptrain.models.adapters.products import PLACES
 from rptrain.models.spec import ModelShape, Param
@@ -29,14 +28,14 @@ QUANTIZING = 6 * READ  # bytes that a thread takes beside, at most: what is read
 def with_base(spec: Shape, base: str) -> Shape:
     """The model with the matrices of its layers' frozen units held in the format `base`; "bf16": as it is.
 
-    "nf4-double" is NF4 with scales in 8 bits, or without where tensors do not consist of whole groups of these. Experts
-    that checkpoints may hold in MXFP4 are held so in any format; with "mxfp4" then nothing else is, as published. A
-    matrix whose tensors do not consist of whole blocks is not quantized. UserError where there is none that is.
+    Experts that checkpoints may hold in MXFP4 are held in MXFP4 with any format; with "mxfp4" nothing else is then
+    quantized, as in the published model. A matrix whose tensors do not consist of whole blocks is not quantized.
+    UserError if no matrix can be quantized.
     """
     if base == "bf16":
         return spec
     published = any(part.mxfp4 for unit in spec.units for param in unit.params for part in param.parts)
-    fmt = None if published and base == MXFP4.name else NF4_DOUBLE if base == NF4_DOUBLE.name else FORMATS[base]
+    fmt = None if published and base == MXFP4.name else FORMATS[base]
     inside = {unit for layer in spec.layers for unit in layer.units} & {*spec.frozen}
     units = tuple(
         replace(unit, params=tuple(_held(param, fmt) for param in unit.params)) if index in inside else unit
@@ -55,9 +54,7 @@ def _held(param: Param, fmt: Format | None) -> Param:
     held = replace(param, format=fmt)
     inputs = param.shape[1] if held.transposed else param.shape[-1]
     each = [inputs] if fmt is MXFP4 else [part.rows * prod(param.shape[1:]) for part in param.parts]
-    if not any(numel % fmt.block for numel in each):
-        return held
-    return _held(param, NF4) if fmt is NF4_DOUBLE else param
+    return param if any(numel % fmt.block for numel in each) else held
 
 
 def readable(spec: ModelShape, held: Callable[[int, str], Tensor | Quantized]) -> Callable[[int, str], Tensor]:
@@ -141,18 +138,9 @@ def load(piece: QuantizedRows) -> None:
     piece.scales.copy_(held.scales.view(piece.scales.shape))
 
 
-def load_whole(stored: Stored, target: Quantized) -> None:
-    """All of a tensor whose scales are held in 8 bits, by the calling thread."""
-    with target.filled() as first:
-        for piece in pieces(stored, first, False):
-            load(piece)
-
-
 def loading_bytes(spec: ModelShape) -> int:
     """What a thread takes beside, at most, while it quantizes the weights of a model; 0 where none are."""
-    params = [param for unit in spec.units for param in unit.quantized]
-    doubled = (part.rows * prod(p.shape[1:]) for p in params if p.format is NF4_DOUBLE for part in p.parts)
-    return QUANTIZING * bool(params) + max((NF4.scale_count(numel) * 4 for numel in doubled), default=0)
+    return QUANTIZING if any(unit.quantized for unit in spec.units) else 0
 
 
 def as_stored(blocks: Stored, scales: Stored, target: Quantized) -> list[tuple[Stored, Tensor]]:

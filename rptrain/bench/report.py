@@ -3,7 +3,7 @@
 As JSON: one object with these keys, which stay. Times are in seconds, sizes in bytes, rates in bytes a second; shares
 are of 1.
 
-    model        path, architecture, parameters, layers (the head is one), base (lora.base, or "nf4-double", or null)
+    model        path, architecture, parameters, layers (the head is one), base (lora.base, or null)
     machine      devices (name, kind), torch, rptrain (their versions)
     step         micro_batch_size, length, micro_batches, round_size, tokens, update
     plan         text (rptrain/schedule/plan.py reads it), seconds_per_step (what the planner estimated)
@@ -137,7 +137,7 @@ class Report:
                 "architecture": job.spec.architecture,
                 "parameters": job.spec.num_parameters,
                 "layers": len(job.spec.stack),
-                "base": config.adapters and config.adapters.base_format,
+                "base": config.adapters and config.adapters.base,
             },
             "machine": {
                 "devices": [{"name": name, "kind": device_kind(name)} for name in job.devices],

@@ -59,7 +59,13 @@ def spec_of(checkpoint: Path, meta: Mapping[str, Any]) -> ModelSpec:
     """The model of a checkpoint, with the units it was trained with."""
     spec = registry.build(registry.read_config(checkpoint / BASE))
     if "lora" in meta:
-        return with_base(with_lora(spec, Adapter.of(meta["lora"]).settings), meta["frozen"].get("base", "bf16"))
+        base = meta["frozen"].get("base", "bf16")
+        if base == "nf4-double":
+            raise UserError(
+                f"{checkpoint} was trained with lora.double_quant, which was removed: use it with the version of "
+                "rptrain that began the run"
+            )
+        return with_base(with_lora(spec, Adapter.of(meta["lora"]).settings), base)
     return freeze(spec, meta["frozen"]["patterns"]) if "frozen" in meta else spec
 
 

@@ -38,7 +38,6 @@ _ALIASES = {
     "lora.use_dora": "dora peft_use_dora",
     "lora.modules_to_save": "lora_modules_to_save additional_target",
     "lora.base": "load_in_4bit load_in_8bit bnb_4bit_quant_type quantization_bit quantize_base qlora",
-    "lora.double_quant": "bnb_4bit_use_double_quant double_quantization use_double_quant",
     "lora.target_parameters": "lora_target_parameters",
     "lora.adapter": "adapter_name_or_path lora_model_dir",
     "optim.learning_rate": "lr peak_lr max_lr",
@@ -78,6 +77,8 @@ _ADVICE = {
         "gradient_accumulation_steps gradient_accumulation grad_accum": "rptrain counts it out: "
         "`train.global_batch_size` / `train.micro_batch_size`",
         "train_on_inputs train_on_input train_on_prompt": "rptrain has the opposite, `data.assistant_only_loss`",
+        "double_quant": "it was removed: remove the key, and begin a new run. A run that has it set can only be "
+        "resumed by the version of rptrain that began it",
         "completion_only_loss train_on_responses_only": "rptrain calls this `data.assistant_only_loss`",
         "interleave_probs mix_strategy interleave_strategy probabilities": "rptrain has `data.train.weight`: "
         "how often a set is taken in an epoch",
@@ -100,6 +101,7 @@ _UNAVAILABLE = {
     for feature, words in {
         "LoRA of some layers by number": "peft_layers_to_transform layers_to_transform lora_layers",
         "other ways to begin an adapter": "init_lora_weights pissa_init loftq_config peft_init_lora_weights",
+        "double quantization": "bnb_4bit_use_double_quant double_quantization use_double_quant",
         "a choice of how weights are quantized": "quantization quantization_* bnb_4bit_* use_bnb",
         "a choice of optimizer": "optimizer optim_args optimizer_type optimizer_in_bwd",
         "another measure of the best model than the loss": "metric_for_best_model greater_is_better",

@@ -154,23 +154,10 @@ class Lora(Section):
     """modules that are trained whole, such as ["embed_tokens", "lm_head"]"""
     base: Literal["bf16", "nf4", "mxfp4", "int8"] = "bf16"
     """how the matrices that stay are held: in model.dtype, or in 4 or 8 bits and widened on the device"""
-    double_quant: bool = False
-    """hold the scales of "nf4" in 8 bits too: 4.13 bits a weight in place of 4.5"""
     target_parameters: tuple[Text, ...] = Field(default=(), strict=False)
     """of experts: "mlp.experts.gate_up_proj", "mlp.experts.down_proj"; needs lora_dropout = 0, no DoRA; unset: none"""
     adapter: PathText | None = None
     """the folder of an adapter by PEFT or rptrain to go on from, of the same settings; unset: a new one"""
-
-    @property
-    def base_format(self) -> str:
-        """`base`, or "nf4-double"."""
-        return f"{self.base}-double" if self.double_quant else self.base
-
-    @model_validator(mode="after")
-    def _double(self) -> "Lora":
-        if self.double_quant and self.base != "nf4":
-            raise _mistake("lora.double_quant", 'only the scales of lora.base = "nf4" can be held in 8 bits')
-        return self
 
 
 class Optim(Section):

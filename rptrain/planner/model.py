@@ -20,13 +20,13 @@ def training_model(config: Config) -> tuple[Path, ModelSpec]:
     model_dir = registry.locate(config.model.path)
     spec = balanced(registry.build(registry.read_config(model_dir)), config.train.router_aux_loss_coef)
     if config.adapters is not None:
-        return model_dir, with_base(with_lora(spec, lora_settings(config.adapters)), config.adapters.base_format)
+        return model_dir, with_base(with_lora(spec, lora_settings(config.adapters)), config.adapters.base)
     return model_dir, freeze(spec, config.train.freeze)
 
 
 def lora_settings(lora: Lora) -> LoRA:
     """Those of the table, without where an adapter comes from and how the base is held."""
-    return LoRA(**lora.model_dump(exclude={"adapter", "base", "double_quant"}))
+    return LoRA(**lora.model_dump(exclude={"adapter", "base"}))
 
 
 def _is_preset(model_dir: Path) -> bool:

@@ -4,7 +4,7 @@ As JSON: one object with these keys, which stay. Times are in seconds, sizes in 
 
     fits         whether all places that are known have room
     problem      why there is no plan, in words; null where there is one
-    model        path, architecture, parameters, layers (the head is one), base (lora.base, or "nf4-double", or null)
+    model        path, architecture, parameters, layers (the head is one), base (lora.base, or null)
     machine      here, card, tflops, link (a GPU's, each way), devices (that are used), gpus (false: workers on the
                  CPU), asked (devices that there are)
     step         micro_batch_size, length, micro_batches, round_size, tokens, update
@@ -134,7 +134,7 @@ class PlanReport:
                 "architecture": spec.architecture,
                 "parameters": spec.num_parameters,
                 "layers": len(spec.stack),
-                "base": config.adapters and config.adapters.base_format,
+                "base": config.adapters and config.adapters.base,
             },
             "machine": {
                 "here": self.hardware.here,

@@ -75,7 +75,7 @@ def describe(stages: Sequence[Stage]) -> str:
 
 def _head(report: PlanReport) -> Iterator[str]:
     config, spec, hardware = report.config, report.spec, report.hardware
-    base = config.adapters and config.adapters.base_format
+    base = config.adapters and config.adapters.base
     held = "" if base in (None, "bf16") else f", the base in {base}"
     yield (
         f"{config.model.path}: {spec.num_parameters:,} parameters, {len(spec.stack)} layers, {config.model.dtype}{held}"

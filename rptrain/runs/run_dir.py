@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 # Keys as earlier versions wrote them at the beginning of a line of a run's config, where no other table has them.
 _NEW_NAMES = {"alpha": "lora_alpha", "dropout": "lora_dropout", "rslora": "use_rslora"}
 _RENAMED = re.compile(rf"^(?:{'|'.join(_NEW_NAMES)})\b(?= =)", re.MULTILINE)
+_REMOVED = re.compile(r"^double_quant = false\b.*$", re.MULTILINE)
 
 # A resumed run may change these: they do not reach the numbers, or only say when to stop. All else is fixed.
 _FREE = re.compile(
@@ -130,7 +131,7 @@ def resolve_config(path: Path, overrides: Sequence[str] = ()) -> Resolved:
     """As `resolve`; a run's own config may have keys by the names that earlier versions gave them."""
     text = None
     if path.name == RUN_CONFIG and RunDir(path.parent).events_path.is_file():
-        text = _RENAMED.sub(lambda match: _NEW_NAMES[match[0]], read_text(path))
+        text = _RENAMED.sub(lambda match: _NEW_NAMES[match[0]], _REMOVED.sub("", read_text(path)))
     return resolve(path, overrides, text)
 
 

@@ -340,7 +340,7 @@ class Trainer:
         if job.spec.frozen:
             states = [self._store.units[index] for index in job.spec.frozen]
             flats = [(state.unit, state.mapped or state.params[0]) for state in states]
-            base = "bf16" if job.config.adapters is None else job.config.adapters.base_format
+            base = "bf16" if job.config.adapters is None else job.config.adapters.base
             self._frozen = frozen.describe(flats, job.config.train.freeze, seed, job.files is None, base)
         if checkpoint is None:
             if job.begin is not None:

@@ -215,7 +215,7 @@ def test_files_that_cannot_be_read(folder):
         ("lora_rank", "rptrain calls this `lora.r`"),
         ("use_dora", "rptrain calls this `lora.use_dora`"),
         ("load_in_4bit", "rptrain calls this `lora.base`"),
-        ("bnb_4bit_use_double_quant", "rptrain calls this `lora.double_quant`"),
+        ("bnb_4bit_use_double_quant", "double quantization is not available in this version"),
         ("bnb_4bit_compute_dtype", "a choice of how weights are quantized is not available in this version"),
         ("report_to", "rptrain calls this `log.report_to`"),
         ("val_set_size", "rptrain calls this `data.val_size`"),

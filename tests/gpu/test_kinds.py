@@ -20,7 +20,6 @@ KINDS = {
     "gpt-oss-aux-loss": (GPT_OSS | {"router_aux_loss_coef": 0.7}, LoRA(r=4), "mxfp4"),
     "experts-adapters": (QWEN3_MOE, LoRA(r=4, target_parameters=EXPERTS), "bf16"),
     "experts-adapters-on-nf4": (QWEN3_MOE, LoRA(r=4, target_modules=(), target_parameters=EXPERTS), "nf4"),
-    "scales-in-8-bits": (DENSE, LoRA(r=4), "nf4-double"),
 }
 ON_CPU = ("dora-on-nf4", "gpt-oss-aux-loss")  # tests/engine has the others
 EVERYWHERE = pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Codes against the published definitions, to the bit; kernels against the oracle, to the bit."""
 
-import hashlib
 import math
 
 import pytest
@@ -13,15 +12,12 @@ from rptrain.kernels.quant import (
     INT8,
     MXFP4,
     NF4,
-    NF4_DOUBLE,
     Format,
-    Quantized,
     dequantize,
     dequantize_triton,
     quantize,
 )
 from rptrain.kernels.reference.quant import NF4 as NF4_VALUES
-from rptrain.kernels.reference.quant import RECORD, dynamic_code, record_bounds
 from rptrain.utils import native
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -175,76 +171,6 @@ def test_nf4_of_known_weights() -> None:
     codes, scales = quantize(w, NF4)
     assert codes.numpy().tobytes().hex() == NF4_CODES
     assert scales.tolist() == [2.0]
-
-
-def known_weights() -> Tensor:
-    """Three groups of blocks whose sizes are 0.5 to 1 in steps of 1/1024: float32 holds every sum of them."""
-    w = weights(3 * 256, 64).clamp(-0.4, 0.4)
-    w[:, 5] = torch.arange(3 * 256).mul(37).remainder(512).add(512) / -1024
-    w[300] = 0
-    return w
-
-
-def test_scales_in_8_bits_are_what_bitsandbytes_makes() -> None:
-    """By its code for any device: its C++ for CPUs (0.50) takes a neighbor of the nearest code for some in a thousand.
-
-    Codes, the sizes and means of scales, and the widened weights, to the bit.
-    """
-    oracle = pytest.importorskip("bitsandbytes.functional")
-    assert torch.equal(dynamic_code(), oracle.create_dynamic_map())
-    w = known_weights()
-    codes, state = oracle.quantize_4bit(w, blocksize=64, compress_statistics=True, quant_type="nf4")
-    off = quantize(w, NF4)[1] - state.offset
-    state.absmax, largest = torch.ops.bitsandbytes.quantize_blockwise(off.double(), dynamic_code(), 256)
-    ours = quantize(w, NF4_DOUBLE)
-    assert torch.equal(ours[0], codes.flatten())
-    assert torch.equal(ours[1].view(3, RECORD)[:, :256].flatten(), state.absmax)
-    assert torch.equal(record_bounds(ours[1]), torch.stack((largest, state.offset.expand(3)), 1))
-    expected = oracle.dequantize_4bit(codes, state).flatten()
-    assert torch.equal(widened(*ours, NF4_DOUBLE, w.numel()), expected)
-
-
-def test_scales_in_8_bits_of_known_weights() -> None:
-    """What the test above compares, where bitsandbytes is not there."""
-    codes, records = quantize(known_weights(), NF4_DOUBLE)
-    scale_codes = records.view(3, RECORD)[:, :256].contiguous()
-    assert record_bounds(records).tolist() == [
-        [0.2512562870979309, 0.7477671504020691],
-        [0.7477671504020691, 0.7477671504020691],
-        [0.2512562870979309, 0.7477671504020691],
-    ]
-    found = [dynamic_code(), scale_codes, widened(codes, records, NF4_DOUBLE, 3 << 14)]
-    digests = [hashlib.sha256(tensor.numpy().tobytes()).hexdigest()[:16] for tensor in found]
-    assert digests == ["e732639a65f497b4", "28fa337c700c97a4", "86e86a67b2923a29"]
-
-
-def test_scales_in_8_bits_do_not_depend_on_parts(monkeypatch) -> None:
-    """Of a tensor that is written in parts, and whose scales are more than are made at a time."""
-    w = known_weights()
-    codes, records = quantize(w, NF4_DOUBLE)
-    monkeypatch.setattr(quant, "CHUNK", 256)
-    held = Quantized(torch.zeros_like(codes), torch.zeros_like(records), NF4_DOUBLE)
-    with held.filled() as first:
-        for start in (1 << 14, 0, 2 << 14):
-            first.part(start, start + (1 << 14)).write(w.view(-1)[start : start + (1 << 14)])
-    assert torch.equal(held.codes, codes) and torch.equal(held.scales, records)
-    monkeypatch.undo()
-    part = held.part(1 << 14, 2 << 14)
-    whole = widened(codes, records, NF4_DOUBLE, w.numel())
-    assert part.numel == 1 << 14
-    assert torch.equal(part.widen(torch.empty(1 << 14)), whole[1 << 14 : 2 << 14])
-    w[300, 7] = math.inf
-    held.write(w)
-    assert not quant.finite(held.bounds)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_kernel_gives_the_bits_of_the_oracle_with_scales_in_8_bits(dtype, device) -> None:
-    codes, records = quantize(known_weights(), NF4_DOUBLE)
-    numel = 3 << 14
-    ours = torch.empty(numel, dtype=dtype, device=device)
-    dequantize_triton(codes.to(device), records.to(device), NF4_DOUBLE, ours)
-    assert torch.equal(ours.cpu(), widened(codes, records, NF4_DOUBLE, numel, dtype))
 
 
 @formats

@@ -6,10 +6,9 @@ from tests.kernels.compiling import Variant
 
 def _4bit(fmt: quant.Format, out: str, words: bool) -> Variant:
     scales = "*fp32" if fmt is quant.NF4 else "*u8"
-    tables = {"table": "*fp32", "scale_table": "*fp32"}
-    signature = {"codes": "*u8", "scales": scales, **tables, "numel": "i64", "out": out}
+    signature = {"codes": "*u8", "scales": scales, "table": "*fp32", "numel": "i64", "out": out}
     constants = quant.constants(fmt, words)
-    options = {name: constants.pop(name) for name in ("num_warps", "enable_fp_fusion")}
+    options = {"num_warps": constants.pop("num_warps")}
     return Variant(quant._4bit_kernel, signature, constants, options)
 
 
@@ -21,7 +20,6 @@ def _int8(out: str) -> Variant:
 
 VARIANTS = [
     *(_4bit(quant.NF4, out, words) for out in ("*bf16", "*fp32") for words in (True, False)),
-    *(_4bit(quant.NF4_DOUBLE, out, True) for out in ("*bf16", "*fp32")),
     *(_4bit(quant.MXFP4, out, words) for out in ("*bf16", "*fp32") for words in (True, False)),
     *(_int8(out) for out in ("*bf16", "*fp32")),
 ]

@@ -103,8 +103,8 @@ def test_lines_are_no_wider_than_the_terminal(columns):
 def test_what_is_taken_stands_beside_its_name():
     """In a narrow terminal the name is what wraps."""
     write("gpt-oss-20b")
-    for columns, name in ((80, "frozen weights, matrices in mxfp4 and nf4-double"), (46, "frozen weights, matrices")):
-        lines = run("--gpus", "1", "train.method=lora", "lora.base=nf4", "lora.double_quant=true", columns=columns)
+    for columns, name in ((80, "frozen weights, matrices in mxfp4 and nf4"), (46, "frozen weights, matrices")):
+        lines = run("--gpus", "1", "train.method=lora", "lora.base=nf4", columns=columns)
         (line,) = (line for line in lines.stdout.splitlines() if "frozen weights" in line)
         assert re.fullmatch(f"    {name}  +[0-9.]+ GiB[ █]*", line), line
 

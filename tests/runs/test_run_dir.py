@@ -263,11 +263,17 @@ def test_a_run_with_earlier_names_of_keys_is_resumed():
     record(run, events.Paused(1))
     save(run, 1)
     text = run.config_path.read_text().replace("lora_alpha", "alpha").replace("lora_dropout", "dropout")
-    run.config_path.write_text(text := text.replace("use_rslora", "rslora"))
+    text = text.replace("use_rslora", "rslora").replace("\nuse_dora =", "\ndouble_quant = false # default\nuse_dora =")
+    assert "double_quant" in text
+    run.config_path.write_text(text)
     again = resolve_config(run.config_path, [f"save.resume={run.path}"])
     assert again.config.lora == resolved.config.lora == run.config().lora
     assert find(again) == find(config("lora.r=2", "lora.lora_alpha=3", "lora.lora_dropout=0.1", "lora.use_rslora=true"))
     assert run.config_path.read_text() == text
-    run.events_path.unlink()  # a config of that name that is no run's
+    run.config_path.write_text(text.replace("double_quant = false", "double_quant = true"))
+    with pytest.raises(UserError, match="it was removed: remove the key"):
+        run.config()
+    run.config_path.write_text(text)
+    run.events_path.unlink()  # a config with that name that belongs to no run
     with pytest.raises(UserError, match=r"rptrain calls this `lora\.lora_alpha`"):
         resolve_config(run.config_path)

@@ -7,8 +7,10 @@ import torch
 from safetensors.torch import load_file
 
 from rptrain.checkpoint.export import export
+from rptrain.checkpoint.frozen import spec_of
+from rptrain.checkpoint.state import read_state
 from rptrain.inference.generate import generate_text
-from rptrain.kernels.quant import INT8, NF4, NF4_DOUBLE, dequantize, quantize
+from rptrain.kernels.quant import INT8, NF4, dequantize, quantize
 from rptrain.runs import events
 from rptrain.utils.errors import UserError
 
@@ -35,6 +37,9 @@ def test_a_resumed_run_goes_on_to_the_same_bits(folder):
     assert [event.step for event in tools.events(again, events.Resumed)] == [2]
     assert {step: tools.steps(whole)[step] for step in range(3, 7)} == tools.steps(again)
     assert tools.state(again) == tools.state(whole)
+    meta = read_state(whole.checkpoint_path(2))["meta"]
+    with pytest.raises(UserError, match=r"lora\.double_quant, which was removed"):  # as earlier versions wrote it
+        spec_of(whole.checkpoint_path(2), meta | {"frozen": meta["frozen"] | {"base": "nf4-double"}})
     plainly = tools.train_here(folder, *NARROW, "lora.base=bf16", "log.run_name=plainly")
     assert tools.steps(plainly)[1] != tools.steps(whole)[1]
     with pytest.raises(UserError, match=r'lora\.base was "nf4", is "int8"'):
@@ -61,25 +66,6 @@ def test_merging_and_answers_start_from_the_base_that_was_trained_on(folder, bas
     assert answers[0] == answers[1] != generate_text(folder / "model", *ASKED)
 
 
-def test_scales_in_8_bits_in_a_run(tmp_path):
-    """Resumed to the same bits, and merged; other weights than with wide scales."""
-    folder = tmp_path
-    tools.write_model(folder / "model", hidden_size=128, intermediate_size=128)
-    double = (*NARROW, "lora.double_quant=true")
-    wide, run = tools.train_here(folder, *NARROW), tools.train_here(folder, *double, "log.run_name=double")
-    assert tools.steps(wide)[1] != tools.steps(run)[1]
-    more = (f"save.resume={run.checkpoint_path(2)}", "log.run_name=more")
-    assert tools.state(tools.train_here(folder, *double, *more)) == tools.state(run)
-    with pytest.raises(UserError, match=r"lora\.double_quant was true, is false"):
-        tools.train_here(folder, *NARROW, *more, "log.run_name=other")
-    after = load_file(export(run.path, folder / "merged", merge=True) / "model.safetensors")
-    name = "model.layers.0.mlp.gate_proj"
-    adapter = load_file(run.model_path / "adapter_model.safetensors")
-    low, high = (adapter[f"base_model.model.{name}.lora_{end}.weight"] for end in "AB")
-    base = widened(load_file(folder / "model/model.safetensors")[f"{name}.weight"], NF4_DOUBLE)
-    torch.testing.assert_close(after[f"{name}.weight"], base + 2 * high @ low, rtol=1e-6, atol=1e-6)
-
-
 def test_questions_are_asked_of_the_widened_weights(folder):
     run = tools.train_here(folder, *NARROW, "eval.questions=3", "train.max_steps=2")
     assert len(tools.events(run, events.Evaluation)) == 2
@@ -101,10 +87,7 @@ def test_plan_shows_the_base_and_counts_its_bytes(folder):
         assert found["model"]["base"] == base
         (sizes[base],) = (p["nbytes"] for p in found["memory"][0]["parts"] if p["name"].startswith("frozen weights"))
     matrices = 28 * 2048 * (2 * 2048 + 2 * 1024 + 3 * 6144)
-    double = json.loads(tools.invoke(*given, "lora.base=nf4", "lora.double_quant=true", "--json").output)
-    assert double["model"]["base"] == "nf4-double"
-    (sizes["double"],) = (p["nbytes"] for p in double["memory"][0]["parts"] if p["name"].startswith("frozen weights"))
-    for base, each in (("nf4", 0.5625), ("double", 0.5 + 264 / 2**14), ("mxfp4", 0.53125), ("int8", 1.03125)):
+    for base, each in (("nf4", 0.5625), ("mxfp4", 0.53125), ("int8", 1.03125)):
         assert sizes["bf16"] - sizes[base] == pytest.approx((2 - each) * matrices, abs=28 * 4096)
     text = tools.invoke(*given, "lora.base=nf4").output
     assert "bfloat16, the base in nf4" in text and "frozen weights, matrices in nf4" in text
@@ -116,7 +99,7 @@ def test_mistakes_end_with_2(folder):
         ("train.method=full", "`lora.base`: only weights that stay can be held in 4 or 8 bits"),
         ("lora.base=mxfp4", 'no matrix of this model consists of whole blocks of mxfp4; use "bf16"'),
         ("lora.base=nf5", "lora.base"),
-        ("lora.double_quant=yes", "`lora.double_quant`"),
+        ("lora.double_quant=true", "unknown key `lora.double_quant`: it was removed: remove the key"),
     ):
         result = tools.invoke("--config", folder / "run.toml", "lora.base=nf4", override)
         assert result.exit_code == 2 and message in result.output, result.output

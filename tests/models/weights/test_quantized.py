@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.engine.store import ModelStore
-from rptrain.kernels.quant import FORMATS, NF4, NF4_DOUBLE, Quantized, quantize
+from rptrain.kernels.quant import FORMATS, Quantized, quantize
 from rptrain.models import registry
 from rptrain.models.adapters.lora import LoRA, set_magnitudes, with_lora, without_adapters
 from rptrain.models.weights import pretrained, quantized
@@ -103,35 +103,6 @@ def test_codes_are_those_of_each_tensor_of_the_checkpoint(stored, monkeypatch, a
                     assert torch.equal(rows, expected), part.key
                     start += tensor.numel()
     assert quantized_elements > 0
-
-
-def test_scales_in_8_bits_are_those_of_each_tensor_of_the_checkpoint(stored, monkeypatch):
-    """Where it has whole groups of them: `k_proj` here has no 16,384 weights."""
-    directory, tensors = stored(DENSE, hidden_size=128, intermediate_size=256, num_attention_heads=8)
-    monkeypatch.setattr(quantized, "READ", 4 << 14)
-    with loaded(directory, "nf4-double") as store:
-        params = {param.name: param for param in store.spec.units[1].quantized}
-        assert {name: param.format for name, param in params.items()} == {
-            "qkv": NF4,
-            "o": NF4_DOUBLE,
-            "gate_up": NF4_DOUBLE,
-            "down": NF4_DOUBLE,
-        }
-        start = 0
-        for part in params["gate_up"].parts:
-            codes, scales = quantize(tensors[part.key], NF4_DOUBLE)
-            held = store.units[1].quantized["gate_up"].part(start, start + tensors[part.key].numel())
-            start += tensors[part.key].numel()
-            assert torch.equal(held.codes, codes) and torch.equal(held.scales, scales)
-        assert quantized.loading_bytes(store.spec) == quantized.QUANTIZING + 256 * 128 // 64 * 4
-        pretrained.initialize(store.spec, store.held, 1)
-        assert store.view(1, "down").float().std().item() == pytest.approx(
-            store.spec.config["initializer_range"], rel=0.1
-        )
-    tensors[params["down"].parts[0].key][3, 5] = float("nan")
-    save_file(tensors, directory / "model.safetensors")
-    with pytest.raises(UserError, match="infinite or not numbers in nf4-double"):
-        loaded(directory, "nf4-double")
 
 
 @pytest.mark.parametrize(("architecture", "name"), [(DENSE, "down"), ("GptOssForCausalLM", "experts_gate_up")])

@@ -22,7 +22,6 @@ from .test_lora import EXPERTS, assert_equals_the_plain_loop
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
 CASES = {
     "nf4": (plain.CONFIG, "nf4", LoRA(r=4, lora_alpha=8)),
-    "nf4-double": (plain.config(hidden_size=128, intermediate_size=128), "nf4-double", LoRA(r=3)),
     "mxfp4": (plain.CONFIG, "mxfp4", LoRA(r=3)),
     "int8": (plain.CONFIG, "int8", LoRA(r=3, modules_to_save=("embed_tokens", "input_layernorm"))),
     "qwen3-moe": (plain.QWEN3_MOE, "nf4", LoRA(r=3)),
