@@ -49,7 +49,7 @@ def locate(model_path: str) -> Path:
     if cached is not None:
         return cached
     if model_path and os.path.isdir(directory):
-        raise UserError(f"{directory} holds no config.json: it is not a model directory")
+        raise UserError(f"{directory} is not a model directory: it has no config.json")
     nearest = difflib.get_close_matches(model_path.rsplit("/", 1)[-1].lower(), presets(), n=1)
     raise UserError(
         f"no model {model_path!r}: it is neither a directory, nor a preset ({', '.join(presets())}), nor in "

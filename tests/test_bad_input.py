@@ -166,7 +166,7 @@ def cut(file: Path, size: int) -> None:
     ("spoil", "message"),
     [
         (lambda f: shutil.rmtree(f / "model"), "no model '"),
-        (lambda f: (f / "model/config.json").unlink(), "holds no config.json"),
+        (lambda f: (f / "model/config.json").unlink(), "is not a model directory"),
         (lambda f: (f / "model/config.json").write_text("{"), "config.json is not valid JSON"),
         (lambda f: (f / "model/config.json").write_text("[]"), "must hold a JSON object"),
         (
@@ -205,17 +205,17 @@ def test_weights_that_are_no_numbers(folder):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda f: (f / "tokenizer.json").unlink(), "there is no tokenizer; bring the model's tokenizer.json there"),
-        (lambda f: (f / "tokenizer.json").write_text("{"), "no tokenizer that transformers can load"),
-        (lambda f: (f / "tokenizer.json").write_text("{}"), "no tokenizer that transformers can load"),
-        (lambda f: cut(f / "tokenizer.json", 1000), "no tokenizer that transformers can load"),
-        (lambda f: spoil_json(f / "tokenizer.json", model={}), "no tokenizer that transformers can load"),
-        (lambda f: (f / "tokenizer_config.json").write_text("{"), "no tokenizer that transformers can load"),
+        (lambda f: (f / "tokenizer.json").unlink(), "there is no tokenizer; copy the model's tokenizer.json there"),
+        (lambda f: (f / "tokenizer.json").write_text("{"), "transformers cannot load the tokenizer"),
+        (lambda f: (f / "tokenizer.json").write_text("{}"), "transformers cannot load the tokenizer"),
+        (lambda f: cut(f / "tokenizer.json", 1000), "transformers cannot load the tokenizer"),
+        (lambda f: spoil_json(f / "tokenizer.json", model={}), "transformers cannot load the tokenizer"),
+        (lambda f: (f / "tokenizer_config.json").write_text("{"), "transformers cannot load the tokenizer"),
         (
             lambda f: spoil_json(f / "tokenizer_config.json", model_max_length="x"),
-            "no tokenizer that transformers can load",
+            "transformers cannot load the tokenizer",
         ),
-        (lambda f: change_config(f.parent, eos_token_id="x"), "no tokenizer that transformers can load"),
+        (lambda f: change_config(f.parent, eos_token_id="x"), "transformers cannot load the tokenizer"),
         (lambda f: (f / "chat_template.jinja").unlink(), "set `data.chat_template` to a Jinja file"),
         (lambda f: (f / "chat_template.jinja").write_text("{{ 1 / 0 }}"), "the chat template refuses it: division by"),
         (lambda f: (f / "chat_template.jinja").write_text("hello"), "does not write the text of turn 2"),
@@ -277,7 +277,7 @@ LONE_SURROGATE = '{"messages": [{"role": "user", "content": "\\ud83d"}]}\n'
         ("blank.jsonl", "\n\n", "the file has no rows"),
         ("empty.json", "[]", "the file has no rows"),
         ("bad.jsonl", CHAT * 98 + "{\n" * 2, "2 of 100 rows are bad:\n  bad.jsonl:99: "),
-        ("bad.jsonl", CHAT * 98 + "{\n" * 2, "More than 1 % stops the run: mend or remove them"),
+        ("bad.jsonl", CHAT * 98 + "{\n" * 2, "More than 1 % stops the run: fix or remove these rows"),
         ("deep.jsonl", CHAT * 10 + '{"a":' * 100_000 + "\n", "deep.jsonl:11: nested too deeply"),
         ("deep.json", "[" * 100_000, "not a JSON list"),
         ("half.jsonl", CHAT * 10 + LONE_SURROGATE, "half.jsonl:11: `content` has half a character"),
@@ -301,7 +301,7 @@ def test_few_bad_rows_are_left_out_with_a_warning(folder, caplog):
     (folder / "few.jsonl").write_text(CHAT * 50 + "{\n" + CHAT * 148 + LONE_SURROGATE)
     run = tools.train_here(folder, "data.train.0.path=few.jsonl", "data.max_length=64")
     assert run.finished
-    assert "2 of 200 rows are bad:\n  few.jsonl:51: " in caplog.text and "They are left out." in caplog.text
+    assert "2 of 200 rows are bad:\n  few.jsonl:51: " in caplog.text and "These rows are left out." in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -473,10 +473,10 @@ def test_a_run_that_another_process_trains(unfinished, refused, monkeypatch):
     ("spoil", "arguments", "message"),
     [
         (lambda r: None, ("--raw", "--prompt", ""), "prompt 1 is empty"),
-        (lambda r: None, ("--prompt", "a", "--prompt", "\udcff"), "prompt 2 is no UTF-8 text"),
+        (lambda r: None, ("--prompt", "a", "--prompt", "\udcff"), "prompt 2 is not UTF-8 text"),
         (lambda r: shutil.rmtree(r.path), ("--prompt", "a"), "does not exist"),
         (lambda r: (r.model_path / "tokenizer.json").unlink(), ("--prompt", "a"), "there is no tokenizer"),
-        (lambda r: change_config(r.path, dtype="int3"), ("--prompt", "a"), "no dtype 'int3'; it is one of bfloat16"),
+        (lambda r: change_config(r.path, dtype="int3"), ("--prompt", "a"), "unknown dtype 'int3'; use one of bfloat16"),
         (lambda r: damage_checkpoint(r), ("--prompt", "a"), "00000-embed.safetensors is damaged: "),
     ],
 )

@@ -26,7 +26,7 @@ def freeze(spec: Shape, patterns: Sequence[str]) -> Shape:
         raise UserError("\n".join(f"train.freeze: {_unmatched(pattern, names)}" for pattern in unknown))
     frozen = split_units(spec, lambda param: _is_frozen(param, patterns))
     if not any(unit.trainable for unit in frozen.units):
-        raise UserError("train.freeze leaves nothing to train: take a pattern out of it")
+        raise UserError("train.freeze leaves nothing to train: remove a pattern")
     return frozen
 
 
@@ -54,7 +54,7 @@ def _is_frozen(param: Param, patterns: Sequence[str]) -> bool:
     if frozen and len(frozen) < len(param.parts):
         others = _first([part.key for part in param.parts if part.key not in frozen])
         raise UserError(
-            f"train.freeze: {_first(frozen)} cannot be frozen without {others}, as they are one matrix here: "
+            f"train.freeze: {_first(frozen)} cannot be frozen without {others}: they are stored as one matrix; "
             "freeze all of them or none"
         )
     return bool(frozen)

@@ -71,12 +71,14 @@ def with_lora(spec: ModelSpec, settings: LoRA) -> ModelSpec:
         )
     if settings.target_parameters and (settings.lora_dropout or settings.use_dora):
         key, off = ("lora.use_dora", "false") if settings.use_dora else ("lora.lora_dropout", "0")
-        raise UserError(f"{key} does not go with lora.target_parameters, for PEFT has neither: set {key} = {off}")
+        raise UserError(
+            f"{key} cannot be used with lora.target_parameters (PEFT does not support it): set {key} = {off}"
+        )
     targets = adapted_modules(spec, settings.target_modules)
     of_experts = adapted_parameters(spec, settings.target_parameters)
     if not targets and not of_experts:
         raise UserError(
-            "lora.target_modules and lora.target_parameters name nothing that can have an adapter: "
+            "lora.target_modules and lora.target_parameters match nothing that can have an adapter: "
             'set lora.target_modules = "all-linear"'
         )
     saved = saved_modules(spec, settings.modules_to_save, targets)

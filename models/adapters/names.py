@@ -44,8 +44,8 @@ def adapted_modules(spec: ModelSpec, wanted: str | tuple[str, ...]) -> set[str]:
         matched = set(filter(matches, able))
         if not matched and isinstance(wanted, str) and any(map(_ending(entry), able)):
             raise UserError(
-                f"lora.target_modules: {entry} is a pattern of whole names; "
-                f'write ["{entry}"] for the modules that end so'
+                f"lora.target_modules: {entry} is a pattern that must match whole module names; "
+                f'write ["{entry}"] for the modules whose names end with it'
             )
         if not matched:
             raise UserError(f"lora.target_modules: no module that can have an adapter matches {_hint(entry, able)}")
@@ -72,7 +72,7 @@ def adapted_parameters(spec: ModelSpec, wanted: Iterable[str]) -> set[str]:
             raise UserError(f"lora.target_parameters: {entry!r}: this model has no experts; use lora.target_modules")
         if not matched:
             raise UserError(
-                f"lora.target_parameters: no parameter of experts matches {entry!r}; there are "
+                f"lora.target_parameters: no expert parameter matches {entry!r}; available: "
                 + ", ".join({name[name.index("mlp.") :]: None for name in able})
             )
         found |= matched
@@ -86,7 +86,7 @@ def saved_modules(spec: ModelSpec, wanted: Iterable[str], targets: set[str]) -> 
     for entry in wanted:
         if spec.tied and _ending(entry)("lm_head"):
             raise UserError(
-                "lora.modules_to_save: lm_head is the embedding in this model: write embed_tokens, which trains both"
+                "lora.modules_to_save: lm_head is tied to the embedding in this model: write embed_tokens to train both"
             )
         matched = set(filter(_ending(entry), names))
         if not matched:
@@ -105,8 +105,8 @@ def is_saved(param: Param, saved: set[str]) -> bool:
     if whole and len(whole) < len(param.parts):
         others = ", ".join(module(part) for part in param.parts if module(part) not in saved)
         raise UserError(
-            f"lora.modules_to_save: {', '.join(whole)} cannot be trained without {others}: they are one matrix here; "
-            "name all of them or none"
+            f"lora.modules_to_save: {', '.join(whole)} cannot be trained without {others}: they are stored as one "
+            "matrix; name all of them or none"
         )
     return bool(whole)
 
@@ -124,7 +124,7 @@ def _pattern(entry: str) -> Callable[[str], bool]:
     try:
         compiled = re.compile(entry)
     except re.error as error:
-        raise UserError(f"lora.target_modules: {entry!r} is no pattern: {error}") from None
+        raise UserError(f"lora.target_modules: {entry!r} is not a valid pattern: {error}") from None
     return lambda name: compiled.fullmatch(name) is not None
 
 

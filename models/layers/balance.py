@@ -27,7 +27,7 @@ def balanced(spec: ModelSpec, coefficient: float | None) -> ModelSpec:
     """
     count = sum(isinstance(layer, MoEBlock) for layer in spec.layers)
     if coefficient and not count:
-        raise UserError("train.router_aux_loss_coef is for models with experts: this one has none")
+        raise UserError("train.router_aux_loss_coef needs a model with experts: this model has none")
     if coefficient is None and count:
         coefficient = _asked(spec.config)
     if not coefficient:

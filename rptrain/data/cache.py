@@ -91,7 +91,7 @@ def load(folder: Path, key: str) -> tuple[Stream, Tally] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (Damaged, OSError, RecursionError) as error:
-        log.warning("%s is damaged (%s): the data is tokenized again", path, error)
+        log.warning("%s is damaged (%s): tokenizing the data again", path, error)
         return None
 
 
@@ -135,7 +135,7 @@ def store(folder: Path, key: str, documents: Iterable[Document], tally: Tally) -
         return _read(path, key)[0]
     except OSError as error:
         raise UserError(
-            f"{folder}: tokens cannot be kept there: {error.strerror or error}; make room, or set data.cache_dir"
+            f"{folder}: the token cache cannot be written: {error.strerror or error}; make room, or set data.cache_dir"
         ) from error
 
 
@@ -149,7 +149,7 @@ def _path(folder: Path, key: str) -> Path:
 
 def _read(path: Path, key: str) -> tuple[Stream, Tally]:
     if path.exists() and not path.is_file():
-        raise Damaged("it is no file")
+        raise Damaged("it is not a file")
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size - HEADER
         try:
@@ -165,7 +165,7 @@ def _read(path: Path, key: str) -> tuple[Stream, Tally]:
         if _hash(file.fileno(), size, header, metadata["facts"]) != metadata.get("sha256"):
             raise Damaged("its sha256 differs")
     if facts.get("key") != key:
-        raise Damaged("it is of other data")
+        raise Damaged("it belongs to other data")
     data = np.memmap(path, np.uint8, "r", HEADER) if size > SMALL else np.fromfile(path, np.uint8, offset=HEADER)
     arrays = (data[start:end].view(TOKENS[name]) for name, (start, end) in bounds.items())
     stream = Stream(*arrays, largest=facts["largest"], digest=metadata["sha256"])

@@ -104,7 +104,7 @@ def _messages(turns: list[Any]) -> tuple[list[Message], list[bool]]:
         messages.append(message)
         flags = {_flag(turn, key) for key in FLAGS if turn.get(key) is not None}
         if len(flags) > 1:
-            raise ValueError("a message's `train` and `weight` say opposite things")
+            raise ValueError("`train` and `weight` of a message contradict each other")
         learned.append(flags.pop() if flags else message["role"] == "assistant")
     return messages, learned
 
@@ -128,7 +128,7 @@ def _from_value(turn: dict[str, Any]) -> Message:
     """ShareGPT's keys."""
     speaker = text_of(turn, "from")
     if speaker not in ROLES:
-        raise ValueError(f"`from` is {speaker!r}: it is one of {', '.join(ROLES)}")
+        raise ValueError(f"`from` is {speaker!r}: it must be one of {', '.join(ROLES)}")
     text = text_of(turn, "value")
     if speaker != "function_call":
         return {"role": ROLES[speaker], "content": text}
@@ -162,7 +162,7 @@ def _part(part: Any) -> str:
     if isinstance(part, dict) and part.get("type") == "text":
         return text_of(part, "text")
     kind = part.get("type") if isinstance(part, dict) else part
-    raise ValueError(f"`content` has a part of type {kind!r}: only text is learned")
+    raise ValueError(f"`content` has a part of type {kind!r}: only text can be trained on")
 
 
 def _tools(row: dict[str, Any]) -> list[dict[str, Any]] | None:
@@ -177,5 +177,5 @@ def _tools(row: dict[str, Any]) -> list[dict[str, Any]] | None:
 
 def _flag(turn: dict[str, Any], key: str) -> bool:
     if turn[key] not in (0, 1):
-        raise ValueError(f"`{key}` is {turn[key]!r}: a message is learned (true, 1) or not (false, 0)")
+        raise ValueError(f"`{key}` is {turn[key]!r}: use true or 1 to train on a message, false or 0 to leave it out")
     return bool(turn[key])

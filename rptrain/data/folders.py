@@ -54,12 +54,14 @@ def choose(path: str | Path, split: str = "train") -> Chosen:
     else:
         raise UserError(f"{path}: no such data file or folder")
     if not chosen.files:
-        raise UserError(f"{path}: no file matches this pattern, or is named in state.json")
+        raise UserError(f"{path}: no file matches this pattern, and state.json names none")
     if split != "train" and not isdir(path):
-        raise UserError(f"{path}: a file has no split {split!r}; it is taken whole")
+        raise UserError(f"{path}: a file has no split {split!r}: it is used as a whole")
     for file in chosen.files:
         if file.exists() and not file.is_file():
-            raise UserError(f"{file}: a pipe, a socket or a device is no data file: write a file of what comes of it")
+            raise UserError(
+                f"{file}: pipes, sockets and devices cannot be read as data: save the data to a regular file first"
+            )
     return chosen
 
 
@@ -72,13 +74,13 @@ def named(files: dict[Path, str], folder: str | Path) -> str:
 
 def _of_folder(path: Path, split: str) -> Chosen:
     if (path / "config.json").is_file():
-        raise UserError(f"{path}: this folder holds a model (config.json), no data")
+        raise UserError(f"{path}: this folder holds a model (config.json), not data")
     if (path / "dataset_dict.json").is_file():
         splits = _described(path / "dataset_dict.json", "splits")
         if split not in splits:
             raise UserError(f"{path}: there is no split {split!r}; it has {', '.join(map(str, splits))}")
         if Path(split).name != split:  # it would lead out of the folder
-            raise UserError(f"{path}: {split!r} is no name of a split")
+            raise UserError(f"{path}: {split!r} is not the name of a split")
         path = path / split
     if (path / "state.json").is_file():
         parts = _described(path / "state.json", "_data_files")
@@ -100,7 +102,7 @@ def _of_folder(path: Path, split: str) -> Chosen:
     for file in chosen:
         if len(told := sorted(found[file] & WORDS.keys())) > 1 and split in WORDS:
             raise UserError(
-                f"{file}: its name tells of the splits {' and '.join(told)}: give each set's files by a path or a "
+                f"{file}: its name matches the splits {' and '.join(told)}: name each set's files by a path or a "
                 f'pattern instead of the folder, as in path = "{path}/*part*.jsonl"'
             )
     return Chosen(chosen, others, any(not found.get(file) for file in others))

@@ -80,8 +80,8 @@ class Tally:
         more = [f"and {self.bad - len(self.first)} more"] if self.bad > len(self.first) else []
         report = "\n  ".join([f"{self.bad} of {self.total} rows are bad:", *self.first, *more])
         if self.bad > MOST_BAD * self.total:
-            raise UserError(f"{report}\nMore than 1 % stops the run: mend or remove them, or set the format.")
-        log.warning("%s\nThey are left out.", report)
+            raise UserError(f"{report}\nMore than 1 % stops the run: fix or remove these rows, or set the format.")
+        log.warning("%s\nThese rows are left out.", report)
 
 
 def read(path: str | Path, format: str = "auto", tally: Tally | None = None) -> Iterator[Example]:
@@ -92,7 +92,7 @@ def read(path: str | Path, format: str = "auto", tally: Tally | None = None) -> 
     """
     path, tally = Path(path), tally or Tally()
     if format != "auto" and format not in FORMATS:
-        raise UserError(f"{path}: there is no data format {format!r}; use auto, {', '.join(FORMATS)}")
+        raise UserError(f"{path}: unknown data format {format!r}; use auto, {', '.join(FORMATS)}")
     rows = rows_of(path)
     begin = list(islice(rows, 1))
     if not begin:

@@ -187,7 +187,7 @@ class Tokenizing:
             key = cache.content_key(file, [format, *self._settings])
             found = cache.load(self._folder, key)
             if found is None:
-                log.info("%s is tokenized", file)
+                log.info("tokenizing %s", file)
                 tally = Tally()
                 documents = self.documents(formats.read(file, format, tally), tally)
                 found = cache.store(self._folder, key, self._of_whole(file, key, format, documents), tally), tally
@@ -200,7 +200,7 @@ class Tokenizing:
         """The documents. UserError at their end, before they are kept under the key, where it is not the file's now."""
         yield from documents
         if cache.content_key(file, [format, *self._settings]) != key:
-            raise UserError(f"{file} was changed while it was read: begin again when nothing writes it any more")
+            raise UserError(f"{file} was changed while it was read: start again when no program writes it")
 
 
 def load_tokenizer(directory: str | Path) -> Any:
@@ -212,7 +212,7 @@ def load_tokenizer(directory: str | Path) -> Any:
     if not directory.is_dir():
         raise UserError(f"{directory}: no such model directory")
     if not any((directory / name).is_file() for name in VOCABULARIES):  # transformers would make up an empty one
-        raise UserError(f"{directory}: there is no tokenizer; bring the model's tokenizer.json there")
+        raise UserError(f"{directory}: there is no tokenizer; copy the model's tokenizer.json there")
     damaged = (OSError, ValueError, TypeError, LookupError, AttributeError, StrictDataclassError)
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
@@ -220,9 +220,12 @@ def load_tokenizer(directory: str | Path) -> Any:
     except Exception as error:
         if not isinstance(error, damaged) and type(error) is not Exception:  # which is all that tokenizers raises
             raise
-        raise UserError(f"{directory}: no tokenizer that transformers can load: {error}") from error
+        raise UserError(f"{directory}: transformers cannot load the tokenizer: {error}") from error
     if not tokenizer.is_fast:
-        raise UserError(f"{directory}: the tokenizer has no tokenizer.json, which gives the tokens' places")
+        raise UserError(
+            f"{directory}: the tokenizer has no tokenizer.json, which is needed to find "
+            "the positions of tokens in the text"
+        )
     return tokenizer
 
 

@@ -30,9 +30,9 @@ class Trimmed:
     def warn(self) -> None:
         longer = f"longer than {self.max_length} tokens"
         if self.cut:
-            log.warning("%d samples lost their end, %d tokens: %s", self.cut, self.cut_tokens, longer)
+            log.warning("%d samples were truncated by %d tokens: %s", self.cut, self.cut_tokens, longer)
         if self.divided:
-            log.warning("%d samples were divided: %s", self.divided, longer)
+            log.warning("%d samples were split: %s", self.divided, longer)
         if self.dropped:
             log.warning("%d samples of %d tokens are left out: %s", self.dropped, self.dropped_tokens, longer)
 

@@ -110,7 +110,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key {twice!r} is there twice in an object")
+        raise ValueError(f"an object has the key {twice!r} twice")
     return made
 
 

@@ -104,7 +104,7 @@ def build(
     if not len(useful):
         raise UserError(
             "no token of the data is supervised: there is no assistant's turn within data.max_length tokens; "
-            "mend the data, raise data.max_length or set data.assistant_only_loss = false"
+            "fix the data, raise data.max_length or set data.assistant_only_loss = false"
         )
     if len(useful) < len(pieces.lengths):
         log.warning("%d samples without a supervised token are left out", len(pieces.lengths) - len(useful))

@@ -17,15 +17,16 @@ def split(rows: Sequences, size: float, seed: int) -> tuple[Sequences, Sequences
     count = round(size * len(rows)) if size < 1 else int(size)
     if not 0 < count < len(rows):
         raise UserError(
-            f"data.val_size holds out {count} of {len(rows)} rows: there must be rows to train on, and rows held out"
+            f"data.val_size holds out {count} of {len(rows)} sequences for validation: both sets need at "
+            "least one sequence"
         )
     order = shuffled(len(rows), seed, 1)
     trained = select(rows, np.sort(order[count:]))
     for group in rows.groups:
         if group.weight not in {left.weight for left in trained.groups}:
             raise UserError(
-                f"data.val_size would hold out all {group.count} rows of the sets with weight {group.weight:g}: lower "
-                "it, or give rows to measure as [[data.val]]"
+                f"data.val_size would hold out all {group.count} sequences of the sets with weight {group.weight:g}: "
+                "lower it, or name validation data as [[data.val]]"
             )
     return trained, once(select(rows, np.sort(order[:count])))
 

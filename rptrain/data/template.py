@@ -189,7 +189,9 @@ class Renderer:
         said = json.dumps([messages, tools], ensure_ascii=False, default=str)
         mark = next((chr(code) for code in MARKS if chr(code) not in said and chr(code) not in self._template), None)
         if mark is None:
-            raise ValueError("it has all characters of Unicode's private use area, where one is needed as a mark")
+            raise ValueError(
+                "it uses all characters of Unicode's private use area; one must be free to serve as a marker"
+            )
         changed = [*messages[:turn], {**messages[turn], "content": mark}, *messages[turn + 1 :]]
         before, found, after = self._apply(changed, tools).partition(mark)
         if not found:
@@ -212,7 +214,7 @@ def _chats(rendered: list[tuple[int, str, list[Span]]], tokenizer: Any) -> Itera
 
 
 def _too_long(text: str) -> ValueError:
-    return ValueError(f"it has {len(text):,} characters, more than {LONGEST:,}: divide it into several rows")
+    return ValueError(f"it has {len(text):,} characters, more than {LONGEST:,}: split it into several rows")
 
 
 def _long_text(line: int, text: str, tokenizer: Any) -> Document:

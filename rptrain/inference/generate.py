@@ -32,7 +32,7 @@ def generate_text(
     source = Path(source)
     for number, prompt in enumerate(prompts, 1):
         if prompt != prompt.encode(errors="replace").decode():
-            raise UserError(f"prompt {number} is no UTF-8 text")
+            raise UserError(f"prompt {number} is not UTF-8 text")
     if any((source / "model" / name).is_file() for name in ("config.json", adapter.CONFIG)):
         source = source / "model"
     if (source / adapter.CONFIG).is_file():
@@ -86,7 +86,7 @@ def _load(source: Path, spec: ModelSpec) -> list[dict[str, Tensor]]:
     files = pretrained.check(source, own)
     name = str(spec.config.get("dtype") or spec.config.get("torch_dtype") or "bfloat16")
     if name not in DTYPES:
-        raise UserError(f"{source / 'config.json'}: no dtype {name!r}; it is one of {', '.join(DTYPES)}")
+        raise UserError(f"{source / 'config.json'}: unknown dtype {name!r}; use one of {', '.join(DTYPES)}")
     dtype = DTYPES[name]
     parameters = [unit.views(torch.zeros(unit.numel, dtype=dtype)) for unit in spec.units]
     pretrained.load(files, own, lambda unit, name: parameters[unit][name])

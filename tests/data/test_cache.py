@@ -291,7 +291,7 @@ def test_a_file_that_a_folder_names_and_that_is_not_there(folder, tokenizer, nam
 
 def test_nowhere_to_keep_tokens(folder, tokenizer):
     (folder / "kept").write_text("a file")
-    with pytest.raises(UserError, match=r"kept: tokens cannot be kept there: .* set data.cache_dir"):
+    with pytest.raises(UserError, match=r"kept: the token cache cannot be written: .* set data.cache_dir"):
         go(folder, tokenizer)
 
 
@@ -303,4 +303,4 @@ def test_another_files_tokens_under_its_name_are_not_taken(folder, tokenizer, re
     others = tokens_of(go(folder, tokenizer))
     (other,) = (folder / "kept").glob("*.safetensors")
     (folder / "first").replace(other)
-    assert tokens_of(go(folder, tokenizer)) == others != ids and "of other data" in caplog.text
+    assert tokens_of(go(folder, tokenizer)) == others != ids and "belongs to other data" in caplog.text

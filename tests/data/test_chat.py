@@ -125,15 +125,15 @@ def test_the_prompt_is_not_learned(examples, tokenizer):
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"messages": [{"role": "user", "content": "a", "weight": 0.5}]}, "`weight` is 0.5: a message is learned"),
-        ({"messages": [{"role": "assistant", "content": "a", "weight": 0, "train": True}]}, "say opposite things"),
+        ({"messages": [{"role": "user", "content": "a", "weight": 0.5}]}, "`weight` is 0.5: use true or 1"),
+        ({"messages": [{"role": "assistant", "content": "a", "weight": 0, "train": True}]}, "contradict each other"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "a part of type 'image_url'"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
             "not an object",
         ),
         ({"messages": [{"role": "assistant", "tool_calls": "f"}]}, "`tool_calls` is not a list"),
-        ({"messages": [{"from": "narrator", "value": "a"}]}, "`from` is 'narrator': it is one of human, user"),
+        ({"messages": [{"from": "narrator", "value": "a"}]}, "`from` is 'narrator': it must be one of human, user"),
         ({"messages": [{"from": "function_call", "value": "add(2)"}]}, "of a function_call is not JSON"),
         ({"messages": "[{"}, "`messages` is not a list"),
         ({"messages": [{"role": "user", "content": "a"}], "tools": "{}"}, "`tools` is not a list"),

@@ -76,13 +76,13 @@ def test_splits_with_names_of_their_own(tmp_path):
 
 def test_a_name_that_tells_of_two_splits(tmp_path):
     make(tmp_path, ["train_test.jsonl", "train.jsonl"])
-    with pytest.raises(UserError, match=r"train_test.jsonl: its name tells of the splits test and train: .* pattern"):
+    with pytest.raises(UserError, match=r"train_test.jsonl: its name matches the splits test and train: .* pattern"):
         choose(tmp_path)
     pattern = choose(f"{tmp_path}/train[_]*.jsonl")
     assert [file.name for file in pattern.files] == ["train_test.jsonl"]
     with pytest.raises(UserError, match="no file matches this pattern"):
         choose(f"{tmp_path}/*.csv")
-    with pytest.raises(UserError, match="it is taken whole"):
+    with pytest.raises(UserError, match="it is used as a whole"):
         choose(f"{tmp_path}/*.jsonl", "test")
 
 
@@ -121,7 +121,7 @@ def test_pipes_are_refused_before_they_are_opened(tmp_path):
     make(tmp_path, ["a.jsonl"])
     os.mkfifo(tmp_path / "b.jsonl")
     for path in (tmp_path, tmp_path / "b.jsonl", f"{tmp_path}/*.jsonl", "/dev/zero"):
-        with pytest.raises(UserError, match=r"(b.jsonl|zero): a pipe, a socket or a device is no data file"):
+        with pytest.raises(UserError, match=r"(b.jsonl|zero): pipes, sockets and devices cannot be read"):
             choose(path)
 
 
@@ -174,7 +174,7 @@ def test_what_datasets_saves(tmp_path):
     with pytest.raises(UserError, match="there is no split 'dev'; it has train, test"):
         choose(tmp_path / "two", "dev")
     (tmp_path / "two/dataset_dict.json").write_text('{"splits": ["../one"]}')
-    with pytest.raises(UserError, match=r"'../one' is no name of a split"):
+    with pytest.raises(UserError, match=r"'../one' is not the name of a split"):
         choose(tmp_path / "two", "../one")
     (tmp_path / "one/state.json").write_text('{"_data_files": [{"filename": "../../secret.arrow"}]}')
     assert names_of(tmp_path / "one") == ["secret.arrow"], "files outside the folder are not looked at"

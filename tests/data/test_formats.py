@@ -83,7 +83,7 @@ def test_explicit_format_overrides(write):
     assert read(path)[0].messages is not None
     assert read(path, "text")[0].text == "two and two"
     with pytest.raises(
-        UserError, match="no data format 'csv'; use auto, messages, sharegpt, prompt_completion, alpaca, text"
+        UserError, match="unknown data format 'csv'; use auto, messages, sharegpt, prompt_completion, alpaca, text"
     ):
         read(path, "csv")
 
@@ -93,7 +93,7 @@ def test_explicit_format_overrides(write):
     [
         ("{not json", "Expecting property name"),
         ("[1]", "not a JSON object"),
-        ('{"messages": [{"role": "user", "content": "a", "content": "b"}]}', "the key 'content' is there twice"),
+        ('{"messages": [{"role": "user", "content": "a", "content": "b"}]}', "an object has the key 'content' twice"),
         ('{"messages": NaN}', "`messages` is not a list"),
         ({"messages": []}, "at least one message"),
         ({"messages": ["hello"]}, "not an object with `role` and `content`"),

@@ -177,8 +177,8 @@ def test_prepare_wants_data_and_room(tokenizer):
 def test_tokenizers_that_cannot_be_loaded(tmp_path):
     with pytest.raises(UserError, match="no such model directory"):
         load_tokenizer(tmp_path / "missing")
-    with pytest.raises(UserError, match="there is no tokenizer; bring the model"):
+    with pytest.raises(UserError, match="there is no tokenizer; copy the model"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(UserError, match="no tokenizer that transformers can load"):
+    with pytest.raises(UserError, match="transformers cannot load the tokenizer"):
         load_tokenizer(tmp_path)

@@ -134,7 +134,7 @@ def test_truncated(caplog):
         rows = of_long("truncate")
     assert sorted(tokens_of(rows)[0]) == [[1, 2, 3, 4, 5, 6, 7, 8], [31, 32, 0, 0, 0, 0, 0, 0], [41] * 8]
     assert (rows.trimmed.cut, rows.trimmed.cut_tokens, rows.supervised.sum()) == (1, 12, 2 + 1 + 7)
-    assert "1 samples lost their end, 12 tokens: longer than 8 tokens" in caplog.text
+    assert "1 samples were truncated by 12 tokens: longer than 8 tokens" in caplog.text
 
 
 @pytest.mark.parametrize(("overlong", "divisible"), [("split", False), ("truncate", True), ("error", True)])
@@ -143,7 +143,7 @@ def test_divided(caplog, overlong, divisible):
         rows = of_long(overlong, divisible)
     assert sorted(tokens_of(rows)[0]) == [[1, 2, 3, 4, 5, 6, 7, 8], [17, 18, 19, 20, 31, 32, 0, 0], [41] * 8]
     assert (rows.trimmed.divided, rows.trimmed.cut, rows.supervised.sum()) == (1, 0, 3 + 1 + 7)
-    assert "1 samples were divided: longer than 8 tokens" in caplog.text
+    assert "1 samples were split: longer than 8 tokens" in caplog.text
 
 
 def test_dropped(caplog):

@@ -74,7 +74,7 @@ def test_a_json_list_is_read_one_item_at_a_time(tmp_path):
     path = tmp_path / "rows.json"
     path.write_text('\ufeff \n[{"a": {"b": 1, "b": 2}} ,\n{"a": 1},3 ] \n', encoding="utf-8")
     (first, error), *others = rows_of(path)
-    assert (first, str(error)) == (1, "the key 'b' is there twice in an object") and others == [(2, {"a": 1}), (3, 3)]
+    assert (first, str(error)) == (1, "an object has the key 'b' twice") and others == [(2, {"a": 1}), (3, 3)]
     for text in ("[1,]", "[1 2]", "[1", "[", "[1] 2", "[,]", '[{"a": 1, "a": }]'):
         path.write_text(text)
         with pytest.raises(UserError, match="not a JSON list"):

@@ -237,7 +237,7 @@ def test_a_long_text_is_tokenized_in_parts(tokenizer, monkeypatch):
     tally = Tally(2)
     long = [Example("f", 1, text=said, prompt=1), Example("f", 2, messages=[{"role": "user", "content": said}])]
     assert not list(encode(long, tokenizer, tally=tally))
-    assert tally.bad == 2 and "characters, more than 500: divide it" in tally.first[0]
+    assert tally.bad == 2 and "characters, more than 500: split it" in tally.first[0]
 
 
 def test_text_ends_with_the_end_token_and_is_supervised(tokenizer):

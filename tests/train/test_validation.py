@@ -49,7 +49,7 @@ def test_a_set_is_not_held_out_as_a_whole(folder):
         try:
             assert {group.weight for group in split(rows, 0.5, seed)[0].groups} == {1.0, 2.0}
         except UserError as error:
-            assert "hold out all 1 rows of the sets with weight 2: lower it" in str(error)
+            assert "hold out all 1 sequences of the sets with weight 2: lower it" in str(error)
             refused += 1
     assert 0 < refused < 8
 

@@ -103,7 +103,7 @@ def test_modules_for_peft_are_without_experts(fresh) -> None:
     spec = with_lora(fresh("GptOssForCausalLM").spec, SETTINGS["gate-and-up"])
     assert adapted(spec) == [f"model.layers.{index}.self_attn.o_proj" for index in range(2)]
     assert target_names(spec) == ["o_proj"]
-    with pytest.raises(UserError, match="name nothing that can have an adapter"):
+    with pytest.raises(UserError, match="match nothing that can have an adapter"):
         with_lora(fresh("LlamaForCausalLM").spec, LoRA(target_modules=()))
 
 

@@ -21,14 +21,14 @@ SEVEN = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
         (
             "LlamaForCausalLM",
             {"target_modules": "q_proj"},
-            'q_proj is a pattern of whole names; write ["q_proj"] for the modules that end so',
+            'q_proj is a pattern that must match whole module names; write ["q_proj"] for the modules whose names end',
         ),
         (
             "LlamaForCausalLM",
             {"target_modules": ("all-linear",)},
             '"all-linear" cannot be in a list: write target_modules = "all-linear"',
         ),
-        ("LlamaForCausalLM", {"target_modules": "("}, "'(' is no pattern: missing ), unterminated subpattern"),
+        ("LlamaForCausalLM", {"target_modules": "("}, "'(' is not a valid pattern: missing ), unterminated subpattern"),
         (
             "LlamaForCausalLM",
             {"target_modules": ("q_proj", "lm_head")},
@@ -49,11 +49,11 @@ SEVEN = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
         (
             "GptOssForCausalLM",
             {"target_parameters": ("experts.down_proj_bias",)},
-            "no parameter of experts matches 'experts.down_proj_bias'; there are mlp.experts.gate_up_proj, ",
+            "no expert parameter matches 'experts.down_proj_bias'; available: mlp.experts.gate_up_proj, ",
         ),
         ("GptOssForCausalLM", {"target_parameters": EXPERTS, "lora_dropout": 0.1}, "set lora.lora_dropout = 0"),
         ("GptOssForCausalLM", {"target_parameters": EXPERTS, "use_dora": True}, "set lora.use_dora = false"),
-        ("GptOssForCausalLM", {"target_modules": ()}, "name nothing that can have an adapter"),
+        ("GptOssForCausalLM", {"target_modules": ()}, "match nothing that can have an adapter"),
         ("LlamaForCausalLM", {"modules_to_save": ("head",)}, "lora.modules_to_save: no module matches 'head'; did you"),
         (
             "LlamaForCausalLM",
@@ -75,7 +75,7 @@ def test_what_cannot_be_is_refused(architecture, settings, message, fresh) -> No
 
 def test_the_head_of_a_tied_model_is_named_by_the_embedding(fresh) -> None:
     spec = fresh("LlamaForCausalLM", tie_word_embeddings=True).spec
-    with pytest.raises(UserError, match="lm_head is the embedding in this model: write embed_tokens"):
+    with pytest.raises(UserError, match="lm_head is tied to the embedding in this model: write embed_tokens"):
         with_lora(spec, LoRA(modules_to_save=("lm_head",)))
     assert [u.name for u in with_lora(spec, LoRA(modules_to_save=("embed_tokens",))).units if u.trainable] == [
         "embed",

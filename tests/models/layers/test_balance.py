@@ -74,5 +74,5 @@ def test_where_its_weight_comes_from() -> None:
     with pytest.raises(UserError, match="router_aux_loss_coef must be a positive number, not 'much'"):
         asked = {"output_router_logits": True, "router_aux_loss_coef": "much"}
         balanced(registry.build(config | asked), None)
-    with pytest.raises(UserError, match="this one has none"):
+    with pytest.raises(UserError, match="this model has none"):
         balanced(registry.build({**COMMON, "head_dim": 6, "architectures": ["LlamaForCausalLM"]}), 0.1)
