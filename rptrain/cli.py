@@ -105,11 +105,9 @@ def _show_version(wanted: bool) -> None:
 
 def _show_keys(wanted: bool) -> None:
     if wanted:
-        from rptrain.config.schema import keys
+        from rptrain.config.reference import text
 
-        for key, field in keys().items():
-            default = "required" if field.is_required() else f"default {json.dumps(field.default)}"
-            print(f"{key}: {field.description} ({default})")
+        print(text())
         raise typer.Exit
 
 

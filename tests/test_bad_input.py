@@ -85,7 +85,7 @@ def test_a_config_that_is_not_there(folder):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("train.micro_batch_size=24", "64 is no multiple of train.micro_batch_size, 24"),
+        ("train.micro_batch_size=24", "64 is not a multiple of train.micro_batch_size, 24"),
         ("engine.round_size=3", "3 does not divide the 4 micro-batches of a step"),
         ("engine.devices=mps", 'must be "auto", "cuda", "cuda:0,1" (these GPUs) or "cpu:2"'),
         ("engine.devices=cuda:0,0", "must name each GPU once"),
@@ -95,7 +95,7 @@ def test_a_config_that_is_not_there(folder):
         ("optim.betas=[0.9]", "has too few values"),
         ("train.num_epochs=inf", "must be a finite number"),
         ("train.max_steps=1e3", "must be a whole number"),
-        ("log.run_name=a/b", "must do as the name of a folder"),
+        ("log.run_name=a/b", "must be a folder name"),
         ("save.resume=nowhere", "nowhere is neither a run nor a checkpoint of one"),
         ("engine.host_limit=1KiB", "1.00 KiB engine.host_limit allows: lower train.global_batch_size"),
         ("data.max_length=1000000000", "is free on this machine: lower train.global_batch_size or data.max_length"),

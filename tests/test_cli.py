@@ -84,7 +84,7 @@ def test_mistakes_in_the_config_end_with_2_before_training(trained):
     assert result.stderr.splitlines() == [
         "2 mistakes in the config",
         "  command line: unknown key `train.sed`: did you mean `train.seed`?",
-        "  command line: unknown key `optim.lr`: rptrain calls this `optim.learning_rate`",
+        "  command line: unknown key `optim.lr`: use `optim.learning_rate`",
     ]
     assert run("--config", "none.toml").exit_code == 2
 
@@ -200,9 +200,9 @@ def test_without_a_terminal_nothing_opens_and_the_way_to_train_is_told():
 
 def test_version_and_keys():
     assert run("--version").stdout.startswith("rptrain 0.")
-    keys = run("--keys").stdout.splitlines()
-    assert keys[0].startswith("model.path: ") and keys[0].endswith("(required)")
-    assert "optim.betas: decay of the averages of the gradient and of its square (default [0.9, 0.999])" in keys
+    keys = run("--keys").stdout
+    assert "  model.path  (text; required)\n" in keys
+    assert "  optim.betas  (list of numbers; default [0.9, 0.999])\n      AdamW betas: " in keys
 
 
 def test_export(monkeypatch, folder):

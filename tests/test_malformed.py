@@ -205,7 +205,7 @@ def test_adapters_and_manifests(inside):
 def test_a_pipe_that_nobody_writes_to(tmp_path):
     os.mkfifo(tmp_path / "run.toml")
     result = tools.invoke("--config", tmp_path / "run.toml")
-    assert result.exit_code == 2 and "is no ordinary file" in result.stderr
+    assert result.exit_code == 2 and "is not a regular file" in result.stderr
 
 
 def test_an_index_that_points_outside(inside):

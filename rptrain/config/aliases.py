@@ -1,4 +1,4 @@
-"""What to answer when somebody writes a key that there is none of: other trainers' words, typing errors."""
+"""What to say about an unknown key: other trainers' names, unsupported features, typing errors."""
 
 from difflib import get_close_matches
 
@@ -70,51 +70,50 @@ _ALIASES = {
 }
 _CANONICAL = {alias: key for key, aliases in _ALIASES.items() for alias in aliases.split()}
 
-# Words that have no key of the same meaning; the answer says what to write.
+# Words without a key of the same meaning, and what to write instead.
 _ADVICE = {
     word: advice
     for words, advice in {
-        "gradient_accumulation_steps gradient_accumulation grad_accum": "rptrain counts it out: "
+        "gradient_accumulation_steps gradient_accumulation grad_accum": "it follows from "
         "`train.global_batch_size` / `train.micro_batch_size`",
-        "train_on_inputs train_on_input train_on_prompt": "rptrain has the opposite, `data.assistant_only_loss`",
+        "train_on_inputs train_on_input train_on_prompt": "use the opposite, `data.assistant_only_loss`",
         "double_quant": "it was removed: remove the key, and begin a new run. A run that has it set can only be "
         "resumed by the version of rptrain that began it",
-        "completion_only_loss train_on_responses_only": "rptrain calls this `data.assistant_only_loss`",
-        "interleave_probs mix_strategy interleave_strategy probabilities": "rptrain has `data.train.weight`: "
-        "how often a set is taken in an epoch",
+        "completion_only_loss train_on_responses_only": "use `data.assistant_only_loss`",
+        "interleave_probs mix_strategy interleave_strategy probabilities": "use `data.train.weight`, "
+        "how often a set is used per epoch",
         "gradient_checkpointing activation_checkpointing enable_activation_checkpointing "
         "gradient_checkpointing_kwargs enable_activation_offloading activation_offloading": "not needed: "
-        "rptrain recomputes and offloads activations by itself",
-        "fp16_opt_level fp16_backend half_precision_backend": "not needed: "
-        '`model.dtype = "float16"` is all that training in fp16 takes',
+        "rptrain always recomputes and offloads activations",
+        "fp16_opt_level fp16_backend half_precision_backend": 'not needed: set `model.dtype = "float16"`',
         "deepspeed fsdp fsdp_config fsdp_version accelerator_config fsdp_cpu_offload": "not needed: "
-        "rptrain keeps the model in host memory by itself; `engine.devices` names the GPUs",
+        "rptrain always keeps the model in host memory; `engine.devices` names the GPUs",
         "flash_attention attn_implementation flash_attn sdp_attention use_flash_attention_2": "not needed: "
-        "rptrain chooses its attention kernel by itself",
+        "rptrain chooses its attention kernel",
     }.items()
     for word in words.split()
 }
 
-# Known features that are not built yet. A word that ends in "*" stands for all that begin so.
+# Features that rptrain does not have. A word that ends in "*" matches every word that starts with it.
 _UNAVAILABLE = {
     word: feature
     for feature, words in {
-        "LoRA of some layers by number": "peft_layers_to_transform layers_to_transform lora_layers",
-        "other ways to begin an adapter": "init_lora_weights pissa_init loftq_config peft_init_lora_weights",
+        "LoRA on layers by number": "peft_layers_to_transform layers_to_transform lora_layers",
+        "another initialization of adapters": "init_lora_weights pissa_init loftq_config peft_init_lora_weights",
         "double quantization": "bnb_4bit_use_double_quant double_quantization use_double_quant",
         "a choice of how weights are quantized": "quantization quantization_* bnb_4bit_* use_bnb",
         "a choice of optimizer": "optimizer optim_args optimizer_type optimizer_in_bwd",
-        "another measure of the best model than the loss": "metric_for_best_model greater_is_better",
-        "another batch size for held-out rows": "per_device_eval_batch_size eval_batch_size",
-        "other trackers than those of log.report_to": "mlflow_* swanlab_* comet_* logging_dir",
+        "another metric for the best model than the loss": "metric_for_best_model greater_is_better",
+        "another batch size for evaluation": "per_device_eval_batch_size eval_batch_size",
+        "a tracker other than those of log.report_to": "mlflow_* swanlab_* comet_* logging_dir",
         "publishing to a hub": "push_to_hub hub_*",
-        "regularisation of the loss": "label_smoothing_factor label_smoothing neftune_noise_alpha dropout",
+        "regularization of the loss": "label_smoothing_factor label_smoothing neftune_noise_alpha dropout",
         "preference and reinforcement learning": "rl dpo_* kto_* grpo_* pref_* beta reward_* stage",
     }.items()
     for word in words.split()
 }
 
-# Their names of optimizers, as values of any key, that are settings of ours.
+# Names of optimizers, as values of any key, that are settings here.
 _SMALL_MOMENTS = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
 
 _KEYS = [*keys(), "data.train"]
@@ -122,20 +121,20 @@ _BY_LEAF = {key.rpartition(".")[2]: key for key in keys()}
 
 
 def answer(dotted: str, value: object = None) -> str:
-    """What to say about the unknown key `dotted`, written without array indices, that has this value or a table."""
+    """What to say about the unknown key `dotted`, written without array indices, that has this value or is a table."""
     if isinstance(value, str) and value.lower().replace("-", "_") in _SMALL_MOMENTS:
-        return 'rptrain writes this `optim.moments = "int8"`'
+        return 'use `optim.moments = "int8"`'
     section, _, leaf = dotted.rpartition(".")
     leaf = leaf.lower().replace("-", "_")
     if leaf in _ADVICE:
         return _ADVICE[leaf]
     if key := _CANONICAL.get(dotted) or _CANONICAL.get(leaf):
-        return f"rptrain calls this `{key}`"
+        return f"use `{key}`"
     for word in (part.lower() for part in (leaf, *section.split("."))):
         if feature := _unavailable(word):
             return f"{feature} is not available in this version"
     if leaf in _BY_LEAF:
-        return f"rptrain calls this `{_BY_LEAF[leaf]}`"
+        return f"use `{_BY_LEAF[leaf]}`"
     siblings = {key[len(section) + 1 :]: key for key in _KEYS if key.startswith(f"{section}.")}
     if near := get_close_matches(leaf, siblings, 1):
         return f"did you mean `{siblings[near[0]]}`?"

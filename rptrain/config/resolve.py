@@ -1,4 +1,4 @@
-"""From a TOML file and `key=value` overrides to a checked config that knows where each value came from."""
+"""Read a TOML file and `key=value` overrides into a checked config with the origin of each value."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -108,13 +108,13 @@ _LAST = 1 << 30  # the command line's place: after every line of the file
 def read_text(path: Path) -> str:
     """The text of a config. UserError where it cannot be read."""
     if path.exists() and not (path.is_file() or path.is_dir()):  # nobody may write to a pipe
-        raise UserError(f"{path}: is no ordinary file")
+        raise UserError(f"{path}: is not a regular file")
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path}: is no UTF-8 text") from None
+        raise UserError(f"{path}: is not UTF-8 text") from None
 
 
 def _parse(path: Path, text: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
@@ -125,17 +125,17 @@ def _parse(path: Path, text: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
         line = position.removeprefix("line ").partition(",")[0]
         if not line.isdigit():  # "end of document"
             line = str(text.rstrip().count("\n") + 1)
-        raise ConfigError([(f"{path}:{line}", f"no valid TOML: {message}")]) from None
+        raise ConfigError([(f"{path}:{line}", f"invalid TOML: {message}")]) from None
     except (RecursionError, ValueError) as error:  # a number of thousands of digits is a ValueError of its own
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise UserError(f"{path}: no valid TOML: {reason}") from None
+        raise UserError(f"{path}: invalid TOML: {reason}") from None
 
 
 def _parse_override(override: str) -> tuple[KeyPath, Any]:
     name, equals, text = (part.strip() for part in override.partition("="))
     key = tuple(int(part) if part.isdecimal() else part for part in name.split("."))
     if not equals or "" in key or isinstance(key[0], int):
-        raise UserError(f"`{override}` is no override: write key=value, such as train.max_steps=20")
+        raise UserError(f"`{override}` is not an override: write key=value, such as train.max_steps=20")
     try:
         return key, parse_value(text)
     except UserError as error:
@@ -150,7 +150,7 @@ def parse_value(text: str) -> Any:
         parsed = {}
     if parsed.keys() != {"value"}:
         if text[:1] in ("[", "{", '"', "'"):
-            raise UserError("the value is no TOML")
+            raise UserError("the value is not valid TOML")
         return text
     value = parsed["value"]
     return text if isinstance(value, date | time) else value

@@ -40,81 +40,81 @@ class Model(Section):
     """The model to train."""
 
     path: PathText
-    """a directory with a Hugging Face checkpoint, or the name of a bundled preset"""
+    """a directory with a Hugging Face checkpoint, a model in the Hugging Face cache, or a bundled preset"""
     dtype: Literal["bfloat16", "float16", "float32", "float64"] = "bfloat16"
-    """the type of the weights"""
+    """the data type of the weights"""
     init: Literal["auto", "random"] = "auto"
-    """"random" draws new weights; "auto" does so only where the preset has none"""
+    """"auto": load the weights if there are any; "random": initialize new weights"""
     hold: Literal["memory", "map"] = "memory"
-    """"map": weights that stay as they are are read from the model's files whenever a GPU needs them"""
+    """frozen weights: "memory" loads them, "map" reads them from disk whenever a GPU needs them"""
 
 
 class TrainSet(Section):
-    """A data set to train on."""
+    """A data set. Write one table per set."""
 
     path: PathText
-    """a file, a folder of files or a pattern such as chats/*.jsonl, or builtin:tasks, or builtin:random"""
+    """a file, a folder, a pattern such as "chats/*.jsonl", or built-in data: builtin:tasks, builtin:random"""
     format: Literal["auto", "messages", "sharegpt", "prompt_completion", "alpaca", "text"] = "auto"
-    """how a row is written; "auto" looks"""
+    """the format of a row; "auto" detects it"""
     split: Text = "train"
-    """the part of the set to take, where it has parts"""
+    """the split to use, if the data has splits"""
     weight: float = Field(default=1.0, gt=0, le=1000)
-    """how often the set is taken in an epoch; 0.5: half of it, and the other half in the next"""
+    """how often the set is used per epoch; 0.5: half of it, and the other half in the next epoch"""
 
 
 class Data(Section):
-    """What is read, and how it becomes tokens."""
+    """The data, and how it becomes sequences of tokens."""
 
     train: tuple[TrainSet, ...] = Field(min_length=1, strict=False)
-    """the sets to train on"""
+    """the data sets to train on"""
     val: tuple[TrainSet, ...] = Field(default=(), strict=False)
-    """sets to measure the loss on, as [[data.val]]; unset: those of val_size"""
+    """validation sets, as [[data.val]] tables; unset: rows held out by val_size"""
     val_size: NonNegativeFloat = 0.0
-    """rows of the training sets to hold out for that; below 1: a share of them"""
+    """rows held out for validation; below 1: a fraction of them"""
     max_length: int = Field(2048, ge=2, le=MAX_COUNT)
-    """tokens a row"""
+    """the sequence length in tokens; memory and time grow with it"""
     overlong: Literal["truncate", "split", "drop", "error"] = "truncate"
-    """what becomes of a longer sample: it loses its end, becomes several, is left out, or stops the run"""
+    """longer samples: "truncate" them, "split" them, "drop" them, or stop with an "error" message"""
     packing: bool = True
-    """put several samples in a row; they do not see each other"""
+    """put several samples into one sequence; they do not see each other"""
     assistant_only_loss: bool = True
-    """learn the assistant's words only, not the questions"""
+    """compute the loss only on assistant replies"""
     chat_template: Text | None = None
-    """a Jinja file to use instead of the tokenizer's template"""
+    """a Jinja file or text; unset: the tokenizer's own template"""
     cache_dir: PathText | None = None
-    """where tokenized files are kept for later runs; unset: ~/.cache/rptrain"""
+    """the folder of tokenized data; unset: ~/.cache/rptrain"""
 
 
 class Eval(Section):
-    """What is measured before and after training."""
+    """Questions that are asked before and after training."""
 
     questions: int = Field(default=0, ge=0, le=100_000)
-    """how many held-out questions of the built-in tasks to ask; 0: none"""
+    """number of questions of the built-in tasks to ask; 0: none"""
 
 
 class Train(Section):
-    """How long and in what portions to train."""
+    """Method, batch sizes and length of training."""
 
     method: Literal["full", "lora"] | None = None
-    """"full": the weights are trained; "lora": adapters are; unset: adapters where there is a [lora] table"""
+    """"full": train the weights; "lora": train adapters; unset: "lora" if there is a [lora] table"""
     freeze: tuple[Text, ...] = Field(default=(), strict=False)
-    """tensors that stay as they are, by name in the checkpoint; "*" is any text: "model.layers.0.*"; unset: none"""
+    """tensors that are not trained, such as "model.layers.0.*" ("*" matches any text); unset: none"""
     micro_batch_size: Count | Literal["auto"] = 1
-    """rows that go through the model together; "auto": what is planned to be fastest"""
+    """sequences computed together on a GPU; "auto": the fastest according to the plan"""
     global_batch_size: Count = 16
-    """rows a step; a multiple of micro_batch_size"""
+    """sequences per step; a multiple of micro_batch_size"""
     num_epochs: float = Field(default=1.0, gt=0, le=10**6)
-    """passes over the data"""
+    """passes over the training data"""
     max_steps: Count | None = None
-    """steps to train, whatever num_epochs says; unset: num_epochs counts"""
+    """overrides num_epochs; unset: use num_epochs"""
     eval_steps: NonNegativeInt = 0
-    """steps between two measurements of the loss on held-out rows; 0: at the end"""
+    """evaluate every N steps; 0: only at the end"""
     early_stopping_patience: PositiveInt | None = None
-    """measurements in a row without a lower loss after which the run ends; unset: it never does"""
+    """stop after N evaluations without improvement; unset: never"""
     seed: NonNegativeInt = 0
-    """of the order of the data and of new weights"""
+    """seed for data order and new weights"""
     router_aux_loss_coef: NonNegativeFloat | None = None
-    """weight of the loss that keeps the load of experts even; unset: what config.json has with output_router_logits"""
+    """weight of the loss that balances experts; unset: the model's, if it has output_router_logits"""
 
     @property
     def sequences(self) -> int:
@@ -131,62 +131,62 @@ class Train(Section):
     def _divides(self) -> "Train":
         rows, part = self.global_batch_size, self.micro_batch_size
         if part != "auto" and rows % part:
-            raise _mistake("train.global_batch_size", f"{rows} is no multiple of train.micro_batch_size, {part}")
+            raise _mistake("train.global_batch_size", f"{rows} is not a multiple of train.micro_batch_size, {part}")
         return self
 
 
 class Lora(Section):
-    """Low-rank adapters, by PEFT's names; the model's own weights stay as they are."""
+    """Low-rank adapters, with PEFT's names; all other weights are frozen."""
 
     r: Count = 8
-    """the rank: columns of each adapter"""
+    """the rank of the adapters; more learns more and takes more memory"""
     lora_alpha: Number = Field(default=8, le=MAX_COUNT)
-    """an adapter's output is multiplied by lora_alpha / r"""
+    """the output of an adapter is multiplied by lora_alpha / r"""
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """share of an adapter's inputs that is left out, at random"""
+    """dropout on an adapter's input"""
     target_modules: Names = "all-linear"
-    """"all-linear"; or names such as ["q_proj", "v_proj"]; or a pattern (regular expression) of whole names"""
+    """"all-linear", a list such as ["q_proj", "v_proj"], or a regular expression for whole names"""
     use_rslora: bool = False
     """multiply by lora_alpha / sqrt(r) instead"""
     use_dora: bool = False
-    """DoRA: train the length of each row of an adapted weight too; needs lora_dropout = 0"""
+    """DoRA: also train the length of each row of an adapted weight; needs lora_dropout = 0"""
     modules_to_save: tuple[Text, ...] = Field(default=(), strict=False)
-    """modules that are trained whole, such as ["embed_tokens", "lm_head"]"""
+    """modules trained as a whole, such as ["embed_tokens", "lm_head"]"""
     base: Literal["bf16", "nf4", "mxfp4", "int8"] = "bf16"
-    """how the matrices that stay are held: in model.dtype, or in 4 or 8 bits and widened on the device"""
+    """the frozen matrices: "bf16" keeps model.dtype; "nf4", "mxfp4" and "int8" quantize them"""
     target_parameters: tuple[Text, ...] = Field(default=(), strict=False)
-    """of experts: "mlp.experts.gate_up_proj", "mlp.experts.down_proj"; needs lora_dropout = 0, no DoRA; unset: none"""
+    """experts' parameters with adapters, such as "mlp.experts.down_proj"; unset: none"""
     adapter: PathText | None = None
-    """the folder of an adapter by PEFT or rptrain to go on from, of the same settings; unset: a new one"""
+    """the folder of an adapter to continue training, with the same settings; unset: a new one"""
 
 
 class Optim(Section):
     """AdamW and its learning rate."""
 
     learning_rate: PositiveFloat = 1e-5
-    """at its highest"""
+    """peak learning rate"""
     lr_scheduler_type: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "cosine"
-    """how the learning rate goes on after the warm-up"""
+    """schedule after warm-up"""
     warmup_steps: NonNegativeFloat = 0.0
-    """steps in which the learning rate rises; below 1: a share of all steps"""
+    """steps in which the learning rate rises; below 1: a fraction of all steps"""
     weight_decay: NonNegativeFloat = 0.0
-    """pull of the matrices toward zero; norms have none"""
+    """weight decay on matrices, not on norms"""
     betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), strict=False)
-    """decay of the averages of the gradient and of its square"""
+    """AdamW betas: decay rates of the averages of the gradient and of its square"""
     eps: PositiveFloat = 1e-8
-    """added to the divisor"""
+    """AdamW epsilon"""
     max_grad_norm: NonNegativeFloat = 1.0
-    """a longer gradient is cut to this norm; 0: never"""
+    """clip the gradient norm to this; 0: off"""
     moments: Literal["fp32", "bf16", "int8"] = "fp32"
-    """how AdamW's averages are kept: 8 bytes a parameter, 4, or 2; the small ones are rounded at random"""
+    """optimizer state: 8 ("fp32"), 4 ("bf16") or 2.06 ("int8") bytes per parameter of host memory"""
     loss_scale: float = LOSS_SCALE
-    """with float16, what the loss is multiplied by at first, a power of two; halved when a gradient overflows"""
+    """with float16: the initial loss scale, a power of two; halved when a gradient overflows"""
     loss_scale_steps: PositiveInt = LOSS_SCALE_STEPS
-    """with float16, steps without overflow after which the loss scale doubles"""
+    """with float16: the loss scale doubles after N steps without overflow"""
     max_skipped_steps: PositiveInt = 20
-    """steps in a row that may be skipped, as their gradients are not finite, before the run ends"""
+    """end the run after N steps in a row whose gradients are not finite"""
     update: Literal["async", "sync"] = "async"
-    """"async": weights are one step late and no device waits; "sync": exact"""
+    """"async": gradients use weights one step old; GPUs never wait for the optimizer; "sync": exact"""
 
     @field_validator("loss_scale")
     @classmethod
@@ -199,7 +199,7 @@ class Optim(Section):
     def _warmup(self) -> "Optim":
         if self.warmup_steps > 1 and self.warmup_steps % 1:
             raise _mistake(
-                "optim.warmup_steps", f"{self.warmup_steps} is no whole number of steps, and no share below 1"
+                "optim.warmup_steps", f"{self.warmup_steps} is neither a whole number of steps nor a fraction below 1"
             )
         if self.warmup_steps and self.lr_scheduler_type == "constant":
             raise _mistake(
@@ -210,58 +210,58 @@ class Optim(Section):
 
 
 class Engine(Section):
-    """What of the machine may be used, and how."""
+    """Devices, memory limits and how the pipeline runs."""
 
     devices: Devices = "auto"
-    """"auto", "cuda" (all GPUs), "cuda:0,1" (these), or "cpu:N" for N workers on the CPU"""
+    """"auto", "cuda" (all GPUs), "cuda:0,1" (these GPUs), or "cpu:N" for N workers on the CPU"""
     vram_limit: Size | None = None
-    """of each GPU, such as "24GiB"; unset: what is free"""
+    """memory limit per GPU, such as "24GiB"; unset: all free memory"""
     host_limit: Size | None = None
-    """all that the process takes of the host's memory, such as "200GiB"; unset: what is free"""
+    """host memory limit of the process, such as "200GiB"; unset: all free memory"""
     round_size: Count | Literal["auto"] | None = None
-    """micro-batches a round, the same for the whole run; unset: all of a step; "auto": what is planned to be fastest"""
+    """micro-batches per round; fewer need less host memory; "auto": the fastest; unset: all of a step"""
     optimizer_threads: PositiveInt | None = None
     """CPU threads of the optimizer; unset: by the number of cores"""
     fp16_accumulation: bool = False
-    """with float16, let GPUs sum products in float16: faster on consumer cards, less exact"""
+    """with float16: GPUs sum products in float16; faster on consumer cards, less exact"""
     replan: bool = True
-    """measure the layers in the first steps and plan again with the times"""
+    """measure the layers in the first steps and plan again with the measured times"""
     stall_timeout: float = Field(default=600.0, ge=0, le=10**9)
-    """seconds without a step's end after which is told what every thread and stream waits for; 0: never"""
+    """seconds without progress until a report of what every thread waits for is written; 0: never"""
     trace: bool = False
     """record when each stage ran on each device"""
 
 
 class Save(Section):
-    """Where the run is kept, and how often."""
+    """Where runs are saved, and when."""
 
     output_dir: PathText = "runs"
-    """the folder of all runs, with a folder for each"""
+    """the folder in which each run gets a folder"""
     save_steps: NonNegativeInt = 0
-    """steps between two checkpoints; 0: one at the end"""
+    """save a checkpoint every N steps; 0: only at the end"""
     save_total_limit: PositiveInt | None = None
-    """how many checkpoints to keep; unset: all"""
+    """keep the newest N checkpoints; unset: all"""
     load_best_model_at_end: bool = False
-    """keep the checkpoint with the lowest loss of held-out rows too, and make the model of it"""
+    """also keep the checkpoint with the lowest validation loss, and make the model from it"""
     resume: PathText = "auto"
-    """"auto" goes on with the unfinished run of this name, "never" does not; or a run or checkpoint"""
+    """"auto" resumes the unfinished run of this name; "never"; or the path of a run or checkpoint"""
 
 
 class Log(Section):
-    """What is told about the run."""
+    """What is reported about a run, and where."""
 
     logging_steps: PositiveInt = 1
-    """steps between two reports"""
+    """log every N steps"""
     report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(default=(), strict=False)
-    """trackers that get the numbers too, such as ["tensorboard"]; unset: none"""
+    """trackers that receive the figures, such as ["tensorboard"]; unset: none"""
     project: Text = "rptrain"
-    """the project's name at wandb and trackio"""
+    """the project name at wandb and trackio"""
     run_name: RunName | None = None
-    """the run's folder; unset: named for the config file"""
+    """the name of the run and of its folder; unset: named after the config file"""
 
 
 class Config(Section):
-    """Everything a run needs to know."""
+    """All settings of a run."""
 
     model: Model
     data: Data
@@ -286,13 +286,13 @@ class Config(Section):
     @model_validator(mode="after")
     def _validation(self) -> "Config":
         if self.data.val and self.data.val_size:
-            raise _mistake("data.val_size", "there are [[data.val]] tables: remove it, or them")
+            raise _mistake("data.val_size", "cannot be used with [[data.val]] tables: remove one of them")
         if not (self.data.val or self.data.val_size):
             for key in ("eval_steps", "early_stopping_patience"):
                 if getattr(self.train, key):
-                    raise _mistake(f"train.{key}", "there is nothing held out: set data.val_size, or add [[data.val]]")
+                    raise _mistake(f"train.{key}", "needs a validation set: set data.val_size, or add [[data.val]]")
         elif self.train.early_stopping_patience and not self.train.eval_steps:
-            raise _mistake("train.early_stopping_patience", "set train.eval_steps, how often the loss is measured")
+            raise _mistake("train.early_stopping_patience", "needs train.eval_steps: set how often to evaluate")
         if self.save.load_best_model_at_end:
             self._best()
         return self
@@ -300,10 +300,10 @@ class Config(Section):
     def _best(self) -> None:
         key, steps, every = "save.load_best_model_at_end", self.save.save_steps, self.train.eval_steps
         if not (self.data.val or self.data.val_size):
-            raise _mistake(key, "there is nothing held out: set data.val_size, or add [[data.val]]")
+            raise _mistake(key, "needs a validation set: set data.val_size, or add [[data.val]]")
         if not (steps and every) or steps % every:
             raise _mistake(
-                key, "every checkpoint is to be measured: set save.save_steps to a multiple of train.eval_steps"
+                key, "every checkpoint must be evaluated: set save.save_steps to a multiple of train.eval_steps"
             )
 
     @model_validator(mode="after")
@@ -323,7 +323,7 @@ class Config(Section):
             ("optim.loss_scale_steps", self.optim.loss_scale_steps, LOSS_SCALE_STEPS),
         ):
             if given != default:
-                raise _mistake(key, 'this is for model.dtype = "float16": remove it, or set model.dtype')
+                raise _mistake(key, 'is only for model.dtype = "float16": remove it, or set model.dtype')
         return self
 
     @model_validator(mode="after")
@@ -331,31 +331,33 @@ class Config(Section):
         if self.model.hold == "memory":
             return self
         if self.adapters is None and not self.train.freeze:
-            raise _mistake("model.hold", 'only weights that stay can be mapped: add a [lora] table, or use "memory"')
+            raise _mistake("model.hold", '"map" needs frozen weights: add a [lora] table, or use "memory"')
         if self.lora is not None and self.lora.base in ("nf4", "int8"):
-            message = f'no file holds {self.lora.base}, so it cannot be mapped: use "bf16", or model.hold = "memory"'
+            message = (
+                f'files do not hold {self.lora.base}, so model.hold = "map" cannot read it: use "bf16" or "memory"'
+            )
             raise _mistake("lora.base", message)
         return self
 
     @model_validator(mode="after")
     def _method(self) -> "Config":
         if self.train.method == "full" and self.lora is not None and self.lora.base != "bf16":
-            message = 'only weights that stay can be held in 4 or 8 bits: remove it, or train.method = "full"'
+            message = 'only frozen weights can be quantized: remove it, or remove train.method = "full"'
             raise _mistake("lora.base", message)
         if self.train.method == "full" and self.lora is not None:
-            message = 'adapters are trained where there is a [lora] table: write "lora", or remove the table'
+            message = 'a [lora] table trains adapters: write "lora", or remove the table'
             raise _mistake("train.method", message)
         if self.lora is not None and not self.lora.target_modules and not self.lora.target_parameters:
-            message = 'must be text, or a list such as ["q_proj", "v_proj"], where lora.target_parameters is not set'
+            message = 'must be text, or a list such as ["q_proj", "v_proj"], unless lora.target_parameters is set'
             raise _mistake("lora.target_modules", message)
         if self.adapters is not None and self.train.freeze:
-            message = "with adapters all weights stay as they are, but those of lora.modules_to_save: remove it"
+            message = "with adapters all weights are frozen except lora.modules_to_save: remove this key"
             raise _mistake("train.freeze", message)
         return self
 
     @property
     def adapters(self) -> Lora | None:
-        """Those that are trained; None where the weights themselves are."""
+        """The adapters to train; None if the weights themselves are trained."""
         return self.lora or (Lora() if self.train.method == "lora" else None)
 
     @property
@@ -391,7 +393,7 @@ def keys() -> dict[str, FieldInfo]:
 
     def walk(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
         for name, field in section.model_fields.items():
-            inner = _section_of(field.annotation)
+            inner = section_of(field.annotation)
             if inner is None:
                 yield prefix + name, field
             else:
@@ -400,7 +402,7 @@ def keys() -> dict[str, FieldInfo]:
     return dict(walk(Config, ""))
 
 
-def _section_of(annotation: Any) -> type[BaseModel] | None:
+def section_of(annotation: Any) -> type[BaseModel] | None:
     for candidate in (annotation, *get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate

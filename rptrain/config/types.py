@@ -1,4 +1,4 @@
-"""Kinds of config values that have a way of writing of their own: sizes, devices, names."""
+"""Types of config values with a notation of their own: sizes, devices, names."""
 
 import re
 from os.path import expanduser
@@ -55,13 +55,13 @@ def parse_devices(value: object) -> object:
 
 def _folder_name(name: str) -> str:
     if "/" in name or name.startswith("."):
-        raise ValueError('must do as the name of a folder, with no "/" and no "." in front')
+        raise ValueError('must be a folder name, without "/" and not starting with "."')
     return name
 
 
 def _path(path: str) -> str:
     if "\0" in path:
-        raise ValueError("must be a path, and none has a null character")
+        raise ValueError("must be a path without null characters")
     return expanduser(path)
 
 

@@ -23,12 +23,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("line", "message"),
     [
         ("[train]\nmax_step = 3", "c.toml:7: unknown key `train.max_step`: did you mean `train.max_steps`?"),
-        ("[optim]\nlr = 3", "c.toml:7: unknown key `optim.lr`: rptrain calls this `optim.learning_rate`"),
-        ("[optm]\neps = 3", "c.toml:7: unknown key `optm.eps`: rptrain calls this `optim.eps`"),
-        ("[lora]\nrank = 3", "c.toml:7: unknown key `lora.rank`: rptrain calls this `lora.r`"),
-        ("[lora]\nalpha = 3", "c.toml:7: unknown key `lora.alpha`: rptrain calls this `lora.lora_alpha`"),
-        ("[lora]\ndropout = 0.1", "c.toml:7: unknown key `lora.dropout`: rptrain calls this `lora.lora_dropout`"),
-        ("[lora]\nrslora = true", "c.toml:7: unknown key `lora.rslora`: rptrain calls this `lora.use_rslora`"),
+        ("[optim]\nlr = 3", "c.toml:7: unknown key `optim.lr`: use `optim.learning_rate`"),
+        ("[optm]\neps = 3", "c.toml:7: unknown key `optm.eps`: use `optim.eps`"),
+        ("[lora]\nrank = 3", "c.toml:7: unknown key `lora.rank`: use `lora.r`"),
+        ("[lora]\nalpha = 3", "c.toml:7: unknown key `lora.alpha`: use `lora.lora_alpha`"),
+        ("[lora]\ndropout = 0.1", "c.toml:7: unknown key `lora.dropout`: use `lora.lora_dropout`"),
+        ("[lora]\nrslora = true", "c.toml:7: unknown key `lora.rslora`: use `lora.use_rslora`"),
         ("[lora]\nr = 0", "c.toml:7: `lora.r` must be greater than 0, not 0"),
         ("[lora]\nr = 1_000_000_007", "c.toml:7: `lora.r` must be less than or equal to 1000000000, not 1000000007"),
         (
@@ -38,14 +38,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("[lora]\nlora_dropout = 1", "c.toml:7: `lora.lora_dropout` must be less than 1, not 1"),
         (
             "[lora]\ntarget_modules = []",
-            '`lora.target_modules`: must be text, or a list such as ["q_proj", "v_proj"], where lora.target_parameters',
+            '`lora.target_modules`: must be text, or a list such as ["q_proj", "v_proj"], unless lora.',
         ),
         (
             "[lora]\ntarget_modules = ['']",
             '`lora.target_modules` must be text, or a list such as ["q_proj", "v_proj"], not',
         ),
         ("[lora]\nmodules_to_save = 'lm_head'", '`lora.modules_to_save` must be a list, in brackets, not "lm_head"'),
-        ("[lora]\n[train]\nmethod = 'full'", "c.toml:8: `train.method`: adapters are trained where there is a [lora]"),
+        ("[lora]\n[train]\nmethod = 'full'", "c.toml:8: `train.method`: a [lora] table trains adapters"),
         ("[train]\nseed = 'x'", 'c.toml:7: `train.seed` must be a whole number, not "x"'),
         ("[train]\nseed = true", "c.toml:7: `train.seed` must be a whole number, not true"),
         ("[train]\nseed = 1.0", "c.toml:7: `train.seed` must be a whole number, not 1.0"),
@@ -65,43 +65,43 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("[engine]\ndevices = 'cpu:9999'", "`engine.devices` must have at most 1024 workers on the CPU, not"),
         (f"[engine]\nhost_limit = '{'9' * 400}GB'", '`engine.host_limit` must be a size such as "24GiB"'),
         ("[eval]\nquestions = 1_000_000", "`eval.questions` must be less than or equal to 100000, not 1000000"),
-        ('[data]\ncache_dir = "a\\u0000"', "`data.cache_dir` must be a path, and none has a null character, not"),
-        ('[save]\nresume = "a\\u0000"', "`save.resume` must be a path, and none has a null character, not"),
+        ('[data]\ncache_dir = "a\\u0000"', "`data.cache_dir` must be a path without null characters, not"),
+        ('[save]\nresume = "a\\u0000"', "`save.resume` must be a path without null characters, not"),
         ("[train]\nmax_steps = 0", "c.toml:7: `train.max_steps` must be greater than 0, not 0"),
         (
             "[train]\nmethod = 'qlora'",
             '`train.method`: must be one of "full", "lora", not "qlora"; did you mean "lora"?',
         ),
         ("[train]\nglobal_batch_size = 3\nmicro_batch_size = 2", "c.toml:7: `train.global_batch_size`: 3 is no"),
-        ("[train]\nmicro_batch_size = 3", "c.toml:6: `train.global_batch_size`: 16 is no multiple"),
+        ("[train]\nmicro_batch_size = 3", "c.toml:6: `train.global_batch_size`: 16 is not a multiple"),
         ("[engine]\nround_size = 3", "c.toml:7: `engine.round_size`: 3 does not divide the 16 micro-batches"),
         ("[engine]\nvram_limit = '24x'", 'c.toml:7: `engine.vram_limit` must be a size such as "24GiB"'),
         ("[engine]\nvram_limit = 0", "c.toml:7: `engine.vram_limit` must be greater than 0, not 0"),
         ("[engine]\ndevices = 'gpu'", 'c.toml:7: `engine.devices` must be "auto"'),
         ("[optim]\nlr_scheduler_type = 'cosin'", 'not "cosin"; did you mean "cosine"?'),
         ("[optim]\nmoments = 'int4'", 'c.toml:7: `optim.moments`: must be one of "fp32", "bf16", "int8", not "int4"'),
-        ("[optim]\noptim_bits = 8", "unknown key `optim.optim_bits`: rptrain calls this `optim.moments`"),
-        ("[optim]\noptim = 'adamw_8bit'", 'unknown key `optim.optim`: rptrain writes this `optim.moments = "int8"`'),
-        ("[optim]\noptim = 'adamw_bnb_8bit'", 'rptrain writes this `optim.moments = "int8"`'),
-        ("[optim]\noptimizer = 'paged_adamw_8bit'", 'rptrain writes this `optim.moments = "int8"`'),
+        ("[optim]\noptim_bits = 8", "unknown key `optim.optim_bits`: use `optim.moments`"),
+        ("[optim]\noptim = 'adamw_8bit'", 'unknown key `optim.optim`: use `optim.moments = "int8"`'),
+        ("[optim]\noptim = 'adamw_bnb_8bit'", 'use `optim.moments = "int8"`'),
+        ("[optim]\noptimizer = 'paged_adamw_8bit'", 'use `optim.moments = "int8"`'),
         ("[optim]\nbetas = [0.9]", "c.toml:7: `optim.betas` has too few values"),
         ("[optim]\nbetas = [0.9, 0.9, 0.9]", "c.toml:7: `optim.betas` must have at most 2 items"),
         ("[optim]\nbetas = [0.9, 1.0]", "c.toml:7: `optim.betas.1` must be less than 1, not 1.0"),
         ("[optim]\nbetas = [0.9, '0.9']", "c.toml:7: `optim.betas.1` must be a valid number"),
         ("[optim]\nlearning_rate = inf", "c.toml:7: `optim.learning_rate` must be a finite number, not inf"),
         ("[optim]\nlearning_rate = '1e-5'", "c.toml:7: `optim.learning_rate` must be a valid number"),
-        ("[optim]\nwarmup_steps = 1.5", "c.toml:7: `optim.warmup_steps`: 1.5 is no whole number of steps"),
+        ("[optim]\nwarmup_steps = 1.5", "c.toml:7: `optim.warmup_steps`: 1.5 is neither a whole number of steps"),
         (
             "[optim]\nwarmup_steps = 5\nlr_scheduler_type = 'constant'",
             'c.toml:8: `optim.lr_scheduler_type`: "constant" has no warm-up',
         ),
         ("[data]\npacking = 'yes'", 'c.toml:7: `data.packing` must be true or false, not "yes"'),
         ("[data]\nmax_length = 1", "c.toml:7: `data.max_length` must be greater than or equal to 2, not 1"),
-        ("[log]\nrun_name = 'a/b'", "c.toml:7: `log.run_name` must do as the name of a folder"),
+        ("[log]\nrun_name = 'a/b'", "c.toml:7: `log.run_name` must be a folder name"),
         ("[log]\nrun_name = 5", "c.toml:7: `log.run_name` must be text, in quotes, not 5"),
         ("[optim]\nloss_scale = 65535", "c.toml:7: `optim.loss_scale` must be a power of two, 1 or more, not 65535"),
         ("[log]\nrun_name = ''", "c.toml:7: `log.run_name` must have at least 1 character"),
-        ("[eval]\nsets = [{path = 'x'}]", "unknown key `eval.sets.0.path`: rptrain calls this `data.val.path`"),
+        ("[eval]\nsets = [{path = 'x'}]", "unknown key `eval.sets.0.path`: use `data.val.path`"),
         ("[[train]]\nseed = 1", "c.toml:6: `train` must be a table, [train], not tables"),
     ],
 )
@@ -123,7 +123,7 @@ def test_small_moments_are_not_for_float64(folder, moments):
 )
 def test_what_is_for_float16_alone(folder, line):
     (mistake,) = mistakes(MINIMAL + line)
-    assert mistake.endswith('this is for model.dtype = "float16": remove it, or set model.dtype')
+    assert mistake.endswith('is only for model.dtype = "float16": remove it, or set model.dtype')
     assert mistake.startswith(f"c.toml:7: `{line[1:].split(']')[0]}.{line.split()[1]}`")
     (folder / "c.toml").write_text(MINIMAL + line)
     assert resolve("c.toml", ["model.dtype=float16"]).config.model.dtype == "float16"
@@ -136,15 +136,16 @@ def test_a_single_data_table_is_told_from_an_array(folder):
 
 def test_what_is_missing(folder):
     assert mistakes("") == [
-        "c.toml: `model.path` is missing: a directory with a Hugging Face checkpoint, or the name of a bundled preset",
+        "c.toml: `model.path` is missing: a directory with a Hugging Face checkpoint, a model in the Hugging Face "
+        "cache, or a bundled preset",
         "c.toml: `data.train` is missing: write a [[data.train]] table with a path",
     ]
     assert mistakes("[data]\ntrain = []\n[model]\npath = 'm'") == [
         "c.toml:2: `data.train` must have at least 1 item, not []"
     ]
     assert mistakes("[model]\npath = 'm'\n[[data.train]]\nformat = 'text'") == [
-        "c.toml:3: `data.train.0.path` is missing: a file, a folder of files or a pattern such as chats/*.jsonl, "
-        "or builtin:tasks, or builtin:random"
+        'c.toml:3: `data.train.0.path` is missing: a file, a folder, a pattern such as "chats/*.jsonl", or '
+        "built-in data: builtin:tasks, builtin:random"
     ]
 
 
@@ -174,7 +175,7 @@ def test_an_override_mends_a_mistake_of_the_file(folder):
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("[model\n", "c.toml:1: no valid TOML"),
+        ("[model\n", "c.toml:1: invalid TOML"),
         ("a = 1\n\nb = = 2\n", "c.toml:3:"),
         ('x = """a\n', "c.toml:1:"),
     ],
@@ -208,19 +209,19 @@ def test_files_that_cannot_be_read(folder):
         ("adam_beta2", "`optim.betas`"),
         ("warmup-ratio", "`optim.warmup_steps`"),
         ("resume_from_checkpoint", "`save.resume`"),
-        ("learning_rate", "rptrain calls this `optim.learning_rate`"),
+        ("learning_rate", "use `optim.learning_rate`"),
         ("gradient_accumulation_steps", "`train.global_batch_size` / `train.micro_batch_size`"),
         ("train_on_inputs", "the opposite, `data.assistant_only_loss`"),
         ("gradient_checkpointing", "not needed"),
-        ("lora_rank", "rptrain calls this `lora.r`"),
-        ("use_dora", "rptrain calls this `lora.use_dora`"),
-        ("load_in_4bit", "rptrain calls this `lora.base`"),
+        ("lora_rank", "use `lora.r`"),
+        ("use_dora", "use `lora.use_dora`"),
+        ("load_in_4bit", "use `lora.base`"),
         ("bnb_4bit_use_double_quant", "double quantization is not available in this version"),
         ("bnb_4bit_compute_dtype", "a choice of how weights are quantized is not available in this version"),
-        ("report_to", "rptrain calls this `log.report_to`"),
-        ("val_set_size", "rptrain calls this `data.val_size`"),
-        ("fp16", "rptrain calls this `model.dtype`"),
-        ("fp16_backend", '`model.dtype = "float16"` is all'),
+        ("report_to", "use `log.report_to`"),
+        ("val_set_size", "use `data.val_size`"),
+        ("fp16", "use `model.dtype`"),
+        ("fp16_backend", 'set `model.dtype = "float16"`'),
         ("initial_scale_power", "`optim.loss_scale`"),
         ("allow_fp16_accumulation", "`engine.fp16_accumulation`"),
         ("xyzzy", "the tables are: [model], [data]"),

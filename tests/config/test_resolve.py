@@ -139,12 +139,12 @@ def test_overrides_of_data_sets(folder):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("train", "no override: write key=value"),
-        ("=3", "no override"),
-        ("train..seed=3", "no override"),
-        ("0.seed=3", "no override"),
-        ("optim.betas=[0.9,", "no TOML; put the whole override in single quotes"),
-        ("data.train=[{path=x}]", "no TOML"),
+        ("train", "not an override: write key=value"),
+        ("=3", "not an override"),
+        ("train..seed=3", "not an override"),
+        ("0.seed=3", "not an override"),
+        ("optim.betas=[0.9,", "not valid TOML; put the whole override in single quotes"),
+        ("data.train=[{path=x}]", "not valid TOML"),
         ("train.seed=1\n[optim]", "must be a whole number"),
         ("optim.betas.0=0.5", "set the whole of it, optim.betas=[...]"),
         ("data.train.2.path=x", "the next free index is data.train.1"),

@@ -275,5 +275,5 @@ def test_a_run_with_earlier_names_of_keys_is_resumed():
         run.config()
     run.config_path.write_text(text)
     run.events_path.unlink()  # a config with that name that belongs to no run
-    with pytest.raises(UserError, match=r"rptrain calls this `lora\.lora_alpha`"):
+    with pytest.raises(UserError, match=r"use `lora\.lora_alpha`"):
         resolve_config(run.config_path)

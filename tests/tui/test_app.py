@@ -83,7 +83,7 @@ async def test_every_key_that_a_footer_names_is_explained(make: Made, tmp_path: 
 async def test_a_run_is_shown_beside_a_config_that_is_broken(make: Made, tmp_path: Path):
     run = make_run(tmp_path / "runs")
     (tmp_path / "rptrain.toml").write_text("[]\n")
-    with pytest.raises(UserError, match="no valid TOML"):
+    with pytest.raises(UserError, match="invalid TOML"):
         make()
     async with make(attach=run).run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "▶ training" in screen_text(pilot.app))

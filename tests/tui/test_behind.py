@@ -78,11 +78,11 @@ def test_names_are_text_whatever_they_look_like(tmp_path: Path):
 
 
 def test_what_a_draft_cannot_be_is_said(tmp_path: Path):
-    with pytest.raises(UserError, match="no valid TOML"):
+    with pytest.raises(UserError, match="invalid TOML"):
         Draft(tmp_path / "c.toml", "a = ")
     with pytest.raises(UserError, match="mend it by hand"):
         Draft(tmp_path / "c.toml", "optim = 3\n").put("optim.eps", "1e-6")
-    with pytest.raises(UserError, match="is no TOML"):
+    with pytest.raises(UserError, match="is not valid TOML"):
         Draft(tmp_path / "c.toml").put("optim.betas", "[1, ")
     with pytest.raises(UserError, match="cannot be written"):
         Draft(tmp_path / "none" / "c.toml").save()
@@ -202,7 +202,7 @@ def test_the_helper_answers_refuses_and_fails():
     helper = ChildHelper()
     try:
         assert asyncio.run(helper.call(os.path.join, "a", "b")) == "a/b"
-        with pytest.raises(UserError, match="no valid TOML"):
+        with pytest.raises(UserError, match="invalid TOML"):
             asyncio.run(helper.call(Draft, Path("c.toml"), "a = "))
         with pytest.raises(HelperError, match="ZeroDivisionError"):
             asyncio.run(helper.call(divmod, 1, 0))

@@ -102,16 +102,16 @@ async def test_what_is_no_toml_is_told_and_neither_started_nor_saved(make: Made,
         await ready(pilot)
         await type_over(pilot, "8", "#train-global_batch_size")
         await type_over(pilot, "[0.9, 0.9", "#optim-betas")
-        await until(pilot, lambda: "· optim.betas: the value is no TOML" in screen_text(app))
+        await until(pilot, lambda: "· optim.betas: the value is not valid TOML" in screen_text(app))
         for field, value in (("#train-global_batch_size", "16"), ("#model-path", "llama-3.1-8b")):
             await type_over(pilot, value, field)
             await settled(pilot)
-            assert "· optim.betas: the value is no TOML" in screen_text(app) and start_button(app).disabled
+            assert "· optim.betas: the value is not valid TOML" in screen_text(app) and start_button(app).disabled
             assert shown(app, "optim-betas") == ["[0.9, 0.9"]
         await press_until(pilot, "f4", lambda: "✓ GPU" in screen_text(app))
-        await press_until(pilot, "f2", lambda: "· optim.betas: the value is no TOML" in screen_text(app))
+        await press_until(pilot, "f2", lambda: "· optim.betas: the value is not valid TOML" in screen_text(app))
         await pilot.press("ctrl+s")
-        await until(pilot, lambda: "optim.betas: the value is no TOML" in notified(app))
+        await until(pilot, lambda: "optim.betas: the value is not valid TOML" in notified(app))
         assert written(tmp_path) == text
         await type_over(pilot, "[0.9, 0.95]", "#optim-betas")
         await ready(pilot)
@@ -123,7 +123,7 @@ async def test_a_refused_value_that_goes_out_of_sight_blocks_nothing(make: Made,
     async with make().run_test(size=(120, 36)) as pilot:
         await ready(pilot)
         await type_over(pilot, "[1", "#lora-lora_alpha")
-        await until(pilot, lambda: "· lora.lora_alpha: the value is no TOML" in screen_text(pilot.app))
+        await until(pilot, lambda: "· lora.lora_alpha: the value is not valid TOML" in screen_text(pilot.app))
         await focus(pilot, "#train-method")
         await pilot.press("left")
         await ready(pilot)

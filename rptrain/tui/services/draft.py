@@ -41,7 +41,7 @@ class Draft:
         try:
             self._document = tomlkit.parse(text)
         except TOMLKitError as error:
-            raise UserError(f"{path}: no valid TOML: {error}") from None
+            raise UserError(f"{path}: invalid TOML: {error}") from None
 
     @classmethod
     def open(cls, path: Path | str) -> "Draft":
