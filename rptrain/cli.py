@@ -1,4 +1,4 @@
-"""The command line. What is heavy is imported once the config has been checked."""
+"""The command line. Heavy modules are imported after the config has been checked."""
 
 import errno
 import json
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def arguments(given: list[str]) -> list[str]:
-    """The arguments with the command that is meant where none is named: `train`."""
+    """The arguments, with the command `train` added if no command is named."""
     first = given[0] if given else ""
     if (first.startswith("-") and first not in _GLOBAL_OPTIONS) or "=" in first:
         return ["train", *given]
@@ -60,8 +60,8 @@ def arguments(given: list[str]) -> list[str]:
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
-    """2 for what the person can mend, files that may not be read or cannot be among it, 130 for an interrupt, 1 for a
-    run that diverged and a disk that fails; and for anything else, which shows its traceback.
+    """Exit with 2 for errors of the user, among them files that cannot be read, with 130 for an interrupt, and with 1
+    for a run that diverged or a disk that fails. Any other error exits with 1 and shows its traceback.
     """
     try:
         yield
@@ -84,7 +84,7 @@ def exit_codes() -> Iterator[None]:
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM is a Ctrl-C, also while a run is made ready and while its model is written."""
+    """Treat SIGTERM as Ctrl-C, also while a run is prepared and while its model is written."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -93,7 +93,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 def _keep_allocator_tidy() -> None:
-    """Before torch is there: slots are large and live long, and room between them would be lost."""
+    """Set before torch is imported: slots are large and live long, and memory between them would be lost."""
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
@@ -132,12 +132,12 @@ def root(
 def train(
     config: Annotated[Path, typer.Option(help="The run's TOML file.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Such as train.max_steps=20.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Override a key, e.g. train.max_steps=20.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the config, show it, and stop.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and no progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of progress.")] = False,
 ) -> None:
-    """Train as a config says. `train` may be left out."""
+    """Train the model of a config. The word `train` may be omitted."""
     with exit_codes(), _terminated_as_interrupted():
         from rptrain.config.resolve import render
         from rptrain.runs.run_dir import find, resolve_config
@@ -164,34 +164,32 @@ def train(
 def plan(
     config: Annotated[Path, typer.Option(help="The run's TOML file.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Such as train.micro_batch_size=2.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Override a key, e.g. train.micro_batch_size=2.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a simulated step.")] = None,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it for chrome://tracing.")] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the step for chrome://tracing.")] = None,
     force: Annotated[
         bool,
         typer.Option(
             "--force", help="Replace a file that this command did not write. Inputs and run files are refused."
         ),
     ] = False,
-    gpus: Annotated[int | None, typer.Option(help="Plan for so many GPUs that are not here.")] = None,
-    card: Annotated[str | None, typer.Option(help="Their kind, such as rtx4090, which is the default.")] = None,
-    vram: Annotated[str | None, typer.Option(help="The memory of each, such as 24GiB.")] = None,
-    pcie: Annotated[str | None, typer.Option(help="What each copies one way, such as 25GB/s.")] = None,
-    host: Annotated[str | None, typer.Option(help="Their machine's memory, such as 800GiB.")] = None,
-    tflops: Annotated[float | None, typer.Option(help="The rate of each with bfloat16, such as 165.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Plan for N hypothetical GPUs.")] = None,
+    card: Annotated[str | None, typer.Option(help="GPU model; rtx4090 by default.")] = None,
+    vram: Annotated[str | None, typer.Option(help="Memory of each GPU, e.g. 24GiB.")] = None,
+    pcie: Annotated[str | None, typer.Option(help="Rate of each PCIe link, one way, e.g. 25GB/s.")] = None,
+    host: Annotated[str | None, typer.Option(help="Host memory, e.g. 800GiB.")] = None,
+    tflops: Annotated[float | None, typer.Option(help="bfloat16 rate of each GPU in TFLOPS, e.g. 165.")] = None,
     show_data: Annotated[
         int,
-        typer.Option(
-            metavar="N", min=0, max=1_000_000, help="Read the data, and show N samples and what is learned of them."
-        ),
+        typer.Option(metavar="N", min=0, max=1_000_000, help="Read the data; show N samples and what is trained on."),
     ] = 0,
 ) -> None:
-    """Show the plan of a config, what memory it takes, and what to change where that is too much.
+    """Show the plan of a config, the memory it needs, and what to change if it does not fit.
 
-    Reads no weights, and the data only with --show-data. With any of --gpus to --tflops it plans for a machine that is
-    not here. Ends with 2 where the run does not fit.
+    Reads no weights, and the data only with --show-data. With --gpus, --card, --vram, --pcie, --host or --tflops it
+    plans for a hypothetical machine. Exits with status 2 if the run does not fit.
     """
     with exit_codes():
         from rptrain.runs.outputs import Output, check
@@ -231,15 +229,15 @@ def plan(
 def bench(
     config: Annotated[Path, typer.Option(help="The run's TOML file.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Such as engine.devices=cuda:0.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Override a key, e.g. engine.devices=cuda:0.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="How many steps to measure.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to measure.")] = 4,
     warmup: Annotated[
         int | None,
-        typer.Option(min=1, help="How many steps to do before; by default until nothing is new."),
+        typer.Option(min=1, help="Steps before; by default until timings are stable."),
     ] = None,
-    floor: Annotated[bool, typer.Option("--floor", help="Time the arithmetic alone, and compare.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object, and no progress.")] = False,
+    floor: Annotated[bool, typer.Option("--floor", help="Also time the arithmetic alone, and compare.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of progress.")] = False,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the steps for chrome://tracing.")] = None,
     force: Annotated[
         bool,
@@ -250,7 +248,7 @@ def bench(
 ) -> None:
     """Measure how fast a config trains on this machine, and where the time goes.
 
-    Trains for some steps with random weights and tokens: reads no weights and no data, and saves nothing.
+    Trains for some steps with random weights and tokens. Reads no weights and no data, and saves nothing.
     """
     with exit_codes():
         from rptrain.bench.trace import PRODUCER, document
@@ -300,10 +298,10 @@ def runs(
 
 @app.command()
 def attach(run: Annotated[Path, typer.Argument(metavar="RUN", exists=True, file_okay=False)]) -> None:
-    """Watch a run in the terminal interface, or play a finished one again. Leaving it does not stop the run."""
+    """Watch a run in the terminal interface, or replay a finished run. Leaving it does not stop the run."""
     with exit_codes():
         if not (run / "config.toml").is_file():
-            raise UserError(f"{run} is no run: there is no config.toml in it; rptrain runs lists them")
+            raise UserError(f"{run} is not a run: it has no config.toml; `rptrain runs` lists the runs")
         from rptrain.tui.start import open_interface
 
         open_interface(run)
@@ -314,7 +312,7 @@ def doctor(
     folder: Annotated[Path, typer.Option("--runs", metavar="DIR", help="The folder of runs.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
 ) -> None:
-    """Look at this machine: GPUs and their links, memory, compiler, disk; and what to change."""
+    """Check this machine: GPUs and their links, memory, compiler and disk."""
     with exit_codes():
         from rptrain.doctor.checks import lines
         from rptrain.doctor.examine import examine
@@ -329,16 +327,12 @@ def doctor(
 @app.command()
 def export(
     source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", exists=True)],
-    to: Annotated[Path, typer.Option(metavar="DIR", help="Where to write; made if it is not there.")],
-    dtype: Annotated[
-        str | None, typer.Option(help="Type of the weights written; that of the run if not given.")
-    ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Add the adapters to the model's weights.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace whatever is there. Folders that are read are refused.")
-    ] = False,
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write to; created if missing.")],
+    dtype: Annotated[str | None, typer.Option(help="Data type of the weights; by default the run's.")] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Merge the adapters into the model's weights.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder, unless it is an input.")] = False,
 ) -> None:
-    """Write a Hugging Face model, or an adapter, of a run's last checkpoint, or of one checkpoint."""
+    """Export a Hugging Face model or a PEFT adapter from a run's last checkpoint, or from a checkpoint."""
     with exit_codes():
         from rptrain.checkpoint.export import export as write
 
@@ -348,14 +342,14 @@ def export(
 @app.command()
 def generate(
     source: Annotated[Path, typer.Argument(metavar="RUN|DIR", exists=True)],
-    prompt: Annotated[list[str], typer.Option(help="What to say to the model; may be given several times.")],
+    prompt: Annotated[list[str], typer.Option(help="The prompt; may be given several times.")],
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
-    temperature: Annotated[float, typer.Option(min=0, help="0: always the likeliest token.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
-    raw: Annotated[bool, typer.Option("--raw", help="Go on from the prompt itself, without a chat.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the raw prompt, without the chat template.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
 ) -> None:
-    """Print what a trained model answers."""
+    """Generate text with a trained model."""
     with exit_codes():
         from rptrain.inference.generate import generate_text
 

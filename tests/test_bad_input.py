@@ -122,7 +122,7 @@ def test_a_limit_too_small_for_the_largest_layer(model):
             make_plan(spec, Machine(CPU, 1), Workload(16, 16, 4, 4, torch.float32, True), device_limit=limit)
         said = str(caught.value)
         assert f"leaves {max(limit - LIBRARIES, 0)} bytes for tensors, but layer 'layers.0', the largest, needs" in said
-        assert "KiB even as a stage of its own, with 256 tokens a micro-batch: lower train.micro_batch_size" in said
+        assert "KiB even as its own stage, with 256 tokens per micro-batch: lower train.micro_batch_size" in said
 
 
 def test_more_devices_than_micro_batches_is_a_warning(folder, caplog):
@@ -144,7 +144,7 @@ def test_more_devices_than_micro_batches_is_a_warning(folder, caplog):
 )
 def test_a_folder_that_cannot_be_made(refused, override):
     said = refused(override)
-    assert said.startswith("no run can be made in ") and "set save.output_dir or log.run_name" in said
+    assert said.startswith("cannot create a run in ") and "change save.output_dir or log.run_name" in said
 
 
 # The model
@@ -399,7 +399,7 @@ def test_no_checkpoint_that_is_whole(unfinished, refused, spoil, message):
     for step in (3, 6):
         spoil(unfinished.checkpoint_path(step))
     said = refused()
-    assert message in said and "checkpoint-6" in said and "begin a new run with save.resume=never" in said
+    assert message in said and "checkpoint-6" in said and "start a new run with save.resume=never" in said
     assert message in refused(f"save.resume={unfinished.checkpoint_path(3)}")
 
 
@@ -410,7 +410,7 @@ def test_the_checkpoint_before_a_damaged_one_is_taken(unfinished, folder, caplog
     expected = tools.state(unfinished)
     spoil(unfinished.checkpoint_path(6))
     run = tools.train_here(folder, "save.save_steps=3", "save.save_total_limit=1")
-    assert f"{unfinished.checkpoint_path(6)} is damaged, and the checkpoint before it is taken" in caplog.text
+    assert f"{unfinished.checkpoint_path(6)} is damaged: using the checkpoint before it" in caplog.text
     assert run.finished and [event.step for event in tools.events(run, events.Resumed)] == [3]
     assert sorted(path.name for path in run.checkpoints_path.iterdir()) == ["checkpoint-6", "checkpoint-6.damaged"]
     assert tools.state(run) == expected
@@ -445,7 +445,7 @@ def test_a_flipped_bit_in_the_only_checkpoint(unfinished, folder):
 def test_a_damaged_checkpoint_is_told_once(unfinished, caplog, more):
     cut(unfinished.checkpoint_path(6) / "units/00000-embed.safetensors", -1)
     assert tools.invoke("--config", "run.toml", *more).exit_code == 0
-    assert caplog.text.count("is damaged, and the checkpoint before it is taken") == 1
+    assert caplog.text.count("is damaged: using the checkpoint before it") == 1
 
 
 def test_a_model_or_data_that_changed(unfinished, folder, refused):
@@ -462,7 +462,7 @@ def test_a_run_that_another_process_trains(unfinished, refused, monkeypatch):
     monkeypatch.setattr("rptrain.train.trainer.prepare_job", None)
     before = unfinished.config_path.read_text()
     with EventLog(unfinished.events_path):
-        assert "another process trains this run" in refused("save.save_steps=2")
+        assert "another process is training this run" in refused("save.save_steps=2")
     assert unfinished.config_path.read_text() == before
 
 

@@ -284,7 +284,7 @@ def test_attach_opens_the_interface_on_a_run(monkeypatch, folder):
     path = begun_run()
     assert run("attach", str(path)).exit_code == 0 and opened == [path]
     result = run("attach", ".")
-    assert result.exit_code == 2 and "rptrain runs lists them" in result.stderr
+    assert result.exit_code == 2 and "`rptrain runs` lists the runs" in result.stderr
 
 
 def test_textual_is_imported_by_the_interface_only():

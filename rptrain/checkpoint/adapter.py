@@ -134,7 +134,7 @@ def read(directory: str | Path) -> AdapterFiles:
     """The adapter in a directory. UserError where it is none, or of a kind that is not computed here."""
     directory = Path(directory).expanduser()
     if not (directory / CONFIG).is_file():
-        raise UserError(f"{directory} is no adapter: there is no {CONFIG} in it")
+        raise UserError(f"{directory} is not an adapter: it has no {CONFIG}")
     config = registry.read_config(directory / CONFIG)
     if config.get("peft_type") != "LORA":
         raise UserError(f'{directory / CONFIG}: peft_type is {config.get("peft_type")!r}; only "LORA" can be read')
@@ -149,7 +149,7 @@ def read(directory: str | Path) -> AdapterFiles:
         raise UserError(f"{directory / CONFIG}: base_model_name_or_path must be text")
     if not (directory / WEIGHTS).is_file():
         pickled = "; pickled weights are not read" if any(directory.glob("*.bin")) else ""
-        raise UserError(f"{directory} is no whole adapter: there is no {WEIGHTS} in it{pickled}")
+        raise UserError(f"{directory} is not a complete adapter: it has no {WEIGHTS}{pickled}")
     return AdapterFiles(directory, config, safetensors_io.read_header(directory / WEIGHTS))
 
 
@@ -192,7 +192,7 @@ def check(files: AdapterFiles, spec: ModelSpec) -> None:
     ]
     if problems := [line for kind in (missing, extra, other) for line in _shortened(kind)]:
         raise UserError(
-            f"the adapter in {files.directory} is not one of this model with these settings:\n- "
+            f"the adapter in {files.directory} does not match this model and these settings:\n- "
             + "\n- ".join(problems)
         )
 
@@ -208,10 +208,10 @@ def check_settings(files: AdapterFiles, settings: LoRA, base: str) -> None:
         if (found := files.config.get(key, defaults[key])) != getattr(settings, key)
     ]
     if differ:
-        raise UserError(f"{files.directory} has other settings: {'; '.join(differ)}. Set them alike")
+        raise UserError(f"{files.directory} has other settings: {'; '.join(differ)}. Set them to the same values")
     named = files.config.get("base_model_name_or_path")
     if named and Path(named).name != Path(base).name:
-        log.warning("the adapter in %s was trained on %s, and goes on with %s", files.directory, named, base)
+        log.warning("the adapter in %s was trained on %s, and continues with %s", files.directory, named, base)
 
 
 def load(files: AdapterFiles, spec: ModelSpec, view: View) -> None:

@@ -29,7 +29,7 @@ def base_files(model_dir: Path, chat_template: str | None = None) -> dict[str, b
     `chat_template` is Jinja text that takes the place of the model's own. UserError without a config.json.
     """
     if not (model_dir / "config.json").is_file():
-        raise UserError(f"the base model's config.json is not in {model_dir} any more")
+        raise UserError(f"the base model's config.json is no longer in {model_dir}")
     paths = sorted({path for pattern in PATTERNS for path in model_dir.glob(pattern) if path.is_file()})
     files = {path.relative_to(model_dir).as_posix(): path.read_bytes() for path in paths}
     return files if chat_template is None else files | {TEMPLATE: chat_template.encode()}

@@ -165,10 +165,10 @@ def checkpoint_of(source: Path) -> Path:
     if (source / MANIFEST).is_file():
         return source
     if not source.is_dir():
-        raise UserError(f"{source} is no directory")
+        raise UserError(f"{source} is not a directory")
     newest = latest(source) or latest(source / "checkpoints")
     if newest is None:
-        raise UserError(f"{source} is no checkpoint, and no run that holds a complete one")
+        raise UserError(f"{source} is neither a checkpoint nor a run with a complete checkpoint")
     return newest
 
 
@@ -186,7 +186,7 @@ def _check_earlier(to: Path) -> None:
     try:
         in_parallel(lambda name: check_hash(to / name, files[name]), files)
     except Damaged as error:
-        raise UserError(f"{error}. {to} is not as it was exported: move it away") from error
+        raise UserError(f"{error}. {to} was changed since it was exported: move it away") from error
 
 
 def check_names(to: Path) -> Mapping[str, Mapping[str, Any]]:
@@ -200,7 +200,7 @@ def check_names(to: Path) -> Mapping[str, Mapping[str, Any]]:
     try:
         manifest = read_manifest(to) if (to / MANIFEST).is_file() else {}
     except Damaged as error:
-        raise UserError(f"{error}. {to} is not as it was exported: move it away") from error
+        raise UserError(f"{error}. {to} was changed since it was exported: move it away") from error
     files = manifest["files"] if manifest.get("kind") == KIND else {}
     known = {Path(MANIFEST), *map(Path, files)} if files else set[Path]()
     known |= {parent for file in known for parent in file.parents}
@@ -240,5 +240,5 @@ def _check_inputs(to: Path, inputs: Mapping[str, Path]) -> None:
 
 def _dtype(name: str | None) -> torch.dtype | None:
     if name is not None and name not in DTYPES:
-        raise UserError(f"no dtype {name!r}: choose one of {', '.join(DTYPES)}")
+        raise UserError(f"unknown dtype {name!r}: use one of {', '.join(DTYPES)}")
     return DTYPES[name] if name else None

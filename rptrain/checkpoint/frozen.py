@@ -50,8 +50,8 @@ def check(meta: Mapping[str, Any], found: Mapping[str, str]) -> None:
     for name, digest in found.items():
         if meta["frozen"]["sha256"].get(name) != digest:
             raise UserError(
-                f"the frozen weights of {name} are not those that the run was trained with: bring the model's files in "
-                f"{meta['model_dir']} back as they were"
+                f"the frozen weights of {name} are not those that the run was trained with: restore the files in "
+                f"{meta['model_dir']}"
             )
 
 

@@ -107,7 +107,7 @@ def read_facts(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     manifest = read_manifest(directory)
     files = manifest["files"]
     if manifest.get("kind") != KIND:
-        raise Damaged(f"{directory} is no checkpoint of a run")
+        raise Damaged(f"{directory} is not a checkpoint of a run")
     for name, entry in files.items():
         if not name.startswith("units/"):
             check_hash(directory / name, entry)

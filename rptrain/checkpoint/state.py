@@ -126,7 +126,7 @@ def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
     state, files = read_facts(directory)
     expected = _files(units)
     if odd := set(state["units"]) ^ set(expected):
-        raise UserError(f"{directory} is of another model: {min(odd)} is in one of them only")
+        raise UserError(f"{directory} belongs to another model: {min(odd)} is in one of them only")
     for name, unit in expected.items():
         _compare(directory / name, state["units"][name], _layout(_tensors(unit)))
 
@@ -224,23 +224,23 @@ def _compare(file: Path, stored: Layout, expected: Layout) -> None:
     if ("previous" in stored) != ("previous" in expected):
         update, other = ("async", "sync") if "previous" in stored else ("sync", "async")
         raise UserError(
-            f'{file} was saved with optim.update = "{update}" and cannot go on with "{other}": set '
+            f'{file} was saved with optim.update = "{update}" and cannot be resumed with "{other}": set '
             f'optim.update = "{update}", or export the checkpoint and start a new run from it'
         )
     there, here = stored["param"], expected["param"]
     if there["dtype"] != here["dtype"]:
         names = {value: str(key).removeprefix("torch.") for key, value in DTYPES.items()}
         raise UserError(
-            f'{file} was saved with model.dtype = "{names[there["dtype"]]}" and cannot go on with '
+            f'{file} was saved with model.dtype = "{names[there["dtype"]]}" and cannot be resumed with '
             f'"{names[here["dtype"]]}": set model.dtype, or export the checkpoint and start a new run from it'
         )
     kinds = {name: kind for kind, name in DTYPES.items()}
     saved, wanted = (kind_of(kinds[layout["exp_avg"]["dtype"]]) for layout in (stored, expected))
     if saved != wanted:
         raise UserError(
-            f'{file} was saved with optim.moments = "{saved}" and cannot go on with "{wanted}": set '
+            f'{file} was saved with optim.moments = "{saved}" and cannot be resumed with "{wanted}": set '
             f'optim.moments = "{saved}", or export the checkpoint and start a new run from it'
         )
     if stored != expected:
         odd = next(name for name in {**stored, **expected} if stored.get(name) != expected.get(name))
-        raise UserError(f"{file} is of another model: {odd} is {stored.get(odd)}, not {expected.get(odd)}")
+        raise UserError(f"{file} belongs to another model: {odd} is {stored.get(odd)}, not {expected.get(odd)}")

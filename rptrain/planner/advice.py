@@ -65,7 +65,7 @@ class Advice:
         if self.remedies:
             return "\n".join(["what makes it fit:", *(f"- {remedy}" for remedy in self.remedies)])
         needs = " and ".join(f"{readable(nbytes)} more {name}" for name, nbytes in self.missing.items())
-        return f"no change of one key or two makes it fit: it needs {needs}"
+        return f"no change of one or two settings makes it fit: it needs {needs}"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: a remedy has its `changes` by key and `saves` in bytes by place; `missing` is by place."""

@@ -115,7 +115,9 @@ def _choices(config: Config, devices: int) -> list[Config]:
             elif size is None or (size != "auto" and count % size == 0):
                 choices.append((n, size))
     if not choices:
-        raise UserError(f"engine.round_size = {size} divides no number of micro-batches of {total} rows: change it")
+        raise UserError(
+            f"engine.round_size = {size} does not divide any number of micro-batches that {total} sequences allow"
+        )
 
     def order(choice: tuple[int, int | None]) -> tuple[bool, int]:
         count = total // choice[0]

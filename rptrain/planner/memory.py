@@ -336,7 +336,7 @@ def _disk(config: Config, spec: ModelShape, workload: Workload, saved: int) -> M
         (
             MemoryPart("checkpoint" if count == 1 else f"{count} checkpoints of {readable(one)}", count * one),
             MemoryPart("exported model", exported * itemsize),
-            MemoryPart("their descriptions", SLACK),
+            MemoryPart("metadata (config, tokenizer)", SLACK),
         ),
         usage.free + earlier if usage.total else None,  # /proc and the like know no size
         source,

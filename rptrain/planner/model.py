@@ -42,8 +42,8 @@ def find_files(config: Config, model_dir: Path, spec: ModelSpec) -> pretrained.W
         files = pretrained.check(model_dir, without_adapters(spec))
     if config.model.hold == "map" and files is None:
         raise UserError(
-            f'model.hold = "map" needs files, and {config.model.path} begins with random weights, as every model in '
-            '`rptrain bench`: use model.hold = "memory"'
+            f'model.hold = "map" needs files, and {config.model.path} starts from random weights, as every model in '
+            '`rptrain bench` does: use model.hold = "memory"'
         )
     if config.model.hold == "map" and files is not None:
         pieces(files, spec, DTYPES[config.model.dtype])

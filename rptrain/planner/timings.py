@@ -73,9 +73,9 @@ def load(folder: Path, conditions: Conditions) -> Measured | None:
     layers = (*measured.forward, *measured.backward, measured.update)
     rates = [rate for rate in (measured.upload, measured.download) if rate is not None]
     if not (all(isfinite(t) and t >= 0 for t in layers) and all(isfinite(r) and r > 0 for r in rates)):
-        log.warning("%s holds times that cannot be: the layers are measured again", path)
+        log.warning("%s holds impossible times: the layers are measured again", path)
         return None
     if timings.conditions != conditions or {len(measured.forward), len(measured.backward)} != {conditions.layers}:
-        log.warning("%s was measured on other devices or in other sizes: the layers are measured again", path)
+        log.warning("%s was measured on other devices or with other sizes: the layers are measured again", path)
         return None
     return measured

@@ -35,7 +35,7 @@ class Control:
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            tell(f"the run can be told nothing: {folder} cannot be made: {error.strerror}")
+            tell(f"the run does not accept commands: {folder} cannot be created: {error.strerror}")
         for name in (PAUSE, SAVE, STOP):
             if self._there(name) and self._remove(name):
                 tell(f"{folder / name} was left from before, and is removed")
@@ -121,7 +121,7 @@ def ask(run: Path, command: str) -> None:
         (run / FOLDER).mkdir(exist_ok=True)
         (run / FOLDER / command).touch()
     except OSError as error:
-        raise UserError(f"the trainer cannot be told: {error}") from None
+        raise UserError(f"the command cannot be sent to the trainer: {error}") from None
 
 
 def withdraw(run: Path, command: str) -> None:
@@ -129,7 +129,7 @@ def withdraw(run: Path, command: str) -> None:
     try:
         (run / FOLDER / command).unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"{command.lower()} cannot be taken back: {error}") from None
+        raise UserError(f"{command.lower()} cannot be withdrawn: {error}") from None
 
 
 def is_asked(run: Path, command: str) -> bool:

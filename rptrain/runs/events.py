@@ -289,13 +289,13 @@ def from_line(line: str | bytes) -> Event:
         record = json.loads(line)
         schema, kind = record.pop("schema"), EVENTS[record.pop("event")]
         if schema > SCHEMA:
-            raise UserError(f"an event of schema {schema}, of a newer rptrain: this one reads up to {SCHEMA}")
+            raise UserError(f"the event has schema {schema} of a newer rptrain; this version reads up to {SCHEMA}")
         fields: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in record.items()
         }
         event = kind(**fields)
     except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError, RecursionError):
-        raise UserError("no event record") from None
+        raise UserError("not an event record") from None
     if isinstance(event, Slots):
         return Slots(event.step, tuple(SlotTime(*slot) for slot in event.slots), time=event.time)
     return event
@@ -338,10 +338,10 @@ class EventLog:
         try:
             self._file = LineFile(path, lock=True)
         except BlockingIOError:
-            raise UserError(f"{path}: another process trains this run") from None
+            raise UserError(f"{path}: another process is training this run") from None
         except OSError as error:
             raise UserError(
-                f"{path} cannot be written: {error.strerror}; make it writable, or begin a new run"
+                f"{path} cannot be written: {error.strerror}; make it writable, or start a new run"
             ) from error
         self._lock = threading.Lock()
         self._listeners: list[Callable[[Event], None]] = []
@@ -380,7 +380,7 @@ class EventLog:
 
     def _lose(self, error: OSError) -> None:
         if not self._lost:
-            _log.warning("%s cannot be written: %s. The run goes on without records", self._path, error.strerror)
+            _log.warning("%s cannot be written: %s. The run continues without records", self._path, error.strerror)
         self._lost, self._reason = self._lost + 1, str(error.strerror)
 
 

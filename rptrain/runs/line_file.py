@@ -38,8 +38,8 @@ class LineFile:
         held = os.fstat(self._file.fileno())
         if held.st_nlink == 0 or (self._locked and not self._is_in_place(held)):
             raise RunDeleted(
-                f"the run's folder {self._path.parent} was deleted or moved while the run was trained "
-                f"({self._path.name} is gone or another file): nothing more can be saved. Begin a new run; if the "
+                f"the run's folder {self._path.parent} was deleted or moved during training "
+                f"({self._path.name} is gone or another file): nothing more can be saved. Start a new run; if the "
                 "folder was moved, move it back and resume"
             )
 

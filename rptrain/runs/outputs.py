@@ -105,7 +105,7 @@ def replace_text(path: Path, text: str) -> None:
 def _check_place(output: Output) -> None:
     file = output.file
     if not isdir(file.parent):
-        raise UserError(f"{output.option}: there is no folder {file.parent}: make it, or name another file")
+        raise UserError(f"{output.option}: the folder {file.parent} does not exist: create it, or name another file")
     if exists(file) and not isfile(file):  # a device may refuse what is written in the end
         raise UserError(f"{output.option}: {output.path} is not a regular file: name another file")
 

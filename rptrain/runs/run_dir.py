@@ -59,14 +59,14 @@ class RunDir:
         except (OSError, ValueError) as error:  # a name with a null character is a ValueError
             reason = getattr(error, "strerror", None) or error
             raise UserError(
-                f"no run can be made in {parent}: {reason}; set save.output_dir or log.run_name to what can be written"
+                f"cannot create a run in {parent}: {reason}; change save.output_dir or log.run_name"
             ) from error
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
         run = cls(Path(path))
         if not run.config_path.is_file():
-            raise UserError(f"{path} is no run: there is no {RUN_CONFIG} in it")
+            raise UserError(f"{path} is not a run: it has no {RUN_CONFIG}")
         return run
 
     @property
@@ -110,7 +110,7 @@ class RunDir:
                 continue
             return path
         if first is not None:
-            raise Damaged(f"{first}. No checkpoint before it is whole: begin a new run with save.resume=never")
+            raise Damaged(f"{first}. No earlier checkpoint is complete: start a new run with save.resume=never")
         return None
 
     @property
@@ -165,17 +165,17 @@ def find(resolved: Resolved, *, warn: bool = True) -> tuple[RunDir, Path] | None
         found = _unfinished(config) if config.save.resume == "auto" else checkpoint_of(config.save.resume)
     except OSError as error:  # another user's, for the most part
         raise UserError(
-            f"a run that could go on cannot be read: {error.filename}: {error.strerror}; make it readable, set another "
-            "log.run_name or save.output_dir, or begin a new run with save.resume=never"
+            f"an unfinished run cannot be read: {error.filename}: {error.strerror}; make it readable, set another "
+            "log.run_name or save.output_dir, or start a new run with save.resume=never"
         ) from error
     if found is not None and (changes := changed(found[0].config(), config)):
         raise UserError(
-            f"{found[0].path} cannot go on with other numbers than it began with: {'; '.join(changes)}. "
-            "Set them back, or begin a new run with save.resume=never"
+            f"{found[0].path} cannot be resumed with changed settings: {'; '.join(changes)}. "
+            "Set them back, or start a new run with save.resume=never"
         )
     if warn and found is not None and not forks(*found):
         for path in _after(*found):
-            log.warning("%s is damaged, and the checkpoint before it is taken", path)
+            log.warning("%s is damaged: using the checkpoint before it", path)
     return found
 
 

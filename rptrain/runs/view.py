@@ -305,7 +305,7 @@ class RunView:
     def _on_step_skipped(self, record: Mapping[str, Any]) -> None:
         if rows := record["rows"]:
             named = ", ".join(map(str, rows[:ROWS])) + (" …" if len(rows) > ROWS else "")
-            self._say(record, f"step {record['step']}: in rows {named} of the data the loss is no number", "warning")
+            self._say(record, f"step {record['step']}: in rows {named} of the data the loss is NaN", "warning")
 
     def _on_evaluation(self, record: Mapping[str, Any]) -> None:
         score = Score(record["time"], record["step"], record["name"], record["score"], record["tasks"])
@@ -338,14 +338,14 @@ class RunView:
         self._say(record, f"{record['count']} records could not be written: {record['message']}", "warning")
 
     def _on_tracker_failed(self, record: Mapping[str, Any]) -> None:
-        self._say(record, f"{record['name']} gets no more numbers: {record['message']}", "warning")
+        self._say(record, f"{record['name']} failed and is disabled: {record['message']}", "warning")
 
     def _on_stalled(self, record: Mapping[str, Any]) -> None:
         said = f"no step ended for {record['seconds']:g} s: {record['path']} says what everything waits for"
         self._say(record, said, "warning")
 
     def _on_checkpoint_damaged(self, record: Mapping[str, Any]) -> None:
-        self._say(record, f"{record['message']}: another one is taken", "warning")
+        self._say(record, f"{record['message']}: using the previous one", "warning")
 
     def _on_memory_low(self, record: Mapping[str, Any]) -> None:
         self._say(record, f"only {record['free'] / 2**30:.2f} GiB of host memory are left", "warning")

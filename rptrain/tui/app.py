@@ -105,13 +105,13 @@ class RptrainApp(App[None]):
         try:
             preferences.save_look(self._shared.preferences_path, look)
         except OSError as error:
-            self.notify(f"it is not kept: {error}", severity="warning")
+            self.notify(f"the theme cannot be saved: {error}", severity="warning")
 
     def action_picture(self) -> None:
         try:
             self.notify(f"saved {self.save_screenshot()}")
         except OSError as error:
-            self.notify(f"it could not be saved: {error}", severity="error")
+            self.notify(f"the picture cannot be saved: {error}", severity="error")
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         yield SystemCommand("New run", "Choose a model, data and settings (F2)", partial(self._later, "go('new')"))

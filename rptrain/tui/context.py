@@ -30,7 +30,7 @@ class Context:
     def resume(self, run: Path) -> Launched:
         """Goes on with a run. UserError where it cannot be begun, or was a moment ago."""
         if run in self.launched and self.launched[run].goes_on:
-            raise UserError(f"the trainer of {run.name} starts already")
+            raise UserError(f"the trainer of {run.name} is already starting")
         launched = self.launched[run] = resume(run, self.environment)
         return launched
 

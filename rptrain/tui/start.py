@@ -12,9 +12,11 @@ PLAIN = ("", "dumb", "unknown")  # terminals that only print
 def open_interface(attach: Path | None = None) -> None:
     """Shows the interface until the person leaves it. UserError where there is no terminal for it."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UserError(f"the interface needs a terminal, and this is none. {_instead(attach)}")
+        raise UserError(f"the interface needs a terminal, and this is not one. {_instead(attach)}")
     if os.environ.get("TERM", "") in PLAIN:
-        raise UserError(f"the interface needs a terminal that moves its cursor; TERM names none. {_instead(attach)}")
+        raise UserError(
+            f"the interface needs a terminal that moves its cursor; TERM does not name one. {_instead(attach)}"
+        )
     from rptrain.tui.app import make_app
 
     if attach is None:

@@ -38,7 +38,7 @@ class OpenFile:
     def check(self, stamp: Stamp) -> None:
         """UserError where the file is not what it was when it had this stamp."""
         if Stamp.of(self._descriptor) != stamp:
-            raise UserError(f"{self._path} was changed while it is in use: bring it back as it was")
+            raise UserError(f"{self._path} was changed while it was in use: restore it")
 
     def read(self, offset: int, buffer: memoryview) -> None:
         """Fills the buffer, of bytes, with what begins `offset` bytes into the file. UserError where it ends before."""
@@ -50,8 +50,8 @@ class OpenFile:
                 raise self._unreadable(error) from error
             if count == 0:
                 raise UserError(
-                    f"{self._path} ends after {offset + done} bytes, before all of it was read: it was cut short "
-                    "meanwhile; bring it back as it was"
+                    f"{self._path} ends after {offset + done} bytes, before all of it was read: it was truncated "
+                    "meanwhile; restore it"
                 )
             done += count
 

@@ -227,15 +227,15 @@ def test_a_changed_file_or_config_is_found(base, damage, tmp_path) -> None:
     [
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; only \"LORA\" can be read"),
         ({"use_qalora": True, "bias": "all"}, "use_qalora, bias cannot be trained here"),
-        ({"use_dora": True}, "lora.use_dora is false, the adapter's is true. Set them alike"),
-        ({"lora_alpha": 0.5}, "lora.lora_alpha is 8, the adapter's is 0.5. Set them alike"),
+        ({"use_dora": True}, "lora.use_dora is false, the adapter's is true. Set them to the same values"),
+        ({"lora_alpha": 0.5}, "lora.lora_alpha is 8, the adapter's is 0.5. Set them to the same values"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern cannot be trained here"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' cannot be trained here"),
         (
             {"r": 4, "use_rslora": True},
             "lora.r is 2, the adapter's is 4; lora.use_rslora is false, the adapter's is true",
         ),
-        ({"lora_alpha": 32}, "lora.lora_alpha is 8, the adapter's is 32. Set them alike"),
+        ({"lora_alpha": 32}, "lora.lora_alpha is 8, the adapter's is 32. Set them to the same values"),
         ({"base_model_name_or_path": ["llama"]}, "adapter_config.json: base_model_name_or_path must be text"),
     ],
 )
@@ -296,7 +296,7 @@ def test_an_adapter_of_another_model_or_of_other_modules(base, tmp_path, caplog)
     ):
         with pytest.raises(UserError) as caught:
             adapter.check(files, with_lora(spec, settings))
-        assert message in str(caught.value) and "is not one of this model" in str(caught.value)
+        assert message in str(caught.value) and "does not match this model" in str(caught.value)
     with pytest.raises(UserError, match=r"k_proj.lora_A.weight is not part of it"):
         adapter.check(files, with_lora(without_adapters(model.spec), LoRA(r=2, target_modules=("q_proj",))))
     with caplog.at_level(logging.WARNING):

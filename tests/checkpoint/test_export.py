@@ -132,7 +132,8 @@ def test_what_a_person_changed_in_an_export_is_not_replaced(run, tmp_path):
     size = len((to / "tokenizer.json").read_bytes())
     (to / "tokenizer.json").write_text("x" * size)
     with pytest.raises(
-        UserError, match=r"tokenizer.json is damaged: its content .* as it was exported: move it away, choose another"
+        UserError,
+        match=r"tokenizer.json is damaged: its content .* since it was exported: move it away, choose another",
     ):
         export(directory, to)
     assert (to / "tokenizer.json").read_text() == "x" * size
@@ -245,18 +246,18 @@ def test_what_a_killed_export_was_replacing_is_not_deleted_once_changed(run, tmp
 
 def test_sources_and_dtypes_that_cannot_be(run, tmp_path):
     directory, _ = run
-    with pytest.raises(UserError, match="is no directory"):
+    with pytest.raises(UserError, match="is not a directory"):
         export(tmp_path / "gone", tmp_path / "model")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="no run that holds a complete one"):
+    with pytest.raises(UserError, match="a run with a complete checkpoint"):
         export(tmp_path / "empty", tmp_path / "model")
-    with pytest.raises(UserError, match="choose one of bfloat16"):
+    with pytest.raises(UserError, match="use one of bfloat16"):
         export(directory, tmp_path / "model", "int8")
     with pytest.raises(UserError, match="has no adapters to merge"):
         export(directory, tmp_path / "folders/model", merge=True)
     assert not (tmp_path / "folders").exists()
     exported = export(directory, tmp_path / "model")
-    with pytest.raises(UserError, match="is no checkpoint of a run"):
+    with pytest.raises(UserError, match="is not a checkpoint of a run"):
         export(exported, tmp_path / "other")
 
 

@@ -95,14 +95,14 @@ def test_the_kind_of_update_cannot_change(save, spec, states, before, after):
 
 def test_the_dtype_cannot_change(save, spec, states):
     directory = save(states.make(spec))
-    with pytest.raises(UserError, match=r'model.dtype = "bfloat16" and cannot go on with "float32"'):
+    with pytest.raises(UserError, match=r'model.dtype = "bfloat16" and cannot be resumed with "float32"'):
         load_state(directory, states.make(spec, torch.float32))
 
 
 @pytest.mark.parametrize(("before", "after"), [("fp32", "int8"), ("bf16", "fp32"), ("int8", "bf16")])
 def test_the_moments_cannot_change(save, spec, states, before, after):
     directory = save(states.make(spec, moments=before))
-    with pytest.raises(UserError, match=f'optim.moments = "{before}" and cannot go on with "{after}": set optim'):
+    with pytest.raises(UserError, match=f'optim.moments = "{before}" and cannot be resumed with "{after}": set optim'):
         load_state(directory, states.make(spec, moments=after))
 
 
@@ -119,7 +119,7 @@ def test_small_moments_are_plain_tensors_of_the_file(save, spec, states):
 def test_another_model_is_told(save, spec, states, change):
     directory = save(states.make(spec))
     other = registry.build({**spec.config, **change})
-    with pytest.raises(UserError, match="is of another model"):
+    with pytest.raises(UserError, match="belongs to another model"):
         load_state(directory, states.make(other))
 
 
@@ -246,5 +246,5 @@ def test_a_manifest_cannot_name_what_is_outside(save, spec, states, monkeypatch,
 
 
 def test_a_base_model_that_is_gone_is_told(spec, states, tmp_path):
-    with pytest.raises(UserError, match=r"config.json is not in"):
+    with pytest.raises(UserError, match=r"config.json is no longer in"):
         save_state(tmp_path / "c", states.make(spec), step=1, meta={"model_dir": str(tmp_path / "gone")})

@@ -64,7 +64,7 @@ def test_about_as_quick_is_not_worth_more_rounds_or_too_few_micro_batches(folder
 def test_a_round_size_that_is_given_is_kept(folder):
     config = config_of(folder, "train.micro_batch_size=auto", "engine.round_size=8")
     assert chosen(search_auto(config, 2, planner({(4, 8): 1.0, (2, 8): 2.0}))) == (4, 8)
-    with pytest.raises(UserError, match=r"engine\.round_size = 5 divides no number of micro-batches of 64 rows"):
+    with pytest.raises(UserError, match=r"engine\.round_size = 5 does not divide any number of micro-batches that 64"):
         search_auto(config_of(folder, "train.micro_batch_size=auto", "engine.round_size=5"), 2, planner({}))
 
 

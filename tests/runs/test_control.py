@@ -149,7 +149,7 @@ def test_a_folder_that_cannot_be_made_gives_no_commands(tmp_path):
     (tmp_path / "control").touch()
     control = Control(tmp_path / "control", told.append)
     assert not (control.stops or control.saves or control.pauses)
-    assert len(told) == 1 and "cannot be made: File exists" in told[0]
+    assert len(told) == 1 and "cannot be created: File exists" in told[0]
 
 
 def test_a_third_signal_waits_for_nothing(tmp_path, monkeypatch):

@@ -154,7 +154,7 @@ def test_a_line_that_is_no_record_is_named(path, line):
     write(path, EVENTS[0])
     with open(path, "a") as file:
         file.write(line + "\n")
-    with pytest.raises(UserError, match=r"events\.jsonl:2: no event record"):
+    with pytest.raises(UserError, match=r"events\.jsonl:2: not an event record"):
         list(read(path))
 
 
@@ -181,8 +181,8 @@ def test_what_finds_no_room_is_counted_and_nothing_else_is_lost(path, caplog):
     assert first == EVENTS[0] and rest == EVENTS[3:5] and told == EVENTS[:6]
     assert isinstance(lost, metrics.RecordsLost) and (lost.count, lost.message) == (2, "File too large")
     assert [line.split(": ")[-1] for line in caplog.messages] == [
-        "File too large. The run goes on without records",
-        "File too large. The run goes on without records",
+        "File too large. The run continues without records",
+        "File too large. The run continues without records",
         f"{path} lacks the last 1 records",
     ]
     write(path, EVENTS[6])
@@ -228,7 +228,7 @@ def test_is_finished(path):
 
 
 def test_a_file_that_cannot_be_written(tmp_path):
-    with pytest.raises(UserError, match="cannot be written: Is a directory; make it writable, or begin a new run"):
+    with pytest.raises(UserError, match="cannot be written: Is a directory; make it writable, or start a new run"):
         EventLog(tmp_path)
 
 

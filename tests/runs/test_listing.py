@@ -72,7 +72,7 @@ def test_the_size_of_a_folder(tmp_path, monkeypatch):
 def test_a_run_that_a_process_trains_is_not_deleted(tmp_path):
     """Whatever its records say: they may have been read in part."""
     folder = make(tmp_path, "live", START, process(), step(1))
-    with EventLog(folder / "events.jsonl"), pytest.raises(UserError, match="another process trains this run"):
+    with EventLog(folder / "events.jsonl"), pytest.raises(UserError, match="another process is training this run"):
         listing.delete(folder)
     assert (folder / "events.jsonl").is_file()
     listing.delete(folder)

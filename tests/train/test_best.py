@@ -99,9 +99,9 @@ def test_the_last_one_needs_no_loading(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (BEST[2:], "there is nothing held out"),
-        ((BEST[0], *BEST[2:]), "every checkpoint is to be measured"),
-        ((*BEST, "save.save_steps=3"), "every checkpoint is to be measured"),
+        (BEST[2:], "needs a validation set"),
+        ((BEST[0], *BEST[2:]), "every checkpoint must be evaluated"),
+        ((*BEST, "save.save_steps=3"), "every checkpoint must be evaluated"),
     ],
     ids=["no-validation-set", "no-eval-steps", "saves-between-evaluations"],
 )

@@ -62,7 +62,7 @@ def test_the_run_ends_with_a_message(folder, monkeypatch, moment, overrides, aga
     threads = threading.active_count()
     told = tools.invoke("--config", folder / "run.toml", "engine.replan=false", *overrides)
     assert told.exit_code == 1 and isinstance(told.exception, SystemExit)
-    assert f"{folder}/runs/run was deleted or moved while the run was trained" in told.stderr.splitlines()[-1]
+    assert f"{folder}/runs/run was deleted or moved during training" in told.stderr.splitlines()[-1]
     assert contents(folder / "runs") == left[0] and threading.active_count() <= threads
 
 
@@ -78,7 +78,7 @@ def test_a_run_that_was_moved_ends(folder, monkeypatch):
     monkeypatch.setattr(events.EventLog, "write", act)
     tools.write_config(folder)
     told = tools.invoke("--config", folder / "run.toml", "log.logging_steps=2", "engine.replan=false")
-    assert told.exit_code == 1 and f"{run} was deleted or moved while the run was trained" in told.stderr
+    assert told.exit_code == 1 and f"{run} was deleted or moved during training" in told.stderr
     assert not list((run / "checkpoints").iterdir()) and not (run / "model").exists()
 
 

@@ -107,7 +107,7 @@ def test_a_file_that_changes_meanwhile_ends_it_with_what_to_do(folder, monkeypat
         given = ("--config", folder / "run.toml", *LORA, MAP, "engine.replan=false", f"save.save_steps={2 * saved}")
         result = tools.invoke("train", *given)
     assert result.exit_code == 1 and isinstance(result.exception, SystemExit)  # and no traceback
-    assert f"{file} was changed while it is in use: bring it back as it was. " in result.output
+    assert f"{file} was changed while it was in use: restore it. " in result.output
     said = "checkpoint-4 is whole: mend that, and go on from there with: " if saved else "Nothing of this run was saved"
     assert said in result.output
     again = tools.train_here(folder, *LORA, MAP)
@@ -117,8 +117,8 @@ def test_a_file_that_changes_meanwhile_ends_it_with_what_to_do(folder, monkeypat
 def test_mistakes_end_with_2(folder):
     tools.write_config(folder)
     for overrides, message in (
-        ((), "`model.hold`: only weights that stay can be mapped"),
-        (("lora.r=2", "lora.base=nf4"), "`lora.base`: no file holds nf4"),
+        ((), '`model.hold`: "map" needs frozen weights'),
+        (("lora.r=2", "lora.base=nf4"), "`lora.base`: files do not hold nf4"),
         (("lora.r=2", "model.init=random"), "begins with random weights"),
         (("lora.r=2", "model.dtype=bfloat16"), "is stored as float32, and model.dtype is bfloat16"),
     ):

@@ -158,11 +158,11 @@ def test_a_resumed_run_needs_the_adapter_that_it_began_with_no_more(folder, trai
 def test_an_adapter_that_does_not_fit_is_found_before_memory_is_taken(folder):
     first = tools.train_here(folder, *LORA)
     more = (f"lora.adapter={first.model_path}", "log.run_name=again")
-    with pytest.raises(UserError, match=r"lora.r is 4, the adapter's is 3. Set them alike"):
+    with pytest.raises(UserError, match=r"lora.r is 4, the adapter's is 3. Set them to the same values"):
         tools.train_here(folder, *LORA, *more, "lora.r=4")
     with pytest.raises(UserError, match=r"up_proj.lora_A.weight is not part of it"):
         tools.train_here(folder, *LORA, *more, "lora.target_modules=['q_proj']")
-    with pytest.raises(UserError, match=r"is no adapter: there is no adapter_config.json in it"):
+    with pytest.raises(UserError, match=r"is not an adapter: it has no adapter_config.json"):
         tools.train_here(folder, *LORA, *more, f"lora.adapter={folder}")
     tools.write_model(folder / "other", intermediate_size=32)
     with pytest.raises(UserError, match=r"up_proj.lora_B.weight has shape \[24, 3\], not \[32, 3\]"):
@@ -192,7 +192,7 @@ def test_mistakes_end_with_2(folder):
     result = tools.invoke("--config", file, "train.method=lora", "model.path=tiny-tasks")
     assert result.exit_code == 2 and "adapters need a model that has weights" in result.output
     result = tools.invoke("--config", file, "train.method=lora", "train.freeze=['*']")
-    assert result.exit_code == 2 and "`train.freeze`: with adapters all weights stay as they are" in result.output
+    assert result.exit_code == 2 and "`train.freeze`: with adapters all weights are frozen" in result.output
     run = tools.train_here(folder)
     result = tools.invoke("export", run.path, "--to", folder / "merged", "--merge")
     assert result.exit_code == 2 and "has no adapters to merge" in result.output

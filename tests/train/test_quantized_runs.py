@@ -96,7 +96,7 @@ def test_plan_shows_the_base_and_counts_its_bytes(folder):
 def test_mistakes_end_with_2(folder):
     tools.write_config(folder)
     for override, message in (
-        ("train.method=full", "`lora.base`: only weights that stay can be held in 4 or 8 bits"),
+        ("train.method=full", "`lora.base`: only frozen weights can be quantized"),
         ("lora.base=mxfp4", 'no matrix of this model consists of whole blocks of mxfp4; use "bf16"'),
         ("lora.base=nf5", "lora.base"),
         ("lora.double_quant=true", "unknown key `lora.double_quant`: it was removed: remove the key"),

@@ -113,9 +113,9 @@ def test_patience_counts_from_the_best():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("train.eval_steps=2",), "there is nothing held out"),
-        (("data.val_size=0.1", "train.early_stopping_patience=2"), "set train.eval_steps"),
-        (("data.val_size=0.1", 'data.val=[{path="builtin:random"}]'), "remove it, or them"),
+        (("train.eval_steps=2",), "needs a validation set"),
+        (("data.val_size=0.1", "train.early_stopping_patience=2"), "needs train.eval_steps"),
+        (("data.val_size=0.1", 'data.val=[{path="builtin:random"}]'), "remove one of them"),
     ],
 )
 def test_what_does_not_go_together(folder, overrides, message):

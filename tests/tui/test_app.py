@@ -167,7 +167,7 @@ async def test_doctor(make: Made, helper: Scripted):
         await pilot.press("f4")
         await until(pilot, lambda: "ulimit -l unlimited" in screen_text(pilot.app))
         text = await settled(pilot)
-        assert "✓ GPU" in text and "! page-locking" in text and "1 thing to mend" in text
+        assert "✓ GPU" in text and "! page-locking" in text and "1 issue" in text
         helper.answers[heavy.doctor] = HelperError("the helper process ended")
         await pilot.press("r")
         await until(pilot, lambda: "the helper process ended" in screen_text(pilot.app))

@@ -49,7 +49,7 @@ async def test_a_run_that_goes_on(make: Made, tmp_path: Path):
         await opened(pilot)
         text = screen_text(pilot.app)
         assert "llama  ▶ training" in text and "400/1,000" in text and "20 m 00 s left" in text
-        assert "of the floor" in text and "bubble" in text and "gradient norm" in text
+        assert "of peak speed" in text and "bubble" in text and "gradient norm" in text
         assert "118 GiB of 192 GiB" in text and "moments of AdamW" in text and "one step late" in text
         assert "queue 1" in text and "1.41 s a step" in text and "step 400: saved" in text
         lanes = widget_text(pilot.app.screen.query_one(Lanes)).splitlines()
@@ -173,7 +173,7 @@ async def test_why_a_trainer_did_not_begin_is_shown(make: Made, tmp_path: Path, 
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         screen = await opened(pilot)
         await pilot.press("r")
-        await until(pilot, lambda: "the trainer starts" in screen_text(app))
+        await until(pilot, lambda: "the trainer is starting" in screen_text(app))
         screen.action_resume()  # the key itself does nothing now
         await until(pilot, lambda: "starts already" in notified(app))
         Path("go").touch()
@@ -211,7 +211,7 @@ async def test_a_run_that_another_process_trains_is_not_resumed(make: Made, tmp_
         await opened(pilot)
         with EventLog(run / "events.jsonl"):
             await pilot.press("r")
-            await until(pilot, lambda: "another process trains this run" in notified(app))
+            await until(pilot, lambda: "another process is training this run" in notified(app))
     assert not Path("begun").exists()
 
 
@@ -369,6 +369,6 @@ async def test_a_run_whose_process_is_gone_is_dead(make: Made, tmp_path: Path):
         await opened(pilot)
         await until(pilot, lambda: "r resume" in screen_text(pilot.app))
         text = await settled(pilot)
-        assert "✗ dead" in text and "Devices, at the last" in text and "x stop" not in text
+        assert "✗ dead" in text and "Devices (last known)" in text and "x stop" not in text
         await pilot.press("escape")
         await until(pilot, lambda: not isinstance(pilot.app.screen, RunScreen))

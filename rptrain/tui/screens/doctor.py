@@ -69,7 +69,7 @@ class Doctor(Screen[None]):
         self._seen = True
         self._show(*map(Line, findings))
         warnings = sum(finding.advice is not None for finding in findings)
-        told = {0: "nothing to mend", 1: "1 thing to mend"}.get(warnings, f"{warnings} things to mend")
+        told = {0: "no issues", 1: "1 issue"}.get(warnings, f"{warnings} issues")
         self.query_one(TopBar).tell(told)
 
     def _show(self, *lines: Widget) -> None:

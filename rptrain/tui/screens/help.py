@@ -13,7 +13,7 @@ from textual.widgets import Static
 EVERYWHERE = (
     ("F2 F3 F4", "New run, Runs, Doctor"),
     ("ctrl+p", "find a command by name"),
-    ("tab shift+tab", "the next part of the screen, the last one"),
+    ("tab shift+tab", "next / previous pane"),
     ("esc", "back"),
     ("F8", "save a picture of the screen (SVG)"),
     ("F9", "light or dark"),

@@ -263,7 +263,7 @@ class NewRun(Screen[None]):
         items = []
         for model in found:
             if model.parameters:
-                weights = "" if model.weights else ", no weights: begins with random ones"
+                weights = "" if model.weights else ", config only, no weights"
                 about = f"{count(model.parameters):>6}  {model.about}, {model.source}{weights}"
             else:
                 about = f"        {model.about}"
@@ -312,7 +312,7 @@ class NewRun(Screen[None]):
     async def action_start(self) -> None:
         self._take()
         if self._planned_text != self._draft.text:
-            self.notify("It is not started: there is no plan that fits yet", severity="warning")
+            self.notify("not started: there is no plan that fits yet", severity="warning")
             return
         planned, self._planned_text = self._planned_text, ""  # the key may come twice
         if not await self._save():
@@ -388,7 +388,7 @@ class NewRun(Screen[None]):
         self._by_hand, self._refused = set(), {}
         self._fill()
         self._changed()
-        self.notify(f"the settings of {run.name}")
+        self.notify(f"using the settings of {run.name}")
 
 
 def _about(field: Field) -> str:

@@ -50,7 +50,7 @@ EMPTY = {
     "evaluating": "questions are being asked",
     "exporting": "the model is being written",
 }
-STARTING = {True: "the trainer starts", False: "the trainer could not begin: see below"}
+STARTING = {True: "the trainer is starting", False: "training failed to start: see below"}
 
 
 class RunScreen(Screen[None]):
@@ -199,7 +199,7 @@ class RunScreen(Screen[None]):
         self.query_one(RunHead).show(view, state, self._note())
         lanes = self.query_one(Lanes)
         beginning, launched = self._beginning, self._launched
-        at_rest = EMPTY.get(state, f"{len(view.devices)} devices, at rest")
+        at_rest = EMPTY.get(state, f"{len(view.devices)} devices idle")
         lanes.empty = STARTING[beginning == "starts"] if beginning else at_rest
         lanes.shown = Shown.of(view, STRIP, state)
         lanes.detailed = self.size.height >= max(TALL, AROUND + 2 * lanes.shown.room, 4 + 4 * lanes.shown.room)
@@ -263,7 +263,7 @@ class RunScreen(Screen[None]):
             self._held = not self._held
             self._show()
         elif control.is_asked(self.path, control.PAUSE):
-            self._tell(control.withdraw, control.PAUSE, "it goes on")
+            self._tell(control.withdraw, control.PAUSE, "resumed")
         else:
             self._tell(control.ask, control.PAUSE, "it pauses after this step")
 

@@ -114,7 +114,7 @@ class Draft:
         try:
             self._put(_parts(key), value)
         except (TypeError, AttributeError, TOMLKitError):
-            raise UserError(f"{key}: the file holds something else there: mend it by hand") from None
+            raise UserError(f"{key}: the file has something else there: edit it by hand") from None
 
     def update(self, values: Mapping[str, str]) -> None:
         for key, shown in values.items():

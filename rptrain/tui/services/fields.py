@@ -58,7 +58,7 @@ class Field:
 
 GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
     (
-        "What",
+        "Model and data",
         (
             Field("model.path", "model"),
             Field("data.train.0.path", "data"),
@@ -70,35 +70,35 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
         ),
     ),
     (
-        "How long",
+        "Length",
         (
             Field("train.num_epochs", "epochs"),
-            Field("train.max_steps", "steps at most"),
+            Field("train.max_steps", "max steps"),
             Field("optim.learning_rate", "learning rate"),
             Field("optim.warmup_steps", "warm-up"),
         ),
     ),
     (
-        "In what portions",
+        "Batch",
         (
-            Field("data.max_length", "tokens a row"),
+            Field("data.max_length", "sequence length"),
             Field("train.micro_batch_size", "micro-batch"),
-            Field("train.global_batch_size", "rows a step"),
+            Field("train.global_batch_size", "batch size"),
         ),
     ),
     (
-        "In what memory",
+        "Devices and memory",
         (
             Field("engine.devices", "devices"),
             Field("optim.update", "update"),
-            Field("optim.moments", "moments"),
+            Field("optim.moments", "optimizer state"),
             Field("model.dtype", "weights", choices=("bfloat16", "float16", "float32")),
             Field("engine.vram_limit", "GPU limit"),
             Field("engine.host_limit", "host limit"),
         ),
     ),
     (
-        "Where it is kept",
+        "Output",
         (
             Field("log.run_name", "name"),
             Field("save.output_dir", "folder"),
@@ -107,12 +107,12 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
         ),
     ),
     (
-        "How it is measured",
+        "Evaluation",
         (
-            Field("data.val_size", "held-out rows"),
-            Field("train.eval_steps", "measure every"),
+            Field("data.val_size", "validation rows"),
+            Field("train.eval_steps", "evaluate every"),
             Field("train.early_stopping_patience", "patience"),
-            Field("save.load_best_model_at_end", "keep the best"),
+            Field("save.load_best_model_at_end", "keep best"),
             Field("log.report_to", "trackers"),
         ),
     ),

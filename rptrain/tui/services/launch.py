@@ -77,7 +77,7 @@ def start(config: Path, output_dir: str, run_name: str, environment: Mapping[str
             name = f"{run_name}-{number}"
         output.truncate(0)
     except (OSError, ValueError) as error:
-        raise UserError(f"no run can be made in {parent}: {getattr(error, 'strerror', None) or error}") from None
+        raise UserError(f"cannot create a run in {parent}: {getattr(error, 'strerror', None) or error}") from None
     overrides = ["save.resume=never", f"log.run_name={_text(name)}"]
     path = parent / name
     process = _begin([*COMMAND, "--config", str(config), *overrides], output, environment)
@@ -92,7 +92,7 @@ def resume(run: Path, environment: Mapping[str, str]) -> Launched:
             EventLog(events).close()  # UserError where another process holds it
         output = log.open("ab")
     except OSError as error:
-        raise UserError(f"{run} cannot be gone on with: {error.strerror}") from None
+        raise UserError(f"{run} cannot be resumed: {error.strerror}") from None
     before = output.tell()
     command = [*COMMAND, "--config", str(run / "config.toml"), f"save.resume={_text(str(run))}"]
     return Launched(_begin(command, output, environment), run, log, before)
@@ -107,7 +107,7 @@ def export(run: Path, to: Path, merge: bool, environment: Mapping[str, str]) -> 
     except OSError as error:
         raise UserError(f"{log} cannot be written: {error.strerror}") from None
     if output is None:
-        raise UserError(f"an export to {to} is under way")
+        raise UserError(f"an export to {to} is running")
     output.truncate(0)
     command = [*EXPORT, str(run), "--to", str(to), *(["--merge"] if merge else [])]
     return Launched(_begin(command, output, environment), to, log)

@@ -39,7 +39,7 @@ def load(path: Path) -> Preferences:
         first = error.errors(include_url=False)[0]
         known = ", ".join(Preferences.model_fields)
         raise UserError(
-            f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}; its keys are {known}: mend or remove it"
+            f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}; its keys are {known}: fix or remove it"
         ) from None
 
 

@@ -60,7 +60,7 @@ class Lanes(LineWidget):
         return 1 + (self.shown.room * (1 + self.detailed) if self.shown is not None else 1)
 
     def lines(self) -> Iterator[Content]:
-        yield self._legend("Devices, at the last" if self.shown and self.shown.gone else "Devices")
+        yield self._legend("Devices (last known)" if self.shown and self.shown.gone else "Devices")
         if self.shown is None or not self.shown.lanes:
             yield Content.styled(self.empty, "$muted")
             return

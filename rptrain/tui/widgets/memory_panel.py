@@ -62,7 +62,7 @@ def _optimizer(view: RunView) -> Iterator[tuple[str, str, str]]:
         yield f"  queue {optimizer.queue}", f"{took} a step", "$muted"
     else:
         pace = view.seconds_per_step
-        yield "  at rest", "", "$muted"
+        yield "  idle", "", "$muted"
         yield "  a step took", DASH if pace is None else step_time(pace), "$muted"
     yield "Saved", f"step {view.checkpoints[-1].step:,}" if view.checkpoints else DASH, "bold"
 

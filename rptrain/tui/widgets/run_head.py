@@ -14,7 +14,7 @@ from rptrain.utils.text import one_line
 STATE = 12  # letters of the longest state, and what parts it from the bar: that does not move when the state changes
 LEAST = 8  # of the bar
 SHORTEST = 12  # that a name is cut to
-WIDTHS = {"loss": 6, "tokens/s": 6, "of the floor": 4, "bubble": 4, "learning rate": 7, "gradient norm": 5}
+WIDTHS = {"loss": 6, "tokens/s": 6, "of peak speed": 4, "bubble": 4, "learning rate": 7, "gradient norm": 5}
 
 STATES = {  # a letter that does without color, and the color
     "new": ("…", "$muted"),
@@ -87,7 +87,7 @@ def _numbers(view: RunView) -> Iterator[tuple[str, str]]:
     speed = view.steps.last("tokens_per_second")
     yield "loss", loss(view.loss)
     yield "tokens/s", DASH if speed is None else f"{speed:,.0f}"
-    yield "of the floor", percent(view.share_of_floor)
+    yield "of peak speed", percent(view.share_of_floor)
     yield "bubble", percent(view.bubble if view.bubble is not None else view.planned_bubble)
     rate = view.steps.last("learning_rate")
     yield "learning rate", DASH if rate is None else short(rate)
