@@ -16,7 +16,7 @@ from statistics import median
 from rptrain.config.resolve import resolve
 from rptrain.runs.control import STOP, ask
 from rptrain.runs.run_dir import RunDir
-from rptrain.train.telemetry import FULL
+from rptrain.train.telemetry import MAX_BYTES
 from rptrain.train.trainer import train
 from tests.own_memory import anonymous_and_files
 
@@ -98,7 +98,7 @@ def small(run: RunDir, kept: int) -> bool:
     sizes = [sum(file.stat().st_size for file in path.rglob("*")) for path in checkpoints]
     found = [
         ("events.jsonl", len(events), RECORD * events.count(b"\n")),
-        *((file.name, file.stat().st_size, FULL + 8 * RECORD) for file in run.path.glob("lanes*.jsonl")),
+        *((file.name, file.stat().st_size, MAX_BYTES + 8 * RECORD) for file in run.path.glob("lanes*.jsonl")),
         ("checkpoints", len(checkpoints), kept),
         ("the largest checkpoint", max(sizes), min(sizes) * 1.01),
     ]

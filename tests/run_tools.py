@@ -218,7 +218,7 @@ def _die() -> None:
 def _die_in_record(step: int) -> None:
     """Every save is waited for, so that which one is the last does not depend on luck."""
     write = metrics.EventLog.write
-    rptrain.train.save.Saver.look = rptrain.train.save.Saver.settle
+    rptrain.train.save.Saver.poll = rptrain.train.save.Saver.wait
 
     def cut_short(log: metrics.EventLog, event: metrics.Event) -> None:
         if isinstance(event, metrics.Step) and event.step == step:

@@ -127,7 +127,7 @@ def test_a_limit_too_small_for_the_largest_layer(model):
 
 def test_more_devices_than_micro_batches_is_a_warning(folder, caplog):
     run = tools.train_here(folder, "engine.devices=cpu:6")
-    assert "4 micro-batches a round keep 4 of 6 devices busy: only 4 are used" in caplog.text
+    assert "4 micro-batches per round keep only 4 of 6 devices busy: using 4" in caplog.text
     assert len(tools.events(run, events.RunStarted)[0].devices) == 4
 
 
@@ -339,7 +339,10 @@ def unfinished(folder: Path) -> RunDir:
         ("optim.update=sync", 'optim.update was "async", is "sync"'),
         ("model.dtype=bfloat16", 'model.dtype was "float32", is "bfloat16"'),
         ("train.micro_batch_size=8", "train.micro_batch_size was 16, is 8"),
-        ("train.max_steps=5", "has 6 steps behind it, and the config ends at 5: raise train.max_steps"),
+        (
+            "train.max_steps=5",
+            "was saved after step 6, but the config ends training at step 5: increase train.max_steps",
+        ),
     ],
 )
 def test_changed_numbers(unfinished, refused, override, message):

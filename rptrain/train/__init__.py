@@ -1,1 +1,1 @@
-"""Training: the loop, what it needs, and what it leaves."""
+"""Training: the loop, its setup, checkpoints, validation and monitoring."""

@@ -1,4 +1,4 @@
-"""The checkpoint with the lowest loss of held-out rows: found by what checkpoints say, and gone back to at the end."""
+"""The checkpoint with the lowest validation loss: find it, and load it at the end of a run."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,33 +12,35 @@ from rptrain.runs.events import BestLoaded, CheckpointDamaged, Event
 from rptrain.runs.run_dir import RunDir
 
 
-def by_loss(checkpoints_dir: Path) -> list[tuple[float, Path]]:
-    """The checkpoints at whose step the loss was measured: the lowest first, of equal ones the earliest."""
+def checkpoints_by_loss(checkpoints_dir: Path) -> list[tuple[float, Path]]:
+    """The checkpoints that have a validation loss, with it: lowest loss first; of equal losses, earliest step first."""
     found = []
     for path in complete_checkpoints(checkpoints_dir):
         with suppress(Damaged):
             loss = read_state(path)["meta"].get("validation", {}).get("loss")
             if loss is not None and isfinite(loss):
                 found.append((loss, path))
-    return sorted(found, key=lambda measured: measured[0])
+    return sorted(found, key=lambda entry: entry[0])
 
 
-def load_best(run: RunDir, units: Sequence[UnitState], step: int, tell: Callable[[Event], None]) -> None:
-    """Fills the units, which hold the state after `step`, from the checkpoint with the lowest loss.
+def load_best(run: RunDir, units: Sequence[UnitState], step: int, emit: Callable[[Event], None]) -> None:
+    """Load the checkpoint with the lowest validation loss into the units, which hold the state after `step`.
 
-    One that is damaged is renamed, and the next one is taken. `tell` is called with records. Damaged: none is whole.
+    A damaged checkpoint is renamed, and the next best one is used; an event is emitted for each. Raises Damaged if no
+    checkpoint is left.
     """
-    held = run.checkpoint_path(step)
-    for loss, path in by_loss(run.checkpoints_path):
+    current = run.checkpoint_path(step)  # the units hold its state: there is nothing to load
+    for loss, path in checkpoints_by_loss(run.checkpoints_path):
         try:
-            found = step if path == held else load_state(path, units)["step"]
+            loaded = step if path == current else load_state(path, units)["step"]
         except Damaged as error:
-            held = None  # what was read of it is there now
+            current = None  # the units may hold parts of the damaged one
             set_aside(path)
-            tell(CheckpointDamaged(str(path), str(error)))
+            emit(CheckpointDamaged(str(path), str(error)))
             continue
-        tell(BestLoaded(found, str(path), loss))
+        emit(BestLoaded(loaded, str(path), loss))
         return
     raise Damaged(
-        f"{run.checkpoints_path} has no whole checkpoint whose loss was measured: set save.load_best_model_at_end=false"
+        f"{run.checkpoints_path} has no undamaged checkpoint with a validation loss: "
+        "set save.load_best_model_at_end=false"
     )

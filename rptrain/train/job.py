@@ -1,4 +1,4 @@
-"""Everything about a run that can be known, and found wrong, before memory is taken and weights are read."""
+"""Check everything about a run before memory is allocated and weights are read."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -25,29 +25,30 @@ from rptrain.planner.choose import DTYPES, RunPlan
 from rptrain.planner.hardware import Hardware, here, readable
 from rptrain.planner.memory import MemoryPlan, plan_run
 from rptrain.planner.model import find_files, lora_settings, training_model
+from rptrain.planner.timings import Conditions
 from rptrain.runs.run_dir import RunDir
 from rptrain.schedule.estimate import estimate
 from rptrain.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 
-WORTH = 0.01  # of a step's time: a plan that gains less is not worth the change
+MIN_GAIN = 0.01  # a new plan must shorten a step by more than this fraction
 
 
 @dataclass(frozen=True)
 class Job:
-    """A checked run: the model's shape and files, the tokenized data, the plan and its memory."""
+    """A checked run: model shape and files, tokenized data, plan and memory."""
 
     config: Config
     model_dir: Path
     spec: ModelSpec
-    files: pretrained.WeightFiles | None  # None: random weights, or those of a checkpoint
-    begin: AdapterFiles | None  # the adapter that is gone on from
-    tokenizer: Any  # None where the data needs none
+    files: pretrained.WeightFiles | None  # None: random weights, or the checkpoint of a resumed run
+    initial_adapter: AdapterFiles | None  # from lora.adapter
+    tokenizer: Any  # None if the data needs no tokenizer
     sequences: Sequences
     batches: Batches
-    validation: Batches | None  # whose loss is measured
-    hardware: Hardware  # the devices that are used
+    validation: Batches | None
+    hardware: Hardware  # only the devices that are used
     plan: RunPlan
     memory: MemoryPlan
     total_steps: int
@@ -58,22 +59,27 @@ class Job:
 
     @property
     def device_limit(self) -> int | None:
-        """Bytes for tensors on each GPU."""
+        """Memory limit for tensors per GPU, in bytes."""
         return self.hardware.room
 
     @property
     def chat_template(self) -> str | None:
-        """The template's text where the config sets one: it goes with checkpoints and the export."""
+        """The text of `data.chat_template`, if it is set. Checkpoints and the exported model include it."""
         given = self.config.data.chat_template
         return None if given is None else load_template(self.tokenizer, given)
 
     @property
     def adapter(self) -> Adapter | None:
-        """What is written with adapters, where they are trained."""
+        """The metadata to save with adapters; None unless adapters are trained."""
         lora = self.config.adapters
         if lora is None:
             return None
         return Adapter(lora_settings(lora), base_name(self.config.model.path, self.model_dir))
+
+    @property
+    def conditions(self) -> Conditions:
+        """The conditions under which step times are measured."""
+        return Conditions.of(self.config, self.spec, self.devices)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -85,44 +91,58 @@ class Job:
 
 
 def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_needed: bool = True) -> Job:
-    """Looks at everything the run needs, cheapest first. UserError for what a person can mend.
+    """Check everything that the run needs, the cheapest checks first. UserError for what a user can fix.
 
-    `hardware` is by default what is here now. A resumed run has its weights in a checkpoint: the model directory's are
-    not looked at, but where some are frozen.
+    `hardware` is detected by default. With `weights_needed=False`, for a resumed run, the model's weight files are
+    checked only if some weights are frozen: the others are in the checkpoint.
     """
     model_dir, spec = training_model(config)
     hardware = hardware or here(config.engine)
     files = find_files(config, model_dir, spec) if weights_needed or spec.frozen else None
-    begin = _adapter_to_begin_with(config, spec) if weights_needed and files is not None else None
-    _warn_of_idle(config, hardware.devices)
+    initial_adapter = _initial_adapter(config, spec) if weights_needed and files is not None else None
+    _warn_of_idle_devices(config, hardware.devices)
     tokenizer = find_tokenizer(config, model_dir)
     if config.eval.questions:
-        load_template(tokenizer, None)  # a UserError where there is none
+        load_template(tokenizer, None)  # UserError if there is none
     plan, memory = _plan(config, spec, hardware)
-    rows, held_out = training_set(config, model_dir, spec.vocab_size, tokenizer)
+    sequences, held_out = training_set(config, model_dir, spec.vocab_size, tokenizer)
     if config.data.val:
         held_out = validation_set(config, model_dir, spec.vocab_size, tokenizer)
-    batches = batches_of(rows, config)
-    measured = None if held_out is None else batches_of(held_out, config)
+    batches = batches_of(sequences, config)
+    validation = None if held_out is None else batches_of(held_out, config)
     train = config.train
     total = train.max_steps or max(1, ceil(train.num_epochs * batches.steps_per_epoch))
     used = hardware.first(config.round_size)
-    return Job(config, model_dir, spec, files, begin, tokenizer, rows, batches, measured, used, plan, memory, total)
+    return Job(
+        config,
+        model_dir,
+        spec,
+        files,
+        initial_adapter,
+        tokenizer,
+        sequences,
+        batches,
+        validation,
+        used,
+        plan,
+        memory,
+        total,
+    )
 
 
 def replan(job: Job, measured: Measured) -> RunPlan:
-    """The plan with measured times, where its steps are shorter by more than WORTH; otherwise the job's own stages.
+    """The plan with measured times, if its steps are shorter by more than MIN_GAIN; otherwise the job's own stages.
 
-    A plan that the host's memory has no room for is not taken either, with a warning.
+    If the new plan does not fit in host memory, the job's own stages are kept, with a warning.
     """
     plan, memory = plan_run(job.config, job.spec, job.hardware, measured)
     present = estimate(plan.costs, job.plan.plan.stages, plan.setting)
     own = replace(job.plan, estimate=present, costs=plan.costs, setting=plan.setting)
-    if plan.estimate.period > present.period * (1 - WORTH):
+    if plan.estimate.period > present.period * (1 - MIN_GAIN):
         return own
     if memory.host.missing:
         log.warning(
-            "a plan with measured times would need %s of host memory, but %s: it is not taken",
+            "the plan with measured times needs %s of host memory, but %s: keeping the present plan",
             readable(memory.host.total),
             memory.host.allowed,
         )
@@ -131,7 +151,7 @@ def replan(job: Job, measured: Measured) -> RunPlan:
 
 
 def resolve_auto(resolved: Resolved, found: tuple[RunDir, Path] | None, hardware: Hardware) -> Resolved:
-    """The config with numbers in place of "auto": those of the run that goes on, or the quickest by the planner."""
+    """Replace "auto" in the config with the values of the resumed run, or the fastest ones according to the planner."""
     config = resolved.config
     if not auto.is_automatic(config):
         return resolved
@@ -142,8 +162,8 @@ def resolve_auto(resolved: Resolved, found: tuple[RunDir, Path] | None, hardware
     return auto.with_values(resolved, auto.resolve_auto(config, spec, hardware), "planned")
 
 
-def _adapter_to_begin_with(config: Config, spec: ModelSpec) -> AdapterFiles | None:
-    """That of lora.adapter, compared with the settings and the model."""
+def _initial_adapter(config: Config, spec: ModelSpec) -> AdapterFiles | None:
+    """The adapter in `lora.adapter`, checked against the settings and the model."""
     lora = config.adapters
     if lora is None or lora.adapter is None:
         return None
@@ -154,7 +174,7 @@ def _adapter_to_begin_with(config: Config, spec: ModelSpec) -> AdapterFiles | No
 
 
 def _plan(config: Config, spec: ModelSpec, hardware: Hardware) -> tuple[RunPlan, MemoryPlan]:
-    """UserError where it does not fit, with what to change."""
+    """The plan and its memory. UserError, with advice, if it does not fit."""
     try:
         plan, memory = plan_run(config, spec, hardware)
         memory.check()
@@ -164,7 +184,7 @@ def _plan(config: Config, spec: ModelSpec, hardware: Hardware) -> tuple[RunPlan,
     return plan, memory
 
 
-def _warn_of_idle(config: Config, devices: int) -> None:
+def _warn_of_idle_devices(config: Config, devices: int) -> None:
     size = config.round_size
     if size < devices and config.engine.devices != "auto":
-        log.warning("%d micro-batches a round keep %d of %d devices busy: only %d are used", size, size, devices, size)
+        log.warning("%d micro-batches per round keep only %d of %d devices busy: using %d", size, size, devices, size)

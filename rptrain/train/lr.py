@@ -1,4 +1,4 @@
-"""Learning-rate schedules, as pure functions of the step; the values are transformers' `get_scheduler`'s."""
+"""Learning-rate schedules as pure functions of the step, with the values of transformers' `get_scheduler`."""
 
 from math import ceil, cos, pi
 from typing import Literal
@@ -7,14 +7,14 @@ ScheduleKind = Literal["cosine", "linear", "constant", "constant_with_warmup"]
 
 
 def warmup_length(warmup_steps: float, total_steps: int) -> int:
-    """Steps of warm-up: a number below 1 is a share of the total, rounded up."""
+    """The number of warm-up steps. A `warmup_steps` below 1 is a fraction of the total, rounded up."""
     return ceil(warmup_steps * total_steps) if warmup_steps < 1 else int(warmup_steps)
 
 
 def learning_rate(step: int, *, base: float, kind: ScheduleKind, warmup_steps: float, total_steps: int) -> float:
-    """The rate of an update; the first one is step 0, and a warm-up starts there from 0.
+    """The learning rate of a step. Steps count from 0, where the warm-up starts with a rate of 0.
 
-    `constant` takes no warm-up. After `total_steps` cosine and linear stay at 0.
+    `constant` ignores the warm-up. After `total_steps`, cosine and linear stay at 0.
     """
     if kind == "constant":
         return base

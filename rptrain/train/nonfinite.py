@@ -1,4 +1,4 @@
-"""Steps whose gradients are not finite: skipped, counted, told with the rows that did it; many of them end the run."""
+"""Steps with gradients that are not finite: skipped, counted and recorded. Too many of them end the run."""
 
 import math
 from collections.abc import Callable
@@ -10,49 +10,50 @@ from rptrain.runs.events import Event, LossScale, StepSkipped
 from rptrain.train.job import Job
 from rptrain.utils.errors import TrainingError
 
-AGAIN = "Begin a new run (save.resume=never) with a lower optim.learning_rate"
-SHOWN = 16  # tokens of a row
+RESTART_ADVICE = "Start a new run (save.resume=never) with a lower optim.learning_rate"
+PREVIEW_TOKENS = 16  # of each sequence
 
 
 class SkippedSteps:
-    """Follows a run's steps, in order. `tell` is called with records."""
+    """Counts the skipped steps of a run. `emit` is called with events."""
 
-    def __init__(self, job: Job, tell: Callable[[Event], None]) -> None:
-        self._job, self._tell = job, tell
-        self._half = job.dtype == torch.float16
+    def __init__(self, job: Job, emit: Callable[[Event], None]) -> None:
+        self._job, self._emit = job, emit
+        self._float16 = job.dtype == torch.float16
         self._in_a_row = 0
-        self._told_scale: float | None = None  # the last that was told
+        self._recorded_scale: float | None = None
 
-    def follow(self, step: int, loss: PendingLoss, update: StepResult) -> None:
-        """A step, counted from 1, was done. TrainingError where more of them would not mend the model."""
-        if self._half and update.loss_scale != self._told_scale:
-            self._told_scale = update.loss_scale
-            self._tell(LossScale(step, update.loss_scale))
-        if not update.skipped:
+    def update(self, step: int, loss: PendingLoss, result: StepResult) -> None:
+        """Count a finished step; steps count from 1. TrainingError if more steps would not help the model recover."""
+        if self._float16 and result.loss_scale != self._recorded_scale:
+            self._recorded_scale = result.loss_scale
+            self._emit(LossScale(step, result.loss_scale))
+        if not result.skipped:
             self._in_a_row = 0
             return
         self._in_a_row += 1
-        self._tell(self._record(step, loss.not_finite()))
-        if self._half:
-            if update.loss_scale <= 1:
+        self._emit(self._record(step, loss.not_finite()))
+        if self._float16:
+            if result.loss_scale <= 1:
                 raise TrainingError(
                     f"the gradients of step {step} were not finite in float16, and the loss scale would fall below 1: "
-                    "the model has numbers that are too large for float16, or has diverged. Begin a new run "
-                    '(save.resume=never) with model.dtype="bfloat16", or with a lower optim.learning_rate if the loss '
-                    "had begun to rise"
+                    "the model has values too large for float16, or has diverged. Start a new run (save.resume=never) "
+                    'with model.dtype="bfloat16", or with a lower optim.learning_rate if the loss was rising'
                 )
         elif self._in_a_row == self._job.config.optim.max_skipped_steps:
             raise TrainingError(
                 f"the gradients of the last {self._in_a_row} steps, up to step {step}, were not finite: the model "
-                f"has diverged. {AGAIN}"
+                f"has diverged. {RESTART_ADVICE}"
             )
         if step == self._job.total_steps and not math.isfinite(loss.result()):
-            raise TrainingError(f"the loss of the last step is {loss.result()}: the model has diverged. {AGAIN}")
+            raise TrainingError(
+                f"the loss of the last step is {loss.result()}: the model has diverged. {RESTART_ADVICE}"
+            )
 
     def _record(self, step: int, micro_batches: list[int]) -> StepSkipped:
         size, taken = self._job.config.train.sequences, self._job.batches.taken(step - 1).tolist()
         rows = [row for m in micro_batches for row in taken[m * size : (m + 1) * size]]
         tokenizer = self._job.tokenizer
-        ids = self._job.sequences.take(rows)[0][:, :SHOWN]
+        ids = self._job.sequences.take(rows)[0][:, :PREVIEW_TOKENS]
         texts = [] if tokenizer is None else [tokenizer.decode(row) for row in ids]
         return StepSkipped(step, self._in_a_row, tuple(micro_batches), tuple(rows), tuple(texts))

@@ -1,73 +1,97 @@
-"""Going on with a run: whether it would come to the same numbers, and its state, from a checkpoint that is whole."""
+"""Resume a run: lock it, check that it would train to the same numbers, and restore its state from a checkpoint."""
 
-import shlex
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from rptrain.checkpoint.atomic_dir import Damaged, set_aside
+from rptrain.checkpoint import frozen
+from rptrain.checkpoint.atomic_dir import REPLACED, Damaged, beside, set_aside
 from rptrain.checkpoint.base_files import BASE
+from rptrain.checkpoint.export import check_names
 from rptrain.checkpoint.state import load_state, read_state
 from rptrain.engine.store import UnitState
 from rptrain.models import registry
-from rptrain.runs.events import CheckpointDamaged, Event
+from rptrain.runs.events import CheckpointDamaged, Event, EventLog
 from rptrain.runs.run_dir import RunDir, forks
 from rptrain.train.job import Job
 from rptrain.utils.errors import UserError
 
 
-def check_resume(run: RunDir, checkpoint: Path, job: Job) -> None:
-    """UserError where the run could not go on from a checkpoint to the same numbers, or not at all."""
-    state = read_state(checkpoint)
-    anew = "or begin a new run with save.resume=never"
-    if state["meta"].get("data") != job.sequences.content_hash:
-        raise UserError(f"the data differs from what {checkpoint} was trained on: bring it back as it was, {anew}")
-    measured = (state["meta"].get("validation") or {}).get("data")
-    if measured and job.validation is not None and measured != job.validation.sequences.content_hash:
-        raise UserError(
-            f"the held-out data differs from what {checkpoint} was measured on: bring it back as it was, {anew}"
-        )
-    if registry.read_config(checkpoint / BASE) != job.spec.config:
-        raise UserError(
-            f"{job.model_dir / 'config.json'} differs from the one that {checkpoint} was trained with: "
-            f"bring it back as it was, {anew}"
-        )
-    if state["step"] > job.total_steps or (
-        state["step"] == job.total_steps and forks(run, checkpoint)  # it is to have steps of its own
-    ):
-        raise UserError(
-            f"{checkpoint} has {state['step']} steps behind it, and the config ends at {job.total_steps}: raise "
-            f"train.max_steps, name an earlier checkpoint in save.resume, {anew}"
-        )
+@dataclass(frozen=True)
+class Resume:
+    """A checkpoint to resume from, and the run that it belongs to."""
 
+    run: RunDir
+    checkpoint: Path
+    log: EventLog | None  # the run's; None: the run has newer checkpoints, and a new run starts from this one
 
-def how_to_go_on(run: RunDir) -> str:
-    """What is left of a run that failed, and the command that goes on with it once a person mended what was wrong."""
-    saved = run.checkpoints()
-    if not saved:
-        return "Nothing of this run was saved before: mend that, and begin again"
-    command = shlex.join(["rptrain", "--config", str(run.config_path), f"save.resume={run.path}"])
-    return f"{saved[-1].name} is whole: mend that, and go on from there with: {command}"
+    @classmethod
+    def open(cls, run: RunDir, checkpoint: Path, stack: ExitStack) -> Self:
+        """Open the event log of a run that is to be resumed, so that no other process trains it. The stack closes it.
+
+        UserError if another process trains it, or if the run could not replace its `model/` at the end.
+        """
+        if forks(run, checkpoint):
+            return cls(run, checkpoint, None)
+        for path in (run.model_path, beside(run.model_path, REPLACED)):
+            check_names(path)
+        return cls(run, checkpoint, stack.enter_context(EventLog(run.events_path)))
+
+    def check(self, job: Job) -> None:
+        """UserError if the job cannot be resumed from the checkpoint, or would train to other numbers."""
+        state = read_state(self.checkpoint)
+        restart = "or start a new run with save.resume=never"
+        if state["meta"].get("data") != job.sequences.content_hash:
+            raise UserError(f"the data differs from what {self.checkpoint} was trained on: restore the data, {restart}")
+        validated = (state["meta"].get("validation") or {}).get("data")
+        if validated and job.validation is not None and validated != job.validation.sequences.content_hash:
+            raise UserError(
+                f"the validation set differs from the one that {self.checkpoint} was evaluated on: "
+                f"restore it, {restart}"
+            )
+        if registry.read_config(self.checkpoint / BASE) != job.spec.config:
+            raise UserError(
+                f"{job.model_dir / 'config.json'} differs from the one that {self.checkpoint} was trained with: "
+                f"restore it, {restart}"
+            )
+        done, total = state["step"], job.total_steps
+        if done > total or (done == total and self.log is None):  # a new run needs steps of its own
+            raise UserError(
+                f"{self.checkpoint} was saved after step {done}, but the config ends training at step {total}: "
+                f"increase train.max_steps, set save.resume to an earlier checkpoint, {restart}"
+            )
 
 
 def restore(
-    run: RunDir, checkpoint: Path, job: Job, units: Sequence[UnitState], tell: Callable[[Event], None]
+    run: RunDir,
+    checkpoint: Path,
+    job: Job,
+    units: Sequence[UnitState],
+    frozen_units: dict[str, Any] | None,
+    emit: Callable[[Event], None],
 ) -> tuple[Path, dict[str, Any]]:
-    """Fills the units; the checkpoint that they came from, and its `step` and `meta`.
+    """Load the units from a checkpoint; returns the checkpoint that was used, and its `step` and `meta`.
 
-    Where it is damaged it is renamed, and the one before it is taken, unless a person named it or it is of another run:
-    then Damaged is raised, as where there is none before.
+    A damaged checkpoint is renamed, an event is emitted, and the previous one is used. But Damaged is raised if there
+    is no previous one, if the config names this checkpoint, or if it belongs to another run. UserError if the frozen
+    weights, which `frozen_units` describes, have changed.
     """
     named = Path(job.config.save.resume).resolve() == checkpoint.resolve()
     fallback = not named and checkpoint.parent.resolve() == run.checkpoints_path.resolve()
     while True:
         try:
-            return checkpoint, load_state(checkpoint, units)
+            state = load_state(checkpoint, units)
+            break
         except Damaged as error:
             if not fallback or len(run.checkpoints()) == 1:
                 raise
             set_aside(checkpoint)
-            tell(CheckpointDamaged(str(checkpoint), str(error)))
-            before = run.newest()
-            assert before is not None
-            checkpoint = before
+            emit(CheckpointDamaged(str(checkpoint), str(error)))
+            previous = run.newest()
+            assert previous is not None
+            checkpoint = previous
+    if frozen_units is not None:
+        frozen.check(state["meta"], frozen_units["sha256"])
+    return checkpoint, state

@@ -1,4 +1,4 @@
-"""Checkpoints written beside training, one at a time."""
+"""Write checkpoints in the background, one at a time."""
 
 import logging
 import threading
@@ -17,24 +17,24 @@ from rptrain.engine.snapshot import Snapshot
 from rptrain.engine.store import UnitState
 from rptrain.runs.events import CheckpointSaved, Event, SaveFailed
 from rptrain.runs.run_dir import RunDir
-from rptrain.train.best import by_loss
+from rptrain.train.best import checkpoints_by_loss
 from rptrain.train.job import Job
-from rptrain.train.validation import Patience
+from rptrain.train.validation import EarlyStopping
 from rptrain.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 
 
-class Abandoned(Exception):
-    """A save was given up, as the run ends at once."""
+class SaveCanceled(Exception):
+    """A save was cancelled because the run ends immediately."""
 
 
 class Saver:
-    """Writes a run's checkpoints in a thread of its own while training goes on. Context manager: leaving it waits for
-    the save under way, or gives it up where a KeyboardInterrupt comes through.
+    """Writes a run's checkpoints in its own thread while training continues.
 
-    `tell` is called with records, from any thread, and `check` before a save: it raises RunDeleted once the run's
-    folder is gone.
+    Context manager: leaving it waits for the current save; a KeyboardInterrupt cancels it. `emit` is called with
+    events, from any thread. `check` is called before files are written, and raises RunDeleted if the run's folder was
+    deleted.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class Saver:
         run: RunDir,
         units: Sequence[UnitState],
         config: Save,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         check: Callable[[], None],
     ) -> None:
-        self._run, self._units, self._config, self._tell, self._check = run, units, config, tell, check
+        self._run, self._units, self._config, self._emit, self._check = run, units, config, emit, check
         self._pool = ThreadPoolExecutor(1, "saver")
-        self._under_way: tuple[int, Future[None]] | None = None
-        self._abandoned = threading.Event()
+        self._current: tuple[int, Future[None]] | None = None
+        self._canceled = threading.Event()
 
     def begin(
         self,
@@ -59,34 +59,34 @@ class Saver:
         *,
         drained: float = 0.0,
     ) -> None:
-        """Saves the state after the engine's last step. Waits for the save before, and for that step, and for no more.
+        """Start to save the state after the engine's last step. Waits for the previous save and for that step only.
 
-        `done` is called once it is saved, or could not be. `drained`: seconds that the pipeline ran empty before.
+        `done` is called after the save succeeded or failed. `drained`: the seconds that it took to drain the pipeline.
         """
         began = time.perf_counter()
-        self.settle()
+        self.wait()
         snapshot = engine.snapshot()
         meta = meta | {"applied": snapshot.applied}
         if engine.store.dtype == torch.float16:
             scale = snapshot.loss_scale
             meta["loss_scale"] = {"scale": scale.scale, "before": scale.before, "good": scale.good}
         paused = time.perf_counter() - began
-        self._under_way = step, self._pool.submit(self._save, snapshot, step, meta, began, paused, drained, done)
+        self._current = step, self._pool.submit(self._save, snapshot, step, meta, began, paused, drained, done)
 
-    def look(self) -> None:
-        """Tells of a save that failed; training goes on."""
-        if self._under_way is not None and self._under_way[1].done():
-            self.settle()
+    def poll(self) -> None:
+        """If the current save has finished, record whether it failed; never waits."""
+        if self._current is not None and self._current[1].done():
+            self.wait()
 
-    def settle(self, *, required: bool = False) -> None:
-        """Waits for the save under way. If it failed, that is told, or raised where the save is `required`."""
-        if self._under_way is None:
+    def wait(self, *, required: bool = False) -> None:
+        """Wait for the current save. If it failed, emit SaveFailed; if it is `required`, also raise the error."""
+        if self._current is None:
             return
-        (step, future), self._under_way = self._under_way, None
+        (step, future), self._current = self._current, None
         try:
             future.result()
         except (OSError, UserError) as error:
-            self._tell(SaveFailed(step, str(error)))
+            self._emit(SaveFailed(step, str(error)))
             if required:
                 raise
 
@@ -112,11 +112,11 @@ class Saver:
                     release=snapshot.release,
                     proceed=self._proceed,
                 )
-            measured = by_loss(self._run.checkpoints_path) if self._config.load_best_model_at_end else []
-            best = measured[0][1] if measured else None
+            ranked = checkpoints_by_loss(self._run.checkpoints_path) if self._config.load_best_model_at_end else []
+            best = ranked[0][1] if ranked else None
             seconds = time.perf_counter() - began
             paused = min(paused + snapshot.waited, seconds)
-            self._tell(CheckpointSaved(step, str(path), seconds, paused, drained + paused))
+            self._emit(CheckpointSaved(step, str(path), seconds, paused, drained + paused))
             try:
                 prune(self._run.checkpoints_path, self._config.save_total_limit, best)
             except (OSError, UserError) as error:
@@ -126,8 +126,8 @@ class Saver:
                 done()
 
     def _proceed(self) -> None:
-        if self._abandoned.is_set():
-            raise Abandoned
+        if self._canceled.is_set():
+            raise SaveCanceled
         self._check()
 
     def __enter__(self) -> Self:
@@ -135,19 +135,21 @@ class Saver:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            self._abandoned.set()
+            self._canceled.set()
         self._pool.shutdown()
 
 
-def checkpoint_meta(job: Job, frozen: dict[str, Any] | None, patience: Patience, loss: float | None) -> dict[str, Any]:
-    """What a checkpoint says beside its tensors of the run that wrote it; `frozen` describes the frozen weights.
+def checkpoint_meta(
+    job: Job, frozen: dict[str, Any] | None, early_stopping: EarlyStopping, loss: float | None
+) -> dict[str, Any]:
+    """A checkpoint's metadata. `frozen` describes the frozen weights; `loss` is the validation loss after its step.
 
-    `loss`: of held-out rows, None where it was not measured at its step.
+    `loss` is None if it was not evaluated after that step.
     """
     meta: dict[str, Any] = {"data": job.sequences.content_hash, "model_dir": str(job.model_dir.absolute())}
     if job.validation is not None:
-        held_out = job.validation.sequences.content_hash
-        meta["validation"] = {"data": held_out, "best": patience.best, "bad": patience.bad, "loss": loss}
+        data, best, bad = job.validation.sequences.content_hash, early_stopping.best, early_stopping.bad
+        meta["validation"] = {"data": data, "best": best, "bad": bad, "loss": loss}
     if frozen is not None:
         meta["frozen"] = frozen
     if job.adapter is not None:

@@ -1,7 +1,10 @@
-"""The host's memory and the engine of a job."""
+"""Set up the memory, the weights and the engine of a job."""
+
+from typing import Any
 
 import torch
 
+from rptrain.checkpoint import adapter, frozen
 from rptrain.engine.engine import Engine, Optimizer
 from rptrain.engine.meter import Meter
 from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
@@ -11,7 +14,7 @@ from rptrain.train.job import Job
 
 
 def open_store(job: Job) -> ModelStore:
-    """The host's memory for the job's model, filled with zeros, and what of it stays in files."""
+    """Allocate host memory for the job's model, filled with zeros; file-backed weights stay in their files."""
     mapped = None
     if job.config.model.hold == "map":
         assert job.files is not None
@@ -27,6 +30,28 @@ def open_store(job: Job) -> ModelStore:
     )
 
 
+def load_weights(job: Job, store: ModelStore, *, resumed: bool) -> dict[str, Any] | None:
+    """Fill the store with the initial weights: from the model's files, or random. A `resumed` job only needs those
+    that are frozen.
+
+    Returns what checkpoints record about the frozen weights, if there are any.
+    """
+    seed = job.config.train.seed
+    units = [unit for unit in (job.spec.frozen if resumed else store.in_memory) if unit in store.in_memory]
+    frozen.fill(job.spec, store.held, job.files, seed, units, store.mapped)
+    described = None
+    if job.spec.frozen:
+        states = [store.units[index] for index in job.spec.frozen]
+        flats = [(state.unit, state.mapped or state.params[0]) for state in states]
+        base = "bf16" if job.config.adapters is None else job.config.adapters.base
+        described = frozen.describe(flats, job.config.train.freeze, seed, job.files is None, base)
+    if not resumed:
+        if job.initial_adapter is not None:
+            adapter.load(job.initial_adapter, job.spec, store.view)
+        store.loaded()
+    return described
+
+
 def open_engine(
     job: Job,
     store: ModelStore,
@@ -37,7 +62,7 @@ def open_engine(
     trace: bool | None = None,
     watched: bool = False,
 ) -> Engine:
-    """The engine that trains as the job's config says; `loss_scale` and `trace` are by default what it says of them."""
+    """The engine for a job. `loss_scale` and `trace` default to the config's."""
     optim = job.config.optim
     return Engine(
         store,
@@ -64,6 +89,6 @@ def open_engine(
 
 
 def starting_scale(job: Job) -> LossScale:
-    """The loss scale of new weights."""
+    """The loss scale at the first step."""
     optim = job.config.optim
     return LossScale.start(optim.loss_scale, optim.loss_scale_steps) if job.dtype == torch.float16 else UNSCALED

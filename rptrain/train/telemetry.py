@@ -1,4 +1,4 @@
-"""The thread of a trainer that writes down what its devices do, into `lanes.jsonl`: see `rptrain.runs.lanes`."""
+"""A thread that records what the devices do in `lanes.jsonl`; `rptrain.runs.lanes` defines the records."""
 
 import threading
 import time
@@ -20,26 +20,27 @@ from rptrain.runs.line_file import LineFile
 from rptrain.utils.errors import RunDeleted
 from rptrain.utils.nvml import Driver, GpuStatus
 
-LOW = 0.05  # share of what the process has or may have: less free memory is told
-PAUSE = 0.25  # seconds between two records
-FULL = 8 << 20  # bytes of a file: some hours of one GPU
-NOTHING = GpuStatus(None, None, None)
+LOW_MEMORY = 0.05  # warn when this fraction of the process's memory plus free memory is free
+INTERVAL = 0.25  # seconds between two records
+MAX_BYTES = 8 << 20  # per file: a few hours of one GPU
+UNKNOWN = GpuStatus(None, None, None)
 
 
 class Telemetry:
-    """Writes a record every PAUSE seconds, of what the trainer says it does and of the engine that it watches.
+    """Writes a record every INTERVAL seconds: the phase of the run, memory, and the state of the engine.
 
-    Context manager: owns the thread and the file. It reads what threads note anyway and holds up none of them. A disk
-    that is full costs records, not the run, and so does a file that was deleted. `tell` is called with records from
-    the thread, and `check` before a new file is begun: it raises RunDeleted once the run's folder is gone.
+    Context manager: owns the thread and the file. It reads state that other threads keep anyway, and blocks none of
+    them. If the disk is full or the file was deleted, records are lost, but training continues. `emit` is called with
+    events from the thread. `check` is called before a new file is created, and raises RunDeleted if the run's folder
+    was deleted.
     """
 
     def __init__(
-        self, folder: Path, devices: Sequence[str], tell: Callable[[Event], None], check: Callable[[], None]
+        self, folder: Path, devices: Sequence[str], emit: Callable[[Event], None], check: Callable[[], None]
     ) -> None:
         self.phase: Phase = "loading"
-        self._path, self._devices, self._tell, self._check = folder / FILE, devices, tell, check
-        self._told = False  # that little memory is left
+        self._path, self._devices, self._emit, self._check = folder / FILE, devices, emit, check
+        self._warned = False  # that memory is low
         self._file = LineFile(self._path)
         self._driver = Driver()
         self._gpus = [self._handle(name) for name in devices]
@@ -47,26 +48,26 @@ class Telemetry:
         self._watched: tuple[Engine, int] | None = None
         self._before: tuple[LaneState, ...] = ()
         self._last = time.perf_counter()
-        self._looking = threading.Lock()
+        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._main, name="telemetry", daemon=True)
         self._thread.start()
 
     @contextmanager
     def watching(self, engine: Engine, done: int) -> Iterator[None]:
-        """While the engine trains, which was opened after `done` steps."""
+        """Record the state of an engine, opened after `done` steps, as long as the context lasts."""
         with self.doing("training"):
-            with self._looking:
+            with self._lock:
                 self._watched, self._before = (engine, done), ()
             try:
                 yield
             finally:
-                with self._looking:
+                with self._lock:
                     self._watched = None
 
     @contextmanager
     def doing(self, phase: Phase) -> Iterator[None]:
-        """What the trainer is at meanwhile."""
+        """Record this phase as long as the context lasts."""
         before, self.phase = self.phase, phase
         try:
             yield
@@ -90,14 +91,14 @@ class Telemetry:
     def _main(self) -> None:
         while True:
             with suppress(OSError, RunDeleted):
-                snapshot = self._look()
+                snapshot = self._snapshot()
                 self._write(snapshot)
                 self._warn(snapshot)
-            if self._stop.wait(PAUSE):
+            if self._stop.wait(INTERVAL):
                 return
 
-    def _look(self) -> Snapshot:
-        with self._looking:
+    def _snapshot(self) -> Snapshot:
+        with self._lock:
             now = time.perf_counter()
             seconds, self._last = now - self._last, now
             lanes: tuple[LaneRecord, ...] = ()
@@ -114,7 +115,7 @@ class Telemetry:
     def _lanes(self, activity: Activity, done: int) -> Iterator[LaneRecord]:
         before = self._before or (None,) * len(activity.lanes)
         for device, gpu, last, state in zip(self._devices, self._gpus, before, activity.lanes, strict=False):
-            status = NOTHING if gpu is None else self._driver.status(gpu)
+            status = UNKNOWN if gpu is None else self._driver.status(gpu)
             spent = {kind: total - (last.busy[kind] if last else 0.0) for kind, total in state.busy.items()}
             doing = "computing" if state.computing else "waiting" if state.waiting else "idle"
             at, slot = state.current, state.current.slot if state.current else None
@@ -136,14 +137,14 @@ class Telemetry:
             )
 
     def _write(self, snapshot: Snapshot) -> None:
-        if self._file.size > FULL:
-            self._begin_anew()
+        if self._file.size > MAX_BYTES:
+            self._rotate()
         self._file.append(snapshot.to_line().encode())
 
-    def _begin_anew(self) -> None:
-        """In a new file; where the folder cannot be written, in the same one without what it holds."""
+    def _rotate(self) -> None:
+        """Rename the full file and start a new one. If the folder cannot be written, empty the file instead."""
         self._check()
-        if self._path.exists():  # it was renamed before, where no new one could be made
+        if self._path.exists():  # else it was renamed before, but no new one could be created
             try:
                 self._path.replace(self._path.with_name(OLD_FILE))
             except OSError:
@@ -153,9 +154,9 @@ class Telemetry:
         full.close()
 
     def _warn(self, snapshot: Snapshot) -> None:
-        if not self._told and snapshot.free < LOW * (snapshot.process + snapshot.free):
-            self._told = True
-            self._tell(MemoryLow(snapshot.process, snapshot.free))
+        if not self._warned and snapshot.free < LOW_MEMORY * (snapshot.process + snapshot.free):
+            self._warned = True
+            self._emit(MemoryLow(snapshot.process, snapshot.free))
 
     def _handle(self, device: str) -> Any | None:
         if not device.startswith("cuda"):

@@ -1,4 +1,4 @@
-"""A run's numbers for TensorBoard, Weights & Biases and Trackio; each is imported only where it is asked for."""
+"""Log metrics to TensorBoard, Weights & Biases and Trackio. A tracker is imported only if it is used."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -16,33 +16,34 @@ from rptrain.utils.errors import UserError
 
 MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
 
-Log = Callable[[Mapping[str, float], int], None]  # values by name, and the step
+Log = Callable[[Mapping[str, float], int], None]  # values by metric name; step
 Close = Callable[[], object]
 
 _log = logging.getLogger(__name__)
 
 
 def check(names: Sequence[str]) -> None:
-    """UserError that names the first tracker which is not installed."""
+    """UserError if a tracker is not installed."""
     for name in names:
         if find_spec(MODULES[name]) is None:
             raise UserError(
                 f'log.report_to names "{name}", but {MODULES[name]} is not installed: pip install "rptrain[{name}]", '
-                "or take it out"
+                "or remove it from log.report_to"
             )
 
 
 def open_trackers(
-    config: Config, run: RunDir, stack: ExitStack, tell: Callable[[Event], None]
+    config: Config, run: RunDir, stack: ExitStack, emit: Callable[[Event], None]
 ) -> Callable[[Event], None]:
-    """What passes records on to the trackers of log.report_to, which are closed with the stack. After `check`.
+    """Open the trackers of log.report_to. Returns a listener that logs the metrics of events to them.
 
-    One that raises is told, and gets nothing more: training does not depend on it.
+    Call `check` first. The stack closes the trackers. If a tracker raises an error, TrackerFailed is emitted and the
+    tracker is disabled; training continues.
     """
     logs: dict[str, Log] = {}
 
     def close(name: str, call: Close) -> None:
-        if reason := _refused(call):  # no record: the run's last one is there already
+        if reason := _error_of(call):  # not an event: the run's last one is written already
             _log.warning("%s could not be closed: %s", name, reason)
 
     for name in config.log.report_to:
@@ -52,24 +53,24 @@ def open_trackers(
     def report(event: Event) -> None:
         if (values := scalars(event)) is not None:
             for name, log in list(logs.items()):
-                if reason := _refused(partial(log, *values)):
+                if reason := _error_of(partial(log, *values)):
                     del logs[name]
-                    tell(TrackerFailed(name, reason))
+                    emit(TrackerFailed(name, reason))
 
     return report
 
 
-def _refused(call: Callable[[], object]) -> str | None:
-    """What a tracker raised, if anything."""
+def _error_of(call: Callable[[], object]) -> str | None:
+    """What a call of a tracker raised, if anything."""
     try:
         call()
-    except Exception as error:  # noqa: BLE001 (another's code, which talks to servers and may raise anything)
+    except Exception as error:  # noqa: BLE001 (third-party code that talks to servers may raise anything)
         return f"{type(error).__name__}: {error}"
     return None
 
 
 def scalars(event: Event) -> tuple[dict[str, float], int] | None:
-    """The numbers of a record, with its step; None where it has none to plot."""
+    """The metrics of an event and its step; None if it has none."""
     match event:
         case Step():
             found = {
@@ -86,7 +87,7 @@ def scalars(event: Event) -> tuple[dict[str, float], int] | None:
 
 
 def _tensorboard(module: Any, config: Config, run: RunDir) -> tuple[Log, Close]:
-    """Files in the run's folder, for `tensorboard --logdir`."""
+    """Writes to the run's folder; view it with `tensorboard --logdir`."""
     writer = module.SummaryWriter(logdir=str(run.path / "tensorboard"))
 
     def log(values: Mapping[str, float], step: int) -> None:
@@ -97,7 +98,7 @@ def _tensorboard(module: Any, config: Config, run: RunDir) -> tuple[Log, Close]:
 
 
 def _wandb(module: Any, config: Config, run: RunDir) -> tuple[Log, Close]:
-    """A resumed run goes on under the identity that follows from its folder."""
+    """The run id is derived from the run's folder, so that a resumed run continues the same one."""
     identity = sha256(str(run.path.absolute()).encode()).hexdigest()[:16]
     settings = config.model_dump(mode="json")
     opened = module.init(

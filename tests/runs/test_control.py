@@ -122,7 +122,7 @@ def test_folders_are_commands_too_and_one_that_cannot_be_removed_counts_once(fol
         (control / "SAVE/file").touch()
 
     at_step(monkeypatch, 2, put)
-    monkeypatch.setattr(Saver, "look", Saver.settle)  # so that another save could begin with the next step
+    monkeypatch.setattr(Saver, "poll", Saver.wait)  # so that another save could begin with the next step
     tools.write_config(folder)
     told = tools.invoke("--config", folder / "run.toml")
     run = RunDir(folder / "runs/run")

@@ -9,7 +9,7 @@ from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
 from rptrain.runs.view import RunView
 from rptrain.train import validation
-from rptrain.train.best import by_loss
+from rptrain.train.best import checkpoints_by_loss
 from rptrain.train.trainer import Trainer
 from rptrain.utils.errors import TrainingError, UserError
 
@@ -75,8 +75,8 @@ def test_also_of_a_run_that_was_cut_off_behind_it(folder, monkeypatch):
 def test_one_that_is_damaged_is_set_aside_and_the_next_is_taken(folder, monkeypatch):
     finish = Trainer._train
 
-    def damage(trainer, done, applied):
-        finish(trainer, done, applied)
+    def damage(trainer):
+        finish(trainer)
         for file in (folder / "runs/run/checkpoints/checkpoint-6/units").iterdir():
             file.write_bytes(b"\0" * file.stat().st_size)
 
@@ -91,7 +91,7 @@ def test_the_last_one_needs_no_loading(tmp_path):
     run = tools.train_here(tmp_path, *BEST)
     losses = {event.step: event.score for event in tools.events(run, events.Evaluation)}
     (told,) = tools.events(run, events.BestLoaded)
-    assert losses[told.step] == told.loss == min(losses.values()) == by_loss(run.checkpoints_path)[0][0]
+    assert losses[told.step] == told.loss == min(losses.values()) == checkpoints_by_loss(run.checkpoints_path)[0][0]
     state = tools.state(tools.train_here(tmp_path, *BEST[:-1], f"train.max_steps={told.step}", "log.run_name=to"))
     assert told.step == 6 and state == tools.state(run)
 

@@ -144,7 +144,7 @@ def test_nothing_is_exported_without_the_folder(folder, monkeypatch, again):
             delete(folder / "runs/run", again)
             left.append(contents(folder / "runs"))
 
-    monkeypatch.setattr(Trainer, "_evaluate", act)
+    monkeypatch.setattr(Trainer, "_ask_questions", act)
     with pytest.raises(RunDeleted):
         tools.train_here(folder, "engine.replan=false")
     assert [contents(folder / "runs")] == left
@@ -160,7 +160,7 @@ def test_another_failure_keeps_its_message(folder, monkeypatch, error, expected)
         shutil.rmtree(folder / "runs/run")
         raise error
 
-    monkeypatch.setattr(Trainer, "_evaluate", fail)
+    monkeypatch.setattr(Trainer, "_ask_questions", fail)
     with pytest.raises(RuntimeError, match=expected):
         tools.train_here(folder)
     assert not list((folder / "runs").iterdir())

@@ -16,7 +16,7 @@ from .. import run_tools as tools
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        (1, "model has diverged: model.embed_tokens.weight holds values that are infinite or not numbers"),
+        (1, "model has diverged: model.embed_tokens.weight contains NaN or infinite values"),
         (6, "the loss of the last step is nan: the model has diverged"),
         (40, "the gradients of the last 8 steps, up to step "),
     ],

@@ -109,7 +109,7 @@ def test_a_full_disk_at_the_end_fails_the_run_and_keeps_the_checkpoint_before(fo
     run = RunDir(folder / "runs/run")
     command = f"rptrain --config {run.config_path} save.resume={run.path}"
     assert told.exit_code == 1 and "No space left" in told.stderr
-    assert told.stderr.endswith(f"checkpoint-4 is whole: mend that, and go on from there with: {command}\n")
+    assert told.stderr.endswith(f"checkpoint-4 is complete: fix the problem, then resume from it with: {command}\n")
     assert [path.name for path in run.checkpoints_path.iterdir()] == ["checkpoint-4"]
     verify_checkpoint(run.checkpoint_path(4))
     monkeypatch.undo()

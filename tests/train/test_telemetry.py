@@ -52,7 +52,7 @@ def snapshots(folder: Path, name: str = FILE) -> list[Snapshot]:
 
 @pytest.fixture
 def quick(monkeypatch) -> None:
-    monkeypatch.setattr(telemetry, "PAUSE", 0.005)
+    monkeypatch.setattr(telemetry, "INTERVAL", 0.005)
 
 
 def test_what_was_done_since_the_last_record(tmp_path, quick):
@@ -75,7 +75,7 @@ def test_what_was_done_since_the_last_record(tmp_path, quick):
 
 
 def test_the_files_stay_small(tmp_path, quick, monkeypatch):
-    monkeypatch.setattr(telemetry, "FULL", 1000)
+    monkeypatch.setattr(telemetry, "MAX_BYTES", 1000)
     with Telemetry(tmp_path, (), print, check):
         tools.wait_for(lambda: (tmp_path / OLD_FILE).exists())
         first = snapshots(tmp_path, OLD_FILE)[0]
@@ -86,7 +86,7 @@ def test_the_files_stay_small(tmp_path, quick, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_written_keeps_the_newest_records(tmp_path, quick, monkeypatch):
-    monkeypatch.setattr(telemetry, "FULL", 1000)
+    monkeypatch.setattr(telemetry, "MAX_BYTES", 1000)
     (tmp_path / OLD_FILE).mkdir()  # in the way of the rename
     with Telemetry(tmp_path, (), print, check):
         tools.wait_for(lambda: (tmp_path / FILE).stat().st_size > 0)
@@ -131,7 +131,7 @@ def test_a_new_file_is_begun_once_there_is_room_for_it(tmp_path, quick, monkeypa
             raise OSError(28, "no space left on device")
         return lines(path)
 
-    monkeypatch.setattr(telemetry, "FULL", 200)
+    monkeypatch.setattr(telemetry, "MAX_BYTES", 200)
     monkeypatch.setattr(telemetry, "LineFile", cramped)
     with Telemetry(tmp_path, (), print, check):
         tools.wait_for(lambda: len(made) > 4)
@@ -166,7 +166,7 @@ def test_nothing_is_written_where_the_folder_was(tmp_path, quick, monkeypatch, f
             shutil.rmtree(tmp_path / "gone")
         folder.mkdir()
         (folder / FILE).write_text("another run's")
-        monkeypatch.setattr(telemetry, "FULL", full)
+        monkeypatch.setattr(telemetry, "MAX_BYTES", full)
         before = len(looks)
         tools.wait_for(lambda: len(looks) > before + 3)
     assert [file.read_text() for file in folder.iterdir()] == ["another run's"]
@@ -199,7 +199,7 @@ def test_a_run_tells_what_its_view_shows(tmp_path, quick, monkeypatch):
 def test_pauses_and_evaluations_are_told(tmp_path, quick, monkeypatch):
     """Held up until the records are there, as a view shows them."""
     tools.write_model(tmp_path / "model")
-    run, loss, look = RunDir(tmp_path / "runs/run"), validation.loss, Saver.look
+    run, loss, look = RunDir(tmp_path / "runs/run"), validation.loss, Saver.poll
     states = []
 
     def is_now(state: str) -> None:
@@ -218,7 +218,7 @@ def test_pauses_and_evaluations_are_told(tmp_path, quick, monkeypatch):
         look(saver)
 
     monkeypatch.setattr(validation, "loss", measured)
-    monkeypatch.setattr(Saver, "look", looks)
+    monkeypatch.setattr(Saver, "poll", looks)
     tools.train_here(tmp_path, "data.val_size=0.3", "train.eval_steps=2", "train.max_steps=4")
     assert states == ["evaluating", "paused"] * 2
 

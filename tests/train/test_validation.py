@@ -5,7 +5,7 @@ import pytest
 from rptrain.data.split import split
 from rptrain.runs import events
 from rptrain.train.job import prepare_job
-from rptrain.train.validation import Patience
+from rptrain.train.validation import EarlyStopping
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
@@ -85,7 +85,9 @@ def test_held_out_data_that_changed_before_a_resume(folder):
     run = tools.train_here(folder, *sets, "train.max_steps=1")
     run.events_path.write_text("".join(run.events_path.read_text().splitlines(keepends=True)[:-1]))
     write("two and three")
-    with pytest.raises(UserError, match=r"held-out data differs from what \S+checkpoint-1 was measured on: bring it"):
+    with pytest.raises(
+        UserError, match=r"validation set differs from the one that \S+checkpoint-1 was evaluated on: restore it"
+    ):
         tools.train_here(folder, *sets, "train.max_steps=2")
     write("two and two")
     assert tools.train_here(folder, *sets, "train.max_steps=2").path == run.path
@@ -102,12 +104,12 @@ def test_a_run_that_gets_no_better_ends(folder):
     assert best <= last - 2 or found[best] == min(list(found.values())[:-2])
 
 
-def test_patience_counts_from_the_best():
-    patience = Patience(2)
-    assert [patience.follow(loss) for loss in (3.0, 2.0, 2.5, 1.5, 1.5, 1.6)] == [False] * 5 + [True]
-    patience = Patience(2)
-    assert [patience.follow(loss) for loss in (float("nan"), 3.0, 2.0, float("inf"), 1.0)] == [False] * 5
-    assert not any(Patience(None).follow(loss) for loss in (1.0, 2.0, 3.0))
+def test_early_stopping_counts_from_the_best():
+    stopping = EarlyStopping(2)
+    assert [stopping.update(loss) for loss in (3.0, 2.0, 2.5, 1.5, 1.5, 1.6)] == [False] * 5 + [True]
+    stopping = EarlyStopping(2)
+    assert [stopping.update(loss) for loss in (float("nan"), 3.0, 2.0, float("inf"), 1.0)] == [False] * 5
+    assert not any(EarlyStopping(None).update(loss) for loss in (1.0, 2.0, 3.0))
 
 
 @pytest.mark.parametrize(

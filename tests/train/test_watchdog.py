@@ -20,7 +20,7 @@ def test_a_hanging_computation_is_told_and_the_run_goes_on(tmp_path, monkeypatch
 
     A busy machine may stall other steps too.
     """
-    head, alive, calls, watchdogs, told = StagePass._head, Watchdog.alive, [], [], []
+    head, alive, calls, watchdogs, told = StagePass._head, Watchdog.heartbeat, [], [], []
     run = RunDir(tmp_path / "runs/run")
 
     def remembered(watchdog, step):
@@ -32,13 +32,13 @@ def test_a_hanging_computation_is_told_and_the_run_goes_on(tmp_path, monkeypatch
         if len(calls) == 4 + 3:
             with watchdogs[-1]._changed:  # none is told meanwhile
                 before = len(tools.events(run, events.Stalled))
-                watchdogs[-1].alive(1)
+                watchdogs[-1].heartbeat(1)
             tools.wait_for(lambda: len(tools.events(run, events.Stalled)) > before)
             stalled = tools.events(run, events.Stalled)[before]
             told.append((stalled, Path(stalled.path).read_text()))
         head(work, scale, loss)
 
-    monkeypatch.setattr(Watchdog, "alive", remembered)
+    monkeypatch.setattr(Watchdog, "heartbeat", remembered)
     monkeypatch.setattr(StagePass, "_head", hangs)
     tools.write_model(tmp_path / "model")
     tools.train_here(tmp_path, "engine.stall_timeout=0.7", "optim.update=sync")
@@ -65,7 +65,7 @@ def test_each_stall_is_told_once(tmp_path):
         tools.wait_for(lambda: len(told) == 1)
         time.sleep(0.2)
         assert len(told) == 1
-        watchdog.alive(7)
+        watchdog.heartbeat(7)
         tools.wait_for(lambda: len(told) == 2)
     assert [event.step for event in told if isinstance(event, events.Stalled)] == [0, 7]
     before = threading.active_count()
@@ -81,5 +81,5 @@ def test_a_stall_in_a_folder_that_was_deleted_is_told_in_a_warning(tmp_path, cap
 
     with Watchdog(0.01, tmp_path, lambda: {}, told.append, check):
         tools.wait_for(lambda: len(caplog.messages) == 1)
-    assert caplog.messages == ["no step ended for 0.01 seconds, and the run's folder was deleted"]
+    assert caplog.messages == ["no step finished for 0.01 seconds, and the run's folder was deleted"]
     assert not told and not list(tmp_path.iterdir())
