@@ -1,4 +1,4 @@
-"""Record why a run failed, with the command that resumes it where a user can fix the cause."""
+"""Record why a run failed, and how to resume it if a user can fix the cause."""
 
 import shlex
 from contextlib import suppress

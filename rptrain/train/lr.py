@@ -12,7 +12,7 @@ def warmup_length(warmup_steps: float, total_steps: int) -> int:
 
 
 def learning_rate(step: int, *, base: float, kind: ScheduleKind, warmup_steps: float, total_steps: int) -> float:
-    """The learning rate of a step. Steps count from 0, where the warm-up starts with a rate of 0.
+    """The learning rate of a step. Steps count from 0; the warm-up starts there with a rate of 0.
 
     `constant` ignores the warm-up. After `total_steps`, cosine and linear stay at 0.
     """

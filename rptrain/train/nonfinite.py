@@ -52,8 +52,8 @@ class SkippedSteps:
 
     def _record(self, step: int, micro_batches: list[int]) -> StepSkipped:
         size, taken = self._job.config.train.sequences, self._job.batches.taken(step - 1).tolist()
-        rows = [row for m in micro_batches for row in taken[m * size : (m + 1) * size]]
+        indices = [index for m in micro_batches for index in taken[m * size : (m + 1) * size]]
         tokenizer = self._job.tokenizer
-        ids = self._job.sequences.take(rows)[0][:, :PREVIEW_TOKENS]
-        texts = [] if tokenizer is None else [tokenizer.decode(row) for row in ids]
-        return StepSkipped(step, self._in_a_row, tuple(micro_batches), tuple(rows), tuple(texts))
+        ids = self._job.sequences.take(indices)[0][:, :PREVIEW_TOKENS]
+        texts = [] if tokenizer is None else [tokenizer.decode(sequence) for sequence in ids]
+        return StepSkipped(step, self._in_a_row, tuple(micro_batches), tuple(indices), tuple(texts))

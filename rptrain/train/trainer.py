@@ -41,7 +41,7 @@ from rptrain.train.telemetry import Telemetry
 from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import RunDeleted, TrainingError, UserError
 
-MEASURE = 3  # the first steps, whose times the rest of the run is planned with, except those of the very first
+MEASURE = 3  # steps to run before the others are planned again with measured times; the first one is not measured
 
 
 def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
@@ -89,7 +89,7 @@ def _prepare(resolved: Resolved, resume: Resume | None) -> tuple[Resolved, Job]:
     job = prepare_job(resolved.config, hardware, weights_needed=resume is None)
     if job.adapter is not None and job.files is None:
         raise UserError(
-            f"adapters need a model with weights, but {job.config.model.path} has a config only: train all weights "
+            f"adapters need pretrained weights, but {job.config.model.path} starts from random ones: train all weights "
             "first, then set model.path to the trained model"
         )
     if resume is not None:
@@ -174,7 +174,7 @@ class Trainer:
         self._applied = 0  # how many of these were not skipped
         self._loss_scale = starting_scale(job)  # when the engine is opened
         self._last = job.total_steps  # the last step; early stopping makes it an earlier one
-        self._running: _RunningStep | None = None
+        self._running: _RunningStep | None = None  # the newest step, until it is reported
         self._clock = Clock()
         self._tokens = 0  # since the last recorded step
         self._skipped = SkippedSteps(job, self._emit)
@@ -190,7 +190,7 @@ class Trainer:
         self._load(checkpoint)
         if self._done == 0:
             self._ask_questions(0)
-        if self._early_stopping.stopped:  # before the run was resumed, and then killed before the export
+        if self._early_stopping.stopped:  # before it was resumed: only the export is missing
             self._last = self._done
         else:
             with self._control.signals():
@@ -245,7 +245,7 @@ class Trainer:
         return _RunningStep(step + 1, batch, rate, loss, update)
 
     def _report(self, engine: Engine) -> None:
-        """Wait for the running step, if there is one, and record it."""
+        """Wait for the step that runs, if any, and record it."""
         if self._running is None:
             return
         done, self._running = self._running, None
@@ -272,7 +272,7 @@ class Trainer:
         self._progress.update(event)
 
     def _after_step(self, engine: Engine, step: int) -> None:
-        """Validate, pause, save and stop, as the config and commands say. If there is nothing to do, the step runs on.
+        """Validate, pause, save and stop, as the config and commands say. If none of it is due, the step keeps running.
 
         Raises StopRequested or KeyboardInterrupt after a stop was saved.
         """
@@ -312,6 +312,7 @@ class Trainer:
         self._watchdog.heartbeat(step)
 
     def _pause(self, engine: Engine, step: int) -> None:
+        """Wait until the pause ends; SAVE commands are obeyed meanwhile."""
         with self._telemetry.doing("paused"):
             self._log.write(events.Paused(step))
             self._progress.note(f"paused after step {step}")
@@ -335,6 +336,7 @@ class Trainer:
             self._watchdog.heartbeat(step)  # a save may take longer than engine.stall_timeout
 
     def _stop(self, step: int) -> None:
+        """End the run after a checkpoint: KeyboardInterrupt for a signal, StopRequested for the STOP command."""
         self._log.write(events.Stopped(step, "signal" if self._control.interrupted else STOP))
         if self._control.interrupted:
             raise KeyboardInterrupt
@@ -345,7 +347,7 @@ class Trainer:
 
     @contextmanager
     def _open_engine(self, *, meter: Meter | None = None) -> Iterator[Engine]:
-        """The engine for the steps after `_done`, watched for stalls and by the telemetry."""
+        """Open an engine for the steps after `_done`, monitored by a watchdog and the telemetry."""
         job, log = self._job, self._log
         engine = open_engine(
             job, self._store, applied=self._applied, loss_scale=self._loss_scale, meter=meter, watched=True

@@ -1,4 +1,4 @@
-"""The checkpoint with the lowest loss of held-out rows: it stays, and the model is made of it."""
+"""The checkpoint with the lowest validation loss is kept, and the model is exported from it."""
 
 from pathlib import Path
 

@@ -190,7 +190,7 @@ def test_mistakes_end_with_2(folder):
     result = tools.invoke("plan", "--config", file, "lora.target_modules=['qkv_proj']")
     assert result.exit_code == 2 and "no module that can have an adapter matches 'qkv_proj'" in result.output
     result = tools.invoke("--config", file, "train.method=lora", "model.path=tiny-tasks")
-    assert result.exit_code == 2 and "adapters need a model with weights" in result.output
+    assert result.exit_code == 2 and "adapters need pretrained weights" in result.output
     result = tools.invoke("--config", file, "train.method=lora", "train.freeze=['*']")
     assert result.exit_code == 2 and "`train.freeze`: with adapters all weights are frozen" in result.output
     run = tools.train_here(folder)

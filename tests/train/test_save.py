@@ -1,4 +1,4 @@
-"""Checkpoints are written while training goes on; one that cannot be is told, and costs nothing but itself."""
+"""Checkpoints are written while training continues; a failed one is reported, and training continues."""
 
 import errno
 import shlex

@@ -1,4 +1,4 @@
-"""Trackers get the numbers of every record; one that is not installed is told before anything loads."""
+"""Trackers get the metrics of every event; a missing one is reported before anything is loaded."""
 
 import sys
 from importlib.machinery import ModuleSpec

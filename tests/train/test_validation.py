@@ -1,4 +1,4 @@
-"""Held-out rows: which they are, their loss at intervals, and a run that ends once it is no better."""
+"""The validation set, its loss at intervals, and early stopping."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What hangs is told, with what every thread and stream waits for; training is left alone."""
+"""A stall is reported with what every thread and stream waits for; training continues."""
 
 import threading
 import time
