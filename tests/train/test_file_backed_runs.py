@@ -119,7 +119,7 @@ def test_mistakes_end_with_2(folder):
     for overrides, message in (
         ((), '`model.hold`: "map" needs frozen weights'),
         (("lora.r=2", "lora.base=nf4"), "`lora.base`: files do not hold nf4"),
-        (("lora.r=2", "model.init=random"), "begins with random weights"),
+        (("lora.r=2", "model.init=random"), "starts from random weights"),
         (("lora.r=2", "model.dtype=bfloat16"), "is stored as float32, and model.dtype is bfloat16"),
     ):
         for command in ("plan", "train"):
