@@ -11,7 +11,7 @@ from rich.text import Text
 from rptrain.bench.floor import Floor
 from rptrain.bench.idle import CAUSES
 from rptrain.bench.report import Report
-from rptrain.planner.hardware import readable
+from rptrain.utils.units import format_bytes
 
 LEAST = 0.0005  # share of the time: a cause that takes less on every device is not shown
 GB = 1e9
@@ -84,7 +84,7 @@ def _devices(devices: list[dict[str, Any]]) -> Table:
 
 def _transfers(values: dict[str, Any]) -> Iterator[str]:
     for name, what in (("upload", "parameters up"), ("download", "gradients down")):
-        rate, nbytes = values["transfers"][name], readable(int(values["transfers"][f"{name}_bytes"]))
+        rate, nbytes = values["transfers"][name], format_bytes(int(values["transfers"][f"{name}_bytes"]))
         yield f"{what}: none" if rate is None else f"{what}: {nbytes} a step, {rate / GB:,.1f} GB/s while they move"
     if (update := values["optimizer"]) is None:
         yield "updates: none"
@@ -107,15 +107,15 @@ def _launches(values: dict[str, Any]) -> Iterator[str]:
 def _memory(values: dict[str, Any]) -> Iterator[str]:
     for gpu in values["memory"]["gpus"]:
         yield (
-            f"{gpu['device']}: at most {readable(gpu['peak'])}, planned {readable(gpu['planned'])}, limit "
-            f"{readable(gpu['limit'])}; tensors {readable(gpu['allocator_peak'])}, planned "
-            f"{readable(gpu['allocator_planned'])}; {gpu['driver_allocations']} allocations by the driver in the "
+            f"{gpu['device']}: at most {format_bytes(gpu['peak'])}, planned {format_bytes(gpu['planned'])}, limit "
+            f"{format_bytes(gpu['limit'])}; tensors {format_bytes(gpu['allocator_peak'])}, planned "
+            f"{format_bytes(gpu['allocator_planned'])}; {gpu['driver_allocations']} allocations by the driver in the "
             "measured steps"
         )
     host = values["memory"]["host"]
     yield (
-        f"host: {readable(host['process'])}, of it states {readable(host['states'])} "
-        f"({host['states_per_parameter']:.1f} bytes a parameter) and activations {readable(host['activations'])}"
+        f"host: {format_bytes(host['process'])}, of it states {format_bytes(host['states'])} "
+        f"({host['states_per_parameter']:.1f} bytes a parameter) and activations {format_bytes(host['activations'])}"
     )
     if values["memory"]["gpus"] and not host["locked"]:
         yield "host memory could not be page-locked: transfers are slower"

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 import torch
 
 from rptrain.doctor.checks import Check, check
-from rptrain.planner.hardware import readable
 from rptrain.utils.nvml import Driver, Link
+from rptrain.utils.units import format_bytes
 
 COPIED = 64 << 20  # bytes of a copy whose time is taken
 REPEATS = 4
@@ -74,7 +74,7 @@ def describe(gpu: Gpu) -> Check:
     driver = "" if gpu.driver is None else f", driver {gpu.driver}"
     up, down, both = (f"{rate / 1e9:.1f}" for rate in (gpu.rates.up, gpu.rates.down, gpu.rates.both))
     text = (
-        f"{gpu.name}, {readable(gpu.memory)}, compute capability {gpu.capability}{driver}; {_link(gpu.link)}"
+        f"{gpu.name}, {format_bytes(gpu.memory)}, compute capability {gpu.capability}{driver}; {_link(gpu.link)}"
         f"{up} GB/s up, {down} down, {both} both ways together"
     )
     if gpu.wait_value is not None:

@@ -16,9 +16,9 @@ import rptrain
 from rptrain.doctor.checks import Check, check
 from rptrain.engine.optim import adam
 from rptrain.engine.store import Arena, available_bytes
-from rptrain.planner.hardware import readable
 from rptrain.utils import native
 from rptrain.utils.parallel import cores
+from rptrain.utils.units import format_bytes
 
 EXTENSIONS = ("rptrain.engine.optim._adam", "rptrain.engine.optim._embedding_grads", "rptrain.kernels._quant")
 WRITTEN = 32 << 20  # bytes of the file that a disk's speed is taken from
@@ -83,9 +83,9 @@ def _cpu_name() -> str:
 def _memory() -> Check:
     free, there, total = available_bytes(), psutil.virtual_memory().available, psutil.virtual_memory().total
     figures = {"free": free, "total": total, "group_left": free if free < there else None}
-    text = f"{readable(free)} free of {readable(total)}"
+    text = f"{format_bytes(free)} free of {format_bytes(total)}"
     if free < there:
-        text += f": the control group leaves that, the machine {readable(there)}"
+        text += f": the control group leaves that, the machine {format_bytes(there)}"
     return check("host memory", text, **figures)
 
 
@@ -93,7 +93,7 @@ def _locking(gpus: bool) -> Check:
     """The limit does not bind drivers that lock memory themselves, so it is tried."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     limit = None if soft == resource.RLIM_INFINITY else soft
-    text = "no limit" if limit is None else f"the limit is {readable(limit)}"
+    text = "no limit" if limit is None else f"the limit is {format_bytes(limit)}"
     if not gpus:
         return check("page-locking", f"{text}; only GPUs need it", limit=limit, locks=None)
     with Arena(LOCKED) as arena:
@@ -122,7 +122,7 @@ def _disk(runs: Path) -> Check:
     except OSError as error:
         advice = "make it writable, or set save.output_dir to another folder"
         return check(subject, f"nothing can be written to {folder}: {error.strerror}", advice, free=free, speed=None)
-    text = f"{readable(free)} free in {folder}, {speed / 1e6:,.0f} MB/s written and synced"
+    text = f"{format_bytes(free)} free in {folder}, {speed / 1e6:,.0f} MB/s written and synced"
     advice = None
     if free < SCARCE:
         advice = "make room, or set save.output_dir to another disk: rptrain plan says what a run needs"

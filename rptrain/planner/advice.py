@@ -14,8 +14,9 @@ from rptrain.config.types import format_size
 from rptrain.models.spec import ModelShape
 from rptrain.models.weights.file_backed import file_backed_units
 from rptrain.planner.auto import divisors
-from rptrain.planner.hardware import Hardware, readable
+from rptrain.planner.hardware import Hardware
 from rptrain.planner.memory import MemoryPlan, least_memory, plan_run, saves
+from rptrain.utils.units import format_bytes
 
 SHORTEST = 128  # tokens: shorter rows are not proposed
 GIB = 1 << 30
@@ -47,7 +48,7 @@ class Remedy:
     def __str__(self) -> str:
         several = len(self.changes) > 1
         text = f"{' and '.join(map(str, self.changes))} {'fit' if several else 'fits'}"
-        saved = [f"{readable(nbytes)} of {kind}" for kind, nbytes in self.saved.items() if nbytes > 0]
+        saved = [f"{format_bytes(nbytes)} of {kind}" for kind, nbytes in self.saved.items() if nbytes > 0]
         return f"{text} and {'save' if several else 'saves'} {', '.join(saved)}" if saved else text
 
 
@@ -64,7 +65,7 @@ class Advice:
             return ""
         if self.remedies:
             return "\n".join(["what makes it fit:", *(f"- {remedy}" for remedy in self.remedies)])
-        needs = " and ".join(f"{readable(nbytes)} more {name}" for name, nbytes in self.missing.items())
+        needs = " and ".join(f"{format_bytes(nbytes)} more {name}" for name, nbytes in self.missing.items())
         return f"no change of one or two settings makes it fit: it needs {needs}"
 
     def to_dict(self) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from rptrain.engine.store import ModelStore, accumulate_dtype
 from rptrain.engine.transfer.boundary import BoundaryBuffers
 from rptrain.kernels import launch
 from rptrain.models.spec import ModelShape
-from rptrain.planner.hardware import readable
 from rptrain.schedule.costs import LayerCost, Work
 from rptrain.schedule.dispatch import Links
 from rptrain.schedule.estimate import Estimate, Setting
@@ -25,6 +24,7 @@ from rptrain.schedule.machine import CPU, Card, Machine
 from rptrain.schedule.plan import Plan, Stage
 from rptrain.schedule.search import search
 from rptrain.utils.errors import UserError
+from rptrain.utils.units import format_bytes
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 LIBRARIES = 512 << 20  # bytes of a GPU's limit left to matrix and attention libraries, and to fragments
@@ -219,7 +219,7 @@ def _check_single_layers(spec: ModelShape, shapes: Shapes, limit: int | None, so
     if limit is not None and least.total > limit:
         largest = max(spec.stack, key=lambda layer: sum(spec.units[unit].numel for unit in layer.units))
         raise UserError(
-            f"{source} leaves {readable(max(limit, 0))} for tensors, but layer {largest.name!r}, the largest, "
-            f"needs {readable(least.total)} even as its own stage, with {shapes.tokens} tokens per micro-batch: "
+            f"{source} leaves {format_bytes(max(limit, 0))} for tensors, but layer {largest.name!r}, the largest, "
+            f"needs {format_bytes(least.total)} even as its own stage, with {shapes.tokens} tokens per micro-batch: "
             "lower train.micro_batch_size or data.max_length, or give it more memory"
         )

@@ -9,11 +9,11 @@ from rptrain.engine.transfer.staging import READERS
 from rptrain.models.spec import ModelShape
 from rptrain.models.weights.file_backed import file_backed_units
 from rptrain.models.weights.pretrained import WeightFiles
-from rptrain.planner.hardware import readable
 from rptrain.planner.memory import MemoryPlace
 from rptrain.schedule.plan import Plan
 from rptrain.utils.file_ranges import OpenFile
 from rptrain.utils.parallel import in_parallel
+from rptrain.utils.units import format_bytes
 
 STRETCH, PIECE = 64 << 20, 4 << 20  # bytes that the disk is measured with, and that a thread reads at a time
 
@@ -46,14 +46,14 @@ class DiskReading:
         return not self.kept and self.seconds > self.planned
 
     def __str__(self) -> str:
-        text = f"A step reads {readable(self.step)} of the model's files; the disk gives {self.rate / 1e9:.2f} GB/s"
+        text = f"A step reads {format_bytes(self.step)} of the model's files; the disk gives {self.rate / 1e9:.2f} GB/s"
         if self.kept:
-            return f"{text}, and free memory keeps the {readable(self.mapped)} that are mapped."
+            return f"{text}, and free memory holds the {format_bytes(self.mapped)} of these files."
         if self.limits:
             return (
                 f"{text}, so it takes {self.seconds:.3g} s or more instead of {self.planned:.3g} s, as free memory "
-                f"does not keep the {readable(self.mapped)} that are mapped: a larger train.global_batch_size has more "
-                "to compute for what it reads."
+                f"does not hold the {format_bytes(self.mapped)} of these files: with a larger train.global_batch_size "
+                "there is more to compute for the same reads."
             )
         return f"{text}, which is enough."
 

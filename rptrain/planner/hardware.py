@@ -14,6 +14,7 @@ from rptrain.config.schema import Engine
 from rptrain.engine.store import available_bytes
 from rptrain.schedule.machine import CPU, GB, Card, Machine, card_named
 from rptrain.utils.errors import UserError
+from rptrain.utils.units import format_bytes
 
 MARGIN = 256 << 20  # bytes of a GPU left alone where no limit is set: displays, other processes' growth
 PROGRAM = 384 << 20  # of a process that trains, beside all that is planned, on a machine that is not here to be asked
@@ -197,18 +198,11 @@ def gpu_memory(devices: Sequence[str], vram_limit: int | None) -> tuple[Gpu, ...
 def _room(name: str, vram_limit: int | None, context: int, source: str, *, free: int, total: int) -> int:
     """Bytes for tensors on a GPU."""
     if vram_limit is not None and vram_limit > total:
-        raise UserError(f"engine.vram_limit is {readable(vram_limit)}, but {name} has {readable(total)}")
+        raise UserError(f"engine.vram_limit is {format_bytes(vram_limit)}, but {name} has {format_bytes(total)}")
     room = min(vram_limit - context, free) if vram_limit is not None else free - MARGIN
     if room <= 0:
         raise UserError(
-            f"{source} leaves nothing for tensors: {name} has {readable(free)} free, and the CUDA context "
-            f"takes {readable(context)}"
+            f"{source} leaves nothing for tensors: {name} has {format_bytes(free)} free, and the CUDA context "
+            f"takes {format_bytes(context)}"
         )
     return room
-
-
-def readable(nbytes: int) -> str:
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if abs(nbytes) >= unit:
-            return f"{nbytes / unit:.2f} {name}"
-    return f"{nbytes} bytes"

@@ -22,11 +22,12 @@ from rptrain.models.spec import ModelShape
 from rptrain.models.weights.file_backed import file_backed_units
 from rptrain.models.weights.quantized import loading_bytes
 from rptrain.planner.choose import LIBRARIES, RunPlan, Workload, least_footprint, make_plan, row_bytes
-from rptrain.planner.hardware import Gpu, Hardware, readable
+from rptrain.planner.hardware import Gpu, Hardware
 from rptrain.runs.run_dir import RunDir, forks
 from rptrain.schedule.plan import Plan, Stage
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import MAX_THREADS, most_threads
+from rptrain.utils.units import format_bytes
 
 # What CUDA takes of the host, fitted to benchmarks/results/qwen3-1.7b-*.json (torch 2.11): their `process_pss_gib` less
 # states, activations, devices.LATER and 0.3 GiB of a program that has imported torch, with one GPU and with two.
@@ -86,9 +87,9 @@ class MemoryPlace:
         """What there is, in words: "1.00 GiB is free on this machine"."""
         assert self.limit is not None
         if not self.source.startswith("free"):
-            return f"{readable(self.limit)} {self.source} allows"
+            return f"{format_bytes(self.limit)} {self.source} allows"
         where = "on this machine" if self.source == "free" else self.source.removeprefix("free ")
-        return f"{readable(self.limit)} is free {where}"
+        return f"{format_bytes(self.limit)} is free {where}"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: the fields, with `total` and `fits`; a part has `name` and `nbytes`."""
@@ -121,7 +122,7 @@ class MemoryPlan:
         for place in (self.host, self.disk):
             if place is not None and place.missing:
                 use, remedy = USES[place.kind]
-                needed = readable(place.total)
+                needed = format_bytes(place.total)
                 raise UserError(f"the run needs {needed} of {place.kind} for {use}, but {place.allowed}: {remedy}")
 
 
@@ -242,14 +243,14 @@ def _host(
     notes = []
     if workload.mapped:
         mapped = frozen_bytes(spec, workload.dtype) - frozen_bytes(spec, workload.dtype, mapped=True)
-        notes.append(f"{readable(mapped)} of weights stay in the model's files, and are not counted")
+        notes.append(f"{format_bytes(mapped)} of weights stay in the model's files, and are not counted")
     if any(source.path != RANDOM for source in config.data.train):
         notes.append("the data is not read: its tokens stay on the disk; up to 100 bytes a sample are not counted")
     lock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if hardware.gpus and hardware.here and lock != resource.RLIM_INFINITY and lock < locked:
         notes.append(
-            f"{readable(locked)} are to be page-locked, and `ulimit -l` allows {readable(lock)}: where the driver "
-            "heeds it, transfers are slower"
+            f"{format_bytes(locked)} will be page-locked, but `ulimit -l` allows {format_bytes(lock)}: transfers are "
+            "slower if the driver obeys it"
         )
     parts += _process(config, spec, workload, hardware)
     return MemoryPlace("host memory", "host", tuple(parts), hardware.host, hardware.host_source, tuple(notes))
@@ -329,12 +330,14 @@ def _disk(config: Config, spec: ModelShape, workload: Workload, saved: int) -> M
     usage = shutil.disk_usage(place)
     exported = sum(map(prod, shapes(spec).values())) if config.adapters else spec.num_parameters
     earlier = min(saved, (count - 1) * one)
-    source = f"free in {place}" if not earlier else f"free in {place}, with the {readable(earlier)} of its checkpoints"
+    source = (
+        f"free in {place}" if not earlier else f"free in {place}, with the {format_bytes(earlier)} of its checkpoints"
+    )
     return MemoryPlace(
         "disk space",
         "disk",
         (
-            MemoryPart("checkpoint" if count == 1 else f"{count} checkpoints of {readable(one)}", count * one),
+            MemoryPart("checkpoint" if count == 1 else f"{count} checkpoints of {format_bytes(one)}", count * one),
             MemoryPart("exported model", exported * itemsize),
             MemoryPart("metadata (config, tokenizer)", SLACK),
         ),

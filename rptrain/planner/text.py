@@ -8,12 +8,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rptrain.planner.hardware import readable
 from rptrain.planner.memory import MemoryPlace
 from rptrain.planner.report import PlanReport
 from rptrain.schedule import picture
 from rptrain.schedule.plan import Stage
 from rptrain.schedule.roofline import Verdict
+from rptrain.utils.units import format_bytes
 
 LABEL, SIZE = 33, 12  # characters of the name of what is taken, at least, and of how much
 BAR = 30  # characters of what there is, at most
@@ -155,7 +155,7 @@ def _show_place(places: list[MemoryPlace], console: Console) -> None:
     if place.limit is None:
         text = f"{name}: {_gib(place.total)}, not judged: what there is is {place.source}"
     else:
-        verdict = "fits" if place.fits else f"does not fit: {readable(place.missing)} too few"
+        verdict = "fits" if place.fits else f"does not fit: {format_bytes(place.missing)} too few"
         text = f"{name}: {_gib(place.total)} of {_gib(place.limit)} ({place.source}), {verdict}"
     _print(Text(text, style="" if place.fits is not False else "red"), 2, console)
     full = max(place.total, place.limit or 0, 1)
@@ -167,7 +167,7 @@ def _show_place(places: list[MemoryPlace], console: Console) -> None:
     table.add_column(justify="right", width=SIZE)
     table.add_column(width=bar)
     for part in place.parts:
-        table.add_row(part.name, readable(part.nbytes), "█" * round(bar * part.nbytes / full))
+        table.add_row(part.name, format_bytes(part.nbytes), "█" * round(bar * part.nbytes / full))
     _print(table, 4, console)
     for note in place.notes:
         _print(Text(note), 4, console)

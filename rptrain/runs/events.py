@@ -5,22 +5,26 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import timedelta
 from os import SEEK_END
 from pathlib import Path
 from time import time as now
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from rptrain.runs.line_file import LineFile
 from rptrain.utils.errors import UserError
+from rptrain.utils.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+SHOWN_ROWS = 8  # of the data that a sentence names
 SCHEMA = 1  # of every record; within a schema, records and fields at a record's end are only added
 _TAIL = 4096  # bytes, more than the records that end a run need
+
+Severity = Literal["info", "warning", "error"]
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +34,11 @@ class Event:
     """A record: a JSON line with `schema`, `event` (the name) and the fields; NaN and infinities are null."""
 
     time: float = field(default_factory=now)  # Unix seconds
+    severity: ClassVar[Severity] = "info"
+
+    def sentence(self) -> str | None:
+        """What the event says to a person, in a log or a terminal; None if it says nothing."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,9 @@ class RunStarted(Event):
     devices: tuple[str, ...]
     model: str
     parameters: int
+
+    def sentence(self) -> str:
+        return f"{self.model} on {', '.join(self.devices)}, rptrain {self.version}"
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,9 @@ class ProcessStarted(Event):
 @dataclass(frozen=True)
 class Plan(Event):
     lines: tuple[str, ...]
+
+    def sentence(self) -> str:
+        return f"plan: {''.join(self.lines[:1])}"
 
 
 @dataclass(frozen=True)
@@ -82,6 +97,11 @@ class Step(Event):
     tokens_per_second: float
     skipped: bool = False
 
+    severity: ClassVar[Severity] = "warning"  # of its sentence
+
+    def sentence(self) -> str | None:
+        return f"step {self.step}: skipped, the gradients were not finite" if self.skipped else None
+
 
 @dataclass(frozen=True)
 class LossScale(Event):
@@ -89,6 +109,9 @@ class LossScale(Event):
 
     step: int
     scale: float
+
+    def sentence(self) -> str:
+        return f"step {self.step}: the loss scale is {self.scale:g}"
 
 
 @dataclass(frozen=True)
@@ -100,6 +123,14 @@ class StepSkipped(Event):
     micro_batches: tuple[int, ...]  # whose loss was not finite; none where only gradients were
     rows: tuple[int, ...]  # of the packed data, in these micro-batches
     texts: tuple[str, ...]  # how those rows begin
+
+    severity: ClassVar[Severity] = "warning"
+
+    def sentence(self) -> str | None:
+        if not self.rows:
+            return None
+        rows = ", ".join(map(str, self.rows[:SHOWN_ROWS])) + (" …" if len(self.rows) > SHOWN_ROWS else "")
+        return f"step {self.step}: skipped, the loss is NaN in rows {rows} of the data"
 
 
 class SlotTime(NamedTuple):
@@ -130,6 +161,9 @@ class Evaluation(Event):
     score: float
     tasks: Mapping[str, float] = field(default_factory=dict)  # the score of each
 
+    def sentence(self) -> str:
+        return f"step {self.step}: {self.name} {self.score:.4g}"
+
 
 @dataclass(frozen=True)
 class Sample(Event):
@@ -150,6 +184,9 @@ class CheckpointSaved(Event):
     paused: float | None = None  # of these, what training waited
     save_pause_s: float | None = None  # that, and until the pipeline was empty: what the save cost, at the most
 
+    def sentence(self) -> str:
+        return f"step {self.step}: saved {self.path}"
+
 
 @dataclass(frozen=True)
 class SaveFailed(Event):
@@ -157,6 +194,11 @@ class SaveFailed(Event):
 
     step: int
     message: str
+
+    severity: ClassVar[Severity] = "error"
+
+    def sentence(self) -> str:
+        return f"step {self.step}: cannot be saved: {self.message}"
 
 
 @dataclass(frozen=True)
@@ -166,6 +208,11 @@ class RecordsLost(Event):
     count: int
     message: str
 
+    severity: ClassVar[Severity] = "warning"
+
+    def sentence(self) -> str:
+        return f"{self.count} records could not be written: {self.message}"
+
 
 @dataclass(frozen=True)
 class TrackerFailed(Event):
@@ -174,6 +221,11 @@ class TrackerFailed(Event):
     name: str
     message: str
 
+    severity: ClassVar[Severity] = "warning"
+
+    def sentence(self) -> str:
+        return f"{self.name} failed and is disabled: {self.message}"
+
 
 @dataclass(frozen=True)
 class Paused(Event):
@@ -181,10 +233,16 @@ class Paused(Event):
 
     step: int
 
+    def sentence(self) -> str:
+        return f"paused after step {self.step}"
+
 
 @dataclass(frozen=True)
 class Continued(Event):
     step: int
+
+    def sentence(self) -> str:
+        return "resumed"
 
 
 @dataclass(frozen=True)
@@ -193,6 +251,9 @@ class Stopped(Event):
 
     step: int
     by: str
+
+    def sentence(self) -> str:
+        return f"stopped after step {self.step}"
 
 
 @dataclass(frozen=True)
@@ -204,6 +265,11 @@ class Stalled(Event):
     path: str
     waiting: Mapping[str, str]
 
+    severity: ClassVar[Severity] = "warning"
+
+    def sentence(self) -> str:
+        return f"no step ended for {self.seconds:g} s: {self.path} says what everything waits for"
+
 
 @dataclass(frozen=True)
 class MemoryLow(Event):
@@ -211,6 +277,11 @@ class MemoryLow(Event):
 
     taken: int
     free: int
+
+    severity: ClassVar[Severity] = "warning"
+
+    def sentence(self) -> str:
+        return f"only {format_bytes(self.free)} of host memory are left: the system may end the run"
 
 
 @dataclass(frozen=True)
@@ -220,6 +291,9 @@ class Resumed(Event):
     step: int
     path: str
 
+    def sentence(self) -> str:
+        return f"resumed from {self.path}, step {self.step}"
+
 
 @dataclass(frozen=True)
 class CheckpointDamaged(Event):
@@ -227,6 +301,11 @@ class CheckpointDamaged(Event):
 
     path: str
     message: str
+
+    severity: ClassVar[Severity] = "warning"
+
+    def sentence(self) -> str:
+        return f"{self.message}: using the previous one"
 
 
 @dataclass(frozen=True)
@@ -237,15 +316,26 @@ class BestLoaded(Event):
     path: str
     loss: float
 
+    def sentence(self) -> str:
+        return f"the model is that of step {self.step}, with the lowest validation loss, {self.loss:.4f}"
+
 
 @dataclass(frozen=True)
 class Finished(Event):
     step: int
 
+    def sentence(self) -> str:
+        return f"finished after {self.step} steps"
+
 
 @dataclass(frozen=True)
 class Failed(Event):
     message: str
+
+    severity: ClassVar[Severity] = "error"
+
+    def sentence(self) -> str:
+        return self.message
 
 
 EVENTS: dict[str, type[Event]] = {
@@ -290,15 +380,23 @@ def from_line(line: str | bytes) -> Event:
         schema, kind = record.pop("schema"), EVENTS[record.pop("event")]
         if schema > SCHEMA:
             raise UserError(f"the event has schema {schema} of a newer rptrain; this version reads up to {SCHEMA}")
-        fields: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in record.items()
-        }
-        event = kind(**fields)
+        event = kind(**_values(record))
     except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError, RecursionError):
         raise UserError("not an event record") from None
     if isinstance(event, Slots):
         return Slots(event.step, tuple(SlotTime(*slot) for slot in event.slots), time=event.time)
     return event
+
+
+def from_record(record: Mapping[str, Any]) -> Event:
+    """The event of a record as JSON has it, which another version may have written.
+
+    Unknown fields are left out; missing ones are None, or their default.
+    """
+    kind = EVENTS[record["event"]]
+    known = {one.name: one for one in fields(kind)}
+    required = {name: None for name, one in known.items() if one.default is MISSING and one.default_factory is MISSING}
+    return kind(**required | _values({name: value for name, value in record.items() if name in known}))
 
 
 def read(path: Path | str) -> Iterator[Event]:
@@ -428,6 +526,13 @@ class Progress:
             self._bar.stop()
 
 
+def emit(log: EventLog, progress: Progress, event: Event) -> None:
+    """Write a record, and say its sentence if it is a warning, an error or a choice that was made."""
+    log.write(event)
+    if (sentence := event.sentence()) and (event.severity != "info" or isinstance(event, BestLoaded)):
+        progress.note(sentence)
+
+
 def describe(step: Step, total_steps: int, first: Step) -> str:
     """A step in a line, with the time that the rest takes at the pace since `first`."""
     parts = [f"step {step.step}/{total_steps}"]
@@ -441,6 +546,10 @@ def describe(step: Step, total_steps: int, first: Step) -> str:
         if rest < timedelta.max.total_seconds():
             parts.append(f"ETA {timedelta(seconds=round(rest))}")
     return "  ".join(parts)
+
+
+def _values(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
 
 
 def _finite(value: Any) -> Any:

@@ -21,7 +21,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any, Literal
 
-from rptrain.runs.events import EVENTS
+from rptrain.runs.events import EVENTS, Event, Severity, from_record
 from rptrain.runs.facts import Checkpoint, LogLine, MemoryUse, Score
 from rptrain.runs.lanes import FILE, LaneRecord, OptimizerState, Snapshot
 from rptrain.runs.process import ProcessId
@@ -42,7 +42,6 @@ PACE = 50  # reported steps over which the pace is taken
 LANES = 1 << 20  # bytes of lanes.jsonl that are read at first: more than RECENT snapshots
 BATCH = 500  # lines that are parsed at once
 LONGEST = 1 << 20  # bytes of a line: no record that a view shows is longer
-ROWS = 8  # of the data that a line of the log names
 SAID = 2000  # letters of a message that the log shows
 _UNREAD = b'"event":"slots"'  # long records that no view shows
 _BEGINNING = b'"run_started"'  # of a process: what follows says which it is and what it has
@@ -144,7 +143,7 @@ class RunView:
         try:
             self._take(record)
         except (KeyError, TypeError, ValueError, OverflowError):
-            self._say({"time": self.last_event or 0.0}, "a record that cannot be read was passed over", "warning")
+            self._add_line(self.last_event or 0.0, "a record that cannot be read was skipped", "warning")
 
     def _take(self, record: Mapping[str, Any]) -> None:
         kind = str(record.get("event"))
@@ -157,11 +156,14 @@ class RunView:
             self._told = "training"
             if record["skipped"]:
                 self.skipped += 1
-                self._say(record, f"step {record['step']}: skipped, the gradients were not finite", "warning")
-        elif (take := getattr(self, f"_on_{kind}", None)) is not None:
+                self._say(from_record(record))
+        elif kind in EVENTS:
             if not fits(record, EVENTS[kind]):
                 raise ValueError(kind)
-            take(record)
+            event = from_record(record)
+            if (take := getattr(self, f"_on_{kind}", None)) is not None:
+                take(record)
+            self._say(event)
 
     def take_snapshot(self, snapshot: Snapshot) -> None:
         """One that an earlier process left is passed over."""
@@ -265,8 +267,12 @@ class RunView:
         last = max(self.last_event or 0.0, self.recent[-1].time if self.recent else 0.0)
         return time.time() - last < SILENT
 
-    def _say(self, record: Mapping[str, Any], text: str, kind: Literal["info", "warning", "error"] = "info") -> None:
-        self.log.append(LogLine(record["time"], text if len(text) <= SAID else f"{text[:SAID]} …", kind))
+    def _say(self, event: Event) -> None:
+        if (sentence := event.sentence()) is not None:
+            self._add_line(event.time, sentence, event.severity)
+
+    def _add_line(self, time: float, text: str, kind: Severity) -> None:
+        self.log.append(LogLine(time, text if len(text) <= SAID else f"{text[:SAID]} …", kind))
 
     def _on_run_started(self, record: Mapping[str, Any]) -> None:
         self.version, self.model, self.parameters = record["version"], record["model"], record["parameters"]
@@ -278,7 +284,6 @@ class RunView:
         self.failure = self._ended = None
         self._told = "loading"
         self.recent.clear()
-        self._say(record, f"{self.model} on {', '.join(self.devices)}, rptrain {self.version}")
 
     def _on_process_started(self, record: Mapping[str, Any]) -> None:
         memory = record["memory"]
@@ -293,31 +298,22 @@ class RunView:
 
     def _on_plan(self, record: Mapping[str, Any]) -> None:
         self.plan = tuple(record["lines"])
-        self._say(record, f"plan: {''.join(self.plan[:1])}")
 
     def _on_estimated(self, record: Mapping[str, Any]) -> None:
         self.planned_bubble, self.floor_step = record["bubble"], record["floor_seconds"]
 
     def _on_loss_scale(self, record: Mapping[str, Any]) -> None:
         self.loss_scale = record["scale"]
-        self._say(record, f"step {record['step']}: the loss scale is {self.loss_scale:g}")
-
-    def _on_step_skipped(self, record: Mapping[str, Any]) -> None:
-        if rows := record["rows"]:
-            named = ", ".join(map(str, rows[:ROWS])) + (" …" if len(rows) > ROWS else "")
-            self._say(record, f"step {record['step']}: in rows {named} of the data the loss is NaN", "warning")
 
     def _on_evaluation(self, record: Mapping[str, Any]) -> None:
         score = Score(record["time"], record["step"], record["name"], record["score"], record["tasks"])
         self.scores.append(score)
-        self._say(record, f"step {score.step}: {score.name} {score.score:.4g}")
 
     def _on_sample(self, record: Mapping[str, Any]) -> None:
         self.samples.append({name: record[name] for name in ("step", "prompt", "text")})
 
     def _on_checkpoint_saved(self, record: Mapping[str, Any]) -> None:
         self.checkpoints.append(Checkpoint(record["time"], record["step"], record["path"]))
-        self._say(record, f"step {record['step']}: saved {record['path']}")
 
     def _on_resumed(self, record: Mapping[str, Any]) -> None:
         step = record["step"]
@@ -326,49 +322,21 @@ class RunView:
         self.scores = [score for score in self.scores if score.step <= step]
         self.samples = [sample for sample in self.samples if sample["step"] <= step]
         self._first_step = step
-        self._say(record, f"resumed from {record['path']}, step {step}")
-
-    def _on_best_loaded(self, record: Mapping[str, Any]) -> None:
-        self._say(record, f"the model is that after {record['step']} steps, with the lowest loss of held-out rows")
-
-    def _on_save_failed(self, record: Mapping[str, Any]) -> None:
-        self._say(record, f"step {record['step']}: could not be saved: {record['message']}", "error")
-
-    def _on_records_lost(self, record: Mapping[str, Any]) -> None:
-        self._say(record, f"{record['count']} records could not be written: {record['message']}", "warning")
-
-    def _on_tracker_failed(self, record: Mapping[str, Any]) -> None:
-        self._say(record, f"{record['name']} failed and is disabled: {record['message']}", "warning")
-
-    def _on_stalled(self, record: Mapping[str, Any]) -> None:
-        said = f"no step ended for {record['seconds']:g} s: {record['path']} says what everything waits for"
-        self._say(record, said, "warning")
-
-    def _on_checkpoint_damaged(self, record: Mapping[str, Any]) -> None:
-        self._say(record, f"{record['message']}: using the previous one", "warning")
-
-    def _on_memory_low(self, record: Mapping[str, Any]) -> None:
-        self._say(record, f"only {record['free'] / 2**30:.2f} GiB of host memory are left", "warning")
 
     def _on_paused(self, record: Mapping[str, Any]) -> None:
         self._told = "paused"
-        self._say(record, f"paused after step {record['step']}")
 
     def _on_continued(self, record: Mapping[str, Any]) -> None:
         self._told = "training"
-        self._say(record, "goes on")
 
     def _on_stopped(self, record: Mapping[str, Any]) -> None:
         self._ended = "stopped"
-        self._say(record, f"stopped after step {record['step']}")
 
     def _on_finished(self, record: Mapping[str, Any]) -> None:
         self._ended = "finished"
-        self._say(record, f"finished after {record['step']} steps")
 
     def _on_failed(self, record: Mapping[str, Any]) -> None:
         self._ended, self.failure = "failed", record["message"]
-        self._say(record, record["message"], "error")
 
 
 def _records(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:

@@ -22,13 +22,14 @@ from rptrain.models.weights import pretrained
 from rptrain.planner import auto
 from rptrain.planner.advice import advise
 from rptrain.planner.choose import DTYPES, RunPlan
-from rptrain.planner.hardware import Hardware, here, readable
+from rptrain.planner.hardware import Hardware, here
 from rptrain.planner.memory import MemoryPlan, plan_run
 from rptrain.planner.model import find_files, lora_settings, training_model
 from rptrain.planner.timings import Conditions
 from rptrain.runs.run_dir import RunDir
 from rptrain.schedule.estimate import estimate
 from rptrain.utils.errors import UserError
+from rptrain.utils.units import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +144,7 @@ def replan(job: Job, measured: Measured) -> RunPlan:
     if memory.host.missing:
         log.warning(
             "the plan with measured times needs %s of host memory, but %s: keeping the present plan",
-            readable(memory.host.total),
+            format_bytes(memory.host.total),
             memory.host.allowed,
         )
         return own

@@ -14,9 +14,11 @@ import torch
 from rptrain.engine.activity import Activity, LaneState
 from rptrain.engine.engine import Engine
 from rptrain.engine.store import available_bytes
-from rptrain.runs.events import Event, MemoryLow
+from rptrain.engine.trace import Span
+from rptrain.runs.events import Event, MemoryLow, Slots, SlotTime
 from rptrain.runs.lanes import FILE, OLD_FILE, LaneRecord, OptimizerState, Phase, Snapshot
 from rptrain.runs.line_file import LineFile
+from rptrain.schedule.plan import Slot
 from rptrain.utils.errors import RunDeleted
 from rptrain.utils.nvml import Driver, GpuStatus
 
@@ -162,3 +164,26 @@ class Telemetry:
         if not device.startswith("cuda"):
             return None
         return self._driver.gpu(str(torch.cuda.get_device_properties(device).uuid))
+
+
+def slots(step: int, spans: list[Span]) -> Slots:
+    """The record of a traced step: for each slot, from the start of its first computation to the end of its last."""
+    times: dict[Slot, list[Span]] = {}
+    for span in spans:
+        times.setdefault(span.slot, []).append(span)
+    return Slots(
+        step,
+        tuple(
+            SlotTime(
+                slot.device,
+                slot.index,
+                slot.stage.kind,
+                slot.stage.start,
+                slot.stage.stop - 1,
+                slot.round,
+                part[0].start(),
+                part[-1].end(),
+            )
+            for slot, part in sorted(times.items(), key=lambda item: item[0].index)
+        ),
+    )

@@ -32,12 +32,11 @@ from rptrain.train.best import load_best
 from rptrain.train.failure import record_failure
 from rptrain.train.job import Job, prepare_job, replan, resolve_auto
 from rptrain.train.lr import learning_rate
-from rptrain.train.messages import slots, tell
 from rptrain.train.nonfinite import RESTART_ADVICE, SkippedSteps
 from rptrain.train.resume import Resume, restore
 from rptrain.train.save import Saver, checkpoint_meta
 from rptrain.train.setup import load_weights, open_engine, open_store, starting_scale
-from rptrain.train.telemetry import Telemetry
+from rptrain.train.telemetry import Telemetry, slots
 from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import RunDeleted, TrainingError, UserError
 
@@ -62,7 +61,7 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
         log = resume.log if resume is not None and resume.run == run else None
         log = log or stack.enter_context(events.EventLog(run.events_path))
         progress = stack.enter_context(events.Progress(job.total_steps, quiet=quiet))
-        emit = partial(tell, log, progress)
+        emit = partial(events.emit, log, progress)
         log.listen(trackers.open_trackers(job.config, run, stack, emit))
         telemetry = stack.enter_context(Telemetry(run.path, job.devices, emit, log.check))
         store = stack.enter_context(open_store(job))
@@ -167,7 +166,7 @@ class Trainer:
         measure: bool,
     ) -> None:
         self._job, self._run, self._log, self._progress, self._store = job, run, log, progress, store
-        self._emit = partial(tell, log, progress)
+        self._emit = partial(events.emit, log, progress)
         self._saver, self._control, self._telemetry = saver, control, telemetry
         self._measure = measure  # the first steps, to plan the others with their times
         self._done = 0  # steps before the engine was opened
@@ -314,8 +313,9 @@ class Trainer:
     def _pause(self, engine: Engine, step: int) -> None:
         """Wait until the pause ends; SAVE commands are obeyed meanwhile."""
         with self._telemetry.doing("paused"):
-            self._log.write(events.Paused(step))
-            self._progress.note(f"paused after step {step}")
+            paused = events.Paused(step)
+            self._log.write(paused)
+            self._progress.note(paused.sentence())
             while self._control.pauses:
                 if self._control.saves:
                     self._save(engine, step, required=False)

@@ -301,7 +301,7 @@ def test_an_adapter_of_another_model_or_of_other_modules(base, tmp_path, caplog)
         adapter.check(files, with_lora(without_adapters(model.spec), LoRA(r=2, target_modules=("q_proj",))))
     with caplog.at_level(logging.WARNING):
         adapter.check_settings(files, settings, "/models/other")
-    assert "and goes on with /models/other" in caplog.text
+    assert "and continues with /models/other" in caplog.text
     for missing, message in (
         ("adapter_model.safetensors", "is no whole adapter"),
         ("adapter_config.json", "is no adapt"),

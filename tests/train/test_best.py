@@ -53,7 +53,7 @@ def test_it_stays_and_the_model_is_made_of_it(folder, limit, kept):
     run = trained(folder, limit)
     assert [path.name for path in run.checkpoints()] == [f"checkpoint-{step}" for step in kept]
     is_of(run, 6, folder)
-    assert run.finished and any("after 6 steps" in line.text for line in RunView(run.path).log)
+    assert run.finished and any("the model is that of step 6" in line.text for line in RunView(run.path).log)
 
 
 def test_also_of_a_run_that_was_cut_off_behind_it(folder, monkeypatch):

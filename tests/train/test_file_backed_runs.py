@@ -140,7 +140,7 @@ def test_plan_says_what_a_step_reads_and_what_the_disk_gives(folder, monkeypatch
     assert reading["bytes_per_step"] == 2 * (blocks * LAYER + head * NORM)  # two rounds
     assert reading["rate"] > 0
     text = " ".join(tools.invoke(*given).output.split())
-    assert "of weights stay in the model's files, and are not counted" in text and "that are mapped." in text
+    assert "of weights stay in the model's files, and are not counted" in text and "of these files." in text
     monkeypatch.setattr(disk, "_rate", lambda files: 1e3)
     tight = (*given, "engine.host_limit=100MiB")
     slow = json.loads(tools.invoke(*tight, "--json").output)["reading"]

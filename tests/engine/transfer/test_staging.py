@@ -150,5 +150,5 @@ def test_a_file_that_changes_ends_the_run_and_is_named(tmp_path, change):
                 os.truncate(file, 2000)
             elif number == 0:
                 os.utime(file, ns=(0, 0))
-    said = {"cut": "before all of it was read", "touched": "was changed while it is in use"}[change]
+    said = {"cut": "before all of it was read", "touched": "was changed while it was in use"}[change]
     assert said in str(caught.value) and str(file) in str(caught.value)

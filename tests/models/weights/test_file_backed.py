@@ -122,7 +122,7 @@ def test_a_file_that_was_changed_before_it_is_opened(fresh, tmp_path):
     spec = with_adapters(tmp_path)
     found = pretrained.check(tmp_path, without_adapters(spec))
     (tmp_path / pretrained.SINGLE).write_bytes((tmp_path / pretrained.SINGLE).read_bytes()[:-2])
-    with pytest.raises(UserError, match=r"model\.safetensors was changed while it is in use"):
+    with pytest.raises(UserError, match=r"model\.safetensors was changed while it was in use"):
         FileBackedWeights(found, spec, torch.bfloat16)
 
 
