@@ -303,8 +303,8 @@ def test_an_adapter_of_another_model_or_of_other_modules(base, tmp_path, caplog)
         adapter.check_settings(files, settings, "/models/other")
     assert "and continues with /models/other" in caplog.text
     for missing, message in (
-        ("adapter_model.safetensors", "is no whole adapter"),
-        ("adapter_config.json", "is no adapt"),
+        ("adapter_model.safetensors", "is not a complete adapter"),
+        ("adapter_config.json", "is not an adapter"),
     ):
         (tmp_path / "a" / missing).unlink()
         with pytest.raises(UserError, match=message):

@@ -81,7 +81,7 @@ def test_frozen_weights_that_are_not_as_they_were_are_refused(folder, trainers):
         lambda: tools.train_here(folder, *EVERY_TWO),
         lambda: export(folder / "runs/run", folder / "exported"),
     ):
-        with pytest.raises(UserError, match=r"frozen weights of layers\.2 are not those .* bring the model's files in"):
+        with pytest.raises(UserError, match=r"frozen weights of layers\.2 are not those .* restore the files in"):
             attempt()
     file.unlink()
     for attempt in (
@@ -95,7 +95,7 @@ def test_frozen_weights_that_are_not_as_they_were_are_refused(folder, trainers):
 @pytest.mark.long
 def test_a_run_keeps_what_it_froze(folder, trainers):
     assert trainers.train(folder, *EVERY_TWO, event=5) == -signal.SIGKILL
-    with pytest.raises(UserError, match=r"cannot go on with .*train\.freeze.* was "):
+    with pytest.raises(UserError, match=r"cannot be resumed with changed settings.*train\.freeze.* was "):
         tools.train_here(folder, "save.save_steps=2")
     assert RunDir(folder / "runs/run").checkpoints()
 

@@ -288,7 +288,7 @@ async def test_start_saves_begins_a_process_and_shows_it(
         await ready(pilot)
         await pilot.press("ctrl+r")
         await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
-        await until(pilot, lambda: "could not begin" in screen_text(pilot.app))
+        await until(pilot, lambda: "failed to start" in screen_text(pilot.app))
         assert 'said: 1 --config rptrain.toml save.resume=never log.run_name="tiny-tasks"' in screen_text(pilot.app)
         assert helper.closed == 1 and (tmp_path / "rptrain.toml").exists()
 
@@ -301,7 +301,7 @@ async def test_a_key_that_repeats_starts_one_trainer(make: Made, monkeypatch: py
         for _ in range(2):
             pilot.app.post_message(Key("ctrl+r", None))
         await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
-        await until(pilot, lambda: "could not begin" in screen_text(pilot.app))
+        await until(pilot, lambda: "failed to start" in screen_text(pilot.app))
     assert (tmp_path / "begun").read_text() == "begun\n"
 
 

@@ -175,9 +175,9 @@ async def test_why_a_trainer_did_not_begin_is_shown(make: Made, tmp_path: Path, 
         await pilot.press("r")
         await until(pilot, lambda: "the trainer is starting" in screen_text(app))
         screen.action_resume()  # the key itself does nothing now
-        await until(pilot, lambda: "starts already" in notified(app))
+        await until(pilot, lambda: "is already starting" in notified(app))
         Path("go").touch()
-        await until(pilot, lambda: "could not begin: see below" in screen_text(app))
+        await until(pilot, lambda: "training failed to start: see below" in screen_text(app))
         await until(pilot, lambda: "no such model" in screen_text(app) and "trainer did not begin" in screen_text(app))
         assert "of the first time" not in screen_text(app)
         await pilot.press("r")
