@@ -1,6 +1,6 @@
 """Compare the training runs of this tree with those of another commit, to the bit.
 
-python benchmarks/golden.py COMMIT [CASE...] [--devices cpu:2]: trains each case twice, with the installed rptrain and
+python -m benchmarks.golden COMMIT [CASE...] [--devices cpu:2]: trains each case twice, with the installed rptrain and
 with COMMIT's from a temporary directory, and compares losses, gradient norms, exported weights and checkpoints. Prints
 a line per case. Exits with status 1 if a case differs. Hashes depend on the CPU and on torch's version: do not keep
 them.

@@ -1,6 +1,6 @@
 """Count the files of rptrain that a run enters on its way from `train()` to its first checkpoint.
 
-python benchmarks/walk.py [--list] [KEY=VALUE...]: trains the bundled example on one CPU worker in a temporary directory
+python -m benchmarks.walk [--list] [KEY=VALUE...]: trains the bundled example on one CPU worker in a temporary directory
 and counts, in all threads, the source files in which a function is called until the first checkpoint is complete.
 Prints the number, and with --list the files by package. Modules that are only imported do not count.
 """

@@ -55,13 +55,17 @@ def violations(modules: Mapping[str, str]) -> list[str]:
 
 
 def package(module: str) -> str:
-    return module.split(".")[1]
+    return module.removeprefix("rptrain").lstrip(".").split(".")[0]
 
 
 def test_the_arrows_point_down():
     modules = sources()
     assert {package(name) for name in modules if name != "rptrain"} == set(ORDER)
     assert violations(modules) == []
+    arrows = imports(modules)
+    assert not arrows["rptrain"], "importing the package does nothing"
+    of_schedule = {other for name, wanted in arrows.items() if package(name) == "schedule" for other in wanted}
+    assert {package(other) for other in of_schedule} == {"schedule"}
 
 
 @pytest.mark.parametrize(

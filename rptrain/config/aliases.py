@@ -77,8 +77,8 @@ _ADVICE = {
         "gradient_accumulation_steps gradient_accumulation grad_accum": "it follows from "
         "`train.global_batch_size` / `train.micro_batch_size`",
         "train_on_inputs train_on_input train_on_prompt": "use the opposite, `data.assistant_only_loss`",
-        "double_quant": "it was removed: remove the key, and begin a new run. A run that has it set can only be "
-        "resumed by the version of rptrain that began it",
+        "double_quant": "it was removed; a run that has it set can only be resumed by the version of rptrain that "
+        "began it",
         "completion_only_loss train_on_responses_only": "use `data.assistant_only_loss`",
         "interleave_probs mix_strategy interleave_strategy probabilities": "use `data.train.weight`, "
         "how often a set is used per epoch",

@@ -50,7 +50,7 @@ class Model(Section):
 
 
 class TrainSet(Section):
-    """A data set. Write one table per set."""
+    """A data set for training or validation. Write one table per set."""
 
     path: PathText
     """a file, a folder, a pattern such as "chats/*.jsonl", or built-in data: builtin:tasks, builtin:random"""
@@ -59,7 +59,7 @@ class TrainSet(Section):
     split: Text = "train"
     """the split to use, if the data has splits"""
     weight: float = Field(default=1.0, gt=0, le=1000)
-    """how often the set is used per epoch; 0.5: half of it, and the other half in the next epoch"""
+    """training sets: uses per epoch; 0.5: half of the set, and the other half in the next epoch"""
 
 
 class Data(Section):
@@ -68,9 +68,9 @@ class Data(Section):
     train: tuple[TrainSet, ...] = Field(min_length=1, strict=False)
     """the data sets to train on"""
     val: tuple[TrainSet, ...] = Field(default=(), strict=False)
-    """validation sets, as [[data.val]] tables; unset: rows held out by val_size"""
+    """validation sets, as [[data.val]] tables; unset: sequences held out by val_size"""
     val_size: NonNegativeFloat = 0.0
-    """rows held out for validation; below 1: a fraction of them"""
+    """sequences held out for validation; below 1: a fraction of them"""
     max_length: int = Field(2048, ge=2, le=MAX_COUNT)
     """the sequence length in tokens; memory and time grow with it"""
     overlong: Literal["truncate", "split", "drop", "error"] = "truncate"

@@ -30,9 +30,11 @@ from rptrain.utils.parallel import MAX_THREADS, most_threads
 from rptrain.utils.units import format_bytes
 
 # What CUDA takes of the host, fitted to benchmarks/results/qwen3-1.7b-*.json (torch 2.11): their `process_pss_gib` less
-# states, activations, devices.LATER and 0.3 GiB of a program that has imported torch, with one GPU and with two.
+# states, activations, hardware.LATER and 0.3 GiB of a program that has imported torch, with one GPU and two.
 CUDA, CUDA_EACH = 1140 << 20, 159 << 20
-TOKENIZERS = 28 << 20  # transformers' code for tokenizers, measured as devices.LATER was; a large vocabulary takes more
+TOKENIZERS = (
+    28 << 20
+)  # transformers' code for tokenizers, measured as hardware.LATER was; a large vocabulary takes more
 
 
 Kind = Literal["host memory", "GPU memory", "disk space"]
@@ -200,7 +202,7 @@ def state_parts(spec: ModelShape, workload: Workload) -> list[MemoryPart]:
             "weights" if generations == 1 else f"weights, {generations} generations", generations * buffers(itemsize)
         ),
         MemoryPart("gradients, summed over rounds" if rounds else "gradients", buffers(grad)),
-        MemoryPart("moments of AdamW", sum(buffers(kind.itemsize, shared) for _, kind, shared in moments)),
+        MemoryPart("optimizer state", sum(buffers(kind.itemsize, shared) for _, kind, shared in moments)),
     ]
     rest = REST.get(workload.dtype, {})
     name = "rest of the float32 weights" if "remainder" in rest else "float32 weights"
@@ -217,7 +219,7 @@ def _staging(spec: ModelShape, workload: Workload, hardware: Hardware) -> list[M
 def _process(config: Config, spec: ModelShape, workload: Workload, hardware: Hardware) -> list[MemoryPart]:
     """What does not depend on the plan, beside the states."""
     indices = workload.micro_batches * (workload.tokens * 3 * 8 + (workload.tokens + 1) * 4)
-    parts = [MemoryPart("batches under way", (ITERATIONS_AHEAD + 1) * indices)]
+    parts = [MemoryPart("batches in progress", (ITERATIONS_AHEAD + 1) * indices)]
     if sets := sum(source.path == RANDOM for source in config.data.train):
         parts.append(MemoryPart("random tokens", sets * RANDOM_ROWS * config.data.max_length * 4))
     if sets < len(config.data.train):
@@ -284,11 +286,11 @@ def _gpu(gpu: Gpu, need: Footprint, shapes: Shapes) -> MemoryPlace:
     indices = indices_bytes(shapes)
     parts = (
         MemoryPart("parameters of two stages", need.params),
-        *([MemoryPart("a stage's parameters, widened", need.widened)] if need.widened else []),
+        *([MemoryPart("dequantized parameters of a stage", need.widened)] if need.widened else []),
         MemoryPart("gradients of a stage", need.grads),
-        MemoryPart("activations that come and go", need.rings - indices),
+        MemoryPart("boundary activations", need.rings - indices),
         MemoryPart("tokens of two steps", indices),
-        MemoryPart("work of the largest stage", need.work),
+        MemoryPart("workspace of the largest stage", need.work),
         MemoryPart("libraries", LIBRARIES),
         MemoryPart("CUDA context", gpu.context),
     )

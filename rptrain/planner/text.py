@@ -153,7 +153,7 @@ def _show_place(places: list[MemoryPlace], console: Console) -> None:
     place = places[0]
     name = f"each of {len(places)} GPUs" if len(places) > 1 else place.name
     if place.limit is None:
-        text = f"{name}: {_gib(place.total)}, not judged: what there is is {place.source}"
+        text = f"{name}: {_gib(place.total)}, not checked: {place.source}"
     else:
         verdict = "fits" if place.fits else f"does not fit: {format_bytes(place.missing)} too few"
         text = f"{name}: {_gib(place.total)} of {_gib(place.limit)} ({place.source}), {verdict}"

@@ -305,7 +305,7 @@ class CheckpointDamaged(Event):
     severity: ClassVar[Severity] = "warning"
 
     def sentence(self) -> str:
-        return f"{self.message}: using the previous one"
+        return f"{self.message}: using another checkpoint"
 
 
 @dataclass(frozen=True)
@@ -395,8 +395,9 @@ def from_record(record: Mapping[str, Any]) -> Event:
     """
     kind = EVENTS[record["event"]]
     known = {one.name: one for one in fields(kind)}
-    required = {name: None for name, one in known.items() if one.default is MISSING and one.default_factory is MISSING}
-    return kind(**required | _values({name: value for name, value in record.items() if name in known}))
+    absent = (name for name, one in known.items() if one.default is MISSING and one.default_factory is MISSING)
+    values: dict[str, Any] = dict.fromkeys(absent)
+    return kind(**values | _values({name: value for name, value in record.items() if name in known}))
 
 
 def read(path: Path | str) -> Iterator[Event]:

@@ -227,7 +227,15 @@ def _unfinished(config: Config) -> tuple[RunDir, Path] | None:
         if match := re.fullmatch(re.escape(name) + r"(?:-([2-9]|[1-9]\d+))?", path.name):
             runs[int(match[1] or 1)] = RunDir(path)
     for _, run in sorted(runs.items(), reverse=True):
-        if not run.config_path.is_file() or run.finished or run.config().log.run_name != name:
+        if not run.config_path.is_file() or run.finished or not run.checkpoints():
+            continue
+        try:
+            config = run.config()
+        except UserError as error:
+            raise UserError(
+                f"{run.path} cannot be resumed: {error}. Start a new run with save.resume=never or another log.run_name"
+            ) from None
+        if config.log.run_name != name:
             continue
         if newest := run.newest():
             return run, newest

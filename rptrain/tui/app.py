@@ -120,7 +120,7 @@ class RptrainApp(App[None]):
         yield SystemCommand("Light or dark", "Change the look, and keep it (F9)", self.action_look)
         yield SystemCommand("Picture", "Save the screen as an SVG file (F8)", self.action_picture)
         yield SystemCommand("Help", "What each key does (F1)", self.action_help)
-        yield SystemCommand("Quit", "Leave; runs go on (ctrl+q)", self.action_quit)
+        yield SystemCommand("Quit", "Leave; runs continue (ctrl+q)", self.action_quit)
         own = {binding.action for binding in type(screen).BINDINGS if isinstance(binding, Binding)}
         for active in screen.active_bindings.values():
             binding = active.binding

@@ -29,4 +29,4 @@ def open_interface(attach: Path | None = None) -> None:
 def _instead(attach: Path | None) -> str:
     if attach is None:
         return "To train without it: rptrain --config rptrain.toml; rptrain --help lists the other commands"
-    return f"What the run tells is in {attach / 'events.jsonl'}"
+    return f"The records of the run are in {attach / 'events.jsonl'}"

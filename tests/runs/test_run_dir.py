@@ -271,9 +271,20 @@ def test_a_run_with_earlier_names_of_keys_is_resumed():
     assert find(again) == find(config("lora.r=2", "lora.lora_alpha=3", "lora.lora_dropout=0.1", "lora.use_rslora=true"))
     assert run.config_path.read_text() == text
     run.config_path.write_text(text.replace("double_quant = false", "double_quant = true"))
-    with pytest.raises(UserError, match="it was removed: remove the key"):
+    with pytest.raises(UserError, match="it was removed"):
         run.config()
     run.config_path.write_text(text)
     run.events_path.unlink()  # a config with that name that belongs to no run
     with pytest.raises(UserError, match=r"use `lora\.lora_alpha`"):
         resolve_config(run.config_path)
+
+
+def test_an_unfinished_run_whose_config_cannot_be_read_says_what_to_do():
+    run, _ = begin(config())
+    run.config_path.write_text(run.config_path.read_text() + "[lora]\ndouble_quant = true\n")
+    record(run, events.Paused(1))
+    assert find(config()) is None  # without a checkpoint there is nothing to resume
+    save(run, 1)
+    with pytest.raises(UserError, match=r"r cannot be resumed: .*it was removed.*save\.resume=never"):
+        find(config())
+    assert find(config("save.resume=never")) is None

@@ -86,7 +86,7 @@ def test_plan_and_bench_count_them(folder):
 
     def moments(*overrides):
         plan = json.loads(tools.invoke("plan", *given, *overrides, "lora.r=64").output)
-        return next(part["nbytes"] for part in plan["memory"][0]["parts"] if part["name"] == "moments of AdamW")
+        return next(part["nbytes"] for part in plan["memory"][0]["parts"] if part["name"] == "optimizer state")
 
     ranks, layers, pages = 4 * 64, 2, 2 * 2 * 4096
     expected = 8 * layers * ranks * (16 + 24 + 12 + 16)

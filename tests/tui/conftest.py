@@ -30,9 +30,14 @@ BRIEF = ("plan", "samples", "find", "preview", "compare", "look")  # groups of w
 def planned(fits: bool = True) -> Planned:
     """A plan's report, as `rptrain plan --json` gives it."""
     places = [
-        place("host memory", "host", [("moments of AdamW", 60), ("weights", 30), ("gradients", 15)], 200),
+        place("host memory", "host", [("optimizer state", 60), ("weights", 30), ("gradients", 15)], 200),
         *(
-            place("GPU memory", f"cuda:{n}", [("work of the largest stage", 9), ("parameters", 4)], 24 if fits else 12)
+            place(
+                "GPU memory",
+                f"cuda:{n}",
+                [("workspace of the largest stage", 9), ("parameters", 4)],
+                24 if fits else 12,
+            )
             for n in range(2)
         ),
         place("disk space", "disk", [("2 checkpoints of 45.00 GiB", 90), ("exported model", 15)], 900),

@@ -77,7 +77,7 @@ def _records(
         "model": model,
         "parameters": 8_030_261_248,
     }
-    parts = [["moments of AdamW", 60 * GIB], ["weights, two generations", 30 * GIB], ["gradients", 15 * GIB]]
+    parts = [["optimizer state", 60 * GIB], ["weights, two generations", 30 * GIB], ["gradients", 15 * GIB]]
     memory = [{"kind": "host memory", "name": "host", "parts": parts, "limit": 200 * GIB}]
     memory += [{"kind": "GPU memory", "name": name, "parts": [["work", 14 * GIB]], "limit": 24 * GIB} for name in names]
     yield {

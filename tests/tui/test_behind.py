@@ -54,9 +54,9 @@ def test_a_changed_value_keeps_every_comment_and_all_else(tmp_path: Path):
         line for line in before if line.startswith(("learning_rate", "packing", 'path = "builtin', "max_steps"))
     ]
     assert [line for line in after if line not in before] == [
-        'path = "a b.jsonl" # questions that rptrain makes up itself; or a file of your own',
-        "packing = false # fill rows with several samples, which do not see each other",
-        "learning_rate = 3e-4 # how far a step goes, at the most; a model that is already trained wants about 1e-5",
+        'path = "a b.jsonl" # generated questions, or a file of your own',
+        "packing = false # put several samples into one sequence; they do not see each other",
+        "learning_rate = 3e-4 # peak learning rate; for a pretrained model, about 1e-5",
         'vram_limit = "24GiB"',
     ]
     assert resolve(path).config.engine.vram_limit == 24 << 30

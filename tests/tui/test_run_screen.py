@@ -50,7 +50,7 @@ async def test_a_run_that_goes_on(make: Made, tmp_path: Path):
         text = screen_text(pilot.app)
         assert "llama  ▶ training" in text and "400/1,000" in text and "20 m 00 s left" in text
         assert "of peak speed" in text and "bubble" in text and "gradient norm" in text
-        assert "118 GiB of 192 GiB" in text and "moments of AdamW" in text and "one step late" in text
+        assert "118 GiB of 192 GiB" in text and "optimizer state" in text and "one step late" in text
         assert "queue 1" in text and "1.41 s a step" in text and "step 400: saved" in text
         lanes = widget_text(pilot.app.screen.query_one(Lanes)).splitlines()
         assert lanes[1].startswith("cuda:0") and "waits: weights" in lanes[1] and "18.2/24.0 GiB" in lanes[2]
@@ -178,7 +178,9 @@ async def test_why_a_trainer_did_not_begin_is_shown(make: Made, tmp_path: Path, 
         await until(pilot, lambda: "is already starting" in notified(app))
         Path("go").touch()
         await until(pilot, lambda: "training failed to start: see below" in screen_text(app))
-        await until(pilot, lambda: "no such model" in screen_text(app) and "trainer did not begin" in screen_text(app))
+        await until(
+            pilot, lambda: "no such model" in screen_text(app) and "trainer failed to start" in screen_text(app)
+        )
         assert "of the first time" not in screen_text(app)
         await pilot.press("r")
         await until(pilot, lambda: Path("begun").read_text() == "begun\n" * 2)

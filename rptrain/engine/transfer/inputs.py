@@ -32,8 +32,8 @@ class DocumentShape:
 
 
 class Inputs:
-    """The batch's index tensors on the device: two iterations in turn, as more are never under way (AHEAD), and those
-    of the micro-batch that is computed, which always lie in the same place.
+    """Index tensors of the batch on the device: of two iterations in turn, as there are never more (ITERATIONS_AHEAD),
+    and of the micro-batch that is computed, which are always in the same place.
     """
 
     def __init__(self, device: Device, spec: ModelSpec, micro_batches: int, tokens: int, wide: torch.dtype) -> None:

@@ -18,7 +18,7 @@ EVERYWHERE = (
     ("F8", "save a picture of the screen (SVG)"),
     ("F9", "light or dark"),
     ("F1 ?", "this page"),
-    ("ctrl+q", "quit; runs go on"),
+    ("ctrl+q", "quit; runs continue"),
 )
 
 

@@ -80,7 +80,7 @@ class RunScreen(Screen[None]):
         ("space p", "pause and go on; in a replay too"),
         ("s", "save now"),
         ("x", "save and stop, after a question"),
-        ("r", "go on with a run that ended early"),
+        ("r", "resume a run that ended early"),
         ("e", "export the last checkpoint"),
         ("v", "replay from the beginning, or leave the replay"),
         ("+ -", "the replay's speed"),
@@ -164,7 +164,7 @@ class RunScreen(Screen[None]):
         if (self._view.taken_up or 0.0) >= self._launched.began:
             self._launched = None
             return ""
-        return "starts" if self._launched.goes_on else "did not begin"
+        return "starts" if self._launched.goes_on else "failed to start"
 
     def _told(self, before: tuple[str, str], now: tuple[str, str]) -> None:
         """Shows what a trainer prints as long as its run has told nothing, and then what that tells."""

@@ -58,9 +58,9 @@ class Runs(Screen[None]):
         Binding("k", "move(-1)", show=False),
     ]
     KEYS = (
-        ("enter", "open: follow a run that goes on, look at one that ended"),
+        ("enter", "open the run"),
         ("space c", "mark for comparison: the losses are drawn together"),
-        ("r", "go on with a run that ended early"),
+        ("r", "resume a run that ended early"),
         ("e", "export its last checkpoint"),
         ("n", "a new run with its settings"),
         ("d", "delete it, after a question"),

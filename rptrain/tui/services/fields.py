@@ -109,7 +109,7 @@ GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
     (
         "Evaluation",
         (
-            Field("data.val_size", "validation rows"),
+            Field("data.val_size", "validation"),
             Field("train.eval_steps", "evaluate every"),
             Field("train.early_stopping_patience", "patience"),
             Field("save.load_best_model_at_end", "keep best"),

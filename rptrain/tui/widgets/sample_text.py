@@ -1,4 +1,4 @@
-"""A preview's samples as text, what the loss counts told apart from the rest."""
+"""The samples of a preview as text; tokens in the loss are highlighted."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ def preview_text(preview: Preview) -> Content:
 
 
 def _lines(preview: Preview) -> Iterator[Content]:
-    learned = Content.assemble("   ", ("what is learned", "bold $success"), (" and what is read", "$muted"))
+    learned = Content.assemble("   ", ("trained on", "bold $success"), (" / context only", "$muted"))
     yield Content.assemble(preview.about, learned if preview.samples else "")
     for number, sample in enumerate(preview.samples, 1):
         yield Content("")
