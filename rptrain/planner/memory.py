@@ -32,9 +32,8 @@ from rptrain.utils.units import format_bytes
 # What CUDA takes of the host, fitted to benchmarks/results/qwen3-1.7b-*.json (torch 2.11): their `process_pss_gib` less
 # states, activations, hardware.LATER and 0.3 GiB of a program that has imported torch, with one GPU and two.
 CUDA, CUDA_EACH = 1140 << 20, 159 << 20
-TOKENIZERS = (
-    28 << 20
-)  # transformers' code for tokenizers, measured as hardware.LATER was; a large vocabulary takes more
+# The code of transformers for tokenizers, measured as hardware.LATER was; a large vocabulary takes more.
+TOKENIZERS = 28 << 20
 
 
 Kind = Literal["host memory", "GPU memory", "disk space"]

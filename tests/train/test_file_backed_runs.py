@@ -72,7 +72,7 @@ def test_the_process_holds_less_by_what_is_mapped(folder, monkeypatch):
         (started,) = tools.events(run, events.ProcessStarted)
         parts = dict(started.memory[0]["parts"])
         found[hold] = parts, sum(taken)
-        named = ("weights", "gradients", "moments", "frozen weights", "activations", "buffers of mapped")
+        named = ("weights", "gradients", "optimizer state", "frozen weights", "activations", "buffers of mapped")
         assert sum(taken) == sum(size for name, size in parts.items() if name.startswith(named))
     (planned, before), (mapped, after) = found["memory"], found["map"]
     pages = -(-LAYER // 4096) * 4096

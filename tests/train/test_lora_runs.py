@@ -219,7 +219,7 @@ def test_the_bundled_example_is_gone_on_from_with_adapters(tmp_path):
     assert tools.invoke("--config", example, *shared, "--json").exit_code == 0
     text = example.read_text().replace('"tiny-tasks" #', f'"{tmp_path}/runs/tiny-tasks/model" #')
     config = tmp_path / "adapt.toml"
-    config.write_text(text.replace('method = "full"', 'method = "lora"') + "\n[lora]\nr = 4\ndropout = 0.1\n")
+    config.write_text(text.replace('method = "full"', 'method = "lora"') + "\n[lora]\nr = 4\nlora_dropout = 0.1\n")
     result = tools.invoke("--config", config, *shared, "log.run_name=adapted", "--json")
     assert result.exit_code == 0, result.output
     model = tools.Path(json.loads(result.output)["model"])

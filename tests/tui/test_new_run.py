@@ -119,7 +119,7 @@ async def test_what_is_no_toml_is_told_and_neither_started_nor_saved(make: Made,
 
 @driven
 async def test_a_refused_value_that_goes_out_of_sight_blocks_nothing(make: Made, tmp_path: Path):
-    (tmp_path / "rptrain.toml").write_text(STARTER + "[lora]\nr = 8\nalpha = 16\n")
+    (tmp_path / "rptrain.toml").write_text(STARTER + "[lora]\nr = 8\nlora_alpha = 16\n")
     async with make().run_test(size=(120, 36)) as pilot:
         await ready(pilot)
         await type_over(pilot, "[1", "#lora-lora_alpha")
@@ -381,7 +381,7 @@ async def test_every_key_can_be_set(make: Made, tmp_path: Path):
         await until(pilot, lambda: "All settings" in screen_text(pilot.app))
         assert len(ALL) == len(keys())
         await type_over(pilot, "aux_loss")
-        await until(pilot, lambda: "keeps the load of experts even" in screen_text(pilot.app))
+        await until(pilot, lambda: "weight of the loss that balances experts" in screen_text(pilot.app))
         await press_until(pilot, "enter", lambda: getattr(pilot.app.focused, "id", "") == "train-router_aux_loss_coef")
         await type_over(pilot, "0.01", "#train-router_aux_loss_coef")
         await press_until(pilot, "f5", lambda: "All settings" in screen_text(pilot.app))

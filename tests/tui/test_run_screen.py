@@ -224,7 +224,7 @@ async def test_a_command_that_cannot_be_taken_back_is_told(make: Made, tmp_path:
     async with make(attach=run).run_test(size=(120, 24), notifications=True) as pilot:
         await opened(pilot)
         await pilot.press("space")
-        await until(pilot, lambda: "pause cannot be taken back" in notified(pilot.app))
+        await until(pilot, lambda: "pause cannot be withdrawn" in notified(pilot.app))
         assert "[red]llama  ▶" in screen_text(pilot.app).splitlines()[1]
         pilot.app.screen.notify("a [red]name[/] of [/]")
         await until(pilot, lambda: "a [red]name[/] of [/]" in screen_text(pilot.app))
@@ -249,7 +249,7 @@ async def test_an_export_is_a_process_of_its_own(make: Made, tmp_path: Path, mon
         await pilot.press("e")
         await until(pilot, lambda: "Export llama" in screen_text(app))
         await type_over(pilot, "out")
-        await press_until(pilot, "enter", lambda: "an export to out is under way" in screen_text(app))
+        await press_until(pilot, "enter", lambda: "an export to out is running" in screen_text(app))
         app._shared.helper.close()
         await pilot.press("f2")
         Path("go").write_text("1")
