@@ -33,7 +33,7 @@ def loss_workspace_bytes(tokens: int, vocab: int, itemsize: int, *, fused: bool 
     """What the loss and the gradients of `tokens` take at once, without the gradients themselves.
 
     That is a chunk's logits, the statistics, and the losses in float64; where the oracle runs, not the `fused` kernel,
-    a piece too: the widened logits, or the copy that torch's deterministic scatter makes of logits that need none.
+    a piece too: the upcast logits, or the copy that torch's deterministic scatter makes of logits that need none.
     """
     wide_size = max(itemsize, 4)
     logits = min(chunk_tokens(vocab, itemsize), tokens) * _width(vocab) * itemsize
@@ -102,7 +102,7 @@ def _chunks(
 def _cross_entropy_pieces(
     logits_TW: Tensor, vocab: int, labels_T: Tensor, scale: float | None, losses_T: Tensor, lse_T: Tensor
 ) -> None:
-    """The oracle on few rows at a time, as it widens them; the contract of `cross_entropy_triton`."""
+    """The oracle on few rows at a time, as it upcasts them; the contract of `cross_entropy_triton`."""
     rows = _piece_tokens(vocab, losses_T.itemsize)
     pieces = (x.split(rows) for x in (logits_TW[:, :vocab], labels_T, losses_T, lse_T))
     for logits, labels, losses, lse in zip(*pieces, strict=True):
@@ -264,7 +264,7 @@ def _cross_entropy_kernel(
             tl.store(lse + token, log_total + top)
             if GRADIENT:
                 factor = scale / total
-                # It is 0, but the compiler cannot know: it would keep the widened values, for which there is no room
+                # It is 0, but the compiler cannot know: it would keep the upcast values, for which there is no room
                 nothing = tl.minimum(total.to(tl.int32, bitcast=True), 0)
                 for i in tl.static_range(KEPT):
                     place = row + (BLOCKS * GROUP + i) * TILE * EACH + columns
@@ -298,7 +298,7 @@ def _tiles(place, COUNT: tl.constexpr, STRIDE: tl.constexpr, POLICY: tl.constexp
 
 @triton.jit
 def _add_tiles(tiles, tops, sums, dtype: tl.constexpr):
-    """Two tiles at a time, whose widened values fit in registers beside those kept."""
+    """Two tiles at a time, whose upcast values fit in registers beside those kept."""
     for i in tl.static_range(0, len(tiles), 2):
         values = _values(tiles[i], dtype)
         if i + 1 < len(tiles):

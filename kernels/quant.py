@@ -1,7 +1,7 @@
-"""Weights in 4 and 8 bits: NF4, MXFP4 and int8, quantized on the CPU (quant.c, or PyTorch) and widened by Triton.
+"""Weights in 4 and 8 bits: NF4, MXFP4 and int8, quantized on the CPU (quant.c, or PyTorch) and dequantized by Triton.
 
-A block of consecutive elements of the flattened tensor shares a scale; the last block may be shorter. Widening never
-waits for the device; quantizing, once when a model is loaded, does.
+A block of consecutive elements of the flattened tensor shares a scale; the last block may be shorter.
+Dequantization never waits for the device; quantization, which happens once when a model is loaded, does.
 """
 
 import ctypes
@@ -19,7 +19,9 @@ from rptrain.kernels.launch import fused, tl, triton
 from rptrain.kernels.reference import quant as reference
 from rptrain.utils import native
 
-CHUNK = 2**18  # elements that PyTorch quantizes or widens at a time: what that takes beside stays in a core's cache
+CHUNK = (
+    2**18
+)  # elements that PyTorch quantizes or dequantizes at a time: what that takes beside stays in a core's cache
 ALIGNMENT = 256  # bytes: codes and scales in one buffer begin at multiples
 ELEMENTS = 2048  # of a program, in 8 bits
 LANES = 128  # threads of a program, in 4 bits
@@ -85,7 +87,7 @@ class Quantized(NamedTuple):
         """Quantizes weights, as many as these are, of any floating type."""
         quantize_into(w, self.codes, self.scales, self.format)
 
-    def widen(self, out: Tensor) -> Tensor:
+    def dequantize(self, out: Tensor) -> Tensor:
         """`dequantize`."""
         return dequantize(self.codes, self.scales, self.format, out)
 
@@ -246,7 +248,7 @@ def _4bit_kernel(
 ):  # fmt: skip
     """8 codes, a word of 32 bits, become 8 neighbors in one thread: a store of 16 bytes in 16-bit types.
 
-    All words and scales are read before the first is widened.
+    All words and scales are read before the first is dequantized.
     """
     first = tl.program_id(0).to(tl.int64) * (TILES * LANES)  # word
     left = tl.minimum(numel - first * 8, TILES * LANES * 8).to(tl.int32)  # elements

@@ -31,7 +31,7 @@ YARN = {
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json; UserError if it asks for what is not supported.
 
-    Published checkpoints hold the experts in 4 bits (MXFP4); they are widened when they are loaded.
+    Published checkpoints hold the experts in 4 bits (MXFP4); they are dequantized when they are loaded.
     """
     filled = DEFAULTS | {key: value for key, value in config.items() if value is not None}
     if not (filled.get("rope_scaling") or filled.get("rope_parameters")):

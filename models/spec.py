@@ -66,8 +66,8 @@ class Param:
         """In its unit's flat buffer, padding included."""
         return _padded(self.numel) * itemsize if self.format is None else self.format.nbytes(self.numel)
 
-    def widened(self, flat: Tensor) -> Tensor:
-        """The parameter as a view of its widened elements in the order in which they are held."""
+    def dequantized_view(self, flat: Tensor) -> Tensor:
+        """The parameter, with its shape, as a view of its dequantized elements in the stored order."""
         if not self.transposed:
             return flat.view(self.shape)
         experts, inner, outer = self.shape
@@ -117,8 +117,8 @@ class Unit:
         return tuple(param for param in self.params if param.format is not None)
 
     @cached_property
-    def wide_numel(self) -> int:
-        """Elements of a buffer that the quantized parameters are widened into, padding included."""
+    def dequantized_numel(self) -> int:
+        """Elements of a buffer for the dequantized copies of the quantized parameters, padding included."""
         return sum(_padded(param.numel) for param in self.quantized)
 
     @cached_property
@@ -128,7 +128,7 @@ class Unit:
 
     def nbytes(self, itemsize: int) -> int:
         """Of the flat buffer, with numbers of this size where they are not quantized."""
-        return (self.numel - self.wide_numel) * itemsize + self.quantized_bytes
+        return (self.numel - self.dequantized_numel) * itemsize + self.quantized_bytes
 
     def held(self, flat: Tensor, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Quantized]]:
         """The parameters as views of the flat buffer's bytes: those in `dtype`, and those that are quantized."""
@@ -142,13 +142,13 @@ class Unit:
                 quantized[param.name] = Quantized.of(mine, param.numel, param.format)
         return plain, quantized
 
-    def widen(self, quantized: Mapping[str, Quantized], dtype: torch.dtype) -> dict[str, Tensor]:
-        """Those of `held`, widened."""
-        flats = self.places(torch.empty(self.wide_numel, dtype=dtype))
-        return {p.name: p.widened(quantized[p.name].widen(flats[p.name])) for p in self.quantized}
+    def dequantize(self, quantized: Mapping[str, Quantized], dtype: torch.dtype) -> dict[str, Tensor]:
+        """Those of `held` that are quantized, dequantized."""
+        flats = self.places(torch.empty(self.dequantized_numel, dtype=dtype))
+        return {p.name: p.dequantized_view(quantized[p.name].dequantize(flats[p.name])) for p in self.quantized}
 
     def places(self, flat: Tensor) -> dict[str, Tensor]:
-        """Of the quantized parameters in a buffer of `wide_numel` elements, each flat, in the order it is held in."""
+        """Splits a buffer of `dequantized_numel` elements into a flat view per quantized parameter, as stored."""
         places, at = {}, 0
         for param in self.quantized:
             places[param.name] = flat[at : at + param.numel]

@@ -115,10 +115,10 @@ def without_adapters(spec: ModelSpec) -> ModelSpec:
     return replace(spec, units=spec.units[: adapter_units(spec).start], layers=tuple(layers))
 
 
-def set_magnitudes(spec: ModelSpec, held: Held, mapped: Mapping[int, FileBackedUnit]) -> None:
+def set_magnitudes(spec: ModelSpec, held: Held, file_backed: Mapping[int, FileBackedUnit]) -> None:
     """Begins DoRA's magnitudes at the lengths of the rows that they scale, as PEFT does; all else must be there.
 
-    A thread widens some rows at a time, or reads them where the unit is mapped, within quantized.QUANTIZING.
+    A thread dequantizes some rows at a time, or reads them where the unit is file-backed, within quantized.QUANTIZING.
     """
 
     def begin(item: tuple[Layer, Adapters]) -> None:
@@ -127,11 +127,11 @@ def set_magnitudes(spec: ModelSpec, held: Held, mapped: Mapping[int, FileBackedU
         params = {name: tensor for name in adapters.params if isinstance(tensor := held(last, name), Tensor)}
         magnitudes = params[adapters.magnitude]
         unit = next(unit for unit in own for param in spec.units[unit].params if param.name == adapters.name)
-        weight = None if unit in mapped else held(unit, adapters.name)
+        weight = None if unit in file_backed else held(unit, adapters.name)
 
         def some(start: int, stop: int) -> Tensor:
             if weight is None:
-                return mapped[unit].rows(adapters.name, start, stop)
+                return file_backed[unit].rows(adapters.name, start, stop)
             return rows(weight, adapters.inputs, start, stop, magnitudes.dtype)
 
         magnitudes.copy_(adapters.norms_by_rows(params, some, rows_each(weight, adapters.inputs)))

@@ -53,9 +53,9 @@ def file_backed_units(spec: ModelShape) -> tuple[int, ...]:
 
 
 def pieces(files: WeightFiles, spec: ModelShape, dtype: torch.dtype) -> dict[int, list[FileRange]]:
-    """What each mapped unit consists of, in order.
+    """What each file-backed unit consists of, in order.
 
-    UserError where a tensor is not stored as it is held, and so would have to be converted; or where no unit is mapped.
+    Raises UserError if a tensor is stored in a format that would have to be converted, or if no unit is file-backed.
     """
     problems: list[str] = []
     found = {
@@ -191,7 +191,7 @@ class FileBackedUnit:
 
 
 class FileBackedWeights:
-    """The mapped units of a model, by index, over their open files. Context manager.
+    """The file-backed units of a model, by index, over their open files. Context manager.
 
     UserError as `pieces` says, or for a file that was changed since its header was read.
     """

@@ -1,4 +1,4 @@
-"""Experts that a checkpoint holds in 4 bits (MXFP4, as GPT-OSS is published): names, shapes, and how they are widened.
+"""Experts that a checkpoint holds in 4 bits (MXFP4, as GPT-OSS is published): names, shapes and dequantization.
 
 A parameter KEY [E, in, out] is stored as KEY_blocks, bytes [E, out, in / 32, 16] of two elements each, and KEY_scales,
 bytes [E, out, in / 32].
@@ -16,7 +16,7 @@ from rptrain.kernels.quant import MXFP4, dequantize
 from rptrain.models.weights.safetensors_io import Stored, read_here
 
 DTYPE = torch.uint8  # of both tensors
-ROWS = 256  # that a thread reads and widens at a time
+ROWS = 256  # that a thread reads and dequantizes at a time
 
 
 def names(key: str) -> tuple[str, str]:
@@ -60,10 +60,12 @@ def pieces(blocks: Stored, scales: Stored, target: Tensor) -> Iterator[ExpertRow
 
 
 def load(piece: ExpertRows) -> None:
-    """Reads and widens it, by the calling thread."""
+    """Reads and dequantizes it, by the calling thread."""
     codes, exponents = (torch.empty(part.shape, dtype=DTYPE) for part in piece[:2])
     read_here(piece.blocks, codes)
     read_here(piece.scales, exponents)
     inner, rows = piece.target.shape
-    widened = torch.empty(rows, exponents.numel() // rows * MXFP4.block, dtype=piece.target.dtype)
-    piece.target.copy_(dequantize(codes, exponents, MXFP4, widened)[:, :inner].T)  # a row's last block may be longer
+    dequantized = torch.empty(rows, exponents.numel() // rows * MXFP4.block, dtype=piece.target.dtype)
+    piece.target.copy_(
+        dequantize(codes, exponents, MXFP4, dequantized)[:, :inner].T
+    )  # a row's last block may be longer

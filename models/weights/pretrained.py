@@ -113,7 +113,7 @@ def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int]
     """
     places, stored = _places(spec, units), files.tensors
     whole: list[tuple[Stored, Tensor]] = []
-    widened: list[tuple[Stored, Stored, Tensor]] = []
+    dequantized: list[tuple[Stored, Stored, Tensor]] = []
     narrowed: list[tuple[Stored, Quantized, bool]] = []
     for name, place in places.items():
         target = place.held(view)
@@ -124,11 +124,11 @@ def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int]
             else:
                 narrowed.append((stored[name], target, place.param.transposed))
         elif packed:
-            widened.append((*packed, target))
+            dequantized.append((*packed, target))
         else:
             whole.append((stored[name], target))
     read(whole)
-    in_parallel(mxfp4.load, (piece for each in widened for piece in mxfp4.pieces(*each)))
+    in_parallel(mxfp4.load, (piece for each in dequantized for piece in mxfp4.pieces(*each)))
     in_parallel(quantized.load, (piece for each in narrowed for piece in quantized.pieces(*each)))
     if name := not_finite(spec, view, units):
         target = places[name].held(view)

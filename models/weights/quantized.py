@@ -21,7 +21,7 @@ from rptrain.utils.errors import UserError
 
 MATRICES = (*PLACES, "experts_gate_up", "experts_down")  # routers, which are small and decide, are not among them
 READ = 1 << 20  # bytes that a thread reads and quantizes at a time, if a row of blocks has no more
-WIDENED = 1 << 18  # elements of rows that a thread widens at a time
+CHUNK_NUMEL = 1 << 18  # elements of rows that a thread dequantizes at a time
 QUANTIZING = 6 * READ  # bytes that a thread takes beside, at most: what is read, the same turned, and PyTorch's chunks
 
 
@@ -58,7 +58,7 @@ def _held(param: Param, fmt: Format | None) -> Param:
 
 
 def readable(spec: ModelShape, held: Callable[[int, str], Tensor | Quantized]) -> Callable[[int, str], Tensor]:
-    """The parameters as they are held, those that are quantized as widened copies in the type of the others."""
+    """The parameters as they are held; quantized ones as dequantized copies in the dtype of the others."""
 
     def view(index: int, name: str) -> Tensor:
         found = held(index, name)
@@ -67,24 +67,24 @@ def readable(spec: ModelShape, held: Callable[[int, str], Tensor | Quantized]) -
         embed = held(0, spec.units[0].params[0].name)
         assert isinstance(embed, Tensor)
         param = next(param for param in spec.units[index].quantized if param.name == name)
-        return param.widened(found.widen(torch.empty(param.numel, dtype=embed.dtype)))
+        return param.dequantized_view(found.dequantize(torch.empty(param.numel, dtype=embed.dtype)))
 
     return view
 
 
 def rows_each(weight: Tensor | Quantized | None, inputs: int) -> int:
-    """How many rows of a matrix (None: of one in a file) are had at a time: whole blocks, about WIDENED elements."""
+    """Rows of a matrix (None: one in a file) to process at a time: whole blocks, about CHUNK_NUMEL elements."""
     block = weight.format.block if isinstance(weight, Quantized) else 1
     least = block // gcd(block, inputs)
-    return max(WIDENED // inputs // least, 1) * least
+    return max(CHUNK_NUMEL // inputs // least, 1) * least
 
 
 def rows(weight: Tensor | Quantized, inputs: int, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-    """Rows [start, stop), whole blocks, of a matrix with so many columns, widened where it is quantized."""
+    """Rows [start, stop), in whole blocks, of a matrix with `inputs` columns; dequantized if it is quantized."""
     if not isinstance(weight, Quantized):
         return weight[start:stop]
     part = weight.part(start * inputs, stop * inputs)
-    return part.widen(torch.empty(part.numel, dtype=dtype)).view(stop - start, inputs)
+    return part.dequantize(torch.empty(part.numel, dtype=dtype)).view(stop - start, inputs)
 
 
 class QuantizedRows(NamedTuple):

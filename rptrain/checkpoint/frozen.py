@@ -70,7 +70,7 @@ def spec_of(checkpoint: Path, meta: Mapping[str, Any]) -> ModelSpec:
 
 
 def reader(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype) -> Callable[[int], dict[str, Tensor]]:
-    """Gives a frozen unit's parameters, from where the run had them, those that are quantized widened.
+    """Gives a frozen unit's parameters, from where the run had them, quantized ones dequantized.
 
     UserError where they are not there any more.
     """
@@ -83,7 +83,7 @@ def reader(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype) -> Call
         plain, quantized = unit.held(flat, dtype)
         fill(spec, lambda _, name: {**plain, **quantized}[name], files, seed, [index], {})
         check(meta, hashes([(unit, flat)]))
-        return plain | unit.widen(quantized, dtype)
+        return plain | unit.dequantize(quantized, dtype)
 
     return read
 
@@ -94,14 +94,14 @@ def fill(
     files: pretrained.WeightFiles | None,
     seed: int,
     units: Sequence[int],
-    mapped: Mapping[int, FileBackedUnit],
+    file_backed: Mapping[int, FileBackedUnit],
 ) -> None:
     """Fills the views of these units from the model's files, or draws them where it has none, as those of adapters.
-    The units that are `mapped` are there.
+    The units in `file_backed` are there.
     """
     drawn = units if files is None else [unit for unit in units if unit in adapter_units(spec)]
     pretrained.initialize(spec, view, seed, drawn)
     if files is not None:
         pretrained.load(files, spec, view, [unit for unit in units if unit not in drawn])
     if not set(units).isdisjoint(adapter_units(spec)):
-        set_magnitudes(spec, view, mapped)
+        set_magnitudes(spec, view, file_backed)

@@ -34,11 +34,11 @@ class Evaluator:
         x: Ring,
         out: Ring,
         losses: Tensor,
-        widened: Tensor,
+        dequantized: Tensor,
         staging: Staging | None,
     ) -> None:
         self._context, self._index, self._device, self._inputs = context, index, device, inputs
-        self._x, self._out, self._losses, self._widened = x, out, losses, widened
+        self._x, self._out, self._losses, self._dequantized = x, out, losses, dequantized
         self._staging = staging
         self.where: str | None = None
 
@@ -58,8 +58,10 @@ class Evaluator:
             hidden = {m: context.buffers.locate(Access(0, 0), 0, m)[0] for m in mine}
             sent: dict[int, Event] = {}
             if self._staging is not None:
-                mapped = (unit for layer in spec.stack for unit in layer.units if units[unit].mapped is not None)
-                self._staging.request(chunk for unit in mapped for chunk in self._chunks(unit))
+                file_backed = (
+                    unit for layer in spec.stack for unit in layer.units if units[unit].file_backed is not None
+                )
+                self._staging.request(chunk for unit in file_backed for chunk in self._chunks(unit))
             for m in mine:
                 torch.index_select(table, 0, iteration.input_ids[m], out=hidden[m])
             for index in range(len(spec.stack)):
@@ -72,9 +74,9 @@ class Evaluator:
                     with staged(self._staging, state, device.param_upload, state.current, chunk) as source:
                         device.param_upload.run("", lambda t=target, s=source: t.copy_(s, non_blocking=True))
                 device.compute.wait(device.param_upload.record())
-                bound = layout.bind(slot, self._widened)[0]
+                bound = layout.bind(slot, self._dequantized)[0]
                 if bound.quantized:
-                    device.compute.run(f"{self.where} widening", bound.widen)
+                    device.compute.run(f"{self.where} dequantizing", bound.dequantize)
                 for turn, m in enumerate(mine):
                     self._forward(iteration, index, m, turn % RING, bound.params, hidden[m], sent)
                 read = device.compute.record()

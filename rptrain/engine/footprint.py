@@ -30,11 +30,11 @@ class Footprint:
     """Elements of the slots and bytes of each part of a device's memory."""
 
     param_bytes: int  # of one parameter slot
-    wide_numel: int
+    dequantized_numel: int
     grad_numel: int
     outputs: int  # entries of the output ring
     params: int  # of both slots
-    widened: int  # what of a stage is uploaded in 4 or 8 bits, in the model's dtype
+    dequantized: int  # what of a stage is uploaded in 4 or 8 bits, in the model's dtype
     grads: int
     rings: int
     work: int  # saved tensors and temporaries of the stage that needs most
@@ -42,7 +42,7 @@ class Footprint:
     @property
     def slots(self) -> tuple[int, int, int, int]:
         """Bytes of the parts that the largest stage sets: see `stage_parts`."""
-        return self.params, self.widened, self.grads, self.work
+        return self.params, self.dequantized, self.grads, self.work
 
     @property
     def total(self) -> int:
@@ -60,8 +60,8 @@ def stage_bytes(spec: ModelShape, stage: Stage, dtype: torch.dtype) -> int:
 
 
 def stage_wide_numel(spec: ModelShape, stage: Stage) -> int:
-    """Elements of those that are widened."""
-    return sum(spec.units[unit].wide_numel for unit in stage_units(spec, stage))
+    """Elements of those that are dequantized."""
+    return sum(spec.units[unit].dequantized_numel for unit in stage_units(spec, stage))
 
 
 def stage_grad_numel(spec: ModelShape, stage: Stage) -> int:
@@ -71,7 +71,7 @@ def stage_grad_numel(spec: ModelShape, stage: Stage) -> int:
 
 
 def stage_parts(spec: ModelShape, stage: Stage, shapes: Shapes) -> tuple[int, int, int, int]:
-    """Bytes of parameter slots, widened parameters, gradient slots and work that one stage asks for; a plan has the
+    """Bytes of parameter slots, dequantized parameters, gradient slots and work that one stage asks for; a plan has the
     largest of each.
     """
     itemsize, wide = shapes.dtype.itemsize, accumulate_dtype(shapes.dtype).itemsize
@@ -94,7 +94,7 @@ def ring_parts(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> tup
 def footprint(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> Footprint:
     """What the stages need together."""
     parts = zip(*(stage_parts(spec, stage, shapes) for stage in stages), strict=True)
-    params, widened, grads, work = (max(part) for part in parts)
+    params, dequantized, grads, work = (max(part) for part in parts)
     entries, rings = ring_parts(spec, stages, shapes)
     return Footprint(
         max(stage_bytes(spec, stage, shapes.dtype) for stage in stages),
@@ -102,7 +102,7 @@ def footprint(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> Foot
         max(stage_grad_numel(spec, stage) for stage in stages),
         entries,
         params,
-        widened,
+        dequantized,
         grads,
         rings,
         work,

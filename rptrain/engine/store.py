@@ -111,7 +111,7 @@ def _unregister(registered: list[int]) -> None:
 class UnitState:
     """One unit's flat buffers, all of `unit.numel` elements, but for those in `moments` that are scales of blocks.
     A frozen unit has parameters only, one generation; its `grad` is empty. Those of a quantized one are bytes, as
-    `unit.held` says, and `views` has what of it is not in `quantized`. One that is `mapped` stays in its files: there
+    `unit.held` says, and `views` has what of it is not in `quantized`. A `file_backed` unit stays in its files: there
     is nothing of it in memory, and `params` is empty.
 
     `params` holds two generations in async (one is read by the devices while the optimizer writes the other) and one in
@@ -131,7 +131,7 @@ class UnitState:
     before: int = field(init=False)
     views: list[dict[str, Tensor]] = field(default_factory=list)  # params by name, for each generation
     quantized: dict[str, Quantized] = field(default_factory=dict)
-    mapped: FileBackedUnit | None = None
+    file_backed: FileBackedUnit | None = None
 
     def __post_init__(self) -> None:
         self.views = self.views or [self.unit.views(flat) for flat in self.params]
@@ -166,7 +166,7 @@ class ModelStore:
     Bytes a parameter, bfloat16: sync 2 + 2 + 2 + 8 = 14, async 16; float16: sync 2 + 4 + 2 + 8 = 16, async 18. With
     several rounds the gradient is kept as the float32 partial sum, 2 more. In place of 8 bytes, moments take 4 as
     `bf16` and 2 1/16 as `int8`. A frozen parameter takes 2, or what its format does: models/weights/quantized.py.
-    Units that are `mapped` take none; their files are closed with the store.
+    Units in `file_backed` take none; their files are closed with the store.
     """
 
     def __init__(
@@ -178,11 +178,11 @@ class ModelStore:
         wide_grad: bool = False,
         moments: Moments = "fp32",
         lock: bool = False,
-        mapped: FileBackedWeights | None = None,
+        file_backed: FileBackedWeights | None = None,
     ) -> None:
         self.spec, self.dtype, self.generations, self.wide_grad = spec, dtype, generations, wide_grad
-        self._layout, self._mapped = _state_dtypes(dtype, generations, wide_grad, moments), mapped
-        self._arena = Arena(_nbytes(spec, dtype, self._layout, mapped=mapped is not None))
+        self._layout, self._file_backed = _state_dtypes(dtype, generations, wide_grad, moments), file_backed
+        self._arena = Arena(_nbytes(spec, dtype, self._layout, file_backed=file_backed is not None))
         self.units = [self._unit(index, unit) for index, unit in enumerate(spec.units)]
         if lock:
             self._arena.lock()
@@ -195,9 +195,9 @@ class ModelStore:
         generations: int,
         wide_grad: bool = False,
         moments: Moments = "fp32",
-        mapped: bool = False,
+        file_backed: bool = False,
     ) -> int:
-        return _nbytes(spec, dtype, _state_dtypes(dtype, generations, wide_grad, moments), mapped=mapped)
+        return _nbytes(spec, dtype, _state_dtypes(dtype, generations, wide_grad, moments), file_backed=file_backed)
 
     @property
     def locked(self) -> bool:
@@ -205,13 +205,13 @@ class ModelStore:
 
     @property
     def in_memory(self) -> tuple[int, ...]:
-        """The units that are not mapped."""
-        return tuple(index for index, state in enumerate(self.units) if state.mapped is None)
+        """The units that are not file-backed."""
+        return tuple(index for index, state in enumerate(self.units) if state.file_backed is None)
 
     @property
-    def mapped(self) -> dict[int, FileBackedUnit]:
+    def file_backed(self) -> dict[int, FileBackedUnit]:
         """The units that are, by index."""
-        return {} if self._mapped is None else self._mapped.units
+        return {} if self._file_backed is None else self._file_backed.units
 
     @property
     def grad_dtype(self) -> torch.dtype:
@@ -219,8 +219,8 @@ class ModelStore:
         return accumulate_dtype(self.dtype) if self.wide_grad else self.dtype
 
     def _unit(self, index: int, unit: Unit) -> UnitState:
-        if self._mapped is not None and index in self._mapped.units:
-            return UnitState(unit, [], torch.empty(0), {}, None, mapped=self._mapped.units[index])
+        if self._file_backed is not None and index in self._file_backed.units:
+            return UnitState(unit, [], torch.empty(0), {}, None, file_backed=self._file_backed.units[index])
         if unit.quantized:
             flat, grad = self._arena.take(unit.nbytes(self.dtype.itemsize), torch.uint8), torch.empty(0)
             plain, quantized = unit.held(flat, self.dtype)
@@ -238,22 +238,22 @@ class ModelStore:
         )
 
     def view(self, unit: int, name: str) -> Tensor:
-        """A parameter of the newest generation, W_T; a copy of one that is quantized, widened, or mapped."""
+        """A parameter of the newest generation, W_T; a copy of one that is quantized (dequantized) or file-backed."""
         return readable(self.spec, self.held)(unit, name)
 
     def held(self, unit: int, name: str) -> Tensor | Quantized:
-        """A parameter of the newest generation as it is held, to be filled; of a mapped unit a copy."""
+        """A parameter of the newest generation as it is held, to be filled; a copy for a file-backed unit."""
         state = self.units[unit]
-        if state.mapped is not None:
-            return state.mapped.held(name)
+        if state.file_backed is not None:
+            return state.file_backed.held(name)
         return state.quantized[name] if name in state.quantized else state.views[state.current][name]
 
     def weights(self, unit: int) -> dict[str, Tensor]:
-        """Every parameter of a unit, newest generation; those that are quantized widened."""
+        """Every parameter of a unit, newest generation; quantized ones dequantized."""
         state = self.units[unit]
-        if state.mapped is not None:
+        if state.file_backed is not None:
             return {param.name: self.view(unit, param.name) for param in state.unit.params}
-        return state.views[state.current] | state.unit.widen(state.quantized, self.dtype)
+        return state.views[state.current] | state.unit.dequantize(state.quantized, self.dtype)
 
     def loaded(self) -> None:
         """To be called once weights were written through `held`: fills the other generation, W_{-1} = W_0, and the
@@ -267,8 +267,8 @@ class ModelStore:
 
     def close(self) -> None:
         self._arena.close()
-        if self._mapped is not None:
-            self._mapped.close()
+        if self._file_backed is not None:
+            self._file_backed.close()
 
     def __enter__(self) -> "ModelStore":
         return self
@@ -293,16 +293,16 @@ def _of(unit: Unit, layout: Layout) -> Layout:
     return layout if unit.trainable else layout[:1]
 
 
-def _nbytes(spec: ModelShape, dtype: torch.dtype, layout: Layout, *, mapped: bool) -> int:
+def _nbytes(spec: ModelShape, dtype: torch.dtype, layout: Layout, *, file_backed: bool) -> int:
     trained = [unit for unit in spec.units if unit.trainable]
-    return frozen_bytes(spec, dtype, mapped=mapped) + sum(
+    return frozen_bytes(spec, dtype, file_backed=file_backed) + sum(
         aligned(unit.numel // shared * kind.itemsize) for unit in trained for _, kind, shared in layout
     )
 
 
-def frozen_bytes(spec: ModelShape, dtype: torch.dtype, *, mapped: bool = False) -> int:
-    """What the frozen units take, or those of them that are not mapped."""
-    held = {*spec.frozen} - ({*file_backed_units(spec)} if mapped else set())
+def frozen_bytes(spec: ModelShape, dtype: torch.dtype, *, file_backed: bool = False) -> int:
+    """What the frozen units take, or those of them that are not file-backed."""
+    held = {*spec.frozen} - ({*file_backed_units(spec)} if file_backed else set())
     return sum(aligned(spec.units[index].nbytes(dtype.itemsize)) for index in held)
 
 

@@ -40,15 +40,15 @@ class Worker:
     def __init__(
         self, context: Context, index: int, device: Device, sizes: Footprint, tokens: int, staging: Staging | None
     ) -> None:
-        """With `staging`, which ends with it, some units are mapped."""
+        """With `staging`, which ends with it, some units are file-backed."""
         self._context, self._index, self._device, self._staging = context, index, device, staging
         self._lane = context.lanes[index]
         spec: ModelSpec = context.store.spec
         dtype, wide = context.store.dtype, accumulate_dtype(context.store.dtype)
         self._spec = spec
         self._params = [device.empty(sizes.param_bytes, torch.uint8) for _ in range(2)]
-        self._widened = device.empty(sizes.wide_numel, dtype)  # of the stage that is computed
-        if sizes.wide_numel:
+        self._dequantized = device.empty(sizes.dequantized_numel, dtype)  # of the stage that is computed
+        if sizes.dequantized_numel:
             prepare(device.torch_device)
         self._param_read: list[Event | None] = [None, None]
         self._sums = device.empty(sizes.grad_numel, wide)
@@ -67,7 +67,7 @@ class Worker:
         self._loss = device.empty(1, wide)[0]  # of the micro-batch that is computed
         self._losses_read: Event | None = None
         self._evaluator = Evaluator(
-            context, index, device, self._inputs, self._x, self._out, self._losses, self._widened, staging
+            context, index, device, self._inputs, self._x, self._out, self._losses, self._dequantized, staging
         )
         self._layouts = [ParamLayout(spec, stage, dtype) for stage in context.plan.stages]
         self._grad_layouts = [GradLayout(spec, stage) for stage in context.plan.stages]
@@ -128,7 +128,7 @@ class Worker:
     def _take(self, upload: Upload) -> Iteration | None:
         """The next iteration; gradients that still wait for a window are not kept from the optimizer meanwhile.
 
-        `upload`: the next one, whose mapped units were requested before those that an evaluation reads.
+        `upload`: the next one, whose file-backed units were requested before those that an evaluation reads.
         """
         if self._queue.empty():
             self._flush()
@@ -165,7 +165,7 @@ class Worker:
         layout = self._grad_layouts[slot.stage_index]
         if upload.is_blocked():
             self._flush()
-        params = self._layouts[slot.stage_index].bind(self._params[parity], self._widened)
+        params = self._layouts[slot.stage_index].bind(self._params[parity], self._dequantized)
         sums = layout.bind(self._sums) if stage.backward else []
         if stage.backward:
             self._start_sums(iteration, slot, layout)
@@ -272,7 +272,7 @@ class Worker:
     ) -> None:
         """Layer by layer where parameters are still on their way, so that the optimizer may be at the later ones.
 
-        With the upload of a slot its quantized parameters are widened, once for all micro-batches.
+        With the upload of a slot its quantized parameters are dequantized, once for all micro-batches.
         `key` and `places` are those of Device.repeat; without places there are time stamps inside, and it is not used.
         """
         compute, where = self._device.compute, f"{slot} micro-batch {m}"
@@ -281,7 +281,7 @@ class Worker:
                 compute.wait(upload.finish())
             with computing(self._span, compute, upload and upload.arrival()), self._lane.computing(compute):
                 for bound in params if upload is not None else ():
-                    self._widen(slot, bound)
+                    self._dequantize(slot, bound)
                 if places is None:
                     compute.run(where, lambda: work.run(scale, self._loss))
                 else:
@@ -291,13 +291,13 @@ class Worker:
             units = self._spec.stack[layer].units
             compute.wait(upload.finish(units))
             with computing(self._span, compute, upload.arrival(units)), self._lane.computing(compute):
-                self._widen(slot, params[i])
+                self._dequantize(slot, params[i])
                 compute.run(where, lambda i=i: work.step(i, scale, self._loss))
 
-    def _widen(self, slot: Slot, bound: Bound) -> None:
+    def _dequantize(self, slot: Slot, bound: Bound) -> None:
         """Into one buffer for all stages: the stream has computed the stage before by then."""
         if bound.quantized:
-            self._device.compute.run(f"{slot} widening", bound.widen)
+            self._device.compute.run(f"{slot} dequantizing", bound.dequantize)
 
     def _traced(self, iteration: Iteration, slot: Slot, work: Work) -> Span | None:
         trace = self._context.trace

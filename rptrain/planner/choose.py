@@ -42,7 +42,7 @@ class Workload:
     asynchronous: bool
     moments: Moments = "fp32"
     fused: bool = False  # the fused kernels run
-    mapped: bool = False  # what stays as it is stays in the model's files
+    file_backed: bool = False  # what stays as it is stays in the model's files
 
     @classmethod
     def of(cls, config: Config, card: Card) -> Self:
@@ -58,7 +58,7 @@ class Workload:
             asynchronous=config.optim.update == "async",
             moments=config.optim.moments,
             fused=card != CPU and dtype in launch.DTYPES and (launch.HAS_TRITON or not torch.cuda.is_available()),
-            mapped=config.model.hold == "map",
+            file_backed=config.model.hold == "map",
         )
 
     @property
@@ -126,7 +126,7 @@ def layer_costs(
                 layer.kept_bytes(workload.tokens, itemsize),
                 pace * sum(spec.units[unit].numel for unit in new),
                 trained * wide,
-                sum(unit.wide_numel for unit in units) * itemsize,
+                sum(unit.dequantized_numel for unit in units) * itemsize,
             )
         )
     return tuple(costs)
@@ -172,7 +172,7 @@ def make_plan(
         generations=1 + workload.asynchronous,
         wide_grad=workload.shapes.wide_grad,
         moments=workload.moments,
-        mapped=workload.mapped,
+        file_backed=workload.file_backed,
     )
     rows = row_bytes(spec, workload)
     room = None if device_limit is None else device_limit - LIBRARIES

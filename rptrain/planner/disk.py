@@ -1,4 +1,4 @@
-"""What a step reads of the model's files where weights are mapped, and what the disk gives."""
+"""Reads of file-backed weights per step, and the speed of the disk."""
 
 import time
 from dataclasses import dataclass
@@ -20,46 +20,44 @@ STRETCH, PIECE = 64 << 20, 4 << 20  # bytes that the disk is measured with, and 
 
 @dataclass(frozen=True)
 class DiskReading:
-    """Bytes that are mapped, that all devices read of them in a step, that free memory keeps of files beside the run
-    (None: not known); bytes a second from the disk; seconds a step that were planned without it.
-    """
+    """Reads of file-backed weights that a step needs, and what the disk delivers."""
 
-    mapped: int
-    step: int
-    room: int | None
-    rate: float
-    planned: float
+    file_backed: int  # bytes of file-backed weights
+    step: int  # bytes that all devices together read in a step
+    room: int | None  # bytes of free memory for the page cache; None: unknown
+    rate: float  # bytes per second from the disk
+    planned: float  # seconds per step, planned without the disk
 
     @property
     def seconds(self) -> float:
-        """That a step takes at least where all comes from the disk."""
+        """The least duration of a step if every read goes to the disk."""
         return self.step / self.rate
 
     @property
     def kept(self) -> bool:
-        """Whether free memory holds what is mapped, so that only the first step reads the disk."""
-        return self.room is not None and self.mapped <= self.room
+        """Whether free memory holds the file-backed weights, so that only the first step reads the disk."""
+        return self.room is not None and self.file_backed <= self.room
 
     @property
     def limits(self) -> bool:
-        """Whether steps are longer for it."""
+        """Whether the disk makes steps longer."""
         return not self.kept and self.seconds > self.planned
 
     def __str__(self) -> str:
         text = f"A step reads {format_bytes(self.step)} of the model's files; the disk gives {self.rate / 1e9:.2f} GB/s"
         if self.kept:
-            return f"{text}, and free memory holds the {format_bytes(self.mapped)} of these files."
+            return f"{text}, and free memory holds the {format_bytes(self.file_backed)} of these files."
         if self.limits:
             return (
                 f"{text}, so it takes {self.seconds:.3g} s or more instead of {self.planned:.3g} s, as free memory "
-                f"does not hold the {format_bytes(self.mapped)} of these files: with a larger train.global_batch_size "
-                "there is more to compute for the same reads."
+                f"does not hold the {format_bytes(self.file_backed)} of these files: a larger "
+                "train.global_batch_size computes more per read."
             )
         return f"{text}, which is enough."
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        names = {"mapped": self.mapped, "bytes_per_step": self.step, "room": self.room, "rate": self.rate}
+        names = {"mapped": self.file_backed, "bytes_per_step": self.step, "room": self.room, "rate": self.rate}
         return {**names, "seconds": self.seconds, "limits": self.limits}
 
 

@@ -194,7 +194,7 @@ def state_parts(spec: ModelShape, workload: Workload) -> list[MemoryPart]:
 
     formats = sorted({param.format.name for unit in spec.units for param in unit.quantized if param.format})
     name = f"frozen weights, matrices in {' and '.join(formats)}" if formats else "frozen weights"
-    held = frozen_bytes(spec, workload.dtype, mapped=workload.mapped)
+    held = frozen_bytes(spec, workload.dtype, file_backed=workload.file_backed)
     parts = [MemoryPart(name, held)] if held else []
     parts += [
         MemoryPart(
@@ -209,10 +209,10 @@ def state_parts(spec: ModelShape, workload: Workload) -> list[MemoryPart]:
 
 
 def _staging(spec: ModelShape, workload: Workload, hardware: Hardware) -> list[MemoryPart]:
-    """What mapped weights go through. They themselves are page cache, which the system takes back when it needs it."""
-    if not (workload.mapped and file_backed_units(spec)):
+    """Buffers for file-backed weights. The weights themselves are page cache, which the system reclaims on demand."""
+    if not (workload.file_backed and file_backed_units(spec)):
         return []
-    return [MemoryPart("buffers of mapped weights", staging_bytes(spec, workload.dtype, hardware.devices))]
+    return [MemoryPart("buffers of file-backed weights", staging_bytes(spec, workload.dtype, hardware.devices))]
 
 
 def _process(config: Config, spec: ModelShape, workload: Workload, hardware: Hardware) -> list[MemoryPart]:
@@ -242,9 +242,9 @@ def _host(
     if workers:
         parts.append(MemoryPart(f"memory of {hardware.devices} CPU workers", workers))
     notes = []
-    if workload.mapped:
-        mapped = frozen_bytes(spec, workload.dtype) - frozen_bytes(spec, workload.dtype, mapped=True)
-        notes.append(f"{format_bytes(mapped)} of weights stay in the model's files, and are not counted")
+    if workload.file_backed:
+        file_backed = frozen_bytes(spec, workload.dtype) - frozen_bytes(spec, workload.dtype, file_backed=True)
+        notes.append(f"{format_bytes(file_backed)} of weights stay in the model's files, and are not counted")
     if any(source.path != RANDOM for source in config.data.train):
         notes.append("the data is not read: its tokens stay on the disk; up to 100 bytes a sample are not counted")
     lock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
@@ -285,7 +285,7 @@ def _gpu(gpu: Gpu, need: Footprint, shapes: Shapes) -> MemoryPlace:
     indices = indices_bytes(shapes)
     parts = (
         MemoryPart("parameters of two stages", need.params),
-        *([MemoryPart("dequantized parameters of a stage", need.widened)] if need.widened else []),
+        *([MemoryPart("dequantized parameters of a stage", need.dequantized)] if need.dequantized else []),
         MemoryPart("gradients of a stage", need.grads),
         MemoryPart("boundary activations", need.rings - indices),
         MemoryPart("tokens of two steps", indices),

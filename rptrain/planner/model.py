@@ -34,8 +34,9 @@ def _is_preset(model_dir: Path) -> bool:
 
 
 def find_files(config: Config, model_dir: Path, spec: ModelSpec) -> pretrained.WeightFiles | None:
-    """The model's weights; None where they are to be random. UserError where they do not fit it, or cannot be mapped
-    and are to be.
+    """The files with the model's weights; None if the weights are random.
+
+    Raises UserError if the tensors do not fit the model, or if `model.hold = "map"` needs files and there are none.
     """
     files = None
     if config.model.init == "auto" and (any(model_dir.glob("*.safetensors")) or not _is_preset(model_dir)):

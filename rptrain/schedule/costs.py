@@ -63,4 +63,4 @@ class LayerCost:
     kept: int = 0  # on the device from the recomputed forward to backward
     update: float = 0.0  # seconds of the CPU optimizer, once a step
     sums: int = 0  # what gradients accumulate in on the device, uploaded for each backward stage of a later round
-    widened: int = 0  # on the device beside `params`, of what is uploaded in 4 or 8 bits
+    dequantized: int = 0  # on the device beside `params`, of what is uploaded in 4 or 8 bits

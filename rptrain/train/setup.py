@@ -15,10 +15,10 @@ from rptrain.train.job import Job
 
 def open_store(job: Job) -> ModelStore:
     """Allocate host memory for the job's model, filled with zeros; file-backed weights stay in their files."""
-    mapped = None
+    file_backed = None
     if job.config.model.hold == "map":
         assert job.files is not None
-        mapped = FileBackedWeights(job.files, job.spec, job.dtype)
+        file_backed = FileBackedWeights(job.files, job.spec, job.dtype)
     return ModelStore(
         job.spec,
         job.dtype,
@@ -26,7 +26,7 @@ def open_store(job: Job) -> ModelStore:
         wide_grad=job.plan.plan.rounds > 1,
         moments=job.config.optim.moments,
         lock=job.devices[0].startswith("cuda"),
-        mapped=mapped,
+        file_backed=file_backed,
     )
 
 
@@ -38,11 +38,11 @@ def load_weights(job: Job, store: ModelStore, *, resumed: bool) -> dict[str, Any
     """
     seed = job.config.train.seed
     units = [unit for unit in (job.spec.frozen if resumed else store.in_memory) if unit in store.in_memory]
-    frozen.fill(job.spec, store.held, job.files, seed, units, store.mapped)
+    frozen.fill(job.spec, store.held, job.files, seed, units, store.file_backed)
     described = None
     if job.spec.frozen:
         states = [store.units[index] for index in job.spec.frozen]
-        flats = [(state.unit, state.mapped or state.params[0]) for state in states]
+        flats = [(state.unit, state.file_backed or state.params[0]) for state in states]
         base = "bf16" if job.config.adapters is None else job.config.adapters.base
         described = frozen.describe(flats, job.config.train.freeze, seed, job.files is None, base)
     if not resumed:

@@ -1,4 +1,4 @@
-"""A base in 4 or 8 bits in the engine: exactly the plain loop on its widened weights, with a quarter of the uploads."""
+"""A base in 4 or 8 bits in the engine equals the plain loop on its dequantized weights; uploads are a quarter."""
 
 import time
 
@@ -33,7 +33,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("cfg", "base", "lora"), CASES.values(), ids=CASES)
-def test_equals_the_plain_loop_on_the_widened_weights(cfg, base, lora):
+def test_equals_the_plain_loop_on_the_dequantized_weights(cfg, base, lora):
     steps, rate = 3, 5e-3
     batches = plain.make_batches(steps)
     asynchronous = base != "nf4"
@@ -44,7 +44,7 @@ def test_equals_the_plain_loop_on_the_widened_weights(cfg, base, lora):
     assert_equals_the_plain_loop(store, cfg, lora, batches, rate, asynchronous=asynchronous)
 
 
-def test_the_bits_of_a_base_that_was_widened_before():
+def test_the_bits_of_a_base_that_was_dequantized_before():
     lora, batches, plan = LoRA(r=4), plain.make_batches(3), f"{PLAN} | N=2 M=4 MR=4"
     results = []
     for base in ("nf4", "bf16"):
@@ -76,8 +76,8 @@ def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous):
     same_as_first(results)
 
 
-@pytest.mark.parametrize("slow", ["upload", "widening", "micro-batch"])
-def test_nothing_is_widened_before_it_arrived_or_while_it_is_read(slow):
+@pytest.mark.parametrize("slow", ["upload", "dequantizing", "micro-batch"])
+def test_nothing_is_dequantized_before_it_arrived_or_while_it_is_read(slow):
     def probe(where):
         if slow in where:
             time.sleep(0.03 if slow == "upload" else 0.004)
@@ -87,12 +87,12 @@ def test_nothing_is_widened_before_it_arrived_or_while_it_is_read(slow):
     same_as_first([runs.run(plain.CONFIG, batches, plan, probe=p, **options) for p in (None, probe)])
 
 
-def test_it_is_widened_once_a_stage_and_not_for_each_micro_batch():
+def test_it_is_dequantized_once_a_stage_and_not_for_each_micro_batch():
     seen = []
     plan = Plan.parse("F0-3 FB4-4 B0-3 | N=1 M=4 MR=4")
     options = {"asynchronous": True, "lora": LoRA(r=2), "base": "nf4"}
     runs.run(plain.CONFIG, plain.make_batches(2), plan, probe=seen.append, **options)
-    stages = [where.removesuffix(" widening") for where in seen if where.endswith(" widening")]
+    stages = [where.removesuffix(" dequantizing") for where in seen if where.endswith(" dequantizing")]
     slots = [slot for iteration in range(2) for slot in plan.slots(iteration) if slot.stage.kind != "FB"]
     assert sorted(stages) == sorted(str(slot) for slot in slots for _ in range(4))  # a layer each
 
@@ -119,7 +119,7 @@ def test_uploads_are_a_quarter_as_large():
 
 @pytest.mark.parametrize("base", FORMATS)
 def test_memory_is_what_the_formats_say(base):
-    """By hand, of a layer whose matrices are all quantized: host, device, and what a device widens."""
+    """By hand, of a layer whose matrices are all quantized: host, device, and what a device dequantizes."""
     cfg = plain.config(hidden_size=128, intermediate_size=128, head_dim=64, num_hidden_layers=1, vocab_size=128)
     matrices = 2 * 128 * 256 + 2 * 128 * 128 + 3 * 128 * 128  # q and o, k and v, the MLP
     each = {"nf4": 0.5 + 4 / 64, "mxfp4": 0.5 + 1 / 32, "int8": 1 + 4 / 128}[base]
@@ -135,5 +135,5 @@ def test_memory_is_what_the_formats_say(base):
         assert [flat.nbytes for flat in state.params] == [unit.nbytes(2)] and not len(state.grad)
         assert all(isinstance(held, Quantized) for held in state.quantized.values())
     shapes = Shapes(tokens=16, micro_batches=1, dtype=torch.bfloat16, wide_grad=False)
-    params, widened, _, _ = stage_parts(spec, Stage("B", 0, 1), shapes)
-    assert (params, widened) == (2 * (unit.nbytes(2) + 2 * trained), 2 * matrices)
+    params, dequantized, _, _ = stage_parts(spec, Stage("B", 0, 1), shapes)
+    assert (params, dequantized) == (2 * (unit.nbytes(2) + 2 * trained), 2 * matrices)

@@ -63,7 +63,7 @@ def test_equals_the_plain_loop(device, cfg, lora, base, asynchronous):
 @pytest.mark.long
 @EVERYWHERE
 def test_the_same_bits_every_time_and_with_any_plan(device, cfg, lora, base):
-    """In the first plan the head alone is the first stage of backward, which has nothing to widen."""
+    """In the first plan the head alone is the first stage of backward, which has nothing to dequantize."""
     batches, results = plain.make_batches(3, length=16), []
     kind = {"lora": lora, "base": base, "asynchronous": True, "device": device, "dtype": torch.bfloat16}
     for plan in (PLANS[0], *PLANS):

@@ -27,10 +27,10 @@ def mend() -> None:
             return TensorHandle(to_bfloat(source.data), target.scalar)
         return convert(self, source, target)
 
-    def widened(operand):
+    def upcast(operand):
         return TensorHandle(to_float(operand.data), tl.float32) if operand.dtype.scalar == tl.bfloat16 else operand
 
     def dot(self, a, b, *rest):
-        return multiply(self, widened(a), widened(b), *rest)
+        return multiply(self, upcast(a), upcast(b), *rest)
 
     InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot = cast, dot

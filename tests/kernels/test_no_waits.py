@@ -176,7 +176,7 @@ def adapters_of_experts(rand: Rand) -> Run:
     return run
 
 
-def widening(rand: Rand) -> Run:
+def dequantizing(rand: Rand) -> Run:
     out = rand(TOKENS, WIDTH)
     stored = {fmt: [part.cuda() for part in quant.quantize(out.cpu(), fmt)] for fmt in quant.FORMATS.values()}
 
@@ -200,7 +200,7 @@ OPS: dict[str, Callable[..., Run]] = {
     "adapters": partial(adapters, masked=False),
     "adapters, dropout": partial(adapters, masked=True),
     "adapters of experts": adapters_of_experts,
-    "widening": widening,
+    "dequantizing": dequantizing,
 }
 
 

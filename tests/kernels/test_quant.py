@@ -29,7 +29,7 @@ def weights(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def widened(codes: Tensor, scales: Tensor, fmt: Format, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def dequantized(codes: Tensor, scales: Tensor, fmt: Format, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return dequantize(codes, scales, fmt, torch.empty(numel, dtype=dtype))
 
 
@@ -40,7 +40,7 @@ def test_kernel_gives_the_bits_of_the_oracle(fmt, dtype, numel, device) -> None:
     codes, scales = quantize(weights(numel), fmt)
     ours = torch.full((numel + 64,), 7, dtype=dtype, device=device)
     dequantize_triton(codes.to(device), scales.to(device), fmt, ours[:numel])
-    assert torch.equal(ours[:numel].cpu(), widened(codes, scales, fmt, numel, dtype))
+    assert torch.equal(ours[:numel].cpu(), dequantized(codes, scales, fmt, numel, dtype))
     assert (ours[numel:] == 7).all()
 
 
@@ -53,7 +53,7 @@ def test_codes_may_start_anywhere(fmt, device, monkeypatch) -> None:
     for first in range(5):
         moved = torch.cat((codes[:first], codes)).to(device)[first:]
         ours = dequantize_triton(moved, scales.to(device), fmt, torch.empty(256, device=device))
-        assert torch.equal(ours.cpu(), widened(codes, scales, fmt, 256))
+        assert torch.equal(ours.cpu(), dequantized(codes, scales, fmt, 256))
     assert read == [True, False, False, False, True]
 
 
@@ -94,11 +94,11 @@ def test_chunks_do_not_change_codes(fmt, in_torch, monkeypatch) -> None:
 
 
 @formats
-def test_zeros_stay_zero_and_what_was_widened_gives_the_same_codes(fmt) -> None:
+def test_zeros_stay_zero_and_what_was_dequantized_gives_the_same_codes(fmt) -> None:
     w = weights(4096)
     w[128:256] = 0
     codes, scales = quantize(w, fmt)
-    once = widened(codes, scales, fmt, w.numel())
+    once = dequantized(codes, scales, fmt, w.numel())
     assert not once[128:256].any()
     assert torch.equal(quantize(once, fmt)[0], codes)
 
@@ -114,7 +114,7 @@ def test_a_power_of_two_changes_scales_only(fmt) -> None:
 def test_error_on_normal_weights(fmt, expected) -> None:
     """Root-mean-square error of the format on a normal distribution; a wrong nibble order or scale is far off."""
     w = weights(1 << 16)
-    error = (widened(*quantize(w, fmt), fmt, w.numel()) - w).square().mean().sqrt().item()
+    error = (dequantized(*quantize(w, fmt), fmt, w.numel()) - w).square().mean().sqrt().item()
     assert error == pytest.approx(expected, rel=0.05)
 
 
@@ -125,7 +125,7 @@ def test_nf4_values_are_the_published_ones() -> None:
     0.33791524171829224 0.44070982933044434 0.5626170039176941 0.7229568362236023 1.0"""
     codes = torch.arange(16, dtype=torch.uint8)
     packed = codes[0::2] << 4 | codes[1::2]
-    ours = widened(packed, torch.ones(1), NF4, 16)
+    ours = dequantized(packed, torch.ones(1), NF4, 16)
     assert torch.equal(ours, torch.tensor([float(value) for value in published.split()]))
 
     last = 1 - (1 / 32 + 1 / 30) / 2
@@ -140,7 +140,7 @@ def test_nf4_takes_the_nearest_value() -> None:
     w[:, 0] = -1.0  # the scale of each block
     table = torch.tensor(NF4_VALUES)
     nearest = table[(w.flatten()[:, None] - table).abs().argmin(1)]
-    assert torch.equal(widened(*quantize(w, NF4), NF4, w.numel()), nearest)
+    assert torch.equal(dequantized(*quantize(w, NF4), NF4, w.numel()), nearest)
 
 
 def test_nf4_takes_the_lower_of_two_that_are_as_near() -> None:
@@ -155,14 +155,14 @@ def test_nf4_takes_the_lower_of_two_that_are_as_near() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nf4_is_what_bitsandbytes_makes(dtype) -> None:
-    """Codes, scales and the widened weights, to the bit."""
+    """Codes, scales and the dequantized weights, to the bit."""
     oracle = pytest.importorskip("bitsandbytes.functional")
     w = weights(96, 320).to(dtype)
     w[3] = 0
     codes, state = oracle.quantize_4bit(w, blocksize=64, compress_statistics=False, quant_type="nf4")
     ours = quantize(w, NF4)
     assert torch.equal(ours[0], codes.flatten()) and torch.equal(ours[1], state.absmax)
-    assert torch.equal(widened(*ours, NF4, w.numel(), dtype), oracle.dequantize_4bit(codes, state).flatten())
+    assert torch.equal(dequantized(*ours, NF4, w.numel(), dtype), oracle.dequantize_4bit(codes, state).flatten())
 
 
 def test_nf4_of_known_weights() -> None:
@@ -183,7 +183,7 @@ def test_what_is_not_finite_is_seen_by_the_scales(fmt) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_mxfp4_is_widened_as_transformers_does(dtype, device) -> None:
+def test_mxfp4_is_dequantized_as_transformers_does(dtype, device) -> None:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     generator = torch.Generator().manual_seed(0)
@@ -208,7 +208,7 @@ def test_mxfp4_table_and_scales(device) -> None:
     expected = (table.double().repeat(2) * factors.double()[:, None]).float()
     torch.testing.assert_close(ours.cpu().view(256, 32), expected, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(torch.signbit(ours.cpu().view(256, 32)[127]), torch.signbit(table.repeat(2)))
-    assert torch.equal(widened(packed, exponents.to(torch.uint8), MXFP4, 8192)[:-32], ours.cpu()[:-32])
+    assert torch.equal(dequantized(packed, exponents.to(torch.uint8), MXFP4, 8192)[:-32], ours.cpu()[:-32])
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_mxfp4_rounds_to_even_and_saturates(value, expected) -> None:
     w[:2] = torch.tensor([4.0, value])
     codes, scales = quantize(w, MXFP4)
     assert scales.item() == 127
-    assert widened(codes, scales, MXFP4, 32)[1] == expected
+    assert dequantized(codes, scales, MXFP4, 32)[1] == expected
 
 
 def test_int8_is_symmetric() -> None:

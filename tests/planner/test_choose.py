@@ -106,12 +106,12 @@ def test_a_frozen_model_needs_less_of_the_host_and_of_the_gpu():
     assert store[0] - store[1] == pytest.approx(12 * numel, abs=28 * 6 * 4096)  # 14 bytes each to 2, in whole pages
     for stage in (Stage("FB", 0, 29), Stage("F", 0, 29)):
         before, after = (stage_parts(s, stage, workload.shapes) for s in (whole, frozen))
-        params, widened, grads, work = (b - a for b, a in zip(before, after, strict=True))
-        assert (params, widened, work) == (0, 0, 0)
+        params, dequantized, grads, work = (b - a for b, a in zip(before, after, strict=True))
+        assert (params, dequantized, work) == (0, 0, 0)
         assert grads == (6 * numel if stage.backward else 0)
 
 
-def test_a_quantized_base_moves_less_and_its_device_holds_what_is_widened():
+def test_a_quantized_base_moves_less_and_its_device_holds_what_is_dequantized():
     """By hand, of Qwen3-1.7B: the host holds and the link moves codes, the devices beside them 16 bits of a stage."""
     workload = Workload(4, 2048, 16, 16, torch.bfloat16, False)
     matrices = 2048 * (2 * 2048 + 2 * 1024 + 3 * 6144)  # of a layer
@@ -122,10 +122,10 @@ def test_a_quantized_base_moves_less_and_its_device_holds_what_is_widened():
     wide, narrow = plans["bf16"], plans["nf4"]
     assert wide.store_bytes - narrow.store_bytes == pytest.approx(28 * (2 - 0.5625) * matrices, abs=28 * 4096)
     assert wide.costs[0].params - narrow.costs[0].params == (2 - 0.5625) * matrices
-    assert (wide.costs[0].widened, narrow.costs[0].widened) == (0, 2 * matrices)
+    assert (wide.costs[0].dequantized, narrow.costs[0].dequantized) == (0, 2 * matrices)
     assert narrow.costs[-1] == wide.costs[-1]
     layers = max(sum(layer < 28 for layer in stage.layers) for stage in narrow.plan.stages)
-    assert narrow.device.widened == layers * 2 * matrices and wide.device.widened == 0
+    assert narrow.device.dequantized == layers * 2 * matrices and wide.device.dequantized == 0
     assert narrow.device.total <= 12 * GIB - LIBRARIES
 
 

@@ -72,12 +72,12 @@ def test_the_process_holds_less_by_what_is_mapped(folder, monkeypatch):
         (started,) = tools.events(run, events.ProcessStarted)
         parts = dict(started.memory[0]["parts"])
         found[hold] = parts, sum(taken)
-        named = ("weights", "gradients", "optimizer state", "frozen weights", "activations", "buffers of mapped")
+        named = ("weights", "gradients", "optimizer state", "frozen weights", "activations", "buffers of file-backed")
         assert sum(taken) == sum(size for name, size in parts.items() if name.startswith(named))
     (planned, before), (mapped, after) = found["memory"], found["map"]
     pages = -(-LAYER // 4096) * 4096
     assert planned["frozen weights"] - mapped["frozen weights"] == 60 * pages + 4096  # and the last norm
-    assert mapped["buffers of mapped weights"] == 16 * pages
+    assert mapped["buffers of file-backed weights"] == 16 * pages
     assert before - after == (60 - 16) * pages + 4096
 
 

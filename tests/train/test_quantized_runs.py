@@ -26,7 +26,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def widened(tensor, fmt):
+def dequantized(tensor, fmt):
     return dequantize(*quantize(tensor, fmt), fmt, torch.empty(tensor.shape))
 
 
@@ -60,13 +60,15 @@ def test_merging_and_answers_start_from_the_base_that_was_trained_on(folder, bas
     for name, tensor in before.items():
         key = f"base_model.model.{name.removesuffix('.weight')}"
         if f"{key}.lora_A.weight" in adapter:
-            tensor = widened(tensor, fmt) + 6 / 3 * adapter[f"{key}.lora_B.weight"] @ adapter[f"{key}.lora_A.weight"]
+            tensor = (
+                dequantized(tensor, fmt) + 6 / 3 * adapter[f"{key}.lora_B.weight"] @ adapter[f"{key}.lora_A.weight"]
+            )
         torch.testing.assert_close(after[name], tensor, rtol=1e-6, atol=1e-6)
     answers = [generate_text(source, *ASKED) for source in (run.checkpoints()[-1], folder / "merged")]
     assert answers[0] == answers[1] != generate_text(folder / "model", *ASKED)
 
 
-def test_questions_are_asked_of_the_widened_weights(folder):
+def test_questions_are_asked_of_the_dequantized_weights(folder):
     run = tools.train_here(folder, *NARROW, "eval.questions=3", "train.max_steps=2")
     assert len(tools.events(run, events.Evaluation)) == 2
 
@@ -105,7 +107,7 @@ def test_mistakes_end_with_2(folder):
         assert result.exit_code == 2 and message in result.output, result.output
 
 
-def test_dora_begins_at_the_lengths_of_the_widened_rows(folder):
+def test_dora_begins_at_the_lengths_of_the_dequantized_rows(folder):
     """So that, before the first update, it changes nothing."""
     once = ("train.max_steps=1", "save.save_steps=0")
     plainly = tools.train_here(folder, *NARROW, *once)

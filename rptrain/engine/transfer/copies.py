@@ -49,15 +49,15 @@ class _Layout:
 
 @dataclass(frozen=True)
 class Bound:
-    """A layer's parameters on a device: all as it reads them, and those that are widened first with their places."""
+    """A layer's parameters on a device as the layer reads them, and where quantized ones are dequantized to."""
 
     params: dict[str, Tensor]
     quantized: list[tuple[Quantized, Tensor]]
 
-    def widen(self) -> None:
-        """Inside the compute stream, behind the arrival of the layer's units."""
+    def dequantize(self) -> None:
+        """Runs in the compute stream, after the layer's units have arrived."""
         for held, place in self.quantized:
-            held.widen(place)
+            held.dequantize(place)
 
 
 class ParamLayout(_Layout):
@@ -67,18 +67,18 @@ class ParamLayout(_Layout):
         units = stage_units(spec, stage)
         super().__init__([(unit, spec.units[unit].nbytes(dtype.itemsize)) for unit in units])
         self._spec, self._stage, self._dtype = spec, stage, dtype
-        self._widened = _Layout([(unit, spec.units[unit].wide_numel) for unit in units])
+        self._dequantized = _Layout([(unit, spec.units[unit].dequantized_numel) for unit in units])
 
-    def bind(self, slot: Tensor, widened: Tensor) -> list[Bound]:
-        """For each layer of the stage, its parameters as views of a slot and of the buffer of what is widened."""
+    def bind(self, slot: Tensor, dequantized: Tensor) -> list[Bound]:
+        """For each layer of the stage, its parameters as views of a slot and of the buffer of dequantized weights."""
         bound = []
         for layer in self._spec.stack[self._stage.start : self._stage.stop]:
             params, narrow = dict[str, Tensor](), list[tuple[Quantized, Tensor]]()
             for index in layer.units:
                 unit = self._spec.units[index]
                 plain, quantized = unit.held(self.of(index, slot), self._dtype)
-                places = unit.places(self._widened.of(index, widened))
-                params |= plain | {param.name: param.widened(places[param.name]) for param in unit.quantized}
+                places = unit.places(self._dequantized.of(index, dequantized))
+                params |= plain | {param.name: param.dequantized_view(places[param.name]) for param in unit.quantized}
                 narrow += [(held, places[name]) for name, held in quantized.items()]
             bound.append(Bound(params, narrow))
         return bound
@@ -172,7 +172,7 @@ class Upload(_Transfer):
         target: Tensor,
         staging: Staging | None,
     ) -> None:
-        """`target`: the slot, in bytes. Its mapped units are read from now on, as far as `staging` has room."""
+        """`target`: the slot, in bytes. Its file-backed units are read from now on, as far as `staging` has room."""
         count = len(slot.micro_batches)
         super().__init__(context, device.param_upload, layout, layout.sizes, iteration, count, CHUNK_BYTES)
         self._where, self._target, self._lane = f"{slot} upload", target, context.lanes[slot.device]
@@ -180,10 +180,12 @@ class Upload(_Transfer):
         self._staging = staging
         if staging is not None:
             units = context.store.units
-            staging.request(c for window in self._windows for c in window if units[c.unit].mapped is not None)
+            staging.request(c for window in self._windows for c in window if units[c.unit].file_backed is not None)
 
     def _ready(self, chunk: Chunk) -> bool:
-        read = self._context.store.units[chunk.unit].mapped is None or self._staging is None or self._staging.ready()
+        read = (
+            self._context.store.units[chunk.unit].file_backed is None or self._staging is None or self._staging.ready()
+        )
         return read and super()._ready(chunk)
 
     @property
@@ -234,7 +236,7 @@ def staged(
     """A chunk of a unit on the host, from which its copy is to be issued to the stream inside; blocks for what is read
     from a file, in the order in which it was requested.
     """
-    if state.mapped is None:
+    if state.file_backed is None:
         yield state.params[generation].view(torch.uint8)[chunk.start : chunk.stop]
         return
     assert staging is not None

@@ -1,4 +1,4 @@
-"""Mapped weights on their way from files to a device: page-locked buffers that threads fill ahead of the copies."""
+"""Page-locked buffers that reader threads fill with file-backed weights ahead of their upload."""
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ READERS = 4  # threads: one alone copies less out of the page cache than a fast 
 
 
 def buffer_bytes(spec: ModelShape, dtype: torch.dtype) -> int:
-    """Of one buffer: a chunk, or what the largest mapped unit takes."""
+    """Of one buffer: a chunk, or what the largest file-backed unit takes."""
     return aligned(min(CHUNK_BYTES, max(spec.units[index].nbytes(dtype.itemsize) for index in file_backed_units(spec))))
 
 
@@ -108,8 +108,8 @@ class Staging:
                     copied.synchronize()
             if context.probe is not None:
                 context.probe(where)
-            assert state.mapped is not None
-            state.mapped.read(chunk.start, as_bytes(self._buffers[buffer][: chunk.stop - chunk.start]))
+            assert state.file_backed is not None
+            state.file_backed.read(chunk.start, as_bytes(self._buffers[buffer][: chunk.stop - chunk.start]))
             context.board.publish(("staged", self._index, buffer), turn)
 
         context.guard(lambda: where, read)

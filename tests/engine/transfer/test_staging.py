@@ -53,8 +53,8 @@ def mapped_store(folder, cfg, kind, *, dtype=torch.float32, asynchronous=True, w
         own = without_adapters(memory.spec)
         if not any(folder.iterdir()):
             pretrained.save(folder, own, memory.view, dtype)
-        mapped = FileBackedWeights(pretrained.check(folder, own), memory.spec, dtype)
-        with ModelStore(memory.spec, dtype, mapped=mapped, lock=lock, **options) as store:
+        file_backed = FileBackedWeights(pretrained.check(folder, own), memory.spec, dtype)
+        with ModelStore(memory.spec, dtype, file_backed=file_backed, lock=lock, **options) as store:
             for index in store.in_memory:
                 for param in store.spec.units[index].params:
                     held = memory.held(index, param.name)

@@ -133,14 +133,14 @@ def test_dora_begins_with_a_few_rows_at_a_time(fresh, tmp_path, monkeypatch):
     spec = with_lora(model.spec, LoRA(r=2, use_dora=True))
     taken, read = [], FileBackedUnit.rows
     monkeypatch.setattr(FileBackedUnit, "rows", lambda *given: taken.append(read(*given)) or taken[-1])
-    monkeypatch.setattr(quantized, "WIDENED", 100)
+    monkeypatch.setattr(quantized, "CHUNK_NUMEL", 100)
     with in_memory(tmp_path, spec) as whole, opened(tmp_path, spec) as files:
         pretrained.initialize(spec, whole.held, 0, adapter_units(spec))
-        with ModelStore(spec, torch.bfloat16, generations=1, mapped=files) as store:
+        with ModelStore(spec, torch.bfloat16, generations=1, file_backed=files) as store:
             for index in store.in_memory:
                 store.units[index].params[0].copy_(whole.units[index].params[0])
             monkeypatch.setattr(FileBackedUnit, "held", None)
-            set_magnitudes(spec, store.held, store.mapped)
+            set_magnitudes(spec, store.held, store.file_backed)
             set_magnitudes(spec, whole.held, {})
             assert taken and max(rows.numel() for rows in taken) <= 100
             for index in adapter_units(spec):

@@ -49,7 +49,7 @@ def store(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
 
 
-def test_experts_are_widened_as_transformers_does(published, native) -> None:
+def test_experts_are_dequantized_as_transformers_does(published, native) -> None:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     directory, tensors = published
@@ -88,7 +88,7 @@ def held(directory: Path, base: str) -> ModelStore:
 @pytest.mark.parametrize("base", ["mxfp4", "nf4"])
 def test_a_base_in_4_bits_keeps_the_experts_codes_as_they_are(published, native, base) -> None:
     directory, tensors = published
-    widened = native(directory, torch.bfloat16)
+    dequantized = native(directory, torch.bfloat16)
     with held(directory, base) as store:
         for unit in (1, 2):
             at = f"model.layers.{unit - 1}.mlp.experts"
@@ -96,7 +96,7 @@ def test_a_base_in_4_bits_keeps_the_experts_codes_as_they_are(published, native,
                 kept = store.units[unit].quantized[name]
                 assert torch.equal(kept.codes, tensors[f"{at}.{key}_blocks"].flatten())
                 assert torch.equal(kept.scales, tensors[f"{at}.{key}_scales"].flatten())
-                assert torch.equal(store.view(unit, name), widened.params[unit][name])
+                assert torch.equal(store.view(unit, name), dequantized.params[unit][name])
             others = {"nf4": {"qkv", "o"}, "mxfp4": set()}[base]
             assert store.units[unit].quantized.keys() == {"experts_gate_up", "experts_down"} | others
 
@@ -144,7 +144,7 @@ def test_bytes_are_for_experts_only(published) -> None:
 
 @pytest.mark.parametrize("inner", [32, 48, 96])
 def test_rows_may_end_inside_a_block(inner, tmp_path, monkeypatch) -> None:
-    """Codes of 300 rows of two experts, of which a thread widens 256 at a time."""
+    """Codes of 300 rows of two experts, of which a thread dequantizes 256 at a time."""
     experts, outer, width = 2, 300, -(-inner // 32)
     generator = torch.Generator().manual_seed(0)
     blocks = torch.randint(256, (experts, outer, width, 16), dtype=torch.uint8, generator=generator)

@@ -97,7 +97,7 @@ def test_codes_are_those_of_each_tensor_of_the_checkpoint(stored, monkeypatch, a
                         held = store.units[index].quantized[param.name].part(start, start + numel)
                         codes, scales = quantize(tensor, fmt)
                         assert torch.equal(held.codes, codes) and torch.equal(held.scales, scales), part.key
-                        expected = held.widen(torch.empty(tensor.shape, dtype=torch.bfloat16))
+                        expected = held.dequantize(torch.empty(tensor.shape, dtype=torch.bfloat16))
                         quantized_elements += numel
                     rows = whole[start // max(tensor[0].numel(), 1) :][: part.rows]
                     assert torch.equal(rows, expected), part.key
@@ -130,17 +130,19 @@ def test_values_that_are_no_numbers_are_refused(stored, base):
 
 
 @pytest.mark.parametrize("base", ["bf16", "nf4", "mxfp4", "int8"])
-def test_dora_begins_with_a_few_widened_rows_at_a_time(stored, monkeypatch, base):
+def test_dora_begins_with_a_few_dequantized_rows_at_a_time(stored, monkeypatch, base):
     """And at the lengths of all of them."""
     spec = spec_of(stored(DENSE, hidden_size=96, intermediate_size=128)[0], base, use_dora=True)
-    store, widened = ModelStore(spec, torch.bfloat16, generations=1), []
+    store, dequantized = ModelStore(spec, torch.bfloat16, generations=1), []
     pretrained.initialize(spec, store.held, 1)
-    widen = Quantized.widen
-    monkeypatch.setattr(Quantized, "widen", lambda held, out: widened.append(out.numel()) or widen(held, out))
-    monkeypatch.setattr(quantized, "WIDENED", 1 << 10)
+    dequantize = Quantized.dequantize
+    monkeypatch.setattr(
+        Quantized, "dequantize", lambda held, out: dequantized.append(out.numel()) or dequantize(held, out)
+    )
+    monkeypatch.setattr(quantized, "CHUNK_NUMEL", 1 << 10)
     set_magnitudes(spec, store.held, {})
-    assert all(numel <= 1 << 10 for numel in widened)
-    assert bool(widened) == (base != "bf16")
+    assert all(numel <= 1 << 10 for numel in dequantized)
+    assert bool(dequantized) == (base != "bf16")
     monkeypatch.undo()
     for layer in spec.layers:
         own, last = layer.units[:-1], layer.units[-1]
