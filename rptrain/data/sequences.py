@@ -1,4 +1,4 @@
-"""Documents laid out in rows of one length."""
+"""Documents laid out in sequences of one length."""
 
 import logging
 from collections.abc import Sequence
@@ -20,32 +20,32 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Group:
-    """Sequences one after another that are taken equally often."""
+    """A range of sequences that are drawn equally often."""
 
     first: int
     count: int
-    weight: float  # times an epoch
+    weight: float  # times per epoch
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """R rows of L tokens; each document has positions, attention and labels of its own.
+    """S sequences of L tokens; each document has its own positions, attention and labels.
 
-    They are places in the streams; the tokens stay there until rows are taken.
+    The sequences refer to places in the streams; `take` copies the tokens.
     """
 
     streams: tuple[Stream, ...]
     length: int  # L
-    begins: np.ndarray  # int64 [documents], among the tokens of all streams, row by row
+    begins: np.ndarray  # int64 [documents], places in the tokens of all streams, sequence by sequence
     lengths: np.ndarray  # int32 [documents]
-    starts: np.ndarray  # int64 [R + 1], the first document of each row
-    supervised: np.ndarray  # int64 [R], labels that are not ignored
+    starts: np.ndarray  # int64 [S + 1], the first document of each sequence
+    supervised: np.ndarray  # int64 [S], labels that are not ignored
     groups: tuple[Group, ...]
-    trimmed: Trimmed  # what was done to samples that are longer than a row
-    unsupervised: int  # samples that were left out, as the loss counts none of their tokens
+    trimmed: Trimmed  # what was done to samples that are longer than L
+    unsupervised: int  # samples that were left out because the loss counts none of their tokens
     pad_id: int
     content_hash: str  # of the tokens, labels and documents
-    not_taken: tuple[str, ...] = ()  # files of the sources' folders that are no part of them, in words
+    not_taken: tuple[str, ...] = ()  # files in the sources' folders that were ignored, as sentences
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -57,23 +57,23 @@ class Sequences:
 
     @property
     def tokens(self) -> int:
-        """Of all documents, without padding."""
+        """Tokens of all documents, without padding."""
         return int(self.lengths.sum(dtype=np.int64))
 
-    def documents(self, row: int) -> list[int]:
-        """The lengths of a row's documents, in order, padding at its end included; they add up to L."""
-        lengths = self.lengths[self.starts[row] : self.starts[row + 1]].tolist()
+    def documents(self, sequence: int) -> list[int]:
+        """The lengths of a sequence's documents in order, padding at its end included; they add up to L."""
+        lengths = self.lengths[self.starts[sequence] : self.starts[sequence + 1]].tolist()
         rest = self.length - sum(lengths)
         return [*lengths, rest] if rest else lengths
 
-    def take(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Token ids and labels, already shifted, of these rows: int64 [rows, L] each."""
-        marked = np.full((len(rows), self.length), self.pad_id, np.int64)
+    def take(self, sequences: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Token ids and shifted labels of these sequences: int64 [len(sequences), L] each."""
+        marked = np.full((len(sequences), self.length), self.pad_id, np.int64)
         ends = np.zeros(marked.shape, bool)
         bounds = np.cumsum([0, *(len(stream.tokens) for stream in self.streams)])
-        for number, row in enumerate(rows):
+        for number, sequence in enumerate(sequences):
             place = 0
-            for document in range(self.starts[row], self.starts[row + 1]):
+            for document in range(self.starts[sequence], self.starts[sequence + 1]):
                 begin, length = self.begins[document], int(self.lengths[document])
                 stream = int(np.searchsorted(bounds, begin, "right")) - 1
                 begin -= bounds[stream]
@@ -95,10 +95,10 @@ def build(
     seed: int = 0,
     weights: Sequence[float] | None = None,
 ) -> Sequences:
-    """Lays pieces out in rows of as many tokens as they were trimmed to, one in each without `packing`.
+    """Lays pieces out in sequences of the length that they were trimmed to, one per sequence without `packing`.
 
-    Those without a supervised label teach nothing and are left out, with a warning. Padding at a row's end is
-    a document of its own. `weights` are those of the streams: only documents of one weight share a row.
+    Pieces without a supervised label are left out, with a warning. Padding at the end of a sequence is a document of
+    its own. `weights` are those of the streams: only documents of one weight share a sequence.
     """
     useful = np.flatnonzero(pieces.supervised)
     if not len(useful):
@@ -111,25 +111,10 @@ def build(
     bounds = np.cumsum([len(stream.tokens) for stream in streams])
     weight_of = np.array([1.0] * len(streams) if weights is None else weights)
     weight = weight_of[np.searchsorted(bounds, pieces.begins[useful], "right")]
-
     length = pieces.trimmed.max_length
-    chosen, starts, groups = [], [np.zeros(1, np.int64)], []
-    rows = documents = 0
-    for value in dict.fromkeys(weight_of.tolist()):
-        alike = useful[weight == value]
-        if not len(alike):
-            continue
-        alike = alike[shuffled(len(alike), seed)]
-        if packing:
-            order, begins = pack(pieces.lengths[alike], length)
-        else:
-            order, begins = np.arange(len(alike)), np.arange(len(alike) + 1)
-        chosen.append(alike[order])
-        starts.append(begins[1:] + documents)
-        groups.append(Group(rows, len(begins) - 1, value))
-        rows, documents = rows + len(begins) - 1, documents + len(alike)
-    order = np.concatenate(chosen)
-    parts = (pieces.begins[order], pieces.lengths[order], np.concatenate(starts))
+    alike = {value: useful[weight == value] for value in dict.fromkeys(weight_of.tolist())}
+    order, starts, groups = _layout(pieces.lengths, alike, length if packing else None, seed)
+    parts = (pieces.begins[order], pieces.lengths[order], starts)
     digest = sha256(repr((length, pad_id, groups, [stream.digest for stream in streams])).encode())
     for part in parts:
         digest.update(part.data)
@@ -146,8 +131,32 @@ def build(
         pad_id=pad_id,
         content_hash=digest.hexdigest(),
     )
-    log.info("%d samples, %d tokens in %d rows of %d", documents, made.tokens, rows, length)
+    log.info("%d samples, %d tokens in %d sequences of %d", len(order), made.tokens, len(made), length)
     return made
+
+
+def _layout(
+    lengths: np.ndarray, alike: dict[float, np.ndarray], packed: int | None, seed: int
+) -> tuple[np.ndarray, np.ndarray, list[Group]]:
+    """The order of the documents, the first document of each sequence, and the groups of sequences.
+
+    `alike`: the documents of each weight. `packed`: the length of sequences that hold several documents.
+    """
+    chosen, starts, groups = list[np.ndarray](), [np.zeros(1, np.int64)], list[Group]()
+    sequences = documents = 0
+    for weight, found in alike.items():
+        if not len(found):
+            continue
+        found = found[shuffled(len(found), seed)]
+        if packed is not None:
+            order, begins = pack(lengths[found], packed)
+        else:
+            order, begins = np.arange(len(found)), np.arange(len(found) + 1)
+        chosen.append(found[order])
+        starts.append(begins[1:] + documents)
+        groups.append(Group(sequences, len(begins) - 1, weight))
+        sequences, documents = sequences + len(begins) - 1, documents + len(found)
+    return np.concatenate(chosen), np.concatenate(starts), groups
 
 
 def shuffled(count: int, *key: int) -> np.ndarray:

@@ -21,7 +21,7 @@ class Board:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._counts: dict[Hashable, int] = {}
-        self._settled: dict[Hashable, Any] = {}
+        self._constant: dict[Hashable, Any] = {}
         self._payloads: dict[Hashable, dict[int, Any]] = {}
         self._waiting: dict[str, tuple[Hashable, int]] = {}
         self._aborted = False
@@ -39,10 +39,10 @@ class Board:
             self._counts[key] = count
             self._changed.notify_all()
 
-    def settle(self, key: Hashable, payload: Any = None) -> None:
+    def publish_constant(self, key: Hashable, payload: Any = None) -> None:
         """Every number counts as published under `key`, with this payload."""
         with self._changed:
-            self._settled[key] = payload
+            self._constant[key] = payload
             self._changed.notify_all()
 
     def wait(self, key: Hashable, number: int) -> Any:
@@ -58,14 +58,14 @@ class Board:
                 del self._waiting[name]
             if self._aborted:
                 raise Aborted
-            return self._settled[key] if key in self._settled else self._payloads[key].get(number)
+            return self._constant[key] if key in self._constant else self._payloads[key].get(number)
 
     def ready(self, key: Hashable, number: int) -> bool:
         with self._changed:
             return self._reached(key, number)
 
     def _reached(self, key: Hashable, number: int) -> bool:
-        return key in self._settled or (key in self._counts and self._counts[key] >= number)
+        return key in self._constant or (key in self._counts and self._counts[key] >= number)
 
     def count(self, key: Hashable) -> int:
         """How many numbers from 0 on were published under `key`, without a gap."""

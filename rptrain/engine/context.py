@@ -4,13 +4,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rptrain.engine.activity import DeviceActivity
 from rptrain.engine.board import Board
 from rptrain.engine.devices.base import Probe
 from rptrain.engine.errors import Aborted, EngineError
-from rptrain.engine.meter import Meter
+from rptrain.engine.recorder import Recorder
 from rptrain.engine.store import ModelStore
-from rptrain.engine.trace import Trace
 from rptrain.engine.transfer.boundary import BoundaryBuffers
 from rptrain.schedule.lower import Boundaries
 from rptrain.schedule.plan import Plan
@@ -33,17 +31,13 @@ class Context:
     buffers: BoundaryBuffers
     lag: int  # 1 in async: iteration n reads version n - 1; 0 in sync: version n
     probe: Probe | None
-    trace: Trace | None
-    meter: Meter | None
-    watched: bool  # whether lanes note times
-    board: Board = field(init=False)
-    lanes: tuple[DeviceActivity, ...] = field(init=False)  # one for each device
+    recorder: Recorder
     failure: EngineError | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def __post_init__(self) -> None:
-        self.board = Board() if self.trace is None else self.trace.board
-        self.lanes = tuple(DeviceActivity(watched=self.watched) for _ in range(self.plan.devices))
+    @property
+    def board(self) -> Board:
+        return self.recorder.board
 
     def fail(self, where: str, error: BaseException) -> None:
         """Keeps the first failure with where it happened, and releases every thread that waits."""

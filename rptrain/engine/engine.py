@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from rptrain.engine.activity import Activity
 from rptrain.engine.context import Context
 from rptrain.engine.devices.base import STREAMS, Device, Probe
 from rptrain.engine.devices.cpu import CpuDevice
@@ -19,6 +18,7 @@ from rptrain.engine.meter import Measured, Meter, Reading
 from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
 from rptrain.engine.optim.worker import OptimizerWorker
+from rptrain.engine.recorder import Activity, Recorder
 from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.snapshot import Snapshot
 from rptrain.engine.store import ModelStore, accumulate_dtype
@@ -81,16 +81,12 @@ class Engine:
         self._meter = meter
         self._tokens = tokens
         self._cuda = any(name.startswith("cuda") for name in devices)
-        self._next = 0
-        self._steps = 0
-        self._evaluations = 0
+        self._next = self._steps = self._evaluations = 0  # calls of forward_backward, step, evaluate
         self._threads: list[Worker | OptimizerWorker | EmbeddingWorker] = []
         with ExitStack() as stack:
             stack.callback(Reproducible(cuda=self._cuda, fp16_accumulation=fp16_accumulation).restore)
-            bounds = boundaries(plan.stages)
-            buffers = BoundaryBuffers(
-                bounds, plan.round_size, tokens, store.spec.hidden_size, store.dtype, lock=self._cuda
-            )
+            bounds, width = boundaries(plan.stages), store.spec.hidden_size
+            buffers = BoundaryBuffers(bounds, plan.round_size, tokens, width, store.dtype, lock=self._cuda)
             stack.callback(buffers.close)
             staging: StagingBuffers | None = None
             if len(store.in_memory) < len(store.units):
@@ -98,13 +94,9 @@ class Engine:
                 stack.callback(staging.close)
             self.locked = store.locked and buffers.locked and (staging is None or staging.locked)
             lag = int(optimizer.asynchronous)
-            self._context = Context(plan, bounds, store, buffers, lag, probe, self.trace, self._meter, watched)
-            for index, state in enumerate(store.units):
-                if not state.unit.trainable:
-                    self._context.board.settle(("version", index), state.current)
-                    continue
-                for version, generation in ((-1, state.before), (0, state.current)):
-                    self._context.board.publish(("version", index), version, generation)
+            recorder = Recorder(plan.devices, trace=self.trace, meter=meter, watched=watched)
+            self._context = Context(plan, bounds, store, buffers, lag, probe, recorder)
+            self._publish_weights()
             adam = CpuAdam(optimizer.betas, optimizer.eps, optimizer.threads)
             stack.callback(adam.close)
             self._devices = [self._open(name, device_limit, probe, stack) for name in devices]
@@ -120,12 +112,26 @@ class Engine:
             )
             self._threads.append(self._optimizer)
             self._threads.append(EmbeddingWorker(self._context))
-            shapes = Shapes(tokens, plan.micro_batches, store.dtype, store.wide_grad)
-            sizes = footprint(store.spec, plan.stages, shapes)
-            for index, device in enumerate(self._devices):
-                staged = None if staging is None else Staging(self._context, index, staging.of[index])
-                self._threads.append(Worker(self._context, index, device, sizes, tokens, staged))
+            self._start_workers(staging)
             self._resources = stack.pop_all()
+
+    def _publish_weights(self) -> None:
+        """The versions of the weights that the first iterations read."""
+        board = self._context.board
+        for index, state in enumerate(self.store.units):
+            if not state.unit.trainable:
+                board.publish_constant(("version", index), state.current)
+                continue
+            for version, generation in ((-1, state.before), (0, state.current)):
+                board.publish(("version", index), version, generation)
+
+    def _start_workers(self, staging: StagingBuffers | None) -> None:
+        store, plan = self.store, self.plan
+        shapes = Shapes(self._tokens, plan.micro_batches, store.dtype, store.wide_grad)
+        sizes = footprint(store.spec, plan.stages, shapes)
+        for index, device in enumerate(self._devices):
+            staged = None if staging is None else Staging(self._context, index, staging.of[index])
+            self._threads.append(Worker(self._context, index, device, sizes, self._tokens, staged))
 
     def _open(self, name: str, limit: int | None, probe: Probe | None, stack: ExitStack) -> Device:
         kind, _, index = name.partition(":")
@@ -157,8 +163,7 @@ class Engine:
         dtype = accumulate_dtype(self.store.dtype)
         iteration = make_iteration(self._next, batch, dtype, pin=self._cuda)
         self._next += 1
-        if self.trace is not None:
-            self.trace.submit(iteration.number)
+        self._context.recorder.submit(iteration.number)
         for thread in self._threads:
             thread.submit(iteration)
 
@@ -245,15 +250,15 @@ class Engine:
 
         None without `meter`, or before a step after the first one was applied.
         """
-        self._context.meter = None
+        self._context.recorder.meter = None
         return None if self._meter is None else self._meter.measured(self.store.spec)
 
     def activity(self) -> Activity:
         """What its threads and devices do now, of an engine that is `watched`. Any thread may ask while it is open."""
         waiting = self._context.board.waiting()
         lanes = (
-            lane.state(waiting[device.name][0] if device.name in waiting else None)
-            for lane, device in zip(self._context.lanes, self._devices, strict=True)
+            recorder.state(waiting[device.name][0] if device.name in waiting else None)
+            for recorder, device in zip(self._context.recorder.devices, self._devices, strict=True)
         )
         queue = self._steps - self._context.board.count(("step",))
         return Activity(tuple(lanes), self._optimizer.doing, self._optimizer.seconds, queue)

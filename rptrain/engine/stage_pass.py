@@ -1,24 +1,22 @@
 """One micro-batch through one stage, layer by layer: forward, or recomputed forward, loss and backward."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
 
-from rptrain.engine.meter import Kind
+from rptrain.engine.recorder import LayerTimer
 from rptrain.kernels.batch import MicroBatch
 from rptrain.models.spec import Grads, ModelSpec, Params
 from rptrain.schedule.plan import Stage
 
-Timed = Callable[[Kind, int], AbstractContextManager[None]]
-
 
 class StagePass:
-    """`step(i)` is run for each layer of the stage in order, once, inside the compute stream.
+    """Computes a stage in the compute stream: call `step(i)` once for each layer of the stage, in order.
 
-    It is the first to read the parameters of the stage's i-th layer; the last step of a backward stage goes all the
-    way back.
+    Step i is the first to read the parameters of the stage's i-th layer. The last step of a backward stage computes
+    the backward pass of all layers.
     """
 
     def __init__(
@@ -31,13 +29,14 @@ class StagePass:
         x: Tensor,
         dy: Tensor | None,
         outputs: Mapping[int, Tensor],
-        timed: Timed,
+        timed: LayerTimer | None,
     ) -> None:
-        """`params` and `sums` by layer of the stage, `outputs` by boundary.
+        """`params` and `sums` (gradient accumulators) are listed by layer of the stage, `outputs` by boundary.
 
-        `describe` is called inside the stream; `timed` is around each pass over a layer.
+        `describe` is called inside the stream; `timed` measures each pass over a layer.
         """
-        self._spec, self._stage, self._describe, self._timed = spec, stage, describe, timed
+        self._spec, self._stage, self._describe = spec, stage, describe
+        self._timed = timed or (lambda kind, layer: nullcontext())
         self._params, self._sums, self._outputs = params, sums, outputs
         self._h, self._dy = x, dy
         self._saved: list[Any] = []

@@ -6,14 +6,12 @@ computed depends on them. `rptrain/bench/idle.py` says what they mean.
 
 import threading
 import time
-from collections.abc import Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal
 
 from rptrain.engine.board import HISTORY, Board
-from rptrain.engine.devices.base import Stream
 from rptrain.engine.meter import Stamp
 from rptrain.schedule.plan import Slot
 
@@ -94,28 +92,10 @@ class Span:
     def end(self) -> float:
         return self.pieces[-1].end()
 
-    @contextmanager
-    def copying(self, stream: Stream) -> Iterator[None]:
-        issued, began = time.perf_counter(), stream.mark()
-        yield
-        self.copies.append(Copy(issued, began, stream.mark()))
-
-    @contextmanager
-    def computing(self, stream: Stream, parameters: Arrival | None) -> Iterator[None]:
-        launched, start = time.perf_counter(), stream.mark()
-        yield
-        self.pieces.append(ComputeInterval(launched, start, stream.mark(), parameters))
+    def compute(self, piece: ComputeInterval) -> None:
+        """Appends a piece, which was just issued."""
+        self.pieces.append(piece)
         self.issued = time.perf_counter()
-
-
-def copying(span: Span | None, stream: Stream) -> AbstractContextManager[None]:
-    """Around the copy of an input, behind what its stream waits for. Does nothing without a span."""
-    return nullcontext() if span is None else span.copying(stream)
-
-
-def computing(span: Span | None, stream: Stream, parameters: Arrival | None = None) -> AbstractContextManager[None]:
-    """Around a computation, behind what its stream waits for. Does nothing without a span."""
-    return nullcontext() if span is None else span.computing(stream, parameters)
 
 
 class WatchedBoard(Board):
@@ -131,12 +111,12 @@ class WatchedBoard(Board):
         self._times.pop((key, number - HISTORY), None)
         super().publish(key, number, payload)
 
-    def settle(self, key: Hashable, payload: Any = None) -> None:
+    def publish_constant(self, key: Hashable, payload: Any = None) -> None:
         self._times[key, inf] = time.perf_counter()
-        super().settle(key, payload)
+        super().publish_constant(key, payload)
 
     def published(self, key: Hashable, number: int) -> float:
-        """When one of the last numbers was, or the key was settled."""
+        """When one of the last numbers was, or the key's constant."""
         return self._times[key, inf if (key, inf) in self._times else number]
 
     def wait(self, key: Hashable, number: int) -> Any:

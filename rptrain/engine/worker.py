@@ -1,17 +1,16 @@
-"""A device's thread: takes the slots that the plan gives its device and issues their transfers and computation."""
+"""A device's thread: it takes the slots that the plan gives its device, and issues their transfers and computation."""
 
 import queue
 import threading
-import time
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rptrain.engine import meter
 from rptrain.engine.context import Context
 from rptrain.engine.devices.base import Device, Event
 from rptrain.engine.evaluate import Evaluator
@@ -19,19 +18,40 @@ from rptrain.engine.footprint import RING, Footprint
 from rptrain.engine.iteration import Evaluation, Iteration
 from rptrain.engine.stage_pass import StagePass
 from rptrain.engine.store import accumulate_dtype
-from rptrain.engine.trace import Span, Work, computing, copying
 from rptrain.engine.transfer.copies import Bound, Download, GradLayout, ParamLayout, Upload
 from rptrain.engine.transfer.inputs import DocumentShape, Inputs
 from rptrain.engine.transfer.ring import Ring
 from rptrain.engine.transfer.staging import Staging
 from rptrain.kernels.quant import prepare
 from rptrain.models.spec import ModelSpec
-from rptrain.schedule.lower import Access
+from rptrain.schedule.lower import Access, StageIO
 from rptrain.schedule.plan import Slot
 
-MICRO_BATCHES_AHEAD = (
-    2  # micro-batches issued and not computed: were there more, the driver's queues would fill, and block it
-)
+# Micro-batches that are issued before the first of them was computed. More would fill the driver's queues and block it.
+MICRO_BATCHES_AHEAD = 2
+
+
+@dataclass(frozen=True)
+class _SlotRun:
+    """A slot of an iteration with its buffers on the device."""
+
+    iteration: Iteration
+    slot: Slot
+    pass_index: int  # iteration × rounds + round: numbers the uses of the boundary buffers
+    io: StageIO
+    parity: int  # which of the two parameter slots
+    params: list[Bound]  # by layer of the stage
+    sums: list[dict[str, Tensor]]  # gradient accumulators by layer; none in a forward stage
+    upload: Upload  # of the parameters
+
+
+@dataclass(frozen=True)
+class _Output:
+    """An output of a micro-batch in an entry of the output ring."""
+
+    access: Access
+    entry: int
+    tensor: Tensor
 
 
 class Worker:
@@ -40,9 +60,9 @@ class Worker:
     def __init__(
         self, context: Context, index: int, device: Device, sizes: Footprint, tokens: int, staging: Staging | None
     ) -> None:
-        """With `staging`, which ends with it, some units are file-backed."""
+        """`staging` is given if some units are file-backed, and is closed with the worker."""
         self._context, self._index, self._device, self._staging = context, index, device, staging
-        self._lane = context.lanes[index]
+        self._recorder = context.recorder.devices[index]
         spec: ModelSpec = context.store.spec
         dtype, wide = context.store.dtype, accumulate_dtype(context.store.dtype)
         self._spec = spec
@@ -72,8 +92,6 @@ class Worker:
         self._layouts = [ParamLayout(spec, stage, dtype) for stage in context.plan.stages]
         self._grad_layouts = [GradLayout(spec, stage) for stage in context.plan.stages]
         self._download: Download | None = None
-        self._span: Span | None = None  # that is being issued, where the engine is traced
-        self._left: dict[int, meter.Stamp] = {}  # there, when what an entry of the output ring held was with the host
         self._turn = 0  # slots that were run: the parameters of the next one go by it
         self._where = "waiting"
         self._queue: queue.SimpleQueue[Iteration | Evaluation | None] = queue.SimpleQueue()
@@ -161,178 +179,194 @@ class Worker:
         return self._context.board.wait(key, number)
 
     def _run(self, iteration: Iteration, slot: Slot, parity: int, upload: Upload, following: Upload) -> None:
-        device, stage = self._device, slot.stage
-        layout = self._grad_layouts[slot.stage_index]
+        device, stage, layout = self._device, slot.stage, self._grad_layouts[slot.stage_index]
         if upload.is_blocked():
             self._flush()
-        params = self._layouts[slot.stage_index].bind(self._params[parity], self._dequantized)
-        sums = layout.bind(self._sums) if stage.backward else []
+        run = _SlotRun(
+            iteration,
+            slot,
+            iteration.number * self._context.plan.rounds + slot.round,
+            self._context.bounds.stages[slot.stage_index],
+            parity,
+            self._layouts[slot.stage_index].bind(self._params[parity], self._dequantized),
+            layout.bind(self._sums) if stage.backward else [],
+            upload,
+        )
         if stage.backward:
             self._start_sums(iteration, slot, layout)
         if stage.kind == "FB" and self._losses_read is not None:
             device.compute.wait(self._losses_read)
-        done: Event | None = None
         other = self._param_read[1 - parity]
         for m in slot.micro_batches:
             self._where = f"{slot} micro-batch {m}"
             if len(self._ahead) == MICRO_BATCHES_AHEAD:
                 self._ahead.popleft().synchronize()
-                self._lane.finish()
-            first = m == slot.micro_batches.start
-            self._span = self._traced(iteration, slot, m)
-            self._lane.begin(iteration.number, slot, m)
-            arrived, done, left = self._micro_batch(iteration, slot, m, parity, params, sums, upload if first else None)
+                self._recorder.finish()
+            self._recorder.begin(iteration.number, slot, m)
+            arrived, done, left = self._micro_batch(run, m)
             self._ahead.append(done)
-            if first and other is not None:
+            if m == slot.micro_batches.start and other is not None:
                 device.param_upload.wait(other)
             following.issue(arrived)
             if self._download is not None:
                 self._download.issue(left)
-            if self._span is not None:
-                self._span.issued = time.perf_counter()
-        assert done is not None
-        self._param_read[parity] = done
+            self._recorder.issued()
+        self._param_read[parity] = self._ahead[-1]
         if stage.backward:
             self._end_sums(iteration, slot, layout)
         if stage.kind == "FB":
             self._send_losses(iteration, slot)
 
-    def _micro_batch(
-        self,
-        iteration: Iteration,
-        slot: Slot,
-        m: int,
-        parity: int,
-        params: list[Bound],
-        sums: list[dict[str, Tensor]],
-        upload: Upload | None,
-    ) -> tuple[Event, Event, Event]:
-        """Issues one micro-batch; returns the events of its inputs' arrival, its computation, its outputs' leaving.
-
-        `parity`: of the parameters' slot. The first one waits for the `upload` of the parameters.
-        """
-        device, context = self._device, self._context
-        io = context.bounds.stages[slot.stage_index]
-        pass_index = iteration.number * context.plan.rounds + slot.round
-        turn = self._computed % RING
+    def _micro_batch(self, run: _SlotRun, m: int) -> tuple[Event, Event, Event]:
+        """Issues one micro-batch. Its events: inputs have arrived, computation has ended, outputs are on the host."""
+        entry = self._computed % RING
         self._computed += 1
-        x = self._receive(self._x, turn, io.x_in, pass_index, m)
-        dy = self._receive(self._dy, turn, io.dy_in, pass_index, m) if io.dy_in else None
-        arrived = device.activation_upload.record()
-        device.compute.wait(arrived)
-        accesses = io.x_out if io.dx_out is None else (io.dx_out,)
-        entries = range(turn, turn + RING * len(accesses), RING)
-        outputs = {
-            a.boundary: self._out.claim(entry, device.compute) for a, entry in zip(accesses, entries, strict=True)
-        }
-        if self._span is not None and context.trace is not None:
-            self._span.freed = [self._left[entry] for entry in entries if entry in self._left]
-            self._span.embedded = context.trace.board.published(("version", 0), context.read_version(iteration.number))
-        self._inputs.select(iteration, m, device.compute)
-        layout = DocumentShape.of(iteration.documents[m], iteration.length)
-        metered = context.meter
-        layers = metered if metered is not None and metered.layers else None
-        timed = partial(meter.timed, layers, device.compute.stamp, iteration.number)
-        describe, read = partial(self._inputs.describe, iteration, layout), [bound.params for bound in params]
-        work = StagePass(self._spec, slot.stage, describe, read, sums, x, dy, outputs, timed)
-        scale, balanced = iteration.scale, slot.stage.backward and self._spec.router_aux_loss_coef > 0
-        if slot.stage.kind == "FB" or balanced:
-            scale *= self._wait(("scale",), context.read_version(iteration.number))
-        if balanced:  # not a part of the graph's key: it changes with the number of supervised tokens
-            share = scale * max(iteration.supervised, 1) / context.plan.micro_batches
-            device.compute.run("", lambda: self._inputs.balance.fill_(share))
-        key = (slot.stage_index, layout, scale if slot.stage.kind == "FB" else None)
-        places = None if layers is not None else (parity, turn)
-        self._compute(work, params, slot, m, scale, key, places, upload)
-        if slot.stage.kind == "FB":
-            device.compute.run("", lambda: self._losses[m].copy_(self._loss))
-        done = device.compute.record()
-        self._x.release(turn, done)
-        if dy is not None:
-            self._dy.release(turn, done)
-        device.activation_download.wait(done)
-        left = done
-        for access, entry in zip(accesses, entries, strict=True):
-            left = self._send(access, pass_index, m, outputs[access.boundary])
-            self._out.release(entry, left)
-            if self._span is not None:
-                self._left[entry] = device.activation_download.mark()
+        x, dy, arrived = self._receive(run, m, entry)
+        outputs = self._claim_outputs(run, entry)
+        done = self._compute(run, m, entry, x, dy, outputs)
+        left = self._send(run, m, outputs, done)
         return arrived, done, left
 
-    def _compute(
-        self,
-        work: StagePass,
-        params: list[Bound],
-        slot: Slot,
-        m: int,
-        scale: float,
-        key: Hashable,
-        places: Hashable | None,
-        upload: Upload | None,
-    ) -> None:
-        """Layer by layer where parameters are still on their way, so that the optimizer may be at the later ones.
+    # ---- receive
 
-        With the upload of a slot its quantized parameters are dequantized, once for all micro-batches.
-        `key` and `places` are those of Device.repeat; without places there are time stamps inside, and it is not used.
-        """
-        compute, where = self._device.compute, f"{slot} micro-batch {m}"
-        if upload is None or upload.is_issued:
-            if upload is not None:
-                compute.wait(upload.finish())
-            with computing(self._span, compute, upload and upload.arrival()), self._lane.computing(compute):
-                for bound in params if upload is not None else ():
-                    self._dequantize(slot, bound)
-                if places is None:
-                    compute.run(where, lambda: work.run(scale, self._loss))
-                else:
-                    self._device.repeat(key, places, where, lambda: work.run(scale, self._loss))
-            return
-        for i, layer in enumerate(slot.stage.layers):
-            units = self._spec.stack[layer].units
-            compute.wait(upload.finish(units))
-            with computing(self._span, compute, upload.arrival(units)), self._lane.computing(compute):
-                self._dequantize(slot, params[i])
-                compute.run(where, lambda i=i: work.step(i, scale, self._loss))
+    def _receive(self, run: _SlotRun, m: int, entry: int) -> tuple[Tensor, Tensor | None, Event]:
+        """Uploads the stage's input activations and, for a B stage, the gradient of its output."""
+        io = run.io
+        x = self._upload_input(self._x, entry, io.x_in, run.pass_index, m)
+        dy = self._upload_input(self._dy, entry, io.dy_in, run.pass_index, m) if io.dy_in else None
+        arrived = self._device.activation_upload.record()
+        self._device.compute.wait(arrived)
+        return x, dy, arrived
 
-    def _dequantize(self, slot: Slot, bound: Bound) -> None:
-        """Into one buffer for all stages: the stream has computed the stage before by then."""
-        if bound.quantized:
-            self._device.compute.run(f"{slot} dequantizing", bound.dequantize)
-
-    def _traced(self, iteration: Iteration, slot: Slot, work: Work) -> Span | None:
-        trace = self._context.trace
-        return None if trace is None else trace.begin(iteration.number, slot, work)
-
-    def _receive(self, ring: Ring, entry: int, access: Access, pass_index: int, m: int) -> Tensor:
+    def _upload_input(self, ring: Ring, entry: int, access: Access, pass_index: int, m: int) -> Tensor:
         stream = self._device.activation_upload
         source, key, number = self._context.buffers.locate(access, pass_index, m)
         written = self._wait(key, number - 1)
         if written is not None:
             stream.wait(written)
         target = ring.claim(entry, stream)
-        self._lane.up += source.nbytes
-        with copying(self._span, stream):
+        with self._recorder.receiving(stream, source.nbytes):
             stream.run(f"{self._where} input", lambda: target.copy_(source, non_blocking=True))
         self._context.board.publish(key, number, stream.record())
         return target
 
-    def _send(self, access: Access, pass_index: int, m: int, source: Tensor) -> Event:
+    # ---- compute
+
+    def _claim_outputs(self, run: _SlotRun, entry: int) -> list[_Output]:
+        """Entries of the output ring: those of input entry i are i, i + RING, i + 2 RING, …"""
+        written = run.io.x_out if run.io.dx_out is None else (run.io.dx_out,)
+        entries = range(entry, entry + RING * len(written), RING)
+        outputs = [
+            _Output(access, at, self._out.claim(at, self._device.compute))
+            for access, at in zip(written, entries, strict=True)
+        ]
+        self._recorder.claimed(entries, self._context.read_version(run.iteration.number))
+        return outputs
+
+    def _compute(
+        self, run: _SlotRun, m: int, entry: int, x: Tensor, dy: Tensor | None, outputs: list[_Output]
+    ) -> Event:
+        iteration, stage, stream = run.iteration, run.slot.stage, self._device.compute
+        self._inputs.select(iteration, m, stream)
+        layout = DocumentShape.of(iteration.documents[m], iteration.length)
+        timed = self._context.recorder.layer_timer(stream, iteration.number)
+        work = StagePass(
+            self._spec,
+            stage,
+            partial(self._inputs.describe, iteration, layout),
+            [bound.params for bound in run.params],
+            run.sums,
+            x,
+            dy,
+            {output.access.boundary: output.tensor for output in outputs},
+            timed,
+        )
+        scale = self._scale(run)
+        where = self._where
+        if timed is None:
+            key = (run.slot.stage_index, layout, scale if stage.kind == "FB" else None)
+            issue = partial(self._device.replay, key, (run.parity, entry), where)
+        else:
+            issue = partial(stream.run, where)
+        self._launch(run, m, work, scale, issue)
+        if stage.kind == "FB":
+            stream.run("", lambda: self._losses[m].copy_(self._loss))
+        done = stream.record()
+        self._x.release(entry, done)
+        if dy is not None:
+            self._dy.release(entry, done)
+        return done
+
+    def _scale(self, run: _SlotRun) -> float:
+        """What the loss is multiplied by. Stages that balance experts get their share of it as a tensor.
+
+        That share is not a part of a graph's key, because it changes with the number of supervised tokens.
+        """
+        iteration, stage = run.iteration, run.slot.stage
+        scale, balanced = iteration.scale, stage.backward and self._spec.router_aux_loss_coef > 0
+        if stage.kind == "FB" or balanced:
+            scale *= self._wait(("scale",), self._context.read_version(iteration.number))
+        if balanced:
+            share = scale * max(iteration.supervised, 1) / self._context.plan.micro_batches
+            self._device.compute.run("", lambda: self._inputs.balance.fill_(share))
+        return scale
+
+    def _launch(
+        self, run: _SlotRun, m: int, work: StagePass, scale: float, issue: Callable[[Callable[[], object]], None]
+    ) -> None:
+        """Issues the stage's computation as a whole, or layer by layer while its parameters are still being uploaded.
+
+        Layer by layer, the optimizer may still be at the later layers when the first ones are computed. Quantized
+        parameters are dequantized with the first micro-batch of a slot.
+        """
+        stream, upload = self._device.compute, run.upload
+        first = m == run.slot.micro_batches.start
+        if first and not upload.is_issued:
+            for i, layer in enumerate(run.slot.stage.layers):
+                units = self._spec.stack[layer].units
+                stream.wait(upload.finish(units))
+                with self._recorder.computing(stream, upload.arrival(units)):
+                    self._dequantize(run.slot, run.params[i])
+                    stream.run(self._where, lambda i=i: work.step(i, scale, self._loss))
+            return
+        if first:
+            stream.wait(upload.finish())
+        with self._recorder.computing(stream, upload.arrival() if first else None):
+            for bound in run.params if first else ():
+                self._dequantize(run.slot, bound)
+            issue(lambda: work.run(scale, self._loss))
+
+    def _dequantize(self, slot: Slot, bound: Bound) -> None:
+        """Fills the one buffer for all stages: the stream has computed the stage before by then."""
+        if bound.quantized:
+            self._device.compute.run(f"{slot} dequantizing", bound.dequantize)
+
+    # ---- send
+
+    def _send(self, run: _SlotRun, m: int, outputs: list[_Output], done: Event) -> Event:
+        """Downloads the outputs into the boundary buffers; the event of the last of them, or `done` without any."""
         stream = self._device.activation_download
-        target, key, number = self._context.buffers.locate(access, pass_index, m)
-        read = self._wait(key, number - 1) if number else None
-        if read is not None:
-            stream.wait(read)
-        self._lane.down += source.nbytes
-        stream.run(f"{self._where} output", lambda: target.copy_(source, non_blocking=True))
-        sent = stream.record()
-        self._context.board.publish(key, number, sent)
+        stream.wait(done)
+        sent = done
+        for output in outputs:
+            target, key, number = self._context.buffers.locate(output.access, run.pass_index, m)
+            read = self._wait(key, number - 1) if number else None
+            if read is not None:
+                stream.wait(read)
+            stream.run(f"{self._where} output", lambda t=target, s=output.tensor: t.copy_(s, non_blocking=True))
+            sent = stream.record()
+            self._context.board.publish(key, number, sent)
+            self._out.release(output.entry, sent)
+            self._recorder.sent(output.entry, stream, target.nbytes)
         return sent
+
+    # ---- gradients and losses
 
     def _start_sums(self, iteration: Iteration, slot: Slot, layout: GradLayout) -> None:
         """Gradient sums start at zero, or in a later round at the partial sums that the round before left."""
         sums, compute = self._sums[: layout.size], self._device.compute
         if slot.round == 0:
-            with computing(self._traced(iteration, slot, "zeroing"), compute):
+            with self._recorder.computing_gradients(compute, iteration.number, slot, "zeroing"):
                 compute.run(f"{slot} sums", lambda: sums.zero_())
             return
         previous = iteration.number * self._context.plan.rounds + slot.round - 1
@@ -349,7 +383,7 @@ class Worker:
         if self._grads_read is not None:
             compute.wait(self._grads_read)
         sums, grads = self._sums[: layout.size], self._grads[: layout.size]
-        with computing(self._traced(iteration, slot, "rounding"), compute):
+        with self._recorder.computing_gradients(compute, iteration.number, slot, "rounding"):
             compute.run(f"{slot} rounding", lambda: grads.copy_(sums))
         self._device.grad_download.wait(compute.record())
         self._download = Download(self._context, self._device, layout, iteration.number, slot, grads)

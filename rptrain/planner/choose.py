@@ -73,7 +73,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A plan with the memory it takes (bytes on each device, allocator only, and on the host) and its time."""
+    """A plan, the memory it needs (bytes in each device's allocator, and on the host) and its estimated time."""
 
     plan: Plan
     device: Footprint
@@ -85,8 +85,8 @@ class RunPlan:
 
     @property
     def floor_seconds(self) -> float:
-        """What a step's arithmetic takes with everything recomputed, shared evenly by the devices."""
-        *blocks, head = self.costs  # backward has the recomputed forward in it, and of the head all
+        """The step's arithmetic, including all recomputation, divided evenly among the devices."""
+        *blocks, head = self.costs  # `backward` includes the recomputed forward, and for the head its forward
         micro_batch = sum(cost.forward + cost.backward for cost in blocks) + head.backward
         return micro_batch * self.plan.micro_batches / self.plan.devices
 
@@ -94,8 +94,9 @@ class RunPlan:
 def layer_costs(
     spec: ModelShape, workload: Workload, machine: Machine, measured: Measured | None
 ) -> tuple[LayerCost, ...]:
-    """Measured times where there are some, else estimates from operations and bytes. The embedding's update counts to
-    the first layer, which waits for it.
+    """Costs of each layer: measured times if there are any, otherwise estimates from operations and bytes.
+
+    The embedding's update counts towards the first layer, which waits for it.
     """
     itemsize, accumulate = workload.dtype.itemsize, accumulate_dtype(workload.dtype)
     wide = accumulate.itemsize
@@ -133,7 +134,7 @@ def layer_costs(
 
 
 def row_bytes(spec: ModelShape, workload: Workload) -> int:
-    """What the sums of the embedding's gradient rows take of the host."""
+    """Bytes of host memory for the accumulators of the embedding's gradient rows."""
     if not spec.units[0].trainable:
         return 0
     return RowGradients.nbytes(spec, workload.dtype, workload.tokens * workload.micro_batches)
@@ -149,23 +150,13 @@ def make_plan(
     host_limit: int | None = None,
     measured: Measured | None = None,
 ) -> RunPlan:
-    """The partition with the shortest simulated step within `device_limit` bytes of GPU memory.
+    """Chooses the partition with the shortest simulated step within `device_limit` bytes of GPU memory.
 
-    Of those, one whose buffers keep the host within `host_limit` bytes is taken where there is one. Raises UserError
-    where not even single layers fit a GPU, with the layer and what it needs; `limit_source` says what sets the limit.
+    Among these partitions, one whose buffers keep the host within `host_limit` bytes is preferred. Raises UserError if
+    a single layer does not fit on a GPU, with the layer and what it needs; `limit_source` says what sets the limit.
     """
     costs = layer_costs(spec, workload, machine, measured)
-    boundary = workload.tokens * spec.hidden_size * workload.dtype.itemsize
-    up, down = machine.link, machine.link
-    if measured is not None:
-        up, down = measured.upload or up, measured.download or down
-    setting = Setting(
-        machine.devices,
-        workload.micro_batches,
-        workload.round_size,
-        int(workload.asynchronous),
-        Links(up, down, boundary),
-    )
+    setting = _setting(spec, machine, workload, measured)
     store = ModelStore.nbytes(
         spec,
         workload.dtype,
@@ -202,6 +193,20 @@ def make_plan(
         found.estimate,
         costs,
         setting,
+    )
+
+
+def _setting(spec: ModelShape, machine: Machine, workload: Workload, measured: Measured | None) -> Setting:
+    up, down = machine.link, machine.link
+    if measured is not None:
+        up, down = measured.upload or up, measured.download or down
+    boundary = workload.tokens * spec.hidden_size * workload.dtype.itemsize
+    return Setting(
+        machine.devices,
+        workload.micro_batches,
+        workload.round_size,
+        int(workload.asynchronous),
+        Links(up, down, boundary),
     )
 
 

@@ -11,8 +11,8 @@ from typing import Any, Self
 import psutil
 import torch
 
-from rptrain.engine.activity import Activity, LaneState
 from rptrain.engine.engine import Engine
+from rptrain.engine.recorder import Activity, LaneState
 from rptrain.engine.store import available_bytes
 from rptrain.engine.trace import Span
 from rptrain.runs.events import Event, MemoryLow, Slots, SlotTime

@@ -78,8 +78,8 @@ def test_abort_frees_a_lock_that_a_signal_left_taken():
     assert ended
 
 
-def test_a_settled_key_is_ready_for_every_number_with_one_payload():
+def test_a_constant_key_is_ready_for_every_number_with_one_payload():
     board = Board()
     assert not board.ready("k", -1)
-    board.settle("k", 7)
+    board.publish_constant("k", 7)
     assert all(board.ready("k", number) and board.wait("k", number) == 7 for number in (-1, 0, 10**6))

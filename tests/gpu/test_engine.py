@@ -133,7 +133,9 @@ def test_graphs_change_nothing(plan, monkeypatch):
     first = go()
     launched = len(captured)
     assert launched > 2 * len(batches)  # micro-batches
-    monkeypatch.setattr(CudaDevice, "repeat", lambda device, key, places, where, work: device.compute.run(where, work))
+    monkeypatch.setattr(
+        CudaDevice, "replay", lambda device, key, buffer_slots, where, work: device.compute.run(where, work)
+    )
     assert same(first, go())
     assert len(captured) == launched
 

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rptrain.engine.activity import Activity, LaneState, Pass
+from rptrain.engine.recorder import Activity, LaneState, Pass
 from rptrain.runs.events import EventLog
 from rptrain.runs.lanes import FILE, OLD_FILE, LaneRecord, Snapshot
 from rptrain.runs.run_dir import RunDir

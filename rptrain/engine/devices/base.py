@@ -81,8 +81,11 @@ class Device(Protocol):
         """Makes the device current in the calling thread."""
         ...
 
-    def repeat(self, key: Hashable, places: Hashable, where: str, work: Callable[[], object]) -> None:
-        """As `compute.run`. With an equal key it is the same operations, and with equal places on the same memory."""
+    def replay(self, key: Hashable, buffer_slots: Hashable, where: str, work: Callable[[], object]) -> None:
+        """Runs work in the compute stream, from a graph where the device has them (CUDA graphs).
+
+        Equal keys promise the same operations; equal `buffer_slots` promise that they act on the same memory.
+        """
         ...
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor: ...

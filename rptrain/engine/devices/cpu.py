@@ -127,7 +127,7 @@ class CpuDevice:
     def enter(self) -> None:
         """The CPU is always current."""
 
-    def repeat(self, key: Hashable, places: Hashable, where: str, work: Callable[[], object]) -> None:
+    def replay(self, key: Hashable, buffer_slots: Hashable, where: str, work: Callable[[], object]) -> None:
         self.compute.run(where, work)
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:

@@ -104,10 +104,10 @@ def _abandon(graph: torch.cuda.CUDAGraph) -> None:
 class CudaDevice:
     """One GPU. `limit` caps what the framework's allocator may take, in bytes, the context not included.
 
-    Work that repeats is launched operation by operation the first time, which compiles kernels and fills the libraries'
-    caches, and then captured, for each set of places by itself: from then on it costs the host one launch. All that is
-    computed on has one pool of memory: the computations of a stream follow one another, so a graph may use again what
-    another one has used.
+    `replay` launches work operation by operation the first time, which compiles kernels and fills the libraries'
+    caches, and then captures one CUDA graph for each set of buffer slots: from then on the work costs the host one
+    launch. All graphs share one pool of memory: the computations of a stream follow one another, so a graph may reuse
+    the memory of another one.
     """
 
     def __init__(self, index: int, limit: int | None = None, probe: Probe | None = None) -> None:
@@ -138,14 +138,14 @@ class CudaDevice:
     def enter(self) -> None:
         torch.cuda.set_device(self._device)
 
-    def repeat(self, key: Hashable, places: Hashable, where: str, work: Callable[[], object]) -> None:
+    def replay(self, key: Hashable, buffer_slots: Hashable, where: str, work: Callable[[], object]) -> None:
         if key not in self._launched:
             self._launched.add(key)
             self.compute.run(where, work)
             return
-        graph = self._graphs.get((key, places))
+        graph = self._graphs.get((key, buffer_slots))
         if graph is None:
-            graph = self._graphs[key, places] = self.compute.capture(work)
+            graph = self._graphs[key, buffer_slots] = self.compute.capture(work)
         self.compute.run(where, graph.replay)
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:

@@ -15,13 +15,13 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from functools import partial
 
 from rptrain.engine.context import Context
 from rptrain.engine.devices.base import stamp
 from rptrain.engine.embedding import RowGradients
 from rptrain.engine.iteration import Iteration, StepRequest, StepResult
-from rptrain.engine.meter import timed
 from rptrain.engine.optim import moments
 from rptrain.engine.optim.adam import CpuAdam, UpdateArgs
 from rptrain.engine.optim.loss_scale import LossScale
@@ -116,11 +116,12 @@ class OptimizerWorker:
             request.result = StepResult(norm, not math.isfinite(norm), scale)
             self.loss_scale = self.loss_scale.after(asynchronous=lag, skipped=request.result.skipped)
             self._context.board.publish(("scale",), iteration.number + 1, self.loss_scale.scale)
-            meter = None if request.result.skipped else self._context.meter
-            if meter is not None:
-                self._wait_for_snapshot()  # no part of an update's time
+            recorder = self._context.recorder
+            measured = recorder.meter is not None and not request.result.skipped
+            if measured:
+                self._wait_for_snapshot()  # not a part of the update's duration
             began = time.perf_counter()
-            with timed(meter, stamp, iteration.number, "update"):
+            with recorder.timed(stamp, iteration.number, "update") if measured else nullcontext():
                 self._update(iteration, request.learning_rate, request.result)
             self.seconds = time.perf_counter() - began
             self._snapshot = None

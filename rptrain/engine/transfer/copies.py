@@ -17,7 +17,7 @@ from torch import Tensor
 from rptrain.engine.context import Context
 from rptrain.engine.devices.base import Device, Event, Stream
 from rptrain.engine.footprint import stage_units
-from rptrain.engine.meter import Kind, timed
+from rptrain.engine.meter import Kind
 from rptrain.engine.store import UnitState
 from rptrain.engine.trace import Arrival
 from rptrain.engine.transfer.staging import Staging
@@ -155,7 +155,7 @@ class _Transfer(ABC):
 
     def _move(self, kind: Kind, unit: int, target: Tensor, source: Tensor) -> None:
         """Inside the stream."""
-        with timed(self._context.meter, self._stream.stamp, self._iteration, kind, source.nbytes, unit):
+        with self._context.recorder.timed(self._stream.stamp, self._iteration, kind, source.nbytes, unit):
             target.copy_(source, non_blocking=True)
 
 
@@ -175,7 +175,8 @@ class Upload(_Transfer):
         """`target`: the slot, in bytes. Its file-backed units are read from now on, as far as `staging` has room."""
         count = len(slot.micro_batches)
         super().__init__(context, device.param_upload, layout, layout.sizes, iteration, count, CHUNK_BYTES)
-        self._where, self._target, self._lane = f"{slot} upload", target, context.lanes[slot.device]
+        self._where, self._target = f"{slot} upload", target
+        self._recorder = context.recorder.devices[slot.device]
         self._version = context.read_version(iteration)
         self._staging = staging
         if staging is not None:
@@ -211,20 +212,15 @@ class Upload(_Transfer):
         return self._stream.record()
 
     def arrival(self, units: Collection[int] | None = None) -> Arrival | None:
-        """In a traced engine, behind `finish`: when these units (all without) were published, and arrived."""
-        trace = self._context.trace
-        if trace is None:
-            return None
-        wanted = self._layout.units if units is None else units
-        published = max(trace.board.published(("version", unit), self._version) for unit in wanted)
-        return Arrival(published, self._stream.mark())
+        """After `finish`, in a traced engine: when these units (default: all) were published, and when they arrived."""
+        return self._recorder.arrival(self._layout.units if units is None else units, self._version, self._stream)
 
     def _copy(self, chunk: Chunk) -> None:
         generation = self._context.board.wait(("version", chunk.unit), self._version)
         state = self._context.store.units[chunk.unit]
         offset = self._layout.offsets[chunk.unit]
         target = self._target[offset + chunk.start : offset + chunk.stop]
-        self._lane.up += target.nbytes
+        self._recorder.up += target.nbytes
         with staged(self._staging, state, self._stream, generation, chunk) as source:
             self._stream.run(self._where, lambda: self._move("upload", chunk.unit, target, source))
 
@@ -257,7 +253,8 @@ class Download(_Transfer):
     ) -> None:
         count, chunk = min(len(slot.micro_batches), -(-source.nbytes // DRAINED)), CHUNK_BYTES // source.itemsize
         super().__init__(context, device.grad_download, layout, layout.sizes[::-1], iteration, count, chunk)
-        self._where, self._source, self._lane = f"{slot} download", source, context.lanes[slot.device]
+        self._where, self._source = f"{slot} download", source
+        self._recorder = context.recorder.devices[slot.device]
         self._pass = iteration * context.plan.rounds + slot.round
         self._left = Counter(chunk.unit for window in self._windows for chunk in window)
 
@@ -274,7 +271,7 @@ class Download(_Transfer):
         offset = self._layout.offsets[chunk.unit]
         source = self._source[offset + chunk.start : offset + chunk.stop]
         target = self._context.store.units[chunk.unit].grad[chunk.start : chunk.stop]
-        self._lane.down += source.nbytes
+        self._recorder.down += source.nbytes
         self._stream.run(self._where, lambda: self._move("download", chunk.unit, target, source))
         self._left[chunk.unit] -= 1
         if not self._left[chunk.unit]:

@@ -43,9 +43,9 @@ def watched(gate, look, *, asynchronous=True):
         found = look(engine)
         gate.opened.set()
         engine.synchronize()
-        assert all(len(lane._under_way) <= MICRO_BATCHES_AHEAD for lane in engine._context.lanes), (
-            "what is done is not kept"
-        )
+        assert all(
+            len(recorder._in_progress) <= MICRO_BATCHES_AHEAD for recorder in engine._context.recorder.devices
+        ), "what is done is not kept"
         return found, engine.activity()
 
 
