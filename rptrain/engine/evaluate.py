@@ -8,14 +8,13 @@ from torch import Tensor
 
 from rptrain.engine.context import Context
 from rptrain.engine.devices.base import Device, Event
-from rptrain.engine.footprint import RING
 from rptrain.engine.iteration import Evaluation, Iteration
 from rptrain.engine.transfer.copies import ParamLayout, staged
 from rptrain.engine.transfer.inputs import DocumentShape, Inputs
 from rptrain.engine.transfer.ring import Ring
 from rptrain.engine.transfer.staging import Staging
 from rptrain.models.spec import Params
-from rptrain.schedule.lower import CHUNK_BYTES, Access, Chunk, windows
+from rptrain.schedule.lower import CHUNK_BYTES, RING, Access, Chunk, windows
 from rptrain.schedule.plan import Stage
 
 

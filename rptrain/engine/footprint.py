@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 
 from rptrain.engine.store import accumulate_dtype
+from rptrain.engine.transfer.inputs import index_bytes
 from rptrain.models.spec import ModelShape
-from rptrain.schedule.lower import outputs
+from rptrain.schedule.lower import RING, outputs
 from rptrain.schedule.plan import Stage
 
-RING = 2  # entries of each input ring: one is computed on, one arrives
 ROTATION = 1024  # bytes a token: cosines, sines and the angles they are made of; heads of 128 take 768
 
 
@@ -36,7 +36,8 @@ class Footprint:
     params: int  # of both slots
     dequantized: int  # what of a stage is uploaded in 4 or 8 bits, in the model's dtype
     grads: int
-    rings: int
+    rings: int  # boundary activations
+    indices: int  # of batches: positions, labels and document boundaries
     work: int  # saved tensors and temporaries of the stage that needs most
 
     @property
@@ -46,7 +47,7 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        return sum(self.slots) + self.rings
+        return sum(self.slots) + self.rings + self.indices
 
 
 def stage_units(spec: ModelShape, stage: Stage) -> tuple[int, ...]:
@@ -83,19 +84,18 @@ def stage_parts(spec: ModelShape, stage: Stage, shapes: Shapes) -> tuple[int, in
     )
 
 
-def ring_parts(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> tuple[int, int]:
-    """Entries of the output ring, and bytes of all rings and of the index tensors."""
+def ring_parts(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> tuple[int, int, int]:
+    """Entries of the output ring, bytes of all rings, and bytes of the index tensors."""
     entries = RING * max(outputs(stages)[0])
     boundary = shapes.tokens * spec.hidden_size * shapes.dtype.itemsize
-    indices = (2 * shapes.micro_batches + 1) * shapes.tokens * (8 + 8 + 4)
-    return entries, (2 * RING + entries) * boundary + indices
+    return entries, (2 * RING + entries) * boundary, index_bytes(shapes.micro_batches, shapes.tokens)
 
 
 def footprint(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> Footprint:
     """What the stages need together."""
     parts = zip(*(stage_parts(spec, stage, shapes) for stage in stages), strict=True)
     params, dequantized, grads, work = (max(part) for part in parts)
-    entries, rings = ring_parts(spec, stages, shapes)
+    entries, rings, indices = ring_parts(spec, stages, shapes)
     return Footprint(
         max(stage_bytes(spec, stage, shapes.dtype) for stage in stages),
         max(stage_wide_numel(spec, stage) for stage in stages),
@@ -105,6 +105,7 @@ def footprint(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> Foot
         dequantized,
         grads,
         rings,
+        indices,
         work,
     )
 

@@ -48,6 +48,11 @@ class Evaluation:
     number: int  # counts from 0
 
 
+def iteration_bytes(micro_batches: int, tokens: int) -> int:
+    """Bytes of host memory that the index tensors of an iteration take."""
+    return micro_batches * (tokens * 3 * 8 + (tokens + 1) * 4 + 3 * 8)
+
+
 def make_iteration(number: int, batch: Batch, dtype: torch.dtype, *, pin: bool) -> Iteration:
     """A batch with its index tensors where devices can read them: page-locked for CUDA."""
     micro_batches, tokens = batch.input_ids.shape
@@ -113,5 +118,5 @@ class PendingLoss(Pending):
         self._losses = losses
 
     def not_finite(self) -> list[int]:
-        """The micro-batches whose loss is infinite or no number; once `result` was there."""
+        """The micro-batches whose loss is NaN or infinite; call it after `result`."""
         return (~torch.isfinite(self._losses)).nonzero().flatten().tolist()

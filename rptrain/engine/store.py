@@ -182,13 +182,13 @@ class ModelStore:
     ) -> None:
         self.spec, self.dtype, self.generations, self.wide_grad = spec, dtype, generations, wide_grad
         self._layout, self._file_backed = _state_dtypes(dtype, generations, wide_grad, moments), file_backed
-        self._arena = Arena(_nbytes(spec, dtype, self._layout, file_backed=file_backed is not None))
+        self._arena = Arena(sum(_sizes(spec, dtype, self._layout, file_backed=file_backed is not None).values()))
         self.units = [self._unit(index, unit) for index, unit in enumerate(spec.units)]
         if lock:
             self._arena.lock()
 
     @staticmethod
-    def nbytes(
+    def sizes(
         spec: ModelShape,
         dtype: torch.dtype,
         *,
@@ -196,8 +196,9 @@ class ModelStore:
         wide_grad: bool = False,
         moments: Moments = "fp32",
         file_backed: bool = False,
-    ) -> int:
-        return _nbytes(spec, dtype, _state_dtypes(dtype, generations, wide_grad, moments), file_backed=file_backed)
+    ) -> dict[str, int]:
+        """Bytes of host memory that a store takes, by buffer: "frozen", "params", "grad", "exp_avg", …"""
+        return _sizes(spec, dtype, _state_dtypes(dtype, generations, wide_grad, moments), file_backed=file_backed)
 
     @property
     def locked(self) -> bool:
@@ -293,11 +294,13 @@ def _of(unit: Unit, layout: Layout) -> Layout:
     return layout if unit.trainable else layout[:1]
 
 
-def _nbytes(spec: ModelShape, dtype: torch.dtype, layout: Layout, *, file_backed: bool) -> int:
+def _sizes(spec: ModelShape, dtype: torch.dtype, layout: Layout, *, file_backed: bool) -> dict[str, int]:
     trained = [unit for unit in spec.units if unit.trainable]
-    return frozen_bytes(spec, dtype, file_backed=file_backed) + sum(
-        aligned(unit.numel // shared * kind.itemsize) for unit in trained for _, kind, shared in layout
-    )
+    sizes = {"frozen": frozen_bytes(spec, dtype, file_backed=file_backed)}
+    for name, kind, shared in layout:
+        size = sum(aligned(unit.numel // shared * kind.itemsize) for unit in trained)
+        sizes[name] = sizes.get(name, 0) + size
+    return sizes
 
 
 def frozen_bytes(spec: ModelShape, dtype: torch.dtype, *, file_backed: bool = False) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from rptrain.engine.context import Context
 from rptrain.engine.devices.base import Device, Event
 from rptrain.engine.evaluate import Evaluator
-from rptrain.engine.footprint import RING, Footprint
+from rptrain.engine.footprint import Footprint
 from rptrain.engine.iteration import Evaluation, Iteration
 from rptrain.engine.stage_pass import StagePass
 from rptrain.engine.store import accumulate_dtype
@@ -24,7 +24,7 @@ from rptrain.engine.transfer.ring import Ring
 from rptrain.engine.transfer.staging import Staging
 from rptrain.kernels.quant import prepare
 from rptrain.models.spec import ModelSpec
-from rptrain.schedule.lower import Access, StageIO
+from rptrain.schedule.lower import RING, Access, StageIO
 from rptrain.schedule.plan import Slot
 
 # Micro-batches that are issued before the first of them was computed. More would fill the driver's queues and block it.

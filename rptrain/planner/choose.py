@@ -70,6 +70,17 @@ class Workload:
     def shapes(self) -> Shapes:
         return Shapes(self.tokens, self.micro_batches, self.dtype, self.micro_batches > self.round_size, self.fused)
 
+    def state_sizes(self, spec: ModelShape) -> dict[str, int]:
+        """Bytes of the model's states in host memory, by buffer; see ModelStore.sizes."""
+        return ModelStore.sizes(
+            spec,
+            self.dtype,
+            generations=1 + self.asynchronous,
+            wide_grad=self.shapes.wide_grad,
+            moments=self.moments,
+            file_backed=self.file_backed,
+        )
+
 
 @dataclass(frozen=True)
 class RunPlan:
@@ -157,14 +168,7 @@ def make_plan(
     """
     costs = layer_costs(spec, workload, machine, measured)
     setting = _setting(spec, machine, workload, measured)
-    store = ModelStore.nbytes(
-        spec,
-        workload.dtype,
-        generations=1 + workload.asynchronous,
-        wide_grad=workload.shapes.wide_grad,
-        moments=workload.moments,
-        file_backed=workload.file_backed,
-    )
+    store = sum(workload.state_sizes(spec).values())
     rows = row_bytes(spec, workload)
     room = None if device_limit is None else device_limit - LIBRARIES
     _check_single_layers(spec, workload.shapes, room, limit_source)
@@ -174,7 +178,7 @@ def make_plan(
         if room is None:
             return True
         largest = sum(max(part) for part in zip(*map(parts, stages), strict=True))
-        return largest + ring_parts(spec, stages, workload.shapes)[1] <= room
+        return largest + sum(ring_parts(spec, stages, workload.shapes)[1:]) <= room
 
     def buffers(stages: Sequence[Stage]) -> int:
         count = outputs(stages)[1]

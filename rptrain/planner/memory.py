@@ -14,8 +14,9 @@ from rptrain.config.schema import Config
 from rptrain.data.loader import RANDOM, RANDOM_ROWS
 from rptrain.engine.engine import ITERATIONS_AHEAD
 from rptrain.engine.footprint import Footprint, Shapes, stage_bytes, stage_parts
+from rptrain.engine.iteration import iteration_bytes
 from rptrain.engine.meter import Measured
-from rptrain.engine.optim.moments import bytes_each, layout
+from rptrain.engine.optim.moments import bytes_each
 from rptrain.engine.store import REST, accumulate_dtype, aligned, frozen_bytes
 from rptrain.engine.transfer.staging import staging_bytes
 from rptrain.models.spec import ModelShape
@@ -183,29 +184,20 @@ def _memory(
 
 
 def state_parts(spec: ModelShape, workload: Workload) -> list[MemoryPart]:
-    """The buffers of ModelStore, by kind."""
-    wide, itemsize = accumulate_dtype(workload.dtype), workload.dtype.itemsize
-    generations = 1 + workload.asynchronous
-    rounds, grad = workload.shapes.wide_grad, wide.itemsize if workload.shapes.wide_grad else itemsize
-    moments = layout(workload.moments, wide)
-
-    def buffers(itemsize: int, shared: int = 1) -> int:
-        return sum(aligned(unit.numel // shared * itemsize) for unit in spec.units if unit.trainable)
-
+    """The buffers of ModelStore, under the names that a person sees."""
     formats = sorted({param.format.name for unit in spec.units for param in unit.quantized if param.format})
-    name = f"frozen weights, matrices in {' and '.join(formats)}" if formats else "frozen weights"
-    held = frozen_bytes(spec, workload.dtype, file_backed=workload.file_backed)
-    parts = [MemoryPart(name, held)] if held else []
-    parts += [
-        MemoryPart(
-            "weights" if generations == 1 else f"weights, {generations} generations", generations * buffers(itemsize)
-        ),
-        MemoryPart("gradients, summed over rounds" if rounds else "gradients", buffers(grad)),
-        MemoryPart("optimizer state", sum(buffers(kind.itemsize, shared) for _, kind, shared in moments)),
-    ]
-    rest = REST.get(workload.dtype, {})
-    name = "rest of the float32 weights" if "remainder" in rest else "float32 weights"
-    return [*parts, *(MemoryPart(name, buffers(kind.itemsize)) for kind in rest.values())]
+    names = {
+        "frozen": f"frozen weights, matrices in {' and '.join(formats)}" if formats else "frozen weights",
+        "params": "weights, 2 generations" if workload.asynchronous else "weights",
+        "grad": "gradients, summed over rounds" if workload.shapes.wide_grad else "gradients",
+        "remainder": "rest of the float32 weights",
+        "masters": "float32 weights",
+    }
+    sizes: dict[str, int] = {}
+    for buffer, size in workload.state_sizes(spec).items():
+        name = names.get(buffer, "optimizer state")
+        sizes[name] = sizes.get(name, 0) + size
+    return [MemoryPart(name, size) for name, size in sizes.items() if size or name != names["frozen"]]
 
 
 def _staging(spec: ModelShape, workload: Workload, hardware: Hardware) -> list[MemoryPart]:
@@ -217,8 +209,8 @@ def _staging(spec: ModelShape, workload: Workload, hardware: Hardware) -> list[M
 
 def _process(config: Config, spec: ModelShape, workload: Workload, hardware: Hardware) -> list[MemoryPart]:
     """What does not depend on the plan, beside the states."""
-    indices = workload.micro_batches * (workload.tokens * 3 * 8 + (workload.tokens + 1) * 4)
-    parts = [MemoryPart("batches in progress", (ITERATIONS_AHEAD + 1) * indices)]
+    batch = iteration_bytes(workload.micro_batches, workload.tokens)
+    parts = [MemoryPart("batches in progress", (ITERATIONS_AHEAD + 1) * batch)]
     if sets := sum(source.path == RANDOM for source in config.data.train):
         parts.append(MemoryPart("random tokens", sets * RANDOM_ROWS * config.data.max_length * 4))
     if sets < len(config.data.train):
@@ -268,7 +260,7 @@ def worker_bytes(spec: ModelShape, run: RunPlan, shapes: Shapes) -> list[int]:
         params = [stages[turn::2] for turn in (0, 1)]
         slots = sum(max((stage_bytes(spec, stage, shapes.dtype) for stage in turn), default=0) for turn in params)
         _, *others = (max(part) for part in zip(*(stage_parts(spec, s, shapes) for s in stages), strict=True))
-        taken.append(slots + sum(others) + run.device.rings)
+        taken.append(slots + sum(others) + run.device.rings + run.device.indices)
     return taken
 
 
@@ -282,23 +274,17 @@ def _programs(plan: Plan) -> list[list[Stage]]:
 
 
 def _gpu(gpu: Gpu, need: Footprint, shapes: Shapes) -> MemoryPlace:
-    indices = indices_bytes(shapes)
     parts = (
         MemoryPart("parameters of two stages", need.params),
         *([MemoryPart("dequantized parameters of a stage", need.dequantized)] if need.dequantized else []),
         MemoryPart("gradients of a stage", need.grads),
-        MemoryPart("boundary activations", need.rings - indices),
-        MemoryPart("tokens of two steps", indices),
+        MemoryPart("boundary activations", need.rings),
+        MemoryPart("tokens of two steps", need.indices),
         MemoryPart("workspace of the largest stage", need.work),
         MemoryPart("libraries", LIBRARIES),
         MemoryPart("CUDA context", gpu.context),
     )
     return MemoryPlace("GPU memory", gpu.name, parts, gpu.limit, gpu.source)
-
-
-def indices_bytes(shapes: Shapes) -> int:
-    """The part of a Footprint's `rings` that holds a batch's tokens: two batches of positions, labels and places."""
-    return 2 * shapes.micro_batches * shapes.tokens * (8 + 8 + 4)
 
 
 def with_saved(hardware: Hardware, found: tuple[RunDir, Path] | None) -> Hardware:

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rptrain.schedule.costs import LayerCost
-from rptrain.schedule.lower import CHUNK_BYTES, boundaries
+from rptrain.schedule.lower import CHUNK_BYTES, RING, boundaries
 from rptrain.schedule.partition import stage_time
 from rptrain.schedule.plan import Plan, Slot
 from rptrain.schedule.simulate import HOST, Hold, Program, Task
 
 PARAMETERS = 1  # priority on a link: behind activations, which have 0 (paper section 4.2)
-RING = 2  # inputs and outputs of a device: one in use, one under way
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from rptrain.schedule.plan import Stage
 
 CHUNK_BYTES = 16 << 20  # copies have no priority in a copy engine: an activation waits for one chunk at most
 
+RING = 2  # entries of a device's rings of inputs and outputs: one is in use while the other is transferred
+
 
 @dataclass(frozen=True)
 class Access:

@@ -238,7 +238,7 @@ def test_states_are_the_buffers_of_the_store(folder, dtype, moments, update, siz
     generations = 1 + workload.asynchronous
     assert sum(part.nbytes for part in parts) == run.store_bytes
     options = {"generations": generations, "wide_grad": size == 2, "moments": moments}
-    assert run.store_bytes == ModelStore.nbytes(spec, workload.dtype, **options)
+    assert run.store_bytes == sum(ModelStore.sizes(spec, workload.dtype, **options).values())
     with ModelStore(spec, workload.dtype, **options) as store:
         assert store._arena._used == run.store_bytes
 

@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from rptrain.schedule.costs import LayerCost
-from rptrain.schedule.dispatch import RING, Links, dispatch
+from rptrain.schedule.dispatch import Links, dispatch
+from rptrain.schedule.lower import RING
 from rptrain.schedule.plan import Plan
 from rptrain.schedule.simulate import COMPUTATION, HOST, simulate
 from tests.schedule.plans import equal_stages, random_costs, random_stages

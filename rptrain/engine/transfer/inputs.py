@@ -1,4 +1,4 @@
-"""What a device's launches read of a batch: its index tensors, and what follows from them."""
+"""A batch's index tensors on a device, and what is computed from them for each micro-batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from rptrain.models.spec import ModelSpec
 
 @dataclass(frozen=True)
 class DocumentShape:
-    """What of a micro-batch's documents the launches depend on."""
+    """The properties of a micro-batch's documents that kernel launches depend on."""
 
     max_seqlen: int
     uniform: bool
@@ -31,9 +31,14 @@ class DocumentShape:
         return cls(row, False, 16 ** ceil(log(len(lengths), 16)))  # few layouts: each is captured by itself
 
 
+def index_bytes(micro_batches: int, tokens: int) -> int:
+    """Bytes of a device's index tensors: two batches, and the micro-batch that is computed."""
+    return (2 * micro_batches + 1) * (tokens * (8 + 8) + (tokens + 1) * 4 + 3 * 8)
+
+
 class Inputs:
-    """Index tensors of the batch on the device: of two iterations in turn, as there are never more (ITERATIONS_AHEAD),
-    and of the micro-batch that is computed, which are always in the same place.
+    """Index tensors on the device: those of two iterations, of which there are never more (ITERATIONS_AHEAD), and those
+    of the micro-batch that is computed, which are always at the same addresses.
     """
 
     def __init__(self, device: Device, spec: ModelSpec, micro_batches: int, tokens: int, wide: torch.dtype) -> None:

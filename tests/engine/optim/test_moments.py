@@ -419,5 +419,5 @@ def test_a_store_takes_the_bytes_that_are_counted(kind, dtype, generations):
 def test_bytes_a_parameter_in_sync(name, kind, most):
     """Of models that exist: all buffers of all units with their pages, to a thousandth of a byte."""
     spec = registry.build(registry.read_config(registry.locate(name)))
-    taken = ModelStore.nbytes(spec, torch.bfloat16, generations=1, moments=kind)
+    taken = sum(ModelStore.sizes(spec, torch.bfloat16, generations=1, moments=kind).values())
     assert taken / spec.num_parameters == pytest.approx(most, abs=1e-3)
