@@ -1,1 +1,1 @@
-"""Runs a plan: devices, host memory, workers, the optimizer."""
+"""The engine that runs a plan: devices, host memory, worker threads and the optimizer."""

@@ -1,8 +1,9 @@
-"""Where threads tell each other that something was issued or finished: monotonic counters, one for each key.
+"""Synchronization of the engine's threads: a monotonic counter for each key.
 
-Every dependency between threads goes through here, so waiting can be released on failure, and a dump of who waits
-for what is one dictionary. A published payload is a device event that was already recorded (waiting on an event
-that was not recorded is a silent no-op), or a plain value, or None for work that is finished.
+Threads publish here what they have issued or finished. Every dependency between threads goes through the board, so a
+failure can release all waiting threads, and one dictionary shows which thread waits for what. A payload is a device
+event that was already recorded (waiting on an unrecorded event is a silent no-op), a plain value, or None for work
+that has finished.
 """
 
 import threading
@@ -12,11 +13,14 @@ from typing import Any
 
 from rptrain.engine.errors import Aborted
 
-HISTORY = 4  # payloads kept for each key; at most two iterations are under way
+HISTORY = 4  # payloads kept for each key; at most two iterations are in progress
 
 
 class Board:
-    """A wait for n returns once every number up to n was published; two devices may publish out of order."""
+    """Counters that threads publish and wait for.
+
+    A wait for n returns once every number up to n was published; two devices may publish out of order.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -40,7 +44,7 @@ class Board:
             self._changed.notify_all()
 
     def publish_constant(self, key: Hashable, payload: Any = None) -> None:
-        """Every number counts as published under `key`, with this payload."""
+        """Publishes every number under `key`, with this payload."""
         with self._changed:
             self._constant[key] = payload
             self._changed.notify_all()
@@ -48,7 +52,7 @@ class Board:
     def wait(self, key: Hashable, number: int) -> Any:
         """Blocks until `number` was published under `key` and returns its payload. Raises Aborted.
 
-        The payload is None where it is no longer kept.
+        The payload is None if it is no longer kept.
         """
         with self._changed:
             if not self._reached(key, number):
@@ -68,12 +72,12 @@ class Board:
         return key in self._constant or (key in self._counts and self._counts[key] >= number)
 
     def count(self, key: Hashable) -> int:
-        """How many numbers from 0 on were published under `key`, without a gap."""
+        """The count of numbers, from 0 without a gap, that were published under `key`."""
         with self._changed:
             return max(self._counts.get(key, -1), -1) + 1
 
     def waiting(self) -> dict[str, tuple[Hashable, int]]:
-        """Which thread waits for what, now."""
+        """The key and number that each blocked thread waits for."""
         with self._changed:
             return dict(self._waiting)
 
@@ -82,7 +86,7 @@ class Board:
         with self._changed:
             self._aborted = True
             self._changed.notify_all()
-        with suppress(RuntimeError):  # it is not held; but a Ctrl-C that came just as this thread took it left it taken
+        with suppress(RuntimeError):  # not held, unless a Ctrl-C arrived just as this thread acquired it
             while True:
                 self._changed.release()
 

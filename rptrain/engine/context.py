@@ -1,4 +1,4 @@
-"""What the engine's threads share: the plan, the host's memory, the board. Nothing here has a thread of its own."""
+"""The objects that the engine's threads share: the plan, host memory, the board and the recorder."""
 
 import threading
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from rptrain.schedule.plan import Plan
 
 @dataclass
 class Context:
-    """Shared by the engine's threads.
+    """The state that the engine's threads share.
 
     Board keys: ("boundary", ...), ("grad", unit), ("version", unit), ("loss", round), ("rows",), ("scale",),
     ("step",), ("saved", unit), ("evaluated", device), ("staged", device, buffer), ("emptied", device, buffer).
-    Version v of a unit holds the weights after v steps, its payload is the index of its generation; that of the scale
-    is what the loss is multiplied by in an iteration that reads version v. Of a frozen unit every version is published
+    Version v of a unit holds the weights after v steps; its payload is the index of the generation. The payload of
+    ("scale",) is the loss scale of the iteration that reads version v. Every version of a frozen unit is published
     from the start.
     """
 
@@ -40,7 +40,7 @@ class Context:
         return self.recorder.board
 
     def fail(self, where: str, error: BaseException) -> None:
-        """Keeps the first failure with where it happened, and releases every thread that waits."""
+        """Keeps the first failure, with the place where it happened, and releases every waiting thread."""
         with self._lock:
             if self.failure is None:
                 thread = threading.current_thread().name
@@ -56,7 +56,7 @@ class Context:
         return iteration - self.lag
 
     def guard(self, where: Callable[[], str], main: Callable[[], None]) -> None:
-        """Runs a thread's main function; what it raises becomes the engine's failure."""
+        """Runs a thread's main function; an exception becomes the engine's failure."""
         try:
             main()
         except Aborted:

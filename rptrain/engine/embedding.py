@@ -1,7 +1,7 @@
-"""The embedding as a host layer: the thread that gathers its rows, and the sums of its gradient rows.
+"""The embedding as a layer on the host: a thread that gathers rows, and the accumulation of gradient rows.
 
-It spares each device the upload of the whole table, a float32 gradient slot for it, and atomics. Gradient rows are
-summed in token order, so sums do not depend on the number of devices.
+Devices need neither the whole table, nor a float32 gradient slot for it, nor atomics. Gradient rows are summed in
+token order, so the sums do not depend on the number of devices.
 """
 
 import math
@@ -20,15 +20,15 @@ from rptrain.engine.store import Arena, UnitState, accumulate_dtype
 from rptrain.models.spec import ModelShape
 from rptrain.schedule.lower import Access
 
-GATHERERS = 4  # threads that gather rows: in sync the first stage waits for them
+GATHERERS = 4  # threads that gather rows; in sync the first stage waits for them
 
 
 class RowGradients:
     """Gradient rows of the embedding table, summed over an iteration's micro-batches and applied once.
 
-    A row's sum is that of its tokens in order, over all micro-batches, in the accumulation type. `tokens` are those of
-    a step, [M, T]; the sums lie in a buffer for as many different ones as there can be, which is kept, those that are
-    whole sooner before the others.
+    A row's gradient is the sum over its tokens, in order, over all micro-batches, in the accumulation dtype. `tokens`
+    is the number of tokens in a step, M x T. One buffer, allocated once, has a row for each token id that a step can
+    contain; rows whose sums are complete sooner come first.
     """
 
     def __init__(self, state: UnitState, tokens: int, *, tied: bool, pool: Executor, threads: int) -> None:
@@ -36,25 +36,25 @@ class RowGradients:
         self._cpu = CpuRows(pool, threads)
         self._table = state.unit.views(state.grad)["embed"]
         if not tied:
-            self._cpu.zero(self._table)  # an engine before this one may have left rows there
+            self._cpu.zero(self._table)  # an earlier engine may have left rows there
         vocab_size, hidden_size = self._table.shape
         wide = accumulate_dtype(state.params[0].dtype)
         shape = min(tokens, vocab_size), row_stride(hidden_size, wide)
         self._buffer = Arena(math.prod(shape) * wide.itemsize).take(math.prod(shape), wide).view(shape)
-        self._rows = torch.empty(0, dtype=torch.int64)  # of the table: those that occur, by where they occur last
-        self._places = self._rows  # [M, T], the place among them of each token
+        self._rows = torch.empty(0, dtype=torch.int64)  # rows of the table that occur, ordered by their last occurrence
+        self._places = self._rows  # [M, T], index of each token's row among them
         self._sums = self._buffer[:0]
-        self._ends: Sequence[int] = ()  # how many sums are whole behind each micro-batch
+        self._ends: Sequence[int] = ()  # complete sums after each micro-batch
         self._whole = self._applied = 0  # sums
 
     @staticmethod
     def nbytes(spec: ModelShape, dtype: torch.dtype, tokens: int) -> int:
-        """The most that the sums over a step's `tokens` take: a row for each that differs, and the two indices."""
+        """Upper bound of the memory for a step of `tokens` tokens: a row per distinct token, and two index tensors."""
         rows, wide = min(tokens, spec.vocab_size), accumulate_dtype(dtype)
         return rows * row_stride(spec.hidden_size, wide) * wide.itemsize + (rows + tokens) * torch.int64.itemsize
 
     def begin(self, input_ids: Tensor) -> None:
-        """An iteration with tokens [M, T] begins; nobody needs the gradient of the one before any more."""
+        """Starts an iteration with tokens [M, T]. The gradient of the previous one must no longer be in use."""
         if not self._tied:
             self._cpu.clear(self._table, self._rows)
         rows, places = torch.unique(input_ids, return_inverse=True)
@@ -69,18 +69,18 @@ class RowGradients:
         self._cpu.zero(self._sums)
 
     def add(self, micro_batch: int, gradient: Tensor) -> None:
-        """The gradient [T, D] of a micro-batch's embeddings; micro-batches come in order."""
+        """Adds the gradient [T, D] of a micro-batch's embeddings. Micro-batches must come in order."""
         self._cpu.add(self._sums, self._places[micro_batch], gradient)
         self._whole = self._ends[micro_batch]
 
     def apply(self) -> None:
-        """Adds sums that are whole by now to the unit's gradient: to the head's if tied, else to rows of zeros."""
+        """Adds the complete sums to the unit's gradient: to the head's if tied, otherwise to rows of zeros."""
         new = slice(self._applied, self._whole)
         self._cpu.apply(self._sums[new], self._rows[new], self._table)
         self._applied = self._whole
 
     def close(self) -> None:
-        """Gives back the buffer: an engine may be kept for longer than it is used."""
+        """Frees the buffer; an engine may be kept for longer than it is used."""
         self._buffer = self._sums = torch.empty(0)
 
 
@@ -114,7 +114,7 @@ class EmbeddingWorker:
                 pass_index = iteration.number * context.plan.rounds + m // context.plan.round_size
                 out, key, number = context.buffers.locate(Access(0, 0), pass_index, m)
                 if number:
-                    context.board.wait(key, number - 1)  # its gradient was read: host work, finished when published
+                    context.board.wait(key, number - 1)  # the gradient was read by host code, which has finished
                 if context.probe is not None:
                     context.probe(f"embedding m{m}")
                 self._gather(table, ids, out)
@@ -125,4 +125,4 @@ class EmbeddingWorker:
             torch.index_select(table, 0, ids, out=out)
 
         for _ in self._pool.map(part, ids.tensor_split(GATHERERS), out.tensor_split(GATHERERS)):
-            pass  # raises what a part raised
+            pass  # raises the exception of a part

@@ -31,7 +31,7 @@ from rptrain.schedule.lower import boundaries
 from rptrain.schedule.plan import Plan
 from rptrain.schedule.validate import validate
 
-ITERATIONS_AHEAD = 2  # iterations under way at once: one that ends, one that begins
+ITERATIONS_AHEAD = 2  # iterations in progress at once: one that ends, one that begins
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,15 @@ class Optimizer:
     max_grad_norm: float = 0.0  # 0: no clipping
     asynchronous: bool = True
     threads: int | None = None
-    seed: int = 0  # of the random numbers by which small moments are rounded
+    seed: int = 0  # for the stochastic rounding of small moments
 
 
 class Engine:
-    """Trains the model in `store` on `devices` as `plan` says. Context manager; not to be shared by threads.
+    """Trains the model in `store` on `devices` according to `plan`. Context manager; not thread-safe.
 
     Call n of `forward_backward` reads the weights after step n - 1 in sync, after step n - 2 in async; step n uses
-    the gradients of call n. Both return at once: results are handles, and an error of any thread is raised by the
-    next call or handle as EngineError.
+    the gradients of call n. Both return at once: results are handles. The next call or handle raises an error of any
+    thread as EngineError.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Engine:
             self._resources = stack.pop_all()
 
     def _publish_weights(self) -> None:
-        """The versions of the weights that the first iterations read."""
+        """Publishes the versions of the weights that the first iterations read."""
         board = self._context.board
         for index, state in enumerate(self.store.units):
             if not state.unit.trainable:
@@ -144,16 +144,16 @@ class Engine:
 
     @property
     def applied(self) -> int:
-        """Steps that were not skipped, over the whole training; complete after `synchronize`."""
+        """Steps that were not skipped, over the whole training run. Up to date after `synchronize`."""
         return self._optimizer.applied
 
     @property
     def loss_scale(self) -> LossScale:
-        """That of the newest weights; complete after `synchronize`."""
+        """The loss scale of the newest weights. Up to date after `synchronize`."""
         return self._optimizer.loss_scale
 
     def forward_backward(self, batch: Batch) -> PendingLoss:
-        """Starts an iteration; the handle gives the loss, a float: the mean over the batch's supervised tokens."""
+        """Starts an iteration. The handle returns the loss (float), the mean over the batch's supervised tokens."""
         self._check()
         self._check_size(batch)
         if self._next != self._steps:
@@ -182,7 +182,7 @@ class Engine:
         return PendingLoss(loss, iteration.losses)
 
     def step(self, learning_rate: float) -> Pending:
-        """Lets the optimizer apply the gradients of the last `forward_backward`; the handle gives a StepResult."""
+        """Lets the optimizer apply the gradients of the last `forward_backward`. The handle returns a StepResult."""
         self._check()
         if self._steps != self._next - 1:
             raise RuntimeError("step was called without forward_backward before")
@@ -204,16 +204,16 @@ class Engine:
             raise ValueError(f"the batch is {tuple(batch.input_ids.shape)}, the plan is for {expected}")
 
     def synchronize(self) -> None:
-        """Waits until every step was applied: `store` then holds W_T (and, in async, W_{T-1})."""
+        """Waits until every step was applied; `store` then holds W_T (and, in async, W_{T-1})."""
         if self._steps:
             self._wait(("step",), self._steps - 1)
         self._check()
 
     def evaluate(self, batch: Batch) -> float:
-        """The loss of a batch as large as a step's, summed over its supervised tokens, forward only.
+        """Returns the loss of a batch of a step's size, summed over its supervised tokens.
 
-        With the newest weights, W_T, for which it waits. Training goes on as if it had not been. RuntimeError between
-        `forward_backward` and its `step`; ValueError for a batch of another size.
+        Runs the forward pass with the newest weights, W_T, and waits for them. Training is not affected. Raises
+        RuntimeError between `forward_backward` and its `step`, and ValueError for a batch of another size.
         """
         if self._next != self._steps:
             raise RuntimeError("evaluate: the step before it was not taken")
@@ -229,15 +229,15 @@ class Engine:
         return iteration.losses.double().sum().item()
 
     def snapshot(self) -> Snapshot:
-        """The state after every step so far, for which it waits: units stay as they are until they are released.
+        """Waits for all steps so far and returns their state, whose units do not change until they are released.
 
-        Training goes on meanwhile, up to the first update of a unit that was not. One at a time.
+        Training continues up to the first update of a unit that was not released. One snapshot at a time.
         """
         self.synchronize()
         return self._optimizer.snapshot()
 
     def waiting(self) -> dict[str, str]:
-        """Which thread waits for what key on the board and number under it, now; and which streams have work."""
+        """The board's key and number that each blocked thread waits for, and the streams that have work."""
         threads = {
             name: f"waits for {' '.join(map(str, key)) if isinstance(key, tuple) else key}, number {number}"
             for name, (key, number) in self._context.board.waiting().items()
@@ -246,15 +246,15 @@ class Engine:
         return threads | {f"{name} stream": "has work" for name, stream in streams.items() if stream.busy()}
 
     def measured(self) -> Measured | None:
-        """With `meter`, what the steps took; nothing is measured from now on. After `synchronize` no step is missing.
+        """Ends the measurement and returns the times of the steps so far; call `synchronize` to include all of them.
 
-        None without `meter`, or before a step after the first one was applied.
+        None without `meter`, or if no step after the first one was applied.
         """
         self._context.recorder.meter = None
         return None if self._meter is None else self._meter.measured(self.store.spec)
 
     def activity(self) -> Activity:
-        """What its threads and devices do now, of an engine that is `watched`. Any thread may ask while it is open."""
+        """The current activity of threads and devices of a `watched` engine. Thread-safe while it is open."""
         waiting = self._context.board.waiting()
         lanes = (
             recorder.state(waiting[device.name][0] if device.name in waiting else None)
@@ -265,7 +265,7 @@ class Engine:
 
     @property
     def readings(self) -> tuple[Reading, ...]:
-        """With `meter`, all that was read."""
+        """All readings of `meter`."""
         return () if self._meter is None else self._meter.readings
 
     def _wait(self, key: Hashable, number: int) -> Any:
@@ -284,12 +284,12 @@ class Engine:
             thread.submit(None)
         for thread in self._threads:
             thread.join()
-        for device in self._devices:  # all before any memory goes: giving back that of one may touch the others'
+        for device in self._devices:  # all devices before any memory is freed: freeing one's may touch the others'
             device.finish()
-        self._threads.clear()  # what they hold of the devices' memory goes before the devices do
+        self._threads.clear()  # frees their device memory before the devices are closed
 
     def close(self) -> None:
-        """Ends the threads, after what was submitted if all is well, at once if a thread failed, and frees memory."""
+        """Ends the threads and frees memory. Waits for submitted work, unless a thread has failed."""
         self._resources.close()
 
     def __enter__(self) -> "Engine":
@@ -297,10 +297,10 @@ class Engine:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
-            self._context.board.abort()  # nobody waits for what is still under way
+            self._context.board.abort()  # releases the threads that wait for work in progress
         try:
             self.close()
-        except RuntimeError:  # a GPU that failed cannot be waited for either: what it failed of matters more
+        except RuntimeError:  # a failed GPU cannot be synchronized either; the first failure matters more
             self._check()
             raise
         if error is None:

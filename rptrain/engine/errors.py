@@ -1,9 +1,9 @@
-"""What can go wrong while a plan runs, and where it did."""
+"""Exceptions of the engine."""
 
 
 class EngineError(RuntimeError):
-    """A thread of the engine failed; the message says on which device, in which stage and micro-batch."""
+    """A thread of the engine failed. The message names the device, the stage and the micro-batch."""
 
 
 class Aborted(Exception):
-    """Raised in a thread that waits when another thread failed or the engine closes; never reaches the caller."""
+    """Raised in waiting threads when another thread failed or the engine closes; never reaches the caller."""

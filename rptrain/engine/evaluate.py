@@ -1,4 +1,4 @@
-"""A batch's losses, forward only, on one device between two iterations."""
+"""The forward pass of an evaluation batch on one device, between two iterations."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,9 +19,9 @@ from rptrain.schedule.plan import Stage
 
 
 class Evaluator:
-    """Computes with buffers that its device has for training, which are all free again when it is done.
+    """Computes losses with the buffers that its device has for training, and leaves them free.
 
-    `where`: what it is at, for the message of a failure; None between evaluations.
+    `where`: the current place, for error messages; None between evaluations.
     """
 
     def __init__(
@@ -42,17 +42,17 @@ class Evaluator:
         self.where: str | None = None
 
     def run(self, evaluation: Evaluation, slot: Tensor, read: Event | None) -> None:
-        """The losses of every N-th micro-batch of a round, through all layers, each uploaded once a round.
+        """Computes the losses of every N-th micro-batch of a round; a layer is uploaded once per round.
 
-        `slot`: room for parameters, free after `read`. Activations wait between layers where boundary 0 has its own
-        while iterations are under way.
+        `slot`: a buffer for parameters, free after `read`. Between layers, activations stay in the host buffers of
+        boundary 0, which are not in use between iterations.
         """
         context, device, iteration = self._context, self._device, evaluation.iteration
         plan, spec, units = context.plan, context.store.spec, context.store.units
         table = units[0].views[units[0].current]["embed"]
         self._inputs.upload(iteration, device.activation_upload)
         for first in range(0, plan.micro_batches, plan.round_size):
-            # every N-th of a round, so that no device has another's places
+            # every N-th of a round, so that no two devices share host buffers
             mine = range(first + self._index, first + plan.round_size, plan.devices)
             hidden = {m: context.buffers.locate(Access(0, 0), 0, m)[0] for m in mine}
             sent: dict[int, Event] = {}
@@ -103,7 +103,7 @@ class Evaluator:
         hidden: Tensor,
         sent: dict[int, Event],
     ) -> None:
-        """One micro-batch through one layer: `hidden`, on the host, is replaced; of the head comes a loss."""
+        """Runs one micro-batch through one layer. Replaces `hidden`, on the host; the head writes a loss instead."""
         device, spec = self._device, self._context.store.spec
         self.where = f"evaluation, layer {index} micro-batch {m}"
         x = self._x.claim(turn, device.activation_upload)
@@ -117,7 +117,7 @@ class Evaluator:
         out = self._losses[m] if head else self._out.claim(turn, device.compute)
 
         def compute() -> None:
-            mb = replace(self._inputs.describe(iteration, layout), sample=None)  # nothing is dropped
+            mb = replace(self._inputs.describe(iteration, layout), sample=None)  # no dropout
             if head:
                 out.copy_(spec.head.loss(params, x, mb))
             else:

@@ -1,4 +1,4 @@
-"""What a plan needs on a device, in bytes: slots of parameters and gradients, rings, and the largest stage's work."""
+"""The device memory that a plan needs: parameter and gradient slots, rings, and the workspace of the largest stage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,38 +11,38 @@ from rptrain.models.spec import ModelShape
 from rptrain.schedule.lower import RING, outputs
 from rptrain.schedule.plan import Stage
 
-ROTATION = 1024  # bytes a token: cosines, sines and the angles they are made of; heads of 128 take 768
+ROTATION = 1024  # bytes per token: cosines, sines and their angles; heads of 128 take 768
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Sizes a device's memory is planned for: T tokens a micro-batch."""
+    """The sizes for which device memory is planned: T tokens per micro-batch."""
 
     tokens: int
     micro_batches: int
     dtype: torch.dtype
-    wide_grad: bool  # gradients leave the device as float32 partial sums
-    fused: bool = False  # the fused kernels run, which hold nothing wide in memory
+    wide_grad: bool  # gradients are downloaded as float32 partial sums
+    fused: bool = False  # the fused kernels run, which keep no upcast copies
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Elements of the slots and bytes of each part of a device's memory."""
+    """Elements of the slots, and bytes of each part of device memory."""
 
-    param_bytes: int  # of one parameter slot
+    param_bytes: int  # one parameter slot
     dequantized_numel: int
     grad_numel: int
     outputs: int  # entries of the output ring
-    params: int  # of both slots
-    dequantized: int  # what of a stage is uploaded in 4 or 8 bits, in the model's dtype
+    params: int  # both slots
+    dequantized: int  # a stage's quantized parameters, in the model's dtype
     grads: int
     rings: int  # boundary activations
-    indices: int  # of batches: positions, labels and document boundaries
-    work: int  # saved tensors and temporaries of the stage that needs most
+    indices: int  # index tensors of batches: positions, labels, document boundaries
+    work: int  # saved tensors and temporaries of the largest stage
 
     @property
     def slots(self) -> tuple[int, int, int, int]:
-        """Bytes of the parts that the largest stage sets: see `stage_parts`."""
+        """Bytes of the parts whose size the largest stage sets; see `stage_parts`."""
         return self.params, self.dequantized, self.grads, self.work
 
     @property
@@ -56,24 +56,25 @@ def stage_units(spec: ModelShape, stage: Stage) -> tuple[int, ...]:
 
 
 def stage_bytes(spec: ModelShape, stage: Stage, dtype: torch.dtype) -> int:
-    """Of the stage's parameters as they are uploaded."""
+    """Bytes of the stage's parameters as they are uploaded."""
     return sum(spec.units[unit].nbytes(dtype.itemsize) for unit in stage_units(spec, stage))
 
 
 def stage_wide_numel(spec: ModelShape, stage: Stage) -> int:
-    """Elements of those that are dequantized."""
+    """Elements of the stage's dequantized parameters."""
     return sum(spec.units[unit].dequantized_numel for unit in stage_units(spec, stage))
 
 
 def stage_grad_numel(spec: ModelShape, stage: Stage) -> int:
-    """Elements of the gradients that the stage makes."""
+    """Elements of the gradients that the stage computes."""
     units = spec.trained(stage_units(spec, stage)) if stage.backward else ()
     return sum(spec.units[unit].numel for unit in units)
 
 
 def stage_parts(spec: ModelShape, stage: Stage, shapes: Shapes) -> tuple[int, int, int, int]:
-    """Bytes of parameter slots, dequantized parameters, gradient slots and work that one stage asks for; a plan has the
-    largest of each.
+    """Bytes of parameter slots, dequantized parameters, gradient slots and workspace that a stage needs.
+
+    A plan needs the largest of each.
     """
     itemsize, wide = shapes.dtype.itemsize, accumulate_dtype(shapes.dtype).itemsize
     return (
@@ -92,7 +93,7 @@ def ring_parts(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> tup
 
 
 def footprint(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> Footprint:
-    """What the stages need together."""
+    """The device memory that a plan with these stages needs."""
     parts = zip(*(stage_parts(spec, stage, shapes) for stage in stages), strict=True)
     params, dequantized, grads, work = (max(part) for part in parts)
     entries, rings, indices = ring_parts(spec, stages, shapes)

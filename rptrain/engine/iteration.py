@@ -1,4 +1,4 @@
-"""What travels through the engine's queues: an iteration's inputs, and the handles of its results."""
+"""The messages in the engine's queues: the inputs of an iteration, and the handles of its results."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,31 +20,31 @@ class Iteration:
     input_ids: Tensor  # int64 [M, T]
     positions: Tensor  # int64 [M, T]
     labels: Tensor  # int64 [M, T]
-    cu_seqlens: Tensor  # int32 [M, T + 1]; behind the first len(documents[m]) + 1 entries all are T
-    samples: Tensor  # int64 [M, 3]: seed, step and the number of the micro-batch's first row in the step
+    cu_seqlens: Tensor  # int32 [M, T + 1]; all T after the first len(documents[m]) + 1 entries
+    samples: Tensor  # int64 [M, 3]: seed, step and the index of the micro-batch's first sequence in the step
     documents: tuple[tuple[int, ...], ...]
     sequences: int
     length: int
     supervised: int
     losses: Tensor  # [M], sums over each micro-batch, written by the fused stage's device
-    losses_sent: list[Event]  # one for each round that was issued
+    losses_sent: list[Event]  # one per round that was issued
 
     @property
     def scale(self) -> float:
-        """What losses are multiplied by on the device, beside the LossScale: a power of two, so nothing is rounded."""
+        """The factor of losses on the device besides the LossScale: a power of two, so nothing is rounded."""
         return 2.0 ** -floor(log2(max(self.supervised, 1)))
 
     @property
     def rest(self) -> float:
-        """What is left of 1 / supervised; the optimizer applies it together with the LossScale and clipping."""
+        """The remaining factor of 1 / supervised, which the optimizer applies with the LossScale and clipping."""
         return 1.0 / (self.scale * max(self.supervised, 1))
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A batch of which only the loss is wanted, with the newest weights; nothing else is under way."""
+    """A batch whose loss is computed with the newest weights while no iteration is in progress."""
 
-    iteration: Iteration  # of the next one's number
+    iteration: Iteration  # has the number of the next one
     number: int  # counts from 0
 
 
@@ -54,13 +54,13 @@ def iteration_bytes(micro_batches: int, tokens: int) -> int:
 
 
 def make_iteration(number: int, batch: Batch, dtype: torch.dtype, *, pin: bool) -> Iteration:
-    """A batch with its index tensors where devices can read them: page-locked for CUDA."""
+    """An iteration from a batch, with index tensors that devices can read: page-locked for CUDA."""
     micro_batches, tokens = batch.input_ids.shape
     cu_seqlens = torch.full((micro_batches, tokens + 1), tokens, dtype=torch.int32)
     cu_seqlens[:, 0] = 0
     for m, lengths in enumerate(batch.documents):
         cu_seqlens[m, 1 : len(lengths) + 1] = torch.tensor(lengths).cumsum(0)
-    seed = batch.seed & (2**63 - 1)  # it may be of any size
+    seed = batch.seed & (2**63 - 1)  # any int is allowed
     samples = torch.tensor([[seed, batch.step, m * batch.sequences] for m in range(micro_batches)])
     losses = torch.zeros(micro_batches, dtype=dtype)
 
@@ -85,23 +85,23 @@ def make_iteration(number: int, batch: Batch, dtype: torch.dtype, *, pin: bool) 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What an optimizer step did. `grad_norm` is before clipping; a step with non-finite gradients is skipped."""
+    """The result of an optimizer step. `grad_norm` is the norm before clipping; non-finite gradients skip a step."""
 
     grad_norm: float
     skipped: bool
-    loss_scale: float  # that its loss was multiplied by
+    loss_scale: float  # the loss scale of its iteration
 
 
 @dataclass
 class StepRequest:
-    """One call of `step`; `result` is there once the step was published."""
+    """One call of `step`; `result` is set before the step is published."""
 
     learning_rate: float
     result: StepResult | None = None
 
 
 class Pending:
-    """A result that is still being computed; `result()` waits for it and raises what went wrong."""
+    """The handle of a result; `result()` waits for it, and raises an error of the engine."""
 
     def __init__(self, wait: Callable[[], Any]) -> None:
         self._wait = wait
@@ -118,5 +118,5 @@ class PendingLoss(Pending):
         self._losses = losses
 
     def not_finite(self) -> list[int]:
-        """The micro-batches whose loss is NaN or infinite; call it after `result`."""
+        """The micro-batches whose loss is NaN or infinite. Call it after `result`."""
         return (~torch.isfinite(self._losses)).nonzero().flatten().tolist()

@@ -1,6 +1,6 @@
-"""What layers, copies and the optimizer took, from time stamps around each of them.
+"""Measured times of layers, copies and the optimizer, from time stamps around each of them.
 
-The stamps lie in the streams, so nothing waits for them, and nothing that is computed depends on them.
+The time stamps are in the streams: nothing waits for them, and nothing that is computed depends on them.
 """
 
 import threading
@@ -13,47 +13,47 @@ from typing import Literal
 
 from rptrain.models.spec import HeadLayer, Layer, ModelSpec
 
-WARM_UP = 1  # iterations that are left out: caches, allocators and libraries settle in them
+WARM_UP = 1  # iterations that are left out, in which caches, allocators and libraries warm up
 
-Stamp = Callable[[], float]  # seconds on `time.perf_counter`'s scale, once the point in the stream has passed
+Stamp = Callable[[], float]  # seconds on the scale of `time.perf_counter`; waits until the stream has passed it
 Kind = Literal["forward", "backward", "upload", "download", "update"]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Times of a run; those of layers are lower quartiles over micro-batches and iterations, in seconds a micro-batch,
-    and empty where the meter does not read layers.
+    """The measured times of a run.
 
-    `forward` and `backward` are by layer of the stack, the head last; layers that differ in name and place only share
-    theirs. `backward` has no recomputed forward in it, which takes what `forward` says. The head is computed forward
-    and backward at once: its forward is 0.
+    `forward` and `backward` list seconds per micro-batch by layer of the stack, the head last: lower quartiles over
+    micro-batches and iterations, shared by layers that differ only in name and place, and empty if the meter does not
+    measure layers. `backward` does not include the recomputed forward. The head computes forward and backward at once,
+    so its `forward` is 0.
     """
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
-    upload: float | None  # bytes a second of parameters to a device; None where none were moved
-    download: float | None  # of gradients to the host
-    update: float  # seconds of the optimizer for a step, from when it may begin
+    upload: float | None  # bytes per second of parameters to a device; None if there were none
+    download: float | None  # bytes per second of gradients to the host
+    update: float  # seconds of the optimizer per step, from when it may begin
     steps: int  # steps that were measured
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One operation between two stamps; `thread` begins with the name of the device."""
+    """One operation between two time stamps; `thread` begins with the name of the device."""
 
     thread: str
     iteration: int
     kind: Kind
-    subject: int  # the layer in the stack; of a copy its bytes
+    subject: int  # a layer's place in the stack, or the bytes of a copy
     start: Stamp
     end: Stamp
-    unit: int | None = None  # that is copied
+    unit: int | None = None  # the unit that is copied
 
 
 class Meter:
-    """Collects the readings of an engine's threads. Thread-safe.
+    """Collects readings from an engine's threads. Thread-safe.
 
-    `layers`: reads each pass over a layer too, for which a stage cannot be launched as one graph.
+    `layers`: also measures each pass over a layer, so stages are not replayed as graphs.
     """
 
     def __init__(self, *, layers: bool = True) -> None:
@@ -65,7 +65,7 @@ class Meter:
     def timed(
         self, stamp: Callable[[], Stamp], iteration: int, kind: Kind, subject: int, unit: int | None
     ) -> Iterator[None]:
-        """Reads what is done inside; see `timed` below."""
+        """Measures the work inside; see `timed` below."""
         start = stamp()
         yield
         reading = Reading(threading.current_thread().name, iteration, kind, subject, start, stamp(), unit)
@@ -78,10 +78,10 @@ class Meter:
             return tuple(self._readings)
 
     def measured(self, spec: ModelSpec) -> Measured | None:
-        """What is typical of the steps that are complete; None where there are none yet.
+        """Typical times of the complete steps; None if there are none yet.
 
-        A step is complete once its update is, which follows all else. One that was skipped had no update, and does
-        not count. A rate is that of all copies of an iteration together; the median is over iterations.
+        A step is complete once its update is, which comes last. Skipped steps have no update and do not count. A rate
+        is the rate of all copies of an iteration together; the median over iterations is taken.
         """
         readings = self.readings
         complete = {reading.iteration for reading in readings if reading.kind == "update"}
@@ -120,7 +120,7 @@ class Meter:
 
 
 def _typical(seconds: list[float]) -> float:
-    """The lower quartile: a thread that was late to launch, or a busy core, only adds to a layer's time."""
+    """The lower quartile, because late launches and busy cores only add to a layer's time."""
     return sorted(seconds)[(len(seconds) - 1) // 4]
 
 
@@ -132,7 +132,7 @@ def timed(
     subject: int = 0,
     unit: int | None = None,
 ) -> AbstractContextManager[None]:
-    """Around work inside a stream, with the stream's `stamp`: lets `meter` read it, or does nothing without one."""
+    """Measures work inside a stream, given the stream's `stamp`. Does nothing without a meter."""
     if meter is None or iteration < WARM_UP:
         return nullcontext()
     return meter.timed(stamp, iteration, kind, subject, unit)
@@ -142,7 +142,7 @@ Likeness = tuple[type, tuple[tuple[str, object], ...], tuple[str, ...]]
 
 
 def likeness(spec: ModelSpec, layer: Layer | HeadLayer) -> Likeness:
-    """Equal for layers that compute the same on other parameters, with the same of them trained."""
+    """A key that is equal for layers with the same computation and the same trained parameters."""
     assert is_dataclass(layer)
     names = [f.name for f in fields(layer) if f.name not in ("name", "units")]
     trained = (param.name for unit in spec.trained(layer.units) for param in spec.units[unit].params)

@@ -1,4 +1,4 @@
-"""What the engine records of itself: the current activity of each device and, if asked for, a trace and layer times.
+"""Recording what the engine does: the current activity of each device and, if asked for, a trace and layer times.
 
 The engine's threads call a recorder wherever something is worth recording, and the recorder decides what to keep. Time
 stamps are marks in the streams: nothing waits for them, and nothing that is computed depends on them.

@@ -1,4 +1,4 @@
-"""Process-wide settings under which the same inputs give the same bits, whatever the number of workers."""
+"""Process-wide settings for bitwise reproducible results on any number of workers."""
 
 import os
 from typing import Any
@@ -11,12 +11,12 @@ matmul: Any = torch.backends.cuda.matmul
 
 
 class Reproducible:
-    """Sets them when made, and puts back what was there on `restore`.
+    """Applies the settings when created; `restore` puts the previous ones back.
 
-    One thread for each CPU operation: sums differ between one thread and two. On CUDA, attention's backward adds in
-    a fixed order only while torch's deterministic algorithms are asked for; the matrix library's workspace must then
-    be of a fixed size, and filling every new tensor with NaN, which comes with it, is turned off. With
-    `fp16_accumulation` products of float16 matrices on CUDA are summed in float16.
+    CPU operations use one thread, because sums differ between one thread and two. On CUDA, the backward pass of
+    attention adds in a fixed order only with torch's deterministic algorithms; these need a fixed cuBLAS workspace,
+    and their filling of new tensors with NaN is turned off. With `fp16_accumulation`, products of float16 matrices on
+    CUDA are accumulated in float16.
     """
 
     def __init__(self, *, cuda: bool, fp16_accumulation: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The state after a step while it is read: the optimizer leaves each unit as it is until it was released."""
+"""A consistent view of the state after a step: the optimizer does not touch a unit until it is released."""
 
 import threading
 import time
@@ -11,11 +11,11 @@ from rptrain.engine.optim.loss_scale import LossScale
 
 
 class Snapshot:
-    """Units of the store stay as they are until `release`, which any thread may call; leaving it releases the rest.
+    """Units of the store do not change until `release`, which any thread may call; leaving the context releases all.
 
-    `order` is that in which they are updated, and so are best released. `applied` and `loss_scale` are the engine's
-    after the step. `number` counts snapshots: ("saved", unit) on the board says which was the last that a unit was
-    released of.
+    Units are updated in `order`, which is therefore the best order to release them in. `applied` and `loss_scale` are
+    the engine's after the step. `number` counts snapshots; the board's ("saved", unit) is the last snapshot from which
+    the unit was released.
     """
 
     def __init__(self, board: Board, number: int, units: Iterable[int], applied: int, loss_scale: LossScale) -> None:
@@ -25,7 +25,7 @@ class Snapshot:
         self._lock = threading.Lock()
 
     def release(self, unit: int) -> None:
-        """Nobody reads the unit's state any more."""
+        """Allows the optimizer to update the unit."""
         with self._lock:
             if unit in self._held:
                 self._held.discard(unit)
@@ -33,11 +33,11 @@ class Snapshot:
 
     @property
     def released(self) -> bool:
-        """Whether all units are."""
+        """Whether all units were released."""
         return not self._held
 
     def wait(self, unit: int) -> None:
-        """Blocks until the unit was released: for the optimizer, ahead of an update. Raises Aborted."""
+        """Blocks until the unit was released. Called by the optimizer before an update. Raises Aborted."""
         began = time.perf_counter()
         self._board.wait(("saved", unit), self._number)
         self.waited += time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""One micro-batch through one stage, layer by layer: forward, or recomputed forward, loss and backward."""
+"""The computation of one micro-batch in one stage: forward, or recomputed forward, loss and backward."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -42,12 +42,12 @@ class StagePass:
         self._saved: list[Any] = []
 
     def run(self, scale: float, loss: Tensor) -> None:
-        """All steps."""
+        """Runs all steps."""
         for i in range(len(self._stage.layers)):
             self.step(i, scale, loss)
 
     def step(self, i: int, scale: float, loss: Tensor) -> None:
-        """`scale` multiplies the loss for its gradients; its sum is written to `loss`, a scalar, in a fused stage."""
+        """Runs one step. The loss is multiplied by `scale` for its gradients; a fused stage writes it to `loss`."""
         stage = self._stage
         if i == 0:
             self._mb = self._describe()
@@ -71,7 +71,7 @@ class StagePass:
     def _recompute(self, i: int, last: bool) -> None:
         index = self._stage.start + i
         layer = self._spec.layers[index]
-        if last:  # a later stage has had its output
+        if last:  # a later stage has already used its output
             self._saved.append(layer.recompute(self._params[i], self._h, self._mb))
             return
         with self._timed("forward", index):
@@ -86,7 +86,7 @@ class StagePass:
     def _backward(self) -> None:
         dy = self._dy
         assert dy is not None
-        del self._h, self._dy  # the memory of what nobody reads any more
+        del self._h, self._dy  # frees memory that is not read again
         for i in reversed(range(len(self._saved))):
             index = self._stage.start + i
             with self._timed("backward", index):

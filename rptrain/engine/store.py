@@ -1,4 +1,4 @@
-"""Host memory: every unit's flat parameter, gradient and optimizer buffers, and the arena they lie in."""
+"""Host memory: the flat parameter, gradient and optimizer buffers of every unit, and the arena that holds them."""
 
 import mmap
 import weakref
@@ -19,10 +19,10 @@ from rptrain.models.weights.file_backed import FileBackedUnit, FileBackedWeights
 from rptrain.models.weights.quantized import readable
 from rptrain.utils.parallel import in_parallel
 
-ALIGNMENT = mmap.PAGESIZE  # bytes: every tensor of an arena is page-locked by itself
+ALIGNMENT = mmap.PAGESIZE  # bytes: every tensor of an arena is page-locked separately
 PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device
 COPIED = 1 << 22  # elements copied at a time, so that all threads have work
-REST = {  # what float32 master weights take beside the parameters, by their type
+REST = {  # buffers that complete float32 master weights, by the parameters' dtype
     torch.bfloat16: {"remainder": torch.int16},
     torch.float16: {"masters": torch.float32},
 }
@@ -35,8 +35,8 @@ def aligned(nbytes: int) -> int:
 class Arena:
     """Host memory of an exact size, cut into tensors; page-locked for CUDA.
 
-    It is mapped and then registered, as the framework's pinned allocator rounds sizes up to powers of two. Each
-    tensor is registered by itself: a copy must not cross from one registration into another. Context manager.
+    The memory is mapped and then registered, because torch's pinned allocator rounds sizes up to powers of two. Each
+    tensor is registered separately: a copy must not cross from one registration into another. Context manager.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -46,14 +46,14 @@ class Arena:
         self._map.madvise(mmap.MADV_DONTFORK)
         self._base = torch.frombuffer(self._map, dtype=torch.uint8)
         self._used = 0
-        self._pieces: list[Tensor] = []  # what was taken, in bytes and in whole pages
+        self._pieces: list[Tensor] = []  # bytes in use, and in whole pages
         self._registered: list[int] = []
         # Memory that is unmapped while registered poisons later registrations of its addresses.
         self._unregister = weakref.finalize(self, _unregister, self._registered)
         self.locked = False
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """The next `numel` elements, zero-filled, on pages of their own."""
+        """Returns the next `numel` elements, zero-filled, on pages of their own."""
         nbytes = numel * dtype.itemsize
         assert self._used + nbytes <= self._size, (self._used, nbytes, self._size)
         self._pieces.append(self._base[self._used : self._used + aligned(nbytes)])
@@ -61,9 +61,9 @@ class Arena:
         return self._pieces[-1][:nbytes].view(dtype)
 
     def lock(self) -> None:
-        """Page-locks what was taken, before anything is written to it.
+        """Page-locks all tensors taken so far, before anything is written to them.
 
-        If the system refuses to lock a tensor, all memory stays pageable and `locked` says so.
+        If the system refuses to lock a tensor, all memory stays pageable and `locked` is False.
         """
         cudart = _cudart()
         refused = False
@@ -86,7 +86,7 @@ class Arena:
         self.locked = not refused
 
     def close(self) -> None:
-        """Unlocks the memory; it is unmapped when its last tensor is gone (never before it is unlocked)."""
+        """Unlocks the memory. It is unmapped when its last tensor is deleted, and never before it is unlocked."""
         self._unregister()
         self._pieces.clear()
         self._base, self._map = self._base.new_empty(0), None
@@ -109,13 +109,14 @@ def _unregister(registered: list[int]) -> None:
 
 @dataclass
 class UnitState:
-    """One unit's flat buffers, all of `unit.numel` elements, but for those in `moments` that are scales of blocks.
-    A frozen unit has parameters only, one generation; its `grad` is empty. Those of a quantized one are bytes, as
-    `unit.held` says, and `views` has what of it is not in `quantized`. A `file_backed` unit stays in its files: there
-    is nothing of it in memory, and `params` is empty.
+    """The flat buffers of a unit, each of `unit.numel` elements, except scales of blocks in `moments`.
+
+    A frozen unit has only parameters, in one generation, and its `grad` is empty. The parameters of a quantized unit
+    are bytes, as `unit.held` describes; `views` has the parameters that are not in `quantized`. A `file_backed` unit
+    stays in its files, and its `params` is empty.
 
     `params` holds two generations in async (one is read by the devices while the optimizer writes the other) and one in
-    sync. `current` is the index of W_T, `before` that of W_{T-1}: the same after a step that was skipped. A bfloat16
+    sync. `current` is the index of W_T, `before` the index of W_{T-1}; they are equal after a skipped step. A bfloat16
     parameter and `remainder` hold a float32 master weight exactly: its bits, plus 0x8000, shifted right by 16, are the
     parameter; its low 16 bits are the remainder. A float16 parameter is the rounded copy of a float32 master weight in
     `masters`. For float32 and float64 the parameter is the master, and both are None.
@@ -124,26 +125,26 @@ class UnitState:
     unit: Unit
     params: list[Tensor]
     grad: Tensor
-    moments: dict[str, Tensor]  # exp_avg, exp_avg_sq and their scales, as moments.layout says
+    moments: dict[str, Tensor]  # exp_avg, exp_avg_sq and their scales; see moments.layout
     remainder: Tensor | None
     current: int = 0
     masters: Tensor | None = None
     before: int = field(init=False)
-    views: list[dict[str, Tensor]] = field(default_factory=list)  # params by name, for each generation
+    views: list[dict[str, Tensor]] = field(default_factory=list)  # parameters by name, for each generation
     quantized: dict[str, Quantized] = field(default_factory=dict)
     file_backed: FileBackedUnit | None = None
 
     def __post_init__(self) -> None:
         self.views = self.views or [self.unit.views(flat) for flat in self.params]
-        self.before = self.spare if self.params else self.current  # W_{-1}, which holds what W_0 does
+        self.before = self.spare if self.params else self.current  # W_{-1}, equal to W_0
 
     @property
     def spare(self) -> int:
-        """The generation that the next step writes: nobody reads it by then."""
+        """The generation that the next step writes; no device reads it by then."""
         return (self.current + 1) % len(self.params)
 
     def moments_of(self, part: slice) -> dict[str, Tensor]:
-        """The moments of a range of elements."""
+        """The optimizer state of a range of elements."""
         found = {}
         for name, tensor in self.moments.items():
             shared = self.unit.numel // len(tensor)
@@ -151,21 +152,21 @@ class UnitState:
         return found
 
     def flip(self) -> None:
-        """The spare generation was written: it is W_T now."""
+        """Makes the spare generation, which was written, W_T."""
         self.before, self.current = self.current, self.spare
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What gradients accumulate in on a device, and what `fp32` moments are kept in."""
+    """The dtype in which devices accumulate gradients, and of `fp32` moments."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class ModelStore:
     """The host's copy of a model and its training state: one UnitState for each unit of the spec, in order.
 
-    Bytes a parameter, bfloat16: sync 2 + 2 + 2 + 8 = 14, async 16; float16: sync 2 + 4 + 2 + 8 = 16, async 18. With
-    several rounds the gradient is kept as the float32 partial sum, 2 more. In place of 8 bytes, moments take 4 as
-    `bf16` and 2 1/16 as `int8`. A frozen parameter takes 2, or what its format does: models/weights/quantized.py.
+    Bytes per parameter, bfloat16: sync 2 + 2 + 2 + 8 = 14, async 16; float16: sync 2 + 4 + 2 + 8 = 16, async 18. With
+    several rounds the gradient is a float32 partial sum, which takes 2 more. Instead of 8 bytes, moments take 4 as
+    `bf16` and 2 1/16 as `int8`. A frozen parameter takes 2, or what its format needs (models/weights/quantized.py).
     Units in `file_backed` take none; their files are closed with the store.
     """
 
@@ -211,12 +212,12 @@ class ModelStore:
 
     @property
     def file_backed(self) -> dict[int, FileBackedUnit]:
-        """The units that are, by index."""
+        """The file-backed units by index."""
         return {} if self._file_backed is None else self._file_backed.units
 
     @property
     def grad_dtype(self) -> torch.dtype:
-        """What gradients leave the devices as."""
+        """The dtype in which gradients are downloaded."""
         return accumulate_dtype(self.dtype) if self.wide_grad else self.dtype
 
     def _unit(self, index: int, unit: Unit) -> UnitState:
@@ -239,11 +240,11 @@ class ModelStore:
         )
 
     def view(self, unit: int, name: str) -> Tensor:
-        """A parameter of the newest generation, W_T; a copy of one that is quantized (dequantized) or file-backed."""
+        """A parameter of the newest generation, W_T; a copy if it is quantized (dequantized) or file-backed."""
         return readable(self.spec, self.held)(unit, name)
 
     def held(self, unit: int, name: str) -> Tensor | Quantized:
-        """A parameter of the newest generation as it is held, to be filled; a copy for a file-backed unit."""
+        """A parameter of the newest generation in its stored form, to be filled; a copy for a file-backed unit."""
         state = self.units[unit]
         if state.file_backed is not None:
             return state.file_backed.held(name)
@@ -257,8 +258,8 @@ class ModelStore:
         return state.views[state.current] | state.unit.dequantize(state.quantized, self.dtype)
 
     def loaded(self) -> None:
-        """To be called once weights were written through `held`: fills the other generation, W_{-1} = W_0, and the
-        master weights that lie apart.
+        """Completes the state after weights were written through `held`: the other generation, W_{-1} = W_0, and
+        separate master weights.
         """
         doubled = [state for state in self.units if len(state.params) == 2]
         pairs = [(state.params[state.spare], state.params[state.current]) for state in doubled]
@@ -278,7 +279,7 @@ class ModelStore:
         self.close()
 
 
-Layout = Sequence[tuple[str, torch.dtype, int]]  # buffers: name, type, and how many of a unit's elements share one
+Layout = Sequence[tuple[str, torch.dtype, int]]  # buffers: name, dtype, elements of a unit per entry
 
 
 def _state_dtypes(dtype: torch.dtype, generations: int, wide_grad: bool, moments: Moments) -> Layout:
@@ -290,7 +291,7 @@ def _state_dtypes(dtype: torch.dtype, generations: int, wide_grad: bool, moments
 
 
 def _of(unit: Unit, layout: Layout) -> Layout:
-    """A unit's part of the buffers: a frozen one has its parameters alone, once."""
+    """The buffers of a unit; a frozen one has only its parameters, in one generation."""
     return layout if unit.trainable else layout[:1]
 
 
@@ -304,20 +305,20 @@ def _sizes(spec: ModelShape, dtype: torch.dtype, layout: Layout, *, file_backed:
 
 
 def frozen_bytes(spec: ModelShape, dtype: torch.dtype, *, file_backed: bool = False) -> int:
-    """What the frozen units take, or those of them that are not file-backed."""
+    """Bytes of the frozen units, without the file-backed ones if `file_backed`."""
     held = {*spec.frozen} - ({*file_backed_units(spec)} if file_backed else set())
     return sum(aligned(spec.units[index].nbytes(dtype.itemsize)) for index in held)
 
 
 def available_bytes() -> int:
-    """Host memory that this process may still take: the free memory, or the least that a control group has left."""
+    """Host memory that this process may still allocate: free memory, or the least that a control group has left."""
     return min([psutil.virtual_memory().available, *_left_in_groups(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
 
 
 def _left_in_groups(memberships: Path, root: Path) -> Iterator[int]:
-    """What the process's control groups have left, each from its own up to the root, of version 2 and of version 1.
+    """The memory left in each of the process's control groups, from its own up to the root, version 2 and version 1.
 
-    Where a container shows its own group as the root, the groups between are not there, and the root is what counts.
+    If a container shows its own group as the root, the groups in between do not exist, and the root counts.
     """
     lines = memberships.read_text().splitlines() if memberships.exists() else []
     for line in [*lines, "0::/", "0:memory:/"]:

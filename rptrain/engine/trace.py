@@ -1,7 +1,7 @@
-"""What a traced engine notes: when each device computed what, and when that which it waited for was there.
+"""The trace of an engine: when devices computed, and when their inputs, parameters and output buffers were ready.
 
-Times are on `time.perf_counter`'s scale. Marks lie in the streams, so nothing waits for them, and nothing that is
-computed depends on them. `rptrain/bench/idle.py` says what they mean.
+Times are on the scale of `time.perf_counter`. Marks are in the streams: nothing waits for them, and nothing that is
+computed depends on them. `rptrain/bench/idle.py` interprets them.
 """
 
 import threading
@@ -15,13 +15,13 @@ from rptrain.engine.board import HISTORY, Board
 from rptrain.engine.meter import Stamp
 from rptrain.schedule.plan import Slot
 
-Work = int | Literal["zeroing", "rounding"]  # the number of a micro-batch, or of gradient sums
-KEPT = 4  # submissions: those of the iterations under way are among the last
+Work = int | Literal["zeroing", "rounding"]  # the number of a micro-batch, or an operation on gradient accumulators
+KEPT = 4  # submissions that are kept, more than there are iterations in progress
 
 
 @dataclass(frozen=True)
 class Blocked:
-    """From when to when a thread waited for another; `kind` is the first word of the board's key."""
+    """The time that a thread waited for another; `kind` is the first word of the board's key."""
 
     kind: str
     start: float
@@ -30,7 +30,7 @@ class Blocked:
 
 @dataclass(frozen=True)
 class Submission:
-    """When an iteration was submitted, and what its caller was blocked by since it submitted the one before."""
+    """The submission of an iteration, and what its caller was blocked by since the previous submission."""
 
     time: float
     blocked: tuple[Blocked, ...]
@@ -38,7 +38,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class Copy:
-    """An input: when its copy was issued, when it could begin as its producer was done, when it had arrived."""
+    """The copy of an input: when it was issued, when its producer had finished, and when it arrived."""
 
     issued: float
     began: Stamp
@@ -47,7 +47,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Arrival:
-    """Parameters: when the last of their versions was published, and when all of them were on the device."""
+    """An upload of parameters: when the last version was published, and when all parameters were on the device."""
 
     published: float
     arrived: Stamp
@@ -55,32 +55,32 @@ class Arrival:
 
 @dataclass(frozen=True)
 class ComputeInterval:
-    """What a device computes without a wait in between."""
+    """A computation of a device without a wait in between."""
 
     launched: float  # when the host began to launch it
     start: Stamp
     end: Stamp
-    parameters: Arrival | None  # that it waited for
+    parameters: Arrival | None  # the upload that it waited for
 
 
 @dataclass
 class Span:
-    """What a slot has a device compute: a micro-batch, or, of a backward stage, what its gradient sums need.
+    """A unit of work of a slot: a micro-batch or, in a backward stage, an operation on gradient accumulators.
 
-    A micro-batch is in several pieces where the stage's parameters were still on their way, a piece a layer.
+    A micro-batch has a piece per layer if the stage's parameters were still being uploaded, otherwise one piece.
     """
 
     iteration: int
     slot: Slot
     work: Work
     submission: Submission
-    blocked: tuple[Blocked, ...]  # the worker's thread, since the span before
-    begun: float  # the thread began to issue it
-    issued: float  # and had issued it, and the windows of transfers that go with it
+    blocked: tuple[Blocked, ...]  # waits of the worker's thread since the previous span
+    begun: float  # when the thread began to issue it
+    issued: float  # when the thread had issued it, with its windows of transfers
     copies: list[Copy] = field(default_factory=list)
     pieces: list[ComputeInterval] = field(default_factory=list)
-    freed: list[Stamp] = field(default_factory=list)  # when the places of its outputs were free to be written
-    embedded: float = -inf  # when the weights were published that the embedding of its iteration read
+    freed: list[Stamp] = field(default_factory=list)  # when the buffers of its outputs became free
+    embedded: float = -inf  # when the weights that its iteration's embedding read were published
 
     @property
     def micro_batch(self) -> int | None:
@@ -99,7 +99,7 @@ class Span:
 
 
 class WatchedBoard(Board):
-    """A board that knows when a number was published, and what the threads that ask for it were blocked by."""
+    """A board that records when numbers were published, and what threads were blocked by."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class WatchedBoard(Board):
         super().publish_constant(key, payload)
 
     def published(self, key: Hashable, number: int) -> float:
-        """When one of the last numbers was, or the key's constant."""
+        """The time when one of the last numbers, or the key's constant, was published."""
         return self._times[key, inf if (key, inf) in self._times else number]
 
     def wait(self, key: Hashable, number: int) -> Any:
@@ -130,14 +130,14 @@ class WatchedBoard(Board):
         return payload
 
     def blocked(self) -> tuple[Blocked, ...]:
-        """What the calling thread was blocked by since it last asked; it is watched from its first question on."""
+        """The waits of the calling thread since its last call; recording begins with a thread's first call."""
         found = getattr(self._thread, "blocked", ())
         self._thread.blocked = []
         return tuple(found)
 
 
 class Trace:
-    """Spans that were issued, until somebody takes them. Thread-safe."""
+    """The spans that were issued and not yet taken. Thread-safe."""
 
     def __init__(self) -> None:
         self.board = WatchedBoard()
@@ -146,12 +146,12 @@ class Trace:
         self._submissions: dict[int, Submission] = {}
 
     def submit(self, iteration: int) -> None:
-        """To be called by the caller's thread, before a worker has the iteration."""
+        """Records a submission. Called by the engine's caller before a worker has the iteration."""
         self._submissions[iteration] = Submission(time.perf_counter(), self.board.blocked())
         self._submissions.pop(iteration - KEPT, None)
 
     def begin(self, iteration: int, slot: Slot, work: Work) -> Span:
-        """To be called by a worker's thread, which fills the span while it issues what it stands for."""
+        """Starts a span. Called by a worker's thread, which fills the span while it issues the work."""
         blocked, now = self.board.blocked(), time.perf_counter()
         span = Span(iteration, slot, work, self._submissions[iteration], blocked, now, now)
         with self._lock:

@@ -67,7 +67,7 @@ class Worker:
         dtype, wide = context.store.dtype, accumulate_dtype(context.store.dtype)
         self._spec = spec
         self._params = [device.empty(sizes.param_bytes, torch.uint8) for _ in range(2)]
-        self._dequantized = device.empty(sizes.dequantized_numel, dtype)  # of the stage that is computed
+        self._dequantized = device.empty(sizes.dequantized_numel, dtype)  # for the stage that is computed
         if sizes.dequantized_numel:
             prepare(device.torch_device)
         self._param_read: list[Event | None] = [None, None]
@@ -80,11 +80,11 @@ class Worker:
             return Ring([device.empty(tokens * spec.hidden_size, dtype).view(boundary) for _ in range(entries)])
 
         self._x, self._dy, self._out = ring(RING), ring(RING), ring(sizes.outputs)
-        self._computed = 0  # micro-batches: the rings' entries go by it
-        self._ahead: deque[Event] = deque()  # the ends of the last micro-batches that were issued
+        self._computed = 0  # micro-batches so far; selects the rings' entries
+        self._ahead: deque[Event] = deque()  # ends of the last micro-batches that were issued
         self._inputs = Inputs(device, spec, context.plan.micro_batches, tokens, wide)
         self._losses = device.empty(context.plan.micro_batches, wide)
-        self._loss = device.empty(1, wide)[0]  # of the micro-batch that is computed
+        self._loss = device.empty(1, wide)[0]  # the loss of the micro-batch that is computed
         self._losses_read: Event | None = None
         self._evaluator = Evaluator(
             context, index, device, self._inputs, self._x, self._out, self._losses, self._dequantized, staging
@@ -92,7 +92,7 @@ class Worker:
         self._layouts = [ParamLayout(spec, stage, dtype) for stage in context.plan.stages]
         self._grad_layouts = [GradLayout(spec, stage) for stage in context.plan.stages]
         self._download: Download | None = None
-        self._turn = 0  # slots that were run: the parameters of the next one go by it
+        self._turn = 0  # slots so far; selects the parameter slot of the next one
         self._where = "waiting"
         self._queue: queue.SimpleQueue[Iteration | Evaluation | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
@@ -104,7 +104,7 @@ class Worker:
         self._thread.start()
 
     def submit(self, iteration: Iteration | Evaluation | None) -> None:
-        """The next iteration, or an evaluation between two; None ends the thread once it has issued what it has."""
+        """Submits the next iteration, or an evaluation between two. None ends the thread after its last work."""
         self._queue.put(iteration)
 
     def join(self) -> None:
@@ -144,16 +144,16 @@ class Worker:
             number += 1
 
     def _take(self, upload: Upload) -> Iteration | None:
-        """The next iteration; gradients that still wait for a window are not kept from the optimizer meanwhile.
+        """Returns the next iteration. Before it blocks, it sends pending gradients to the optimizer.
 
-        `upload`: the next one, whose file-backed units were requested before those that an evaluation reads.
+        `upload`: the next upload, whose file-backed units were requested before those that an evaluation reads.
         """
         if self._queue.empty():
             self._flush()
         while isinstance(iteration := self._queue.get(), Evaluation):
             if self._staging is not None:
                 upload.finish()
-            free = (self._turn + 1) % 2  # the other holds what was uploaded for the next slot
+            free = (self._turn + 1) % 2  # the other one holds the upload for the next slot
             self._evaluator.run(iteration, self._params[free], self._param_read[free])
         if iteration is None:
             self._flush()
@@ -173,7 +173,7 @@ class Worker:
             self._download = None
 
     def _wait(self, key: Hashable, number: int) -> Any:
-        """A wait on another thread: never with gradients in hand, as the other may wait for the optimizer."""
+        """Waits for another thread. Sends pending gradients first, because that thread may wait for the optimizer."""
         if not self._context.board.ready(key, number):
             self._flush()
         return self._context.board.wait(key, number)
@@ -253,7 +253,7 @@ class Worker:
     # ---- compute
 
     def _claim_outputs(self, run: _SlotRun, entry: int) -> list[_Output]:
-        """Entries of the output ring: those of input entry i are i, i + RING, i + 2 RING, …"""
+        """Claims entries of the output ring: for input entry i, these are i, i + RING, i + 2 RING, …"""
         written = run.io.x_out if run.io.dx_out is None else (run.io.dx_out,)
         entries = range(entry, entry + RING * len(written), RING)
         outputs = [
@@ -298,9 +298,9 @@ class Worker:
         return done
 
     def _scale(self, run: _SlotRun) -> float:
-        """What the loss is multiplied by. Stages that balance experts get their share of it as a tensor.
+        """The factor of the loss. Stages that balance experts get their share of it as a tensor.
 
-        That share is not a part of a graph's key, because it changes with the number of supervised tokens.
+        The share is not a part of a graph's key, because it changes with the number of supervised tokens.
         """
         iteration, stage = run.iteration, run.slot.stage
         scale, balanced = iteration.scale, stage.backward and self._spec.router_aux_loss_coef > 0
@@ -337,7 +337,7 @@ class Worker:
             issue(lambda: work.run(scale, self._loss))
 
     def _dequantize(self, slot: Slot, bound: Bound) -> None:
-        """Fills the one buffer for all stages: the stream has computed the stage before by then."""
+        """Fills the buffer that all stages share; the stream has finished the previous stage by then."""
         if bound.quantized:
             self._device.compute.run(f"{slot} dequantizing", bound.dequantize)
 
@@ -363,7 +363,7 @@ class Worker:
     # ---- gradients and losses
 
     def _start_sums(self, iteration: Iteration, slot: Slot, layout: GradLayout) -> None:
-        """Gradient sums start at zero, or in a later round at the partial sums that the round before left."""
+        """Sets gradient accumulators to zero or, in a later round, to the partial sums of the previous round."""
         sums, compute = self._sums[: layout.size], self._device.compute
         if slot.round == 0:
             with self._recorder.computing_gradients(compute, iteration.number, slot, "zeroing"):
@@ -377,7 +377,7 @@ class Worker:
             compute.run(f"{slot} partial sums", lambda t=target, s=source: t.copy_(s, non_blocking=True))
 
     def _end_sums(self, iteration: Iteration, slot: Slot, layout: GradLayout) -> None:
-        """Rounds the sums once into the slot that is downloaded, which frees them for the next stage."""
+        """Rounds the accumulators into the gradient slot for download, which frees them for the next stage."""
         self._flush()
         compute = self._device.compute
         if self._grads_read is not None:
@@ -389,7 +389,7 @@ class Worker:
         self._download = Download(self._context, self._device, layout, iteration.number, slot, grads)
 
     def _send_losses(self, iteration: Iteration, slot: Slot) -> None:
-        """Behind the gradient of the last micro-batch, for which the stream has waited."""
+        """Downloads the losses after the gradient of the last micro-batch, for which the stream has waited."""
         stream = self._device.activation_download
         part = slice(slot.micro_batches.start, slot.micro_batches.stop)
         target, source = iteration.losses[part], self._losses[part]
