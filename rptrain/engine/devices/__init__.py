@@ -1,1 +1,1 @@
-"""A device is five ordered streams and memory: the CPU's and the GPU's."""
+"""Devices: five ordered streams and memory, on a GPU or on the CPU."""

@@ -1,4 +1,4 @@
-"""What a device is: five ordered streams and memory."""
+"""The interface of a device: five ordered streams and memory."""
 
 import time
 from collections.abc import Callable, Hashable
@@ -7,14 +7,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-Probe = Callable[[str], None]  # called with a place's name; tests delay or fail there
+Probe = Callable[[str], None]  # called with the name of a place in the code; tests delay or fail there
 
 
 class Mark(Protocol):
     """A time stamp in a stream."""
 
     def __call__(self) -> float:
-        """Once the stream has passed it: seconds on `time.perf_counter`'s scale."""
+        """Waits until the stream has passed it; seconds on the scale of `time.perf_counter`."""
         ...
 
     def passed(self) -> bool: ...
@@ -29,20 +29,20 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """An ordered queue of work. Nothing that is passed to `run` may be waited for but through an event."""
+    """An ordered queue of work. The only way to wait for work is an event."""
 
     def run(self, where: str, work: Callable[[], object]) -> None:
         """Appends work; `where` names it in errors."""
         ...
 
     def wait(self, event: Event) -> None:
-        """What is appended after this starts once `event`, of any device, has passed."""
+        """Makes work that is appended later start after `event`, which may belong to any device."""
         ...
 
     def record(self) -> Event: ...
 
     def busy(self) -> bool:
-        """Whether work of it has not ended. For any thread."""
+        """Whether some of its work has not ended. Thread-safe."""
         ...
 
     def mark(self) -> Mark:
@@ -50,12 +50,12 @@ class Stream(Protocol):
         ...
 
     def stamp(self) -> Callable[[], float]:
-        """The time stamp of a place inside work that `run` was given, between two of its operations."""
+        """The time stamp of a place inside work passed to `run`, between two of its operations."""
         ...
 
 
 class Device(Protocol):
-    """One worker's device. Used by one thread, but for events."""
+    """One worker's device. Only events may be used by other threads."""
 
     name: str
 
@@ -82,7 +82,7 @@ class Device(Protocol):
         ...
 
     def replay(self, key: Hashable, buffer_slots: Hashable, where: str, work: Callable[[], object]) -> None:
-        """Runs work in the compute stream, from a graph where the device has them (CUDA graphs).
+        """Runs work in the compute stream, as a graph if the device supports graphs.
 
         Equal keys promise the same operations; equal `buffer_slots` promise that they act on the same memory.
         """
@@ -91,11 +91,11 @@ class Device(Protocol):
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor: ...
 
     def finish(self) -> None:
-        """Waits until memory that its streams use may be given back."""
+        """Waits until memory that its streams use may be freed."""
         ...
 
     def close(self) -> None:
-        """Waits for the streams to end and gives their threads back."""
+        """Waits for the streams to end, and ends their threads."""
         ...
 
 
@@ -103,6 +103,6 @@ STREAMS = ("compute", "param_upload", "grad_download", "activation_upload", "act
 
 
 def stamp() -> Callable[[], float]:
-    """The time of the calling thread, as a Stream's `stamp` gives it."""
+    """A time stamp of the calling thread, like that of a stream."""
     now = time.perf_counter()
     return lambda: now

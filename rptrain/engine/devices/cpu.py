@@ -1,4 +1,4 @@
-"""A worker on the CPU: it behaves as a GPU does, with a thread for each stream."""
+"""A CPU worker that behaves like a GPU, with a thread for each stream."""
 
 import queue
 import threading
@@ -21,7 +21,7 @@ class CpuEvent:
         self._passed.set()
 
     def synchronize(self) -> None:
-        while not self._passed.wait(0.1):  # a stream that failed never reaches the event
+        while not self._passed.wait(0.1):  # a failed stream never reaches the event
             if self._aborted():
                 raise Aborted
 
@@ -42,7 +42,7 @@ class CpuMark:
 
 
 class CpuStream:
-    """A thread that works through a queue in order."""
+    """A thread that runs the work of a queue in order."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class CpuStream:
 
 
 class CpuDevice:
-    """A worker on the CPU. Each operation uses one thread: sums must not depend on how many workers there are."""
+    """A CPU worker. Each operation uses one thread, because sums must not depend on the number of workers."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class CpuDevice:
         return torch.empty(numel, dtype=dtype)
 
     def finish(self) -> None:
-        """At once: what its threads still have to do holds the memory that it needs."""
+        """Returns at once: the threads' remaining work holds references to its memory."""
 
     def close(self) -> None:
         for stream in self._streams:

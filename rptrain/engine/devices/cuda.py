@@ -1,4 +1,4 @@
-"""A GPU as a device: five CUDA streams, captured graphs, memory from the framework's allocator under a limit."""
+"""A GPU as a device: five CUDA streams, CUDA graphs, and memory from torch's allocator under a limit."""
 
 import threading
 import time
@@ -14,9 +14,9 @@ from rptrain.engine.devices.base import STREAMS, Event, Mark, Probe
 
 
 class CudaStream:
-    """Runs work at once, as the launches that it makes are asynchronous and ordered by the stream.
+    """Runs work at once; its launches are asynchronous and ordered by the stream.
 
-    What the work allocates comes from `pool`, where there is one.
+    Work allocates from `pool`, if there is one.
     """
 
     def __init__(self, device: "CudaDevice", pool: torch.cuda.MemPool | None = None) -> None:
@@ -34,9 +34,9 @@ class CudaStream:
             work()
 
     def capture(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        """The operations that `work` launches, as a graph that allocates from the stream's pool. None of them runs.
+        """Captures the operations of `work` as a graph that allocates from the stream's pool. None of them runs.
 
-        Other threads go on meanwhile: nothing that they do is part of it, or forbidden to them.
+        Other threads may continue: their operations are neither captured nor forbidden.
         """
         assert self._pool is not None
         pool: Any = self._pool.id
@@ -51,7 +51,7 @@ class CudaStream:
         return graph
 
     def close(self) -> None:
-        """Gives the pool back: nothing runs any more, and its graphs are gone."""
+        """Frees the pool. Nothing may run, and its graphs must have been deleted."""
         self._pool = None
 
     def wait(self, event: Event) -> None:
@@ -59,12 +59,12 @@ class CudaStream:
         self._stream.wait_event(event)
 
     def record(self) -> Event:
-        event = torch.cuda.Event(blocking=True)  # who waits for it leaves its core to others
+        event = torch.cuda.Event(blocking=True)  # waiting threads leave their core to others
         event.record(self._stream)
         return event
 
     def busy(self) -> bool:
-        """False during a capture, which a query would break: CUDA refuses both then."""
+        """Whether work has not ended; False during a capture, which a query would break."""
         if not self._capturing.acquire(blocking=False):
             return False
         try:
@@ -83,7 +83,7 @@ class CudaStream:
 
 @dataclass(frozen=True)
 class CudaMark:
-    """A call waits until the stream has passed it."""
+    """A time stamp; a call waits until the stream has passed it."""
 
     device: "CudaDevice"
     event: torch.cuda.Event
@@ -96,13 +96,13 @@ class CudaMark:
 
 
 def _abandon(graph: torch.cuda.CUDAGraph) -> None:
-    """Ends the capture of work that failed, which may have ended it already."""
+    """Ends the capture of failed work, unless the failure has ended it already."""
     with suppress(RuntimeError):
         graph.capture_end()
 
 
 class CudaDevice:
-    """One GPU. `limit` caps what the framework's allocator may take, in bytes, the context not included.
+    """One GPU. `limit` caps the memory of torch's allocator, in bytes, without the CUDA context.
 
     `replay` launches work operation by operation the first time, which compiles kernels and fills the libraries'
     caches, and then captures one CUDA graph for each set of buffer slots: from then on the work costs the host one
@@ -152,7 +152,7 @@ class CudaDevice:
         return torch.empty(numel, dtype=dtype, device=self._device)
 
     def seconds(self, event: torch.cuda.Event) -> float:
-        """When a timing event passed, on `time.perf_counter`'s scale; waits for it."""
+        """The time of a timing event on the scale of `time.perf_counter`; waits for it."""
         event.synchronize()
         return self._origin_seconds + self._origin.elapsed_time(event) / 1e3
 
@@ -164,7 +164,7 @@ class CudaDevice:
         for graph in self._graphs.values():
             graph.reset()
         self._graphs.clear()
-        torch._C._cuda_clearCublasWorkspaces()  # that of the compute stream lies in its pool
+        torch._C._cuda_clearCublasWorkspaces()  # the compute stream's memory is in its pool
         self.compute.close()
         torch.cuda.set_per_process_memory_fraction(1.0, self._device)
         with torch.cuda.device(self._device):
@@ -172,10 +172,10 @@ class CudaDevice:
 
 
 def context_bytes(index: int) -> int:
-    """What the driver counts for this process beside the framework's allocator: context and libraries."""
+    """Bytes that the driver counts for this process besides torch's allocator: context and libraries."""
     with torch.cuda.device(index):
         a = torch.ones(256, 256, dtype=torch.bfloat16, device=f"cuda:{index}")
-        torch.mm(a, a)  # loads the matrix library, whose workspace is part of the allocator's count
+        torch.mm(a, a)  # loads cuBLAS, whose workspace the allocator counts
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
         del a

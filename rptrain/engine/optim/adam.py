@@ -19,7 +19,7 @@ from rptrain.utils.parallel import cores
 
 CHUNK, LANES = 65536, 512  # as in adam.c
 FALLBACK_CHUNK = 1 << 18  # elements: temporaries stay in the caches
-MAX_THREADS = 16  # more gain little, and the bandwidth is shared with the transfers
+MAX_THREADS = 16  # more threads gain little, and transfers share the memory bandwidth
 
 
 class _Job(ctypes.Structure):
@@ -37,7 +37,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def instruction_set() -> str | None:
-    """In words, what the compiled update runs with on this machine; None where it was not compiled."""
+    """A description of the instruction set of the compiled update; None if it was not compiled."""
     library = _library()
     if library is None:
         return None
@@ -46,14 +46,14 @@ def instruction_set() -> str | None:
 
 
 class UpdateArgs(TypedDict):
-    """A range of a unit, to be updated alike: one-dimensional contiguous CPU tensors of one length.
+    """A range of a unit with equal weight decay: one-dimensional contiguous CPU tensors of one length.
 
     bfloat16 parameters have an int16 or uint16 `remainder` (see `UnitState`), a bfloat16 or float32 gradient and
-    float32 moments; float16 ones float32 `masters`, of which they are the rounded copy, a float16 or float32 gradient
-    and float32 moments; float32 and float64 ones have everything in their own type and neither. But for float64,
-    moments may be in one of the small formats of moments.py: then element i of these tensors is rounded with the
-    random number of `noise` + i, and `int8` takes whole blocks, and a scale for each. `step` counts from 1; the
-    gradient is multiplied by `grad_scale` first.
+    float32 moments. float16 parameters are rounded copies of float32 `masters`, and have a float16 or float32 gradient
+    and float32 moments. float32 and float64 parameters have a gradient and moments of their own dtype, and neither
+    `remainder` nor `masters`. Except with float64, moments may be in one of the small formats of moments.py: element i
+    of the tensors is then rounded with the random number of `noise` + i, and `int8` needs whole blocks and a scale for
+    each. `step` counts from 1. The gradient is first multiplied by `grad_scale`.
     """
 
     source: Tensor
@@ -75,9 +75,9 @@ class UpdateArgs(TypedDict):
 class CpuAdam:
     """Updates flat buffers with AdamW (decoupled weight decay, bias correction; torch.optim.AdamW's maths).
 
-    Results depend neither on `threads` (default: of the cores at hand four in five, as those that launch work for GPUs
-    are late where an update has all of them; 16 at most) nor on which path runs: `native` tells whether it is the
-    compiled one. A context manager: it owns a thread pool.
+    Results depend neither on `threads` nor on whether the native code (`native`) or torch runs. By default `threads` is
+    four fifths of the available cores, at most 16; the rest is left to the threads that launch work for GPUs. Context
+    manager: owns a thread pool.
     """
 
     def __init__(
@@ -107,17 +107,16 @@ class CpuAdam:
         return self._library is not None
 
     def update(self, **part: Unpack[UpdateArgs]) -> None:
-        """Writes to `target` the parameter read from `source`, updated; they may be one. States in place."""
+        """Writes the updated parameter `source` to `target`, which may be the same. Updates states in place."""
         finish(self.pool, self._calls(part))
 
     def begin(self, parts: Sequence[UpdateArgs], then: Callable[[], object]) -> Sequence[Future[object]]:
-        """Gives the threads several parts, and `then` to the one that is done last.
+        """Submits several parts to the threads; the thread that finishes last calls `then`.
 
-        They go on with what they are given next meanwhile. What comes back is for `ended`, until when the tensors must
-        live.
+        More parts may be submitted meanwhile. Pass the result to `ended`; the tensors must live until then.
         """
         calls = [self._calls(part) for part in parts]
-        if self.native:  # a thread goes through all parts: it takes what is left of each
+        if self.native:  # a thread visits all parts and takes what is left of each
             shared = [takers[0] for takers in calls]
             works = [shared] * max(len(takers) for takers in calls)
         else:
@@ -133,7 +132,7 @@ class CpuAdam:
         return [self.pool.submit(work, calls) for calls in works]
 
     def _calls(self, part: UpdateArgs) -> Sequence[Callable[[], object]]:
-        """What updates a part once each was called. The native ones are one call, for as many threads as are of use."""
+        """The calls that together update a part. Native code takes one call, for as many threads as are useful."""
         tensors: dict[str, Tensor] = {name: value for name, value in part.items() if isinstance(value, Tensor)}
         exp_avg, dtype = part["exp_avg"], part["source"].dtype
         assert part["step"] >= 1
@@ -163,7 +162,7 @@ class CpuAdam:
         ]
 
     def square_sum(self, grad: Tensor) -> float:
-        """The sum of squares of a flat buffer, in double and in a fixed order."""
+        """The sum of squares of a flat buffer, in float64 and in a fixed order."""
         sums = torch.empty(-(-len(grad) // CHUNK), dtype=torch.float64)
         if self._library:
             finish(self.pool, self._native(f"square_sum_{SUFFIXES[grad.dtype]}", {"grad": grad, "target": sums}, {}))
@@ -185,12 +184,12 @@ class CpuAdam:
 
 
 def _shared(name: str) -> int:
-    """How many elements share one of a buffer's."""
+    """The number of parameters per element of a buffer."""
     return moments.BLOCK if name.endswith("_scale") else 1
 
 
 def _update(buffers: dict[str, Tensor], noise: int, **factors: float) -> None:
-    """A chunk of the update, operation by operation as in adam.c: torch's fused ones round differently."""
+    """Updates a chunk operation by operation, as adam.c does; torch's fused operations round differently."""
     f: Any = factors
     source, grad, exp_avg, exp_avg_sq = (buffers[name] for name in ("source", "grad", "exp_avg", "exp_avg_sq"))
     small = exp_avg.dtype in (torch.bfloat16, torch.int8)
@@ -201,7 +200,7 @@ def _update(buffers: dict[str, Tensor], noise: int, **factors: float) -> None:
     exp_avg_sq.mul_(f["beta2"]).add_(g.square_().mul_(f["rest2"]))
     if small:
         moments.write(buffers, exp_avg, exp_avg_sq, noise)
-    root = torch.from_numpy(np.sqrt(exp_avg_sq.numpy()))  # torch's, from a vector library, is not the nearest
+    root = torch.from_numpy(np.sqrt(exp_avg_sq.numpy()))  # torch's vectorized root is not correctly rounded
     change = (exp_avg * f["step_size"]).div_(root.mul_(f["root_scale"]).add_(f["eps"]))
     if "masters" in buffers:
         buffers["target"].copy_(buffers["masters"].mul_(f["decay"]).sub_(change))
@@ -212,20 +211,20 @@ def _update(buffers: dict[str, Tensor], noise: int, **factors: float) -> None:
 
 
 def join(param: Tensor, remainder: Tensor) -> Tensor:
-    """The float32 master weights that a bfloat16 parameter and its remainder hold."""
+    """The float32 master weights of a bfloat16 parameter and its remainder."""
     high, low = param.view(torch.int16).int(), remainder.view(torch.int16).int()
     return ((high << 16) + low).view(torch.float32)
 
 
 def split(master: Tensor, param: Tensor, remainder: Tensor) -> None:
-    """Writes float32 master weights as a bfloat16 parameter, rounded half up, and its remainder."""
+    """Splits float32 master weights into a bfloat16 parameter, rounded half up, and its remainder."""
     bits = master.view(torch.int32)
     param.view(torch.int16).copy_((bits + 0x8000) >> 16)
     remainder.view(torch.int16).copy_(bits)
 
 
 def _square_sums(grad: Tensor, sums: Tensor) -> None:
-    """The sums of squares of each chunk of `grad` into `sums`, added in the order of adam.c."""
+    """Writes the sums of squares of each chunk of `grad` to `sums`, added in the order of adam.c."""
     padding = -len(grad) % CHUNK
     squares = torch.nn.functional.pad(grad.double(), (0, padding)).square_().view(-1, CHUNK // LANES, LANES)
     lanes = squares[:, 0].clone()

@@ -1,4 +1,4 @@
-"""Sums of gradient rows by token on the CPU: in native code (embedding_grads.c), or the same additions in torch."""
+"""Accumulation of gradient rows by token on the CPU, in native code (embedding_grads.c) or with torch."""
 
 import ctypes
 from concurrent.futures import Executor
@@ -11,7 +11,7 @@ from rptrain.utils import native
 from rptrain.utils.native import SUFFIXES, finish
 
 LINE = 64  # bytes of a cache line
-ROWS = 64  # that a thread takes at a time where no row comes twice
+ROWS = 64  # rows per part if no row occurs twice
 FALLBACK_TOKENS = 256  # temporaries stay in the caches
 
 
@@ -33,17 +33,17 @@ def row_stride(columns: int, dtype: torch.dtype) -> int:
 
 
 def columns_each(columns: int, dtype: torch.dtype, threads: int) -> int:
-    """How many columns of a gradient a thread sums: whole cache lines of it, and so of the sums."""
+    """The number of gradient columns that a thread sums: whole cache lines."""
     line = LINE // dtype.itemsize
     return -(-columns // (threads * line)) * line
 
 
 class CpuRows:
-    """Sums rows by place on the threads of a pool.
+    """Adds rows at given indices, on the threads of a pool.
 
-    Sums are [R, S] with S = `row_stride`, rows of D columns and padding, in float64 for float64 and in float32 for
-    all else. Results depend neither on `threads` nor on which path runs: `native` tells whether it is the compiled
-    one. Every call has ended, on all threads, when it returns or raises.
+    Sums are [R, S] with S = `row_stride`, rows of D columns and padding, in float64 for float64 and in float32
+    otherwise. Results depend neither on `threads` nor on whether native code (`native`) runs. When a call returns or
+    raises, it has ended on all threads.
     """
 
     def __init__(self, pool: Executor, threads: int, *, force_fallback: bool = False) -> None:
@@ -71,7 +71,7 @@ class CpuRows:
             finish(self._pool, [partial(_add, part, places, rows) for part, rows in parts])
 
     def apply(self, sums: Tensor, rows: Tensor, table: Tensor) -> None:
-        """Adds row i of `sums` to row rows[i] of `table` [V, D], rounded once; `rows` is int64 [R], none twice."""
+        """Adds row i of `sums` to row rows[i] of `table` [V, D], rounded once; `rows` is int64 [R], no duplicates."""
         columns = table.shape[1]
         if self._library:
             tensors = {"index": rows, "sums": sums, "table": table}
@@ -90,7 +90,7 @@ class CpuRows:
             finish(self._pool, [partial(table.index_fill_, 0, part, 0) for part in rows.split(ROWS)])
 
     def _run(self, name: str, tensors: dict[str, Tensor], sizes: dict[str, int], total: int, part: int) -> None:
-        """Lets the threads take parts of `total` columns or rows, each `part` of them."""
+        """Splits `total` columns or rows into parts of `part`, which the threads process."""
         assert all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors.values())
         assert tensors["index"].dtype == torch.int64
         job = _Job(part=part, **sizes, **{name: tensor.data_ptr() for name, tensor in tensors.items()})

@@ -1,4 +1,4 @@
-"""The dynamic loss scale of float16: which step's outcome changes which iteration's scale."""
+"""The dynamic loss scale of float16."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -6,31 +6,29 @@ from typing import Self
 
 @dataclass(frozen=True)
 class LossScale:
-    """A power of two that belongs to a version of the weights: after step t it follows from the outcomes up to t.
+    """The loss scale of a version of the weights: a power of two that depends on the outcomes of all steps so far.
 
     An iteration's loss is multiplied by the scale of the version that it computes with: step t by `scale` after step
     t - 1 in sync, after step t - 2 in async, where step t begins before the outcome of step t - 1 is known.
     """
 
-    scale: float  # of the newest version
-    before: float  # of the version before it
+    scale: float  # scale of the newest version
+    before: float  # scale of the previous version
     good: int  # steps at `scale` since its last change, none of them skipped
-    growth_steps: int  # it doubles after so many of them; 0: it never changes
+    growth_steps: int  # the scale doubles after this many; 0: it never changes
 
     @classmethod
     def start(cls, scale: float, growth_steps: int) -> Self:
-        """That of weights of which both versions are the same."""
+        """The scale for weights whose two versions are equal."""
         return cls(scale, scale, 0, growth_steps)
 
     def used(self, *, asynchronous: bool) -> float:
-        """What the next step to end has had its loss multiplied by."""
+        """The scale that the next step to end was computed with."""
         return self.before if asynchronous else self.scale
 
     def after(self, *, asynchronous: bool, skipped: bool) -> Self:
-        """Behind the next step: half of what a skipped one used, once for all that used the same; doubled behind the
-        last of `growth_steps` good ones.
-
-        A good step that used another scale than the newest says nothing about it, and does not count.
+        """The scale after the next step. A skipped step halves the scale it used, once for all steps that used it. The
+        last of `growth_steps` good steps doubles it; a good step with an older scale does not count.
         """
         used = self.used(asynchronous=asynchronous)
         scale, good = self.scale, self.good

@@ -1,17 +1,17 @@
-"""How AdamW's moments are kept: exactly, in 16 bits or in 8, and the rounding that keeps their means.
+"""Formats of AdamW's moments, exact, 16-bit or 8-bit, and stochastic rounding to them.
 
-A change of exp_avg_sq is mostly its decay, 1 - beta2 of it: below half a step of any of the small formats, so rounding
-to the nearest would hold it where it is (the "signal swamping" of arXiv 2505.00347). Both formats round up or down at
-random instead, with chances by which the mean of what is stored is the value; so sums over steps come out right. The
-random numbers follow from seed, step, unit and element alone. The update itself uses the moments before rounding.
+A step changes exp_avg_sq mostly by its decay, a fraction 1 - beta2 of it. This is less than half a unit in the last
+place of both small formats, so rounding to nearest would never change it (the "signal swamping" of arXiv 2505.00347).
+Stochastic rounding keeps the expected value, so sums over steps are right. The random numbers depend only on the seed,
+step, unit and element. The update itself uses the moments before rounding.
 
 `bf16`: both moments in bfloat16, whose exponent is that of float32.
 
 `int8`: codes in blocks of 128 elements with a float32 scale for each moment (block-wise, as in arXiv 2110.02861). With
-code c and scale s, exp_avg is c * |c| * s, and the root of exp_avg_sq is c * c * s. The largest of a block is exact;
-steps grow finer toward zero, as those of that paper's codes do, but are computed without a table. exp_avg_sq spans 4e9
-in a block. What is smaller still is kept as the smallest code, never as zero, by which the update would be divided
-(arXiv 2309.01507).
+code c and scale s, exp_avg is c * |c| * s, and the root of exp_avg_sq is c * c * s. The largest value of a
+block is exact. Steps grow finer toward zero, as in that paper, but without a table. The codes of exp_avg_sq span a
+factor of 4e9 in a block. Smaller values are stored as the smallest code, never as zero, because the update divides by
+the root (arXiv 2309.01507).
 """
 
 from collections.abc import Mapping
@@ -24,15 +24,15 @@ from torch import Tensor
 from rptrain.models.spec import ALIGNMENT
 
 Moments = Literal["fp32", "bf16", "int8"]
-BLOCK = ALIGNMENT  # elements; as in moments.h. No block has elements of two parameters
-MEAN_TOP, ROOT_TOP, LEAST = (np.float32(x) for x in (127**2, 255**2, 1e-20))  # as there
+BLOCK = ALIGNMENT  # elements, as in moments.h; a block never has elements of two parameters
+MEAN_TOP, ROOT_TOP, LEAST = (np.float32(x) for x in (127**2, 255**2, 1e-20))  # as in moments.h
 LARGEST = 1e38
 
 Array = np.ndarray
 
 
 def layout(moments: Moments, wide: torch.dtype) -> tuple[tuple[str, torch.dtype, int], ...]:
-    """The buffers of a unit: name, type, and how many of the unit's elements share one. `fp32` means `wide`."""
+    """The buffers of a unit: name, dtype, and the number of the unit's elements per entry. `fp32` means `wide`."""
     if moments == "int8":
         codes = (("exp_avg", torch.int8, 1), ("exp_avg_sq", torch.uint8, 1))
         return (*codes, *((f"{name}_scale", torch.float32, BLOCK) for name, _, _ in codes))
@@ -41,23 +41,23 @@ def layout(moments: Moments, wide: torch.dtype) -> tuple[tuple[str, torch.dtype,
 
 
 def kind_of(exp_avg: torch.dtype) -> Moments:
-    """The format that has this type of exp_avg."""
+    """The format whose exp_avg has this dtype."""
     small: dict[torch.dtype, Moments] = {torch.bfloat16: "bf16", torch.int8: "int8"}
     return small.get(exp_avg, "fp32")
 
 
 def bytes_each(moments: Moments, wide: torch.dtype) -> float:
-    """Bytes of a parameter that its moments take."""
+    """Bytes that the moments take per parameter."""
     return sum(dtype.itemsize / shared for _, dtype, shared in layout(moments, wide))
 
 
 def noise(seed: int, step: int, unit: int) -> int:
-    """Where the random numbers of a unit's first element begin in a step; 32 bits."""
+    """The random seed of a unit's first element in a step; 32 bits."""
     return int(np.random.SeedSequence((seed, step, unit)).generate_state(1)[0])
 
 
 def read(buffers: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Both moments in float32, from buffers of a small format."""
+    """Decodes both moments from buffers of a small format to float32."""
     if "exp_avg_scale" not in buffers:
         return buffers["exp_avg"].float(), buffers["exp_avg_sq"].float()
     codes, roots = (_blocks(buffers[name]).astype(np.float32) for name in ("exp_avg", "exp_avg_sq"))
@@ -67,9 +67,9 @@ def read(buffers: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def write(buffers: Mapping[str, Tensor], exp_avg: Tensor, exp_avg_sq: Tensor, noise: int) -> None:
-    """Rounds both moments into buffers of a small format; element i draws from noise + i.
+    """Rounds both moments into buffers of a small format; element i uses the random number of noise + i.
 
-    Codes need finite numbers: an exp_avg_sq that is larger is cut, also for the caller.
+    Codes need finite numbers: a larger exp_avg_sq is clamped, in the caller's tensor too.
     """
     random = _random(noise, len(exp_avg))
     if "exp_avg_scale" not in buffers:
@@ -88,7 +88,7 @@ def write(buffers: Mapping[str, Tensor], exp_avg: Tensor, exp_avg_sq: Tensor, no
 
 
 def _random(noise: int, count: int) -> Array:
-    """32 bits for each element: the last steps of MurmurHash3 (Appleby), which mix a counter."""
+    """32 random bits for each element: the finalizer of MurmurHash3 (Appleby) applied to a counter."""
     x = np.arange(noise, noise + count, dtype=np.uint64).astype(np.uint32)
     x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
@@ -96,7 +96,7 @@ def _random(noise: int, count: int) -> Array:
 
 
 def _share(bits: Array) -> Array:
-    """16 bits as a number between 0 and 1, neither of them."""
+    """16 bits as a number strictly between 0 and 1."""
     return (bits.astype(np.float32) + np.float32(0.5)) * np.float32(1 / 65536)
 
 

@@ -1,11 +1,11 @@
-"""The optimizer's thread: gradients in, the next version of each unit out, and the host's side of the embedding.
+"""The optimizer's thread: it turns gradients into the next version of each unit.
 
 The paper's five ordering constraints (section 4.3.1) hold without a barrier:
-(1) a unit's weights are written only after the devices uploaded them: its gradient, which is awaited, was computed
-    from the last of those uploads; in async the next iteration, under way already, reads the other generation;
+(1) a unit's weights are written only after the devices uploaded them: the thread waits for the gradient, which was
+    computed from the last of those uploads; in async the next iteration, already running, reads the other generation;
 (2) devices upload version v of a unit only once it was published here;
-(3) a gradient is read only after the event behind its last download;
-(4) devices download into a unit's gradient only once the version made from the last one was published;
+(3) a gradient is read only after the event of its last download;
+(4) devices download into a unit's gradient only once the version made from the previous one was published;
 (5) one thread, one step after the other.
 """
 
@@ -33,7 +33,7 @@ from rptrain.utils.native import ended
 
 
 class OptimizerWorker:
-    """Takes an iteration, then its step, in turn; publishes ("scale",), ("version", unit) and ("step",)."""
+    """Takes an iteration and its step in turn; publishes ("scale",), ("version", unit) and ("step",)."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class OptimizerWorker:
     ) -> None:
         self._context, self._adam, self._seed = context, adam, seed
         self._weight_decay, self._max_grad_norm = weight_decay, max_grad_norm
-        self.applied = applied  # steps that were not skipped, over the whole training: bias correction counts them
-        self.loss_scale = loss_scale  # of the weights after the last step
+        self.applied = applied  # steps that were not skipped, over the whole training run, for bias correction
+        self.loss_scale = loss_scale  # loss scale of the weights after the last step
         for version, scale in ((-1, loss_scale.before), (0, loss_scale.scale)):
             context.board.publish(("scale",), version, scale)
         outputs, _, _ = context.buffers.locate(Access(0, 0), 0, 0)  # [T, D], the embeddings of a micro-batch
@@ -63,17 +63,17 @@ class OptimizerWorker:
                 pool=adam.pool,
                 threads=adam.threads,
             )
-        self._snapshot: Snapshot | None = None  # whose units the next updates wait for
+        self._snapshot: Snapshot | None = None  # the snapshot that updates wait for
         self._snapshots = 0
         self._where = "waiting"
-        self.seconds: float | None = None  # of the last update
+        self.seconds: float | None = None  # duration of the last update
         self._queue: queue.SimpleQueue[Iteration | StepRequest | None] = queue.SimpleQueue()
         self._rows_asked: queue.SimpleQueue[tuple[Iteration, threading.Event] | None] = queue.SimpleQueue()
         rows = "gradient rows of the embedding"
         self._thread = threading.Thread(
             target=context.guard, args=(lambda: self._where, self._main), name="optimizer", daemon=True
         )
-        # beside the first: rows arrive while gradients of units do, and either may be waited for
+        # a second thread, because rows arrive at the same time as gradients of units
         self._row_thread = threading.Thread(
             target=context.guard, args=(lambda: rows, self._collect_rows), name="embedding gradients", daemon=True
         )
@@ -81,7 +81,7 @@ class OptimizerWorker:
         self._row_thread.start()
 
     def submit(self, item: Iteration | StepRequest | None) -> None:
-        """An iteration, the step that follows it, or None to end."""
+        """Submits an iteration, the step that follows it, or None to end the thread."""
         self._queue.put(item)
 
     @property
@@ -89,7 +89,7 @@ class OptimizerWorker:
         return self._where
 
     def snapshot(self) -> Snapshot:
-        """The state after the last step; to be called while no step is under way, and once the last was released."""
+        """Starts a snapshot of the state after the last step. No step may be in progress, and no other snapshot."""
         assert self._snapshot is None or self._snapshot.released, "one snapshot at a time"
         order = self._update_order()
         self._snapshot = Snapshot(self._context.board, self._snapshots, order, self.applied, self.loss_scale)
@@ -97,9 +97,9 @@ class OptimizerWorker:
         return self._snapshot
 
     def join(self) -> None:
-        """Waits for the thread's end; what it took of the host's memory is given back."""
+        """Waits for the thread to end, and frees its memory."""
         self._thread.join()
-        self._rows_asked.put(None)  # by then it was asked for all rows
+        self._rows_asked.put(None)  # after the requests for all rows
         self._row_thread.join()
         if self._rows is not None:
             self._rows.close()
@@ -129,9 +129,9 @@ class OptimizerWorker:
             self._where = "waiting"
 
     def _collect(self, iteration: Iteration) -> float:
-        """Waits for each unit's gradient in the order in which backward stages finish; the sum of their squares."""
+        """Waits for each unit's gradient, in the order in which backward stages finish. Returns the sum of squares."""
         context, rounds = self._context, self._context.plan.rounds
-        head = threading.Event()  # set once the head's gradient, if rows are added to it, is there
+        head = threading.Event()  # set once the head's gradient, if rows are added to it, has arrived
         if not context.store.spec.tied:
             head.set()
         self._rows_asked.put((iteration, head))
@@ -155,10 +155,10 @@ class OptimizerWorker:
             self._collect_rows_of(*asked)
 
     def _collect_rows_of(self, iteration: Iteration, head: threading.Event) -> None:
-        """Sums the gradients of the embedding's outputs, the last to arrive in a round, as they arrive.
+        """Sums the gradients of the embedding's outputs as they arrive, last in a round.
 
-        Sums that are whole are added to the table's gradient meanwhile. With a frozen embedding it only waits for the
-        rows: then the devices are done with the iteration.
+        Complete sums are added to the table's gradient meanwhile. With a frozen embedding, it only waits for the
+        rows: after them, the devices have finished the iteration.
         """
         context = self._context
         if self._rows is not None:
@@ -183,14 +183,14 @@ class OptimizerWorker:
         return spec.trained(unit for layer in reversed(spec.stack) for unit in layer.units)
 
     def _update_order(self) -> Sequence[int]:
-        """Sync: as the next forward reads them. Async: as the running iteration rewrites the gradients."""
+        """The order of updates: in sync as the next forward reads the units, in async as gradients are overwritten."""
         spec = self._context.store.spec
         if self._context.lag:
             return [*dict.fromkeys((*self._arrival_order(), *spec.trained([0])))]
         return [*dict.fromkeys(spec.trained((0, *(unit for layer in spec.stack for unit in layer.units))))]
 
     def _update(self, iteration: Iteration, rate: float, result: StepResult) -> None:
-        """Clips as torch.nn.utils.clip_grad_norm_ does and applies AdamW; a skipped step flips no generation."""
+        """Clips as torch.nn.utils.clip_grad_norm_ does and applies AdamW. A skipped step changes no weights."""
         version = iteration.number + 1
         if result.skipped:
             for index in self._update_order():
@@ -206,12 +206,12 @@ class OptimizerWorker:
         for index in self._update_order():
             parts = self._parts(self._next_unit(index), index, rate, factor)
             begun = self._adam.begin(parts, partial(self._publish, index, version))
-            ended(under_way)  # now, so that the threads have work when they are done with it
+            ended(under_way)  # now, so that the threads always have work
             under_way = begun
         ended(under_way)
 
     def _next_unit(self, index: int) -> UnitState:
-        """The unit, once a snapshot has read it."""
+        """The state of the next unit, once a snapshot has read it."""
         state = self._context.store.units[index]
         self._where = f"update of {state.unit.name}"
         if self._snapshot is not None:
@@ -221,7 +221,7 @@ class OptimizerWorker:
         return state
 
     def _publish(self, index: int, version: int) -> None:
-        """A unit that was updated."""
+        """Publishes an updated unit."""
         state = self._context.store.units[index]
         state.flip()
         self._context.board.publish(("version", index), version, state.current)
@@ -258,7 +258,7 @@ class OptimizerWorker:
 
 
 def _decay_ranges(unit: Unit, weight_decay: float) -> list[tuple[slice, float]]:
-    """A unit's flat buffer as ranges of equal weight decay; padding goes with the parameter before it."""
+    """A unit's flat buffer as ranges of equal weight decay; padding belongs to the parameter before it."""
     ranges: list[tuple[slice, float]] = []
     segments = unit.segments
     for segment, stop in zip(segments, [*(s.offset for s in segments[1:]), unit.numel], strict=True):

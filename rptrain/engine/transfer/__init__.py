@@ -1,1 +1,1 @@
-"""What moves between host and device: parameters, gradients, boundary activations, inputs."""
+"""Transfers between host and devices: parameters, gradients, boundary activations and inputs."""

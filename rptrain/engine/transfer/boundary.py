@@ -1,4 +1,4 @@
-"""Host buffers of what passes between stages: one for each boundary and micro-batch of a round."""
+"""Host buffers for activations between stages: one for each boundary and micro-batch of a round."""
 
 from collections.abc import Hashable
 
@@ -13,7 +13,7 @@ class BoundaryBuffers:
     """[T, D] tensors in host memory, and the numbers under which their accesses appear on the board.
 
     A pass is one round of one iteration, counted from 0 over the run. The accesses of a buffer form one chain over
-    all passes; access k waits for access k - 1, whoever makes it. Boundary 0 has two sets, used in turn: the host
+    all passes; access k waits for access k - 1, of any thread. Boundary 0 has two sets, used in turn: the host
     writes the embedding of the next pass while the gradient of this one still arrives.
     """
 
@@ -37,7 +37,7 @@ class BoundaryBuffers:
         return (boundaries + 1) * round_size * aligned(tokens * hidden * dtype.itemsize)
 
     def locate(self, access: Access, pass_index: int, micro_batch: int) -> tuple[Tensor, Hashable, int]:
-        """The buffer, the board's key for it, and the number of this access in its chain."""
+        """The buffer, its key on the board, and the number of this access in its chain."""
         boundary, place = access.boundary, micro_batch % self._round_size
         turn, parity = divmod(pass_index, 2) if boundary == 0 else (pass_index, 0)
         number = turn * self.chain[boundary] + access.order
@@ -48,6 +48,6 @@ class BoundaryBuffers:
         return self._arena.locked
 
     def close(self) -> None:
-        """Gives back the memory, too: an engine may be kept for longer than it is used."""
+        """Frees the memory; an engine may be kept for longer than it is used."""
         self._arena.close()
         self._buffers.clear()

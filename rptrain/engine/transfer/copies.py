@@ -1,8 +1,7 @@
-"""Parameters up and gradients down, in chunks that are dealt to the micro-batches of a slot.
+"""Uploads of parameters and downloads of gradients, in chunks that are spread over the micro-batches of a slot.
 
-Neither ever blocks its device while there is something else to issue: a chunk whose unit is not ready yet (the
-optimizer has not written the version, or has not read the last gradient, or it was not read from its file) stays for a
-later window.
+A transfer never blocks its device while there is other work to issue: a chunk whose unit is not ready (the optimizer
+has not written the version, or not read the last gradient, or the file was not read) is left to a later window.
 """
 
 from abc import ABC, abstractmethod
@@ -26,14 +25,14 @@ from rptrain.models.spec import ModelSpec
 from rptrain.schedule.lower import CHUNK_BYTES, Chunk, windows
 from rptrain.schedule.plan import Slot, Stage
 
-DRAINED = 16 * CHUNK_BYTES  # of gradients in a window: a few milliseconds of a link
+DRAINED = 16 * CHUNK_BYTES  # bytes of gradients per window: a few milliseconds of a link
 
 
 class _Layout:
-    """Where units lie one behind the other in a buffer."""
+    """The offsets of units in a buffer, one after the other."""
 
     def __init__(self, sizes: Sequence[tuple[int, int]]) -> None:
-        """`sizes`: the units in order, each with its own."""
+        """`sizes`: the units in order, each with its size."""
         self.sizes = sizes
         self.units = tuple(unit for unit, _ in sizes)
         self.offsets: dict[int, int] = {}
@@ -43,7 +42,7 @@ class _Layout:
             self.size += size
 
     def of(self, unit: int, buffer: Tensor) -> Tensor:
-        """The unit's part."""
+        """The unit's part of the buffer."""
         return buffer[self.offsets[unit] :][: dict(self.sizes)[unit]]
 
 
@@ -61,7 +60,7 @@ class Bound:
 
 
 class ParamLayout(_Layout):
-    """Where the units of a stage lie in a device's parameter slot, in bytes."""
+    """The offsets of a stage's units in a device's parameter slot, in bytes."""
 
     def __init__(self, spec: ModelSpec, stage: Stage, dtype: torch.dtype) -> None:
         units = stage_units(spec, stage)
@@ -85,7 +84,7 @@ class ParamLayout(_Layout):
 
 
 class GradLayout(_Layout):
-    """Where the trainable units of a stage lie in a device's gradient slots, in elements."""
+    """The offsets of a stage's trainable units in a device's gradient slots, in elements."""
 
     def __init__(self, spec: ModelSpec, stage: Stage) -> None:
         super().__init__([(unit, spec.units[unit].numel) for unit in spec.trained(stage_units(spec, stage))])
@@ -105,7 +104,7 @@ class GradLayout(_Layout):
 
 
 class _Transfer(ABC):
-    """Chunks that are issued window by window on one stream, as far as their units are ready."""
+    """A transfer that is issued window by window on one stream, as far as units are ready."""
 
     def __init__(
         self,
@@ -121,10 +120,10 @@ class _Transfer(ABC):
         self._context, self._stream, self._layout = context, stream, layout
         self._iteration = iteration
         self._windows = deque(windows(sizes, count, chunk))
-        self._late: deque[Chunk] = deque()  # of windows that have passed
+        self._late: deque[Chunk] = deque()  # chunks of windows that have passed
 
     def issue(self, after: Event) -> None:
-        """The next window, behind `after`, and what is late; a chunk that is not ready ends it."""
+        """Issues late chunks and the next window, after `after`, up to the first chunk that is not ready."""
         self._stream.wait(after)
         if self._windows:
             self._late.extend(self._windows.popleft())
@@ -132,7 +131,7 @@ class _Transfer(ABC):
             self._copy(self._late.popleft())
 
     def _issue_all(self, units: Collection[int]) -> None:
-        """Every remaining chunk up to the last of `units`; blocks for those that are not ready."""
+        """Issues every remaining chunk up to the last of `units`; blocks until they are ready."""
         while self._windows:
             self._late.extend(self._windows.popleft())
         left = sum(chunk.unit in units for chunk in self._late)
@@ -154,7 +153,7 @@ class _Transfer(ABC):
     def _copy(self, chunk: Chunk) -> None: ...
 
     def _move(self, kind: Kind, unit: int, target: Tensor, source: Tensor) -> None:
-        """Inside the stream."""
+        """Copies; runs in the stream."""
         with self._context.recorder.timed(self._stream.stamp, self._iteration, kind, source.nbytes, unit):
             target.copy_(source, non_blocking=True)
 
@@ -172,7 +171,7 @@ class Upload(_Transfer):
         target: Tensor,
         staging: Staging | None,
     ) -> None:
-        """`target`: the slot, in bytes. Its file-backed units are read from now on, as far as `staging` has room."""
+        """`target`: the slot, in bytes. Requests its file-backed units from `staging`."""
         count = len(slot.micro_batches)
         super().__init__(context, device.param_upload, layout, layout.sizes, iteration, count, CHUNK_BYTES)
         self._where, self._target = f"{slot} upload", target
@@ -194,19 +193,19 @@ class Upload(_Transfer):
         return self._version
 
     def is_blocked(self) -> bool:
-        """Whether a unit's version is not there yet: `finish` would wait for the optimizer."""
+        """Whether a unit's version was not published yet, so that `finish` would wait for the optimizer."""
         board = self._context.board
         return not all(board.ready(("version", unit), self._version) for unit in self._layout.units)
 
     @property
     def is_issued(self) -> bool:
-        """Whether every chunk has been: `finish` would not block."""
+        """Whether every chunk was issued, so that `finish` would not block."""
         return not self._late and not any(self._windows)
 
     def finish(self, units: Collection[int] | None = None) -> Event:
-        """Issues every chunk up to the last of `units` (all without); blocks until the optimizer has written them.
+        """Issues every chunk up to the last of `units` (default: all); blocks until the optimizer has written them.
 
-        The event passes when they have arrived.
+        Returns the event of their arrival.
         """
         self._issue_all(self._layout.units if units is None else units)
         return self._stream.record()
@@ -229,8 +228,9 @@ class Upload(_Transfer):
 def staged(
     staging: Staging | None, state: UnitState, stream: Stream, generation: int, chunk: Chunk
 ) -> Iterator[Tensor]:
-    """A chunk of a unit on the host, from which its copy is to be issued to the stream inside; blocks for what is read
-    from a file, in the order in which it was requested.
+    """A chunk of a unit in host memory; its copy must be issued to the stream within the context.
+
+    Blocks until a file-backed chunk was read; chunks are read in the order of their requests.
     """
     if state.file_backed is None:
         yield state.params[generation].view(torch.uint8)[chunk.start : chunk.stop]
@@ -242,10 +242,10 @@ def staged(
 
 
 class Download(_Transfer):
-    """Drains a gradient slot to the host, during the slot after it, the last layers first: async updates them first.
+    """Downloads a gradient slot during the slot after it, the last layers first, because async updates them first.
 
-    Not over the whole of that slot, but in windows of DRAINED bytes, or larger where there are too few micro-batches:
-    the update, which the iteration after the next waits for, cannot begin before the last of them.
+    Windows have DRAINED bytes, or more if there are too few micro-batches, and do not spread over the whole slot: the
+    update cannot begin before the last window, and the iteration after the next waits for it.
     """
 
     def __init__(
@@ -260,11 +260,11 @@ class Download(_Transfer):
 
     @property
     def _awaited(self) -> int:
-        """The version made from the last gradients, which they were read for."""
+        """The version made from the previous gradients, after which their buffers may be overwritten."""
         return self._iteration
 
     def flush(self) -> None:
-        """Every remaining chunk; blocks until the optimizer has read the last iteration's gradients."""
+        """Issues every remaining chunk; blocks until the optimizer has read the previous gradients."""
         self._issue_all(self._layout.units)
 
     def _copy(self, chunk: Chunk) -> None:

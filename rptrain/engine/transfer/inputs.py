@@ -22,13 +22,13 @@ class DocumentShape:
 
     max_seqlen: int
     uniform: bool
-    documents: int  # as many as there are, or more
+    documents: int  # the number of documents, rounded up
 
     @classmethod
     def of(cls, lengths: Sequence[int], row: int) -> Self:
         if min(lengths) == max(lengths):
             return cls(lengths[0], True, len(lengths))
-        return cls(row, False, 16 ** ceil(log(len(lengths), 16)))  # few layouts: each is captured by itself
+        return cls(row, False, 16 ** ceil(log(len(lengths), 16)))  # few layouts: each has its own graph
 
 
 def index_bytes(micro_batches: int, tokens: int) -> int:
@@ -51,7 +51,7 @@ class Inputs:
         self._labels = device.empty(tokens, torch.int64)
         self._cu_seqlens = device.empty(tokens + 1, torch.int32)
         self._sample = device.empty(3, torch.int64)
-        self.balance = device.empty(1, wide)[0]  # what gradients of the routers' auxiliary loss are multiplied by
+        self.balance = device.empty(1, wide)[0]  # factor of the gradients of the routers' auxiliary loss
         self._balanced = spec.router_aux_loss_coef > 0
         self._inv_freq = torch.tensor(spec.inv_freq, dtype=wide).to(device.torch_device)
         self._rope_scale = spec.rope_scale
@@ -63,7 +63,7 @@ class Inputs:
             stream.run("batch upload", lambda t=target, s=source: t.copy_(s, non_blocking=True))
 
     def select(self, iteration: Iteration, m: int, stream: Stream) -> None:
-        """Micro-batch `m` is computed next."""
+        """Selects the micro-batch that is computed next."""
         sources = [batches[iteration.number % 2][m] for batches in self._batches]
         targets = (self._positions, self._labels, self._cu_seqlens, self._sample)
 
@@ -74,7 +74,7 @@ class Inputs:
         stream.run("", copy)
 
     def describe(self, iteration: Iteration, layout: DocumentShape) -> MicroBatch:
-        """The micro-batch that is selected. Computes, so it is for functions that a stream runs."""
+        """The selected micro-batch. It computes, so call it in work that a stream runs."""
         cos, sin = rope.tables(self._inv_freq, self._positions, self._rope_scale)
         cu_seqlens = self._cu_seqlens[: layout.documents + 1]
         return MicroBatch(

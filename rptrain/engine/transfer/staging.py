@@ -14,17 +14,17 @@ from rptrain.models.weights.file_backed import file_backed_units
 from rptrain.models.weights.safetensors_io import as_bytes
 from rptrain.schedule.lower import CHUNK_BYTES, Chunk
 
-BUFFERS = 16  # of a chunk each: 256 MiB, which a disk takes longer to read than a device to compute a micro-batch
-READERS = 4  # threads: one alone copies less out of the page cache than a fast disk reads
+BUFFERS = 16  # buffers of a chunk each: 256 MiB, which takes longer to read than a micro-batch to compute
+READERS = 4  # threads: a single one copies less from the page cache than a fast disk reads
 
 
 def buffer_bytes(spec: ModelShape, dtype: torch.dtype) -> int:
-    """Of one buffer: a chunk, or what the largest file-backed unit takes."""
+    """Bytes of one buffer: a chunk, or the largest file-backed unit."""
     return aligned(min(CHUNK_BYTES, max(spec.units[index].nbytes(dtype.itemsize) for index in file_backed_units(spec))))
 
 
 def staging_bytes(spec: ModelShape, dtype: torch.dtype, devices: int) -> int:
-    """Of all devices' buffers."""
+    """Bytes of all devices' buffers."""
     return devices * BUFFERS * buffer_bytes(spec, dtype)
 
 
@@ -43,7 +43,7 @@ class StagingBuffers:
         return self._arena.locked
 
     def close(self) -> None:
-        """Gives back the memory, too: an engine may be kept for longer than it is used."""
+        """Frees the memory; an engine may be kept for longer than it is used."""
         self._arena.close()
         self.of.clear()
 
@@ -52,7 +52,7 @@ class Staging:
     """A device's buffers. Chunks are read in the order in which they were requested, and taken in the same order.
 
     Board keys: ("staged", device, buffer) when it was filled, ("emptied", device, buffer) when its copy was issued,
-    with the copy's event. To be used by the device's thread, and closed when that has ended.
+    with the copy's event. Used by the device's thread, and closed when that thread has ended.
     """
 
     def __init__(self, context: Context, index: int, buffers: list[Tensor]) -> None:
@@ -61,7 +61,7 @@ class Staging:
         self._pool = ThreadPoolExecutor(READERS, f"device {index} reader")
 
     def request(self, chunks: Iterable[Chunk]) -> None:
-        """They are read as buffers become free; to be taken after all that was requested before."""
+        """Requests chunks, which are read as buffers become free. They must be taken in the order of their requests."""
         for chunk in chunks:
             self._pool.submit(self._read, self._requested, chunk)
             self._requested += 1
@@ -72,7 +72,7 @@ class Staging:
         return self._context.board.ready(("staged", self._index, buffer), turn)
 
     def take(self) -> tuple[int, Tensor]:
-        """The next chunk's number, to be `emptied`, and its buffer; blocks until it was read."""
+        """Returns the next chunk's number, for `emptied`, and its buffer. Blocks until the chunk was read."""
         number = self._taken
         buffer, turn = self._place(number)
         self._context.board.wait(("staged", self._index, buffer), turn)
@@ -80,19 +80,19 @@ class Staging:
         return number, self._buffers[buffer]
 
     def emptied(self, number: int, copied: Event | None) -> None:
-        """The buffer may be filled again once the event has passed."""
+        """Allows the buffer to be filled again once the event has passed."""
         buffer, turn = self._place(number)
         self._context.board.publish(("emptied", self._index, buffer), turn, copied)
 
     def close(self) -> None:
-        """Ends the threads; what was requested and not taken is dropped."""
+        """Ends the threads, and drops chunks that were not taken."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         for number in range(self._taken, self._requested):
             self.emptied(number, None)
         self._pool.shutdown()
 
     def _place(self, number: int) -> tuple[int, int]:
-        """The buffer of the chunk with this number, and how often it was used before."""
+        """The buffer of the chunk with this number, and the number of its earlier uses."""
         turn, buffer = divmod(number, len(self._buffers))
         return buffer, turn
 
