@@ -1,1 +1,1 @@
-"""What a run takes on a machine: hardware, the plan that fits, memory, disk, and what to change."""
+"""Planning a run for a machine: hardware, plan, memory, disk, and advice."""

@@ -1,4 +1,4 @@
-"""What to change in a config that does not fit: each key by itself, or two of them, tried with the planner."""
+"""Advice for a config that does not fit: changes of one key or of two, tried with the planner."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -18,20 +18,20 @@ from rptrain.planner.hardware import Hardware
 from rptrain.planner.memory import MemoryPlan, least_memory, plan_run, saves
 from rptrain.utils.units import format_bytes
 
-SHORTEST = 128  # tokens: shorter rows are not proposed
+SHORTEST = 128  # tokens: shorter sequences are not proposed
 GIB = 1 << 30
-SWITCH = 2.0  # how large a change `optim.update` counts as, beside keys that are divided by so much
-MOMENTS = {"bf16": 2.0, "int8": 4.0}  # and `optim.moments`
-MAPPED = 8.0  # and `model.hold`: a disk may be slow
+SWITCH = 2.0  # weight of a change of `optim.update`, compared with dividing another key by this factor
+MOMENTS = {"bf16": 2.0, "int8": 4.0}  # weight of `optim.moments`
+MAPPED = 8.0  # weight of `model.hold`: a disk may be slow
 
 
 @dataclass(frozen=True)
 class Change:
-    """A key with another value."""
+    """A new value for a key."""
 
     key: str
     value: Any
-    size: float = 1.0  # the old value by the new one, or the new one by the old
+    size: float = 1.0  # the ratio of the old and the new value, at least 1
 
     def __str__(self) -> str:
         size = self.key in ("engine.vram_limit", "engine.host_limit")
@@ -40,7 +40,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Remedy:
-    """Changes that make a run fit together, and the bytes that they save in each place that was too small."""
+    """Changes that together make a run fit, and the bytes that they save in each place that was too small."""
 
     changes: tuple[Change, ...]
     saved: dict[str, int]
@@ -54,13 +54,13 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Advice:
-    """Single changes, the smallest first, or else one pair; and what is missing of each kind of memory, in bytes."""
+    """Single changes, the smallest first, or otherwise one pair; and the missing bytes of each kind of memory."""
 
     remedies: tuple[Remedy, ...]
     missing: dict[str, int]
 
     def __str__(self) -> str:
-        """Lines without an indent; empty where nothing is missing."""
+        """Lines without indentation; empty if nothing is missing."""
         if not self.missing:
             return ""
         if self.remedies:
@@ -75,7 +75,7 @@ class Advice:
 
 
 def with_value(config: Config, key: str, value: Any) -> Config | None:
-    """The config with one key changed; None where that cannot be."""
+    """The config with one key changed; None if the value is not valid."""
     section, name = key.split(".")
     values = config.model_dump()
     values[section][name] = value
@@ -86,7 +86,7 @@ def with_value(config: Config, key: str, value: Any) -> Config | None:
 
 
 def advise(config: Config, spec: ModelShape, hardware: Hardware, before: MemoryPlan | None = None) -> Advice:
-    """For a config without "auto". `before` is the memory of its plan, or the least there is without a plan."""
+    """Advice for a config without "auto". `before` is the memory of its plan or, without a plan, the least memory."""
     if before is None:
         before = least_memory(config, spec, hardware)
         if not any(place.missing for place in before.gpus):
@@ -119,7 +119,7 @@ class _Adviser:
             if config is None:
                 continue
             hardware = self._hardware.limited(config.engine)
-            if least_memory(config, self._spec, hardware).fits:  # else there is no need to search for a plan
+            if least_memory(config, self._spec, hardware).fits:  # otherwise there is no need to search for a plan
                 memory = plan_run(config, self._spec, hardware)[1]
                 if memory.fits:
                     after = _most(memory, "total")
@@ -160,7 +160,7 @@ class _Adviser:
 
 
 def _most(memory: MemoryPlan, what: Literal["missing", "total"]) -> dict[str, int]:
-    """By kind of memory; of GPUs that of the one with most."""
+    """Missing bytes by kind of memory; for GPUs, of the GPU with the most."""
     found: dict[str, int] = {}
     for place in memory.places:
         found[place.kind] = max(found.get(place.kind, 0), getattr(place, what))
@@ -168,7 +168,7 @@ def _most(memory: MemoryPlan, what: Literal["missing", "total"]) -> dict[str, in
 
 
 def _divisors(number: int) -> list[int]:
-    """Those below the number, the largest first."""
+    """The divisors below the number, the largest first."""
     return divisors(number)[1:]
 
 

@@ -1,4 +1,4 @@
-"""What "auto" stands for: the micro-batch and the round with the shortest planned step, before step 1 only."""
+"""Choice of "auto" values before the first step: the micro-batch and round with the shortest planned step."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,24 +13,24 @@ from rptrain.planner.hardware import Hardware
 from rptrain.planner.memory import least_memory, plan_run
 from rptrain.utils.errors import UserError
 
-MICRO_BATCHES = 256  # of a step: more and smaller ones are tried where nothing else fits
+MICRO_BATCHES = 256  # micro-batches per step: more and smaller ones are tried only if nothing else fits
 ROUNDS = (1, 2, 4)
-WORTH = 0.005  # a larger step's time must fall by this share to be taken over what was found before
+WORTH = 0.005  # a later choice must shorten the step by this fraction
 
 
 def is_automatic(config: Config) -> bool:
-    """Whether something is left to be chosen."""
+    """Whether the config has "auto" values."""
     return "auto" in _values(config)
 
 
 def resolve_auto(config: Config, spec: ModelShape, hardware: Hardware) -> Config:
-    """The config with numbers in place of "auto" for this hardware.
+    """The config with numbers in place of "auto", for this hardware.
 
-    Where none fits, those with the least missing, on the GPUs before all: what is planned with them says what it is.
+    If nothing fits, these are the numbers with the least missing memory, on GPUs first; a plan with them reports it.
     """
 
     def plan(choice: Config) -> RunPlan:
-        if not least_memory(choice, spec, hardware).fits:  # there is no need to search for a plan
+        if not least_memory(choice, spec, hardware).fits:  # no search for a plan is needed
             raise UserError("it does not fit")
         run, memory = plan_run(choice, spec, hardware)
         memory.check()
@@ -49,11 +49,11 @@ def resolve_auto(config: Config, spec: ModelShape, hardware: Hardware) -> Config
 
 
 def search_auto(config: Config, devices: int, plan: Callable[[Config], RunPlan]) -> Config:
-    """The config with numbers in place of "auto": those whose plan has the shortest step.
+    """The config with the numbers whose plan has the shortest step, in place of "auto".
 
-    `plan` makes the plan of a config with numbers and raises UserError where it does not fit. Of about equally quick
-    ones the first wins: few rounds, and large micro-batches that leave one more than devices, so that hand-over
-    between them costs nothing. Raises the UserError of the smallest choice where none fits.
+    `plan` makes the plan of a config with numbers, and raises UserError if it does not fit. Among about equally fast
+    choices the first wins: few rounds, and large micro-batches, one more of them than devices, so that handing over
+    between devices costs nothing. If nothing fits, the UserError of the smallest choice is raised.
     """
     best: tuple[float, Config] | None = None
     refusals: dict[int, UserError] = {}
@@ -80,13 +80,13 @@ def with_values(resolved: Resolved, config: Config, origin: str) -> Resolved:
 
 
 def recorded(config: Config, run: Config) -> Config:
-    """The config with the numbers of a run that goes on in place of "auto": they are constants of a run."""
+    """The config with the numbers of a resumed run in place of "auto": they do not change during a run."""
     pairs = zip(_values(config), _values(run), strict=True)
     return _with(config, *(old if new == "auto" else new for new, old in pairs))
 
 
 def divisors(number: int) -> list[int]:
-    """All of them, the largest first."""
+    """All divisors, the largest first."""
     small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)}, reverse=True)
 
@@ -102,7 +102,7 @@ def _with(config: Config, rows: int, round_size: int | None) -> Config:
 
 
 def _choices(config: Config, devices: int) -> list[Config]:
-    """Every choice: few rounds first, then large micro-batches, those with too few of them for the devices last."""
+    """All choices: few rounds first, then large micro-batches; last, those with fewer micro-batches than devices."""
     rows, size = _values(config)
     total = config.train.global_batch_size
     possible = divisors(total) if rows == "auto" else [rows]

@@ -1,4 +1,4 @@
-"""Chooses a run's plan: shapes, machine and limits in, stages with their time and memory out, or what does not fit."""
+"""Choice of a run's plan: the partition with the shortest step that fits in memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
-LIBRARIES = 512 << 20  # bytes of a GPU's limit left to matrix and attention libraries, and to fragments
+LIBRARIES = 512 << 20  # bytes of a GPU's limit for matrix and attention libraries, and for fragmentation
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What a plan is made for: M micro-batches of `sequences` x `length` tokens per step, in rounds of `round_size`."""
+    """The workload of a plan: M micro-batches of `sequences` x `length` tokens per step, in rounds of `round_size`."""
 
     sequences: int
     length: int
@@ -42,11 +42,11 @@ class Workload:
     asynchronous: bool
     moments: Moments = "fp32"
     fused: bool = False  # the fused kernels run
-    file_backed: bool = False  # what stays as it is stays in the model's files
+    file_backed: bool = False  # frozen weights stay in the model's files
 
     @classmethod
     def of(cls, config: Config, card: Card) -> Self:
-        """That of a config without "auto", on such cards."""
+        """The workload of a config without "auto", on cards of this kind."""
         train = config.train
         dtype = DTYPES[config.model.dtype]
         return cls(
@@ -123,7 +123,7 @@ def layer_costs(
         ahead, back = layer.work(workload.tokens, workload.length, itemsize)
         for param in (param for unit in units if not unit.trainable for param in unit.params):
             back = back.without(layer.gradient_work(param, workload.tokens))
-        sums = Work(elementwise={"gradient sums": 2 * trained * wide})  # read and written
+        sums = Work(elementwise={"gradient sums": 2 * trained * wide})  # bytes read and written
         forward, backward = machine.card.seconds(ahead), machine.card.seconds(back + sums)
         if measured is not None:
             forward, backward = measured.forward[index] or forward, measured.backward[index]
@@ -215,7 +215,7 @@ def _setting(spec: ModelShape, machine: Machine, workload: Workload, measured: M
 
 
 def least_footprint(spec: ModelShape, shapes: Shapes) -> Footprint:
-    """What a device needs with a layer a stage, the least there is."""
+    """The least memory that a device needs: one layer per stage."""
     head = len(spec.layers)
     singles = [Stage("F", i, i + 1) for i in range(head)]
     singles += [Stage("FB", head, head + 1), *(Stage("B", i, i + 1) for i in reversed(range(head)))]
@@ -223,7 +223,7 @@ def least_footprint(spec: ModelShape, shapes: Shapes) -> Footprint:
 
 
 def _check_single_layers(spec: ModelShape, shapes: Shapes, limit: int | None, source: str) -> None:
-    """UserError where a device cannot hold a layer a stage."""
+    """Raises UserError if a device cannot hold a single layer."""
     least = least_footprint(spec, shapes)
     if limit is not None and least.total > limit:
         largest = max(spec.stack, key=lambda layer: sum(spec.units[unit].numel for unit in layer.units))

@@ -15,7 +15,7 @@ from rptrain.utils.file_ranges import OpenFile
 from rptrain.utils.parallel import in_parallel
 from rptrain.utils.units import format_bytes
 
-STRETCH, PIECE = 64 << 20, 4 << 20  # bytes that the disk is measured with, and that a thread reads at a time
+STRETCH, PIECE = 64 << 20, 4 << 20  # bytes to measure the disk with, and bytes per read
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class DiskReading:
 def disk_reading(
     files: WeightFiles, spec: ModelShape, itemsize: int, plan: Plan, period: float, host: MemoryPlace
 ) -> DiskReading:
-    """For a plan whose step takes `period` seconds; reads a stretch of the largest file. UserError where it cannot."""
+    """The reads of a plan with steps of `period` seconds. Reads a part of the largest file; UserError if that fails."""
     sizes = {index: spec.units[index].nbytes(itemsize) for index in file_backed_units(spec)}
     a_round = sum(sizes.get(unit, 0) for stage in plan.stages for unit in stage_units(spec, stage))
     room = None if host.limit is None else max(host.limit - host.total, 0)

@@ -1,4 +1,4 @@
-"""From what the config says of devices to devices, here or planned, and what memory there is for each and the host."""
+"""Devices of this or of a hypothetical machine, and the memory of each device and of the host."""
 
 import os
 import platform
@@ -16,12 +16,12 @@ from rptrain.schedule.machine import CPU, GB, Card, Machine, card_named
 from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes
 
-MARGIN = 256 << 20  # bytes of a GPU left alone where no limit is set: displays, other processes' growth
-PROGRAM = 384 << 20  # of a process that trains, beside all that is planned, on a machine that is not here to be asked
-CONTEXT = 512 << 20  # bytes of a CUDA context on a GPU that is not here to be asked
-# What a process grows by once it trains, measured with torch 2.13 on the CPU: modules, where they are not there yet,
-# that `torch.use_deterministic_algorithms` imports. Stacks of threads and code that is first used then are less than
-# what buffers are rounded up by.
+MARGIN = 256 << 20  # bytes of a GPU that stay unused without a limit: displays, growth of other processes
+PROGRAM = 384 << 20  # bytes of a training process without everything planned, for hypothetical machines
+CONTEXT = 512 << 20  # bytes of a CUDA context on a hypothetical GPU
+# Growth of a process once it trains, measured with torch 2.13 on the CPU: modules that
+# `torch.use_deterministic_algorithms` imports. Stacks of threads and newly used code are less than the rounding of
+# buffers.
 LATER = {"torch._inductor.config": 72 << 20, "triton": 66 << 20}
 
 
@@ -30,10 +30,10 @@ class Gpu:
     """A GPU's memory, in bytes."""
 
     name: str
-    context: int  # what the CUDA context takes
-    room: int  # for tensors, what is left to libraries included
-    source: str  # what the limit comes from: a key, a flag, the card; "free"
-    most: int  # the largest engine.vram_limit that is of use
+    context: int  # bytes of the CUDA context
+    room: int  # bytes for tensors, including those for libraries
+    source: str  # source of the limit: a key, a flag, the card, or "free"
+    most: int  # the largest useful engine.vram_limit
 
     @property
     def limit(self) -> int:
@@ -42,16 +42,16 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a run is planned for: devices with their rates, their memory and the host's."""
+    """The hardware that a run is planned for: devices, their rates and memory, and host memory."""
 
     machine: Machine
-    gpus: tuple[Gpu, ...]  # none: workers on the CPU
-    host: int | None  # bytes that the process may have in all; None: not known
+    gpus: tuple[Gpu, ...]  # empty: CPU workers
+    host: int | None  # bytes that the process may have in total; None: unknown
     host_source: str
-    host_most: int | None  # the largest engine.host_limit that is of use; None: not known
-    program: int  # bytes that the process takes by itself once it trains: code, libraries, threads
+    host_most: int | None  # the largest useful engine.host_limit; None: unknown
+    program: int  # bytes of the process itself when it trains: code, libraries, threads
     here: bool
-    saved: int = 0  # bytes on the disk of the checkpoints that a run goes on from
+    saved: int = 0  # bytes on disk of the checkpoints of the resumed run
 
     @property
     def devices(self) -> int:
@@ -59,29 +59,29 @@ class Hardware:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the devices, one a worker."""
+        """Names of the devices, one per worker."""
         return tuple(gpu.name for gpu in self.gpus) or tuple(f"cpu:{index}" for index in range(self.devices))
 
     @property
     def room(self) -> int | None:
-        """Bytes for tensors on each GPU; None for workers on the CPU."""
+        """Bytes for tensors on each GPU; None for CPU workers."""
         return min((gpu.room for gpu in self.gpus), default=None)
 
     @property
     def room_source(self) -> str:
-        """What sets `room`, as the subject of a sentence."""
+        """The source of `room`, as the subject of a sentence."""
         if not self.gpus:
             return "the host"
         least = min(self.gpus, key=lambda gpu: gpu.room)
         return f"what is free on {least.name}" if least.source == "free" else least.source
 
     def first(self, count: int) -> "Hardware":
-        """With `count` of the devices at most."""
+        """The hardware with at most `count` of the devices."""
         count = min(count, self.devices)
         return replace(self, machine=replace(self.machine, devices=count), gpus=self.gpus[:count])
 
     def limited(self, engine: Engine) -> "Hardware":
-        """With the limits of another config, as far as there is so much."""
+        """The hardware with the limits of another config, as far as that much memory exists."""
         gpus, host = self.gpus, self.host
         if limit := engine.vram_limit:
             gpus = tuple(
@@ -93,16 +93,16 @@ class Hardware:
 
 
 def program_bytes() -> int:
-    """What this process takes now: its proportional set size, as pages of libraries may be shared."""
+    """The memory of this process now: its proportional set size, because pages of libraries may be shared."""
     return psutil.Process().memory_full_info().pss
 
 
 def here(engine: Engine) -> Hardware:
-    """This machine's devices that the config names. UserError where they are not there.
+    """This machine's devices that the config names. Raises UserError if they do not exist.
 
-    To be asked once, before anything of a run is there: what the process takes then is the program's.
+    Call it once, before anything of a run is loaded: the memory of the process then counts as the program's.
     """
-    now = program_bytes()  # before the first context is made, which is counted by itself
+    now = program_bytes()  # before the first context, which is counted separately
     free = available_bytes() + now
     names = resolve(engine.devices)
     gpus = gpu_memory(names, engine.vram_limit)
@@ -111,7 +111,7 @@ def here(engine: Engine) -> Hardware:
 
 
 def _growth() -> int:
-    """What training adds to the program, in bytes."""
+    """Bytes that training adds to the program."""
     return sum(
         nbytes
         for module, nbytes in LATER.items()
@@ -122,11 +122,10 @@ def _growth() -> int:
 def planned(
     card: Card, count: int | None, host: int | None, engine: Engine, *, vram_source: str | None = None
 ) -> Hardware:
-    """`count` cards of a machine that is not here, by default as many as the config names, or one.
+    """`count` cards of a hypothetical machine; by default as many as the config names, or one.
 
-    `host` bytes of host memory, None where it is not known; `vram_source` says what the card's memory comes from,
-    where it is not the card. The config's limits hold there too. UserError where
-    engine.vram_limit is more than the card has.
+    `host`: bytes of host memory, None if unknown. `vram_source`: the source of the card's memory, if it is not the
+    card. The config's limits apply. Raises UserError if engine.vram_limit is more than the card has.
     """
     if count is None:
         count = len(engine.devices.split(",")) if engine.devices.startswith("cuda:") else 1
@@ -139,9 +138,9 @@ def planned(
 
 
 def resolve(text: str) -> tuple[str, ...]:
-    """Device names, one a worker: "auto" is every GPU, or a CPU worker a core; "cuda", "cuda:0,1", "cpu:N".
+    """Device names, one per worker, from "auto", "cuda", "cuda:0,1" or "cpu:N".
 
-    UserError for a GPU that is not there.
+    "auto" is every GPU, or without GPUs a CPU worker per core. Raises UserError if a GPU does not exist.
     """
     if text.startswith("cpu"):
         return tuple(f"cpu:{index}" for index in range(int(text.partition(":")[2] or 1)))
@@ -157,28 +156,28 @@ def resolve(text: str) -> tuple[str, ...]:
 
 
 def device_kind(device: str) -> str:
-    """The name of a GPU's model, or of the processor's."""
+    """The model name of a GPU or of the processor."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
     return platform.processor() or platform.machine()
 
 
 def machine(devices: Sequence[str]) -> Machine:
-    """The rates of devices that are there: a profile's where the card is known, else by the driver's figures."""
+    """The rates of existing devices: from the profile of a known card, otherwise from the driver's figures."""
     host = min(8 * GB * len(os.sched_getaffinity(0)), 150 * GB)
     if not devices[0].startswith("cuda"):
         return Machine(CPU, len(devices), host)
     properties = torch.cuda.get_device_properties(devices[0])
     card = card_named(properties.name)
-    if card is None:  # a multiprocessor of recent cards does about 1 TFLOP/s
+    if card is None:  # a multiprocessor of recent cards reaches about 1 TFLOP/s
         card = Card(properties.name, properties.total_memory, properties.multi_processor_count, 1000 * GB, 25 * GB)
     return Machine(card, len(devices), host)
 
 
 def gpu_memory(devices: Sequence[str], vram_limit: int | None) -> tuple[Gpu, ...]:
-    """Each GPU's memory: the limit, or what is free, less the CUDA context. None for workers on the CPU.
+    """Each GPU's memory: the limit or the free memory, less the CUDA context. Empty for CPU workers.
 
-    UserError where the limit is more than a GPU has, or less than the context takes.
+    Raises UserError if the limit is more than a GPU has, or less than the context takes.
     """
     from rptrain.engine.devices.cuda import context_bytes
 

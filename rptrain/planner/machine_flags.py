@@ -1,4 +1,4 @@
-"""The machine that `rptrain plan` is to plan for: the one here, or one that is described on the command line."""
+"""The machine for `rptrain plan`: this one, or a hypothetical one described on the command line."""
 
 import difflib
 from dataclasses import asdict, dataclass
@@ -15,7 +15,7 @@ DEFAULT_CARD = "rtx4090"
 
 @dataclass(frozen=True)
 class MachineFlags:
-    """A machine that is not here, as it is written on the command line; all None: the machine that is here."""
+    """A hypothetical machine as described on the command line; all None: this machine."""
 
     gpus: int | None = None
     card: str | None = None
@@ -29,7 +29,7 @@ class MachineFlags:
         return any(value is not None for value in asdict(self).values())
 
     def machine(self, config: Config) -> Hardware:
-        """The machine with the config's limits. UserError for mistakes, and for devices that are not here."""
+        """The machine with the config's limits. Raises UserError for mistakes and for missing devices."""
         if self.given:
             return planned_machine(self, config)
         try:
@@ -40,7 +40,7 @@ class MachineFlags:
 
 
 def planned_machine(flags: MachineFlags, config: Config) -> Hardware:
-    """The machine that the flags describe; what they leave out is the card's. UserError that lists all mistakes."""
+    """The machine that the flags describe, with the card's figures as defaults. Raises UserError with all mistakes."""
     mistakes = []
     if flags.gpus is not None and flags.gpus < 1:
         mistakes.append(f"--gpus must be 1 or more, not {flags.gpus}")

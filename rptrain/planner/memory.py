@@ -1,4 +1,4 @@
-"""The memory that a run takes, place by place: the host, each GPU and the disk, with what there is of each."""
+"""The memory that a run needs and the memory that is available: on the host, each GPU and the disk."""
 
 import os
 import resource
@@ -30,7 +30,7 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import MAX_THREADS, most_threads
 from rptrain.utils.units import format_bytes
 
-# What CUDA takes of the host, fitted to benchmarks/results/qwen3-1.7b-*.json (torch 2.11): their `process_pss_gib` less
+# Host memory that CUDA uses, fitted to benchmarks/results/qwen3-1.7b-*.json (torch 2.11): their `process_pss_gib` less
 # states, activations, hardware.LATER and 0.3 GiB of a program that has imported torch, with one GPU and two.
 CUDA, CUDA_EACH = 1140 << 20, 159 << 20
 # The code of transformers for tokenizers, measured as hardware.LATER was; a large vocabulary takes more.
@@ -38,7 +38,7 @@ TOKENIZERS = 28 << 20
 
 
 Kind = Literal["host memory", "GPU memory", "disk space"]
-USES = {  # what takes it, and what to do where there is too little
+USES = {  # what uses it, and what to do if there is too little
     "host memory": (
         "weights, gradients, optimizer states, activations and the program itself",
         'lower train.global_batch_size or data.max_length, set engine.round_size, or use optim.update = "sync" or '
@@ -53,7 +53,7 @@ USES = {  # what takes it, and what to do where there is too little
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """A line of a place."""
+    """A part of a place, and its bytes."""
 
     name: str
     nbytes: int
@@ -61,7 +61,7 @@ class MemoryPart:
 
 @dataclass(frozen=True)
 class MemoryPlace:
-    """What is taken of a memory, in bytes, and what there is: `limit`, which comes from `source`; None: not known."""
+    """The use of a memory in bytes, and its `limit`, which comes from `source`; None if unknown."""
 
     kind: Kind
     name: str
@@ -76,17 +76,17 @@ class MemoryPlace:
 
     @property
     def fits(self) -> bool | None:
-        """None where it is not known what there is."""
+        """Whether it fits; None if the limit is unknown."""
         return None if self.limit is None else self.total <= self.limit
 
     @property
     def missing(self) -> int:
-        """Bytes that there are too few of."""
+        """Missing bytes."""
         return 0 if self.limit is None else max(0, self.total - self.limit)
 
     @property
     def allowed(self) -> str:
-        """What there is, in words: "1.00 GiB is free on this machine"."""
+        """The available memory as a clause: "1.00 GiB is free on this machine"."""
         assert self.limit is not None
         if not self.source.startswith("free"):
             return f"{format_bytes(self.limit)} {self.source} allows"
@@ -98,14 +98,14 @@ class MemoryPlace:
         return {**asdict(self), "total": self.total, "fits": self.fits}
 
     def to_event(self) -> dict[str, Any]:
-        """As a run's events tell it."""
+        """The fields of a run's event."""
         parts = [[part.name, part.nbytes] for part in self.parts]
         return {"name": self.name, "kind": self.kind, "parts": parts, "limit": self.limit}
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """All places of a run. `gpus` is empty with workers on the CPU; `disk` is None for a machine that is not here."""
+    """All places of a run. `gpus` is empty with CPU workers; `disk` is None for a hypothetical machine."""
 
     host: MemoryPlace
     gpus: tuple[MemoryPlace, ...]
@@ -120,7 +120,7 @@ class MemoryPlan:
         return not any(place.missing for place in self.places)
 
     def check(self) -> None:
-        """UserError for host or disk where it is too small, with what to do; a plan is made to fit the GPUs."""
+        """Raises UserError if host or disk is too small, with advice. Plans always fit the GPUs."""
         for place in (self.host, self.disk):
             if place is not None and place.missing:
                 use, remedy = USES[place.kind]
@@ -131,8 +131,10 @@ class MemoryPlan:
 def plan_run(
     config: Config, spec: ModelShape, hardware: Hardware, measured: Measured | None = None
 ) -> tuple[RunPlan, MemoryPlan]:
-    """The plan of a config without "auto", and the memory it takes; with fewer devices where a round has fewer
-    micro-batches. UserError where not even single layers fit a GPU.
+    """The plan of a config without "auto", and the memory it needs.
+
+    A round with fewer micro-batches than devices uses fewer devices. Raises UserError if a single layer does not fit
+    on a GPU.
     """
     hardware = hardware.first(config.round_size)
     workload = Workload.of(config, hardware.machine.card)
@@ -154,8 +156,9 @@ def plan_run(
 
 
 def least_memory(config: Config, spec: ModelShape, hardware: Hardware) -> MemoryPlan:
-    """What no plan takes less than: on each GPU a layer a stage; on the host the activations of as few stages as a
-    GPU's memory holds the slots of.
+    """A lower bound of the memory of all plans.
+
+    On each GPU, one layer per stage; on the host, the activations of the fewest stages whose slots fit on a GPU.
     """
     hardware = hardware.first(config.round_size)
     workload = Workload.of(config, hardware.machine.card)
@@ -172,9 +175,7 @@ def least_memory(config: Config, spec: ModelShape, hardware: Hardware) -> Memory
 def _memory(
     config: Config, spec: ModelShape, hardware: Hardware, device: Footprint, *, activations: int, workers: int
 ) -> MemoryPlan:
-    """On the host pages count that are written to, and none of files that are read: the system takes those back when
-    it needs them.
-    """
+    """The memory plan. On the host, written pages count; pages of files that are read can be reclaimed and do not."""
     workload = Workload.of(config, hardware.machine.card)
     return MemoryPlan(
         _host(config, spec, workload, hardware, activations, workers),
@@ -208,7 +209,7 @@ def _staging(spec: ModelShape, workload: Workload, hardware: Hardware) -> list[M
 
 
 def _process(config: Config, spec: ModelShape, workload: Workload, hardware: Hardware) -> list[MemoryPart]:
-    """What does not depend on the plan, beside the states."""
+    """Host memory that does not depend on the plan, except the states."""
     batch = iteration_bytes(workload.micro_batches, workload.tokens)
     parts = [MemoryPart("batches in progress", (ITERATIONS_AHEAD + 1) * batch)]
     if sets := sum(source.path == RANDOM for source in config.data.train):
@@ -250,10 +251,10 @@ def _host(
 
 
 def worker_bytes(spec: ModelShape, run: RunPlan, shapes: Shapes) -> list[int]:
-    """What each worker on the CPU writes to of its buffers, in bytes.
+    """Bytes of its buffers that each CPU worker writes to.
 
-    They are as large as the largest stage of all needs, but a stage may never come to a worker, or always into the
-    same one of its two parameter slots.
+    Buffers have the size of the largest stage, but a stage may never come to a worker, or always to the same one of
+    its two parameter slots.
     """
     taken = []
     for stages in _programs(run.plan):
@@ -265,7 +266,7 @@ def worker_bytes(spec: ModelShape, run: RunPlan, shapes: Shapes) -> list[int]:
 
 
 def _programs(plan: Plan) -> list[list[Stage]]:
-    """The stages that come to each device, in order, until they come again in the same way."""
+    """The stages of each device, in order, until the sequence repeats."""
     programs: list[list[Stage]] = [[] for _ in range(plan.devices)]
     for iteration in range(2 * plan.devices):
         for slot in plan.slots(iteration):
@@ -288,9 +289,9 @@ def _gpu(gpu: Gpu, need: Footprint, shapes: Shapes) -> MemoryPlace:
 
 
 def with_saved(hardware: Hardware, found: tuple[RunDir, Path] | None) -> Hardware:
-    """For the run and its checkpoint that are gone on from: what the run has saved is on the disk already."""
+    """The hardware for a resumed run and its checkpoint: the run's checkpoints are already on the disk."""
     if found is None or forks(*found):
-        return hardware  # from an older checkpoint a run of its own begins
+        return hardware  # an older checkpoint starts a new run
     paths = found[0].checkpoints()
     return replace(hardware, saved=sum(f.stat().st_size for path in paths for f in path.rglob("*") if f.is_file()))
 
@@ -298,8 +299,8 @@ def with_saved(hardware: Hardware, found: tuple[RunDir, Path] | None) -> Hardwar
 def _disk(config: Config, spec: ModelShape, workload: Workload, saved: int) -> MemoryPlace:
     """Checkpoints, one more than are kept while it is written, and the exported model.
 
-    Of the `saved` bytes of earlier checkpoints those count as room that stay or make room, not for the one to be
-    written.
+    The `saved` bytes of earlier checkpoints that stay or will be deleted count as available, except for the checkpoint
+    to be written.
     """
     itemsize, moments = workload.dtype.itemsize, bytes_each(workload.moments, accumulate_dtype(workload.dtype))
     rest = sum(kind.itemsize for kind in REST.get(workload.dtype, {}).values())
@@ -307,13 +308,13 @@ def _disk(config: Config, spec: ModelShape, workload: Workload, saved: int) -> M
     one = int(each * sum(unit.numel for unit in spec.units if unit.trainable))
     written, keep = saves(config), config.save.save_total_limit
     if keep == 1 and config.save.load_best_model_at_end:
-        keep = 2  # the newest, and the best
+        keep = 2  # the newest and the best
     notes = []
     if written is None and keep is None:
         notes.append("every checkpoint is kept, and how many there will be is not known: one is counted")
     count = min((n for n in (written, None if keep is None else keep + 1) if n is not None), default=1)
     output = Path(config.save.output_dir).absolute()
-    place = next(folder for folder in (output, *output.parents) if os.path.isdir(folder))  # False for a name too long
+    place = next(folder for folder in (output, *output.parents) if os.path.isdir(folder))  # False if too long
     usage = shutil.disk_usage(place)
     exported = sum(map(prod, shapes(spec).values())) if config.adapters else spec.num_parameters
     earlier = min(saved, (count - 1) * one)
@@ -328,14 +329,14 @@ def _disk(config: Config, spec: ModelShape, workload: Workload, saved: int) -> M
             MemoryPart("exported model", exported * itemsize),
             MemoryPart("metadata (config, tokenizer)", SLACK),
         ),
-        usage.free + earlier if usage.total else None,  # /proc and the like know no size
+        usage.free + earlier if usage.total else None,  # /proc and the like have no size
         source,
         tuple(notes),
     )
 
 
 def saves(config: Config) -> int | None:
-    """How many checkpoints a run writes; None where the number of its steps is not known without its data."""
+    """The number of checkpoints that a run writes; None if its number of steps depends on the data."""
     steps, every = config.train.max_steps, config.save.save_steps
     if not every:
         return 1

@@ -1,4 +1,4 @@
-"""The model that a config trains: where its files are, what of it is frozen, and which adapters it has."""
+"""The model that a config trains: its files, frozen parameters and adapters."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from rptrain.utils.errors import UserError
 
 
 def training_model(config: Config) -> tuple[Path, ModelSpec]:
-    """Its directory and its spec. UserError where there is none, or a key of [train] or [lora] does not go with it."""
+    """The model's directory and spec. Raises UserError if there is none, or if [train] or [lora] does not fit it."""
     model_dir = registry.locate(config.model.path)
     spec = balanced(registry.build(registry.read_config(model_dir)), config.train.router_aux_loss_coef)
     if config.adapters is not None:
@@ -25,7 +25,7 @@ def training_model(config: Config) -> tuple[Path, ModelSpec]:
 
 
 def lora_settings(lora: Lora) -> LoRA:
-    """Those of the table, without where an adapter comes from and how the base is held."""
+    """The settings of the [lora] table, without the source of an adapter and the format of the base."""
     return LoRA(**lora.model_dump(exclude={"adapter", "base"}))
 
 

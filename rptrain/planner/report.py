@@ -1,6 +1,6 @@
-"""What `rptrain plan` finds out: the plan of a config, here or on another machine, its memory, its limits, its advice.
+"""The results of `rptrain plan`: a config's plan on this or another machine, its memory, limits and advice.
 
-As JSON: one object with these keys, which stay. Times are in seconds, sizes in bytes, rates in bytes a second.
+The JSON form is one object with these stable keys. Times are in seconds, sizes in bytes, rates in bytes per second.
 
     fits         whether all places that are known have room
     problem      why there is no plan, in words; null where there is one
@@ -50,14 +50,14 @@ from rptrain.schedule.simulate import Timeline, simulate
 from rptrain.schedule.trace import chrome_trace
 from rptrain.utils.errors import UserError
 
-PICTURE_CHUNK = 256 << 20  # bytes: a picture shows no finer pieces of a copy
+PICTURE_CHUNK = 256 << 20  # bytes: pictures show no smaller pieces of a copy
 
 
 @dataclass(frozen=True)
 class BlockIntensity:
-    """A kind of blocks: operations for each byte that goes up, in a round."""
+    """A kind of blocks, and its operations per uploaded byte in a round."""
 
-    name: str  # of the first of its kind
+    name: str  # the first block of its kind
     layers: int
     forward: float
     backward: float
@@ -65,17 +65,17 @@ class BlockIntensity:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """What a config's plan is, and how it fits. Without a plan `run` is None, and `problem` says why."""
+    """The plan of a config, and whether it fits. Without a plan, `run` is None and `problem` says why."""
 
     config: Config  # without "auto"
     spec: ModelShape
-    hardware: Hardware  # of which a round keeps every device busy
-    asked: int  # devices that there are
+    hardware: Hardware  # the number of micro-batches with which a round keeps all devices busy
+    asked: int  # all devices, including unused ones
     memory: MemoryPlan
     advice: Advice
     run: RunPlan | None
     problem: str | None
-    source: str  # what the times come from
+    source: str  # source of the times
     blocks: tuple[BlockIntensity, ...]
     verdict: Verdict | None
     reading: DiskReading | None
@@ -90,14 +90,14 @@ class PlanReport:
         return ridge(machine.card.tflops, machine.link)
 
     def data(self, samples: int) -> Preview:
-        """Reads the data. UserError for what is wrong with it."""
+        """Reads the data. Raises UserError for mistakes in it."""
         model_dir, spec = training_model(self.config)
         tokenizer = find_tokenizer(self.config, model_dir)
         rows, _ = training_set(self.config, model_dir, spec.vocab_size, tokenizer)
         return preview(batches_of(rows, self.config), tokenizer, samples)
 
     def timeline(self) -> Timeline:
-        """A simulated step; in async with the one before, into which it goes over."""
+        """A simulated step; in async with the previous step, which it overlaps."""
         assert self.run is not None
         setting = self.run.setting
         links = setting.links and replace(setting.links, chunk=PICTURE_CHUNK)
@@ -106,7 +106,7 @@ class PlanReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object that the module's text describes."""
+        """The JSON object that the module's docstring describes."""
         config, spec, machine = self.config, self.spec, self.hardware.machine
         roofline = plan = None
         if self.run is not None:
@@ -155,7 +155,7 @@ class PlanReport:
 
 
 def report(resolved: Resolved, flags: MachineFlags) -> PlanReport:
-    """Reads the model's config.json, and plans. UserError for what is wrong with it, the config or the flags."""
+    """Reads the model's config.json and plans. Raises UserError for mistakes in it, in the config or in the flags."""
     config = resolved.config
     hardware = flags.machine(config)
     model_dir, spec = training_model(config)
@@ -171,7 +171,7 @@ def report(resolved: Resolved, flags: MachineFlags) -> PlanReport:
         measured = load(found[0].path, Conditions.of(config, spec, used.names))
     try:
         run, memory = plan_run(config, spec, hardware, measured)
-        if measured and not memory.fits:  # a run leaves them alone then, too
+        if measured and not memory.fits:  # a run does not use them either
             measured = None
             run, memory = plan_run(config, spec, hardware)
     except UserError as error:
@@ -198,7 +198,7 @@ def report(resolved: Resolved, flags: MachineFlags) -> PlanReport:
 
 
 def _unfinished(resolved: Resolved) -> tuple[RunDir, Path] | None:
-    """The run that training would go on with, and whose times hold; None also where it could not go on."""
+    """The run that training would resume, and whose times apply; None if it could not be resumed."""
     try:
         return find(resolved)
     except UserError:
@@ -206,7 +206,7 @@ def _unfinished(resolved: Resolved) -> tuple[RunDir, Path] | None:
 
 
 def _blocks(config: Config, spec: ModelShape) -> tuple[BlockIntensity, ...]:
-    """The paper's intensities of each kind of blocks: a round's rows share an upload of the parameters."""
+    """The paper's intensities of each kind of blocks: the sequences of a round share an upload of the parameters."""
     length, batch = config.data.max_length, config.train.sequences * config.round_size
     itemsize = DTYPES[config.model.dtype].itemsize
     kinds: dict[Sizes, list[str]] = {}
@@ -232,7 +232,7 @@ def _blocks(config: Config, spec: ModelShape) -> tuple[BlockIntensity, ...]:
 
 
 def write_pictures(plan: PlanReport, svg: Output | None, trace: Output | None) -> None:
-    """The simulated step as an SVG and as trace events. UserError where a file cannot be written, or without a plan."""
+    """Writes the simulated step as SVG and as trace events. Raises UserError without a plan, or if writing fails."""
     if svg is None and trace is None:
         return
     if plan.run is None:

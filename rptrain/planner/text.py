@@ -1,4 +1,4 @@
-"""A plan in words: for a terminal of any width, and without color where there is none."""
+"""The text of `rptrain plan`, for terminals of any width, with and without color."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -15,8 +15,8 @@ from rptrain.schedule.plan import Stage
 from rptrain.schedule.roofline import Verdict
 from rptrain.utils.units import format_bytes
 
-LABEL, SIZE = 33, 12  # characters of the name of what is taken, at least, and of how much
-BAR = 30  # characters of what there is, at most
+LABEL, SIZE = 33, 12  # minimum widths of a part's name and of its size
+BAR = 30  # maximum width of the available memory
 WIDEST = 110  # columns of the drawn schedule
 GIB = 1 << 30
 
@@ -59,7 +59,7 @@ def _print(content: Text | Table, indent: int, console: Console) -> None:
 
 
 def describe(stages: Sequence[Stage]) -> str:
-    """Stages in short: "F 0-8, fused 9-28, B 0-8 in 3 stages of 3"."""
+    """A short form of stages: "F 0-8, fused 9-28, B 0-8 in 3 stages of 3"."""
     texts = []
     for kind, group in groupby(stages, key=lambda stage: stage.kind):
         of_kind = list(group)
@@ -125,7 +125,7 @@ def _roofline(report: PlanReport) -> Iterator[str]:
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """What limits the simulated plan, and by how much."""
+    """The limit of the simulated plan, and its cost."""
     if verdict.limit is None:
         return f"Transfers and updates hide: they make a step {max(verdict.loss, 0):.1%} longer."
     causes = {
@@ -145,7 +145,7 @@ def verdict_text(verdict: Verdict) -> str:
 
 
 def _alike(places: Sequence[MemoryPlace]) -> list[list[MemoryPlace]]:
-    """Places that differ in name only, together."""
+    """Groups of places that differ only in name."""
     return [list(group) for _, group in groupby(places, key=lambda p: (p.kind, p.parts, p.limit, p.source, p.notes))]
 
 
@@ -159,7 +159,7 @@ def _show_place(places: list[MemoryPlace], console: Console) -> None:
         text = f"{name}: {_gib(place.total)} of {_gib(place.limit)} ({place.source}), {verdict}"
     _print(Text(text, style="" if place.fits is not False else "red"), 2, console)
     full = max(place.total, place.limit or 0, 1)
-    room = console.width - 4 - SIZE - 2 * 2  # behind the indent and the gaps
+    room = console.width - 4 - SIZE - 2 * 2  # after the indentation and the gaps
     label = min(max(LABEL, *(len(part.name) for part in place.parts)), room)
     bar = min(BAR, room - label)
     table = Table.grid(padding=(0, 2))

@@ -1,4 +1,4 @@
-"""What a run measured, kept in its folder: when it is resumed, it plans with that from the start."""
+"""The measured times of a run, stored in its folder, so that a resumed run plans with them from the start."""
 
 import logging
 from collections.abc import Sequence
@@ -22,17 +22,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Conditions:
-    """What the times of a model's layers hold for."""
+    """The conditions under which times of a model's layers apply."""
 
     devices: tuple[str, ...]  # each kind once
-    tokens: int  # of a micro-batch
+    tokens: int  # tokens of a micro-batch
     length: int
     dtype: str
-    layers: int  # the head is one
+    layers: int  # including the head
 
     @classmethod
     def of(cls, config: Config, spec: ModelShape, devices: Sequence[str]) -> Self:
-        """What is measured with a config without "auto" on devices that are here holds for."""
+        """The conditions of a config without "auto" on this machine's devices."""
         return cls(
             tuple(sorted({device_kind(name) for name in devices})),
             config.train.sequences * config.data.max_length,
@@ -50,7 +50,7 @@ class Timings:
     measured: Measured
 
     def save(self, folder: Path) -> None:
-        """Replaces the file as a whole, so that it is never half there; a warning where it cannot be written."""
+        """Replaces the file atomically. Logs a warning if it cannot be written."""
         aside = beside(folder / FILE, PARTIAL)
         try:
             aside.write_bytes(TypeAdapter(Timings).dump_json(self, indent=2))
@@ -60,7 +60,7 @@ class Timings:
 
 
 def load(folder: Path, conditions: Conditions) -> Measured | None:
-    """The times in a run's folder; None, with a warning where there is a file, if they do not hold for `conditions`."""
+    """The times in a run's folder; None, with a warning if there is a file, if they do not apply to `conditions`."""
     path = folder / FILE
     if not path.exists():
         return None

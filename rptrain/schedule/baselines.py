@@ -1,9 +1,9 @@
-"""The schedules that RoundPipe is compared with, as programs: GPipe, 1F1B, interleaved 1F1B, looped BFS.
+"""Other pipeline schedules as programs, for comparison: GPipe, 1F1B, interleaved 1F1B and looped BFS.
 
 Each binds a stage's weights to a device (paper section 2.3): of S = v N stages of consecutive layers, stage s lies on
-device s mod N. Layers are recomputed in backward. The head need not be, as its backward follows at once, which favors
-these schedules; with `recompute_head` it is, as the paper assumes ("full activation recomputation", section 5.1).
-Transfers take no time. `cut` says where the stages end: `split`, or `evenly`, which is at times better.
+device s mod N. Layers are recomputed in backward. The head is not recomputed unless `recompute_head`,
+because its backward follows its forward at once; this favors these schedules. The paper assumes that it is ("full
+activation recomputation", section 5.1). Transfers take no time. `cut` chooses where stages end: `split` or `evenly`.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +20,13 @@ Cut = Callable[[Sequence[float], int], tuple[int, ...]]  # times of layers, stag
 
 
 def evenly(times: Sequence[float], parts: int) -> tuple[int, ...]:
-    """Where `parts` groups of consecutive layers end that differ least in time: the least sum of their squares.
+    """The ends of `parts` groups of consecutive layers with the least sum of squared times.
 
-    Of equal ways it takes that whose last groups are short. `split` makes the longest group as short as can be,
-    and the first groups as long as that allows.
+    Among equal choices, the last groups are the shortest. In contrast, `split` makes the longest group as short as
+    possible, and the first groups as long as that allows.
     """
     prefix, total = [0.0, *accumulate(times)], len(times)
-    least = [0.0] + [inf] * total  # for the first layers, in as many groups as were made so far
+    least = [0.0] + [inf] * total  # for the first layers, in the groups made so far
     starts: list[list[int]] = []
     for part in range(1, parts + 1):
         before, least, start_of = least, [inf] * (total + 1), [0] * (total + 1)
@@ -50,7 +50,7 @@ def gpipe(
     recompute_head: bool = False,
     cut: Cut = split,
 ) -> Program:
-    """One stage a device, all forward, then all backward (Huang et al., 2019)."""
+    """One stage per device, all forward, then all backward (Huang et al., 2019)."""
     return looped_bfs(costs, devices, micro_batches, 1, boundary, recompute_head=recompute_head, cut=cut)
 
 
@@ -63,7 +63,7 @@ def one_f_one_b(
     recompute_head: bool = False,
     cut: Cut = split,
 ) -> Program:
-    """One stage a device; after the warm-up, forward and backward in turn (Harlap et al., 2018)."""
+    """One stage per device; after the warm-up, forward and backward in turn (Harlap et al., 2018)."""
 
     def order(device: int) -> list[Op]:
         forward = [("F", device, m) for m in range(micro_batches)]
@@ -83,7 +83,7 @@ def interleaved_1f1b(
     recompute_head: bool = False,
     cut: Cut = split,
 ) -> Program:
-    """`loops` stages a device, forward and backward in turn (Narayanan et al., 2021); M is a multiple of N."""
+    """`loops` stages per device, forward and backward in turn (Narayanan et al., 2021); M is a multiple of N."""
 
     def order(device: int) -> list[Op]:
         forward: list[Op] = []
@@ -108,7 +108,7 @@ def looped_bfs(
     recompute_head: bool = False,
     cut: Cut = split,
 ) -> Program:
-    """`loops` stages a device, each with all micro-batches before the next (Lamy-Poirier, 2023)."""
+    """`loops` stages per device, each with all micro-batches before the next (Lamy-Poirier, 2023)."""
 
     def order(device: int) -> list[Op]:
         stages = range(device, loops * devices, devices)
@@ -126,7 +126,7 @@ def _in_turn(forward: list[Op], backward: list[Op], warmup: int) -> list[Op]:
 
 @dataclass(frozen=True)
 class _Layers:
-    """The layers with the times of these schedules, in stages."""
+    """The layers, cut into stages, with the times of these schedules."""
 
     costs: Sequence[LayerCost]
     backward: Sequence[float]
@@ -144,7 +144,7 @@ class _Layers:
 
 
 def _bound(layers: _Layers, devices: int, order: Callable[[int], list[Op]], boundary: int) -> Program:
-    """Each device does its operations in order. A stage's input is kept from its forward to its backward."""
+    """Binds operations to devices, in order. A stage's input is kept from its forward to its backward."""
     stages, costs = layers.stages, layers.costs
     orders = [order(device) for device in range(devices)]
     position = {op: i for i, op in enumerate(chain.from_iterable(orders))}

@@ -14,18 +14,18 @@ PARAMETERS = 1  # priority on a link: behind activations, which have 0 (paper se
 
 @dataclass(frozen=True)
 class Links:
-    """How a device's copies move, each way, with all devices busy."""
+    """The speed of a device's copies in each direction while all devices copy."""
 
-    up: float  # bytes a second to the device
+    up: float  # bytes per second to the device
     down: float
     boundary: int  # bytes of an activation between layers
-    chunk: int = CHUNK_BYTES  # bytes that are copied without an interruption
-    latency: float = 20e-6  # seconds a micro-batch's copies take beside their bytes
+    chunk: int = CHUNK_BYTES  # bytes that are copied without interruption
+    latency: float = 20e-6  # seconds per micro-batch for copies, in addition to their bytes
 
 
 @dataclass
 class _Run:
-    """A slot whose tasks were made: their positions in the list."""
+    """The tasks of a slot, as positions in the list."""
 
     slot: Slot
     compute: list[int]
@@ -41,22 +41,22 @@ class _Builder:
         self.tasks: list[Task] = []
         self.holds: list[Hold] = []
         self.lanes: list[list[_Run]] = [[] for _ in range(plan.devices)]  # each device's slots so far
-        self.outputs: dict[int, int] = {}  # of the slot before: micro-batch to the task after which it can be read
-        self.rings: list[list[tuple[int, int]]] = [[] for _ in range(plan.devices)]  # computed, output copied: so far
+        self.outputs: dict[int, int] = {}  # previous slot: micro-batch to the task that writes it
+        self.rings: list[list[tuple[int, int]]] = [[] for _ in range(plan.devices)]  # tasks: computation, output copy
         self.leaving: dict[int, list[int]] = {}  # device to the downloads of its last gradients
         self.updates: dict[tuple[int, int], int] = {}  # (iteration, layer) to the task that makes the version
-        self.left: dict[int, list[int]] = {}  # layer to the downloads of its gradients, of the round before
+        self.left: dict[int, list[int]] = {}  # layer to the downloads of its gradients in the previous round
 
     def add(self, task: Task) -> int:
         self.tasks.append(task)
         return len(self.tasks) - 1
 
     def version(self, iteration: int, layers: range) -> tuple[int, ...]:
-        """The updates that the weights of an iteration come from."""
+        """The updates that made the weights of an iteration."""
         return self._made(iteration - 1 - self.lag, layers)
 
     def _made(self, iteration: int, layers: range) -> tuple[int, ...]:
-        """The updates of an iteration; none before the first."""
+        """The updates of an iteration; none before iteration 0."""
         return tuple(self.updates[iteration, layer] for layer in layers if (iteration, layer) in self.updates)
 
     def slot(self, iteration: int, slot: Slot) -> None:
@@ -75,11 +75,11 @@ class _Builder:
                 before += [*source, *self.version(iteration, slot.stage.layers)]
             else:
                 embedded = self.version(iteration, range(1)) if slot.stage_index == 0 else ()
-                entry = ring[-RING] if len(ring) >= RING else ()  # whose places are taken: both are free again
+                entry = ring[-RING] if len(ring) >= RING else ()  # frees the reused ring entries
                 arrived = self._copy_in(iteration, slot, m, (*source, *embedded, *entry[:1]))
                 before += [arrived, *entry[1:]]
             if m == slot.micro_batches[-1] and slot.stage.backward:
-                before += self.leaving.get(slot.device, [])  # one slot for rounded gradients: the last ones have left
+                before += self.leaving.get(slot.device, [])  # the slot for rounded gradients is free
             index = self.add(
                 Task(
                     "compute",
@@ -105,7 +105,7 @@ class _Builder:
         lane.append(run)
 
     def _params(self, iteration: int, slot: Slot, lane: list[_Run]) -> list[int]:
-        """Uploads, in pieces: into the slot of parameters that the device's last but one stage has left."""
+        """Uploads of parameters, in pieces, into the slot that the device's last but one stage has freed."""
         if self.links is None:
             return []
         free = (lane[-2].compute[-1],) if len(lane) > 1 else ()
@@ -125,9 +125,9 @@ class _Builder:
         return pieces
 
     def _partial_sums(self, iteration: int, slot: Slot, start: list[int]) -> list[int]:
-        """Partial sums of the round before, which the device copies itself, in order, before it computes.
+        """Uploads of the previous round's partial sums, in order, in the compute stream before the computation.
 
-        They do not slow the link's other copies here.
+        They do not slow the link's other copies in this simulation.
         """
         if self.links is None or slot.round == 0 or not slot.stage.backward:
             return []
@@ -165,7 +165,7 @@ class _Builder:
         return left
 
     def _own(self, iteration: int, run: _Run) -> None:
-        """What a slot holds as a whole, and the way down of its gradients."""
+        """The memory that a slot holds, and the download of its gradients."""
         slot, last = run.slot, run.compute[-1]
         self.holds.append(Hold(slot.device, self._sum(slot, "params"), (run.params or run.compute)[0], last))
         self.holds.append(Hold(slot.device, self._sum(slot, "dequantized"), run.compute[0], last))
@@ -177,7 +177,7 @@ class _Builder:
             return
         for layer in reversed(slot.stage.layers):
             of_layer = range(layer, layer + 1)
-            after = (last, *self._made(iteration - 1, of_layer))  # which the host's last gradients were read for
+            after = (last, *self._made(iteration - 1, of_layer))  # frees the host's gradients
             first = len(run.grads)
             for nbytes in _pieces(self.costs[layer].grads, self.links.chunk):
                 seconds, piece = nbytes / self.links.down, len(run.grads)
@@ -197,7 +197,7 @@ class _Builder:
         return sum(getattr(self.costs[layer], part) for layer in slot.stage.layers)
 
     def update(self, iteration: int, runs: Sequence[_Run]) -> None:
-        """The optimizer's pass over the layers, once all gradients are there (their norm is needed first)."""
+        """The optimizer's pass over the layers, once all gradients have arrived (their norm is needed first)."""
         after = tuple(task for run in runs for task in run.grads)
         layers = range(len(self.costs))
         for layer in layers if self.lag == 0 else reversed(layers):
@@ -208,7 +208,7 @@ class _Builder:
             after = (index,)
 
     def host(self, iteration: int, runs: Sequence[_Run]) -> None:
-        """Boundary buffers: from their first writing to their last reading, for each micro-batch of a round."""
+        """Boundary buffers, from the first write to the last read, for each micro-batch of a round."""
         if self.links is None:
             return
         starts = {stage.start for stage in self.plan.stages} | {stage.stop for stage in self.plan.stages[:-1]}
@@ -230,9 +230,9 @@ def dispatch(
 ) -> Program:
     """The tasks of `iterations` steps. Without `links`, transfers take no time. `lag` is 1 in async, 0 in sync.
 
-    As in the engine: a stage starts once its parameters are all there, a device holds those of two stages, gradients
-    go down during the stage after, once the ones before were read, activations go first, a version is read once its
-    layer was updated, and the sums of gradients come back to backward stages of a later round.
+    As in the engine, a stage starts once all of its parameters have arrived, and a device holds the parameters of two
+    stages. Gradients are downloaded during the next stage, once the previous ones were read. Activations have priority.
+    A version is uploaded once its layer was updated. Backward stages of a later round upload gradient accumulators.
     """
     builder = _Builder(plan, costs, links, lag)
     for iteration in range(iterations):
@@ -248,6 +248,6 @@ def dispatch(
 
 
 def _pieces(nbytes: int, chunk: int) -> list[float]:
-    """Equal parts of at most `chunk` bytes; one of none where there is nothing to copy but a version to wait for."""
+    """Equal parts of at most `chunk` bytes; one empty part if there is nothing to copy but a version to wait for."""
     count = max(-(-nbytes // chunk), 1)
     return [nbytes / count] * count

@@ -1,4 +1,4 @@
-"""The time of a step under a plan, from one pass over its slots: quick enough to search plans with."""
+"""An estimate of a plan's step time from one pass over its slots, fast enough for a search."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from rptrain.schedule.plan import Stage
 
 @dataclass(frozen=True)
 class Setting:
-    """What a plan is judged for: N devices, M micro-batches in rounds of M_R; `lag` is 1 in async, 0 in sync."""
+    """The setting of an estimate: N devices, M micro-batches in rounds of M_R; `lag` is 1 in async, 0 in sync."""
 
     devices: int
     micro_batches: int
@@ -25,9 +25,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds a step and the share of it in which devices do not compute, in the long run.
+    """Seconds per step, and the fraction in which devices do not compute, in the steady state.
 
-    `tail` tells plans of the same period apart: when the devices are done on average, after the last step's end.
+    `tail` ranks plans of the same period: when the devices finish on average, relative to the last step's end.
     """
 
     period: float
@@ -36,15 +36,15 @@ class Estimate:
 
 
 def estimate(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setting) -> Estimate:
-    """The long-run period of a step.
+    """The steady-state period of a step.
 
-    All micro-batches of a stage take the same time, so the times at which they end are convex in their number, and
-    the first and the last end say all: a slot's last micro-batch ends one micro-batch after that of the slot before,
-    or a whole slot after its own first. Without links this is exact. With links a micro-batch takes as long as the
-    slowest of computation, link up and link down, which carry the parameters of the device's next stage and the
-    gradients of the one before; what a link does in the idle time between two slots is not counted. Gradients go down
-    once the update has read the ones before; the device's next backward stage ends, the stage's partial sums of a
-    later round come up, and the optimizer starts, behind that. Activations do not hold up either way here.
+    All micro-batches of a stage take the same time, so their end times are convex in their number, and the first and
+    the last end are sufficient: a slot's last micro-batch ends one micro-batch after the previous slot's last, or a
+    whole slot after its own first. Without links this is exact. With links, a micro-batch takes as long as the slowest
+    of computation, upload and download, where the links carry the parameters of the device's next stage and the
+    gradients of its previous one. Copies in the idle time between two slots are not counted. Gradients are downloaded
+    once the update has read the previous ones. The end of the device's next backward stage, the upload of partial sums
+    in a later round and the start of the optimizer come after that. Activations delay neither direction.
     """
     n, rounds, last = setting.devices, setting.micro_batches // setting.round_size, setting.round_size - 1
     times = [stage_time(costs, stage) for stage in stages]
@@ -53,15 +53,15 @@ def estimate(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setti
     ready = [updates[stage.stop] if setting.lag == 0 else updates[-1] for stage in stages]
     spans = [last * pace for pace in paces]
     per_round = list(enumerate(zip(times, spans, hops, ready, _gradients(costs, stages, setting), strict=True)))
-    # In sync every step starts where the one before has ended, so one is like all; in async the first slot of a step
-    # falls on another device each time, and after N steps on the first again. Of the two steps under way the later one
-    # may end with the earlier, so an even number is measured; the first ones are at times not as those that follow.
+    # In sync, every step starts when the previous one has ended, so all steps are alike. In async, the first slot of
+    # a step runs on a different device each time, and on the first again after N steps. Of the two steps in progress,
+    # the later one may end with the earlier, so an even number is measured; the first steps can be different.
     warm_up, measured = (0, 1) if setting.lag == 0 else (2 * n, 2 * n)
-    free, gone = [0.0] * n, [0.0] * n  # when a device is, and when its last gradients were downloaded
-    left = [0.0] * len(stages)  # when a stage's gradients were downloaded in the round before
+    free, gone = [0.0] * n, [0.0] * n  # when a device is free, and when its last gradients were downloaded
+    left = [0.0] * len(stages)  # when a stage's gradients were downloaded in the previous round
     device, end = 0, 0.0
     ends: list[float] = []
-    # When the update before a step began (sync), or that before the last one (async); the one before all was over.
+    # When the update before a step (sync), or before the previous step (async), began; step 0 has none.
     optimizer = [0.0, -updates[-1]]
     for iteration in range(warm_up + measured):
         version = optimizer[iteration] if setting.lag == 0 or iteration > 1 else -inf
@@ -94,16 +94,16 @@ def estimate(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setti
 
 @dataclass(frozen=True)
 class _Gradients:
-    """Seconds that the gradients of a stage take."""
+    """Seconds for the transfers of a stage's gradients."""
 
     down: float
-    last: float  # of `down`, for the layer that goes last
-    sums: float  # up again in a later round
-    read: float  # from the start of an update until it has read them all: async, the last layers first
+    last: float  # the part of `down` for the last layer
+    sums: float  # upload in a later round
+    read: float  # from the start of an update until it has read all gradients; async, the last layers first
 
 
 def _gradients(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setting) -> Sequence[_Gradients | None]:
-    """Of each stage; None for forward stages, and where transfers take no time."""
+    """The times of each stage; None for forward stages, and if transfers take no time."""
     links = setting.links
     if links is None:
         return [None] * len(stages)
@@ -124,7 +124,7 @@ def _gradients(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Set
 def _paces(
     costs: Sequence[LayerCost], stages: Sequence[Stage], times: Sequence[float], setting: Setting
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """Seconds between micro-batches of each stage, and from the stage before to it."""
+    """Seconds between micro-batches of each stage, and from the previous stage to it."""
     links, count = setting.links, len(stages)
     if links is None:
         return times, [0.0] * count

@@ -1,8 +1,8 @@
-"""From stages to transfers: which boundary tensors a stage reads and writes, and the windows parameters move in.
+"""Lowering of stages to transfers: the boundary tensors that a stage reads and writes, and the windows of parameters.
 
-Boundary b is what passes between layer b - 1 and layer b: the activation x on the way forward, its gradient on the
-way back. Boundary 0 is the embedding's output. Each boundary and micro-batch has one host buffer, in which the
-activation is replaced by its gradient; the accesses to it form a fixed chain, and each waits for the one before.
+Boundary b lies between layer b - 1 and layer b: it carries the activation x forward, and its gradient backward.
+Boundary 0 is the embedding's output. Each boundary and micro-batch has one host buffer, in which the
+gradient replaces the activation. Accesses form a fixed chain: each waits for the previous one.
 """
 
 from bisect import bisect_right
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rptrain.schedule.plan import Stage
 
-CHUNK_BYTES = 16 << 20  # copies have no priority in a copy engine: an activation waits for one chunk at most
+CHUNK_BYTES = 16 << 20  # a copy engine has no priorities: an activation waits for one chunk at most
 
 RING = 2  # entries of a device's rings of inputs and outputs: one is in use while the other is transferred
 
@@ -36,7 +36,7 @@ class StageIO:
 
 @dataclass(frozen=True)
 class Boundaries:
-    """`stages[i]` is the IO of stage i; `chain[b]` is how many accesses boundary b has in a round.
+    """`stages[i]` is the IO of stage i; `chain[b]` is the number of accesses to boundary b in a round.
 
     Boundary 0 is written first by the host embedding (order 0) and read last by its backward (the last order).
     """
@@ -69,7 +69,7 @@ def boundaries(stages: Sequence[Stage]) -> Boundaries:
 
 
 def outputs(stages: Sequence[Stage]) -> tuple[list[int], int]:
-    """How many tensors each stage writes for a micro-batch, and how many boundaries there are, as in `boundaries`."""
+    """The number of tensors that each stage writes per micro-batch, and of boundaries, as in `boundaries`."""
     cuts = sorted({stage.start if stage.backward else stage.stop for stage in stages})
     written = [
         1 if stage.backward else bisect_right(cuts, stage.stop) - bisect_right(cuts, stage.start) for stage in stages
@@ -90,8 +90,8 @@ def windows(sizes: Sequence[tuple[int, int]], count: int, chunk: int) -> tuple[t
     """Splits units, given as (unit, elements), into chunks of at most `chunk` elements, and the chunks, in order,
     into `count` windows of about equal bytes (paper section 4.2.2).
 
-    So each micro-batch's window carries its share, an activation never waits behind more than one chunk, and units
-    are complete in the given order (the paper deals tensors out longest first, which completes all of them late).
+    Each micro-batch's window carries its share, an activation never waits for more than one chunk, and units are
+    complete in the given order (the paper assigns the longest tensors first, which completes all of them late).
     """
     total = sum(numel for _, numel in sizes)
     dealt: list[list[Chunk]] = [[] for _ in range(count)]

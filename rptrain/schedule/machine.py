@@ -1,4 +1,4 @@
-"""Machines as values: cards with their rates, and links, so that plans can be made for one that is not there."""
+"""Machines as values: cards, their rates and links, so that plans can be made for hypothetical machines."""
 
 from dataclasses import dataclass, replace
 
@@ -6,22 +6,22 @@ from rptrain.schedule.costs import Work
 
 GB, GIB = 10**9, 2**30
 
-# What kernels reach of a card's peak: measured on an H200 with torch 2.11 (matrix products 0.80, grouped 0.61,
-# attention forward and backward together 0.4 to 0.5, copies 0.85), and taken for the other cards too.
+# The fractions of a card's peak that kernels reach, measured on an H200 with torch 2.11 (matrix products 0.80, grouped
+# 0.61, attention forward and backward together 0.4 to 0.5, copies 0.85), and used for the other cards too.
 MATMUL, GROUPED, ATTENTION, TRAFFIC = 0.80, 0.61, 0.45, 0.85
-LAUNCH = 0.2e-3  # seconds that a pass over a layer takes at least: its launches
-ADAM_BYTES = 12  # of memory traffic for a parameter: gradient 2, remainder 4, weight 2 read and 4 written
+LAUNCH = 0.2e-3  # minimum seconds of a pass over a layer: its kernel launches
+ADAM_BYTES = 12  # bytes of memory traffic per parameter: gradient 2, remainder 4, weight 2 read and 4 written
 
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU by the figures of its data sheet; `pcie` is what copies reach one way."""
+    """A GPU with the figures of its data sheet; `pcie` is the achieved copy rate in one direction."""
 
     name: str
     vram: int  # bytes
-    tflops: float  # 1e12 operations a second, dense bfloat16 products summed in float32
-    bandwidth: float  # bytes a second of its own memory
-    pcie: float  # bytes a second
+    tflops: float  # 1e12 operations per second, dense bfloat16 products accumulated in float32
+    bandwidth: float  # bytes per second of its own memory
+    pcie: float  # bytes per second
 
     def seconds(self, work: Work) -> float:
         """The time of one pass over a layer."""
@@ -40,32 +40,32 @@ CARDS = {
     "h100": Card("H100", 80 * GIB, 989, 3350 * GB, 51 * GB),
     "h200": Card("H200", 140 * GIB, 989, 4800 * GB, 51 * GB),
 }
-CPU = Card("CPU", 0, 0.05, 10 * GB, 10 * GB)  # a worker on the CPU, for the shares of layers rather than for times
+CPU = Card("CPU", 0, 0.05, 10 * GB, 10 * GB)  # a CPU worker: proportions of layers matter, times do not
 
 
 @dataclass(frozen=True)
 class Machine:
-    """N devices of a kind, and the host memory's rate, which the optimizer on the CPU is limited by."""
+    """N devices of one kind, and the bandwidth of host memory, which limits the optimizer on the CPU."""
 
     card: Card
     devices: int
-    host_bandwidth: float = 100 * GB  # bytes a second
-    pcie_total: float | None = None  # bytes a second of all devices together, where they share a link
+    host_bandwidth: float = 100 * GB  # bytes per second
+    pcie_total: float | None = None  # bytes per second of all devices together, if they share a link
 
     @property
     def link(self) -> float:
-        """Bytes a second each way for a device while all copy."""
+        """Bytes per second in each direction for a device while all devices copy."""
         return min(self.card.pcie, (self.pcie_total or float("inf")) / self.devices)
 
     def update_seconds(self, parameters: int, moments: float = 8) -> float:
-        """Of one optimizer step over so many parameters, each with so many bytes of moments, read and written."""
+        """Seconds of an optimizer step, which reads and writes `moments` bytes of moments per parameter."""
         return parameters * (ADAM_BYTES + 2 * moments) / self.host_bandwidth
 
 
 def card_named(device: str) -> Card | None:
-    """The profile whose name a driver's device name contains ("NVIDIA GeForce RTX 4090"); None where there is none.
+    """The profile whose name is in a driver's device name ("NVIDIA GeForce RTX 4090"); None if there is none.
 
-    A laptop's chip is another than the card of its name.
+    A laptop GPU is a different chip from the card of its name.
     """
     name = device.lower()
     if "laptop" in name:
@@ -74,5 +74,5 @@ def card_named(device: str) -> Card | None:
 
 
 def with_rates(card: Card, *, vram: int | None, tflops: float | None, pcie: float | None) -> Card:
-    """The card with the figures that were given instead of its own."""
+    """The card with the given figures in place of its own."""
     return replace(card, vram=vram or card.vram, tflops=tflops or card.tflops, pcie=pcie or card.pcie)

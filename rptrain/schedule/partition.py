@@ -1,4 +1,4 @@
-"""The paper's automatic partitioning: layer times and memory to forward and backward stages (paper section 4.4)."""
+"""The paper's automatic partitioning of layers into forward and backward stages (section 4.4)."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from itertools import accumulate
 from rptrain.schedule.costs import LayerCost
 from rptrain.schedule.plan import Stage
 
-SLACK = 1 + 1e-9  # sums of the same times in another order are the same limit
+SLACK = 1 + 1e-9  # sums of the same times in another order count as equal
 
 
 def partition(
@@ -18,13 +18,13 @@ def partition(
     micro_batches: int,
     fits: Callable[[Stage], bool] = lambda stage: True,
 ) -> tuple[Stage, ...] | None:
-    """Stages that minimize (M S + N (N - 1)) t_max, each of which `fits`; None where a single layer does not.
+    """Stages that minimize (M S + N (N - 1)) t_max, each of which `fits`; None if a single layer does not fit.
 
-    That is the paper's estimate of all devices' time together, of S stages of which the longest takes t_max. The last
-    layer is the head. t_max is one of the sums over consecutive layers; for each, stages are packed greedily, the fused
-    stage first and as full as possible. Fewer stages need a longer t_max, so the least t_max for each number of stages
-    is found by bisection, the most promising numbers first, until none can be better. Ties go to fewer stages, which
-    move parameters less often. `fits` must hold for every part of a stage for which it holds.
+    This is the paper's estimate of the total time of all devices, for S stages of which the longest takes t_max. The
+    last layer is the head. t_max is a sum over consecutive layers. For each t_max, stages are packed greedily, the
+    fused stage first and as full as possible. Fewer stages need a longer t_max, so bisection finds the least t_max
+    for each number of stages, the most promising numbers first, until no other can be better. Ties go to fewer stages,
+    which upload parameters less often. If `fits` holds for a stage, it must hold for every part of it.
     """
     packer = Packer(costs, fits)
     if not packer.possible:
@@ -36,7 +36,7 @@ def partition(
     ramp = devices * (devices - 1)
 
     def least(count: int) -> float:
-        """No partition of `count` stages is better: its times sum to the work, less what fusing can save."""
+        """A lower bound for `count` stages: their times sum to the work, less what fusing can save."""
         return (micro_batches * count + ramp) * max(limits[0], work / count)
 
     best: tuple[float, int] | None = None
@@ -58,7 +58,7 @@ def stage_time(costs: Sequence[LayerCost], stage: Stage) -> float:
 
 
 def split(times: Sequence[float], parts: int) -> tuple[int, ...]:
-    """Where `parts` groups of consecutive layers end whose longest is as short as can be; at least a layer each."""
+    """The ends of `parts` groups of consecutive layers, at least one layer each, with the shortest longest group."""
     prefix, sums = _prefix_and_sums(tuple(times))
 
     def cuts(limit: float) -> list[int]:
@@ -80,7 +80,7 @@ def split(times: Sequence[float], parts: int) -> tuple[int, ...]:
     return tuple(cuts(sums[low]))
 
 
-@lru_cache(maxsize=16)  # a search divides the same layers into many numbers of groups
+@lru_cache(maxsize=16)  # a search splits the same layers into many numbers of groups
 def _prefix_and_sums(times: tuple[float, ...]) -> tuple[list[float], list[float]]:
     """Running sums of the times, and the sums over consecutive layers in increasing order."""
     prefix = [0.0, *accumulate(times)]
@@ -101,7 +101,7 @@ def _limits(costs: Sequence[LayerCost]) -> list[float]:
 
 @dataclass(frozen=True)
 class _Reach:
-    """How far a stage can go from each layer: `time` are running sums, `memory` the last stop that fits."""
+    """How far a stage can extend from each layer: `time` has running sums, `memory` the last stop that fits."""
 
     time: list[float]
     memory: list[int]
@@ -111,13 +111,13 @@ class _Reach:
 
 
 class Packer:
-    """Packs stages greedily under a limit of time. Backward positions count from the head: 0 is before it."""
+    """Packs stages greedily under a time limit. Backward positions count from the head: 0 is before it."""
 
     def __init__(self, costs: Sequence[LayerCost], fits: Callable[[Stage], bool]) -> None:
         total = self._total = len(costs)
 
         def memory(stage: Callable[[int, int], Stage], length: int) -> list[int]:
-            """For each start the last stop that fits: not before that of an earlier start of the same kind."""
+            """The last stop that fits for each start; never before that of an earlier start."""
             stops, stop = [], 0
             for start in range(length):
                 same = start and stage(start, length).kind == stage(start - 1, length).kind
@@ -135,16 +135,16 @@ class Packer:
             [0.0, *accumulate(cost.backward for cost in reversed(costs))],
             memory(lambda start, stop: Stage("B" if start else "FB", total - stop, total - start), total),
         )
-        self.widest_fused = self._backward.memory[0] - 1  # blocks beside the head
+        self.widest_fused = self._backward.memory[0] - 1  # layers without the head
 
     @property
     def possible(self) -> bool:
-        """Whether every layer fits by itself."""
+        """Whether every single layer fits."""
         reaches = (self._forward, self._backward)
         return all(stop > start for reach in reaches for start, stop in enumerate(reach.memory))
 
     def count(self, limit: float) -> int:
-        """How many stages a limit of time asks for."""
+        """The number of stages under a time limit."""
         return sum(map(len, self._cuts(limit)))
 
     def stages(self, limit: float) -> tuple[Stage, ...]:
@@ -155,7 +155,7 @@ class Packer:
         return tuple(stages)
 
     def _cuts(self, limit: float) -> tuple[list[int], list[int]]:
-        """Stops of the forward stages, and of the fused and the backward stages counted from the head."""
+        """Stops of the forward stages, and stops of the fused and backward stages, counted from the head."""
         limit *= SLACK
         backward = [self._backward.stop(0, limit)]
         while backward[-1] < self._total:

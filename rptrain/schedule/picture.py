@@ -1,4 +1,4 @@
-"""Pictures of a simulated schedule: as lines of text for a terminal, and as an SVG."""
+"""Pictures of a simulated schedule: text for a terminal, and SVG."""
 
 import re
 from collections import defaultdict
@@ -15,13 +15,13 @@ LEGEND = ("F forward", "X forward and backward in one", "B backward", "· idle")
 COMMENT = "<!-- Written by rptrain plan -->"
 MARK = re.compile(rb"<svg [^>]*>\n" + re.escape(COMMENT).encode())  # how pictures begin
 
-WIDTH, LEFT, RIGHT, TOP = 1200, 70, 64, 56  # pixels: the whole, and around the plot
+WIDTH, LEFT, RIGHT, TOP = 1200, 70, 64, 56  # pixels: total size, and margins of the plot
 HEIGHTS: dict[Lane, int] = {"compute": 24, "up": 5, "down": 5, "optimizer": 8}
 GAP = 8  # pixels between devices
-FINEST = 0.3  # pixels: what is narrower is drawn as one with its neighbor
-RECTS = 4000  # tasks above which neighbors are joined so that about as many rectangles remain
-INK = "#6e7781"  # reads on light and on dark backgrounds
-FILLS = {  # two shades in turn, so that a stage ends visibly
+FINEST = 0.3  # pixels: narrower rectangles are joined with their neighbors
+RECTS = 4000  # with more tasks, neighbors are joined until about this many rectangles remain
+INK = "#6e7781"  # readable on light and dark backgrounds
+FILLS = {  # alternating shades, so that the end of a stage is visible
     "F": ("#86b3dc", "#a3c6e6"),
     "FB": ("#a898d4", "#bdb0df"),
     "B": ("#e0a070", "#e9b891"),
@@ -40,7 +40,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class _Span:
-    """Tasks of one stage that follow each other on a resource; `shade` changes from stage to stage of a kind."""
+    """Consecutive tasks of one stage on a resource; `shade` alternates between stages of a kind."""
 
     task: Task  # the first
     shade: int
@@ -52,7 +52,7 @@ class _Span:
 
 
 def _spans(timeline: Timeline) -> dict[tuple[Lane, int], list[_Span]]:
-    """What each resource did, in order of time. Tasks that take no time are left out."""
+    """The spans of each resource in order of time. Tasks that take no time are left out."""
     resources: dict[tuple[Lane, int], list[tuple[float, float, Task]]] = defaultdict(list)
     for task, start, end in zip(timeline.program.tasks, timeline.starts, timeline.ends, strict=True):
         if end > start:
@@ -80,7 +80,7 @@ def _spans(timeline: Timeline) -> dict[tuple[Lane, int], list[_Span]]:
 
 
 def text(timeline: Timeline, width: int = 100) -> str:
-    """A line a device of what it computed, to scale, and its bubble; then the legend, in lines of at most `width`."""
+    """A line per device with its computation and its bubble, then a legend, in lines of at most `width` columns."""
     spans, devices = _spans(timeline), range(timeline.program.devices)
     margin = len(str(devices[-1])) + 1
     cells = max(width - margin - 8, 10)
@@ -95,7 +95,7 @@ def text(timeline: Timeline, width: int = 100) -> str:
 
 
 def _row(spans: Sequence[_Span], makespan: float, cells: int) -> str:
-    """A character for each `makespan / cells` seconds: what took most of them. Labels stand where there is room."""
+    """A character for each `makespan / cells` seconds, for the task that took most of them; with labels that fit."""
     shares: list[dict[int, float]] = [defaultdict(float) for _ in range(cells)]
     for i, span in enumerate(spans):
         for start, end in span.times:
@@ -133,9 +133,9 @@ def _wrapped(words: Sequence[str], width: int) -> list[str]:
 
 
 def svg(timeline: Timeline, title: str) -> str:
-    """A self-contained drawing: a lane a device, thin ones for its links, one for the optimizer, an axis in seconds.
+    """A self-contained SVG: a lane per device, thin lanes for its links, one for the optimizer, and an axis in seconds.
 
-    Each micro-batch is a rectangle, unless they would be too narrow or too many.
+    Each micro-batch is a rectangle, unless the rectangles would be too narrow or too many.
     """
     spans = _spans(timeline)
     end = max(timeline.ends)
@@ -186,7 +186,7 @@ def _lane(spans: Sequence[_Span], y: float, height: float, scale: float, finest:
         yield f'<g fill="{fill}"><title>{escape(span.label)}, {where}</title>'
         for first, last in _joined(span.times, scale, finest):
             x, width = LEFT + first * scale, (last - first) * scale
-            gap = 0.6 if width > 3 else 0.0  # shows where a micro-batch ends
+            gap = 0.6 if width > 3 else 0.0  # marks the end of a micro-batch
             yield f'<rect x="{x:.2f}" y="{y}" width="{max(width - gap, FINEST):.2f}" height="{height}"/>'
         label = f"{span.task.layers[0]}–{span.task.layers[-1]}" if len(span.task.layers) > 1 else span.task.layers[0]
         solid = sum(last - first for first, last in span.times) > 0.8 * (end - start)
@@ -197,7 +197,7 @@ def _lane(spans: Sequence[_Span], y: float, height: float, scale: float, finest:
 
 
 def _joined(times: Sequence[tuple[float, float]], scale: float, finest: float) -> Iterator[tuple[float, float]]:
-    """Neighbors as one until they are `finest` pixels wide, where no idle time shows between them."""
+    """Joins neighbors without visible idle time between them until they are `finest` pixels wide."""
     start, end = times[0]
     for first, last in times[1:]:
         if (first - end) * scale < FINEST and (end - start) * scale < finest:

@@ -1,8 +1,8 @@
-"""Stages, slots and plans: a schedule as a value that prints as short text and parses back.
+"""Stages, slots and plans: a schedule as a value, with a short text form.
 
-The dispatch is the paper's section 3.2: the forward stages F, the fused stage FB (the paper's B1) and the backward
+Paper section 3.2: the forward stages F, the fused stage FB (the paper's B1) and the backward
 stages B form one sequence of slots; slot i of a round runs on device (g0 + i) mod N, and g0 carries over from
-round to round and from iteration to iteration, so nothing is flushed at a boundary.
+round to round and from iteration to iteration, so the pipeline is never flushed.
 """
 
 import re
@@ -58,7 +58,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the engine does in every iteration.
+    """The plan of every iteration.
 
     `stages` are in dispatch order: forward stages, the fused stage, backward stages. `micro_batches` (M) are
     processed in rounds of `round_size` (M_R), on `devices` (N) devices.
@@ -103,7 +103,7 @@ class Plan:
         return cls(tuple(Stage.parse(word) for word in stages.split()), *map(int, match.groups()))
 
     def grid(self, iterations: int = 1) -> str:
-        """A line a device: its slots in order."""
+        """A line per device with its slots in order."""
         lines: list[list[str]] = [[] for _ in range(self.devices)]
         for iteration in range(iterations):
             for slot in self.slots(iteration):

@@ -1,4 +1,4 @@
-"""Do transfers hide behind computation? The paper's roofline (appendix C), and what limits a plan when simulated."""
+"""Whether computation hides transfers: the paper's roofline (appendix C), and the limit of a simulated plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,15 +13,15 @@ from rptrain.schedule.plan import Plan, Stage
 from rptrain.schedule.simulate import simulate
 
 Cause = Literal["up", "down", "optimizer", "together"]
-HIDDEN = 0.02  # of a step's time: what costs less is hidden
-FREE = 1e30  # bytes a second
-PIECES = 8  # that a layer's parameters are copied in, at most: enough to tell, and quick to simulate
-STEPS = 4  # whose mean is taken in async, where a step differs a little from the next
+HIDDEN = 0.02  # fraction of a step's time: a smaller loss counts as hidden
+FREE = 1e30  # bytes per second
+PIECES = 8  # chunks per layer at most: accurate enough, and quick to simulate
+STEPS = 4  # steps to average in async, where steps differ a little
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """A block by the paper's letters (table 1): h hidden, a heads, k key heads, m intermediate, E experts.
+    """A block's sizes by the paper's letters (table 1): h hidden, a heads, k key heads, m intermediate, E experts.
 
     The paper takes a heads of h / a columns; here they may have another size, and attention a window of keys.
     """
@@ -32,13 +32,13 @@ class Sizes:
     head_size: int
     intermediate: int
     experts: int = 1
-    active: int = 1  # experts a token
+    active: int = 1  # experts per token
     window: int | None = None
-    weight: float | None = None  # bytes of a parameter on the link; None: those of an activation's number
+    weight: float | None = None  # bytes of a parameter on the link; None: the size of an activation
 
 
 def forward_flops(sizes: Sizes, length: int, batch: int) -> float:
-    """Operations of a forward pass over `batch` rows, equation 2: products only, attention without its causal half.
+    """Operations of a forward pass over `batch` sequences (equation 2): products, attention without its masked half.
 
     The paper prints attention as 4 s b^2 h; it is 4 b s^2 h, of s tokens with s keys each.
     """
@@ -58,41 +58,41 @@ def forward_upload(sizes: Sizes, length: int, batch: int, itemsize: int = 2) -> 
 
 
 def forward_intensity(sizes: Sizes, length: int, batch: int, itemsize: int = 2) -> float:
-    """Operations a byte of the link up: equation 4, with experts equation 5."""
+    """Operations per uploaded byte: equation 4, with experts equation 5."""
     return forward_flops(sizes, length, batch) / forward_upload(sizes, length, batch, itemsize)
 
 
 def backward_upload(sizes: Sizes, length: int, batch: int, itemsize: int = 2) -> float:
-    """Bytes of backward, to which the gradient of the output goes up as well: equation 6."""
+    """Bytes that backward uploads, including the gradient of the output: equation 6."""
     return forward_upload(sizes, length, batch, itemsize) + itemsize * float(batch) * length * sizes.hidden
 
 
 def backward_intensity(sizes: Sizes, length: int, batch: int, itemsize: int = 2) -> float:
-    """Three times the operations of forward, recompute among them, a byte: the left side of equation 7."""
+    """Operations of backward per byte, three times those of forward with recomputation: equation 7, left side."""
     return 3 * forward_flops(sizes, length, batch) / backward_upload(sizes, length, batch, itemsize)
 
 
 def ridge(tflops: float, link: float) -> float:
-    """Operations a byte from which on a card computes longer than a link of `link` bytes a second copies."""
+    """The operations per byte above which a card computes longer than a link of `link` bytes per second copies."""
     return tflops * 1e12 / link
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a simulated step loses to copies and to the optimizer.
+    """The time that a simulated step loses to copies and to the optimizer.
 
-    `stages` are those whose own copies take longer than their computation, on the link that is the limit.
+    `stages`: the stages whose own copies take longer than their computation, on the limiting link.
     """
 
-    seconds: float  # a step
-    alone: float  # a step, if only computation took time
+    seconds: float  # seconds per step
+    alone: float  # seconds per step if only computation took time
     limit: Cause | None  # None: copies and updates hide
-    loss: float  # the share by which a step is longer than without the limit; without one, than computation alone
+    loss: float  # fraction by which the limit makes a step longer; without a limit, relative to computation alone
     stages: tuple[Stage, ...]
 
 
 def judge(plan: Plan, costs: Sequence[LayerCost], setting: Setting) -> Verdict:
-    """Simulates the plan with all, then without each of the links and the optimizer."""
+    """Simulates the plan as a whole, and then without each of the links and the optimizer."""
     links = setting.links
     assert links is not None
     quick = [replace(cost, update=0.0) for cost in costs]
@@ -123,7 +123,7 @@ def judge(plan: Plan, costs: Sequence[LayerCost], setting: Setting) -> Verdict:
 
 
 def _bound(plan: Plan, costs: Sequence[LayerCost], setting: Setting, limit: Cause | None) -> tuple[Stage, ...]:
-    """Stages with more seconds of copies than of computation in a slot, on the links that `limit` means."""
+    """Stages whose copies take longer than their computation in a slot, on the links of `limit`."""
     links, count = setting.links, plan.round_size
     assert links is not None
     found = []

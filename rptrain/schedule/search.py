@@ -1,4 +1,4 @@
-"""The partition with the shortest simulated step: many even and uneven cuts are estimated, the best are refined."""
+"""A search for the partition with the shortest estimated step: many cuts are estimated, and the best are refined."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -12,14 +12,14 @@ from rptrain.schedule.plan import Stage
 
 Fits = Callable[[Sequence[Stage]], bool]
 
-STARTS = 4  # partitions of each kind of ends that are refined
-REFINEMENTS = 500  # neighbors that are looked at for each of them
-TIE = 1e-6  # relative: plans that are as fast; the one with fewer stages is taken
+STARTS = 4  # partitions of each kind of ends to refine
+REFINEMENTS = 500  # neighbors to evaluate for each of them
+TIE = 1e-6  # relative difference below which plans count as equally fast; the one with fewer stages wins
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """A partition by where its stages end: inside the body (the layers before the fused stage), in layer order."""
+    """A partition, given by the ends of its stages inside the body (the layers before the fused stage)."""
 
     body: int
     forward: tuple[int, ...]
@@ -42,7 +42,7 @@ class Cuts:
 
 @dataclass(frozen=True)
 class Found:
-    """The best partition, and what it takes."""
+    """The best partition and its estimate."""
 
     stages: tuple[Stage, ...]
     estimate: Estimate
@@ -55,21 +55,20 @@ def search(
     *,
     by: Callable[[Estimate], float] = lambda found: found.period,
 ) -> Found | None:
-    """The stages with the shortest estimated step, or the least of `by`, of those that `fits`; None where not even
-    single layers fit.
+    """The stages with the shortest estimated step, or the least of `by`, among those for which `fits` holds.
 
-    The paper's partition (section 4.4) is the first candidate, where its stages fit together. The others are
-    even cuts for every size of the fused stage and many numbers of stages; for sync also with stages of one layer at
-    both ends, which fill and drain the pipeline quickly. The best few are then refined by moving, joining and
-    dividing stages for as long as that helps. `fits` must hold for finer partitions of one that it holds for; it
-    is asked of single stages too.
+    None if single layers do not fit. The paper's partition (section 4.4) is the first candidate if its stages fit
+    together. The others are even cuts for every size of the fused stage and many numbers of stages; in sync also with
+    stages of one layer at both ends, which fill and drain the pipeline quickly. The best few are refined by moving,
+    joining and splitting stages as long as that helps. If `fits` holds for a partition, it must hold for finer ones;
+    it is also called with single stages.
     """
     layers = len(costs)
     seen: dict[Cuts, tuple[float, float]] = {}
     never = (float("inf"), 0.0)
 
     def value(cuts: Cuts) -> tuple[float, float]:
-        """What is minimized: `by`, and then when the devices are done, so that plateaus have a way down."""
+        """The objective: `by`, and then when the devices finish, which breaks ties on plateaus."""
         if cuts not in seen:
             stages = cuts.stages(layers)
             seen[cuts] = never
@@ -95,7 +94,7 @@ def search(
 
 
 def _candidates(costs: Sequence[LayerCost], setting: Setting, fits: Fits) -> Iterator[tuple[int, Cuts]]:
-    """Partitions, each with how many stages of one layer it has at either end."""
+    """Partitions, each with the number of its single-layer stages at both ends."""
     layers = len(costs)
     papers = partition(costs, setting.devices, setting.micro_batches, lambda stage: fits((stage,)))
     if papers is not None:
@@ -119,7 +118,7 @@ def _candidates(costs: Sequence[LayerCost], setting: Setting, fits: Fits) -> Ite
 
 
 def _steps(most: int) -> list[int]:
-    """1, 2, 3, … and from 8 on in steps of a quarter, up to `most`."""
+    """1, 2, 3, …, 8, and then steps of a quarter up to `most`."""
     steps, step = [], 1
     while step < most:
         steps.append(step)
@@ -128,7 +127,7 @@ def _steps(most: int) -> list[int]:
 
 
 def _refined(cuts: Cuts, layers: int, value: Callable[[Cuts], tuple[float, float]]) -> Cuts:
-    """The local optimum near a partition, or what was reached after REFINEMENTS looks."""
+    """The local optimum near a partition, or the best one after REFINEMENTS evaluations."""
     looks = 0
     improved = True
     while improved and looks < REFINEMENTS:
@@ -142,7 +141,7 @@ def _refined(cuts: Cuts, layers: int, value: Callable[[Cuts], tuple[float, float
 
 
 def _neighbors(cuts: Cuts, layers: int) -> Iterator[Cuts]:
-    """The fused stage a layer longer or shorter; an end moved by a layer or two; two stages joined, or one divided."""
+    """Variants: the fused stage one layer longer or shorter, an end moved by 1 or 2 layers, stages joined or split."""
     for body in (cuts.body - 1, cuts.body + 1):
         if 0 <= body < layers:
             yield Cuts(body, *(tuple(c for c in part if c < body) for part in (cuts.forward, cuts.backward)))

@@ -1,4 +1,4 @@
-"""A discrete-event dry run: tasks on devices, links and the optimizer to a timeline with bubbles and peak bytes."""
+"""A discrete-event simulation of tasks on devices, links and the optimizer: a timeline, bubbles and peak memory."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from typing import Literal
 
 Lane = Literal["compute", "up", "down", "optimizer"]
-HOST = -1  # the place of a Hold that is in host memory
+HOST = -1  # the device of a Hold in host memory
 COMPUTATION = ("F", "FB", "B")  # kinds of tasks; a compute lane also waits for copies, which is idle time
 
 
@@ -16,8 +16,8 @@ COMPUTATION = ("F", "FB", "B")  # kinds of tasks; a compute lane also waits for 
 class Task:
     """Work that occupies its resource, `lane` of `device`, for `seconds` once every task of `after` has ended.
 
-    Of the tasks that could start, a resource takes the lowest `priority` number, then the first in the list. A task
-    that has started is not interrupted.
+    Of the tasks that are ready, a resource takes the one with the lowest `priority` number, then the first in the list.
+    A running task is not interrupted.
     """
 
     lane: Lane
@@ -48,7 +48,7 @@ class Hold:
 
 @dataclass(frozen=True)
 class Program:
-    """What is simulated."""
+    """The tasks and memory to simulate."""
 
     devices: int
     tasks: tuple[Task, ...]
@@ -56,7 +56,7 @@ class Program:
 
 
 class Deadlock(ValueError):
-    """Tasks that wait for one another; the message names some."""
+    """Tasks wait for one another; the message names some of them."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Timeline:
 
     @cached_property
     def makespan(self) -> float:
-        """To the end of the last computation."""
+        """The time from the start to the end of the last computation."""
         return max(end for task, end in zip(self.program.tasks, self.ends, strict=True) if task.lane == "compute")
 
     def busy(self, device: int, lane: Lane = "compute") -> float:
-        """Seconds in which a resource worked: a compute lane does not where it copies."""
+        """Seconds in which a resource worked; a compute lane does not work while it copies."""
         return self._busy.get((lane, device), 0.0)
 
     @cached_property
@@ -85,12 +85,12 @@ class Timeline:
         return dict(found)
 
     def bubble(self, device: int | None = None) -> float:
-        """The share of the makespan in which a device, or on average all, did not compute."""
+        """The fraction of the makespan in which a device, or the average of all devices, did not compute."""
         devices = range(self.program.devices) if device is None else (device,)
         return 1 - sum(map(self.busy, devices)) / (len(devices) * self.makespan)
 
     def end_of(self, iteration: int) -> float:
-        """When the last computation of an iteration ended."""
+        """The time at which the last computation of an iteration ended."""
         return max(
             end
             for task, end in zip(self.program.tasks, self.ends, strict=True)
@@ -98,11 +98,11 @@ class Timeline:
         )
 
     def period(self, first: int, last: int) -> float:
-        """Seconds a step from the end of iteration `first` to that of iteration `last`."""
+        """Seconds per step from the end of iteration `first` to the end of iteration `last`."""
         return (self.end_of(last) - self.end_of(first)) / (last - first)
 
     def steady_bubble(self, first: int, last: int) -> float:
-        """The idle share of all devices in the steps after iteration `first` up to `last`: fill and drain left out."""
+        """The idle fraction of all devices from the end of iteration `first` to `last`, without fill and drain."""
         work = sum(task.seconds for task in self.program.tasks if task.kind in COMPUTATION and task.iteration == last)
         return 1 - work / (self.program.devices * self.period(first, last))
 
@@ -120,7 +120,7 @@ class Timeline:
 
 
 def simulate(program: Program) -> Timeline:
-    """Runs the tasks as early as resources and dependencies allow. Raises Deadlock where some never can."""
+    """Runs the tasks as early as resources and dependencies allow. Raises Deadlock if some can never run."""
     tasks = program.tasks
     waits = [len(task.after) for task in tasks]
     followers: dict[int, list[int]] = defaultdict(list)
@@ -149,7 +149,7 @@ def simulate(program: Program) -> Timeline:
     done = 0
     while running:
         now, touched = running[0][0], set()
-        while running and running[0][0] == now:  # all that ends now, before anything is chosen to follow
+        while running and running[0][0] == now:  # all tasks that end now, before the next ones are chosen
             _, index = heappop(running)
             done += 1
             resource = tasks[index].lane, tasks[index].device

@@ -1,4 +1,4 @@
-"""Slices of time as trace events, which chrome://tracing and Perfetto show: any slices, and a simulated schedule's."""
+"""Trace events for chrome://tracing and Perfetto, from slices of time or from a simulated schedule."""
 
 import json
 import re
@@ -14,7 +14,7 @@ PRODUCER = "rptrain plan"
 
 @dataclass(frozen=True)
 class Slice:
-    """Something that a lane of a process did, from `start` to `end` in seconds."""
+    """An activity in a lane of a process, from `start` to `end` in seconds."""
 
     process: int
     lane: str
@@ -26,21 +26,21 @@ class Slice:
 
 
 def mark(producer: str) -> re.Pattern[bytes]:
-    """How the trace files of a command begin."""
+    """The beginning of a command's trace files, by which they are recognized."""
     return re.compile(re.escape(json.dumps(_metadata(producer)).removesuffix("}").encode()))
 
 
 def _metadata(producer: str) -> dict[str, Any]:
-    return {"otherData": {"producer": producer}}  # the field of the format for what is no event
+    return {"otherData": {"producer": producer}}  # the format's field for data that is not an event
 
 
 def document(
     slices: Iterable[Slice], processes: Mapping[int, str], lanes: Sequence[str], producer: str
 ) -> dict[str, Any]:
-    """What `json.dump` writes as a trace file: times in microseconds, processes with their names, threads for lanes.
+    """The content of a trace file: times in microseconds, named processes, and threads for lanes.
 
-    Processes are shown by number, lanes in the order given; those without a slice are left out. The command that made
-    it, `producer`, comes first.
+    Processes are ordered by number, and lanes as given; lanes without a slice are left out. The command that made the
+    file, `producer`, comes first.
     """
     events: list[dict[str, Any]] = []
     seen: set[tuple[int, int]] = set()
@@ -71,7 +71,7 @@ def document(
 
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
-    """A simulated schedule: a process a device, a thread a lane.
+    """A simulated schedule, with a process per device and a thread per lane.
 
     The optimizer has a process of its own, numbered after the last device. Tasks that take no time are left out.
     """

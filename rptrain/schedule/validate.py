@@ -1,10 +1,10 @@
-"""Checks that a plan computes every layer once each way, in order; an error shows the stages and marks the place."""
+"""Check that a plan computes every layer once forward and once backward, in order."""
 
 from rptrain.schedule.plan import Plan, Stage
 
 
 class PlanError(ValueError):
-    """A plan that does not compute the model; the message shows where."""
+    """The plan does not compute the model; the message shows the stages and marks the place."""
 
 
 def validate(plan: Plan, num_layers: int) -> None:
