@@ -1,1 +1,1 @@
-"""From files of text to batches of tokens."""
+"""Data: from text files to batches of tokens."""

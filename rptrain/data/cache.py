@@ -1,7 +1,7 @@
-"""Tokenized files on disk, keyed by content, so that what was tokenized once is only mapped into memory.
+"""A cache of tokenized files, keyed by content, which later runs map into memory.
 
-A file is in the safetensors format, with a header of a fixed size, as it is written last. It is written aside and takes
-its name at the end: of two runs that tokenize the same at once either may be the last, and what a run has mapped stays.
+A file has the safetensors format, with a header of fixed size, which is written last. It is written under a temporary
+name and renamed at the end: if two runs tokenize the same file at once, either may be last; mapped files stay valid.
 """
 
 import json
@@ -27,23 +27,23 @@ from rptrain.utils.parallel import in_parallel
 log = logging.getLogger(__name__)
 
 HEADER = 1 << 16  # bytes before the arrays
-SMALL = 1 << 20  # bytes of arrays that are read: a mapped file is an open one, of which a process may have only so many
-PIECE = 1 << 24  # bytes that a thread hashes at a time
-ABANDONED = 86400  # seconds after which nobody writes it any more
+SMALL = 1 << 20  # bytes of arrays that are read instead of mapped: a process may have only so many open files
+PIECE = 1 << 24  # bytes per thread and hash
+ABANDONED = 86400  # seconds after which a temporary file counts as abandoned
 NAMES = {np.int32: "I32", np.bool_: "BOOL"}
 
 
 class Damaged(Exception):
-    """A file of the cache is not what was written."""
+    """A file of the cache is damaged."""
 
 
 def default_folder() -> Path:
-    """Where tokenized files are kept unless `data.cache_dir` says it."""
+    """The default of `data.cache_dir`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rptrain"
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """Of all that decides which tokens a text becomes."""
+    """A hash of everything that determines the tokens of a text."""
     import tokenizers
     import transformers
 
@@ -57,7 +57,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 
 def code_hash() -> str:
-    """Of this package, so that no other version's tokens are taken."""
+    """A hash of this package, so that tokens of other versions are not used."""
     digest = sha256()
     for file in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(file.read_bytes())
@@ -65,18 +65,18 @@ def code_hash() -> str:
 
 
 def content_key(file: Path, settings: list[Any]) -> str:
-    """What the tokens of a data file are kept under: a hash of its content and of all that its tokens depend on."""
+    """The cache key of a data file: a hash of its content and of everything else that its tokens depend on."""
     try:
         with file.open("rb") as source:
             content = file_digest(source, "sha256").hexdigest()
-    except (OSError, ValueError) as error:  # a name that cannot be, as with a null character, is a ValueError
+    except (OSError, ValueError) as error:  # ValueError: an impossible name, for example with a null character
         raise UserError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    suffix = file.suffix.lower()  # decides how the file is read
+    suffix = file.suffix.lower()  # determines how the file is read
     return sha256(json.dumps([content, suffix, settings], sort_keys=True).encode(errors="surrogatepass")).hexdigest()
 
 
 def allow_open(files: int) -> None:
-    """Lets the process have so many more files open, as far as it may: those that are mapped are."""
+    """Allows the process to open `files` more files, as far as permitted, because mapped files stay open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files > soft // 2 and soft != hard:
         most = soft + files if hard == resource.RLIM_INFINITY else min(soft + files, hard)
@@ -84,7 +84,7 @@ def allow_open(files: int) -> None:
 
 
 def load(folder: Path, key: str) -> tuple[Stream, Tally] | None:
-    """What is kept under a key. None: nothing, or it was damaged, which a warning says."""
+    """The tokens under a key; None if there are none, or, with a warning, if the file is damaged."""
     path = _path(folder, key)
     try:
         return _read(path, key)
@@ -96,7 +96,7 @@ def load(folder: Path, key: str) -> tuple[Stream, Tally] | None:
 
 
 def store(folder: Path, key: str, documents: Iterable[Document], tally: Tally) -> Stream:
-    """Writes documents as they come; `tally` is complete after the last. UserError: there is no room."""
+    """Writes documents as they arrive; `tally` is complete after the last. Raises UserError if the disk is full."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _clean(folder)
@@ -129,7 +129,7 @@ def store(folder: Path, key: str, documents: Iterable[Document], tally: Tally) -
                 os.fsync(file.fileno())
                 path = _path(folder, key)
                 os.replace(file.name, path)
-            finally:  # it is there still if it was not finished
+            finally:  # still exists if it was not finished
                 with suppress(FileNotFoundError):
                     os.unlink(file.name)
         return _read(path, key)[0]
@@ -140,7 +140,7 @@ def store(folder: Path, key: str, documents: Iterable[Document], tally: Tally) -
 
 
 def _path(folder: Path, key: str) -> Path:
-    """Where it is kept: beside another user's file, which only that user can read, under a name with our number."""
+    """The path of the file, or one with our user id if another user's unreadable file has that name."""
     path = folder / f"{key}.safetensors"
     if os.path.exists(path) and not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
         return folder / f"{key}-{os.geteuid()}.safetensors"
@@ -177,7 +177,7 @@ def _entry(name: str, count: int, start: int, end: int) -> dict[str, Any]:
 
 
 def _hash(descriptor: int, size: int, arrays: dict[str, Any], facts: str) -> str:
-    """Of the header's content and the arrays, pieces of which are hashed by all cores."""
+    """A hash of the header's content and the arrays, pieces of which are hashed by all cores."""
     starts = range(0, size, PIECE)
     digests = [b""] * len(starts)
 
@@ -190,8 +190,8 @@ def _hash(descriptor: int, size: int, arrays: dict[str, Any], facts: str) -> str
 
 
 def _clean(folder: Path) -> None:
-    """Of what runs that were killed have left."""
+    """Deletes files that killed runs have left."""
     for file in folder.glob(f".*{PARTIAL}"):
-        with suppress(FileNotFoundError, PermissionError):  # the latter: another user's
+        with suppress(FileNotFoundError, PermissionError):  # PermissionError: another user's file
             if file.is_file() and time.time() - file.stat().st_mtime > ABANDONED:
                 file.unlink()

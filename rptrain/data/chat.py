@@ -1,10 +1,10 @@
-"""Conversations as people write them, to lists of messages as chat templates take them."""
+"""Conversion of conversations in common formats to lists of messages for chat templates."""
 
 import json
 from typing import Any
 
-Message = dict[str, Any]  # "role" and "content" are text; other keys are the chat template's affair
-# What `from` says in ShareGPT's files, and in those for axolotl and LLaMA-Factory.
+Message = dict[str, Any]  # "role" and "content" are text; other keys depend on the chat template
+# Values of `from` in ShareGPT's files, and in those for axolotl and LLaMA-Factory.
 ROLES = {
     "human": "user",
     "user": "user",
@@ -16,11 +16,11 @@ ROLES = {
     "tool": "tool",
     "observation": "tool",
 }
-FLAGS = ("train", "training", "weight")  # whether a message is learned: axolotl's words, and OpenAI's
+FLAGS = ("train", "training", "weight")  # keys for whether a message is trained on: axolotl's and OpenAI's
 
 
 def text_of(row: dict[str, Any], key: str) -> str:
-    """The text under `key`; ValueError where it is missing or something else."""
+    """The text under `key`. Raises ValueError if it is missing or not a text."""
     if key not in row:
         raise ValueError(f"`{key}` is missing")
     if not isinstance(row[key], str):
@@ -33,7 +33,7 @@ def text_of(row: dict[str, Any], key: str) -> str:
 
 
 def chat(row: dict[str, Any], key: str) -> dict[str, Any]:
-    """Fields of an Example for the conversation under `key`, with the row's `system` and `tools` where it has some."""
+    """Fields of an Example for the conversation under `key`, with the row's `system` and `tools`, if any."""
     turns = _list_of(row, key)
     if not turns:
         raise ValueError(f"`{key}` is not a list with at least one message")
@@ -45,7 +45,7 @@ def chat(row: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def alpaca(row: dict[str, Any]) -> dict[str, Any]:
-    """Stanford's keys, with LLaMA-Factory's `system` and `history`, whose answers are learned too."""
+    """Stanford Alpaca's keys, with LLaMA-Factory's `system` and `history`, whose answers are trained on too."""
     instruction, answer = text_of(row, "instruction"), text_of(row, "output")
     more = text_of(row, "input") if row.get("input") is not None else ""
     messages: list[Message] = []
@@ -62,7 +62,7 @@ def alpaca(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def prompt_completion(row: dict[str, Any]) -> dict[str, Any]:
-    """TRL's: both texts, which no template is put around, or both lists of messages; the prompt is not learned."""
+    """TRL's keys: two texts, to which no template is applied, or two lists of messages. The prompt is context only."""
     if isinstance(row.get("prompt"), str):
         prompt, completion = text_of(row, "prompt"), text_of(row, "completion")
         if not completion:
@@ -82,7 +82,7 @@ def raw_text(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _list_of(row: dict[str, Any], key: str) -> list[Any]:
-    """A list, or the JSON text of one, as tables have it."""
+    """A list, or the JSON text of a list, as in tables."""
     value = row.get(key)
     if isinstance(value, str):
         try:
@@ -95,7 +95,7 @@ def _list_of(row: dict[str, Any], key: str) -> list[Any]:
 
 
 def _messages(turns: list[Any]) -> tuple[list[Message], list[bool]]:
-    """The messages, and which of them are learned."""
+    """The messages, and whether each is trained on."""
     messages, learned = [], []
     for turn in turns:
         if not isinstance(turn, dict):
@@ -110,7 +110,7 @@ def _messages(turns: list[Any]) -> tuple[list[Message], list[bool]]:
 
 
 def _role_content(turn: dict[str, Any]) -> Message:
-    """OpenAI's keys. Keys without a value, as tables have them, are left out."""
+    """OpenAI's keys. Keys without a value, as in tables, are left out."""
     message = {key: value for key, value in turn.items() if value is not None and key not in FLAGS}
     text_of(message, "role")
     if calls := message.pop("tool_calls", None):
@@ -141,7 +141,7 @@ def _from_value(turn: dict[str, Any]) -> Message:
 
 
 def _call(call: Any) -> dict[str, Any]:
-    """With the arguments as an object: OpenAI writes JSON text, which templates would quote once more."""
+    """A tool call with its arguments as an object: OpenAI writes JSON text, which templates would quote again."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict):
         raise ValueError("a tool call is not an object with a `function`")

@@ -1,4 +1,4 @@
-"""A config's training and validation sets, and the tokenizer that they are read with."""
+"""The training set, the validation set and the tokenizer of a config."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from rptrain.utils.errors import UserError
 
 
 def find_tokenizer(config: Config, model_dir: Path) -> Any:
-    """The model's tokenizer, with the config's chat template; None where the run needs none."""
+    """The model's tokenizer with the config's chat template; None if the run needs none."""
     sources = (*config.data.train, *config.data.val)
     if all(source.path == RANDOM for source in sources) and not config.eval.questions:
         return None
@@ -26,23 +26,23 @@ def find_tokenizer(config: Config, model_dir: Path) -> Any:
 def training_set(
     config: Config, model_dir: Path, vocab_size: int, tokenizer: Any
 ) -> tuple[Sequences, Sequences | None]:
-    """The rows to train on, and those that data.val_size holds out. UserError for what is wrong with the data."""
-    rows = _read(config, model_dir, vocab_size, tokenizer, config.data.train)
-    return split(rows, config.data.val_size, config.train.seed) if config.data.val_size else (rows, None)
+    """The sequences to train on, and those held out by data.val_size. Raises UserError for mistakes in the data."""
+    sequences = _read(config, model_dir, vocab_size, tokenizer, config.data.train)
+    return split(sequences, config.data.val_size, config.train.seed) if config.data.val_size else (sequences, None)
 
 
 def validation_set(config: Config, model_dir: Path, vocab_size: int, tokenizer: Any) -> Sequences:
-    """The rows of the sets under [[data.val]]. UserError for what is wrong with them."""
+    """The sequences of the sets under [[data.val]]. Raises UserError for mistakes in them."""
     return once(_read(config, model_dir, vocab_size, tokenizer, config.data.val))
 
 
-def batches_of(rows: Sequences, config: Config) -> Batches:
-    return Batches(rows, config.train.sequences, config.train.global_batch_size, config.train.seed)
+def batches_of(sequences: Sequences, config: Config) -> Batches:
+    return Batches(sequences, config.train.sequences, config.train.global_batch_size, config.train.seed)
 
 
 def _read(config: Config, model_dir: Path, vocab_size: int, tokenizer: Any, sources: Sequence[TrainSet]) -> Sequences:
     data = config.data
-    rows = prepare(
+    sequences = prepare(
         sources=sources,
         tokenizer=tokenizer,
         max_length=data.max_length,
@@ -54,9 +54,9 @@ def _read(config: Config, model_dir: Path, vocab_size: int, tokenizer: Any, sour
         vocab_size=vocab_size,
         seed=config.train.seed,
     )
-    if rows.largest >= vocab_size:
+    if sequences.largest >= vocab_size:
         raise UserError(
-            f"the tokenizer in {model_dir} gives token {rows.largest}, but config.json says vocab_size {vocab_size}: "
-            "they are of different models"
+            f"the tokenizer in {model_dir} gives token {sequences.largest}, but config.json says vocab_size "
+            f"{vocab_size}: they are of different models"
         )
-    return rows
+    return sequences

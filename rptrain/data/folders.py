@@ -1,4 +1,4 @@
-"""Which files are those of a split: a file itself, what a pattern matches, or of a folder, by words in their names."""
+"""Selection of the files of a split: a file, the matches of a pattern, or files of a folder by words in their names."""
 
 import json
 import os
@@ -14,35 +14,35 @@ from rptrain.data.read import READERS
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import printable
 
-# The splits of `datasets`, with the words that stand for each; and what names of parts in `data/` look like there.
+# The splits of `datasets` with the words for each, and the pattern of names of shards in `data/`.
 WORDS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
 SHARD = re.compile(r"data/(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*$")
-NO_DATA = ("readme", "license", "dataset_info", "dataset_infos")  # names without their endings
+NO_DATA = ("readme", "license", "dataset_info", "dataset_infos")  # names without suffixes
 PATTERN = re.compile(r"[*?[]")
-MAX_FILES = 100_000  # files of a folder
-SHOWN = 5  # files that a message names
+MAX_FILES = 100_000  # limit of files in a folder
+SHOWN = 5  # files named in a message
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The files of a split, in the order of their names; and why the others of the folder are none of them."""
+    """The files of a split in the order of their names, and why the other files of the folder were ignored."""
 
     files: list[Path]
     others: dict[Path, str] = field(default_factory=dict)
-    lost: bool = False  # some of the others are of no split, or cannot be read
+    lost: bool = False  # some of the others belong to no split or cannot be read
 
 
 def choose(path: str | Path, split: str = "train") -> Chosen:
-    """A file itself, those that a pattern matches, or a split's of a folder.
+    """Chooses a file, the files that a pattern matches, or the files of a split in a folder.
 
-    A folder is what `datasets.save_to_disk` leaves, or holds data files, also in folders of its own. The rule is that
-    of `datasets` (its documentation, "Structure your repository"), but for capitals, which are small letters here:
-    `data/NAME-00000-of-00001.*` are of the split NAME; else folders' names tell, else files' names, by the split as a
-    word of them; where no name has such a word all are of "train". UserError: there are none, or a name tells of two.
+    A folder was written by `datasets.save_to_disk`, or contains data files, also in subfolders. The rule is that of
+    `datasets` (documentation, "Structure your repository"), but case-insensitive: `data/NAME-00000-of-00001.*` belong
+    to the split NAME; otherwise a word in a folder's name decides, otherwise a word in a file's name. If no name has
+    such a word, all files belong to "train". Raises UserError if there are no files, or if a name has two such words.
     """
     path = Path(path)
     if isdir(path):
@@ -66,7 +66,7 @@ def choose(path: str | Path, split: str = "train") -> Chosen:
 
 
 def named(files: dict[Path, str], folder: str | Path) -> str:
-    """The first of them in the folder, with the reasons."""
+    """The first of the ignored files, with the reasons."""
     more = [f"and {len(files) - SHOWN} more"] if len(files) > SHOWN else []
     shown = [f"{file.relative_to(folder)} ({why})" for file, why in list(files.items())[:SHOWN]]
     return printable(", ".join(shown + more))
@@ -79,7 +79,7 @@ def _of_folder(path: Path, split: str) -> Chosen:
         splits = _described(path / "dataset_dict.json", "splits")
         if split not in splits:
             raise UserError(f"{path}: there is no split {split!r}; it has {', '.join(map(str, splits))}")
-        if Path(split).name != split:  # it would lead out of the folder
+        if Path(split).name != split:  # it would leave the folder
             raise UserError(f"{path}: {split!r} is not the name of a split")
         path = path / split
     if (path / "state.json").is_file():
@@ -115,7 +115,7 @@ def _why_not(splits: set[str] | None) -> str:
 
 
 def _splits_of(names: list[str], split: str) -> list[set[str]]:
-    """The splits of files, from their names within the folder; a split of another name is its only word."""
+    """The splits of files, by their names within the folder; a split with another name has only its name as a word."""
     if shards := {name: match[1] for name in names if (match := SHARD.match(name))}:
         return [{shards[name]} if name in shards else set() for name in names]
     words = {split: (split,), **WORDS}
@@ -131,7 +131,7 @@ def _splits_of(names: list[str], split: str) -> list[set[str]]:
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """All files but hidden ones. Links are followed; a folder is looked into once, by whatever names it is reached."""
+    """All files except hidden ones. Links are followed, but a folder is visited only once."""
     seen: set[tuple[int, int]] = set()
     waiting, count = [folder], 0
     while waiting:
@@ -158,7 +158,7 @@ def walk(folder: Path) -> Iterator[Path]:
 
 
 def _described(file: Path, key: str) -> list[Any]:
-    """The list under `key` of what `datasets` wrote about a folder."""
+    """The list under `key` in the metadata that `datasets` wrote about a folder."""
     try:
         return list(json.loads(file.read_text(encoding="utf-8"))[key])
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Rows of data files to examples: chats, instructions, prompts with completions or raw text, told apart by looking."""
+"""Conversion of rows to examples: chats, instructions, prompts with completions, or text; formats are detected."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,22 +15,22 @@ from rptrain.utils.text import printable
 
 log = logging.getLogger(__name__)
 
-MOST_BAD = 0.01  # share of the rows that may be bad
-SHOWN, LONGEST = 5, 1000  # bad rows that a report quotes, and characters of each
-LOOKED = 1000  # rows that are looked at for keys of a format
+MOST_BAD = 0.01  # tolerated fraction of bad rows
+SHOWN, LONGEST = 5, 1000  # bad rows in a report, and characters of each
+LOOKED = 1000  # rows that are searched for keys of a format
 
 
 @dataclass(frozen=True)
 class Example:
-    """A conversation, or a text; exactly one is set. `line` counts from 1: rows in a list or a table."""
+    """A conversation or a text; exactly one is set. `line` counts lines, or rows of a list or a table, from 1."""
 
     file: str
     line: int
     messages: list[Message] | None = None
-    learned: tuple[bool, ...] | None = None  # which messages the loss counts; None: the assistant's
+    learned: tuple[bool, ...] | None = None  # whether the loss counts each message; None: the assistant's messages
     tools: list[dict[str, Any]] | None = None
     text: str | None = None
-    prompt: int = 0  # characters at the beginning of `text` that the loss does not count
+    prompt: int = 0  # characters at the beginning of `text` that are context only
 
     @property
     def place(self) -> str:
@@ -39,8 +39,10 @@ class Example:
 
 @dataclass(frozen=True)
 class Format:
-    keys: frozenset[str]  # a row that has all of them is of this format
-    parse: Callable[[dict[str, Any]], dict[str, Any]]  # fields of an Example; ValueError: the row is bad
+    keys: frozenset[str]  # a row with all of these has this format
+    parse: Callable[
+        [dict[str, Any]], dict[str, Any]
+    ]  # returns the fields of an Example; raises ValueError for a bad row
 
 
 FORMATS = {
@@ -50,17 +52,17 @@ FORMATS = {
     "alpaca": Format(frozenset({"instruction", "output"}), chat.alpaca),
     "text": Format(frozenset({"text"}), chat.raw_text),
 }
-# Answers to choose between: of DPO and the like, and of KTO.
+# Preference data: DPO and similar, and KTO.
 PREFERENCES = ({"chosen", "rejected"}, {"prompt", "completion", "label"}, {"kto_tag"})
 
 
 @dataclass
 class Tally:
-    """Counts rows, and the bad ones among them."""
+    """Counts of rows and of bad rows."""
 
     total: int = 0
     bad: int = 0
-    first: list[str] = field(default_factory=list)  # of the bad rows, as "line: reason"
+    first: list[str] = field(default_factory=list)  # the first bad rows as "line: reason"
 
     def add(self, line: int, reason: object) -> None:
         self.bad += 1
@@ -69,12 +71,12 @@ class Tally:
 
     @classmethod
     def joined(cls, tallies: Mapping[str, Self]) -> Self:
-        """Of all these files; their names stand before the lines."""
+        """The tally of all these files, with their names before the lines."""
         first = [f"{file}:{line}" for file, tally in tallies.items() for line in tally.first]
         return cls(sum(t.total for t in tallies.values()), sum(t.bad for t in tallies.values()), first[:SHOWN])
 
     def judge(self) -> None:
-        """Warns of bad rows; UserError: they are more than 1 %."""
+        """Warns about bad rows. Raises UserError if they are more than 1 %."""
         if not self.bad:
             return
         more = [f"and {self.bad - len(self.first)} more"] if self.bad > len(self.first) else []
@@ -85,10 +87,10 @@ class Tally:
 
 
 def read(path: str | Path, format: str = "auto", tally: Tally | None = None) -> Iterator[Example]:
-    """The examples of a data file, one at a time.
+    """Yields the examples of a data file.
 
-    `format` is a key of FORMATS, or "auto": the first row that has a format's keys decides for the file. Bad rows are
-    left out and counted in `tally`. UserError: no such format, or no row in the file.
+    `format` is a key of FORMATS, or "auto": the first row with a format's keys decides for the file. Bad rows are left
+    out and counted in `tally`. Raises UserError if the format is unknown or the file has no rows.
     """
     path, tally = Path(path), tally or Tally()
     if format != "auto" and format not in FORMATS:
@@ -123,7 +125,7 @@ def _parsed(
 
 
 def _format_of(path: Path, row: Any) -> str | None:
-    """The format whose keys a row has. UserError: it has those of preference data."""
+    """The format whose keys a row has. Raises UserError if it has the keys of preference data."""
     if not isinstance(row, dict):
         return None
     present = {key for key in row if row[key] is not None}
@@ -136,7 +138,7 @@ def _format_of(path: Path, row: Any) -> str | None:
 
 
 def _unknown(path: Path, rows: list[tuple[int, Any]]) -> UserError:
-    """Of a file that begins with these rows."""
+    """The error for a file of unknown format that begins with these rows."""
     keys = next(({key for key in row if row[key] is not None} for _, row in rows if isinstance(row, dict)), None)
     has = "no values" if not keys else ", ".join(sorted(keys))
     first = (f"its first row: {rows[0][1]}" if keys is None else f"its first row has {has}")[:LONGEST]

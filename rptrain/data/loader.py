@@ -1,4 +1,4 @@
-"""Data sources to rows, and the batch that each step takes of them."""
+"""Loading of data sources as sequences, and the batch of each step."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 
 TASKS, RANDOM = "builtin:tasks", "builtin:random"
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-RANDOM_ROWS = 256  # of the built-in set of random tokens
+RANDOM_ROWS = 256  # sequences in the built-in set of random tokens
 
 
 class Batches:
-    """The batch of every step, by arithmetic on the step alone: there is no state to store.
+    """The batch of every step, computed from the number of the step alone: there is no state to store.
 
-    Each epoch takes every row as often as its weight says, in an order that follows from `seed` and the epoch; a short
-    last batch is filled with padding rows, whose labels are ignored.
+    Each epoch draws every sequence as often as its weight says, in an order that depends on `seed` and the epoch. A
+    short last batch is filled with padding, whose labels are ignored.
     """
 
     def __init__(self, sequences: Sequences, micro_batch_size: int, global_batch_size: int, seed: int):
@@ -49,16 +49,16 @@ class Batches:
         return -(-sum(map(_share, self.sequences.groups)) // self.global_batch_size)
 
     def order(self, epoch: int) -> np.ndarray:
-        """The rows of an epoch in the order in which they are taken."""
+        """The sequences of an epoch in training order."""
         if epoch != self._epoch:
             taken = np.concatenate([self._taken(number, epoch) for number in range(len(self.sequences.groups))])
             self._epoch, self._order = epoch, taken[shuffled(len(taken), self.seed, epoch)]
         return self._order
 
     def _taken(self, number: int, epoch: int) -> np.ndarray:
-        """The rows of a group that an epoch takes: where the epochs before it ended, it goes on.
+        """The sequences of a group in an epoch, continuing where the previous epoch ended.
 
-        So all rows of a group are taken before one is taken again, whatever its weight.
+        All sequences of a group are used before one is used again, whatever its weight.
         """
         group = self.sequences.groups[number]
         begin = epoch * _share(group)
@@ -73,26 +73,26 @@ class Batches:
         return np.concatenate(parts)
 
     def taken(self, step: int) -> np.ndarray:
-        """The rows of a step, which counts from 0 over all epochs; fewer than global_batch_size in a short batch."""
+        """The sequences of a step, fewer than global_batch_size in a short batch. Steps count over all epochs."""
         epoch, place = divmod(step, self.steps_per_epoch)
         return self.order(epoch)[place * self.global_batch_size : (place + 1) * self.global_batch_size]
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step, which counts from 0 over all epochs."""
+        """The batch of a step. Steps count from 0 over all epochs."""
         size, length = self.global_batch_size, self.sequences.length
         chosen = self.taken(step)
         input_ids = torch.full((size, length), self.sequences.pad_id, dtype=torch.int64)
         labels = torch.full((size, length), IGNORED, dtype=torch.int64)
         input_ids[: len(chosen)], labels[: len(chosen)] = self.sequences.take(chosen.tolist())
-        by_row = [self.sequences.documents(row) for row in chosen.tolist()] + [[length]] * (size - len(chosen))
+        lengths = [self.sequences.documents(index) for index in chosen.tolist()] + [[length]] * (size - len(chosen))
         documents = tuple(
-            tuple(document for row in by_row[start : start + self.micro_batch_size] for document in row)
+            tuple(document for sequence in lengths[start : start + self.micro_batch_size] for document in sequence)
             for start in range(0, size, self.micro_batch_size)
         )
         shape = (size // self.micro_batch_size, self.micro_batch_size * length)
         return Batch(
             input_ids=input_ids.view(shape),
-            positions=torch.cat([torch.arange(document) for row in by_row for document in row]).view(shape),
+            positions=torch.cat([torch.arange(document) for sequence in lengths for document in sequence]).view(shape),
             labels=labels.view(shape),
             documents=documents,
             sequences=self.micro_batch_size,
@@ -104,7 +104,7 @@ class Batches:
 
 
 def _share(group: Group) -> int:
-    """Sequences of a group that an epoch takes."""
+    """The number of sequences that an epoch draws from a group."""
     return max(1, round(group.weight * group.count))
 
 
@@ -121,10 +121,11 @@ def prepare(
     vocab_size: int | None = None,
     seed: int = 0,
 ) -> Sequences:
-    """Reads, renders, tokenizes and packs the sources, in this order; what was tokenized before is in `cache_dir`.
+    """Reads, renders, tokenizes and packs the sources in this order. Tokens are cached in `cache_dir`.
 
-    `tokenizer` may be None, and `vocab_size` must be given, for random tokens only. `seed` decides which
-    documents of a length share a row. UserError: see `choose`, `read` and `encode`; or no token is supervised.
+    For random tokens only, `tokenizer` may be None, but `vocab_size` must be given. `seed` decides which documents
+    of equal length share a sequence. Raises UserError as `choose`, `read` and `encode` do, or if no token is
+    supervised.
     """
     if not sources:
         raise UserError("there is no data: add a [[data.train]] entry with a path")
@@ -155,7 +156,7 @@ def prepare(
 
 
 class Tokenizing:
-    """How files become tokens, and where these are kept."""
+    """The settings of tokenization and the folder of the cache."""
 
     def __init__(self, tokenizer: Any, assistant_only_loss: bool, chat_template: str | None, folder: Path):
         self._tokenizer, self._chat_template, self._folder = tokenizer, chat_template, folder
@@ -179,7 +180,7 @@ class Tokenizing:
         )
 
     def streams(self, files: Sequence[Path], format: str) -> list[Stream]:
-        """The files of a source with their tokens. UserError: more than 1 % of all its rows are bad."""
+        """The tokens of a source's files. Raises UserError if more than 1 % of all rows are bad."""
         streams: list[Stream] = []
         tallies: dict[str, Tally] = {}
         cache.allow_open(len(files))
@@ -197,28 +198,28 @@ class Tokenizing:
         return streams
 
     def _of_whole(self, file: Path, key: str, format: str, documents: Iterable[Document]) -> Iterator[Document]:
-        """The documents. UserError at their end, before they are kept under the key, where it is not the file's now."""
+        """The documents of a file. Raises UserError at the end, before they are cached, if the file was changed."""
         yield from documents
         if cache.content_key(file, [format, *self._settings]) != key:
             raise UserError(f"{file} was changed while it was read: start again when no program writes it")
 
 
 def load_tokenizer(directory: str | Path) -> Any:
-    """The tokenizer of a model directory, from its files alone. UserError: none, or not a fast one."""
+    """The tokenizer in a model directory. Raises UserError if there is none, or if it is not a fast tokenizer."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoTokenizer
 
     directory = Path(directory)
     if not directory.is_dir():
         raise UserError(f"{directory}: no such model directory")
-    if not any((directory / name).is_file() for name in VOCABULARIES):  # transformers would make up an empty one
+    if not any((directory / name).is_file() for name in VOCABULARIES):  # transformers would create an empty one
         raise UserError(f"{directory}: there is no tokenizer; copy the model's tokenizer.json there")
     damaged = (OSError, ValueError, TypeError, LookupError, AttributeError, StrictDataclassError)
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-        tokenizer("?")  # settings of a wrong type are loaded, and raise where they are used
+        tokenizer("?")  # settings of a wrong type raise when they are used
     except Exception as error:
-        if not isinstance(error, damaged) and type(error) is not Exception:  # which is all that tokenizers raises
+        if not isinstance(error, damaged) and type(error) is not Exception:  # the only exception type of tokenizers
             raise
         raise UserError(f"{directory}: transformers cannot load the tokenizer: {error}") from error
     if not tokenizer.is_fast:
@@ -230,7 +231,7 @@ def load_tokenizer(directory: str | Path) -> Any:
 
 
 def _not_taken(sources: Sequence[tuple[TrainSet, Chosen]]) -> tuple[str, ...]:
-    """Of each source that is a folder, the files that are of no source; a warning where they are of no split."""
+    """The ignored files in each source that is a folder. Warns about files that belong to no split."""
     taken = {file for _, chosen in sources for file in chosen.files}
     lines = {}
     for source, chosen in sources:
@@ -265,6 +266,6 @@ def _random_stream(length: int, vocab_size: int | None) -> Stream:
 
 
 def _pad_id(tokenizer: Any) -> int:
-    """Padding is never supervised and in documents of its own, so any token will do."""
+    """Any token will do, because padding is never supervised and is a document of its own."""
     pad = None if tokenizer is None else tokenizer.pad_token_id
     return 0 if pad is None else pad

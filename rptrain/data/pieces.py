@@ -1,4 +1,4 @@
-"""What of each document goes into a row: long ones are cut, divided, left out, or stop the run."""
+"""Documents that fit a sequence: longer ones are truncated, split, dropped, or stop the run."""
 
 import logging
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ Overlong = Literal["truncate", "split", "drop", "error"]
 
 @dataclass(frozen=True)
 class Trimmed:
-    """What was done to samples that are longer than a row."""
+    """Counts of samples that are longer than a sequence, by what was done to them."""
 
-    samples: int  # that there were, of any length
+    samples: int  # samples of any length
     max_length: int
-    cut: int  # lost their end
+    cut: int  # truncated samples
     cut_tokens: int
-    divided: int  # became several
-    dropped: int  # were left out
+    divided: int  # split samples
+    dropped: int  # dropped samples
     dropped_tokens: int
 
     def warn(self) -> None:
@@ -39,7 +39,7 @@ class Trimmed:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Samples, or parts of them, that fit a row, in order; `begins` is a place among the tokens of all streams."""
+    """Samples or parts of samples that fit a sequence, in order. `begins`: places in the tokens of all streams."""
 
     begins: np.ndarray  # int64 [pieces]
     lengths: np.ndarray  # int32 [pieces]
@@ -48,9 +48,9 @@ class Pieces:
 
 
 def piece(streams: Sequence[Stream], max_length: int, overlong: Overlong) -> Pieces:
-    """The pieces of all documents. `overlong` says what becomes of a document that is longer; texts are always divided.
+    """The pieces of all documents. `overlong` decides about longer documents; raw texts are always split.
 
-    UserError: there is one, and `overlong` is "error".
+    Raises UserError if a document is longer and `overlong` is "error".
     """
     lengths = np.concatenate([stream.lengths for stream in streams]).astype(np.int64)
     begins = np.cumsum(lengths) - lengths

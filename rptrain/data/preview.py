@@ -1,4 +1,4 @@
-"""Samples as training sees them, with what is learned of each, and counts of the whole set."""
+"""A preview of the data: samples as training sees them, with the trained-on parts marked, and counts."""
 
 from dataclasses import asdict, dataclass
 from itertools import islice, pairwise
@@ -13,12 +13,12 @@ from rptrain.data.sequences import Sequences
 from rptrain.data.tokens import Stream
 from rptrain.utils.text import printable
 
-LEARNED = ("⟦", "⟧")  # around what is learned, where there is no color
+LEARNED = ("⟦", "⟧")  # around trained-on text without color
 
 
 @dataclass(frozen=True)
 class TextPart:
-    """Tokens one after another that all are supervised, or none; as text."""
+    """The text of consecutive tokens that are all supervised or all not."""
 
     text: str
     supervised: bool
@@ -34,7 +34,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Preview:
-    """The first samples of the first epoch, in the order of training; and counts of an epoch of weight 1."""
+    """The first samples of the first epoch, in training order, and counts of an epoch of weight 1."""
 
     samples: tuple[Sample, ...]
     rows: int
@@ -42,22 +42,22 @@ class Preview:
     samples_read: int
     tokens: int  # in rows, without padding
     supervised: int  # labels that the loss counts
-    padding: float  # share of the rows' tokens
+    padding: float  # fraction of the sequences' tokens
     steps_per_epoch: int
     cut: int
     cut_tokens: int
     divided: int
     dropped: int
     dropped_tokens: int
-    unsupervised: int  # samples that were left out, as nothing in them is supervised
-    not_taken: tuple[str, ...]  # for each folder, the files in it that are not of the split
+    unsupervised: int  # samples that were left out because nothing in them is supervised
+    not_taken: tuple[str, ...]  # for each folder, its files that do not belong to the split
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def preview(batches: Batches, tokenizer: Any, count: int) -> Preview:
-    """`count` samples, and all counts. Without a tokenizer the text is the numbers of the tokens."""
+    """`count` samples, and all counts. Without a tokenizer, texts are token ids."""
     rows = batches.sequences
     documents = (
         document
@@ -129,7 +129,9 @@ def _sample(rows: Sequences, document: int, tokenizer: Any) -> Sample:
     bounds = [0, *(np.flatnonzero(np.diff(supervised)) + 1).tolist(), length]
     parts, before = [], ""
     for start, end in pairwise(bounds):
-        text = _text(tokenizer, ids[:end])  # the whole, as the first token of a text may be written in its own way
+        text = _text(
+            tokenizer, ids[:end]
+        )  # decodes the whole, because the first token of a text can decode differently
         parts.append(TextPart(text[len(before) :], bool(supervised[start])))
         before = text
     line = int(np.searchsorted(np.cumsum(stream.lengths, dtype=np.int64), place, "right"))
@@ -137,7 +139,7 @@ def _sample(rows: Sequences, document: int, tokenizer: Any) -> Sample:
 
 
 def _at(streams: tuple[Stream, ...], begin: int) -> tuple[Stream, int]:
-    """The stream, and the place in it, of a place among the tokens of all."""
+    """The stream, and the place in it, of a place in the tokens of all streams."""
     for stream in streams:
         if begin < len(stream.tokens):
             return stream, begin

@@ -11,12 +11,12 @@ from typing import Any
 
 from rptrain.utils.errors import UserError
 
-Rows = Iterator[tuple[int, Any]]  # line or number, from 1, and the row; a row that cannot be read is its ValueError
+Rows = Iterator[tuple[int, Any]]  # line or number, from 1, and the row, or the ValueError of an unreadable row
 
-ROWS_AT_ONCE = 1024  # rows of a Parquet or Arrow file that are in memory together, at most
+ROWS_AT_ONCE = 1024  # maximum number of rows of a Parquet or Arrow file in memory
 BYTES_AT_ONCE = 1 << 24  # of them, about
 SPACE = re.compile(r"[ \t\r\n]*")  # between the values of JSON
-# How files begin that are no text to be read.
+# The beginnings of files that are not text.
 BEGINNINGS = {
     b"\x1f\x8b": "compressed (gzip): unpack it",
     b"\x28\xb5\x2f\xfd": "compressed (zstd): unpack it",
@@ -28,7 +28,7 @@ BEGINNINGS = {
 
 
 def rows_of(path: Path) -> Rows:
-    """All rows, by the file's ending; of an unknown one as JSON. UserError: the file as a whole cannot be read."""
+    """All rows of a file, by its suffix; JSON if that is unknown. Raises UserError if the file cannot be read."""
     read = READERS.get(path.suffix.lower(), _json_rows)
     try:
         if read not in (_parquet_rows, _arrow_rows):
@@ -53,7 +53,7 @@ def _text_document(path: Path) -> Rows:
 
 
 def _json_rows(path: Path) -> Rows:
-    """Of a list, or of lines of objects."""
+    """Rows of a JSON list, or of lines of objects."""
     with path.open("rb") as file:
         start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
         file.seek(0)
@@ -76,7 +76,7 @@ def _json_rows(path: Path) -> Rows:
 
 
 def _items(text: str) -> Rows:
-    """The values in the text of a JSON list, one at a time."""
+    """The values of a JSON list, one at a time."""
     strict, lenient = json.JSONDecoder(object_pairs_hook=_object), json.JSONDecoder()
 
     def past(place: int) -> int:
@@ -106,7 +106,7 @@ def _items(text: str) -> Rows:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. ValueError: a key is there twice, of which a reader could take either value."""
+    """A JSON object. Raises ValueError for duplicate keys, which are ambiguous."""
     made = dict(pairs)
     if len(made) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
@@ -149,7 +149,7 @@ def _parquet_rows(path: Path) -> Rows:
 
 
 def _arrow_rows(path: Path) -> Rows:
-    """Of a stream, which `datasets` writes, or of a file."""
+    """Rows of an Arrow stream, which `datasets` writes, or of an Arrow file."""
     import pyarrow
     from pyarrow import ipc
 
@@ -167,13 +167,13 @@ def _arrow_rows(path: Path) -> Rows:
 
 
 def _validated(batch: Any) -> Any:
-    """The batch, of which no offset points outside of it; ArrowInvalid otherwise. Parquet's are made here."""
+    """The batch, if all of its offsets are valid; ArrowInvalid otherwise. Parquet batches are always valid."""
     batch.validate(full=True)
     return batch
 
 
 def _batch_rows(path: Path, batches: Iterator[Any]) -> Rows:
-    """Without columns of times and dates, which no format has and Python has not all of."""
+    """Rows without columns of times and dates, which no format uses and Python cannot always represent."""
     from pyarrow.types import is_temporal
 
     number = 0

@@ -44,7 +44,7 @@ class Sequences:
     trimmed: Trimmed  # what was done to samples that are longer than L
     unsupervised: int  # samples that were left out because the loss counts none of their tokens
     pad_id: int
-    content_hash: str  # of the tokens, labels and documents
+    content_hash: str  # hash of the tokens, labels and documents
     not_taken: tuple[str, ...] = ()  # files in the sources' folders that were ignored, as sentences
 
     def __len__(self) -> int:
@@ -160,8 +160,8 @@ def _layout(
 
 
 def shuffled(count: int, *key: int) -> np.ndarray:
-    """The numbers below `count` in an order that follows from the key: int64 [count].
+    """A permutation of the numbers below `count` that depends on the key: int64 [count].
 
-    numpy promises the raw stream of a bit generator for good, its permutations not.
+    It uses the raw stream of a bit generator, which numpy keeps stable, unlike its permutations.
     """
     return np.argsort(np.random.PCG64(key).random_raw(count), kind="stable")

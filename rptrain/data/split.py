@@ -9,47 +9,47 @@ from rptrain.data.sequences import Group, Sequences, shuffled
 from rptrain.utils.errors import UserError
 
 
-def split(rows: Sequences, size: float, seed: int) -> tuple[Sequences, Sequences]:
-    """The rows to train on, and those held out: a share below 1 of them, or so many, drawn by the seed.
+def split(sequences: Sequences, size: float, seed: int) -> tuple[Sequences, Sequences]:
+    """Splits off a validation set, drawn by the seed: `size` sequences or, below 1, a fraction of all.
 
-    UserError where nothing would be left of either, or nothing to train on of the sets of a weight.
+    Raises UserError if either part, or the training part of the sets of one weight, would be empty.
     """
-    count = round(size * len(rows)) if size < 1 else int(size)
-    if not 0 < count < len(rows):
+    count = round(size * len(sequences)) if size < 1 else int(size)
+    if not 0 < count < len(sequences):
         raise UserError(
-            f"data.val_size holds out {count} of {len(rows)} sequences for validation: both sets need at "
+            f"data.val_size holds out {count} of {len(sequences)} sequences for validation: both sets need at "
             "least one sequence"
         )
-    order = shuffled(len(rows), seed, 1)
-    trained = select(rows, np.sort(order[count:]))
-    for group in rows.groups:
+    order = shuffled(len(sequences), seed, 1)
+    trained = select(sequences, np.sort(order[count:]))
+    for group in sequences.groups:
         if group.weight not in {left.weight for left in trained.groups}:
             raise UserError(
                 f"data.val_size would hold out all {group.count} sequences of the sets with weight {group.weight:g}: "
                 "lower it, or name validation data as [[data.val]]"
             )
-    return trained, once(select(rows, np.sort(order[:count])))
+    return trained, once(select(sequences, np.sort(order[:count])))
 
 
-def once(rows: Sequences) -> Sequences:
-    """The rows with each taken once an epoch, whatever its set's weight."""
-    return replace(rows, groups=(Group(0, len(rows), 1.0),))
+def once(sequences: Sequences) -> Sequences:
+    """The sequences with weight 1 each."""
+    return replace(sequences, groups=(Group(0, len(sequences), 1.0),))
 
 
-def select(rows: Sequences, chosen: np.ndarray) -> Sequences:
-    """Some of the rows, in ascending order."""
-    parts = [slice(rows.starts[row], rows.starts[row + 1]) for row in chosen.tolist()]
+def select(sequences: Sequences, chosen: np.ndarray) -> Sequences:
+    """The chosen sequences; `chosen` is ascending."""
+    parts = [slice(sequences.starts[index], sequences.starts[index + 1]) for index in chosen.tolist()]
     groups: list[Group] = []
-    for group in rows.groups:
+    for group in sequences.groups:
         first, stop = np.searchsorted(chosen, (group.first, group.first + group.count)).tolist()
         if stop > first:
             groups.append(Group(first, stop - first, group.weight))
     return replace(
-        rows,
-        begins=np.concatenate([rows.begins[part] for part in parts]),
-        lengths=np.concatenate([rows.lengths[part] for part in parts]),
-        starts=np.cumsum([0, *(len(rows.lengths[part]) for part in parts)]),
-        supervised=rows.supervised[chosen],
+        sequences,
+        begins=np.concatenate([sequences.begins[part] for part in parts]),
+        lengths=np.concatenate([sequences.lengths[part] for part in parts]),
+        starts=np.cumsum([0, *(len(sequences.lengths[part]) for part in parts)]),
+        supervised=sequences.supervised[chosen],
         groups=tuple(groups),
-        content_hash=sha256(rows.content_hash.encode() + chosen.tobytes()).hexdigest(),
+        content_hash=sha256(sequences.content_hash.encode() + chosen.tobytes()).hexdigest(),
     )

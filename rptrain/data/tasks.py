@@ -1,4 +1,4 @@
-"""Generated questions with one right answer each, which a tiny model learns in a minute or so."""
+"""Generated questions with one correct answer each, which a tiny model learns in about a minute."""
 
 import string
 from collections.abc import Callable, Sequence
@@ -8,13 +8,13 @@ from random import Random
 from typing import Literal
 
 Split = Literal["train", "test"]
-TRAIN_QUESTIONS, TEST_QUESTIONS = 8192, 500  # how many the built-in set has in each split
+TRAIN_QUESTIONS, TEST_QUESTIONS = 8192, 500  # questions of the built-in set in each split
 TEST_SHARE = 26  # of 256 payloads are held out
 
 
 @dataclass(frozen=True)
 class Task:
-    """A question is the phrase and a payload: 3 to 5 characters of the alphabet."""
+    """A task: a question is the phrase and a payload of 3 to 5 characters of the alphabet."""
 
     phrase: str
     alphabet: str
@@ -40,12 +40,12 @@ class Question:
 
 
 def split_of(payload: str) -> Split:
-    """The split that a payload belongs to, whatever the task and the seed: no payload is in both."""
+    """The split of a payload, independent of task and seed, so that no payload is in both splits."""
     return "test" if blake2b(payload.encode(), digest_size=1).digest()[0] < TEST_SHARE else "train"
 
 
 def questions(split: Split, count: int, seed: int = 0) -> list[Question]:
-    """`count` questions, the tasks in turn; the same for the same arguments."""
+    """`count` questions, alternating between tasks; deterministic."""
     random, names = Random(f"{split} {seed}"), list(TASKS)
     made: list[Question] = []
     while len(made) < count:
@@ -58,7 +58,7 @@ def questions(split: Split, count: int, seed: int = 0) -> list[Question]:
 
 
 def score(asked: Sequence[Question], answers: Sequence[str]) -> dict[str, float]:
-    """The share of answers that match exactly: for each task that was asked, and "overall"."""
+    """The fraction of exact answers for each task and "overall"."""
     right = [question.answer == answer for question, answer in zip(asked, answers, strict=True)]
     shares = {"overall": sum(right) / len(right)}
     for name in TASKS:

@@ -1,4 +1,4 @@
-"""Examples to documents of token ids, with the mask of the tokens that the loss counts."""
+"""Tokenization of examples with chat templates, with a mask of the tokens that the loss counts."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -15,10 +15,10 @@ from rptrain.data.formats import Example, Tally
 from rptrain.data.tokens import Document
 from rptrain.utils.errors import UserError
 
-CHUNK, CHUNK_TEXT = 1024, 1 << 21  # examples that are tokenized in one call, or characters that end it before
-LONGEST = 1 << 24  # characters of what cannot be tokenized in parts
-MARKS = range(0xE000, 0xF900)  # Unicode's private use: one stands for a turn's content while its place is looked for
-# Stock templates write today's date; with it the tokens of a run would differ from those of its resumption.
+CHUNK, CHUNK_TEXT = 1024, 1 << 21  # examples per call of the tokenizer, and characters after which a call ends earlier
+LONGEST = 1 << 24  # maximum characters of a conversation, which cannot be tokenized in parts
+MARKS = range(0xE000, 0xF900)  # private-use characters: markers in place of a turn's content
+# Stock templates write today's date; a fixed date keeps the tokens of a resumed run the same.
 FIXED_DATE = (
     '{%- macro strftime_now(format) -%}{{- "2024-07-26" if format == "%Y-%m-%d" else "26 Jul 2024" -}}{%- endmacro -%}'
 )
@@ -36,12 +36,12 @@ def encode(
     chat_template: str | None = None,
     tally: Tally | None = None,
 ) -> Iterator[Document]:
-    """The documents of the examples, in order; some of them are in memory at a time.
+    """Yields the documents of the examples in order; only some are in memory at a time.
 
-    Of a conversation the loss counts the messages that are learned, with the token that ends the turn; of a text (which
-    an end-of-text token ends) what follows its prompt; without `assistant_only_loss`, everything. `chat_template` is a
-    path or a template; None takes the tokenizer's. Conversations that the template refuses are counted in `tally`.
-    UserError: there is no template or end-of-text token.
+    In a conversation, the loss counts the messages to train on, each with the token that ends the turn; in a text
+    (which an end-of-text token ends), everything after its prompt. Without `assistant_only_loss` it counts everything.
+    `chat_template` is a path or a template; None: the tokenizer's. Conversations that the template rejects are counted
+    in `tally`. Raises UserError if there is no template or no end-of-text token.
     """
     tally, renderer = tally or Tally(), None
     rendered: list[tuple[int, str, list[Span]]] = []
@@ -49,7 +49,7 @@ def encode(
     size = 0
 
     def documents() -> Iterator[Document]:
-        """Of what is gathered, which ends with it."""
+        """Documents of the gathered examples, which are cleared."""
         nonlocal rendered, texts, size
         parts = _chats(rendered, tokenizer), _texts(texts, tokenizer, assistant_only_loss)
         rendered, texts, size = [], [], 0
@@ -69,7 +69,7 @@ def encode(
             renderer = renderer or Renderer(tokenizer, load_template(tokenizer, chat_template))
             try:
                 text, spans = renderer.render(example, assistant_only_loss)
-                text.encode()  # UnicodeEncodeError: half of a pair of surrogates, which no tokenizer takes
+                text.encode()  # UnicodeEncodeError: an unpaired surrogate, which tokenizers reject
                 if len(text) > LONGEST:
                     raise _too_long(text)
             except (ValueError, RecursionError) as error:
@@ -100,13 +100,13 @@ def load_template(tokenizer: Any, chat_template: str | None) -> str:
 
 
 class Renderer:
-    """Renders conversations and finds what the assistant wrote in them.
+    """Renders conversations and finds the assistant's turns in them.
 
-    The usual way, `return_assistant_tokens_mask`, needs templates with `{% generation %}` marks and gives an
-    all-zero mask for those of Llama, Qwen and others, so spans are found by rendering: a turn begins where
-    the conversation before it ends, with the generation prompt, and ends where the conversation up to it
-    ends. Where that is no prefix of the whole (Qwen3 and GPT-OSS write earlier turns differently from the
-    last), the turn's place is found by putting a mark in place of its content.
+    `return_assistant_tokens_mask` of transformers needs templates with `{% generation %}` marks, and returns an
+    all-zero mask for those of Llama, Qwen and others. Spans are therefore found by rendering: a turn begins where the
+    conversation before it, with the generation prompt, ends, and ends where the conversation up to it ends. If that
+    is not a prefix of the whole (Qwen3 and GPT-OSS render earlier turns differently from the last), a marker in place
+    of the turn's content finds it.
     """
 
     def __init__(self, tokenizer: Any, template: str):
@@ -117,13 +117,13 @@ class Renderer:
         probe: list[Message] = [{"role": "user", "content": "?"}]
         try:
             self._prompts = self._apply(probe) != self._apply(probe, prompt=True)
-        except ValueError:  # it wants more than one message; without a prompt the marks tell all
+        except ValueError:  # the template needs more than one message; without a prompt, markers are sufficient
             self._prompts = False
 
     def render(self, example: Example, assistant_only: bool) -> tuple[str, list[Span]]:
         """The conversation's text and the supervised spans of its characters.
 
-        ValueError: the template refuses the conversation, or does not show where a learned turn ends.
+        Raises ValueError if the template rejects the conversation, or does not show where a turn to train on ends.
         """
         messages, tools = example.messages, example.tools
         assert messages is not None
@@ -139,7 +139,7 @@ class Renderer:
         ]
 
     def _check_tools(self, messages: list[Message], tools: Tools) -> None:
-        """Most templates that know no tools leave them out without a word."""
+        """Raises ValueError if the template ignores tools, as most templates without support for tools do."""
         if tools and "tools" not in self._template:
             raise ValueError("the chat template does not write `tools`")
         if "tool_calls" not in self._template and any("tool_calls" in message for message in messages):
@@ -168,13 +168,13 @@ class Renderer:
         return len(before)
 
     def _end(self, messages: list[Message], tools: Tools, turn: int, whole: str) -> int:
-        """Where the turn's end token ends; line breaks that follow it belong to the template."""
+        """The end of the turn's end token; line breaks after it belong to the template."""
         until = whole if turn == len(messages) - 1 else self._apply(messages[: turn + 1], tools)
         if whole.startswith(until):
             trimmed = until.rstrip()
             return len(trimmed) if trimmed.endswith(self._special) else len(until)
         _, after = self._around(messages, tools, turn)
-        if "tool_calls" in messages[turn]:  # they follow the content
+        if "tool_calls" in messages[turn]:  # follow the content
             ending = next((token for token in self._special if until.rstrip().endswith(token)), None)
             place = -1 if ending is None else after.find(ending)
         else:
@@ -204,7 +204,7 @@ def _chats(rendered: list[tuple[int, str, list[Span]]], tokenizer: Any) -> Itera
         return
     tokens = tokenizer(
         [text for _, text, _ in rendered],
-        add_special_tokens=False,  # the template has written them
+        add_special_tokens=False,  # written by the template
         return_offsets_mapping=True,
         return_attention_mask=False,
         verbose=False,
@@ -218,7 +218,7 @@ def _too_long(text: str) -> ValueError:
 
 
 def _long_text(line: int, text: str, tokenizer: Any) -> Document:
-    """A text in parts that end with a line where they can; at their ends tokens may be others than in the whole."""
+    """Splits a text into parts, if possible at line ends. Tokens at the ends may differ from those of the whole."""
     _check_end(tokenizer)
     end = [tokenizer.eos_token_id]
     begin = tokenizer("", return_attention_mask=False)["input_ids"]
@@ -254,14 +254,14 @@ def _texts(texts: list[Example], tokenizer: Any, assistant_only_loss: bool) -> I
         if prompts and example.prompt and example.text is not None:
             supervised = _within(tokens["offset_mapping"][number], [(example.prompt, len(example.text))])
         if ids[-1:] == [tokenizer.eos_token_id]:
-            supervised[-1] = True  # some tokenizers write it themselves, at no place of the text
+            supervised[-1] = True  # some tokenizers add it themselves, without a place in the text
         else:
             ids, supervised = [*ids, tokenizer.eos_token_id], np.append(supervised, True)
         yield Document(example.line, np.array(ids, dtype=np.int32), supervised, divisible=not example.prompt)
 
 
 def _within(offsets: list[Span], spans: list[Span]) -> np.ndarray:
-    """bool [tokens]: which tokens have a character within a span."""
+    """Whether each token has a character within a span: bool [tokens]."""
     bounds = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * len(offsets)).reshape(-1, 2)
     first, past = bounds[:, 0], np.maximum(bounds[:, 1], bounds[:, 0] + 1)
     mask = np.zeros(len(bounds), dtype=bool)

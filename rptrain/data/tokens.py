@@ -1,4 +1,4 @@
-"""Documents of tokens, one after another: what comes of a data file, in memory or mapped from the cache."""
+"""The token stream of a data file: consecutive documents, in memory or mapped from the cache."""
 
 from array import array
 from collections.abc import Callable, Iterable
@@ -12,24 +12,24 @@ TOKENS = {"tokens": np.int32, "lengths": np.int32, "supervised": np.int32, "line
 
 @dataclass(frozen=True)
 class Document:
-    """A sample as tokens."""
+    """The tokens of a sample."""
 
     line: int  # of its file
     ids: np.ndarray  # int32 [tokens]
-    supervised: np.ndarray  # bool [tokens]: what the loss counts
-    divisible: bool = False  # a text, of which any part is a sample
+    supervised: np.ndarray  # bool [tokens]: whether the loss counts the token
+    divisible: bool = False  # a text, any part of which is a sample
 
 
 @dataclass(frozen=True)
 class Stream:
     """The documents of a file. The arrays are those of TOKENS."""
 
-    tokens: np.ndarray  # [tokens], ids; of those that the loss counts the complement, ~id, which is negative
+    tokens: np.ndarray  # [tokens], ids; ~id, which is negative, if the loss counts the token
     lengths: np.ndarray  # [documents]
-    supervised: np.ndarray  # [documents], labels that the loss counts: the first token is nobody's label
-    lines: np.ndarray  # [documents], where they stand in the file
-    divisible: np.ndarray  # [documents], whether any part is a sample
-    largest: int  # token id; -1 without any
+    supervised: np.ndarray  # [documents], labels that the loss counts; the first token is not a label
+    lines: np.ndarray  # [documents], lines in the file
+    divisible: np.ndarray  # [documents], whether any part of the document is a sample
+    largest: int  # largest token id; -1 without tokens
     digest: str  # of the arrays
     name: str = ""  # the file's
 
@@ -37,12 +37,12 @@ class Stream:
         return len(self.lengths)
 
     def place(self, document: int) -> str:
-        """Where it stands: "file:line"."""
+        """The place as "file:line"."""
         return f"{self.name}:{self.lines[document]}"
 
 
 class Builder:
-    """Collects documents: tokens leave through `write` as they come, the rest stays here, 13 bytes a document."""
+    """Collects documents: passes tokens to `write`, and keeps the other arrays, 13 bytes per document."""
 
     def __init__(self, write: Callable[[bytes], object]):
         self._write = write
@@ -61,13 +61,13 @@ class Builder:
         self._divisible.append(document.divisible)
 
     def index(self) -> dict[str, np.ndarray]:
-        """All arrays but the tokens."""
+        """All arrays except the tokens."""
         parts = (self._lengths, self._supervised, self._lines, self._divisible)
         return {name: np.frombuffer(part, TOKENS[name]) for name, part in zip(list(TOKENS)[1:], parts, strict=True)}
 
 
 def gather(documents: Iterable[Document], name: str) -> Stream:
-    """A stream in memory, for what is small."""
+    """A stream in memory, for small data."""
     tokens = bytearray()
     builder = Builder(tokens.extend)
     for document in documents:

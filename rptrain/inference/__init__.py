@@ -1,1 +1,1 @@
-"""A trained model's answers: text from a run, and scores of the built-in tasks."""
+"""Inference: text generation, and scores on the built-in tasks."""

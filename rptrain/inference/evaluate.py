@@ -1,4 +1,4 @@
-"""Asks a model the held-out questions of the built-in tasks and counts exact answers."""
+"""Evaluation on the held-out questions of the built-in tasks, by exact match."""
 
 from typing import Any
 
@@ -6,15 +6,16 @@ from rptrain.data import tasks
 from rptrain.models.layers.generate import Weights, generate
 from rptrain.models.spec import ModelSpec
 
-MAX_ANSWER = 12  # tokens: the longest answer and its end
-SHOWN = 3  # questions whose answers are told
+MAX_ANSWER = 12  # tokens of the longest answer, with its end
+SHOWN = 3  # questions whose answers are returned
 
 
 def ask_questions(
     spec: ModelSpec, weights: Weights, tokenizer: Any, count: int
 ) -> tuple[dict[str, float], list[tuple[str, str]]]:
-    """Greedy answers to `count` test questions: the share that is exact, "overall" and for each task; and the first
-    SHOWN questions with what was answered.
+    """Answers `count` test questions greedily.
+
+    Returns the fraction of exact answers, "overall" and per task, and the first SHOWN questions with their answers.
     """
     asked = tasks.questions("test", count)
     prompts = [encode_prompt(tokenizer, question.prompt) for question in asked]
@@ -25,7 +26,7 @@ def ask_questions(
 
 
 def encode_prompt(tokenizer: Any, text: str) -> list[int]:
-    """A user's message as the chat template writes it, up to where the answer begins."""
+    """A user's message in the chat template, with the generation prompt."""
     messages = [{"role": "user", "content": text}]
     rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return tokenizer(rendered, add_special_tokens=False)["input_ids"]

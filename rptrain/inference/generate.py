@@ -1,4 +1,4 @@
-"""Text from a trained model: a run, a checkpoint, or any model directory that we can read."""
+"""Text generation with a trained model: a run, a checkpoint, or a model directory."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
 
-ROOM = 0.8  # of a GPU's free memory may be weights; the rest is for the cache and the work
+ROOM = 0.8  # fraction of a GPU's free memory for weights; the rest is for the cache and temporaries
 
 
 def generate_text(
@@ -26,7 +26,7 @@ def generate_text(
 ) -> list[str]:
     """One answer for each prompt. `raw` continues the prompt itself instead of putting it into the chat template.
 
-    A run answers from its exported model if it has one, else from its newest checkpoint. UserError for a source
+    A run answers from its exported model if it has one, else from its newest checkpoint. Raises UserError for a source
     that is neither a run, a checkpoint nor a model directory.
     """
     source = Path(source)
@@ -57,7 +57,7 @@ def generate_text(
 
 
 def _from_adapter(source: Path) -> tuple[ModelSpec, list[dict[str, Tensor]], Path]:
-    """With the weights of its base model, which is looked for by its name."""
+    """Loads an adapter with its base model, which is located by name."""
     files = adapter.read(source)
     try:
         base = registry.locate(files.config.get("base_model_name_or_path") or "")
@@ -81,7 +81,7 @@ def _from_directory(source: Path) -> tuple[ModelSpec, list[dict[str, Tensor]], P
 
 
 def _load(source: Path, spec: ModelSpec) -> list[dict[str, Tensor]]:
-    """The parameters of each unit; adapters are zeros."""
+    """Loads the parameters of each unit; adapters are zeros."""
     own = without_adapters(spec)
     files = pretrained.check(source, own)
     name = str(spec.config.get("dtype") or spec.config.get("torch_dtype") or "bfloat16")
@@ -106,7 +106,7 @@ def _device(spec: ModelSpec, parameters: list[dict[str, Tensor]]) -> torch.devic
 
 
 def _end_tokens(spec: ModelSpec, tokenizer: Any) -> set[int]:
-    """Where an answer ends: what the tokenizer and the config name, one id or several."""
+    """The token ids that end an answer, from the tokenizer and the config."""
     named = spec.config.get("eos_token_id")
     ends = {*named} if isinstance(named, list) else {named}
     return {end for end in (*ends, tokenizer.eos_token_id) if end is not None}
