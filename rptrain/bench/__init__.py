@@ -1,1 +1,1 @@
-"""How fast this machine is: its floor, and what training reaches of it."""
+"""Benchmarks of training on this machine, and its roofline time."""

@@ -1,9 +1,9 @@
-"""The floor: the least time that the arithmetic of a training step takes on a device, operation by operation.
+"""The floor, or roofline time: the least time for a training step's arithmetic on a device, operation by operation.
 
-Products run in the framework's matrix library, those of experts as in training, with as many tokens for each expert,
-attention in the fastest deterministic implementation, elementwise operations read and write each operand once at the
-speed of a copy. A layer's operations are timed one after the other, with nothing in between, round and round, as a
-device in training may be too warm for its highest clock. What is left out: gradient sums, rotary tables, transfers.
+Matrix products use torch; those of experts run as in training, with equal numbers of tokens per expert. Attention uses
+the fastest deterministic implementation. Elementwise operations read and write each operand once, at the speed of a
+copy. A layer's operations are timed in a row, again and again, because a device in training may be too warm for its
+highest clock. Gradient accumulation, rotary tables and transfers are left out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,14 +24,14 @@ from rptrain.models.layers.block import BlockShape
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import HeadLayer, Layer, ModelSpec
 
-COPY = 512 << 20  # bytes that a copy reads and writes, for its rate
+COPY = 512 << 20  # bytes that the timed copy reads and writes
 EXPERTS = ("experts_gate_up", "experts_down")
-BACKENDS = ("hybrid", "triton", "reference")  # whose backward has one order of sums whatever is asked of torch
+BACKENDS = ("hybrid", "triton", "reference")  # backends whose backward always sums in a fixed order
 
 
 @dataclass(frozen=True)
 class Line:
-    """An operation of a layer: its seconds in forward and in backward, for one micro-batch, timed by itself."""
+    """An operation of a layer, timed separately: seconds in forward and in backward, for one micro-batch."""
 
     operation: str
     forward: float
@@ -40,17 +40,17 @@ class Line:
 
 @dataclass(frozen=True)
 class LayerFloor:
-    """A kind of layers: the floor of one of them, for one micro-batch."""
+    """The floor of one kind of layers, for one layer and one micro-batch."""
 
-    name: str  # of the first of its kind
+    name: str  # the first layer of its kind
     count: int
     forward: float  # seconds of all its operations in a row
     backward: float
-    lines: tuple[Line, ...]  # they need not add up to the same: alone, an operation finds a cooler device
+    lines: tuple[Line, ...]  # their sum may differ: separately timed operations find a cooler device
     recomputed: bool  # the head is computed forward and backward at once
 
     def seconds(self, recompute: bool = True) -> float:
-        """Of one such layer for a micro-batch: forward, the recomputed forward if it is, and backward."""
+        """Seconds of such a layer for a micro-batch: forward, the recomputed forward if there is one, and backward."""
         return (1 + (recompute and self.recomputed)) * self.forward + self.backward
 
 
@@ -60,17 +60,17 @@ class Floor:
 
     layers: tuple[LayerFloor, ...]
     tokens: int
-    copy: float  # bytes a second, read and written
+    copy: float  # bytes per second, read and written
 
     def tokens_per_second(self, recompute: bool = True) -> float:
-        """Of one device."""
+        """Tokens per second of one device."""
         return self.tokens / sum(layer.count * layer.seconds(recompute) for layer in self.layers)
 
 
 def floor(spec: ModelSpec, rows: int, length: int, dtype: torch.dtype, device: torch.device) -> Floor:
-    """Measures it on `device`, for micro-batches of `rows` rows of `length` tokens.
+    """Measures the floor on `device`, for micro-batches of `rows` sequences of `length` tokens.
 
-    Takes the memory of one layer's weights, their gradients and its activations at a time.
+    Needs memory for the weights, gradients and activations of one layer at a time.
     """
     tokens = rows * length
     halves = [torch.empty(COPY // 2, dtype=torch.uint8, device=device) for _ in range(2)]
@@ -99,7 +99,7 @@ class _Operation:
 
 
 def _lines(operations: Sequence[_Operation], device: torch.device) -> list[Line]:
-    """Each by itself, all of them in turn."""
+    """Times each operation separately, all of them in turn."""
     works = {
         (operation.name, which): work
         for operation in operations
@@ -110,7 +110,7 @@ def _lines(operations: Sequence[_Operation], device: torch.device) -> list[Line]
 
 
 def _in_a_row(operations: Sequence[_Operation], recomputed: bool, device: torch.device) -> tuple[float, float]:
-    """Forward and backward of all of them; forward is done as often as in training, so that the device is as warm."""
+    """Times forward and backward of all operations; forward runs as often as in training, so the device is as warm."""
 
     def forward() -> None:
         for operation in operations:
@@ -126,7 +126,7 @@ def _in_a_row(operations: Sequence[_Operation], recomputed: bool, device: torch.
 
 
 def _move(halves: list[Tensor], nbytes: float) -> None:
-    """A copy that reads and writes so many bytes in all."""
+    """A copy that reads and writes `nbytes` bytes in total."""
     left = int(nbytes) // 2
     while left > 0:
         piece = min(left, len(halves[0]))
@@ -135,7 +135,7 @@ def _move(halves: list[Tensor], nbytes: float) -> None:
 
 
 def _kinds(spec: ModelSpec) -> dict[tuple[str, Layer | HeadLayer], int]:
-    """One layer of each kind, and how many there are."""
+    """One layer of each kind, and their number."""
     found: dict[Any, tuple[str, Layer | HeadLayer]] = {}
     counts: dict[tuple[str, Layer | HeadLayer], int] = {}
     for layer in spec.stack:
@@ -147,8 +147,8 @@ def _kinds(spec: ModelSpec) -> dict[tuple[str, Layer | HeadLayer], int]:
 def _products(
     spec: ModelSpec, layer: Layer | HeadLayer, tokens: int, dtype: torch.dtype, device: torch.device
 ) -> Iterator[_Operation]:
-    """x [T, in] times each weight [out, in]; in backward the gradients of the input and, if it is trained, of the
-    weight.
+    """Products of x [T, in] with each weight [out, in]; backward computes gradients of the input and of trained
+    weights.
     """
     for unit in (spec.units[index] for index in layer.units):
         for param in unit.params:
@@ -180,7 +180,7 @@ def _product(w: Tensor, x: Tensor, y: Tensor, trained: bool) -> tuple[clock.Work
 
 
 def _grouped(w: Tensor, rows: int, trained: bool) -> tuple[clock.Work, clock.Work]:
-    """Products of so many rows, as many for each expert, with weights [E, in, out]."""
+    """Products with weights [E, in, out] for equal numbers of tokens per expert."""
     experts, size, out = w.shape
     x, y = (torch.randn(rows, columns, dtype=w.dtype, device=w.device) for columns in (size, out))
     ends = (torch.arange(1, experts + 1, device=w.device) * rows // experts).int()
@@ -197,7 +197,7 @@ def _grouped(w: Tensor, rows: int, trained: bool) -> tuple[clock.Work, clock.Wor
 def _attention(
     block: BlockShape, with_sinks: bool, rows: int, length: int, dtype: torch.dtype, device: torch.device
 ) -> list[_Operation]:
-    """Of whole rows, by every deterministic implementation."""
+    """Attention within whole sequences, by every deterministic implementation."""
     positions = torch.arange(length, device=device).repeat(rows)
     mb = MicroBatch(
         sequences=rows,
@@ -232,7 +232,7 @@ def _attention(
 
 
 def _backends(dtype: torch.dtype, device: torch.device, head_size: int, plain: bool) -> list[str]:
-    """Those that take such inputs, `plain` without window and sinks; the reference only where nothing else does."""
+    """The implementations for these inputs, `plain` without window and sinks; the reference only as a last resort."""
     found = []
     for name in BACKENDS:
         try:
@@ -243,6 +243,6 @@ def _backends(dtype: torch.dtype, device: torch.device, head_size: int, plain: b
 
 
 def _elementwise(forward: Mapping[str, float], backward: Mapping[str, float], rate: float) -> Iterator[Line]:
-    """The bytes of every operation over the copy's rate."""
+    """The time of elementwise operations: their bytes at the rate of a copy."""
     for name in {**forward, **backward}:
         yield Line(name, forward.get(name, 0.0) / rate, backward.get(name, 0.0) / rate)

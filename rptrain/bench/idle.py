@@ -1,26 +1,25 @@
-"""Why a device was idle: each gap before a computation is divided among what the computation waited for.
+"""The causes of idle time: each gap before a computation is divided among the things that the computation waited for.
 
-A computation begins once four things are there: the host has launched it, its inputs have arrived, its parameters
-have, and the places of its outputs are free. **What came last decides**, and the gap is divided along the way that it
-took:
+A computation begins when the host has launched it, its inputs and its parameters have arrived, and the buffers of its
+outputs are free. **The condition that was met last decides**, and the gap is divided along its history:
 
 - the launch: the host's time, up to the launch;
-- an input: the host's time, until its copy was issued; "producers", until that which computes it had brought it to the
-  host and the copy could begin; "activations", until it had arrived;
-- the parameters: "optimizer", until the last of their versions was published; "parameters", until they had arrived;
-- a free place: "activations", until the output that lay there had left.
+- an input: the host's time, until its copy was issued; "producers", until its producer had sent it to the host and the
+  copy could begin; "activations", until it had arrived;
+- parameters: "optimizer", until the last of their versions was published; "parameters", until they had arrived;
+- a free buffer: "activations", until its last output had been downloaded.
 
-The embedding computes the first inputs of an iteration, and waits for its weights too: "producers" is "optimizer" as
-long as they were not published.
+The embedding computes the first inputs of an iteration and waits for its weights too: until these were published,
+"producers" is "optimizer".
 
-What remains of the gap, when everything was there, is "gradients" before a computation that also waits for copies of
-gradients, else "other": what it takes a device to go on.
+The rest of the gap, when everything was ready, is "gradients" before a computation that also waits for copies of
+gradients, and otherwise "other", the overhead of the device.
 
-The host's time is "boundary" until the iteration was submitted, or "optimizer" while its caller waited for a step; from
-then on what the worker's thread was blocked by, or "launch" while it was not.
+The host's time is "boundary" until the iteration was submitted, or "optimizer" while the caller waited for a step;
+after that, it is the cause that blocked the worker's thread, or "launch" while nothing blocked it.
 
-All times are in seconds on one clock. A computation that starves because its own launches come too late counts as
-busy: the share of the host's launches tells that (`rptrain/bench/timeline.py`).
+All times are in seconds on one clock. A computation that is slow because its own launches are late counts as busy; the
+share of launches shows this case (`rptrain/bench/timeline.py`).
 """
 
 from bisect import bisect_right
@@ -31,12 +30,12 @@ from typing import Literal, get_args
 
 Cause = Literal["parameters", "activations", "producers", "optimizer", "gradients", "launch", "boundary", "other"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
-Step = tuple[float, Cause | None]  # until when something was on its way, and what that is called; None: the host's time
+Step = tuple[float, Cause | None]  # end of a part of the history, and its cause; None: the host's time
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A stretch of time that has a cause."""
+    """An interval of idle time with one cause."""
 
     cause: Cause
     start: float
@@ -45,7 +44,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Input:
-    """When the copy of an input was issued, could begin, and had arrived."""
+    """The times when the copy of an input was issued, could begin, and had arrived."""
 
     issued: float
     began: float
@@ -58,42 +57,42 @@ class Input:
 
 @dataclass(frozen=True)
 class Computation:
-    """What a device computes without a wait in between, and when that which it needed was there."""
+    """A computation of a device without a wait in between, and the times when its requirements were met."""
 
     name: str
     start: float
     end: float
-    submitted: float  # its iteration
+    submitted: float  # when its iteration was submitted
     launched: float
-    inputs: tuple[Input, ...] = ()  # in the order in which they were copied
-    parameters: tuple[float, float] | None = None  # the last of their versions was published; all had arrived
-    freed: float | None = None  # the places of its outputs
-    embedded: float = -inf  # the weights of its iteration's embedding were published
+    inputs: tuple[Input, ...] = ()  # in the order of their copies
+    parameters: tuple[float, float] | None = None  # when the last version was published, and when all had arrived
+    freed: float | None = None  # when the buffers of its outputs were free
+    embedded: float = -inf  # when the weights of its iteration's embedding were published
     rest: Cause = "other"
 
 
 class Host:
-    """What the thread that launches for a device was blocked by, and its caller: intervals in order, apart."""
+    """The intervals in which a device's launching thread and the engine's caller were blocked: ordered and disjoint."""
 
     def __init__(self, blocked: Sequence[Interval] = (), caller: Sequence[Interval] = ()) -> None:
         self.blocked, self.caller = blocked, caller
         self._blocked, self._caller = ([interval.end for interval in of] for of in (blocked, caller))
 
     def time(self, start: float, end: float, submitted: float) -> Iterator[Interval]:
-        """The host's time from `start` to `end`, for a computation of an iteration that was `submitted` then."""
+        """The host's time from `start` to `end`, for a computation of an iteration submitted at `submitted`."""
         middle = min(max(submitted, start), end)
         yield from _overlaid(start, middle, "boundary", self.caller, self._caller)
         yield from _overlaid(middle, end, "launch", self.blocked, self._blocked)
 
     def blocked_for(self, start: float, end: float) -> float:
-        """Seconds."""
+        """Seconds that the thread was blocked between `start` and `end`."""
         found = _overlaid(start, end, "launch", self.blocked, self._blocked)
         return sum(interval.end - interval.start for interval in found if interval.cause != "launch")
 
 
 @dataclass(frozen=True)
 class Usage:
-    """How a device spent a stretch of time, in seconds: `busy` and the causes of `idle` add up to `total`."""
+    """The use of a device's time, in seconds: `busy` and the causes of `idle` add up to `total`."""
 
     total: float
     busy: float
@@ -108,7 +107,7 @@ def usage(computations: Sequence[Computation], host: Host, window: tuple[float, 
 
 
 def gaps(computations: Sequence[Computation], host: Host, window: tuple[float, float]) -> list[Interval]:
-    """All that is not computation within the window, in order. What no computation comes after is "boundary"."""
+    """All time in the window without computation, in order. Time after the last computation is "boundary"."""
     found: list[Interval] = []
     at, stop = window
     for computation in computations:
@@ -124,7 +123,7 @@ def gaps(computations: Sequence[Computation], host: Host, window: tuple[float, f
 
 
 def _divided(start: float, computation: Computation, host: Host) -> Iterator[Interval]:
-    """The gap from `start` to the computation."""
+    """Divides the gap from `start` to the computation."""
     ways: list[tuple[Step, ...]] = [((computation.launched, None),)]
     if computation.inputs:
         ways.append(tuple(step for copy in computation.inputs for step in copy.way))
@@ -146,7 +145,7 @@ def _divided(start: float, computation: Computation, host: Host) -> Iterator[Int
 
 
 def _optimized(parts: Iterable[Interval], embedded: float) -> Iterator[Interval]:
-    """With "optimizer" for what is "producers" before the embedding has its weights."""
+    """Replaces "producers" by "optimizer" before the embedding has its weights."""
     for part in parts:
         if part.cause != "producers" or part.start >= embedded:
             yield part
@@ -159,7 +158,7 @@ def _optimized(parts: Iterable[Interval], embedded: float) -> Iterator[Interval]
 def _overlaid(
     start: float, end: float, otherwise: Cause, intervals: Sequence[Interval], ends: Sequence[float]
 ) -> Iterator[Interval]:
-    """The time from `start` to `end`: the intervals where there are some, `otherwise` between them."""
+    """The time from `start` to `end`, divided into the given intervals, and `otherwise` between them."""
     if end <= start:
         return
     at = start

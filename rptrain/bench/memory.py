@@ -1,4 +1,4 @@
-"""GPU memory while something runs: the most that the driver counted, and what the framework's allocator took."""
+"""Peak GPU memory, by the driver and by torch's allocator."""
 
 import threading
 from collections.abc import Sequence
@@ -8,19 +8,19 @@ from typing import Self
 
 import torch
 
-PAUSE = 0.02  # seconds between two looks
+PAUSE = 0.02  # seconds between two samples
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes: by the driver, with the CUDA context and all else that is on the card; and of the allocator."""
+    """Peak bytes by the driver, with the CUDA context and other processes, and by the allocator."""
 
     driver: int
     allocator: int
 
 
 class Sampler:
-    """Looks at the GPUs among `devices` again and again. Context manager; without a GPU it does nothing."""
+    """Samples the memory of the GPUs among `devices`. Context manager; does nothing without GPUs."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._indices = [int(name.partition(":")[2]) for name in devices if name.startswith("cuda")]
@@ -50,12 +50,12 @@ class Sampler:
             self._used[index] = max(self._used[index], total - free)
 
     def peaks(self) -> list[Peak]:
-        """Up to now, of each GPU."""
+        """The peaks so far, for each GPU."""
         self._look()
         return [Peak(self._used[index], torch.cuda.max_memory_reserved(index)) for index in self._indices]
 
 
 def driver_allocations(devices: Sequence[str]) -> tuple[int, ...]:
-    """How often the allocator has asked the driver for memory so far, for each GPU among the devices."""
+    """The number of memory requests of the allocator to the driver so far, for each GPU among the devices."""
     gpus = [name for name in devices if name.startswith("cuda")]
     return tuple(torch.cuda.memory_stats(name)["num_device_alloc"] for name in gpus)

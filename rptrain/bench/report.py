@@ -1,7 +1,7 @@
-"""What `rptrain bench` found out: speed, memory, and where the time of each device went.
+"""The results of `rptrain bench`: speed, memory, and the use of each device's time.
 
-As JSON: one object with these keys, which stay. Times are in seconds, sizes in bytes, rates in bytes a second; shares
-are of 1.
+The JSON form is one object with these stable keys. Times are in seconds, sizes in bytes, rates in bytes per second;
+shares are fractions of 1.
 
     model        path, architecture, parameters, layers (the head is one), base (lora.base, or null)
     machine      devices (name, kind), torch, rptrain (their versions)
@@ -10,12 +10,12 @@ are of 1.
     throughput   seconds_per_step (the median), steps (the seconds of each measured one), tokens_per_second (of all of
                  them together), losses (of all steps, those of the warm-up too; null where one is not finite), skipped
                  (steps without finite gradients, which have no update)
-    first_step   seconds, and what they are made of: preparing (config, plan, data), memory (taking and locking it,
+    first_step   seconds, and their parts: preparing (config, plan, data), memory (taking and locking it,
                  starting the engine), weights (drawing them), step (the first one)
     memory       gpus (device, peak: by the driver, context and other processes included, planned: the same, limit,
                  allocator_peak: of the framework's allocator, allocator_planned, driver_allocations: in the measured
                  steps), host (states_per_parameter, states, activations, process: its proportional set size, locked)
-    devices      a device each: name, seconds (of the measured steps), busy and idle: shares that add up to 1. idle is
+    devices      for each device: name, seconds (of the measured steps), busy and idle: shares that add up to 1. idle is
                  by cause, which rptrain/bench/idle.py explains: parameters, activations, producers, optimizer,
                  gradients, launch, boundary, other
     transfers    upload (of parameters), download (of gradients): rates while they move, of one device; null where
@@ -23,7 +23,7 @@ are of 1.
                  counted; base_bytes: of upload_bytes, those of layers' frozen weights
     optimizer    seconds (of an update), parameters_per_second (that train), bytes_per_parameter (read and written),
                  bytes_per_second; null without an update
-    launches     share (what launching takes the host over what the devices compute, at most), stages (stage, host: the
+    launches     share (at most: the host's launch time over the devices' computation), stages (stage, host: the
                  median for a micro-batch, least, device: the median). A thread that is far ahead waits within its
                  launches for room in the device's queue, so that the least counts, and is still too much
     floor        tokens_per_second (of all devices, each layer's forward recomputed), without_recompute, achieved (of
@@ -53,7 +53,7 @@ from rptrain.train.job import Job
 
 @dataclass(frozen=True)
 class Startup:
-    """The way to the end of the first step, in seconds."""
+    """The time to the end of the first step, in seconds."""
 
     preparing: float
     memory: float
@@ -67,7 +67,7 @@ class Startup:
 
 @dataclass(frozen=True)
 class Copied:
-    """Bytes of a step, on all devices together, as the copies were counted."""
+    """Copied bytes per step on all devices together."""
 
     upload_bytes: float
     base_bytes: float
@@ -76,7 +76,7 @@ class Copied:
 
 @dataclass(frozen=True)
 class Report:
-    """A measured run. `ends` are the times at which steps ended: that before the measured ones, and theirs."""
+    """A measured run. `ends`: the end times of the last step before the measured ones, and of these."""
 
     job: Job
     ends: tuple[float, ...]
@@ -84,7 +84,7 @@ class Report:
     skipped: int
     startup: Startup
     peaks: tuple[Peak, ...]  # of each GPU
-    allocations: tuple[int, ...]  # by the driver in the measured steps, for each GPU
+    allocations: tuple[int, ...]  # driver allocations in the measured steps, for each GPU
     process: int  # bytes
     locked: bool
     adam_bytes: float  # of a parameter
@@ -96,7 +96,7 @@ class Report:
 
     @property
     def window(self) -> tuple[float, float]:
-        """The time of the measured steps."""
+        """Start and end of the measured steps."""
         return self.ends[0], self.ends[-1]
 
     @property
@@ -109,7 +109,7 @@ class Report:
 
     @cached_property
     def usages(self) -> list[Usage]:
-        """Of each device."""
+        """The usage of each device."""
         return [usage(lane.computations, lane.host, self.window) for lane in self.lanes]
 
     @cached_property
@@ -118,18 +118,18 @@ class Report:
 
     @property
     def launch_share(self) -> float:
-        """Every stage computes every micro-batch once a step."""
+        """An upper bound of launch time over computation time; every stage computes every micro-batch once per step."""
         return sum(stage.least for stage in self.launches) / sum(stage.device for stage in self.launches)
 
     @property
     def floor_tokens_per_second(self) -> tuple[float, float]:
-        """Of all devices, with recompute and without."""
+        """Tokens per second of all devices, with recomputation and without."""
         assert self.floor is not None
         count = len(self.lanes)
         return count * self.floor.tokens_per_second(), count * self.floor.tokens_per_second(recompute=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object that the module's text describes."""
+        """The JSON object that the module's docstring describes."""
         job, config = self.job, self.job.config
         return {
             "model": {

@@ -1,4 +1,4 @@
-"""Trains a config's model for some steps, with random weights and tokens, and collects how that went."""
+"""Runs a benchmark: trains a config's model for some steps with random weights and tokens, and measures them."""
 
 import time
 from collections.abc import Callable
@@ -27,12 +27,12 @@ from rptrain.train.job import Job, prepare_job, replan, resolve_auto
 from rptrain.train.setup import open_engine, open_store
 from rptrain.train.trainer import MEASURE
 
-RATE = 1e-6  # the learning rate: the weights stay what they are, near enough
+RATE = 1e-6  # the learning rate: the weights hardly change
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A step that is done."""
+    """A finished step."""
 
     end: float
     loss: float
@@ -48,10 +48,10 @@ def bench(
     with_floor: bool = False,
     tell: Callable[[str], object],
 ) -> Report:
-    """Measures `steps` steps behind `warmup` others (default: `settled`), on the plan that training would use.
+    """Measures `steps` steps after `warmup` others (default: `warmup_steps`), with the plan that training would use.
 
-    Where training would plan again with measured times, the steps that they are measured in come first. `tell` is
-    called with what is done next. UserError, before memory is taken, for what a person can mend. Nothing is written.
+    If training would plan again with measured times, the steps that measure them come first. `tell` is called with
+    the next action. Raises UserError for mistakes in the input, before memory is allocated. Writes no files.
     """
     tell("planning")
     began = time.perf_counter()
@@ -67,14 +67,14 @@ def bench(
         set_magnitudes(job.spec, store.held, {})
         store.loaded()
         filled = time.perf_counter()
-        first: tuple[float, float] | None = None  # when the first engine was open, and when it had done a step
+        first: tuple[float, float] | None = None  # when the first engine was open, and when it had finished a step
         if job.config.engine.replan:
             with open_engine(job, store, meter=Meter()) as engine:
                 opened = time.perf_counter()
                 first = opened, _train(engine, job, MEASURE, tell, "step {} of {} to plan with")[0].end
                 measured = engine.measured()
             job = job if measured is None else replace(job, plan=replan(job, measured))
-        warmup = settled(job.plan.plan) if warmup is None else warmup
+        warmup = warmup_steps(job.plan.plan) if warmup is None else warmup
         sampler = stack.enter_context(Sampler(job.devices))
         with open_engine(job, store, meter=Meter(layers=False), trace=True) as engine:
             opened = time.perf_counter()
@@ -103,10 +103,10 @@ def bench(
         )
 
 
-def settled(plan: Plan) -> int:
-    """Iterations after which no device computes a stage in a parameter slot that is new to it, and one more."""
+def warmup_steps(plan: Plan) -> int:
+    """Iterations until no device computes a stage in a new parameter slot, and one more."""
     turns = [0] * plan.devices
-    met: set[tuple[int, int, int]] = set()  # device, stage, which of its two parameter slots
+    met: set[tuple[int, int, int]] = set()  # device, stage, parameter slot
     states: set[tuple[int, ...]] = set()
     last = number = 0
     while (state := (plan.slots(number)[0].device, *(turn % 2 for turn in turns))) not in states:
@@ -122,7 +122,7 @@ def settled(plan: Plan) -> int:
 
 
 def _prepare(resolved: Resolved) -> Job:
-    """The job with random weights and tokens. No room on the disk is asked for, as nothing is saved."""
+    """The job with random weights and tokens. It needs no disk space, because nothing is saved."""
     config = resolved.config
     given = config.model_copy(
         update={
@@ -136,7 +136,7 @@ def _prepare(resolved: Resolved) -> Job:
 
 
 def _floor(job: Job, tell: Callable[[str], object]) -> floor.Floor:
-    """Of one device; a worker on the CPU has one thread. Its memory is given back."""
+    """Measures the floor of one device, and frees its memory. A CPU worker has one thread."""
     tell("measuring the floor")
     device = torch.device(job.devices[0])
     config = job.config
@@ -146,7 +146,7 @@ def _floor(job: Job, tell: Callable[[str], object]) -> floor.Floor:
             found = floor.floor(job.spec, config.train.sequences, config.data.max_length, job.dtype, device)
         finally:
             settings.restore()
-        torch._C._cuda_clearCublasWorkspaces()  # each stream that a product was captured on has one
+        torch._C._cuda_clearCublasWorkspaces()  # one for each stream on which a product was captured
         torch.cuda.empty_cache()
         return found
     settings = Reproducible(cuda=False)
@@ -157,7 +157,7 @@ def _floor(job: Job, tell: Callable[[str], object]) -> floor.Floor:
 
 
 def _train(engine: Engine, job: Job, count: int, tell: Callable[[str], object], text: str) -> list[_Step]:
-    """One step is under way while the one before is waited for, as in training; the last has none beside it."""
+    """Trains some steps. As in training, a step runs while the previous one is awaited; the last one runs alone."""
     done: list[_Step] = []
 
     def finish(loss: Pending, update: Pending) -> None:
@@ -193,12 +193,12 @@ def _grown(before: _Step, after: _Step) -> tuple[int, ...]:
 
 
 def _adam_bytes(store: ModelStore) -> float:
-    """Bytes of a parameter that an update reads and writes: the gradient is only read."""
+    """Bytes per parameter that an update reads and writes; the gradient is only read."""
     state = next(state for state in store.units if state.unit.trainable)
     once, both = [state.grad], [*state.moments.values()]
     if state.masters is None:
         both += [state.params[0], *([] if state.remainder is None else [state.remainder])]
-    else:  # of which the parameter is made
+    else:  # from which the parameter is computed
         both.append(state.masters)
         once.append(state.params[0])
     return sum(x.nbytes for x in (*once, *both, *both)) / state.unit.numel

@@ -1,4 +1,4 @@
-"""A measured run in words: for a terminal of any width, and without color where there is none."""
+"""The text of `rptrain bench`, for terminals of any width, with and without color."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from rptrain.bench.idle import CAUSES
 from rptrain.bench.report import Report
 from rptrain.utils.units import format_bytes
 
-LEAST = 0.0005  # share of the time: a cause that takes less on every device is not shown
+LEAST = 0.0005  # fraction of the time; a cause that takes less on every device is not shown
 GB = 1e9
 
 
@@ -71,7 +71,7 @@ def _speed(values: dict[str, Any]) -> Iterator[str]:
 
 
 def _devices(devices: list[dict[str, Any]]) -> Table:
-    """The share of each device's time, by cause; a row a device."""
+    """The fractions of each device's time, by cause, with a row per device."""
     shown = [cause for cause in CAUSES if any(device["idle"][cause] >= LEAST for device in devices)]
     table = Table("", "busy", *shown, box=None, pad_edge=False, show_edge=False)
     for column in table.columns[1:]:
@@ -130,7 +130,7 @@ def _floor(floor: dict[str, Any]) -> Iterator[str]:
 
 
 def _operations(floor: Floor) -> Table:
-    """Milliseconds of a micro-batch."""
+    """The operations of a micro-batch in milliseconds."""
     table = Table("ms a micro-batch", "forward", "backward", box=None, pad_edge=False, show_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"

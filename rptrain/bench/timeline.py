@@ -1,4 +1,4 @@
-"""A traced run as values: what each device computed, copied and waited for, and what launching it took the host."""
+"""The timeline of a traced run: computations, copies, waits and launches of each device."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ WORKER: dict[str, Cause] = {
     "scale": "optimizer",
     "grad": "gradients",
 }
-CALLER: dict[str, Cause] = {"step": "optimizer"}  # where it waits for a loss it has not submitted: "boundary"
+CALLER: dict[str, Cause] = {"step": "optimizer"}  # waiting for a loss that was not submitted counts as "boundary"
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Launch:
-    """What it took a worker's thread to issue a micro-batch, and the device to compute it, in seconds.
+    """The seconds that a worker's thread took to issue a micro-batch, and the device to compute it.
 
-    A thread that is far ahead waits within its launches for room in the device's queue: no more than the least of many
-    is launching.
+    A thread that is far ahead waits within its launches for room in the device's queue, so only the least of many
+    values is the time of launching.
     """
 
     stage: str
@@ -44,7 +44,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class DeviceTimeline:
-    """A device's part of a run. `issuing` is from when to when its thread issued something, with the name of it."""
+    """The timeline of a device. `issuing` has the name, start and end of everything that its thread issued."""
 
     device: str
     computations: tuple[Computation, ...]
@@ -55,7 +55,7 @@ class DeviceTimeline:
 
 
 def lanes(devices: Sequence[str], spans: Sequence[Span], readings: Iterable[Reading]) -> list[DeviceTimeline]:
-    """Of a run that has ended: one for each device, from spans in the order in which they were issued."""
+    """The timelines of all devices after a run; `spans` are in the order in which they were issued."""
     submissions = {span.iteration: span.submission for span in spans}
     caller = _intervals((b for _, s in sorted(submissions.items()) for b in s.blocked), CALLER)
     transfers = _transfers(readings)
@@ -77,18 +77,18 @@ def lanes(devices: Sequence[str], spans: Sequence[Span], readings: Iterable[Read
 
 
 def updates(readings: Iterable[Reading]) -> Iterator[tuple[float, float]]:
-    """From when to when the optimizer updated the weights."""
+    """Start and end of each update of the weights."""
     return ((reading.start(), reading.end()) for reading in readings if reading.kind == "update")
 
 
 def copied(readings: Iterable[Reading], kind: Kind, iterations: range, units: Collection[int] | None = None) -> float:
-    """Bytes an iteration of all copies of a kind, on all devices; of these units alone if given."""
+    """Bytes per iteration of all copies of a kind, on all devices; only of `units` if given."""
     mine = (reading for reading in readings if reading.kind == kind and reading.iteration in iterations)
     return sum(reading.subject for reading in mine if units is None or reading.unit in units) / len(iterations)
 
 
 def _transfers(readings: Iterable[Reading]) -> dict[str, list[Transfer]]:
-    """By device, which the thread of a reading is named for."""
+    """Transfers by device; the thread of a reading is named after it."""
     found: dict[str, list[Transfer]] = defaultdict(list)
     for reading in readings:
         if reading.kind in ("upload", "download"):
@@ -99,7 +99,7 @@ def _transfers(readings: Iterable[Reading]) -> dict[str, list[Transfer]]:
 
 @dataclass(frozen=True)
 class StageLaunches:
-    """Launches of a stage for a micro-batch: the median of what the host takes, the least, and the device's median."""
+    """Launches of a stage for a micro-batch: median and least time of the host, and median time of the device."""
 
     stage: str
     host: float
@@ -108,7 +108,7 @@ class StageLaunches:
 
 
 def by_stage(launches: Iterable[Launch]) -> list[StageLaunches]:
-    """In the order in which stages appear."""
+    """Launches by stage, in the order in which stages appear."""
     found: dict[str, list[Launch]] = defaultdict(list)
     for launch in launches:
         found[launch.stage].append(launch)
@@ -128,7 +128,7 @@ def _name(span: Span) -> str:
 
 
 def _computations(span: Span) -> Iterator[Computation]:
-    """The first piece waits for all that the micro-batch needs, a later one for its layer's parameters."""
+    """The computations of a span. The first waits for all inputs, and a later one only for its layer's parameters."""
     stage = span.slot.stage
     sums_come = stage.backward and span.slot.round > 0 and span.micro_batch == span.slot.micro_batches.start
     rest: Cause = "gradients" if span.work == "rounding" or sums_come else "other"

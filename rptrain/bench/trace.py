@@ -1,4 +1,4 @@
-"""A measured run as trace events: what each device computed and copied, what it waited for, and the optimizer."""
+"""Trace events of a measured run: computations, copies and waits of each device, and updates."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,9 @@ PRODUCER = "rptrain bench"
 def document(
     lanes: Sequence["DeviceTimeline"], updates: Sequence[tuple[float, float]], window: tuple[float, float]
 ) -> dict[str, Any]:
-    """A process a device, and one for the optimizer; what took place within the window, at least in part.
+    """A trace document with a process per device and one for the optimizer, for everything that overlaps the window.
 
-    Times are from the window's start.
+    Times are relative to the start of the window.
     """
     processes = {index: lane.device for index, lane in enumerate(lanes)} | {len(lanes): "host"}
     found = [*_slices(lanes, window), *(Slice(len(lanes), "optimizer", "update", "update", *of) for of in updates)]

@@ -1,1 +1,1 @@
-"""What `rptrain doctor` looks at: is this machine fit to train, and what to do where it is not."""
+"""The checks of `rptrain doctor`: whether this machine can train, and what to do if not."""

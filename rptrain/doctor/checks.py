@@ -1,4 +1,4 @@
-"""A line of the doctor's report, as a value and as text."""
+"""A check of the doctor, as a value and as text."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Check:
-    """What was found of a subject. `advice` says what to do about a warning; `figures` are its numbers, for JSON."""
+    """The result of a check. `advice` says what to do about a warning; `figures` has its numbers for JSON."""
 
     subject: str
     status: Literal["ok", "warning"]
@@ -20,7 +20,7 @@ class Check:
 
 
 def check(subject: str, text: str, advice: str | None = None, **figures: Any) -> Check:
-    """A warning where there is advice."""
+    """Creates a check, which is a warning if there is advice."""
     return Check(subject, "ok" if advice is None else "warning", text, advice, figures)
 
 

@@ -1,4 +1,4 @@
-"""Everything that the doctor looks at."""
+"""All checks of the doctor."""
 
 from pathlib import Path
 
@@ -7,6 +7,6 @@ from rptrain.doctor.checks import Check
 
 
 def examine(runs: Path) -> list[Check]:
-    """Looks at everything, in a few seconds. `runs` is the folder of runs, whose disk counts; it need not be there."""
+    """Runs all checks, in a few seconds. `runs`: the folder of runs, whose disk is checked; it need not exist."""
     gpus = gpu.examine()
     return [*gpus, *host.examine(runs, gpus=any("device" in one.figures for one in gpus))]

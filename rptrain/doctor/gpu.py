@@ -1,4 +1,4 @@
-"""The GPUs: what they are, their links as the driver tells and as copies find them."""
+"""Checks of the GPUs and their links, as reported by the driver and as measured with copies."""
 
 import ctypes
 from dataclasses import asdict, dataclass
@@ -9,16 +9,23 @@ from rptrain.doctor.checks import Check, check
 from rptrain.utils.nvml import Driver, Link
 from rptrain.utils.units import format_bytes
 
-COPIED = 64 << 20  # bytes of a copy whose time is taken
+COPIED = 64 << 20  # bytes of a timed copy
 REPEATS = 4
-LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}  # bytes a second, one way, by generation
-LEAST = 0.6  # of what the link carries: copies of page-locked memory reach 0.8 and more
-WAIT_VALUE = 122  # CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, of the driver's interface
+LANE = {
+    1: 0.25e9,
+    2: 0.5e9,
+    3: 0.985e9,
+    4: 1.97e9,
+    5: 3.94e9,
+    6: 7.56e9,
+}  # bytes per second in one direction, by generation
+LEAST = 0.6  # fraction of the link's rate; copies of page-locked memory reach 0.8 and more
+WAIT_VALUE = 122  # CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, of the driver API
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes a second of copies from and to page-locked memory: alone, and both ways at once, together."""
+    """Bytes per second of copies to and from page-locked memory: one at a time, and both at once."""
 
     up: float
     down: float
@@ -34,11 +41,11 @@ class Gpu:
     driver: str | None
     link: Link | None
     rates: Rates
-    wait_value: bool | None  # whether a stream can wait for a value in memory; None: not known
+    wait_value: bool | None  # whether a stream can wait for a value in memory; None: unknown
 
 
 def examine() -> list[Check]:
-    """One finding for each GPU; without any, what there is instead."""
+    """One check per GPU, or one that says why there is none."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         with Driver() as driver:
@@ -48,10 +55,10 @@ def examine() -> list[Check]:
 
 
 def _examine(driver: Driver, index: int) -> Check:
-    """A GPU whose memory is taken, or that has failed, is a warning."""
+    """Checks a GPU. Used memory and failures are warnings."""
     try:
         return describe(_look(driver, index))
-    except RuntimeError as error:  # torch's kind for both; the first line says which
+    except RuntimeError as error:  # torch raises it for both; the first line distinguishes them
         said = str(error).partition("\n")[0]
         advice = "see in nvidia-smi what else takes it; a GPU that has failed comes back by a restart of the machine"
         return check(f"cuda:{index}", f"cannot be measured: {said}", advice, device=f"cuda:{index}", error=said)
@@ -70,7 +77,7 @@ def _none(driver: str | None, cuda: str | None) -> Check:
 
 
 def describe(gpu: Gpu) -> Check:
-    """A GPU as a line."""
+    """A GPU in one line."""
     driver = "" if gpu.driver is None else f", driver {gpu.driver}"
     up, down, both = (f"{rate / 1e9:.1f}" for rate in (gpu.rates.up, gpu.rates.down, gpu.rates.both))
     text = (
@@ -107,7 +114,7 @@ def _advice(link: Link | None, rates: Rates) -> str | None:
 def _look(driver: Driver, index: int) -> Gpu:
     properties = torch.cuda.get_device_properties(index)
     handle = driver.gpu(str(properties.uuid))
-    rates = measure(index)  # before the link is looked at: an idle one is slowed down to save power
+    rates = measure(index)  # before the link is read, because an idle link slows down to save power
     return Gpu(
         f"cuda:{index}",
         properties.name,
@@ -121,7 +128,7 @@ def _look(driver: Driver, index: int) -> Gpu:
 
 
 def measure(index: int) -> Rates:
-    """Copies COPIED bytes each way, REPEATS times."""
+    """Measures copies of COPIED bytes in each direction, REPEATS times."""
     with torch.cuda.device(index):
         device = [torch.empty(COPIED, dtype=torch.uint8, device=f"cuda:{index}") for _ in range(2)]
         host = [torch.empty(COPIED, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
@@ -148,7 +155,7 @@ def measure(index: int) -> Rates:
 
 
 def _can_wait(index: int) -> bool | None:
-    """Asks the driver itself, in which torch has opened the GPU: torch does not tell."""
+    """Asks the driver, which has the GPU open already; torch does not expose this attribute."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,4 +1,4 @@
-"""The host: software, cores, memory, how much of it may be page-locked, and the disk of the runs."""
+"""Checks of the host: software, cores, memory, page-locking, and the disk of the runs."""
 
 import os
 import platform
@@ -21,10 +21,10 @@ from rptrain.utils.parallel import cores
 from rptrain.utils.units import format_bytes
 
 EXTENSIONS = ("rptrain.engine.optim._adam", "rptrain.engine.optim._embedding_grads", "rptrain.kernels._quant")
-WRITTEN = 32 << 20  # bytes of the file that a disk's speed is taken from
-SLOW_DISK = 100e6  # bytes a second: a checkpoint of an 8B model would take a quarter of an hour
-SCARCE = 20 << 30  # bytes free on the disk: less than a checkpoint of a 1.7B model
-LOCKED = 64 << 20  # bytes that are page-locked to see whether it can be done
+WRITTEN = 32 << 20  # bytes of the file that measures the disk's speed
+SLOW_DISK = 100e6  # bytes per second; a checkpoint of an 8B model would take a quarter of an hour
+SCARCE = 20 << 30  # free bytes on the disk, less than a checkpoint of a 1.7B model
+LOCKED = 64 << 20  # bytes to page-lock as a test
 
 
 def examine(runs: Path, *, gpus: bool) -> list[Check]:
@@ -90,7 +90,7 @@ def _memory() -> Check:
 
 
 def _locking(gpus: bool) -> Check:
-    """The limit does not bind drivers that lock memory themselves, so it is tried."""
+    """Tries to lock memory, because the limit does not apply to drivers that lock memory themselves."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     limit = None if soft == resource.RLIM_INFINITY else soft
     text = "no limit" if limit is None else f"the limit is {format_bytes(limit)}"
@@ -107,7 +107,7 @@ def _locking(gpus: bool) -> Check:
 
 
 def _disk(runs: Path) -> Check:
-    """The folder of runs, or the nearest that is there above it, where a file is written, synced and removed."""
+    """Writes, syncs and deletes a file in the folder of runs, or in its nearest existing parent."""
     folder = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.is_dir())
     subject, free = "disk", shutil.disk_usage(folder).free
     data = os.urandom(1 << 20)

@@ -1,1 +1,1 @@
-"""The terminal interface. Only `rptrain.tui.app` and what it imports need Textual; a run trains without any of it."""
+"""The terminal interface. Only `rptrain.tui.app` and its imports need Textual; training does not."""

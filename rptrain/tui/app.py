@@ -27,7 +27,7 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.text import printable
 
 CONFIG = Path("rptrain.toml")
-LOOK_AFTER = 2.0  # seconds between two looks after what was begun from here
+LOOK_AFTER = 2.0  # seconds between two checks of processes started here
 
 
 class RptrainApp(App[None]):
@@ -50,7 +50,7 @@ class RptrainApp(App[None]):
     def __init__(self, context: Context, attach: Path | None = None) -> None:
         super().__init__()
         self._shared, self._first_run = context, attach
-        if self.no_color:  # taken out of the environment, and the trainer is to have it too
+        if self.no_color:  # removed from the environment, but the trainer needs it too
             context.environment = {**context.environment, "NO_COLOR": "1"}
         for theme in THEMES:
             self.register_theme(theme)
@@ -89,7 +89,7 @@ class RptrainApp(App[None]):
         timeout: float | None = None,
         markup: bool = False,
     ) -> None:
-        """Names and messages are shown as they are, whatever `markup` says: what looks like it in them is none."""
+        """Shows the message without interpreting markup, which names of files and runs may contain."""
         super().notify(printable(message), title=title, severity=severity, timeout=timeout, markup=False)
 
     def on_unmount(self) -> None:
@@ -129,7 +129,7 @@ class RptrainApp(App[None]):
                 yield SystemCommand(binding.description.capitalize(), f"on this screen ({binding.key})", act)
 
     def _later(self, action: str, screen: Screen[Any] | None = None) -> None:
-        """Once the palette is gone."""
+        """Runs after the command palette has closed."""
         self.call_later(self.run_action, action, screen)
 
 
@@ -141,9 +141,9 @@ def make_app(
     helper: Helper | None = None,
     settings: Path | None = None,
 ) -> RptrainApp:
-    """The app on a config file and a folder of runs, by default the config's; `settings` is the file of preferences.
+    """Creates the app for a config file and a folder of runs (default: the config's). `settings`: the preferences file.
 
-    Where a run is looked at, a config that is broken does not matter: the New run screen begins with the starter.
+    If a run is to be shown, a broken config does not matter: the New run screen starts from the starter config.
     """
     settings = settings or preferences.place()
     try:

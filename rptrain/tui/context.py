@@ -1,4 +1,4 @@
-"""What the screens share: the folder of runs, the helper, preferences, the draft."""
+"""The state that screens share: the folder of runs, the helper process, preferences and the draft."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,24 +18,24 @@ class Context:
     helper: Helper
     preferences: Preferences
     preferences_path: Path
-    environment: Mapping[str, str] = field(default_factory=dict)  # what the trainer's differs in
-    launched: dict[Path, Launched] = field(default_factory=dict)  # by folder: those begun here
+    environment: Mapping[str, str] = field(default_factory=dict)  # differences of the trainer's environment
+    launched: dict[Path, Launched] = field(default_factory=dict)  # processes started here, by folder
 
     def start(self, config: Path, output_dir: str, run_name: str) -> Launched:
-        """Begins a new run. UserError where it cannot be begun."""
+        """Starts a new run. Raises UserError if it cannot be started."""
         launched = start(config, output_dir, run_name, self.environment)
         self.launched[launched.path] = launched
         return launched
 
     def resume(self, run: Path) -> Launched:
-        """Goes on with a run. UserError where it cannot be begun, or was a moment ago."""
-        if run in self.launched and self.launched[run].goes_on:
+        """Resumes a run. Raises UserError if it cannot be resumed, or is already starting."""
+        if run in self.launched and self.launched[run].running:
             raise UserError(f"the trainer of {run.name} is already starting")
         launched = self.launched[run] = resume(run, self.environment)
         return launched
 
     def look_after(self) -> None:
-        """Of what was begun here: logs are moved into their runs, and what has ended is let go."""
+        """Moves logs of processes started here into their runs, and forgets ended processes."""
         for launched in self.launched.values():
-            launched.settle()
+            launched.move_log()
             launched.process.poll()

@@ -1,4 +1,4 @@
-"""What screens ask of the application."""
+"""Messages from screens to the application."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from rptrain.tui.services.launch import Launched
 
 @dataclass
 class OpenRun(Message):
-    """Show a run; `launched` where it was begun from here and may not have a folder yet."""
+    """Show a run; `launched` if it was started here and may not have a folder yet."""
 
     path: Path
     launched: Launched | None = None
@@ -18,6 +18,6 @@ class OpenRun(Message):
 
 @dataclass
 class BeginWith(Message):
-    """A new run with a past one's settings."""
+    """Start a new run with the settings of an earlier one."""
 
     path: Path

@@ -1,4 +1,4 @@
-"""Opening the interface, where the terminal can show one."""
+"""Opening the interface in a terminal that supports it."""
 
 import os
 import sys
@@ -6,11 +6,11 @@ from pathlib import Path
 
 from rptrain.utils.errors import UserError
 
-PLAIN = ("", "dumb", "unknown")  # terminals that only print
+PLAIN = ("", "dumb", "unknown")  # terminals without cursor control
 
 
 def open_interface(attach: Path | None = None) -> None:
-    """Shows the interface until the person leaves it. UserError where there is no terminal for it."""
+    """Shows the interface until the user quits. Raises UserError if the terminal does not support it."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UserError(f"the interface needs a terminal, and this is not one. {_instead(attach)}")
     if os.environ.get("TERM", "") in PLAIN:

@@ -1,4 +1,4 @@
-"""The two looks: dark and light. Each stage kind has a color that is told from the others by most eyes."""
+"""The dark and the light theme, with colors of stage kinds that most people can distinguish."""
 
 from textual.theme import Theme
 

@@ -1,1 +1,1 @@
-"""Helpers without knowledge of training: errors, text, threads, native libraries, files, NVML."""
+"""Helpers that are independent of training: errors, text, threads, native libraries, files, NVML."""

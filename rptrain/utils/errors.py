@@ -1,13 +1,13 @@
-"""Errors that a person can mend, told apart from our own mistakes."""
+"""Exceptions for errors that a user can fix."""
 
 
 class UserError(ValueError):
-    """Something in the input is wrong; the message says what and what to do. The command exits with 2."""
+    """A mistake in the input. The message says what is wrong and what to do; commands exit with status 2."""
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on, though nothing broke; the message says why and what to do. The command exits with 1."""
+    """Training cannot continue. The message says why and what to do; commands exit with status 1."""
 
 
 class RunDeleted(TrainingError):
-    """A run's folder was deleted or moved while the run was trained: nothing can be written any more."""
+    """The folder of a run was deleted or moved during training, so nothing can be written."""

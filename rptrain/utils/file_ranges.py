@@ -1,4 +1,4 @@
-"""Byte ranges of a file, read straight into memory by any number of threads; whether it is still the same file."""
+"""Reading of byte ranges of a file into memory by any number of threads, and detection of changed files."""
 
 import os
 from pathlib import Path
@@ -9,20 +9,20 @@ from rptrain.utils.errors import UserError
 
 
 class Stamp(NamedTuple):
-    """What changes where a file does."""
+    """The properties of a file that change with its content."""
 
     nbytes: int
     mtime_ns: int
 
     @classmethod
     def of(cls, file: Path | int) -> Self:
-        """Of a path or an open descriptor. OSError where there is none."""
+        """The stamp of a path or an open descriptor. Raises OSError if it does not exist."""
         found = os.stat(file)
         return cls(found.st_size, found.st_mtime_ns)
 
 
 class OpenFile:
-    """A file to read from; a context manager. UserError that names it where it cannot be read."""
+    """A file open for reading. Context manager. Raises UserError, with the file's name, if it cannot be read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -32,16 +32,16 @@ class OpenFile:
             raise self._unreadable(error) from error
 
     def forget(self, offset: int, nbytes: int) -> None:
-        """Lets the system's page cache drop a range, so that the next read of it comes from the disk."""
+        """Drops a range from the page cache, so that the next read comes from the disk."""
         os.posix_fadvise(self._descriptor, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
     def check(self, stamp: Stamp) -> None:
-        """UserError where the file is not what it was when it had this stamp."""
+        """Raises UserError if the file has changed since it had this stamp."""
         if Stamp.of(self._descriptor) != stamp:
             raise UserError(f"{self._path} was changed while it was in use: restore it")
 
     def read(self, offset: int, buffer: memoryview) -> None:
-        """Fills the buffer, of bytes, with what begins `offset` bytes into the file. UserError where it ends before."""
+        """Fills a byte buffer from the file, starting at `offset`. Raises UserError if the file ends before."""
         done = 0
         while done < len(buffer):
             try:

@@ -1,4 +1,4 @@
-"""Calling code that is compiled with the package (adam.c, embedding_grads.c, quant.c), by the threads of a pool."""
+"""Calls of native code (adam.c, embedding_grads.c, quant.c) on the threads of a pool."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -19,13 +19,13 @@ SUFFIXES = {  # of entries
 
 @cache
 def library(module: str) -> ctypes.CDLL | None:
-    """A compiled file, by the name of its extension module; None where the package was installed without a compiler."""
+    """The library with the name of an extension module; None if the package was installed without a compiler."""
     spec = find_spec(module)
     return ctypes.CDLL(spec.origin) if spec and spec.origin else None
 
 
 def finish(pool: Executor, calls: Sequence[Callable[[], object]]) -> None:
-    """Makes the calls, each on a thread of the pool; one alone is made here. All have ended when it returns."""
+    """Runs the calls on threads of the pool, or a single call in this thread. All have ended when it returns."""
     if len(calls) == 1:
         calls[0]()
         return
@@ -33,7 +33,7 @@ def finish(pool: Executor, calls: Sequence[Callable[[], object]]) -> None:
 
 
 def ended(begun: Sequence[Future[object]]) -> None:
-    """Waits for calls that a pool was given, and raises what one of them raised."""
-    wait(begun)  # all of them, before an error lets go of the buffers
+    """Waits for submitted calls, and raises the exception of one of them."""
+    wait(begun)  # waits for all, before an error frees the buffers
     for call in begun:
         call.result()

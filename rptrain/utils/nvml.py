@@ -1,4 +1,4 @@
-"""What the driver says of GPUs: memory, load, temperature, the link. By NVML, which needs no context on the card."""
+"""The state of GPUs from NVML, which needs no CUDA context: memory, utilization, temperature and link."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,16 +11,16 @@ import pynvml
 
 @dataclass(frozen=True)
 class GpuStatus:
-    """A GPU now; what the driver does not tell is None."""
+    """The current state of a GPU; values that the driver does not report are None."""
 
-    memory: int | None  # bytes that are taken, by all processes
-    utilization: int | None  # percent of the last moments in which a kernel ran
+    memory: int | None  # bytes in use by all processes
+    utilization: int | None  # percentage of recent time in which a kernel ran
     temperature: int | None  # degrees Celsius
 
 
 @dataclass(frozen=True)
 class Link:
-    """PCIe generation and width as they are now (an idle card may lower them) and at most."""
+    """Current PCIe generation and width, which an idle card may lower, and their maximum."""
 
     generation: int | None
     width: int | None
@@ -73,5 +73,5 @@ class Driver:
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any | None:
         try:
             return function(*arguments)
-        except pynvml.NVMLError:  # not on this card, or not allowed here
+        except pynvml.NVMLError:  # not supported by this card, or not permitted
             return None

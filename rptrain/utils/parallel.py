@@ -1,4 +1,4 @@
-"""One function called on many items by the threads of a pool, which all have ended when it returns or raises."""
+"""A parallel map over many items, whose threads have all ended when it returns or raises."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -6,30 +6,30 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
-MAX_THREADS = 32  # threads: fewer have all the bandwidth of a host's memory
-ITEMS_AHEAD = 1 << 12  # items that are made before they are begun: a large model has a million
+MAX_THREADS = 32  # threads: fewer already use all of the memory bandwidth
+ITEMS_AHEAD = 1 << 12  # items generated in advance: a large model has a million
 
 T = TypeVar("T")
 
 
 def cores() -> int:
-    """How many the process may use."""
+    """The number of cores that the process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def most_threads() -> int:
-    """How many `in_parallel` has by default."""
+    """The default number of threads of `in_parallel`."""
     return min(cores(), MAX_THREADS)
 
 
 def in_parallel(function: Callable[[T], object], items: Iterable[T], threads: int | None = None) -> None:
-    """Calls it on every item, in order, from `threads` threads (default: the cores at hand, MAX_THREADS at most).
+    """Calls a function on every item, in order, from `threads` threads (default: available cores, at most MAX_THREADS).
 
-    Items are made ITEMS_AHEAD at a time. Raises the first error; items that were not begun by then are left out.
-    Meanwhile each of torch's operations has one thread, in the whole process, as each of these threads would begin a
-    pool of its own: to be called by one thread at a time, while no other work is under way.
+    Items are generated ITEMS_AHEAD at a time. Raises the first error; items not yet started are skipped. Meanwhile,
+    torch's operations use one thread in the whole process, because each of these threads would start its own pool.
+    Call it from one thread at a time, while no other work runs.
     """
-    import torch  # a run is checked before it is imported
+    import torch  # runs are checked before torch is imported
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)

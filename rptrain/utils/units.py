@@ -1,4 +1,4 @@
-"""Numbers with units as text."""
+"""Formatting of numbers with units."""
 
 
 def format_bytes(nbytes: int) -> str:

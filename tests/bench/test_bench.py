@@ -224,7 +224,7 @@ def test_the_way_to_the_first_step_is_that_of_the_first_engine(monkeypatch):
     assert opened == [False, True]
 
 
-def test_what_is_automatic_is_settled():
+def test_auto_values_are_resolved():
     step = as_json("train.micro_batch_size=auto", "engine.replan=false")["step"]
     assert step["micro_batch_size"] * step["micro_batches"] == 64
 
@@ -431,4 +431,4 @@ def test_a_plan_for_more_devices_than_stages_is_measured_too():
     ],
 )
 def test_warm_up_lasts_until_every_stage_was_everywhere(plan, steps) -> None:
-    assert run.settled(Plan.parse(plan)) == steps
+    assert run.warmup_steps(Plan.parse(plan)) == steps

@@ -282,7 +282,7 @@ def test_a_launched_trainer_has_a_name_a_session_and_a_log(tmp_path: Path, monke
     run = tmp_path / "mine-2"
     launched = launch.start(Path("c.toml"), str(tmp_path), "mine", {"RUN": str(run), "LOOK": "none"})
     assert launched.path == run and launched.process.wait(PATIENCE) == 0
-    assert launched.settle() and launched.log == run / launch.LOG and not (tmp_path / "mine-2.log").exists()
+    assert launched.move_log() and launched.log == run / launch.LOG and not (tmp_path / "mine-2.log").exists()
     said = launched.said().splitlines()
     assert int(said[0]) == launched.process.pid != os.getsid(0)
     assert said[1:] == ['none log.run_name="mine-2"', "end"]
@@ -297,7 +297,7 @@ def test_a_start_that_failed_leaves_its_log_until_the_next(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     name = "🙂 " + "long" * 15
     first = launch.start(Path("c.toml"), ".", name, {})
-    assert first.process.wait(PATIENCE) == 0 and not first.goes_on and not first.settle()
+    assert first.process.wait(PATIENCE) == 0 and not first.running and not first.move_log()
     assert first.said().splitlines() == [f'log.run_name="{name}"', "no room"] and first.log == Path(
         f".{name}.rptrain-log"
     )

@@ -1,4 +1,4 @@
-"""Where to export a run, and how."""
+"""The dialog for the target of an export."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ class Target:
 
 
 class AskTarget(Dialog[Target | None]):
-    """`adapters`: whether the run trains some, so that they can be merged."""
+    """`adapters`: whether the run trains adapters, which can be merged."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel")]
 

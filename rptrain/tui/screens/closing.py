@@ -1,4 +1,4 @@
-"""Screens that are left or taken down while their workers wait."""
+"""Handling of screens that are left or removed while their workers wait."""
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
@@ -11,21 +11,21 @@ P = ParamSpec("P")
 
 
 def is_left(screen: Screen[Any]) -> bool:
-    """Whether another one is shown, and no dialog over this one."""
+    """Whether another screen is shown that is not a dialog over this one."""
     return screen.app.screen is not screen and not isinstance(screen.app.screen, ModalScreen)
 
 
 def until_closed(
     method: Callable[Concatenate[Any, P], Awaitable[None]],
 ) -> Callable[Concatenate[Any, P], Awaitable[None]]:
-    """Ends a worker quietly that finds the parts of its screen gone."""
+    """Ends a worker quietly if the widgets of its screen were removed."""
 
     @wraps(method)
     async def work(screen: Screen[Any], *given: P.args, **named: P.kwargs) -> None:
         try:
             await method(screen, *given, **named)
         except NoMatches:
-            if screen.children and screen.display and screen.app.is_running:  # one that is taken down is not displayed
+            if screen.children and screen.display and screen.app.is_running:  # a removed screen is not displayed
                 raise
 
     return work

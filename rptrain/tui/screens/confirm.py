@@ -1,4 +1,4 @@
-"""A question with two answers, of which the careful one is chosen at first."""
+"""A confirmation dialog, in which the safe answer has the focus."""
 
 from typing import ClassVar
 

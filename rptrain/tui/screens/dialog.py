@@ -1,4 +1,4 @@
-"""A question over a screen, asked once and answered once, also where keys and clicks come twice: a machine is busy."""
+"""Dialogs that are opened and answered only once, even if a busy machine delivers keys or clicks twice."""
 
 from textual.screen import ModalScreen, Screen, ScreenResultType
 
@@ -10,5 +10,5 @@ class Dialog(ModalScreen[ScreenResultType]):
 
 
 async def ask(screen: Screen[None], dialog: Dialog[ScreenResultType]) -> ScreenResultType | None:
-    """The answer; None, too, where another question stands over the screen already."""
+    """The answer; None if it was canceled, or if another dialog is already open."""
     return await screen.app.push_screen_wait(dialog) if screen.is_active else None

@@ -1,4 +1,4 @@
-"""Doctor: what `rptrain doctor` finds on this machine, and what to do about it."""
+"""The Doctor screen: the checks of `rptrain doctor`."""
 
 from typing import ClassVar
 
@@ -35,8 +35,8 @@ class Doctor(Screen[None]):
     def __init__(self, context: Context) -> None:
         super().__init__()
         self._shared = context
-        self._seen = False  # what was found
-        self._left = True  # for another place
+        self._seen = False  # the result
+        self._left = True  # focus another widget
 
     def compose(self) -> ComposeResult:
         yield TopBar("doctor")
@@ -82,7 +82,7 @@ class Doctor(Screen[None]):
 
 
 class Line(Horizontal):
-    """A finding, and what to do about it."""
+    """A check and its advice."""
 
     def __init__(self, finding: Check) -> None:
         super().__init__()

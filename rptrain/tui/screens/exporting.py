@@ -1,4 +1,4 @@
-"""Exporting a run from any screen: where to is asked, the work is a process of its own that nothing here ends."""
+"""Export of a run from any screen, in a process that continues when the interface closes."""
 
 import asyncio
 from contextlib import suppress
@@ -13,11 +13,11 @@ from rptrain.tui.screens.dialog import ask
 from rptrain.tui.services.launch import Launched, export
 from rptrain.utils.errors import UserError
 
-PAUSE = 0.3  # seconds between two looks at whether it is done
+PAUSE = 0.3  # seconds between two checks for its end
 
 
 async def export_run(screen: Screen[None], context: Context, run: Path) -> None:
-    """Told in a line at the end, on whatever screen; nothing where the person thinks better of it."""
+    """Asks for a target and exports. A notification on any screen reports the end."""
     target = await ask(screen, AskTarget(run, has_adapters(run)))
     if target is None:
         return
@@ -31,7 +31,7 @@ async def export_run(screen: Screen[None], context: Context, run: Path) -> None:
 
 
 async def _until_done(app: App[None], launched: Launched) -> None:
-    while launched.goes_on:
+    while launched.running:
         await asyncio.sleep(PAUSE)
     if launched.process.returncode == 0:
         app.notify(f"exported to {launched.path}")
@@ -43,7 +43,7 @@ async def _until_done(app: App[None], launched: Launched) -> None:
 
 
 def has_adapters(run: Path) -> bool:
-    """Whether adapters are what a run trains."""
+    """Whether a run trains adapters."""
     try:
         return "[lora]" in (run / "config.toml").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

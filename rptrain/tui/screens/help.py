@@ -1,4 +1,4 @@
-"""What each key does, on the screen that one comes from."""
+"""Help: the keys of the current screen."""
 
 from collections.abc import Iterable
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""New run: a config, edited beside the plan that follows from it, and started."""
+"""The New run screen: a config with its plan, to edit and start."""
 
 import asyncio
 import json
@@ -39,15 +39,15 @@ from rptrain.tui.widgets.words import DASH, count, size
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import printable
 
-PAUSE = 0.35  # seconds without typing, after which a plan is made
-CHOOSERS = {"model.path", "data.train.0.path", "train.method"}  # they set what the other settings begin with
+PAUSE = 0.35  # seconds without typing before a plan is made
+CHOOSERS = {"model.path", "data.train.0.path", "train.method"}  # they set the initial values of other settings
 
 
 class Samples(VerticalScroll):
-    """What the model reads of the data, beside the plan where the screen is wide."""
+    """Samples of the data, beside the plan on a wide screen."""
 
     class Shown(Message):
-        """The screen has become wide enough for it."""
+        """The panel is shown because the screen has become wide enough."""
 
     def on_show(self) -> None:
         self.post_message(self.Shown())
@@ -79,10 +79,10 @@ class NewRun(Screen[None]):
         super().__init__()
         self._shared = context
         self._draft = context.draft
-        self._by_hand: set[str] = set()  # keys that no recipe changes any more
-        self._refused: dict[str, str] = {}  # what stands in the form and the draft cannot take: why, by key
-        self._planned_text = ""  # the text that the shown plan is of
-        self._left = False  # for another place
+        self._by_hand: set[str] = set()  # keys set by hand, which recipes no longer change
+        self._refused: dict[str, str] = {}  # rejected values of the form: the reason, by key
+        self._planned_text = ""  # the text of the shown plan
+        self._left = False  # focus another widget
 
     def compose(self) -> ComposeResult:
         yield TopBar("new", str(self._draft.path))
@@ -116,7 +116,7 @@ class NewRun(Screen[None]):
 
     @on(Form.Edited)
     def _take(self) -> None:
-        """Takes over what stands in the form. Whatever looks at the draft is preceded by it: a message comes late."""
+        """Applies the form to the draft. Called before the draft is read, because messages arrive late."""
         edited = {field.key: shown for field, shown in self.query_one(Form).edited()}
         for key, shown in edited.items():
             self._refused.pop(key, None)
@@ -127,7 +127,7 @@ class NewRun(Screen[None]):
             else:
                 self._by_hand.add(key)
         if not CHOOSERS.isdisjoint(edited):
-            method = method_of(self._draft)  # a row of the other one is out of sight
+            method = method_of(self._draft)  # a row of the other method is hidden
             self._refused = {key: why for key, why in self._refused.items() if ALL[key].when in ("", method)}
             self._suggest()
             self._fill()
@@ -135,14 +135,14 @@ class NewRun(Screen[None]):
             self._changed()
 
     def _fill(self) -> None:
-        """The form says what the draft says, besides what is refused: that is still to be mended."""
+        """Fills the form from the draft, except for rejected values, which the user has to correct."""
         self.query_one(Form).show(self._draft, self._refused)
 
     def _suggest(self) -> None:
         draft = self._draft
         for key, value in recipe(draft.shown("model.path"), draft.shown("data.train.0.path"), method_of(draft)).items():
             if key not in self._by_hand:
-                with suppress(UserError):  # something else stands in its place, of which the plan tells
+                with suppress(UserError):  # its place holds something else, which the plan reports
                     draft.put(key, value)
 
     def _changed(self) -> None:
@@ -218,7 +218,7 @@ class NewRun(Screen[None]):
 
     @on(Samples.Shown)
     def _samples_shown(self) -> None:
-        """There is room for them now; where a plan is being made they come with it."""
+        """Loads the samples once there is room for them; a running plan brings them with it."""
         panel = self.query_one(PlanPanel)
         if panel.planned is not None and not panel.busy and not panel.problem:
             self._show_samples()
@@ -274,7 +274,7 @@ class NewRun(Screen[None]):
         found = await asyncio.to_thread(places.data, self._shared.preferences.data)
         return [Item(file.path, f"{size(file.nbytes) if file.nbytes else 'built in':>9}") for file in found]
 
-    # ---- what can be done
+    # ---- actions
 
     @on(Form.Entered)
     def _entered(self, event: Form.Entered) -> None:
@@ -288,7 +288,7 @@ class NewRun(Screen[None]):
             self.notify(f"saved to {self._draft.path}")
 
     async def _save(self) -> bool:
-        """Whether it is saved. Asks where the file is another one than was read."""
+        """Saves the draft; asks first if the file has changed on disk. Returns whether it was saved."""
         self._take()
         path = self._draft.path
         if self._refused:
@@ -314,7 +314,7 @@ class NewRun(Screen[None]):
         if self._planned_text != self._draft.text:
             self.notify("not started: there is no plan that fits yet", severity="warning")
             return
-        planned, self._planned_text = self._planned_text, ""  # the key may come twice
+        planned, self._planned_text = self._planned_text, ""  # the key may arrive twice
         if not await self._save():
             self._planned_text = planned
             return
@@ -326,8 +326,8 @@ class NewRun(Screen[None]):
             self._planned_text = planned
             return
         self._call_off()
-        self.query_one(PlanPanel).busy = True  # it is made again when one comes back
-        self._shared.helper.close()  # its memory is the run's now
+        self.query_one(PlanPanel).busy = True  # made again on return to the screen
+        self._shared.helper.close()  # the run needs its memory
         self.post_message(OpenRun(launched.path, launched))
 
     # ---- leaving and coming back
@@ -345,7 +345,7 @@ class NewRun(Screen[None]):
         self._left = False
 
     def _call_off(self) -> None:
-        """Nobody looks at a plan or at samples now."""
+        """Cancels the plan and samples, which are no longer shown."""
         self.workers.cancel_group(self, "plan")
         self.workers.cancel_group(self, "samples")
 
@@ -378,7 +378,7 @@ class NewRun(Screen[None]):
         return [Item(str(path.parent), "") for path in found]
 
     def begin_with(self, run: Path) -> None:
-        """Takes over a past run's settings, for a new run in the same file."""
+        """Takes the settings of an earlier run, for a new run in the same file."""
         try:
             config = RunDir(run).config()
             self._draft.become(config.model_copy(update={"save": config.save.model_copy(update={"resume": "auto"})}))
@@ -397,7 +397,7 @@ def _about(field: Field) -> str:
 
 
 def _shown(key: str, value: object) -> str:
-    """As a person writes it; a limit in bytes is a size."""
+    """The value as a user writes it; a limit in bytes becomes a size."""
     if key in ("engine.vram_limit", "engine.host_limit") and isinstance(value, int):
         return format_size(value)
     return str(value)

@@ -1,4 +1,4 @@
-"""A list to choose a model or a data set from, narrowed by typing; what is typed may also be a path."""
+"""A filterable list of models or data sets; the typed text may also be a path."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,27 +21,27 @@ from rptrain.tui.widgets.entry import Entry
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import one_line, printable
 
-MAX_ITEMS = 500  # items that are listed at once
-PAUSE = 0.3  # seconds that a choice stays before its preview is made
+MAX_ITEMS = 500  # maximum items listed
+PAUSE = 0.3  # seconds before the preview of a highlighted item is made
 
 
 @dataclass(frozen=True)
 class Item:
     value: str
     about: str
-    dim: bool = False  # it can be named, but will not do
+    dim: bool = False  # it exists, but cannot be used
 
 
 class Typed(Entry, inherit_bindings=False):
-    """What the list is narrowed by."""
+    """The filter text."""
 
     BINDINGS: ClassVar[list[BindingType]] = without_enter(Entry)
 
 
 class Picker(Dialog[str | None]):
-    """`find` gives the items; `show`, if there is one, what stands below of the marked one.
+    """`find` returns the items; `show`, if given, returns a preview of the highlighted one.
 
-    Keys move in the list, wherever the focus is, but for a sample with the focus that is longer than its place.
+    Keys move in the list wherever the focus is, except in a focused sample that can scroll.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -64,8 +64,8 @@ class Picker(Dialog[str | None]):
     ) -> None:
         super().__init__()
         self._title, self._find, self._show, self._suffixes, self._paths = title, find, show, suffixes, paths
-        self._items: Sequence[Item] | None = None  # None: they are being found, or cannot be
-        self._narrowed: tuple[str, int] | None = None  # what the list is narrowed by, and how many items that leaves
+        self._items: Sequence[Item] | None = None  # None: being searched, or not found
+        self._narrowed: tuple[str, int] | None = None  # the filter, and the number of matching items
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog wide"):
@@ -76,7 +76,7 @@ class Picker(Dialog[str | None]):
                 compact=True,
             )
             options = OptionList(compact=True)
-            options.can_focus = False  # the keys go to it all the same
+            options.can_focus = False  # it still receives the keys
             yield options
             if self._show is not None:
                 with VerticalScroll(id="shown"):
@@ -101,7 +101,7 @@ class Picker(Dialog[str | None]):
         self._narrow()
 
     def _narrow(self) -> int:
-        """To what is typed now. The number of items that are listed."""
+        """Filters the list by the typed text; returns the number of listed items."""
         text = self.query_one(Input).value
         if self._items is None:
             return 0

@@ -1,4 +1,4 @@
-"""Run: one run as it goes, or as it went."""
+"""The Run screen: one run, current or past."""
 
 import asyncio
 import os
@@ -33,11 +33,11 @@ from rptrain.tui.widgets.top_bar import TopBar
 from rptrain.tui.widgets.words import duration, loss, short
 from rptrain.utils.errors import UserError
 
-PAUSE = 0.4  # seconds between two looks
-PLOT_PAUSE = 1.0  # between two drawings of the curves
-OUTPUT = 8000  # bytes of the trainer's output, at its end
-STRIP = 240  # records that a lane can show
-AROUND = 27  # lines for all else than lanes: where they are left, and half of a TALL screen, a lane has two
+PAUSE = 0.4  # seconds between two updates
+PLOT_PAUSE = 1.0  # seconds between two drawings of the curves
+OUTPUT = 8000  # bytes of the trainer's output to show, from its end
+STRIP = 240  # records in a lane
+AROUND = 27  # lines for everything except lanes; with more, and on half of a TALL screen, a lane has two
 PLOTS = (
     ("loss", "loss", "loss", "$loss"),
     ("learning-rate", "learning rate", "learning_rate", "$muted"),
@@ -54,7 +54,7 @@ STARTING = {True: "the trainer is starting", False: "training failed to start: s
 
 
 class RunScreen(Screen[None]):
-    """Follows the run in a folder, which need not be there yet where it was launched from here."""
+    """Follows the run in a folder, which may not exist yet if the run was started here."""
 
     TITLE = "Run"
     AUTO_FOCUS = "#log-body"
@@ -93,12 +93,12 @@ class RunScreen(Screen[None]):
     def __init__(self, context: Context, path: Path, launched: Launched | None = None) -> None:
         super().__init__()
         self._shared, self.path = context, path
-        self._launched = launched or context.launched.get(path)  # until its run tells something
+        self._launched = launched or context.launched.get(path)  # until its run has events
         self._view: RunView | None = None
         self._replay: Replay | None = None
         self._held = False  # the replay
-        self._drawn = (-1.0, 0.0)  # number of steps and time of the curves
-        self._curve = 0  # 0: all that there is room for
+        self._drawn = (-1.0, 0.0)  # number of steps and time of the drawn curves
+        self._curve = 0  # 0: all that fit
 
     def compose(self) -> ComposeResult:
         yield TopBar("run", str(self.path))
@@ -125,7 +125,7 @@ class RunScreen(Screen[None]):
     @work(exclusive=True, group="follow")
     @until_closed
     async def _follow(self) -> None:
-        while not self._settled():
+        while not self._has_content():
             self._show_start()
             await asyncio.sleep(PAUSE)
         view = self._view = await asyncio.to_thread(RunView, self.path)
@@ -150,34 +150,34 @@ class RunScreen(Screen[None]):
             elif changed:
                 self._show()
 
-    def _settled(self) -> bool:
-        """Whether the run's folder is there, with something in it."""
-        if self._launched is not None and not self._launched.settle():
+    def _has_content(self) -> bool:
+        """Whether the run's folder exists and has content."""
+        if self._launched is not None and not self._launched.move_log():
             return False
         return os.path.isfile(self.path / "events.jsonl") or self._launched is None
 
     @property
     def _beginning(self) -> str:
-        """How a trainer stands that was begun here and whose run has told nothing since; empty where there is none."""
+        """The state of a trainer that was started here and has not written events yet; empty without one."""
         if self._launched is None or self._view is None:
             return ""
         if (self._view.taken_up or 0.0) >= self._launched.began:
             self._launched = None
             return ""
-        return "starts" if self._launched.goes_on else "failed to start"
+        return "starts" if self._launched.running else "failed to start"
 
     def _told(self, before: tuple[str, str], now: tuple[str, str]) -> None:
-        """Shows what a trainer prints as long as its run has told nothing, and then what that tells."""
+        """Shows the trainer's output until its run has events, and then the log of events."""
         if now[1]:
             self.query_one(LogPanel).turn_to("output")
         elif before[1] or before[0] == "new":
             self.query_one(LogPanel).turn_to("log")
 
     def _show_start(self) -> None:
-        """What a trainer says that has no run yet."""
+        """The output of a trainer that has no run yet."""
         launched = self._launched
         assert launched is not None
-        self.query_one(Lanes).empty = STARTING[launched.goes_on]
+        self.query_one(Lanes).empty = STARTING[launched.running]
         self.query_one(LogPanel).turn_to("output")
         self.query_one(LogPanel).show_output(launched.said())
         code = launched.process.returncode
@@ -193,7 +193,7 @@ class RunScreen(Screen[None]):
 
     def _show(self) -> None:
         view = self._view if self._replay is None else self._replay.view
-        if view is None or not self.query(RunHead):  # its parts are not there yet, or not any more
+        if view is None or not self.query(RunHead):  # its widgets do not exist yet or any more
             return
         state = self.state
         self.query_one(RunHead).show(view, state, self._note())
@@ -237,12 +237,12 @@ class RunScreen(Screen[None]):
             self.query_one(f"#{id}", Plot).show((Curve(xs, ys, style),), value)
 
     def _show_plots(self) -> None:
-        """Which curves are there: by the screen's width, or the one that was chosen."""
+        """Selects the curves: by the screen's width, or the chosen one."""
         self.set_class(self._curve > 0, "-one-curve")
         for number, (id, *_) in enumerate(PLOTS, 1):
             self.query_one(f"#{id}").set_class(number == self._curve, "-chosen")
 
-    # ---- what can be done
+    # ---- actions
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         ended = self._view is not None and self._view.ended

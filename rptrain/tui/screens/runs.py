@@ -1,4 +1,4 @@
-"""Runs: past and present ones, with what can be done with each."""
+"""The Runs screen: past and current runs, and actions on them."""
 
 import asyncio
 from pathlib import Path
@@ -31,7 +31,7 @@ from rptrain.tui.widgets.words import size
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import one_line
 
-PAUSE = 2.0  # seconds between two looks at the folder
+PAUSE = 2.0  # seconds between two scans of the folder
 COLORS = ("$loss", "$backward", "$fused", "$success", "$forward", "$error")
 
 
@@ -39,7 +39,7 @@ class RunList(OptionList, inherit_bindings=False):
     BINDINGS: ClassVar[list[BindingType]] = without_enter(OptionList)
 
     class Resized(Message):
-        """It is laid out, in another size than before."""
+        """The list has a new size."""
 
     def on_resize(self) -> None:
         self.post_message(self.Resized())
@@ -73,9 +73,9 @@ class Runs(Screen[None]):
         self._folder = RunFolder(context.runs_folder)
         self._found: list[Summary] = []
         self._marked: list[Path] = []
-        self._offered = ""  # the state that the footer's keys are for; empty for no run
-        self._written_for = 0  # the width that the list was written for
-        self._in_sight = asyncio.Event()  # no other screen is before it
+        self._offered = ""  # the state for which the footer has keys; empty without a run
+        self._written_for = 0  # the width of the written list
+        self._in_sight = asyncio.Event()  # no other screen covers it
 
     def compose(self) -> ComposeResult:
         yield TopBar("runs", str(self._shared.runs_folder))
@@ -128,7 +128,7 @@ class Runs(Screen[None]):
         self._offer()
 
     def _write(self, chosen: Summary | None) -> None:
-        """The whole list; the chosen run stays so."""
+        """Writes the whole list, and keeps the highlighted run."""
         options, width = self.query_one(OptionList), self._width
         options.clear_options()
         options.add_options([row(run, width, self._mark(run)) for run in self._found])
@@ -149,7 +149,7 @@ class Runs(Screen[None]):
         return self.query_one(OptionList).scrollable_content_region.width
 
     def _mark(self, run: Summary) -> str:
-        """The color of its curve; empty where it is not compared."""
+        """The color of its curve; empty if it is not compared."""
         return COLORS[self._marked.index(run.path) % len(COLORS)] if run.path in self._marked else ""
 
     @property
@@ -183,7 +183,7 @@ class Runs(Screen[None]):
                 )
             )
 
-    # ---- what can be done
+    # ---- actions
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         run = self._chosen if self.is_mounted else None
@@ -197,7 +197,7 @@ class Runs(Screen[None]):
 
     @on(OptionList.OptionHighlighted)
     def _offer(self) -> None:
-        """The keys that the chosen run has; a footer is made anew for them, so only where they change."""
+        """Offers the keys of the highlighted run. Only if they change, because that rebuilds the footer."""
         run = self._chosen
         before, self._offered = self._offered, "" if run is None else run.state
         if before != self._offered:

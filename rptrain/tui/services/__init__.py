@@ -1,1 +1,1 @@
-"""What the interface does without drawing: drafts, the helper process, starting trainers, preferences."""
+"""The parts of the interface that do not draw: drafts, the helper process, starting trainers, preferences."""

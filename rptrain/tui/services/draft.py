@@ -1,4 +1,4 @@
-"""A config that is being written: its TOML text, in which comments stay where they are, and what each key says."""
+"""A config that is being edited: TOML text that keeps its comments, and the values of its keys."""
 
 import json
 import tomllib
@@ -32,12 +32,12 @@ PLAIN = frozenset({"model.path", "data.train.0.path", "save.output_dir", "log.ru
 
 
 class Draft:
-    """A config's text and the file that it is kept in, which need not be there yet."""
+    """The text of a config, and its file, which may not exist yet."""
 
     def __init__(self, path: Path, text: str = STARTER) -> None:
         self.path = path
         self._saved = text
-        self._adapters: Any = None  # the [lora] table, while the whole model is to be trained
+        self._adapters: Any = None  # the removed [lora] table, while all weights are trained
         try:
             self._document = tomlkit.parse(text)
         except TOMLKitError as error:
@@ -45,7 +45,7 @@ class Draft:
 
     @classmethod
     def open(cls, path: Path | str) -> "Draft":
-        """The config in a file, or the starter where there is none. UserError for a file that is no TOML."""
+        """The config in a file, or the starter if there is none. Raises UserError if the file is not valid TOML."""
         path = Path(path)
         try:
             return cls(path, path.read_text(encoding="utf-8-sig"))
@@ -56,7 +56,7 @@ class Draft:
 
     @classmethod
     def instead_of(cls, path: Path) -> "Draft":
-        """The starter, for a file that is not there or holds something else."""
+        """The starter, for a file that does not exist or holds something else."""
         draft = cls(path)
         draft._saved = ""
         return draft
@@ -67,12 +67,12 @@ class Draft:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the file does not hold this text."""
+        """Whether the text differs from the file."""
         return self.text != self._saved
 
     @property
     def is_changed_outside(self) -> bool:
-        """Whether the file is there and holds something else than when it was last read or written here."""
+        """Whether the file exists and was changed since it was last read or written here."""
         try:
             return self.path.read_text(encoding="utf-8-sig") != self._saved
         except FileNotFoundError:
@@ -81,7 +81,7 @@ class Draft:
             return True
 
     def shown(self, key: str) -> str:
-        """What the config says of a dotted key, as a person writes it: text without quotes; empty for nothing."""
+        """The value of a dotted key as a user writes it, text without quotes; empty if it is not set."""
         node: Any = self._document
         for part in _parts(key):
             try:
@@ -98,9 +98,9 @@ class Draft:
         return [dotted(key) for key in leaves(self._document.unwrap())]
 
     def put(self, key: str, shown: str) -> None:
-        """Sets a key to what a person wrote; with nothing written the key goes, and its default counts.
+        """Sets a key to the text that a user wrote; an empty text removes the key.
 
-        UserError where the text is broken TOML, or the place of the key is taken by something else.
+        Raises UserError if the text is not valid TOML, or if the place of the key holds something else.
         """
         shown = shown.strip()
         if shown == self.shown(key):
@@ -121,9 +121,9 @@ class Draft:
             self.put(key, shown)
 
     def become(self, config: Config) -> None:
-        """Says what a config says beside its defaults, and nothing else.
+        """Changes the text to a config's values that differ from the defaults.
 
-        Comments stay with the keys that stay, where the file's tables are in order.
+        Comments of remaining keys are kept, if the file's tables are in order.
         """
         settings = config.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
         if config.adapters is not None and not settings.get("lora"):
@@ -146,12 +146,12 @@ class Draft:
                 self._put(list(key), tomlkit.item(value))
 
     def resolved(self) -> Resolved:
-        """The checked config. ConfigError with every mistake."""
+        """The checked config. Raises ConfigError with every mistake."""
         return resolve(self.path, text=self.text)
 
     def save(self) -> None:
-        """Writes the file as a whole, with the mode that it has; not where it says all that, perhaps with other line
-        ends. UserError where that cannot be.
+        """Writes the file as a whole and keeps its mode. Does nothing if only line ends differ. Raises UserError if it
+        cannot be written.
         """
         if not self.is_changed and self.path.exists() and not self.is_changed_outside:
             return
@@ -160,7 +160,7 @@ class Draft:
         self._saved = text
 
     def _switch_adapters(self, method: str) -> None:
-        """A [lora] table is an error where all weights are trained; it comes back with adapters."""
+        """Removes the [lora] table if all weights are trained, where it is an error, and restores it for adapters."""
         if method == "lora":
             if self._adapters is not None and "lora" not in self._document:
                 self._document["lora"] = self._adapters
@@ -187,29 +187,29 @@ class Draft:
 
 
 def _table_in(tables: AoT | list[Any]) -> Any:
-    """An empty one, as it can stand there: [[data.train]], or train = [{…}]."""
+    """An empty table in the form that fits its place: [[data.train]], or train = [{…}]."""
     return tomlkit.table() if isinstance(tables, AoT) else tomlkit.inline_table()
 
 
 def _item(key: str, shown: str) -> Item:
-    """The value for the document; a number stays as it was written, such as 2e-5."""
+    """The value for the document; a number keeps its notation, such as 2e-5."""
     if not shown.startswith("[") and _is_list(key):
         return tomlkit.item([parse_value(part.strip()) for part in shown.split(",")])
     value = shown if key in PLAIN else parse_value(shown)
     if not isinstance(value, str):
-        with suppress(TOMLKitError):  # where a comment stands behind it, that goes
+        with suppress(TOMLKitError):  # a comment after it is removed
             return tomlkit.value(shown)
     return tomlkit.item(value)
 
 
 def _is_list(key: str) -> bool:
-    """Whether a list is all that the key can be."""
+    """Whether the key accepts only a list."""
     field = keys().get(key.replace(".0.", "."))
     return field is not None and get_origin(field.annotation) is tuple
 
 
 def _at(node: Any, key: KeyPath) -> Any:
-    """The value there, or None."""
+    """The value at a key, or None."""
     for part in key:
         try:
             node = node[part]
@@ -219,7 +219,7 @@ def _at(node: Any, key: KeyPath) -> Any:
 
 
 def _prune(node: Any) -> None:
-    """Takes out tables that hold nothing."""
+    """Removes empty tables."""
     inside: list[tuple[Any, Any]] = list(enumerate(node) if isinstance(node, AoT) else node.items())
     for part, inner in reversed(inside):
         if isinstance(inner, Mapping | AoT):

@@ -1,4 +1,4 @@
-"""The settings that New run shows, by group; their words and choices come from the config itself."""
+"""The settings on the New run screen, by group; help lines and choices come from the config's schema."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from rptrain.config.schema import keys
 
 @dataclass(frozen=True)
 class Field:
-    """A key of the config with its label. `when` is the method that it belongs to."""
+    """A key of the config with its label. `when`: the method to which it belongs."""
 
     key: str
     label: str
     when: str = ""
-    choices: tuple[str, ...] = ()  # of a key without choices of its own, or in an order of their own
+    choices: tuple[str, ...] = ()  # for a key without choices in the schema, or in another order
 
     @property
     def id(self) -> str:
@@ -22,7 +22,7 @@ class Field:
 
     @property
     def name(self) -> str:
-        """The key as the config's tree has it."""
+        """The key in the tree of the config."""
         return self.key.replace(".0.", ".")
 
     @property
@@ -31,7 +31,7 @@ class Field:
 
     @property
     def placeholder(self) -> str:
-        """What counts where nothing is written: the default, or what the config says of a key that is not set."""
+        """The value if nothing is entered: the default, or the meaning of an unset key."""
         return self.default or self.about.partition("unset: ")[2].partition(";")[0]
 
     @property
@@ -44,11 +44,11 @@ class Field:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The values to choose from; empty where it is typed."""
+        """The choices; empty if the value is typed."""
         if self.choices:
             return self.choices
         annotation = keys()[self.name].annotation
-        if get_origin(annotation) is tuple:  # any number of them
+        if get_origin(annotation) is tuple:  # several choices allowed
             return ()
         for candidate in (annotation, *get_args(annotation)):
             if get_origin(candidate) is Literal and "auto" not in get_args(candidate):
@@ -121,7 +121,7 @@ FIELDS = tuple(field for _, fields in GROUPS for field in fields)
 
 
 def _all() -> Iterator[Field]:
-    """A field for every key there is; of data sets those of the first one."""
+    """A field for every key; for data sets, those of the first one."""
     known = {field.key: field for field in FIELDS}
     for name in keys():
         key = name.replace("data.train.", "data.train.0.").replace("data.val.", "data.val.0.")

@@ -1,4 +1,4 @@
-"""What the interface asks its helper process for, as values that travel between processes."""
+"""The functions that run in the helper process, and their results as values that can be pickled."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,15 +9,15 @@ from rptrain.config.schema import TrainSet
 from rptrain.doctor.checks import Check
 from rptrain.utils.errors import UserError
 
-SAMPLES = 3  # conversations that a preview shows
+SAMPLES = 3  # conversations in a preview
 
 
 @dataclass(frozen=True)
 class Planned:
     """A plan's report for the screen."""
 
-    report: dict[str, Any]  # as rptrain.planner.report describes it
-    stages: str  # in words; empty without a plan
+    report: dict[str, Any]  # see rptrain.planner.report
+    stages: str  # as text; empty without a plan
     advice: str
 
     @property
@@ -36,14 +36,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Preview:
-    """The first samples of a data set, and what is to be known of it as a whole."""
+    """The first samples of a data set, and facts about the whole set."""
 
     about: str
     samples: tuple[Sample, ...]
 
 
 def plan(path: Path, text: str) -> Planned:
-    """What `rptrain plan` would say of a config with this text."""
+    """The report of `rptrain plan` for a config with this text."""
     from rptrain.planner.machine_flags import MachineFlags
     from rptrain.planner.report import report
     from rptrain.planner.text import describe
@@ -54,7 +54,7 @@ def plan(path: Path, text: str) -> Planned:
 
 
 def preview(path: Path, text: str) -> Preview:
-    """The first samples of a config's first data set, as its model would read them."""
+    """The first samples of a config's first data set, as its model reads them."""
     from rptrain.data.folders import choose
     from rptrain.data.loader import RANDOM, TASKS, load_tokenizer
     from rptrain.data.template import Renderer, load_template
@@ -86,7 +86,7 @@ def preview(path: Path, text: str) -> Preview:
 
 
 def _first_examples(source: TrainSet) -> list[Any]:
-    """Files are read as far as is needed."""
+    """The first examples; reads no more of the files than needed."""
     from itertools import islice
 
     from rptrain.data import formats, tasks
@@ -100,7 +100,7 @@ def _first_examples(source: TrainSet) -> list[Any]:
 
 
 def doctor(runs: Path) -> list[Check]:
-    """What `rptrain doctor` finds."""
+    """The checks of `rptrain doctor`."""
     from rptrain.doctor.examine import examine
 
     return [replace(finding, figures={}) for finding in examine(runs)]

@@ -1,7 +1,6 @@
-"""A child process for what needs torch, so that the interface itself starts at once, stays small, and never waits.
+"""A child process for work that needs torch, so that the interface starts at once, stays small and never blocks.
 
-It ends with the process that began it, whatever becomes of that: its input ends. A GPU context that planning made goes
-with it.
+It ends when the parent process ends, because its input is closed. The CUDA context of planning ends with it.
 """
 
 import asyncio
@@ -17,34 +16,34 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 from rptrain.utils.errors import UserError
 
 T = TypeVar("T")
-GRACE = 1.0  # seconds in which a call that nobody waits for any more may come to its end
-COMMAND = (sys.executable, "-P", "-m", "rptrain.tui.services.helper")  # without the folder one is in on the path
+GRACE = 1.0  # seconds for a cancelled call to finish
+COMMAND = (sys.executable, "-P", "-m", "rptrain.tui.services.helper")  # without the current directory on the path
 
 
 class HelperError(RuntimeError):
-    """The work failed in a way that is not the person's doing; the message is the last line of what happened."""
+    """The work failed for a reason other than user input; the message is the last line of the traceback."""
 
 
 class Helper(Protocol):
-    """Does work elsewhere. `function` is of a module, and its arguments and result can be pickled."""
+    """Runs functions elsewhere. `function` must be importable; arguments and result must be picklable."""
 
     async def call(self, function: Callable[..., T], *given: Any) -> T:
-        """What the function returns. UserError as it raises it; HelperError for any other failure.
+        """Calls a function and returns its result. Raises its UserError, and HelperError for any other failure.
 
-        One that is cancelled does not hold up the next.
+        A cancelled call does not delay the next one.
         """
         ...
 
     def close(self) -> None:
-        """Ends it; the next call begins it anew."""
+        """Ends the process; the next call starts a new one."""
         ...
 
 
 class ChildHelper:
-    """One process, which is begun by the first call and does one thing after another.
+    """One process, started by the first call, which handles one call after another.
 
-    A call that is cancelled before its turn is never made. One that is under way may come to its end, so that the
-    process with all that it has imported serves again; where that takes longer than GRACE, the process is ended.
+    A call that is cancelled before its turn is not made. A running call may finish, so that the process and its imports
+    can be used again; if that takes longer than GRACE, the process is ended.
     """
 
     def __init__(self) -> None:
@@ -90,7 +89,7 @@ class ChildHelper:
         except (EOFError, OSError, ValueError, pickle.UnpicklingError):
             process.kill()
             process.wait()
-            if self._process is process:  # it was not ended on purpose
+            if self._process is process:  # it did not end on purpose
                 self._process = None
             return "error", "the helper process ended"
 
@@ -100,7 +99,7 @@ class ChildHelper:
 
 
 def serve(asked: BinaryIO, answers: BinaryIO) -> None:
-    """Answers until there is nothing more to read."""
+    """Answers calls until the end of the input."""
     while True:
         try:
             function, given = pickle.load(asked)
@@ -110,14 +109,14 @@ def serve(asked: BinaryIO, answers: BinaryIO) -> None:
             answer = ("done", function(*given))
         except UserError as error:
             answer = ("user error", str(error))
-        except Exception:  # noqa: BLE001 (told to the process that asked, which shows it)
+        except Exception:  # noqa: BLE001 (sent to the parent process, which shows it)
             answer = ("error", traceback.format_exception_only(*sys.exc_info()[:2])[-1].strip())
         pickle.dump(answer, answers)
         answers.flush()
 
 
 def main() -> None:
-    """What libraries print would stand among the answers: it goes nowhere."""
+    """Serves calls. Output of libraries is discarded, because it would mix with the answers."""
     answers = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 1)

@@ -1,4 +1,4 @@
-"""Starting what outlives the interface, trainers and exports: processes of a session of their own, with a log file."""
+"""Starting trainers and exports, which outlive the interface: processes in a session of their own, with a log file."""
 
 import fcntl
 import os
@@ -17,56 +17,56 @@ from rptrain.runs.events import EventLog
 from rptrain.runs.tail import end_of
 from rptrain.utils.errors import UserError
 
-RPTRAIN = (sys.executable, "-P", "-m", "rptrain")  # -P: without the folder one is in on the path
+RPTRAIN = (sys.executable, "-P", "-m", "rptrain")  # -P: without the current directory on the path
 COMMAND = (*RPTRAIN, "train")
 EXPORT = (*RPTRAIN, "export")
-LOG = "trainer.log"  # in a run's folder: all that the trainer and its libraries print
-OUTPUT = ".rptrain-log"  # suffix of the hidden file beside the folder, until that is there
-SAID = 4000  # bytes, at the end of what a process printed
+LOG = "trainer.log"  # in a run's folder: the output of the trainer and its libraries
+OUTPUT = ".rptrain-log"  # suffix of the hidden file beside the folder, until the folder exists
+SAID = 4000  # bytes from the end of a process's output
 
 
 @dataclass
 class Launched:
-    """A process on its way. A run's folder may not be there yet: it is made once config and data were checked."""
+    """A started process. Its run's folder may not exist yet: it is created once config and data were checked."""
 
     process: "subprocess.Popen[bytes]"
-    path: Path  # the run, or what is exported to
+    path: Path  # the run, or the target of an export
     log: Path
-    before: int = 0  # bytes of the log that others wrote
+    before: int = 0  # bytes of the log from earlier processes
     began: float = field(default_factory=time.time)  # Unix seconds
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the process has not ended; one that has is not left behind as a zombie."""
+    def running(self) -> bool:
+        """Whether the process is still running; an ended one is reaped."""
         return self.process.poll() is None
 
-    def settle(self) -> bool:
-        """Whether the run's folder is there; the log is moved into it, where the trainer goes on writing to it."""
+    def move_log(self) -> bool:
+        """Moves the log into the run's folder, where the trainer keeps writing. Returns whether the folder exists."""
         if not os.path.isfile(self.path / "config.toml"):
             return False
         inside = self.path / LOG
         if self.log != inside:
             try:
                 self.log = self.log.rename(inside)
-            except OSError:  # it stays beside the folder, where it is found as well
+            except OSError:  # it stays beside the folder, where it is found too
                 return True
         return True
 
     def said(self) -> str:
-        """The end of what it printed."""
+        """The end of its output."""
         return end_of(self.log, SAID, self.before).strip()
 
 
 def log_of(run: Path) -> Path:
-    """What a run's trainers printed: in its folder, or beside it where nobody moved it there."""
+    """The output of a run's trainers: in its folder, or beside it if it was not moved."""
     inside, outside = run / LOG, beside(run, OUTPUT)
     return outside if not os.path.exists(inside) and os.path.exists(outside) else inside
 
 
 def start(config: Path, output_dir: str, run_name: str, environment: Mapping[str, str]) -> Launched:
-    """Begins a new run of a config, in a folder with a free name. UserError where there can be none.
+    """Starts a new run of a config, in a folder with a free name. Raises UserError if that is not possible.
 
-    Of starts that failed the log stays until the next start of that name.
+    The log of a failed start is kept until the next start with that name.
     """
     parent = Path(output_dir).expanduser()
     name, number = run_name, 1
@@ -85,11 +85,11 @@ def start(config: Path, output_dir: str, run_name: str, environment: Mapping[str
 
 
 def resume(run: Path, environment: Mapping[str, str]) -> Launched:
-    """Goes on with a run from its last checkpoint. UserError where that cannot be, or a process trains it."""
+    """Resumes a run from its last checkpoint. Raises UserError if that is not possible, or if a process trains it."""
     log, events = run / LOG, run / "events.jsonl"
     try:
         if events.is_file():
-            EventLog(events).close()  # UserError where another process holds it
+            EventLog(events).close()  # raises UserError if another process trains it
         output = log.open("ab")
     except OSError as error:
         raise UserError(f"{run} cannot be resumed: {error.strerror}") from None
@@ -99,7 +99,7 @@ def resume(run: Path, environment: Mapping[str, str]) -> Launched:
 
 
 def export(run: Path, to: Path, merge: bool, environment: Mapping[str, str]) -> Launched:
-    """Writes a run's last checkpoint as a Hugging Face directory. UserError where that cannot be begun."""
+    """Exports a run's last checkpoint as a Hugging Face directory. Raises UserError if it cannot be started."""
     log = beside(to, OUTPUT)
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def export(run: Path, to: Path, merge: bool, environment: Mapping[str, str]) -> 
 
 
 def _open(log: Path) -> BinaryIO | None:
-    """To append, and held by whoever has it open; None where another process holds it."""
+    """Opens a file for appending and locks it; None if another process has locked it."""
     output = log.open("ab")
     try:
         fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -140,5 +140,5 @@ def _begin(command: Sequence[str], output: BinaryIO, environment: Mapping[str, s
 
 
 def _text(value: str) -> str:
-    """As TOML has it; JSON writes some letters in a way that TOML does not know."""
+    """A text in TOML; JSON escapes some characters in a way that TOML does not accept."""
     return tomlkit.item(value).as_string()

@@ -7,7 +7,7 @@ from textual.suggester import Suggester
 
 
 class PathSuggester(Suggester):
-    """Proposes what `complete` makes of what is typed."""
+    """Suggests the completion of the typed text by `complete`."""
 
     def __init__(self, suffixes: tuple[str, ...] = ()) -> None:
         super().__init__(use_cache=False, case_sensitive=True)
@@ -38,7 +38,7 @@ def complete(value: str, suffixes: tuple[str, ...] = ()) -> str | None:
 
 
 def is_text(name: str) -> bool:
-    """Whether a config can hold a file's name: not where its bytes are no UTF-8."""
+    """Whether a config can hold a file's name, which must be valid UTF-8."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""What a person sets of the interface itself: a small TOML file, `rptrain/tui.toml` in the folder for settings."""
+"""Preferences of the interface: a small TOML file, `rptrain/tui.toml` in the settings folder."""
 
 import os
 import tomllib
@@ -18,7 +18,7 @@ class Preferences(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     look: Look = "dark"
-    models: tuple[PathText, ...] = Field(default=(".", "models", "~/models", "/models"))  # folders to look in
+    models: tuple[PathText, ...] = Field(default=(".", "models", "~/models", "/models"))  # folders to search
     data: tuple[PathText, ...] = Field(default=(".", "data", "~/data"))
 
 
@@ -28,7 +28,7 @@ def place() -> Path:
 
 
 def load(path: Path) -> Preferences:
-    """The file's, or the defaults where there is none. UserError for a file that says something else."""
+    """The preferences in the file, or the defaults if there is none. Raises UserError for an invalid file."""
     try:
         return Preferences.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -44,7 +44,7 @@ def load(path: Path) -> Preferences:
 
 
 def save_look(path: Path, look: Look) -> None:
-    """Writes the look alone; all else in the file stays. OSError where that cannot be."""
+    """Writes the theme and keeps everything else in the file. Raises OSError if it cannot be written."""
     document = tomlkit.parse(path.read_text(encoding="utf-8")) if path.is_file() else tomlkit.document()
     document["look"] = look
     path.parent.mkdir(parents=True, exist_ok=True)

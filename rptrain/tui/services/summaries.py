@@ -1,4 +1,4 @@
-"""The runs of a folder as they go on: what was read once of a run is not read again."""
+"""Summaries of a folder's runs, which are read incrementally."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from pathlib import Path
 from rptrain.runs.listing import Summary, summarize
 from rptrain.runs.view import RunView
 
-LARGE = 1 << 20  # bytes of events that are read of a run as they are; of more, a part
+LARGE = 1 << 20  # bytes of a run's events that are read completely; of larger files, a part
 
 
 @dataclass(frozen=True)
 class Losses:
-    """A run's curve, for a plot."""
+    """The loss curve of a run."""
 
     name: str
     steps: Sequence[float]
@@ -22,7 +22,7 @@ class Losses:
 
 
 class RunFolder:
-    """What is known of the runs belongs to a thread of its own, which reads and answers."""
+    """The runs of a folder. A thread reads them and owns their data."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -30,11 +30,11 @@ class RunFolder:
         self._thread = ThreadPoolExecutor(1, "runs")
 
     async def look(self) -> list[Summary]:
-        """What there is now, the newest first. A folder that is not there has none."""
+        """The current runs, the newest first; none if the folder does not exist."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._look)
 
     async def losses(self, runs: Sequence[Path], count: int) -> list[Losses]:
-        """At most `count` points of each of these runs; one that `look` has not found has none."""
+        """At most `count` points of each run; none for a run that `look` has not found."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._losses, tuple(runs), count)
 
     def _look(self) -> list[Summary]:

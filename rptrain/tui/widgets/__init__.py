@@ -1,1 +1,1 @@
-"""What screens are put together from, and how numbers are written in them."""
+"""The widgets of the screens."""

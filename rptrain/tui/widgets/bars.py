@@ -1,10 +1,10 @@
-"""A share of something as a line of text, to half a character."""
+"""A bar of text for a fraction, with a resolution of half a character."""
 
 from textual.content import Content
 
 
 def bar(share: float, width: int, style: str) -> Content:
-    """`share` from 0 to 1 of `width` characters; what is left is a thinner line. What is there at all is seen."""
+    """A bar of `width` characters for `share` from 0 to 1; the rest is a thinner line. A share above 0 is visible."""
     halves = round(min(max(share, 0.0), 1.0) * width * 2)
     if share > 0:
         halves = max(halves, 1)

@@ -1,4 +1,4 @@
-"""A value out of a few, in one line: left and right or a click change it."""
+"""A choice among a few values in one line, changed by left, right or a click."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +12,7 @@ from textual.widget import Widget
 
 
 class Choice(Widget, can_focus=True):
-    """Shows all of `options` with the chosen one marked, or that alone where there is no room for all."""
+    """Shows all `options` with the chosen one marked, or only the chosen one if there is no room."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left", "turn(-1)", "before", show=False),

@@ -1,4 +1,4 @@
-"""A line that is typed into, of which a terminal obeys nothing: values come from files and from pastes too."""
+"""An input whose value, which may come from a file or a paste, cannot send control characters to the terminal."""
 
 from rich.segment import Segment
 from textual.strip import Strip
@@ -8,7 +8,7 @@ from rptrain.utils.text import one_line
 
 
 class Entry(Input):
-    """Its value is as it was given; what is drawn has pictures in the place of control characters."""
+    """An input that keeps its value, but draws control pictures in place of control characters."""
 
     def render_line(self, y: int) -> Strip:
         strip = super().render_line(y)

@@ -1,4 +1,4 @@
-"""The settings of a draft as rows of a form, each edited in place."""
+"""The form with the settings of a draft, edited in place."""
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ from rptrain.tui.services.places import DATA_SUFFIXES
 from rptrain.tui.widgets.choice import Choice
 from rptrain.tui.widgets.entry import Entry
 
-LISTED = ("model.path", "data.train.0.path")  # enter shows what there is
+LISTED = ("model.path", "data.train.0.path")  # enter shows the choices
 
 
 class Row(Horizontal):
-    """A setting: its label and its value. `told` is the value that it was given, or that was last asked for."""
+    """A setting with its label and value. `told`: the value that it was given, or that was last read."""
 
     def __init__(self, field: Field, shown: str) -> None:
         super().__init__(classes="row" if field in FIELDS else "row other")
@@ -51,10 +51,10 @@ class Row(Horizontal):
 
 
 class Form(VerticalScroll, can_focus=False):
-    """All settings. A message says that something was edited, `edited` what: messages come late."""
+    """All settings. A message reports an edit, and `edited` returns what changed, because messages arrive late."""
 
     class Edited(Message):
-        """Something was."""
+        """A setting was edited."""
 
     @dataclass
     class Entered(Message):
@@ -64,7 +64,7 @@ class Form(VerticalScroll, can_focus=False):
 
     @dataclass
     class Listed(Message):
-        """The list of what can be chosen is asked for."""
+        """The list of choices was requested."""
 
         field: Field
 
@@ -85,7 +85,7 @@ class Form(VerticalScroll, can_focus=False):
         self._show_method()
 
     def edited(self) -> list[tuple[Field, str]]:
-        """What the person wrote, since this was last asked."""
+        """The edits since the last call."""
         found: list[tuple[Field, str]] = []
         for row in self.query(Row):
             if row.editor is not None and row.editor.value != row.told:
@@ -94,7 +94,7 @@ class Form(VerticalScroll, can_focus=False):
         return found
 
     def show(self, draft: Draft, besides: Container[str] = ()) -> None:
-        """Makes the rows say what the draft says, but for those of some keys. What was `edited` is asked for before."""
+        """Updates the rows from the draft, except those of some keys. Read `edited` before."""
         self._draft = draft
         there = {row.field for row in self.query(Row)}
         self.mount_all(Row(field, _shown(field, draft)) for field in self._others() if field not in there)
@@ -104,7 +104,7 @@ class Form(VerticalScroll, can_focus=False):
         self._show_method()
 
     def enter(self, field: Field, value: str) -> None:
-        """As if the person had written it."""
+        """Sets a value as if the user had typed it."""
         for row in self.query(Row):
             if row.field == field and row.editor is not None:
                 row.editor.value = value
@@ -113,7 +113,7 @@ class Form(VerticalScroll, can_focus=False):
         self.query_one(f"#{FIELDS[0].id}").focus()
 
     async def reveal(self, field: Field) -> None:
-        """Goes to a setting, which gets its row if it has none."""
+        """Moves the focus to a setting, and adds its row if needed."""
         if field not in {row.field for row in self.query(Row)}:
             await self.mount(Row(field, _shown(field, self._draft)))
         for row in self.query(Row):
@@ -121,7 +121,7 @@ class Form(VerticalScroll, can_focus=False):
         self.query_one(f"#{field.id}").focus()
 
     def _others(self) -> Iterator[Field]:
-        """Those that the draft sets and that are in no group."""
+        """The settings of the draft that are in no group."""
         return (ALL[key] for key in self._draft.set_keys() if key in ALL and ALL[key] not in FIELDS)
 
     def _show_method(self) -> None:
@@ -162,5 +162,5 @@ def _shown(field: Field, draft: Draft) -> str:
 
 
 def method_of(draft: Draft) -> str:
-    """What the config means: adapters where it has a [lora] table."""
+    """The method of a config: adapters if it has a [lora] table."""
     return draft.shown("train.method") or ("lora" if draft.has("lora") else "full")

@@ -1,4 +1,4 @@
-"""A lane for each device: what it computed lately, what it does now, its memory and its links."""
+"""A lane for each device: its recent computations, its current state, memory and links."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,34 +15,34 @@ from rptrain.tui.widgets.words import percent, size
 
 KINDS = {"F": ("▀", "$forward"), "FB": ("█", "$fused"), "B": ("▄", "$backward")}
 IDLE = ("·", "$muted")
-LEAST = 0.1  # of the time: what computed for less is shown as waiting
+LEAST = 0.1  # a record with a smaller fraction of computation is shown as waiting
 NAME = 8  # characters of a device's name
-NOW = 24  # of what it does
-WIDE = 150  # columns from which on links and temperature stand in the same line
+NOW = 24  # characters of the state
+WIDE = 150  # width with room for links and temperature in the same line
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What the lanes need of a run."""
+    """The data of a run that lanes show."""
 
     lanes: tuple[LaneView, ...]
     recent: tuple[Snapshot, ...]
-    room: int  # lanes that there is room for, also while none are there: nothing moves when they come and go
-    gone: bool  # the trainer, without a word
+    room: int  # lanes to reserve room for, so that the layout does not move
+    gone: bool  # the trainer, without records
 
     @classmethod
     def of(cls, view: RunView, most: int, state: str) -> "Shown":
-        """`state` is the view's, or "replay"."""
+        """Data for lanes from a view; `state` is the view's, or "replay"."""
         lanes = view.lanes
         room = max(len(lanes), 0 if state in ENDED else len(view.devices), 1)
         return cls(lanes, tuple(view.recent)[-most:], room, state == "dead")
 
 
 class Lanes(LineWidget):
-    """One line a device, two where the screen is tall; the strip runs from right to left, a letter a record."""
+    """One line per device, or two on a tall screen. The strip has a character per record and scrolls to the left."""
 
     shown: reactive[Shown | None] = reactive(None, repaint=False)
-    empty: reactive[str] = reactive("", layout=True)  # what is said where there are no lanes
+    empty: reactive[str] = reactive("", layout=True)  # text without lanes
     detailed: reactive[bool] = reactive(False, layout=True)
 
     def watch_shown(self, before: Shown | None, after: Shown | None) -> None:
@@ -106,7 +106,7 @@ def mark(lane: LaneRecord, seconds: float) -> tuple[str, str]:
 
 
 def _now(lane: LaneRecord) -> Content:
-    """What a device does, in NOW letters."""
+    """The current state of a device in NOW characters."""
     if lane.doing == "computing" and lane.stage is not None:
         where = f"{lane.stage}" + ("" if lane.micro_batch is None else f" · {lane.micro_batch + 1}")
         text, style = where, KINDS.get(lane.kind or "", IDLE)[1]

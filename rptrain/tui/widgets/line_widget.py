@@ -1,4 +1,4 @@
-"""A widget of lines of text, of which only those that changed are drawn again: that is what watching a run costs."""
+"""A widget with lines of text that redraws only changed lines, which keeps watching a run cheap."""
 
 from collections.abc import Iterable
 
@@ -12,9 +12,9 @@ from rptrain.utils.text import one_line
 
 
 class LineWidget(Widget):
-    """`lines` says what stands there, at the size of now; `redraw` asks for it."""
+    """`lines` returns the content for the current size; `redraw` updates it."""
 
-    ALLOW_SELECT = False  # each line is drawn alone, a selection goes over several
+    ALLOW_SELECT = False  # lines are drawn separately, but a selection may span several
     DEFAULT_CSS = "LineWidget { text-wrap: nowrap; text-overflow: clip; }"
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -41,5 +41,5 @@ class LineWidget(Widget):
 
 
 def _clean(line: Content) -> Content:
-    """What records say stands in it too: nothing there is obeyed by the terminal."""
+    """Replaces control characters, which records may contain."""
     return line if line.plain.isprintable() else Content(one_line(line.plain), list(line.spans))

@@ -1,4 +1,4 @@
-"""What a run said: its log, what its trainer printed, or its samples; the newest stays in sight."""
+"""The log of a run, the output of its trainer, or its samples; the newest line stays visible."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -18,7 +18,7 @@ STYLES = {"info": "$foreground", "warning": "$warning", "error": "$error"}
 
 
 class Tail(VerticalScroll):
-    """Keeps its end in sight, whatever grows or shrinks, until one scrolls away from it."""
+    """Keeps its end visible until the user scrolls away."""
 
     _follows = True
 
@@ -26,7 +26,7 @@ class Tail(VerticalScroll):
         self._follow()
 
     def watch_virtual_size(self) -> None:
-        """What is in it has another size, and was laid out."""
+        """Called after the content was laid out in another size."""
         self._follow()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
@@ -43,7 +43,7 @@ class LogPanel(Vertical):
         super().__init__(id=id)
         self.part = "log"
         self._texts: dict[str, Content] = {part: Content("") for part in PARTS}
-        self._told: dict[str, Any] = {}  # of each part, what it was made of
+        self._told: dict[str, Any] = {}  # the data that each part was made from
 
     def compose(self) -> ComposeResult:
         yield Static("", id="log-title")
@@ -54,7 +54,7 @@ class LogPanel(Vertical):
         self._draw()
 
     def turn(self) -> None:
-        """To the next part that has something to show."""
+        """Shows the next part that has content."""
         place = PARTS.index(self.part)
         order = [*PARTS[place + 1 :], *PARTS[: place + 1]]
         self.turn_to(next((part for part in order if len(self._texts[part]) > 0), self.part))

@@ -1,4 +1,4 @@
-"""The host's memory by use, and what the optimizer does."""
+"""Host memory by use, and the state of the optimizer."""
 
 from collections.abc import Iterator
 
@@ -10,12 +10,12 @@ from rptrain.tui.widgets.bars import bar
 from rptrain.tui.widgets.line_widget import LineWidget
 from rptrain.tui.widgets.words import DASH, clipped, size, step_time
 
-LEAST = 0.002  # of the host's memory: smaller parts are left out
-BAR = "bar"  # in place of a name: the value is a share
+LEAST = 0.002  # fraction of host memory; smaller parts are omitted
+BAR = "bar"  # in place of a name: the value is a fraction
 
 
 class MemoryPanel(LineWidget):
-    """As tall as what it says, the most wanted first: where there is no room for all, what it stands in scrolls."""
+    """A panel as tall as its content, the most important first; its container scrolls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class MemoryPanel(LineWidget):
 
 
 def _host(view: RunView) -> Iterator[tuple[str, str, str]]:
-    """Always as many lines, and those of the optimizer too: what stands below does not move."""
+    """A fixed number of lines, so that the lines below do not move."""
     now, host = view.now, view.host
     if now is not None:
         room = now.process + now.free
@@ -68,7 +68,7 @@ def _optimizer(view: RunView) -> Iterator[tuple[str, str, str]]:
 
 
 def _uses(view: RunView) -> Iterator[tuple[str, str, str]]:
-    """What the host's memory was planned for."""
+    """The planned uses of host memory."""
     if (host := view.host) is not None:
         yield "Planned, by use", size(host.total), "bold"
         for name, nbytes in sorted(host.parts, key=lambda part: -part[1]):

@@ -1,4 +1,4 @@
-"""What the plan of a draft says: whether it fits, how long a step takes, and what takes the memory."""
+"""The plan of a draft: whether it fits, the duration of a step, and the use of memory."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -14,11 +14,11 @@ from rptrain.tui.widgets.bars import bar
 from rptrain.tui.widgets.words import count, percent, size, step_time
 from rptrain.utils.text import printable
 
-PARTS = 5  # of a place, the largest
+PARTS = 5  # parts of a place to show, the largest first
 
 
 class PlanPanel(Widget):
-    """Shows mistakes, or a plan; `busy` marks the plan of what stood in the form before, `detailed` names the parts."""
+    """Shows mistakes or a plan. `busy` marks an outdated plan; `detailed` lists the parts of memory."""
 
     planned: reactive[Planned | None] = reactive(None, layout=True)
     problem: reactive[str] = reactive("", layout=True)
@@ -29,7 +29,7 @@ class PlanPanel(Widget):
         return self._text(self.size.width)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        return self._text(width).get_height({}, width) if width else 0  # `size` is the one before
+        return self._text(width).get_height({}, width) if width else 0  # `size` is still the previous size
 
     def _text(self, width: int) -> Content:
         return Content("\n").join(self._lines(max(width, 20)))
@@ -97,7 +97,7 @@ class PlanPanel(Widget):
 
 
 def _alike(places: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Places that differ in name only, together."""
+    """Groups of places that differ only in name."""
     return [
         list(same) for _, same in groupby(places, key=lambda place: (place["kind"], place["total"], place["limit"]))
     ]

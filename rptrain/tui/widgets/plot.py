@@ -1,4 +1,4 @@
-"""Curves drawn with dots of braille letters: two across and four down in each."""
+"""Curves drawn with braille characters, which have 2 x 4 dots each."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from rptrain.tui.widgets.words import clipped, short
 from rptrain.utils.text import one_line
 
 AXIS = 7  # characters for the numbers at the left
-DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of a letter, by column and row
+DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # dots of a character, by column and row
 EMPTY = 0x2800
-POINTS = 1000  # that a curve is given; it draws as many as there is room for
-HUGE = 1e300  # from which on differences may be infinite
-WIDE = 100.0  # positive values that span more than this are drawn on a logarithmic scale
+POINTS = 1000  # points passed to a curve, which draws as many as fit
+HUGE = 1e300  # above this, differences may be infinite
+WIDE = 100.0  # positive values with a larger ratio are drawn on a logarithmic scale
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Curve:
 
 
 class Plot(LineWidget):
-    """Its title, the newest value, curves, and numbers at both ends of the axes."""
+    """A plot with title, newest value, curves, and numbers at the ends of the axes."""
 
     def __init__(self, title: str, *, logarithmic: bool = False, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -92,14 +92,14 @@ class Plot(LineWidget):
 
 
 def _margins(low: float, high: float) -> tuple[float, float]:
-    """The ends of an axis: apart also where all values are one."""
+    """The ends of an axis, which differ even if all values are equal."""
     if low == high:
         return low - (abs(low) / 2 or 1), high + (abs(high) / 2 or 1)
     return low, high
 
 
 class Canvas:
-    """`columns` by `rows` letters. Where curves share a letter it has the color of the later one."""
+    """`columns` x `rows` characters. A character shared by curves has the color of the later one."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self._columns, self._rows = columns, rows
@@ -107,7 +107,7 @@ class Canvas:
         self._styles = [[""] * columns for _ in range(rows)]
 
     def draw(self, style: str, places: Sequence[tuple[float, float]]) -> None:
-        """A line through places, whose x and y go from 0 at the top left to 1."""
+        """Draws a line through points with x and y from 0, at the top left, to 1."""
         width, height = self._columns * 2 - 1, self._rows * 4 - 1
         spots = [(round(x * width), round(y * height)) for x, y in places]
         for (x0, y0), (x1, y1) in zip(spots, spots[1:] or spots, strict=False):

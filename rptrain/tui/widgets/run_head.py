@@ -1,4 +1,4 @@
-"""A run in a few lines: its state, how far it is, how fast, and the numbers of now."""
+"""The head of the Run screen: state, progress, speed and current metrics."""
 
 from collections.abc import Iterator
 
@@ -11,12 +11,12 @@ from rptrain.tui.widgets.line_widget import LineWidget
 from rptrain.tui.widgets.words import DASH, clipped, count, duration, loss, percent, short
 from rptrain.utils.text import one_line
 
-STATE = 12  # letters of the longest state, and what parts it from the bar: that does not move when the state changes
-LEAST = 8  # of the bar
-SHORTEST = 12  # that a name is cut to
+STATE = 12  # characters of the longest state and the gap, so that the bar does not move
+LEAST = 8  # width of the bar
+SHORTEST = 12  # maximum width of a name
 WIDTHS = {"loss": 6, "tokens/s": 6, "of peak speed": 4, "bubble": 4, "learning rate": 7, "gradient norm": 5}
 
-STATES = {  # a letter that does without color, and the color
+STATES = {  # a character that is understood without color, and the color
     "new": ("…", "$muted"),
     "loading": ("…", "$accent"),
     "training": ("▶", "$success"),
@@ -38,7 +38,7 @@ def state_text(state: str) -> Content:
 
 
 class RunHead(LineWidget):
-    """Two lines: state and progress; numbers."""
+    """Two lines: state and progress, and metrics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class RunHead(LineWidget):
 
 
 def _numbers(view: RunView) -> Iterator[tuple[str, str]]:
-    """The most wanted first."""
+    """The metrics, the most important first."""
     speed = view.steps.last("tokens_per_second")
     yield "loss", loss(view.loss)
     yield "tokens/s", DASH if speed is None else f"{speed:,.0f}"

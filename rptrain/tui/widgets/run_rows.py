@@ -1,4 +1,4 @@
-"""A run in a line of the list of runs, in as many columns as there is room for."""
+"""A run as a row of the list of runs, with as many columns as fit."""
 
 import time
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from rptrain.tui.widgets.run_head import state_text
 from rptrain.tui.widgets.words import ago, clipped, duration, loss, size
 from rptrain.utils.text import one_line
 
-COLUMNS = (  # name, width, and the width of the list from which on it is there
+COLUMNS = (  # name, width, and the least width of the list that shows it
     ("state", 12, 0),
     ("steps", 13, 0),
     ("loss", 9, 0),
@@ -21,8 +21,8 @@ COLUMNS = (  # name, width, and the width of the list from which on it is there
     ("model", 26, 116),
 )
 MARK = 2
-NAME = 16  # at least
-LONGEST = 62  # at most: a name of 60 letters
+NAME = 16  # minimum width
+LONGEST = 62  # maximum width: a name of 60 characters
 
 
 def heading(width: int) -> Content:
@@ -33,7 +33,7 @@ def heading(width: int) -> Content:
 
 
 def row(run: Summary, width: int, mark: str) -> Content:
-    """`mark` is the color of the run's curve where it is compared."""
+    """`mark`: the color of the run's curve if it is compared."""
     name, columns = _layout(width)
     cells = dict(_cells(run))
     shown = clipped(one_line(run.path.name), name - 1)

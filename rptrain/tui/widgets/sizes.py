@@ -1,4 +1,4 @@
-"""From which size on a screen shows more."""
+"""Screen sizes above which a screen shows more."""
 
 MEDIUM = 110  # columns
 WIDE = 160

@@ -1,4 +1,4 @@
-"""The first line of every screen: where one is, and where one can go."""
+"""The first line of every screen: the current screen and the others."""
 
 from textual.app import ComposeResult
 from textual.containers import Horizontal
@@ -12,7 +12,7 @@ PLACES = (("new", "New run", "F2"), ("runs", "Runs", "F3"), ("doctor", "Doctor",
 
 
 class Tab(Static):
-    """One of the places; a click goes there."""
+    """A tab; a click opens its screen."""
 
     def __init__(self, mode: str, name: str, key: str, current: bool) -> None:
         super().__init__(
@@ -38,5 +38,5 @@ class TopBar(Horizontal):
         yield Static(self._right, id="top-right", markup=False)
 
     def tell(self, text: str) -> None:
-        """What stands at the right."""
+        """Sets the text on the right."""
         self.query_one("#top-right", Static).update(one_line(text))

@@ -1,4 +1,4 @@
-"""Numbers as short text of steady width: sizes, counts, durations, shares."""
+"""Numbers as short text of stable width: sizes, counts, durations, fractions."""
 
 from math import isfinite
 
@@ -17,7 +17,7 @@ def size(nbytes: float) -> str:
 
 
 def count(number: float) -> str:
-    """A large number in short, such as "1.7 B" or "430 k"."""
+    """A large number, shortened, such as "1.7 B" or "430 k"."""
     for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= unit:
             value = number / unit
@@ -26,7 +26,7 @@ def count(number: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Such as "42 s", "3 m 05 s", "2 h 07 m" or "3 d 04 h"."""
+    """A duration such as "42 s", "3 m 05 s", "2 h 07 m" or "3 d 04 h"."""
     if seconds is None or not isfinite(seconds):
         return DASH
     whole = max(0, round(seconds))
@@ -70,7 +70,7 @@ def short(value: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long ago, in one unit."""
+    """A time in the past in one unit."""
     for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= unit:
             return f"{seconds / unit:.0f} {name} ago"
@@ -78,5 +78,5 @@ def ago(seconds: float) -> str:
 
 
 def clipped(text: str, width: int) -> str:
-    """Text in at most so many columns of the terminal; what was cut off is an ellipsis."""
+    """Text in at most `width` columns of the terminal, with an ellipsis if it was cut."""
     return text if cell_len(text) <= width else f"{set_cell_size(text, width - 1).rstrip()}…"
