@@ -15,7 +15,7 @@ A window w lets token i see the tokens i - w + 1 to i of its document. Sinks [H]
 takes part in the softmax and has no value (GPT-OSS). Only triton and the reference take either.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -167,28 +167,6 @@ def attention_backward(
     for place, grad in zip(into, grads, strict=True):
         place.copy_(grad)
     return into
-
-
-class Attention(torch.autograd.Function):
-    """`Attention.apply(q, k, v, sinks, mb, window)`: out [T, H, C], for use with autograd."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, mb: MicroBatch, window: int | None
-    ) -> Tensor:
-        out, saved = attention(q, k, v, mb, window=window, sinks=sinks)
-        ctx.save_for_backward(q, k, v, sinks, out)
-        ctx.rest = saved, mb, window
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (dout,) = grad_outputs
-        q, k, v, sinks, out = ctx.saved_tensors
-        saved, mb, window = ctx.rest
-        total = None if sinks is None else torch.zeros_like(sinks, dtype=saved.lse.dtype)
-        grads = attention_backward(dout, q, k, v, out, saved, mb, window=window, sinks=sinks, grad_sinks=total)
-        return *grads, total, None, None  # autograd casts the sum to the sinks' type
 
 
 def _limits(mb: MicroBatch) -> tuple[Tensor, Tensor, int, int]:

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from rptrain.kernels.launch import capability, fused, power_of_2, tl, triton
 from rptrain.kernels.reference import moe as reference
-from rptrain.kernels.reference.dense import wide
 
 
 class Tiles(NamedTuple):
@@ -63,29 +62,6 @@ def grouped_bias_grad(acc_EM: Tensor | None, dy_NM: Tensor, ends_E: Tensor) -> N
     if not fused(dy_NM):
         return reference.grouped_bias_grad(acc_EM, dy_NM, ends_E)
     return grouped_bias_grad_triton(acc_EM, dy_NM, ends_E)
-
-
-class GroupedMM(torch.autograd.Function):
-    """`grouped_mm` for autograd: x, w, ends, bias or None."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, ends: Tensor, bias: Tensor | None = None) -> Tensor:
-        ctx.save_for_backward(x, w, ends)
-        ctx.biased = bias is not None
-        return grouped_mm(x, w, ends, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, Tensor | None]:
-        x, w, ends = ctx.saved_tensors
-        dy = grad_outputs[0].contiguous()
-        dw = torch.zeros_like(w, dtype=wide(w.dtype))
-        grouped_weight_grad(dw, x, dy, ends)
-        db = None
-        if ctx.biased:
-            db = torch.zeros(w.shape[0], w.shape[2], dtype=wide(w.dtype), device=w.device)
-            grouped_bias_grad(db, dy, ends)
-            db = db.to(w.dtype)
-        return grouped_mm(dy, w.mT, ends), dw.to(w.dtype), None, db
 
 
 def _cutlass(x_NK: Tensor, w_EKM: Tensor) -> bool:

@@ -61,28 +61,6 @@ def linear_cross_entropy_backward(
     return _total(statistics), dh_TD
 
 
-class LinearCrossEntropy(torch.autograd.Function):
-    """For autograd: h [T, D], w [V, D], labels [T] to the loss sum, and the count of supervised tokens (int64 scalar).
-
-    Backward computes the logits again and multiplies by the incoming gradient at the end, after rounding.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, h_TD: Tensor, w_VD: Tensor, labels_T: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(h_TD, w_VD, labels_T)
-        count = (labels_T != IGNORED).sum()
-        ctx.mark_non_differentiable(count)
-        return linear_cross_entropy(h_TD, w_VD, labels_T), count
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
-        dloss, _ = grad_outputs  # of the count: nothing
-        h_TD, w_VD, labels_T = ctx.saved_tensors
-        grad_w_VD = torch.zeros_like(w_VD, dtype=wide(w_VD.dtype))
-        _, dh_TD = linear_cross_entropy_backward(h_TD, w_VD, labels_T, 1.0, grad_w_VD)
-        return dh_TD.mul_(dloss), grad_w_VD.mul_(dloss).to(w_VD.dtype), None
-
-
 def _chunks(
     h_TD: Tensor, w_VD: Tensor, labels_T: Tensor, scale: float | None, statistics: Tensor
 ) -> Iterator[tuple[slice, Tensor]]:

@@ -6,14 +6,11 @@ is kept for backward: the product with A is computed again where dropout(x) is n
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from rptrain.kernels.dropout import Dropout, add_dropout, dropout
 from rptrain.kernels.linear import accumulate_weight_grad, linear
-from rptrain.kernels.reference.dense import wide
 
 
 def add_lora(
@@ -60,32 +57,6 @@ def lora_backward_weights(
     h = linear(dropped, a).mul_(scale)
     for columns, ranks, grad in parts(grad_b, starts):
         accumulate_weight_grad(grad, dy[:, columns], h[:, ranks])
-
-
-class AddLoRA(torch.autograd.Function):
-    """`add_lora` for autograd, not in place: y, x, a, starts, scale, drop, then each b."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, y: Tensor, x: Tensor, a: Tensor, starts: Sequence[int], scale: float, drop: Dropout | None, *b: Tensor
-    ) -> Tensor:
-        y = y.clone()
-        add_lora(y, x, a, b, starts, scale, drop)
-        ctx.save_for_backward(x, a, *b)
-        ctx.form = (starts, scale, drop)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        x, a, *b = ctx.saved_tensors
-        (dy,) = grad_outputs
-        dx = torch.zeros_like(x)
-        grad_a, *grad_b = (torch.zeros_like(weight, dtype=wide(weight.dtype)) for weight in (a, *b))
-        starts, scale, drop = ctx.form
-        dh = lora_backward_input(dy, a, b, starts, scale, drop, dx)
-        lora_backward_weights(dy, dh, x, a, starts, scale, drop, grad_a, grad_b)
-        grads = (grad.to(a.dtype) for grad in (grad_a, *grad_b))
-        return dy, dx, next(grads), None, None, None, *grads
 
 
 def _dropped(x: Tensor, drop: Dropout | None) -> Tensor:

@@ -52,23 +52,6 @@ def route_backward(
     return route_backward_triton(dweights_TX, logits_TE, choice_TX, over_chosen, dprobs_E, counted_T)
 
 
-class Route(torch.autograd.Function):
-    """`choose` and `route` for autograd: logits, number of experts, over_chosen to weights and choice."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, active: int, over_chosen: bool) -> tuple[Tensor, Tensor]:
-        choice = choose(logits, active)
-        ctx.save_for_backward(logits, choice)
-        ctx.over_chosen = over_chosen
-        ctx.mark_non_differentiable(choice)
-        return route(logits, choice, over_chosen), choice
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
-        logits, choice = ctx.saved_tensors
-        return route_backward(grad_outputs[0].contiguous(), logits, choice, ctx.over_chosen), None, None
-
-
 class Permutation(NamedTuple):
     """The N = T * X routed rows sorted by expert; row t * X + x is that of token t and its expert x."""
 

@@ -54,35 +54,6 @@ def router_weight_grad(dact_NI: Tensor, act_NI: Tensor, perm: Permutation, weigh
     return dweights
 
 
-class Gather(torch.autograd.Function):
-    """`gather` for autograd."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, perm: Permutation) -> Tensor:
-        ctx.perm = perm
-        return gather(x, perm)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        return combine(grad_outputs[0].contiguous(), ctx.perm), None
-
-
-class Combine(torch.autograd.Function):
-    """`combine` with weights for autograd: rows, weights, permutation."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, weights: Tensor, perm: Permutation) -> Tensor:
-        ctx.save_for_backward(rows, weights)
-        ctx.perm = perm
-        return combine(rows, perm, weights)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
-        rows, weights = ctx.saved_tensors
-        drows, dweights = combine_backward(grad_outputs[0].contiguous(), rows, ctx.perm, weights)
-        return drows, dweights.to(weights.dtype), None
-
-
 def gather_triton(x_TD: Tensor, perm: Permutation) -> Tensor:
     """`gather` as a kernel; this and the others take contiguous tensors."""
     tokens, active = perm.places.shape

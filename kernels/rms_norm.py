@@ -58,23 +58,6 @@ def rms_norm_backward(
     return rms_norm_backward_triton(dy, x, weight, rstd, grad_weight, dresidual)
 
 
-class RMSNorm(torch.autograd.Function):
-    """`rms_norm` for autograd: x, weight, eps to y."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        y, rstd = rms_norm(x, weight, eps)
-        ctx.save_for_backward(x, weight, rstd)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight, rstd = ctx.saved_tensors
-        grad_weight = torch.zeros_like(weight, dtype=rstd.dtype)
-        dx = rms_norm_backward(grad_outputs[0].contiguous(), x, weight, rstd, grad_weight)
-        return dx, grad_weight.to(weight.dtype), None
-
-
 def rms_norm_triton(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """The sum (x itself without a residual), y and rstd; tensors are contiguous."""
     assert x.is_contiguous() and (residual is None or residual.is_contiguous())

@@ -15,7 +15,7 @@ from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.reference.dense import QKNorm
 from rptrain.kernels.rms_norm import add_partials
 
-__all__ = ["QKNorm", "QKNormRope", "qk_norm_rope", "qk_norm_rope_backward"]
+__all__ = ["QKNorm", "qk_norm_rope", "qk_norm_rope_backward"]
 
 STRIDES = ("dq_token", "dq_head", "dk_token", "dk_head", "dv_token", "dv_head")
 Rotated = tuple[Tensor, Tensor, Tensor, Tensor | None]
@@ -51,38 +51,6 @@ def qk_norm_rope_backward(
     if not fused(qkv):
         return reference.qk_norm_rope_backward(dq, dk, dv, qkv, cos, sin, norm, rstd, grads)
     return qk_norm_rope_backward_triton(dq, dk, dv, qkv, cos, sin, norm, rstd, grads)
-
-
-class QKNormRope(torch.autograd.Function):
-    """`qk_norm_rope` for autograd: qkv, cos, sin, kv_heads, both norms' weights or None, eps to q, k, v."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        kv_heads: int,
-        q_weight: Tensor | None = None,
-        k_weight: Tensor | None = None,
-        eps: float = 0.0,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        norm = None if q_weight is None or k_weight is None else QKNorm(q_weight, k_weight, eps)
-        q, k, v, rstd = qk_norm_rope(qkv.clone(), cos, sin, kv_heads, norm)
-        ctx.eps = eps
-        ctx.save_for_backward(qkv, cos, sin, q_weight, k_weight, rstd)
-        return q.clone(), k.clone(), v.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        dq, dk, dv = grad_outputs
-        qkv, cos, sin, q_weight, k_weight, rstd = ctx.saved_tensors
-        if rstd is None:
-            return qk_norm_rope_backward(dq, dk, dv, qkv.clone(), cos, sin), *(None,) * 6
-        norm = QKNorm(q_weight, k_weight, ctx.eps)
-        grads = torch.zeros_like(q_weight, dtype=rstd.dtype), torch.zeros_like(k_weight, dtype=rstd.dtype)
-        dqkv = qk_norm_rope_backward(dq, dk, dv, qkv.clone(), cos, sin, norm, rstd, grads)
-        return dqkv, None, None, None, *(grad.to(q_weight.dtype) for grad in grads), None
 
 
 def qk_norm_rope_triton(qkv: Tensor, cos: Tensor, sin: Tensor, kv_heads: int, norm: QKNorm | None) -> Rotated:

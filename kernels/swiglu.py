@@ -12,7 +12,7 @@ from rptrain.kernels.launch import fused, power_of_2, tl, triton
 from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.reference.dense import Clamp
 
-__all__ = ["Clamp", "SwiGLU", "swiglu", "swiglu_backward"]
+__all__ = ["Clamp", "swiglu", "swiglu_backward"]
 
 BLOCK = 1024  # columns of a program, 8 for each thread of 4 warps
 
@@ -43,21 +43,6 @@ def swiglu_backward(
     if not fused(gate_up):
         return reference.swiglu_backward(dy, gate_up, out, activation, interleaved, clamp)
     return swiglu_backward_triton(dy, gate_up, out, activation, interleaved, clamp)
-
-
-class SwiGLU(torch.autograd.Function):
-    """`swiglu` for autograd: gate_up, interleaved, clamp to the activation."""
-
-    @staticmethod
-    def forward(ctx: Any, gate_up: Tensor, interleaved: bool = False, clamp: Clamp | None = None) -> Tensor:
-        ctx.save_for_backward(gate_up)
-        ctx.form = {"interleaved": interleaved, "clamp": clamp}
-        return swiglu(gate_up, **ctx.form)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
-        (gate_up,) = ctx.saved_tensors
-        return swiglu_backward(grad_outputs[0].contiguous(), gate_up, **ctx.form), None, None
 
 
 def swiglu_triton(gate_up: Tensor, interleaved: bool, clamp: Clamp | None) -> Tensor:

@@ -6,8 +6,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rptrain.kernels import flash
-from rptrain.kernels.attention import Attention, attention, attention_backward, backend
+from rptrain.kernels.attention import attention, attention_backward, backend
 from rptrain.kernels.reference import dense as reference
+
+from .autograd import Attention
 
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
 

@@ -6,9 +6,11 @@ from torch import Tensor
 
 from rptrain.kernels import dropout as kernels
 from rptrain.kernels.dropout import Dropout, add_dropout, dropout
-from rptrain.kernels.lora import AddLoRA, add_lora, lora_backward_input, lora_backward_weights
+from rptrain.kernels.lora import add_lora, lora_backward_input, lora_backward_weights
 from rptrain.kernels.reference import dropout as oracle
 from tests.kernels.exact import close, dtypes, no_worse, random
+
+from .autograd import AddLoRA
 
 SEED = (7 << 32) + 5
 

@@ -6,11 +6,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rptrain.kernels import moe
-from rptrain.kernels.grouped import GroupedMM
-from rptrain.kernels.moe_rows import Combine, Gather
 from rptrain.kernels.reference import moe as oracle
-from rptrain.kernels.swiglu import Clamp, SwiGLU
+from rptrain.kernels.swiglu import Clamp
 from tests.kernels.exact import close, dtypes, no_worse, random
+
+from .autograd import Combine, Gather, GroupedMM, Route, SwiGLU
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(1, 1, 1), (5, 4, 4), (33, 6, 2), (18, 128, 8), (3, 100, 1)]  # tokens, experts, chosen
@@ -112,7 +112,7 @@ def ours_of(x: Tensor, router: Tensor, router_bias: Tensor | None, experts: list
     """A mixture of experts of this project's operations; weights [E, K, M], with biases or without."""
     active, over_chosen, swiglu = form
     gate_up, gate_up_bias, down, down_bias = experts if len(experts) == 4 else (experts[0], None, experts[1], None)
-    weights, choice = moe.Route.apply(F.linear(x, router, router_bias), active, over_chosen)
+    weights, choice = Route.apply(F.linear(x, router, router_bias), active, over_chosen)
     perm = moe.permute(choice, router.shape[0])
     product = GroupedMM.apply(Gather.apply(x, perm), gate_up, perm.ends, gate_up_bias)
     rows = GroupedMM.apply(SwiGLU.apply(product, *swiglu), down, perm.ends, down_bias)

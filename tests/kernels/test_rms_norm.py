@@ -8,6 +8,8 @@ from rptrain.kernels.launch import programs
 from rptrain.kernels.reference import dense as reference
 from tests.kernels.exact import close, dtypes, exact, no_worse, random
 
+from .autograd import RMSNorm
+
 SHAPES = [(7, 5), (1, 1), (3, 4, 6), (37, 130), (2, 1024)]
 shapes = pytest.mark.parametrize("shape", SHAPES)
 EPS = 1e-3
@@ -99,7 +101,7 @@ def test_no_rows(dtype, device) -> None:
 
 def test_autograd_in_float64() -> None:
     x, w = random((5, 6), torch.float64, "cpu").requires_grad_(), random((6,), torch.float64, "cpu").requires_grad_()
-    assert torch.autograd.gradcheck(lambda x, w: rms_norm.RMSNorm.apply(x, w, EPS), (x, w))
+    assert torch.autograd.gradcheck(lambda x, w: RMSNorm.apply(x, w, EPS), (x, w))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

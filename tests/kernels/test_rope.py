@@ -8,6 +8,8 @@ from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.rope import QKNorm
 from tests.kernels.exact import close, dtypes, exact, no_worse, random
 
+from .autograd import QKNormRope
+
 # tokens, H, K, C: tiles that are whole, cut, several for the heads of one token, and several a program of backward
 SHAPES = [(1, 1, 1, 2), (7, 3, 1, 32), (3, 20, 5, 256), (5, 4, 2, 256), (2, 12, 4, 80), (9, 6, 6, 10), (3, 17, 9, 6)]
 shapes = pytest.mark.parametrize("shape", SHAPES)
@@ -129,7 +131,7 @@ def test_autograd_in_float64(norm) -> None:
 
     def ours(qkv, q_weight=None, k_weight=None):
         cos, sin = case.cos.double(), case.sin.double()
-        return rope.QKNormRope.apply(qkv, cos, sin, case.kv_heads, q_weight, k_weight, EPS)
+        return QKNormRope.apply(qkv, cos, sin, case.kv_heads, q_weight, k_weight, EPS)
 
     assert torch.autograd.gradcheck(ours, inputs)
 

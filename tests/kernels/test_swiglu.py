@@ -8,6 +8,8 @@ from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.swiglu import Clamp
 from tests.kernels.exact import dtypes, exact, no_worse, random
 
+from .autograd import SwiGLU
+
 sizes = pytest.mark.parametrize(("tokens", "size"), [(5, 3), (1, 1), (3, 1100), (2, 2048)])
 forms = pytest.mark.parametrize(
     ("interleaved", "clamp"),
@@ -55,7 +57,7 @@ def test_the_oracle_in_place(interleaved, clamp, dtype) -> None:
 def test_autograd_in_float64(interleaved, clamp) -> None:
     _, gate_up = inputs(4, 6, torch.float64, "cpu")
     gate_up += 1e-3  # off the limit, where there is no slope
-    function = swiglu.SwiGLU.apply
+    function = SwiGLU.apply
     assert torch.autograd.gradcheck(lambda x: function(x, interleaved, clamp), gate_up.requires_grad_())
 
 
