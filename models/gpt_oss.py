@@ -10,7 +10,7 @@ from rptrain.models.spec import CheckpointPart, ModelSpec, Param, Unit
 from rptrain.models.weights.hf_config import Sizes, read_experts, read_number, read_shape, read_windows
 
 ARCHITECTURE = "GptOssForCausalLM"
-DEFAULTS = {  # where config.json leaves them out
+DEFAULTS = {  # defaults for missing keys of config.json
     "head_dim": 64,
     "sliding_window": 128,
     "rms_norm_eps": 1e-5,
@@ -29,7 +29,7 @@ YARN = {
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
-    """The model of a Hugging Face config.json; UserError if it asks for what is not supported.
+    """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features.
 
     Published checkpoints hold the experts in 4 bits (MXFP4); they are dequantized when they are loaded.
     """
@@ -61,8 +61,8 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _windows(config: Mapping[str, Any], found: list[str]) -> list[int | None]:
-    """The window of each layer's attention: every other layer has one, where config.json does not say which."""
-    layers = read_number(config, "num_hidden_layers", [])  # `read_shape` says what is wrong with it
+    """The window of each layer's attention: every other layer has one, unless config.json lists the layers."""
+    layers = read_number(config, "num_hidden_layers", [])  # `read_shape` reports the problem
     window = read_number(config, "sliding_window", found)
     return read_windows(config, window, [index % 2 == 0 for index in range(layers)], found)
 

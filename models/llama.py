@@ -10,7 +10,7 @@ from rptrain.models.weights.hf_config import Shape, read_shape
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
-    """The model of a Hugging Face config.json; UserError if it asks for what is not supported."""
+    """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
     return decoder("LlamaForCausalLM", config, read_shape(config))
 
 
@@ -23,9 +23,9 @@ def decoder(
     qk_norm: bool = False,
     qkv_bias: bool = False,
 ) -> ModelSpec:
-    """Embedding, blocks, norm and head; `windows` by layer, None where attention sees all.
+    """A decoder: embedding, blocks, norm and head. `windows` has each layer's window, None for full attention.
 
-    `qk_norm` puts a norm on every head's queries and keys, `qkv_bias` a bias on queries, keys and values.
+    `qk_norm` adds a norm to every head's queries and keys, `qkv_bias` a bias to queries, keys and values.
     """
     units = [dense_unit(shape, index, qk_norm=qk_norm, qkv_bias=qkv_bias) for index in range(shape.layers)]
     layers = [

@@ -8,11 +8,14 @@ from rptrain.models.spec import ModelSpec
 from rptrain.models.weights.hf_config import read_number, read_shape
 
 ARCHITECTURE = "MistralForCausalLM"
-DEFAULTS = {"sliding_window": 4096, "num_key_value_heads": 8}  # where config.json leaves them out; null is a value
+DEFAULTS = {
+    "sliding_window": 4096,
+    "num_key_value_heads": 8,
+}  # defaults for missing keys of config.json; null is a value
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
-    """The model of a Hugging Face config.json; UserError if it asks for what is not supported."""
+    """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
     filled = {**DEFAULTS, **config}
     found: list[str] = []
     window = filled["sliding_window"]

@@ -11,19 +11,19 @@ ARCHITECTURE = "Qwen2ForCausalLM"
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
-    """The model of a Hugging Face config.json; UserError if it asks for what is not supported."""
+    """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
     found: list[str] = []
     layer_windows = windows(config, found)
-    shape = read_shape(config, unsupported=found, biases=True)  # its config.json need not say so
+    shape = read_shape(config, unsupported=found, biases=True)  # config.json does not mention it
     return decoder(ARCHITECTURE, config, shape, layer_windows, qkv_bias=True)
 
 
 def windows(config: Mapping[str, Any], found: list[str]) -> list[int | None]:
-    """The window of each layer's attention, as Qwen2 and Qwen3 read it; problems are added to `found`.
+    """The window of each layer's attention in Qwen2 and Qwen3; problems are added to `found`.
 
-    With `use_sliding_window` it is on from layer `max_window_layers` on.
+    With `use_sliding_window`, layers from `max_window_layers` on have the window.
     """
-    layers = read_number(config, "num_hidden_layers", [])  # `read_shape` says what is wrong with it
+    layers = read_number(config, "num_hidden_layers", [])  # `read_shape` reports the problem
     window = config.get("sliding_window", 4096) if read_flag(config, "use_sliding_window", found) else None
     if window is None:
         return read_windows(config, None, [False] * layers, found)

@@ -12,7 +12,7 @@ HEAD_SIZE = 128  # of every published size; config.json may leave it out
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
-    """The model of a Hugging Face config.json; UserError if it asks for what is not supported."""
+    """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
     found: list[str] = []
     layer_windows = windows(config, found)
     shape = read_shape(config, head_size=HEAD_SIZE, unsupported=found)

@@ -14,9 +14,9 @@ ARCHITECTURE = "Qwen3MoeForCausalLM"
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
-    """The model of a Hugging Face config.json; UserError if it asks for what is not supported.
+    """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features.
 
-    Layers without experts (`mlp_only_layers`, `decoder_sparse_step`) are Qwen3's.
+    Layers without experts (`mlp_only_layers`, `decoder_sparse_step`) are Qwen3 blocks.
     """
     found: list[str] = []
     key = "num_local_experts" if config.get("num_experts") is None and "num_local_experts" in config else "num_experts"
@@ -24,7 +24,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     intermediate = read_number(config, "moe_intermediate_size", found)
     step = read_number(config, "decoder_sparse_step", found, 1)
     dense = config.get("mlp_only_layers") or []
-    layers = read_number(config, "num_hidden_layers", [])  # `read_shape` says what is wrong with it
+    layers = read_number(config, "num_hidden_layers", [])  # `read_shape` reports the problem
     if not isinstance(dense, list) or not all(type(index) is int and 0 <= index < layers for index in dense):
         found.append(f"mlp_only_layers must be a list of layers' numbers, from 0 to {layers - 1}, not {dense!r}")
     over_chosen = read_flag(config, "norm_topk_prob", found)
@@ -45,10 +45,10 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _unit(sizes: Sizes, index: int, intermediate: int, experts: int) -> Unit:
-    """Expert by expert, gate before up: experts_gate_up [2IE, D], experts_down [DE, I].
+    """Experts one after the other, gate before up: experts_gate_up [2IE, D], experts_down [DE, I].
 
-    Checkpoints have a tensor for each expert and matrix, as transformers writes them, or one for all experts of a
-    layer, as it holds them: gate_up_proj [E, 2I, D] and down_proj [E, D, I].
+    Checkpoints have a tensor for each expert and matrix, as transformers saves them, or one for all experts of a
+    layer, as in its modules: gate_up_proj [E, 2I, D] and down_proj [E, D, I].
     """
     at = f"model.layers.{index}"
     names = [f"{at}.mlp.experts.{expert}" for expert in range(experts)]

@@ -1,4 +1,4 @@
-"""From what a person calls a model to its files, and from its config.json to a ModelSpec."""
+"""Lookup of models: from a name to files, and from a config.json to a ModelSpec."""
 
 import difflib
 import json
@@ -38,7 +38,7 @@ def presets() -> list[str]:
 def locate(model_path: str) -> Path:
     """The directory of a model: a local one, a bundled preset, or a hub id that the local cache holds.
 
-    Nothing is downloaded. UserError where nothing is found, with the presets and the nearest name.
+    Nothing is downloaded. Raises UserError, with the presets and the nearest name, if nothing is found.
     """
     directory = Path(model_path).expanduser()
     if model_path and os.path.isfile(directory / "config.json"):
@@ -59,7 +59,7 @@ def locate(model_path: str) -> Path:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """config.json of a model directory, or the file itself; UserError if it cannot be read as one."""
+    """The content of config.json in a model directory, or of the file itself. Raises UserError if it is invalid."""
     path = Path(path)
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -74,7 +74,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
-    """The model of a config.json, by `architectures` or, without it, `model_type`; UserError where it is not known."""
+    """The model of a config.json, by `architectures` or else `model_type`. Raises UserError if it is unknown."""
     by_type = MODEL_TYPES.get(str(config.get("model_type")), config.get("model_type"))
     named = config.get("architectures") or [by_type]
     architecture = named[0] if isinstance(named, list) else named
@@ -85,7 +85,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def cached() -> list[tuple[str, Path]]:
-    """The models that the hub's cache holds: their ids and directories."""
+    """The models in the hub's cache: ids and directories."""
     found = []
     for repository in sorted(_hub_cache().glob("models--*--*")):
         hub_id = repository.name.removeprefix("models--").replace("--", "/", 1)
@@ -104,7 +104,7 @@ def _hub_cache() -> Path:
 
 
 def _cached(hub_id: str) -> Path | None:
-    """The snapshot that `main` points at, else the newest one with a config.json."""
+    """The snapshot of `main`, or otherwise the newest one with a config.json."""
     if hub_id.count("/") != 1 or ".." in hub_id or hub_id.startswith("/"):
         return None
     repository = _hub_cache() / f"models--{hub_id.replace('/', '--')}"

@@ -1,4 +1,4 @@
-"""What a model is made of: parameter units, layers, their sizes and costs.
+"""Specifications of models: parameter units, layers, their sizes and costs.
 
 Shape suffixes, here and in the layers: T tokens of a micro-batch, D hidden size, H query heads, K key heads,
 C head size, I intermediate size, E experts, V vocabulary.
@@ -20,7 +20,9 @@ from rptrain.schedule.costs import Work
 ALIGNMENT = 128  # elements: 256 bytes in 16-bit types, the widest vector loads and DMA bursts in use
 
 Params = Mapping[str, Tensor]  # a layer's parameters by name, in the model's dtype
-Grads = Mapping[str, Tensor]  # accumulators of the trainable ones, of their shapes, float32 (float64 for float64)
+Grads = Mapping[
+    str, Tensor
+]  # gradient accumulators of the trainable parameters, with their shapes, float32 (float64 for float64)
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class CheckpointPart:
 
 @dataclass(frozen=True)
 class Stack:
-    """A tensor [count, rows / count, ...] of a checkpoint that holds a stored parameter of `rows` rows whole."""
+    """A tensor [count, rows / count, ...] of a checkpoint that contains a whole stored parameter of `rows` rows."""
 
     key: str
     count: int
@@ -42,16 +44,16 @@ class Stack:
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter of a unit; several checkpoint tensors may be stacked in it along dimension 0."""
+    """A parameter of a unit. Several checkpoint tensors may be stacked in it along dimension 0."""
 
     name: str
     shape: tuple[int, ...]
     parts: tuple[CheckpointPart, ...]
     decay: bool = True
-    std: float | None = 0.02  # of the normal initialization; 0: zeros, None: ones
-    bound: float | None = None  # of a uniform initialization in its place
-    stack: Stack | None = None  # what checkpoints may have in place of the parts
-    format: Format | None = None  # of a frozen one that is held in 4 or 8 bits
+    std: float | None = 0.02  # standard deviation of the normal initialization; 0: zeros, None: ones
+    bound: float | None = None  # bound of a uniform initialization instead
+    stack: Stack | None = None  # alternative to the parts in checkpoints
+    format: Format | None = None  # of a frozen parameter in 4 or 8 bits
 
     @property
     def numel(self) -> int:
@@ -59,11 +61,11 @@ class Param:
 
     @property
     def transposed(self) -> bool:
-        """Whether [E, in, out] is held as [E, out, in], as checkpoints in MXFP4 hold it."""
+        """Whether [E, in, out] is stored as [E, out, in], as in MXFP4 checkpoints."""
         return self.format is not None and any(part.mxfp4 for part in self.parts)
 
     def nbytes(self, itemsize: int) -> int:
-        """In its unit's flat buffer, padding included."""
+        """Bytes in its unit's flat buffer, padding included."""
         return _padded(self.numel) * itemsize if self.format is None else self.format.nbytes(self.numel)
 
     def dequantized_view(self, flat: Tensor) -> Tensor:
@@ -76,7 +78,7 @@ class Param:
 
 @dataclass(frozen=True)
 class Segment:
-    """Where a parameter lies in its unit's flat buffers: an offset in elements."""
+    """The place of a parameter in its unit's flat buffers: an offset in elements."""
 
     param: Param
     offset: int
@@ -88,11 +90,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class Unit:
-    """A flat buffer of parameters, with events, generations and optimizer states of its own.
+    """A flat buffer of parameters, with its own events, generations and optimizer states.
 
-    Layers refer to units; tied embeddings are one unit that the embedding and the head both refer to. A unit that is
-    not `trainable` is frozen: it has one generation, no gradient and no states, and never changes. Parameters of it may
-    be quantized; its flat buffer then is bytes, `nbytes` of them.
+    Layers refer to units; with tied embeddings, the embedding and the head refer to the same unit. A unit that is not
+    `trainable` is frozen: it has one generation, no gradient and no states, and never changes. Its parameters may be
+    quantized; its flat buffer then has `nbytes` bytes.
     """
 
     name: str
@@ -109,7 +111,7 @@ class Unit:
 
     @cached_property
     def numel(self) -> int:
-        """Elements of the flat buffer, padding included; of one that is quantized, were it not."""
+        """Elements of the flat buffer without quantization, padding included."""
         return sum(_padded(param.numel) for param in self.params)
 
     @cached_property
@@ -127,11 +129,11 @@ class Unit:
         return sum(param.nbytes(0) for param in self.quantized)
 
     def nbytes(self, itemsize: int) -> int:
-        """Of the flat buffer, with numbers of this size where they are not quantized."""
+        """Bytes of the flat buffer; parameters that are not quantized have `itemsize` bytes per element."""
         return (self.numel - self.dequantized_numel) * itemsize + self.quantized_bytes
 
     def held(self, flat: Tensor, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Quantized]]:
-        """The parameters as views of the flat buffer's bytes: those in `dtype`, and those that are quantized."""
+        """The parameters as views of the flat buffer's bytes: those in `dtype`, and the quantized ones."""
         plain, quantized, at = dict[str, Tensor](), dict[str, Quantized](), 0
         for param in self.params:
             mine = flat[at : at + param.nbytes(dtype.itemsize)]
@@ -165,7 +167,7 @@ def _padded(numel: int) -> int:
 
 
 class LayerShape(Protocol):
-    """What planning needs to know of a layer."""
+    """The properties of a layer that planning uses."""
 
     @property
     def name(self) -> str: ...
@@ -176,28 +178,28 @@ class LayerShape(Protocol):
         ...
 
     def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
-        """The work of forward and of backward (the recomputed forward not counted), in rows of `length` tokens.
+        """The work of forward and of backward without the recomputed forward, for sequences of `length` tokens.
 
-        Traffic is the bytes of the operations that are not products, each as one fused kernel that reads and
-        writes every operand once: norms (with the residual addition before or after them), rotations (with the
+        Traffic is the bytes of all operations except products, each as one fused kernel that reads and writes every
+        operand once: norms (with the residual addition before or after them), rotations (with the
         norms of queries and keys), activations, residual additions, copies, the softmax of the loss. Operands of
-        products, attention's included, are not in it, but for the weights of experts: they are read once a pass
-        however few tokens there are. Statistics and tables of a few numbers a token are left out.
+        products and of attention are not included, except the weights of experts, which every pass reads once, however
+        few tokens there are. Statistics and tables with a few numbers per token are left out.
         """
         ...
 
     def gradient_work(self, param: Param, tokens: int) -> Work:
-        """The part of backward's products that makes a parameter's gradient: what it does without if that is frozen."""
+        """The products of backward for a parameter's gradient, which are not needed if it is frozen."""
         ...
 
     def kept_bytes(self, tokens: int, itemsize: int) -> int:
-        """Bytes that are kept from the recomputed forward until backward."""
+        """Bytes kept from the recomputed forward until backward."""
         ...
 
     def workspace_bytes(self, tokens: int, itemsize: int, *, fused: bool = False) -> int:
-        """Upper bound of the bytes that backward needs at once beside what is kept, the gradient that it is given too.
+        """Upper bound of the bytes that backward needs at once, including its input gradient, without the kept bytes.
 
-        `fused` kernels hold nothing wide in memory; the oracle's plain operations do.
+        `fused` kernels store no upcast copies; the reference operations do.
         """
         ...
 
@@ -205,8 +207,8 @@ class LayerShape(Protocol):
 class Layer(LayerShape, Protocol):
     """A layer computes without autograd: `backward` takes what `forward_saved` kept.
 
-    It holds sizes only; parameters and gradient accumulators are passed in. Nothing it returns aliases its
-    inputs, and between layers one tensor passes, [T, D] in the model's dtype.
+    It has only sizes; parameters and gradient accumulators are arguments. Results never alias inputs. The tensor
+    between two layers is [T, D] in the model's dtype.
     """
 
     def forward(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor: ...
@@ -214,11 +216,11 @@ class Layer(LayerShape, Protocol):
     def forward_saved(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[Tensor, Any]: ...
 
     def recompute(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Any:
-        """What `forward_saved` keeps, without what only its output takes."""
+        """The tensors that `forward_saved` keeps, without the work for its output only."""
         ...
 
     def backward(self, p: Params, g: Grads, saved: Any, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
-        """Adds the gradients of the parameters in `g` to them and returns that of the input."""
+        """Accumulates the gradients of the parameters in `g`, and returns the gradient of the input."""
         ...
 
 
@@ -226,13 +228,13 @@ class HeadLayer(LayerShape, Protocol):
     """The last layer: final norm, output projection and loss, fused so that logits are never stored whole."""
 
     def loss(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor:
-        """Sum of the cross-entropy over supervised tokens: a scalar, float32 (float64 for float64 models)."""
+        """The sum of the cross-entropy over supervised tokens: a scalar, float32 (float64 for float64 models)."""
         ...
 
     def loss_backward(self, p: Params, g: Grads, x_TD: Tensor, mb: MicroBatch, scale: float) -> tuple[Tensor, Tensor]:
-        """The unscaled loss sum, and the gradient of `scale` times it with respect to the input.
+        """Returns the unscaled loss sum, and the gradient of `scale` times the loss with respect to the input.
 
-        Adds the gradients of the scaled loss to the parameters in `g`.
+        Accumulates the parameters' gradients of the scaled loss in `g`.
         """
         ...
 
@@ -241,7 +243,9 @@ class HeadLayer(LayerShape, Protocol):
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a plan is made from: units[0] is the embedding table (its parameter is named `embed`), on the host.
+    """The shape of a model, which is sufficient for planning.
+
+    units[0] is the embedding table, on the host; its parameter is named `embed`.
 
     `layers` are the blocks in order; `head` comes after them. `config` is the checkpoint's config.json.
     """
@@ -261,7 +265,7 @@ class ModelShape:
         return (*self.layers, self.head)
 
     def trained(self, units: Iterable[int]) -> tuple[int, ...]:
-        """Those of the units that are trainable."""
+        """The trainable ones among these units."""
         return tuple(unit for unit in units if self.units[unit].trainable)
 
     @property
@@ -281,7 +285,7 @@ class ModelSpec(ModelShape):
     layers: tuple[Layer, ...]
     head: HeadLayer
     inv_freq: tuple[float, ...]  # C / 2 rotary frequencies, scaling applied
-    rope_scale: float = 1.0  # of the tables of cosines and sines (YaRN)
+    rope_scale: float = 1.0  # factor of the tables of cosines and sines (YaRN)
     router_aux_loss_coef: float = 0.0  # models/layers/balance.py
 
     @property

@@ -1,1 +1,1 @@
-"""LoRA adapters, and which parameters train."""
+"""LoRA adapters and frozen parameters."""

@@ -1,4 +1,4 @@
-"""Partial freezing: which parameters train, by patterns over the names of a checkpoint's tensors."""
+"""Freezing of parameters by patterns over the names of a checkpoint's tensors."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,11 +15,11 @@ Shape = TypeVar("Shape", bound=ModelShape)
 
 
 def freeze(spec: Shape, patterns: Sequence[str]) -> Shape:
-    """The model with every parameter frozen whose tensors match one of the patterns: "*" any text, "?" a character.
+    """The model with all parameters frozen whose tensors match a pattern: "*" matches any text, "?" one character.
 
-    A unit of which all is frozen is no longer trainable. One of which a part is keeps the frozen part; the rest becomes
-    a unit "<name>.trained" at the end of `units`, which its layer refers to behind it. UserError for a pattern that
-    matches nothing or a part of what is one matrix to us, and where nothing is left to train.
+    A completely frozen unit is not trainable. A partly frozen unit keeps its frozen parameters; the others become a
+    unit "<name>.trained" at the end of `units`, to which its layer refers next. Raises UserError if a pattern matches
+    nothing or only a part of a stacked matrix, or if nothing is left to train.
     """
     names = [part.key for unit in spec.units for param in unit.params for part in param.parts]
     if unknown := [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]:
@@ -31,8 +31,8 @@ def freeze(spec: Shape, patterns: Sequence[str]) -> Shape:
 
 
 def split_units(spec: Shape, is_frozen: Callable[[Param], bool]) -> Shape:
-    """The model with these parameters frozen, as `freeze` says it."""
-    units, rest = list(spec.units), dict[int, int]()  # where the trained part of a unit went
+    """The model with these parameters frozen; see `freeze`."""
+    units, rest = list(spec.units), dict[int, int]()  # the unit with the trained part of a unit
     for index, unit in enumerate(spec.units):
         frozen = tuple(param for param in unit.params if is_frozen(param))
         if not frozen:
@@ -61,7 +61,7 @@ def _is_frozen(param: Param, patterns: Sequence[str]) -> bool:
 
 
 def _first(names: Sequence[str]) -> str:
-    """Some of what may be hundreds of experts."""
+    """The first few of what may be hundreds of names."""
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 

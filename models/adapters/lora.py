@@ -1,4 +1,4 @@
-"""LoRA: a model with frozen weights and, beside its products, low-rank adapters that are trained, by PEFT's names."""
+"""LoRA: models with frozen weights and trained low-rank adapters, with PEFT's names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -34,33 +34,33 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
 
 A, B, MAGNITUDE = ENDS = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
-UNIT = ".lora"  # how the names of units of adapters end
+UNIT = ".lora"  # suffix of the names of adapters' units
 
 
 @dataclass(frozen=True)
 class LoRA:
-    """What is adapted, and how: as PEFT's LoraConfig says it."""
+    """The settings of adapters, as in PEFT's LoraConfig."""
 
     r: int = 8
     lora_alpha: float = 8
     lora_dropout: float = 0.0
-    target_modules: str | tuple[str, ...] = ALL  # a pattern of whole names, or names or their ends
+    target_modules: str | tuple[str, ...] = ALL  # a pattern for whole names, or names or suffixes
     use_rslora: bool = False
-    modules_to_save: tuple[str, ...] = ()  # names or their ends: trained whole
+    modules_to_save: tuple[str, ...] = ()  # names or suffixes of modules that are trained in full
     use_dora: bool = False
-    target_parameters: tuple[str, ...] = ()  # of experts: names or their ends
+    target_parameters: tuple[str, ...] = ()  # experts' parameters: names or suffixes
 
     @property
     def scale(self) -> float:
-        """Of an adapter's output; rsLoRA's (Kalajdzievski 2023, arXiv 2312.03732) divides by the root of the rank."""
+        """The factor of an adapter's output; rsLoRA (Kalajdzievski 2023, arXiv 2312.03732) divides by sqrt(rank)."""
         return self.lora_alpha / (sqrt(self.r) if self.use_rslora else self.r)
 
 
 def with_lora(spec: ModelSpec, settings: LoRA) -> ModelSpec:
-    """The model with a unit "layers.i.lora" of adapters behind the units of each layer that has some, the rest frozen.
+    """The model with a unit "layers.i.lora" after the units of each layer with adapters, and everything else frozen.
 
-    `spec` is as the registry builds it. UserError where the settings name what there is none of, or what cannot have
-    an adapter.
+    `spec` comes from the registry. Raises UserError if the settings name modules that do not exist or cannot have an
+    adapter.
     """
     if settings.r < 1:
         raise UserError(f"lora.r must be at least 1, not {settings.r}")
@@ -101,13 +101,13 @@ def with_lora(spec: ModelSpec, settings: LoRA) -> ModelSpec:
 
 
 def adapter_units(spec: ModelShape) -> range:
-    """The units of adapters: the last ones."""
+    """The units of adapters, which are the last ones."""
     count = sum(unit.name.endswith(UNIT) for unit in spec.units)
     return range(len(spec.units) - count, len(spec.units))
 
 
 def without_adapters(spec: ModelSpec) -> ModelSpec:
-    """The units and layers that are the model's own, in their places: what its checkpoints hold."""
+    """The units and layers of the model itself, at their indices, as in its checkpoints."""
     layers = [
         replace(_block(layer), units=layer.units[:-1], adapters=()) if _block(layer).adapters else layer
         for layer in spec.layers
@@ -116,9 +116,9 @@ def without_adapters(spec: ModelSpec) -> ModelSpec:
 
 
 def set_magnitudes(spec: ModelSpec, held: Held, file_backed: Mapping[int, FileBackedUnit]) -> None:
-    """Begins DoRA's magnitudes at the lengths of the rows that they scale, as PEFT does; all else must be there.
+    """Sets DoRA's magnitudes to the norms of the rows that they scale, as PEFT does. Other weights must be loaded.
 
-    A thread dequantizes some rows at a time, or reads them where the unit is file-backed, within quantized.QUANTIZING.
+    Threads dequantize some rows at a time, or read them if the unit is file-backed, within quantized.QUANTIZING.
     """
 
     def begin(item: tuple[Layer, Adapters]) -> None:
@@ -143,9 +143,9 @@ def set_magnitudes(spec: ModelSpec, held: Held, file_backed: Mapping[int, FileBa
 
 
 def merged(spec: ModelSpec, view: View) -> View:
-    """The weights of `without_adapters`, those of `view` with their adapters added, rounded once.
+    """The weights of `without_adapters`: those of `view` with their adapters merged, rounded once.
 
-    A parameter at a time is computed, in the wide type.
+    Parameters are computed one at a time in the wide dtype.
     """
     places = {
         (unit, adapters.name): (layer.units[-1], adapters)
@@ -169,21 +169,21 @@ def merged(spec: ModelSpec, view: View) -> View:
 
 
 def adapted(spec: ModelSpec) -> list[str]:
-    """The modules that have an adapter, in order; experts, whose weights are not modules', are not among them."""
+    """The modules with an adapter, in order; without experts, whose weights are not modules."""
     keys = [part.key for unit in spec.units for param in unit.params for part in param.parts]
     known = {*modules(spec)}
     return [name for key in keys if key.endswith(A) and (name := key.removesuffix(A)) in known]
 
 
 def target_names(spec: ModelSpec) -> list[str]:
-    """The adapted modules as a list for PEFT: by the ends of their names where that means no other module."""
+    """The adapted modules as a list for PEFT, by suffixes of their names if these match no other module."""
     names = adapted(spec)
     ends = {end(name): None for name in names}
     return names if any(end(name) in ends for name in {*modules(spec)} - {*names}) else list(ends)
 
 
 def _adapters(param: Param, settings: LoRA, targets: set[str]) -> tuple[Adapters, list[Param]] | None:
-    """Those of the product with this weight, and their parameters."""
+    """The adapters of the product with this weight, and their parameters."""
     start, found = 0, []
     for part in param.parts:
         if module(part) in targets:
@@ -212,9 +212,9 @@ def _adapters(param: Param, settings: LoRA, targets: set[str]) -> tuple[Adapters
 def _expert_adapters(
     spec: ModelSpec, layer: Layer, settings: LoRA, targets: set[str]
 ) -> list[tuple[ExpertAdapters, list[Param]]]:
-    """Those of a layer's experts, and their parameters.
+    """The adapters of a layer's experts, and their parameters.
 
-    PEFT wraps the module once for each parameter: what all but the last are called says that another is around them.
+    PEFT wraps the module once for each parameter, so the names of all but the last contain another wrapper.
     """
     params = {param.name: param for unit in layer.units for param in spec.units[unit].params}
     names = [name for name in EXPERTS if name in params and expert_parameter(params[name]) in targets]

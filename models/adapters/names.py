@@ -1,4 +1,4 @@
-"""What LoRA adapts, modules and experts' parameters, and what it trains whole: names as PEFT reads them."""
+"""The modules and experts' parameters that LoRA adapts or trains in full, by names as PEFT interprets them."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -10,18 +10,18 @@ from rptrain.models.spec import CheckpointPart, Layer, ModelSpec, Param
 from rptrain.utils.errors import UserError
 
 ALL = "all-linear"
-EXPERTS = ("experts_gate_up", "experts_down")  # as PEFT nests their adapters: from the inside
+EXPERTS = ("experts_gate_up", "experts_down")  # from the inside out, as PEFT nests their adapters
 
 
 def module(part: CheckpointPart) -> str:
-    """The name of the module that a tensor of a checkpoint belongs to."""
+    """The module of a checkpoint's tensor."""
     return part.key.rpartition(".")[0]
 
 
 def products(spec: ModelSpec, layer: Layer) -> Iterable[Param]:
     """The weights of a layer that can have adapters.
 
-    In a model with experts these are attention's: PEFT takes all names of an MLP for those of experts.
+    In a model with experts, these are only attention's: PEFT treats all names in an MLP as experts'.
     """
     names = PLACES[:2] if any(isinstance(layer, MoEBlock) for layer in spec.layers) else PLACES
     params = [param for unit in layer.units for param in spec.units[unit].params]
@@ -29,7 +29,7 @@ def products(spec: ModelSpec, layer: Layer) -> Iterable[Param]:
 
 
 def adapted_modules(spec: ModelSpec, wanted: str | tuple[str, ...]) -> set[str]:
-    """The modules that are to have an adapter."""
+    """The modules that get an adapter."""
     able = [module(part) for layer in spec.layers for param in products(spec, layer) for part in param.parts]
     if wanted == ALL:
         return set(able)
@@ -54,7 +54,7 @@ def adapted_modules(spec: ModelSpec, wanted: str | tuple[str, ...]) -> set[str]:
 
 
 def expert_parameter(param: Param) -> str:
-    """What transformers calls the parameter of EXPERTS, which it holds in one tensor."""
+    """The name of EXPERTS' parameter in transformers, which holds it in one tensor."""
     return param.stack.key if param.stack else param.parts[0].key
 
 
@@ -64,7 +64,7 @@ def expert_parameters(spec: ModelSpec) -> list[str]:
 
 
 def adapted_parameters(spec: ModelSpec, wanted: Iterable[str]) -> set[str]:
-    """The parameters of experts that are to have an adapter, by names or their ends."""
+    """The parameters of experts that get an adapter, by names or suffixes."""
     able, found = expert_parameters(spec), set[str]()
     for entry in wanted:
         matched = set(filter(_ending(entry), able))
@@ -80,7 +80,7 @@ def adapted_parameters(spec: ModelSpec, wanted: Iterable[str]) -> set[str]:
 
 
 def saved_modules(spec: ModelSpec, wanted: Iterable[str], targets: set[str]) -> set[str]:
-    """The modules that are to be trained whole."""
+    """The modules that are trained in full."""
     names = [name for name in modules(spec) if ".experts" not in name]
     found: set[str] = set()
     for entry in wanted:

@@ -1,4 +1,4 @@
-"""The low-rank adapters of a block's product: what they compute, and what that costs."""
+"""Low-rank adapters of a block's product: computation and costs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,19 +16,24 @@ from rptrain.kernels.reference.dense import wide
 from rptrain.models.spec import Grads, Params
 from rptrain.schedule.costs import Work, scaled
 
-PLACES = ("qkv", "o", "gate_up", "down")  # of masks in a layer: the adapters of one product share an input and its mask
+PLACES = (
+    "qkv",
+    "o",
+    "gate_up",
+    "down",
+)  # dropout masks in a layer: the adapters of one product share an input and its mask
 
 
 class Passed(NamedTuple):
-    """What the backward of a product's adapters goes on from."""
+    """The tensors that the adapters' backward pass for the weights needs."""
 
-    dy: Tensor  # [T, outputs], with DoRA the gradient of what the magnitudes scale
-    dh: Tensor  # [T, R], of the product with A
+    dy: Tensor  # [T, outputs]; with DoRA, the gradient before the magnitudes
+    dh: Tensor  # [T, R], the gradient of the product with A
     norms: Tensor | None  # kernels/dora.py
 
 
 class Factors:
-    """The names of the parameters that the adapters of a product `name` have."""
+    """The names of the parameters of the adapters of product `name`."""
 
     name: str
 
@@ -47,10 +52,10 @@ class Factors:
 
 @dataclass(frozen=True)
 class Adapters(Factors):
-    """Those of the product `name` [outputs, inputs] (Hu et al. 2021, arXiv 2106.09685), one for each of some parts.
+    """The adapters of product `name` [outputs, inputs] (Hu et al. 2021, arXiv 2106.09685), one for each of some parts.
 
     Their parameters: {name}_lora_A [R, inputs], R = rank x parts, and {name}_lora_B [the parts' widths, rank]; with
-    DoRA {name}_lora_magnitude [the parts' widths], and nothing is dropped.
+    DoRA also {name}_lora_magnitude [the parts' widths], and no dropout.
     """
 
     name: str
@@ -64,16 +69,16 @@ class Adapters(Factors):
     dora: bool = False
 
     def add(self, p: Params, x: Tensor, y: Tensor, layer: int, mb: MicroBatch | None) -> None:
-        """Adds the adapters' outputs to y, the product of x, and with DoRA scales the sum, which has no bias yet.
+        """Adds the adapters' outputs to y, the product of x; with DoRA, scales the sum, which must not include a bias.
 
-        `layer` is any number that no other layer has.
+        `layer`: a number that is unique to the layer.
         """
         add_lora(y, x, p[self.a], self._b(p), self.starts, self.scale, self._mask(layer, mb))
         if self.dora:
             rescale(y, self._factors(p, self.norms(p, p[self.name])), self.widths, self.starts)
 
     def backward_input(self, p: Params, dy: Tensor, layer: int, mb: MicroBatch) -> tuple[Tensor, Passed]:
-        """The gradient of the product's input, and what `backward_weights` needs."""
+        """The gradient of the product's input, and the input of `backward_weights`."""
         norms = None
         if self.dora:
             norms = self.norms(p, p[self.name])
@@ -85,7 +90,7 @@ class Adapters(Factors):
     def backward_weights(
         self, p: Params, g: Grads, dy: Tensor, passed: Passed, x: Tensor, layer: int, mb: MicroBatch
     ) -> None:
-        """Adds the gradients of their parameters to `g`."""
+        """Accumulates the gradients of the adapters' parameters in `g`."""
         mask, form = self._mask(layer, mb), (self.starts, self.scale)
         lora_backward_weights(passed.dy, passed.dh, x, p[self.a], *form, mask, g[self.a], self._b(g))
         if passed.norms is not None:
@@ -93,11 +98,11 @@ class Adapters(Factors):
             magnitude_backward(dy, x, *weights, *form, passed.norms, g[self.magnitude])
 
     def norms(self, p: Params, weight: Tensor) -> Tensor:
-        """The lengths of the rows of the product's weight with its adapters, [the parts' widths]."""
+        """The norms of the rows of the product's weight with its adapters, [the parts' widths]."""
         return row_norms(weight, p[self.a], self._b(p), self.starts, self.scale)
 
     def norms_by_rows(self, p: Params, weight: Callable[[int, int], Tensor], step: int) -> Tensor:
-        """`norms`, of at most `step` rows at a time, which `weight` gives by the first and behind the last."""
+        """`norms`, computed for at most `step` rows at a time, which `weight(start, stop)` returns."""
         found = []
         for rows, ranks, columns in parts(self._b(p), self.starts):
             for first in range(rows.start, rows.stop, step):
@@ -107,7 +112,7 @@ class Adapters(Factors):
         return torch.cat(found)
 
     def merge(self, p: Params, weight: Tensor) -> None:
-        """Adds what the adapters do to the product's weight, which `p` need not hold; all of one type."""
+        """Merges the adapters into the product's weight, which need not be in `p`; all have one dtype."""
         factors = self._factors(p, self.norms(p, weight)).split(self.widths) if self.dora else None
         first = 0
         for number, (start, columns) in enumerate(zip(self.starts, self._b(p), strict=True)):
@@ -127,14 +132,14 @@ class Adapters(Factors):
 
     @property
     def ranks(self) -> int:
-        """Of all parts together: R."""
+        """The rank of all parts together: R."""
         return self.rank * len(self.widths)
 
     def work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
-        """Forward and backward: the product with A again, and gradients of both products' operands.
+        """The work of forward and of backward: the product with A again, and gradients of both products' operands.
 
-        In traffic: what is added to the product and to the gradient of its input, and dropout. With DoRA, each way,
-        the lengths of the rows and the scaling; backward computes the product again, for its product with dy.
+        Traffic: additions to the product and to the gradient of its input, and dropout. With DoRA, also the norms of
+        the rows and the scaling in each direction; backward computes the product again, for its product with dy.
         """
         adapted = sum(self.widths)
         down, up = 2.0 * tokens * self.inputs * self.ranks, 2.0 * tokens * adapted * self.rank
@@ -158,7 +163,7 @@ class Adapters(Factors):
     def workspace(self, tokens: int, itemsize: int) -> int:
         """Bytes that backward needs: h and its gradient, also in the wide type, and the input after dropout.
 
-        With DoRA also the scaled gradient, the product of some tokens with its gradient, and the rows' lengths.
+        With DoRA also the scaled gradient, the product of some tokens with its gradient, and the rows' norms.
         """
         widened = max(itemsize, 4)
         each = (2 * itemsize + widened) * self.ranks + (itemsize * self.inputs if self.dropout else 0)

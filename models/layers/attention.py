@@ -1,4 +1,4 @@
-"""The attention of a decoder block, forward and backward; the MLP after it is by those who build on it."""
+"""The attention of a decoder block, forward and backward; subclasses add the MLP."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -42,8 +42,8 @@ class AttentionSaved(NamedTuple):
 class AttentionBlock(BlockShape):
     """A pre-norm decoder block: grouped-query attention with rotary positions, then an MLP.
 
-    Parameters of the attention: input_norm [D], qkv [(H + 2K) C, D], o [D, H C]; q_norm and k_norm [C] where `qk_norm`,
-    qkv_bias [(H + 2K) C] and o_bias [D] where they are on, and sinks [H] where there are any.
+    Parameters of the attention: input_norm [D], qkv [(H + 2K) C, D], o [D, H C]; with `qk_norm` q_norm and
+    k_norm [C]; if enabled qkv_bias [(H + 2K) C], o_bias [D] and sinks [H].
     """
 
     eps: float
@@ -51,15 +51,15 @@ class AttentionBlock(BlockShape):
 
     @abstractmethod
     def mlp(self, p: Params, product: Tensor, x_TD: Tensor, mb: MicroBatch | None) -> Any:
-        """What the MLP's backward needs, of the attention's product and the block's input."""
+        """The tensors that the MLP's backward needs, from the attention's product and the block's input."""
 
     @abstractmethod
     def mlp_output(self, p: Params, saved: Any, mb: MicroBatch | None, *, overwrite: bool = False) -> Tensor:
-        """The block's output from there on; `overwrite` lets it take over what was saved."""
+        """The block's output from the saved tensors, which `overwrite` allows to overwrite."""
 
     @abstractmethod
     def mlp_backward(self, p: Params, g: Grads, saved: Any, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
-        """Adds the MLP's gradients to `g`; the gradient of the sum of product and input."""
+        """Accumulates the MLP's gradients in `g`; returns the gradient of the sum of product and input."""
 
     def forward(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor:
         return self.step(p, x_TD, mb.cos, mb.sin, self._attend(p, mb), mb)
@@ -67,9 +67,9 @@ class AttentionBlock(BlockShape):
     def step(
         self, p: Params, x_TD: Tensor, cos: Tensor, sin: Tensor, attend: Attend, mb: MicroBatch | None = None
     ) -> Tensor:
-        """Forward with the caller's attention over the rotated q, k and v, as decoding with a cache needs.
+        """Forward with the caller's attention over the rotated q, k and v, for decoding with a cache.
 
-        Without `mb` nothing is dropped.
+        There is no dropout without `mb`.
         """
         product = self._attention(p, x_TD, cos, sin, attend, mb)[0]
         return self.mlp_output(p, self.mlp(p, product, x_TD, mb), mb, overwrite=True)
@@ -91,7 +91,7 @@ class AttentionBlock(BlockShape):
         return lambda q, k, v: attn.attention(q, k, v, mb, self.attention_backend, **extras)
 
     def product(self, p: Params, name: str, x: Tensor, mb: MicroBatch | None) -> Tensor:
-        """x times the weight `name`, with its bias and adapters where there are any."""
+        """The product of x with the weight `name`, with its bias and adapters, if any."""
         bias, adapters = p.get(f"{name}_bias"), self._adapters(name)
         if adapters is None:
             return linear(x, p[name], bias)
@@ -100,7 +100,7 @@ class AttentionBlock(BlockShape):
         return y.add_(bias) if adapters.dora and bias is not None else y
 
     def product_backward(self, p: Params, g: Grads, name: str, dy: Tensor, x: Tensor, mb: MicroBatch) -> Tensor:
-        """The gradient of x; adds those of the parameters to `g`."""
+        """Returns the gradient of x; accumulates those of the parameters in `g`."""
         dx, passed = self.backward_input(p, name, dy, mb)
         self.backward_weights(p, g, name, dy, passed, x, mb)
         return dx
@@ -108,9 +108,9 @@ class AttentionBlock(BlockShape):
     def product_add(
         self, p: Params, name: str, x: Tensor, residual: Tensor, mb: MicroBatch | None, *, overwrite: bool
     ) -> Tensor:
-        """`residual` plus such a product without a bias; `overwrite` lets it write over the residual."""
+        """`residual` plus a product without a bias; `overwrite` allows it to overwrite the residual."""
         adapters = self._adapters(name)
-        if adapters is not None and adapters.dora:  # which scales the product alone
+        if adapters is not None and adapters.dora:  # DoRA scales only the product
             return self.product(p, name, x, mb).add_(residual)
         y = linear_add(x, p[name], residual, overwrite=overwrite)
         if adapters is not None:
@@ -118,7 +118,7 @@ class AttentionBlock(BlockShape):
         return y
 
     def backward_input(self, p: Params, name: str, dy: Tensor, mb: MicroBatch) -> tuple[Tensor, Passed | None]:
-        """The gradient of a product's input, and what `backward_weights` needs where there are adapters."""
+        """The gradient of a product's input and, with adapters, the input of `backward_weights`."""
         adapters = self._adapters(name)
         if adapters is None:
             return linear_backward_input(dy, p[name]), None
@@ -139,7 +139,7 @@ class AttentionBlock(BlockShape):
     def _attention(
         self, p: Params, x_TD: Tensor, cos: Tensor, sin: Tensor, attend: Attend, mb: MicroBatch | None
     ) -> tuple[Tensor, AttentionSaved]:
-        """The output projection's product [T, D], which the residual is yet to be added to."""
+        """The output projection's product [T, D], before the residual is added."""
         normed, rstd = rms_norm(x_TD, p["input_norm"], self.eps)
         qkv = self.product(p, "qkv", normed, mb)
         q, k, v, qk_rstd = qk_norm_rope(qkv, cos, sin, self.kv_heads, self._norms(p))

@@ -1,9 +1,9 @@
-"""The routers' auxiliary loss, which keeps the load of experts even (Fedus et al. 2021, arXiv 2101.03961).
+"""The routers' auxiliary loss, which balances the load of experts (Fedus et al. 2021, arXiv 2101.03961).
 
-For each layer with experts and each micro-batch it is E times the sum over experts of the share of tokens that chose
-the expert and its mean probability (equations 4 to 6 there). The objective has `router_aux_loss_coef` times its mean
-over layers and micro-batches. transformers takes shares and probabilities over all layers together, which is the same
-for one layer; with more, a layer's gradient would need what all others chose, before the pipeline has been there.
+For each layer with experts and each micro-batch, it is E times the sum over experts of the fraction of tokens routed to
+the expert times its mean probability (equations 4 to 6). The objective includes `router_aux_loss_coef` times the mean
+over layers and micro-batches. transformers computes fractions and probabilities over all layers together, which is the
+same for one layer; with more, a layer's gradient would depend on layers that the pipeline has not computed yet.
 """
 
 from collections.abc import Mapping
@@ -21,9 +21,9 @@ from rptrain.utils.errors import UserError
 
 
 def balanced(spec: ModelSpec, coefficient: float | None) -> ModelSpec:
-    """The model with this weight of the auxiliary loss; None: its config.json's, where that asks for the loss.
+    """The model with this weight of the auxiliary loss; None: the value in config.json, if it enables the loss.
 
-    UserError where there are no routers.
+    Raises UserError if the model has no routers.
     """
     count = sum(isinstance(layer, MoEBlock) for layer in spec.layers)
     if coefficient and not count:
@@ -49,9 +49,9 @@ def _asked(config: Mapping[str, Any]) -> float:
 
 
 def balance_of(labels: Tensor, cu_seqlens: Tensor, scale: Tensor) -> Balance:
-    """That of a micro-batch, without a wait for the device.
+    """The Balance of a micro-batch, computed without waiting for the device.
 
-    Padding is what lies in documents without a supervised label, as no others of these are trained on.
+    Documents without a supervised label are padding, because no other such documents are trained on.
     """
     tokens = torch.arange(len(labels), dtype=cu_seqlens.dtype, device=labels.device)
     documents = torch.searchsorted(cu_seqlens[1:], tokens, right=True)

@@ -1,4 +1,4 @@
-"""The sizes of a decoder block, and what it costs: its attention here, its MLP by those who build on it."""
+"""The sizes and costs of a decoder block with its attention; subclasses add the MLP."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from rptrain.schedule.costs import Work, scaled
 class BlockShape(ABC):
     """A pre-norm decoder block with grouped-query attention: a LayerShape (models/spec.py).
 
-    Memory is that of an explicit backward. It keeps the input of both norms, their outputs and 1 / rms, q, k, v (also
-    before the norms of q and k, where these are), attention's output and log-sum-exp, and the MLP's part.
+    Memory is that of an explicit backward, which keeps the inputs of both norms, their outputs and 1 / rms, q, k, v
+    (also before the norms of q and k, if any), attention's output and log-sum-exp, and the MLP's part.
     """
 
     name: str
@@ -25,9 +25,9 @@ class BlockShape(ABC):
     head_size: int
     intermediate: int
     qk_norm: bool = False
-    qkv_bias: bool = False  # on the products of queries, keys and values
-    o_bias: bool = False  # on the output projection
-    window: int | None = None  # keys that a query sees at most, itself included
+    qkv_bias: bool = False  # biases on queries, keys and values
+    o_bias: bool = False  # bias on the output projection
+    window: int | None = None  # maximum keys per query, including itself
     adapters: tuple[Adapters | ExpertAdapters, ...] = ()
 
     def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
@@ -41,7 +41,7 @@ class BlockShape(ABC):
         return product_gradient(param, tokens)
 
     def kept_bytes(self, tokens: int, itemsize: int) -> int:
-        """Bytes that are kept from the recomputed forward until backward."""
+        """Bytes kept from the recomputed forward until backward."""
         heads, kv_heads = self._widths
         elements = 2 * self.hidden + 2 * heads + 2 * kv_heads
         statistics = 1 + self.heads  # 1 / rms, log-sum-exp
@@ -51,9 +51,9 @@ class BlockShape(ABC):
         return tokens * (elements * itemsize + statistics * max(itemsize, 4)) + self.mlp_kept(tokens, itemsize)
 
     def workspace_bytes(self, tokens: int, itemsize: int, *, fused: bool = False) -> int:
-        """Upper bound of the bytes that backward needs at once beside what is kept, once a device.
+        """Upper bound of the bytes that backward needs at once without the kept bytes, once per device.
 
-        Gradients of products are written over what was kept, so they take nothing.
+        Gradients of products overwrite kept tensors, so they take no memory.
         """
         heads, kv_heads = self._widths
         adapters = max((adapters.workspace(tokens, itemsize) for adapters in self.adapters), default=0)
@@ -67,21 +67,21 @@ class BlockShape(ABC):
         return tokens * (max(attention, mlp) + max(inside, mlp_inside)) + adapters
 
     def attended(self, length: int) -> float:
-        """The mean number of keys that a query of a row of `length` tokens sees: the causal half, or the window."""
+        """The mean number of keys that a query attends to in a sequence of `length` tokens: causal half or window."""
         seen = length if self.window is None else min(length, self.window)
         return seen * (2 * length - seen + 1) / (2 * length)
 
     @abstractmethod
     def mlp_work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
-        """Forward and backward of the MLP, from the output of its norm to the residual sum."""
+        """The work of the MLP's forward and backward, from the output of its norm to the residual sum."""
 
     @abstractmethod
     def mlp_kept(self, tokens: int, itemsize: int) -> int:
-        """Bytes that the MLP keeps, its norm included."""
+        """Bytes that the MLP keeps, including its norm."""
 
     @abstractmethod
     def mlp_workspace(self, itemsize: int) -> tuple[int, int]:
-        """Bytes a token in the MLP's backward: at most between operations, and at most inside one."""
+        """Bytes per token in the MLP's backward: the maximum between operations, and the maximum inside one."""
 
     @property
     def _widths(self) -> tuple[int, int]:
@@ -106,5 +106,5 @@ class BlockShape(ABC):
 
 
 def product_gradient(param: Param, tokens: int) -> Work:
-    """Of a weight [out, in] that every token is multiplied with; the gradients of vectors are no products."""
+    """The gradient work of a weight [out, in] that is multiplied with every token; none for vectors."""
     return Work(matmul=2.0 * tokens * param.numel if len(param.shape) == 2 else 0.0)

@@ -1,4 +1,4 @@
-"""What decoders are put together from: parameters by their names in checkpoints, units, blocks, the head."""
+"""Building blocks of decoders: parameters by names in checkpoints, units, blocks and the head."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,13 +9,13 @@ from rptrain.models.weights.hf_config import Shape, Sizes
 
 
 def matrix(name: str, columns: int, std: float, *stacked: tuple[str, int]) -> Param:
-    """The weights [rows, columns] of modules, given with their rows."""
+    """A matrix of the weights [rows, columns] of modules, given with their rows."""
     parts = tuple(CheckpointPart(f"{module}.weight", rows) for module, rows in stacked)
     return Param(name, (sum(part.rows for part in parts), columns), parts, std=std)
 
 
 def bias(name: str, *stacked: tuple[str, int]) -> Param:
-    """The biases of modules, given with their sizes."""
+    """A vector of the biases of modules, given with their sizes."""
     parts = tuple(CheckpointPart(f"{module}.bias", size) for module, size in stacked)
     return Param(name, (sum(part.rows for part in parts),), parts, decay=False, std=0.0)
 
@@ -27,7 +27,7 @@ def norm(name: str, module: str, size: int) -> Param:
 def attention_params(
     sizes: Sizes, at: str, *, qk_norm: bool = False, qkv_bias: bool = False, o_bias: bool = False
 ) -> list[Param]:
-    """The first norm and the attention of the block whose names in checkpoints begin with `at`."""
+    """The parameters of the first norm and the attention of the block with prefix `at` in checkpoints."""
     attention = f"{at}.self_attn"
     heads, kv_heads = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
     qkv = (
@@ -71,7 +71,7 @@ def dense_unit(sizes: Sizes, index: int, *, qk_norm: bool = False, qkv_bias: boo
 
 
 def block_sizes(sizes: Sizes, index: int) -> dict[str, Any]:
-    """What every kind of block has; its unit is that after the embedding's and those of earlier blocks."""
+    """The sizes that every kind of block has; its unit follows the embedding's and those of earlier blocks."""
     return {
         "name": f"layers.{index}",
         "units": (index + 1,),
@@ -87,7 +87,7 @@ def block_sizes(sizes: Sizes, index: int) -> dict[str, Any]:
 def model(
     architecture: str, config: Mapping[str, Any], shape: Shape, blocks: Sequence[Unit], layers: Sequence[Layer]
 ) -> ModelSpec:
-    """The decoder of these blocks, with embedding, last norm and head around them."""
+    """The decoder with these blocks, an embedding, a last norm and a head."""
     embed = Unit("embed", (matrix("embed", shape.hidden, shape.std, ("model.embed_tokens", shape.vocab)),))
     units = [embed, *blocks, Unit("norm", (norm("norm", "model.norm", shape.hidden),))]
     last = projection = len(units) - 1

@@ -27,10 +27,10 @@ def generate(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> list[list[int]]:
-    """The tokens that follow each prompt, the end-of-sequence token included where one came.
+    """Generates the tokens after each prompt, including an end-of-sequence token.
 
-    Greedy at temperature 0, else sampled; runs on the weights' device in their dtype. A prompt that is empty
-    or holds a token outside the vocabulary is a UserError.
+    Greedy at temperature 0, otherwise sampled. Runs on the weights' device in their dtype. Raises UserError if a
+    prompt is empty or has a token outside the vocabulary.
     """
     for number, prompt in enumerate(prompts, 1):
         if not prompt:
@@ -62,9 +62,9 @@ def generate(
 
 
 class Cache:
-    """Keys and values [B, longest, K, C] of every block, and where the current tokens stand in them.
+    """Keys and values [B, longest, K, C] of every block, and the places of the current tokens.
 
-    Prompts are prefilled as documents of one packed row; after that, each sequence adds one token a step.
+    Prompts are prefilled as documents of one packed sequence; after that, each sequence adds one token per step.
     """
 
     def __init__(self, spec: ModelSpec, lengths: Tensor, new_tokens: int, dtype: torch.dtype):
@@ -91,7 +91,7 @@ class Cache:
             labels=torch.full_like(self.positions, -100),
             cu_seqlens=torch.cat((ends.new_zeros(1), ends)).int(),
             max_seqlen=int(self.lengths.max()),
-            uniform=False,  # lengths are many, and each would be prepared for by itself
+            uniform=False,  # there are many lengths, and each would need its own preparation
             cos=self.cos,
             sin=self.sin,
         )
@@ -115,9 +115,9 @@ class Cache:
         k_TKC: Tensor,
         v_TKC: Tensor,
     ) -> tuple[Tensor, None]:
-        """Stores the current keys and values, and attends to all of each token's sequence so far.
+        """Stores the current keys and values, and attends to each token's sequence so far.
 
-        Window and sinks are those of kernels/attention.py.
+        Window and sinks: see kernels/attention.py.
         """
         keys, values = self.buffers[layer]
         keys[self.sequence, self.positions] = k_TKC
@@ -159,6 +159,6 @@ def _choose(logits_BV: Tensor, temperature: float, generator: torch.Generator) -
     logits_BV = logits_BV.to(wide(logits_BV.dtype))
     if temperature <= 0:
         return logits_BV.argmax(-1)
-    highest = logits_BV.amax(-1, keepdim=True)  # zero is not carried past the largest number by a tiny temperature
+    highest = logits_BV.amax(-1, keepdim=True)  # a tiny temperature must not overflow
     probs = torch.softmax((logits_BV - highest) / max(temperature, 1e-30), -1)
     return torch.multinomial(probs, 1, generator=generator).squeeze(1)

@@ -1,9 +1,9 @@
 """The layers of dense models: the decoder block, and the head with its loss.
 
-They compute forward and backward explicitly (models/spec.py has the contract and the shape suffixes). Between
+They compute forward and backward explicitly (models/spec.py defines the contract and the shape suffixes). Between
 operations values are rounded to the model's dtype where Hugging Face's modelling code rounds them, except that the
-MLP's product and its residual are added before rounding. Backward takes over what forward saved: the gradients of the
-products qkv and gate_up are written over them.
+MLP's product and its residual are added before rounding. Backward reuses saved tensors: the gradients of the
+products qkv and gate_up overwrite them.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Block(AttentionBlock):
         return self.product_add(p, "down", swiglu(saved.gate_up), saved.x, mb, overwrite=overwrite)
 
     def mlp_backward(self, p: Params, g: Grads, saved: MLPSaved, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
-        activation, passed = self.backward_input(p, "down", dy_TD, mb)  # its gradient, until it is written over
+        activation, passed = self.backward_input(p, "down", dy_TD, mb)  # its gradient, until it is overwritten
         dgate_up = swiglu_backward(activation, saved.gate_up, saved.gate_up, activation)
         self.backward_weights(p, g, "down", dy_TD, passed, activation, mb)
         dnormed = self.product_backward(p, g, "gate_up", dgate_up, saved.normed, mb)
@@ -76,7 +76,7 @@ class Head:
     """Final norm, output projection and loss. Parameters: norm [D], and `projection` [V, D]."""
 
     units: tuple[int, ...]  # of the norm and of the projection
-    projection: str  # "embed" where the embedding table is the projection (tied), else "head"
+    projection: str  # "embed" if the embedding table is the projection (tied), otherwise "head"
     hidden: int
     vocab: int
     eps: float
@@ -97,7 +97,7 @@ class Head:
         return linear(rms_norm(x_TD, p["norm"], self.eps)[0], p[self.projection])
 
     def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
-        """The softmax reads the logits, and in backward writes their gradient; they are computed once for both."""
+        """The work: the softmax reads the logits, and in backward writes their gradient; both use the same logits."""
         matmul = 2.0 * tokens * self.hidden * self.vocab
         forward = {"norm": 2 * self.hidden, "softmax": self.vocab}
         backward = {"norm, backward": 3 * self.hidden, "softmax, backward": self.vocab}

@@ -1,8 +1,9 @@
 """A decoder block whose MLP is a mixture of experts, with explicit backward.
 
 Values are rounded where Hugging Face's modelling code rounds them, except that a token's experts are added in the wide
-type. Suffixes as in models/spec.py; X experts of a token, N = T * X routed rows, sorted by expert. Nothing waits for
-the device: how many rows an expert has is known there only. Backward takes over gate_up, as in models/layers/mlp.py.
+type. Suffixes as in models/spec.py; X experts of a token, N = T * X routed rows, sorted by expert. The number of
+rows of an expert is known only on the device, and nothing waits for it. Backward overwrites gate_up, as in
+models/layers/mlp.py.
 """
 
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class MoESaved(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MoEBlock(AttentionBlock):
-    """A block that sends each token to `active` of its experts, gated MLPs of `intermediate` columns.
+    """A block that routes each token to `active` of its experts, which are gated MLPs of `intermediate` columns.
 
     Its parameters: post_norm [D], router [E, D], experts_gate_up [2IE, D] and experts_down [DE, I], or, of GPT-OSS,
     [E, D, 2I] and [E, I, D]; with `biases`, router_bias [E], experts_gate_up_bias [E, 2I] and experts_down_bias [E, D].
@@ -52,7 +53,7 @@ class MoEBlock(AttentionBlock):
 
     experts: int
     active: int
-    over_chosen: bool  # whether the weights of a token's experts add up to 1
+    over_chosen: bool  # whether the weights of a token's experts sum to 1
     biases: bool = False  # of the router and the experts
     clamp: Clamp | None = None  # GPT-OSS's activation, of gates and ups that alternate
     balance: float = 0.0  # of the router's auxiliary loss: models/layers/balance.py
@@ -92,7 +93,7 @@ class MoEBlock(AttentionBlock):
         return rms_norm_backward(dnormed, saved.x, p["post_norm"], saved.rstd, g.get("post_norm"), dy_TD)
 
     def _balance(self, saved: MoESaved, mb: MicroBatch) -> tuple[Tensor | None, Tensor | None]:
-        """The auxiliary loss's gradient by the probabilities [E] of each counted token, and which are counted."""
+        """The auxiliary loss's gradient for the probabilities [E] of each counted token, and the counted tokens."""
         if not self.balance or mb.balance is None:
             return None, None
         counted, tokens, scale = mb.balance
@@ -102,7 +103,7 @@ class MoEBlock(AttentionBlock):
     def _experts_backward(self, p: Params, g: Grads, saved: MoESaved, dy_TD: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients of the experts' weights [T, X] and, written over it, of gate_up; adds those after it to `g`.
 
-        The experts' outputs are not computed again: kernels/moe_rows.py, `router_weight_grad`.
+        The experts' outputs are not recomputed: kernels/moe_rows.py, `router_weight_grad`.
         """
         perm, ends = saved.perm, saved.perm.ends
         drows = gather(dy_TD, perm)
@@ -119,14 +120,14 @@ class MoEBlock(AttentionBlock):
         return dweights, swiglu_backward(dactivation, saved.gate_up, saved.gate_up, **self._form)
 
     def _experts(self, p: Params, name: str, x: Tensor, ends: Tensor) -> Tensor:
-        """The rows of x times their experts' weights `name`, with bias and adapters where there are any."""
+        """The rows of x times their experts' weights `name`, with bias and adapters, if any."""
         y = grouped_mm(x, self.whole(p[name]), ends, p.get(f"{name}_bias"))
         if adapters := self._expert_adapters(name):
             adapters.add(p, x, y, ends)
         return y
 
     def _experts_backward_input(self, p: Params, name: str, dy: Tensor, ends: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The gradient of such a product's input, and what the gradients of its adapters need."""
+        """The gradient of such a product's input, and the inputs of its adapters' gradients."""
         dx, adapters = grouped_mm(dy, self.whole(p[name]).mT, ends), self._expert_adapters(name)
         return dx, adapters.backward_input(p, dy, dx, ends) if adapters else None
 
@@ -181,7 +182,7 @@ class MoEBlock(AttentionBlock):
         )
 
     def gradient_work(self, param: Param, tokens: int) -> Work:
-        """Each token reaches some of the experts; the gradients of their biases are read, not multiplied."""
+        """The gradient work of a parameter: each token reaches `active` experts; biases need no products."""
         if param.name in ("experts_gate_up", "experts_down"):
             return Work(grouped=2.0 * tokens * param.numel * self.active / self.experts)
         if param.name.startswith("experts"):

@@ -10,14 +10,14 @@ from torch import Tensor
 
 YARN = ("factor", "original_max_position_embeddings")
 YARN_OPTIONS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-LARGEST = torch.finfo(torch.float32).max  # that a number of a config may be
+LARGEST = torch.finfo(torch.float32).max  # the largest number in a config
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 def tables(inv_freq_C: Tensor, positions: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, C/2] of positions [T], in the frequencies' type: float32, or float64 for float64 models.
+    """cos and sin [T, C/2] of positions [T] in the frequencies' dtype: float32, or float64 for float64 models.
 
-    Both are times `scale`, which is `attention_factor`'s: queries and keys have it each.
+    Both are multiplied by `scale`, the `attention_factor`, which applies to queries and keys.
     """
     angles = positions.to(inv_freq_C.dtype).unsqueeze(1) * inv_freq_C
     cos, sin = angles.cos(), angles.sin()
@@ -25,10 +25,10 @@ def tables(inv_freq_C: Tensor, positions: Tensor, scale: float = 1.0) -> tuple[T
 
 
 def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotary settings as one mapping, however the config spells them.
+    """The rotary settings as one mapping.
 
-    Older files have `rope_theta` and `rope_scaling` (with `type` or `rope_type`), newer ones
-    `rope_parameters`; `rope_scaling` wins where there are both, as in transformers. Empty where it is no mapping.
+    Older files have `rope_theta` and `rope_scaling` (with `type` or `rope_type`), newer ones `rope_parameters`; with
+    both, `rope_scaling` wins, as in transformers. Empty if the value is not a mapping.
     """
     stored = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(stored, Mapping):
@@ -49,7 +49,7 @@ def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def problems(rope: Mapping[str, Any]) -> list[str]:
-    """What in the rotary settings we would compute wrongly or not at all."""
+    """The rotary settings that are not supported."""
     if not rope:
         return ["rope_scaling or rope_parameters must be a JSON object"]
     if any(isinstance(value, Mapping) for value in rope.values()):
@@ -101,7 +101,7 @@ def inverse_frequencies(rope: Mapping[str, Any], head_size: int) -> tuple[float,
 
 
 def attention_factor(rope: Mapping[str, Any]) -> float:
-    """What cos and sin are multiplied by: 1, but with YaRN what the settings say, or 0.1 ln(factor) + 1."""
+    """The factor of cos and sin: 1, or with YaRN the value in the settings or 0.1 ln(factor) + 1."""
     if rope["rope_type"] != "yarn":
         return 1.0
     if rope.get("attention_factor") is not None:
@@ -113,9 +113,9 @@ def attention_factor(rope: Mapping[str, Any]) -> float:
 
 
 def _kept(rope: Mapping[str, Any], head_size: int) -> Tensor:
-    """How much of each of C/2 frequencies YaRN leaves as it is, from 1 to 0; the rest is stretched by `factor`.
+    """The fraction, from 1 to 0, of each of C/2 frequencies that YaRN keeps; the rest is stretched by `factor`.
 
-    All of those that turn beta_fast times or more in the original context, nothing of those below beta_slow times.
+    It is 1 for frequencies with at least beta_fast turns in the original context, and 0 below beta_slow turns.
     """
 
     def index(turns: float) -> float:

@@ -1,1 +1,1 @@
-"""A model's files: configs, safetensors, quantized and file-backed weights."""
+"""Files of models: configs, safetensors, quantized and file-backed weights."""

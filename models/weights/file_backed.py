@@ -1,7 +1,7 @@
-"""Frozen units that stay in the model's files: which byte ranges each consists of, and reading those.
+"""File-backed weights: frozen units that stay in byte ranges of the model's files.
 
-They are read by position rather than by a mapping of addresses: a file that was cut short is then an error that names
-it. What has been read lies in the system's page cache either way, as long as there is memory for it.
+Ranges are read by position and not memory-mapped, so that a truncated file is an error with the file's name. In both
+cases the data stays in the page cache as long as there is memory.
 """
 
 from bisect import bisect_right
@@ -25,18 +25,18 @@ from rptrain.models.weights.safetensors_io import Stored, as_bytes
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_ranges import OpenFile, Stamp
 
-BLOCK = 1 << 20  # bytes that a thread reads at a time while it hashes
+BLOCK = 1 << 20  # bytes per read of a hashing thread
 IN_MEMORY = 'use model.hold = "memory"'
 
 
 @dataclass(frozen=True)
 class FileRange:
-    """A tensor of a checkpoint that lies in a unit's flat buffer as it is stored, `start` bytes from its beginning."""
+    """A stored tensor that belongs to a unit's flat buffer, `start` bytes from its beginning."""
 
     name: str
     stored: Stored
     start: int
-    checked: bool  # whether each of its numbers tells if it is finite; not so for codes in 4 bits
+    checked: bool  # whether its values can be checked for NaN and infinity; not so for 4-bit codes
 
     @property
     def nbytes(self) -> int:
@@ -48,12 +48,12 @@ class FileRange:
 
 
 def file_backed_units(spec: ModelShape) -> tuple[int, ...]:
-    """The frozen units that can stay in files: all but the embedding, whose rows the host gathers."""
+    """The frozen units that can stay in files: all except the embedding, whose rows the host gathers."""
     return tuple(index for index in spec.frozen if index != 0)
 
 
 def pieces(files: WeightFiles, spec: ModelShape, dtype: torch.dtype) -> dict[int, list[FileRange]]:
-    """What each file-backed unit consists of, in order.
+    """The ranges of each file-backed unit, in order.
 
     Raises UserError if a tensor is stored in a format that would have to be converted, or if no unit is file-backed.
     """
@@ -110,7 +110,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 class FileBackedUnit:
-    """A unit's flat buffer, in files. Any thread may read it."""
+    """A unit's flat buffer in files. Thread-safe."""
 
     def __init__(
         self,
@@ -125,9 +125,9 @@ class FileBackedUnit:
         self._starts = [piece.start for piece in pieces]
 
     def read(self, start: int, buffer: memoryview) -> None:
-        """Fills the buffer, of bytes, with what begins `start` bytes into the unit's; padding is zeros.
+        """Fills a byte buffer from the unit's flat buffer, starting at byte `start`; padding is zero.
 
-        UserError that names a file which is cut short or was changed.
+        Raises UserError, with the file's name, if a file was truncated or changed.
         """
         at, stop = start, start + len(buffer)
         used: set[Path] = set()
@@ -146,7 +146,7 @@ class FileBackedUnit:
             self._files[path].check(self._stamps[path])
 
     def held(self, name: str) -> Tensor | Quantized:
-        """A copy of a parameter, in the form in which it is held."""
+        """A copy of a parameter in its stored form."""
         start, param = self._place(name)
         flat = torch.empty(param.nbytes(self._dtype.itemsize), dtype=torch.uint8)
         self.read(start, as_bytes(flat))
@@ -162,7 +162,7 @@ class FileBackedUnit:
         return rows
 
     def _place(self, name: str) -> tuple[int, Param]:
-        """Where a parameter begins, in bytes."""
+        """The first byte of a parameter."""
         start = 0
         for param in self.unit.params:
             if param.name == name:
@@ -171,7 +171,7 @@ class FileBackedUnit:
         raise KeyError(name)
 
     def digest(self) -> str:
-        """SHA-256 of the flat buffer. UserError for values that are infinite or not numbers."""
+        """SHA-256 of the flat buffer. Raises UserError for NaN or infinite values."""
         found, at = sha256(), 0
         buffer = torch.empty(min(BLOCK, self.nbytes), dtype=torch.uint8)
         for piece in self._pieces:
@@ -193,7 +193,7 @@ class FileBackedUnit:
 class FileBackedWeights:
     """The file-backed units of a model, by index, over their open files. Context manager.
 
-    UserError as `pieces` says, or for a file that was changed since its header was read.
+    Raises UserError as `pieces` does, or if a file has changed since its header was read.
     """
 
     def __init__(self, files: WeightFiles, spec: ModelShape, dtype: torch.dtype) -> None:

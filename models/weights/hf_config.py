@@ -1,4 +1,4 @@
-"""A decoder's shape out of a Hugging Face config.json; what we would compute wrongly is an error."""
+"""Reading a decoder's shape from a Hugging Face config.json; unsupported settings are errors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -8,7 +8,7 @@ from typing import Any
 from rptrain.models.layers import rope
 from rptrain.utils.errors import UserError
 
-# more is a slip, and would take all memory before it shows
+# more is a mistake, and would use all memory before it is noticed
 LIMITS: Mapping[str | type, float] = {
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 20,
@@ -61,8 +61,8 @@ def read_shape(
 ) -> Shape:
     """The shape of a decoder, or a UserError that lists every problem.
 
-    `head_size` is that of `read_sizes`; `unsupported` are problems that the caller found. `biases`: whether attention
-    has them. `quantized` is the `quant_method` of weights that can be read nevertheless.
+    `head_size`: see `read_sizes`. `unsupported`: problems that the caller found. `biases`: whether attention has them.
+    `quantized`: the `quant_method` of weights that can be read nevertheless.
     """
     found = list(unsupported or [])
     sizes = read_sizes(config, found, head_size)
@@ -90,15 +90,15 @@ def read_shape(
 
 
 def read_sizes(config: Mapping[str, Any], found: list[str], head_size: int | None = None) -> Sizes:
-    """The sizes; problems are added to `found`, and what was read in their place is of no use.
+    """The sizes. Problems are added to `found`; affected sizes are then meaningless.
 
-    `head_size` is the architecture's own default where head_dim is missing (else hidden / heads).
+    `head_size`: the architecture's default if head_dim is missing (otherwise hidden / heads).
     """
     before = len(found)
     hidden = read_number(config, "hidden_size", found)
     heads = read_number(config, "num_attention_heads", found)
     kv_heads = read_number(config, "num_key_value_heads", found, heads)
-    sound = len(found) == before  # what one of them stands for where it is wrong divides nothing
+    sound = len(found) == before  # placeholders of wrong values are never divisors
     if sound and heads % kv_heads:
         found.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     if sound and config.get("head_dim") is None and head_size is None and hidden % heads:
@@ -121,7 +121,7 @@ def read_sizes(config: Mapping[str, Any], found: list[str], head_size: int | Non
 
 
 def read_experts(config: Mapping[str, Any], key: str, found: list[str]) -> tuple[int, int]:
-    """The number of experts under `key`, and of those that a token is sent to; problems are added to `found`."""
+    """The number of experts under `key`, and of experts per token; problems are added to `found`."""
     before = len(found)
     experts = read_number(config, key, found)
     active = read_number(config, "num_experts_per_tok", found)
@@ -133,9 +133,9 @@ def read_experts(config: Mapping[str, Any], key: str, found: list[str]) -> tuple
 def read_windows(
     config: Mapping[str, Any], window: int | None, windowed: Sequence[bool], found: list[str]
 ) -> list[int | None]:
-    """The window of each layer's attention, None where it sees all; problems are added to `found`.
+    """The window of each layer's attention, None for full attention; problems are added to `found`.
 
-    `windowed` says which layers have the window where layer_types does not.
+    `windowed`: the layers with the window if layer_types is missing.
     """
     kinds = config.get("layer_types")
     if kinds is None:
@@ -149,7 +149,7 @@ def read_windows(
 
 
 def read_number(config: Mapping[str, Any], key: str, found: list[str], default: Any = None, kind: type = int) -> Any:
-    """A positive number, or one that will do with a problem added to `found`, so that reading goes on."""
+    """A positive number, or a placeholder with a problem added to `found`, so that reading continues."""
     value = _get(config, key, default)
     accepted = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
     most = LIMITS.get(key, LIMITS[kind])
@@ -166,7 +166,7 @@ def read_number(config: Mapping[str, Any], key: str, found: list[str], default: 
 
 
 def read_flag(config: Mapping[str, Any], key: str, found: list[str], default: bool = False) -> bool:
-    """Whether it is on; a problem is added to `found` where it is neither true nor false."""
+    """A flag; a problem is added to `found` if it is neither true nor false."""
     value = _get(config, key, default)
     if not isinstance(value, bool):
         found.append(f"{key} must be true or false, not {value!r}")

@@ -1,4 +1,4 @@
-"""A model's weights: what is in a checkpoint, loading it into host views, initializing, saving."""
+"""A model's weights: checking, loading, initializing and saving checkpoints."""
 
 import hashlib
 import json
@@ -23,28 +23,28 @@ from rptrain.utils.file_ranges import Stamp
 from rptrain.utils.parallel import in_parallel
 
 View = Callable[[int, str], Tensor]  # a parameter on the host by unit index and name, to read or to fill
-Held = Callable[[int, str], Tensor | Quantized]  # the same as it is held
+Held = Callable[[int, str], Tensor | Quantized]  # the same in its stored form
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 TIED_HEAD = "lm_head.weight"
-BUFFER = ".rotary_emb.inv_freq"  # that old checkpoints store; computed from the config
-DRAWN = 1 << 20  # numbers drawn at a time, so that threads seldom meet; a multiple of 16, torch's own portion
+BUFFER = ".rotary_emb.inv_freq"  # tensors in old checkpoints that are computed from the config
+DRAWN = 1 << 20  # numbers drawn at a time, so that threads rarely contend; a multiple of 16, torch's unit
 CHECKED = 1 << 20  # numbers checked at a time, so that all threads have work
 
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """The checked tensors of a checkpoint by name: all that the model has, of its shapes or in 4 bits."""
+    """The checked tensors of a checkpoint by name: all tensors of the model, with their shapes or in 4 bits."""
 
     directory: Path
     tensors: Mapping[str, Stored]
-    stamps: Mapping[Path, Stamp]  # of its files, from before their headers were read
+    stamps: Mapping[Path, Stamp]  # stamps of its files, taken before their headers were read
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a checkpoint tensor lies in the model: rows of a unit's parameter."""
+    """The place of a checkpoint's tensor in the model: rows of a unit's parameter."""
 
     unit: int
     param: Param
@@ -57,7 +57,7 @@ class _Place:
 
     @property
     def packed(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the tensors in 4 bits that a checkpoint may hold instead, by name."""
+        """The shapes, by name, of alternative 4-bit tensors."""
         return mxfp4.shapes(self.part.key, self.shape) if self.part.mxfp4 else {}
 
     def of(self, view: View) -> Tensor:
@@ -74,8 +74,8 @@ class _Place:
 def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     """Compares a checkpoint's safetensors headers with the model, without loading any weight.
 
-    UserError that lists everything missing, unexpected or of another shape; or that names the file which is
-    missing, cut short or not safetensors.
+    Raises UserError with everything that is missing, unexpected or of another shape, or with the name of a file that
+    is missing, truncated or not safetensors.
     """
     directory = Path(directory)
     places = _places(spec)
@@ -107,9 +107,9 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
 
 
 def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int] | None = None) -> None:
-    """Fills the host views, of all or of these units, converting to their dtype or quantizing from the file's.
+    """Fills the host views of all or some units, and converts to their dtype or format.
 
-    UserError for a file that is gone or cut short by now, and for a weight that is infinite or not a number then.
+    Raises UserError if a file was deleted or truncated, or if a loaded weight is NaN or infinite.
     """
     places, stored = _places(spec, units), files.tensors
     whole: list[tuple[Stored, Tensor]] = []
@@ -140,9 +140,9 @@ def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int]
 
 
 def not_finite(spec: ModelSpec, view: Held, units: Collection[int] | None = None) -> str | None:
-    """The first tensor, of all or of these units, with a value that is infinite or not a number; None if there is none.
+    """The first tensor of all or some units with a NaN or infinite value; None if there is none.
 
-    By all cores, each weight read once; of a quantized tensor its scales.
+    Uses all cores and reads each weight once; of a quantized tensor, only its scales.
     """
     found = set()
 
@@ -159,9 +159,9 @@ def not_finite(spec: ModelSpec, view: Held, units: Collection[int] | None = None
 
 
 def initialize(spec: ModelSpec, view: Held, seed: int, units: Collection[int] | None = None) -> None:
-    """Fresh weights, of all or of these units: normal, uniform, or ones.
+    """Initializes the weights of all or some units: normal, uniform, zeros or ones.
 
-    Each tensor's numbers depend on the seed and on its name only.
+    A tensor's values depend only on the seed and its name.
     """
     own = _Own()
 
@@ -187,19 +187,21 @@ def initialize(spec: ModelSpec, view: Held, seed: int, units: Collection[int] | 
 
 
 class _Own(threading.local):
-    """What each thread draws into, held while it draws: taking memory is where threads meet."""
+    """A buffer per thread for random numbers, which is reused because allocation serializes threads."""
 
     def __init__(self) -> None:
         self.numbers = torch.empty(DRAWN)
 
 
 def _drawn(out: Tensor, param: Param, generator: torch.Generator) -> Tensor:
-    """Fills float32 `out` and returns it."""
+    """Fills `out` (float32) with random numbers and returns it."""
     if param.bound is None:
         assert param.std is not None
         return out.normal_(0, param.std, generator=generator)
     whole = torch.empty(len(out), dtype=torch.int64).random_(1 << 24, generator=generator)
-    return out.copy_(((whole.double() + 0.5) * 2.0**-23 - 1) * param.bound)  # rounded once: the same on every machine
+    return out.copy_(
+        ((whole.double() + 0.5) * 2.0**-23 - 1) * param.bound
+    )  # rounded once, so the same on every machine
 
 
 def save(
@@ -209,10 +211,10 @@ def save(
     dtype: torch.dtype,
     max_shard_bytes: float = 5e9,
 ) -> WeightFiles:
-    """Writes the model as Hugging Face stores it, then reads the headers back and checks them.
+    """Saves the model in Hugging Face format, then reads the headers back and checks them.
 
-    model.safetensors, or model-0000i-of-0000N.safetensors with an index, and config.json; one tensor in
-    memory at a time. UserError if the directory holds weights already.
+    Writes model.safetensors, or model-0000i-of-0000N.safetensors with an index, and config.json, with one tensor in
+    memory at a time. Raises UserError if the directory already has weights.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -237,7 +239,7 @@ def save(
 
 
 def _places(spec: ModelSpec, units: Collection[int] | None = None) -> dict[str, _Place]:
-    """By the name of the tensor; of all or of these units."""
+    """Places by tensor name, of all or some units."""
     places = {}
     for index, unit in enumerate(spec.units):
         for param in unit.params if units is None or index in units else ():
@@ -249,7 +251,7 @@ def _places(spec: ModelSpec, units: Collection[int] | None = None) -> dict[str, 
 
 
 def _taken_apart(stored: Mapping[str, Stored], spec: ModelSpec) -> dict[str, Stored]:
-    """The tensors of a checkpoint, with the parts of parameters in place of those that hold them whole."""
+    """The tensors of a checkpoint, with stacked tensors split into parts."""
     taken = dict(stored)
     for param in (param for unit in spec.units for param in unit.params):
         if param.stack is None or param.stack.key not in stored or any(part.key in stored for part in param.parts):
@@ -270,7 +272,7 @@ def _ignored(name: str, spec: ModelSpec) -> bool:
 
 
 def _files(directory: Path) -> list[Path]:
-    """The checkpoint's shards; UserError if there are none, or the index is wrong."""
+    """The checkpoint's shards. Raises UserError if there are none, or if the index is wrong."""
     if (directory / SINGLE).is_file():
         return [directory / SINGLE]
     if not (directory / INDEX).is_file():
@@ -284,7 +286,7 @@ def _files(directory: Path) -> list[Path]:
     outside = [name for name in names if Path(name).is_absolute() or ".." in Path(name).parts]
     if outside:
         raise UserError(f"{directory / INDEX} points outside its directory: {outside[0]}")
-    if absent := [name for name in names if not os.path.isfile(directory / name)]:  # also of names that cannot be
+    if absent := [name for name in names if not os.path.isfile(directory / name)]:  # also for impossible names
         raise UserError(f"{directory} lacks {len(absent)} of {len(names)} shards: {', '.join(absent)}")
     return [directory / name for name in names]
 

@@ -1,4 +1,4 @@
-"""A frozen base in 4 or 8 bits: which matrices are held so, and how a checkpoint's tensors become codes and scales.
+"""A frozen base in 4 or 8 bits: the choice of matrices, and quantization of a checkpoint's tensors.
 
 Bytes per weight: NF4 0.5 + 4 / 64 = 0.5625, MXFP4 0.5 + 1 / 32 = 0.53, int8 1 + 4 / 128 = 1.03. A block of NF4 and of
 int8 is consecutive elements of a checkpoint's tensor; a block of MXFP4 is consecutive inputs of one output.
@@ -19,17 +19,17 @@ from rptrain.models.spec import ModelShape, Param
 from rptrain.models.weights.safetensors_io import Stored, read_here
 from rptrain.utils.errors import UserError
 
-MATRICES = (*PLACES, "experts_gate_up", "experts_down")  # routers, which are small and decide, are not among them
+MATRICES = (*PLACES, "experts_gate_up", "experts_down")  # routers, which are small and sensitive, are not quantized
 READ = 1 << 20  # bytes that a thread reads and quantizes at a time, if a row of blocks has no more
 CHUNK_NUMEL = 1 << 18  # elements of rows that a thread dequantizes at a time
-QUANTIZING = 6 * READ  # bytes that a thread takes beside, at most: what is read, the same turned, and PyTorch's chunks
+QUANTIZING = 6 * READ  # upper bound of a thread's temporary memory: data, its transpose, and PyTorch's chunks
 
 
 def with_base(spec: Shape, base: str) -> Shape:
-    """The model with the matrices of its layers' frozen units held in the format `base`; "bf16": as it is.
+    """The model with the matrices of its layers' frozen units in the format `base`; "bf16": unchanged.
 
-    Experts that checkpoints may hold in MXFP4 are held in MXFP4 with any format; with "mxfp4" nothing else is then
-    quantized, as in the published model. A matrix whose tensors do not consist of whole blocks is not quantized.
+    Experts that checkpoints may store in MXFP4 stay in MXFP4 with any format; with "mxfp4" nothing else is quantized
+    then, as in the published model. Matrices whose tensors do not consist of whole blocks are not quantized. Raises
     UserError if no matrix can be quantized.
     """
     if base == "bf16":
@@ -88,9 +88,9 @@ def rows(weight: Tensor | Quantized, inputs: int, start: int, stop: int, dtype: 
 
 
 class QuantizedRows(NamedTuple):
-    """Elements of a stored tensor, and where their codes and scales belong, [rows, bytes] and [rows, blocks].
+    """Rows of a stored tensor, and the targets of their codes [rows, bytes] and scales [rows, blocks].
 
-    `stored` has the shape [rows, elements], or [elements, rows] where `turned`.
+    `stored` has the shape [rows, elements], or [elements, rows] if `turned`.
     """
 
     stored: Stored
@@ -101,7 +101,7 @@ class QuantizedRows(NamedTuple):
 
 
 def pieces(stored: Stored, target: Quantized, turned: bool) -> Iterator[QuantizedRows]:
-    """All of a tensor; `turned`: [E, in, out], held as [E, out, in]."""
+    """All pieces of a tensor; `turned`: [E, in, out], quantized as [E, out, in]."""
     fmt, size = target.format, stored.dtype.itemsize
     most = READ // size
     if not turned:
@@ -125,7 +125,7 @@ def pieces(stored: Stored, target: Quantized, turned: bool) -> Iterator[Quantize
 
 
 def load(piece: QuantizedRows) -> None:
-    """Reads and quantizes it, by the calling thread."""
+    """Reads and quantizes a piece in the calling thread."""
     values = torch.empty(piece.stored.shape, dtype=piece.stored.dtype)
     read_here(piece.stored, values)
     if not piece.turned:
@@ -139,10 +139,10 @@ def load(piece: QuantizedRows) -> None:
 
 
 def loading_bytes(spec: ModelShape) -> int:
-    """What a thread takes beside, at most, while it quantizes the weights of a model; 0 where none are."""
+    """Upper bound of a thread's temporary memory while it quantizes a model's weights; 0 if none are quantized."""
     return QUANTIZING if any(unit.quantized for unit in spec.units) else 0
 
 
 def as_stored(blocks: Stored, scales: Stored, target: Quantized) -> list[tuple[Stored, Tensor]]:
-    """What is read where: a tensor that a checkpoint holds in MXFP4 stays as it is."""
+    """Reads for tensors that a checkpoint stores in MXFP4, which stay as they are."""
     return [(blocks, target.codes.view(blocks.shape)), (scales, target.scales.view(scales.shape))]

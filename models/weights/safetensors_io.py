@@ -22,14 +22,17 @@ from rptrain.utils.parallel import in_parallel
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
-INSTEAD = {b"version": "what git keeps in place of a file that it has not fetched", b"<": "a web page"}  # beginnings
+INSTEAD = {
+    b"version": "what git keeps in place of a file that it has not fetched",
+    b"<": "a web page",
+}  # beginnings of other file formats
 PIECE = 1 << 23  # bytes read at a time, so that all threads have work
 CONVERTED = 1 << 20  # bytes converted at a time: they stay in a core's cache
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file, `offset` bytes from its beginning."""
+    """A tensor in a file, at byte `offset`."""
 
     file: Path
     offset: int
@@ -38,9 +41,9 @@ class Stored:
 
 
 def read_header(file: Path, packed: Collection[str] = ()) -> dict[str, Stored]:
-    """The tensors of a file by name; UserError if it is cut short or no safetensors file.
+    """The tensors of a file by name. Raises UserError if the file is truncated or not a safetensors file.
 
-    Those that `packed` names may be bytes (U8).
+    Tensors in `packed` may be bytes (U8).
     """
     try:
         actual = file.stat().st_size
@@ -73,17 +76,17 @@ def read_header(file: Path, packed: Collection[str] = ()) -> dict[str, Stored]:
 
 
 def read_here(stored: Stored, tensor: Tensor) -> None:
-    """`read` of one tensor of the same dtype, by the calling thread."""
+    """Reads one tensor of the same dtype in the calling thread."""
     assert (stored.shape, stored.dtype) == (tensor.shape, tensor.dtype)
     with OpenFile(stored.file) as file:
         file.read(stored.offset, as_bytes(tensor))
 
 
 def read(tensors: Iterable[tuple[Stored, Tensor]]) -> None:
-    """Fills each tensor, which is contiguous, with a stored one of its shape, converted to its dtype.
+    """Fills contiguous tensors with stored ones of the same shapes, converted to their dtypes.
 
-    By all cores, in pieces that go straight to where they belong; where the dtype differs, a core holds CONVERTED bytes
-    beside. UserError that names a file which is gone or was cut short since its header was read.
+    Uses all cores and reads directly into the tensors; to convert, each core needs CONVERTED bytes. Raises UserError,
+    with the file's name, if a file was deleted or truncated since its header was read.
     """
     with ExitStack() as stack:
         files: dict[Path, OpenFile] = {}
@@ -111,12 +114,12 @@ def _read_piece(piece: tuple[OpenFile, int, torch.dtype, Tensor]) -> None:
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU."""
+    """The memory of a contiguous CPU tensor."""
     return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 def write(file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, tensors: Iterable[Tensor]) -> None:
-    """Writes tensors of these names and shapes in this order, each converted to `dtype`, and syncs."""
+    """Writes tensors with these names and shapes in this order, converted to `dtype`, and syncs."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
@@ -134,7 +137,7 @@ def write(file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype,
 
 
 def _entries(file: Path, encoded: bytes) -> list[tuple[int, int, str, str, tuple[int, ...]]]:
-    """Where each tensor begins and stops, its name, dtype and shape, in the order of their bytes."""
+    """Start, end, name, dtype and shape of each tensor, in the order of their bytes."""
     entries = []
     try:
         for name, entry in json.loads(encoded).items():
@@ -150,7 +153,7 @@ def _entries(file: Path, encoded: bytes) -> list[tuple[int, int, str, str, tuple
 
 
 def _instead(begin: bytes) -> str:
-    """What to do about a file that begins so and holds no tensors."""
+    """Advice for a file with this beginning that has no tensors."""
     if not begin:
         return ": it is empty; fetch it again"
     known = [what for start, what in INSTEAD.items() if begin.lstrip().startswith(start)]
