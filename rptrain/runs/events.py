@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from rptrain.runs.line_file import LineFile
+from rptrain.runs.records import Bool, Float, Int, UnixTime
 from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes
 
@@ -33,7 +34,7 @@ _log = logging.getLogger(__name__)
 class Event:
     """A record: a JSON line with `schema`, `event` (the name) and the fields; NaN and infinities are null."""
 
-    time: float = field(default_factory=now)  # Unix seconds
+    time: UnixTime = field(default_factory=now)
     severity: ClassVar[Severity] = "info"
 
     def sentence(self) -> str | None:
@@ -47,7 +48,7 @@ class RunStarted(Event):
     version: str
     devices: tuple[str, ...]
     model: str
-    parameters: int
+    parameters: Int
 
     def sentence(self) -> str:
         return f"{self.model} on {', '.join(self.devices)}, rptrain {self.version}"
@@ -57,11 +58,11 @@ class RunStarted(Event):
 class ProcessStarted(Event):
     """Who trains the run from now on, and what it was given; `rptrain.runs.process` says what `birth` is."""
 
-    pid: int
+    pid: Int
     host: str
     birth: str
-    total_steps: int
-    staleness: int  # steps by which updates are late
+    total_steps: Int
+    staleness: Int  # steps by which updates are late
     memory: tuple[Mapping[str, Any], ...]  # planned: name, kind, parts ([name, bytes] each) and limit in bytes
 
 
@@ -79,23 +80,23 @@ class Estimated(Event):
     everything is recomputed.
     """
 
-    step_seconds: float
-    bubble: float
-    floor_seconds: float
+    step_seconds: Float
+    bubble: Float
+    floor_seconds: Float
 
 
 @dataclass(frozen=True)
 class Step(Event):
     """A step that is done; `step` counts from 1. A skipped one left the weights as they were."""
 
-    step: int
-    loss: float | None
-    learning_rate: float
-    grad_norm: float | None  # before clipping
-    tokens: int  # padding included
-    supervised: int
-    tokens_per_second: float
-    skipped: bool = False
+    step: Int
+    loss: Float | None
+    learning_rate: Float
+    grad_norm: Float | None  # before clipping
+    tokens: Int  # padding included
+    supervised: Int
+    tokens_per_second: Float
+    skipped: Bool = False
 
     severity: ClassVar[Severity] = "warning"  # of its sentence
 
@@ -107,8 +108,8 @@ class Step(Event):
 class LossScale(Event):
     """From this step on the loss is multiplied by `scale`: of float16 runs, ahead of the step's record."""
 
-    step: int
-    scale: float
+    step: Int
+    scale: Float
 
     def sentence(self) -> str:
         return f"step {self.step}: the loss scale is {self.scale:g}"
@@ -118,10 +119,10 @@ class LossScale(Event):
 class StepSkipped(Event):
     """The gradients of a step were not finite, and it left the weights as they were."""
 
-    step: int
-    in_a_row: int
-    micro_batches: tuple[int, ...]  # whose loss was not finite; none where only gradients were
-    rows: tuple[int, ...]  # of the packed data, in these micro-batches
+    step: Int
+    in_a_row: Int
+    micro_batches: tuple[Int, ...]  # whose loss was not finite; none where only gradients were
+    rows: tuple[Int, ...]  # of the packed data, in these micro-batches
     texts: tuple[str, ...]  # how those rows begin
 
     severity: ClassVar[Severity] = "warning"
@@ -136,30 +137,30 @@ class StepSkipped(Event):
 class SlotTime(NamedTuple):
     """When a device ran a slot of a round: seconds of a monotonic clock."""
 
-    device: int
-    slot: int
+    device: Int
+    slot: Int
     kind: str
-    first_layer: int
-    last_layer: int
-    round: int
-    start: float
-    end: float
+    first_layer: Int
+    last_layer: Int
+    round: Int
+    start: Float
+    end: Float
 
 
 @dataclass(frozen=True)
 class Slots(Event):
     """With `engine.trace`: every slot of a step."""
 
-    step: int
+    step: Int
     slots: tuple[SlotTime, ...]
 
 
 @dataclass(frozen=True)
 class Evaluation(Event):
-    step: int
+    step: Int
     name: str
-    score: float
-    tasks: Mapping[str, float] = field(default_factory=dict)  # the score of each
+    score: Float
+    tasks: Mapping[str, Float] = field(default_factory=dict)  # the score of each
 
     def sentence(self) -> str:
         return f"step {self.step}: {self.name} {self.score:.4g}"
@@ -169,7 +170,7 @@ class Evaluation(Event):
 class Sample(Event):
     """What the model says to a prompt."""
 
-    step: int
+    step: Int
     prompt: str
     text: str
 
@@ -178,11 +179,11 @@ class Sample(Event):
 class CheckpointSaved(Event):
     """Training went on while it was written, for all of `seconds` but `paused`."""
 
-    step: int
+    step: Int
     path: str
-    seconds: float | None = None  # from the step's end until it was whole
-    paused: float | None = None  # of these, what training waited
-    save_pause_s: float | None = None  # that, and until the pipeline was empty: what the save cost, at the most
+    seconds: Float | None = None  # from the step's end until it was whole
+    paused: Float | None = None  # of these, what training waited
+    save_pause_s: Float | None = None  # that, and until the pipeline was empty: what the save cost, at the most
 
     def sentence(self) -> str:
         return f"step {self.step}: saved {self.path}"
@@ -192,7 +193,7 @@ class CheckpointSaved(Event):
 class SaveFailed(Event):
     """The state after `step` could not be saved: training goes on, and what was saved before is whole."""
 
-    step: int
+    step: Int
     message: str
 
     severity: ClassVar[Severity] = "error"
@@ -205,7 +206,7 @@ class SaveFailed(Event):
 class RecordsLost(Event):
     """So many records that belong ahead of this one could not be written, as the disk was full, say."""
 
-    count: int
+    count: Int
     message: str
 
     severity: ClassVar[Severity] = "warning"
@@ -231,7 +232,7 @@ class TrackerFailed(Event):
 class Paused(Event):
     """Training waits after `step`, as it was told to."""
 
-    step: int
+    step: Int
 
     def sentence(self) -> str:
         return f"paused after step {self.step}"
@@ -239,7 +240,7 @@ class Paused(Event):
 
 @dataclass(frozen=True)
 class Continued(Event):
-    step: int
+    step: Int
 
     def sentence(self) -> str:
         return "resumed"
@@ -249,7 +250,7 @@ class Continued(Event):
 class Stopped(Event):
     """The run ended after `step`, which is saved, as it was told to: `by` "STOP" or a "signal"."""
 
-    step: int
+    step: Int
     by: str
 
     def sentence(self) -> str:
@@ -260,8 +261,8 @@ class Stopped(Event):
 class Stalled(Event):
     """No step ended for so many seconds; `waiting`, and more in the file, says what threads and streams wait for."""
 
-    step: int  # the last that was done
-    seconds: float
+    step: Int  # the last that was done
+    seconds: Float
     path: str
     waiting: Mapping[str, str]
 
@@ -275,8 +276,8 @@ class Stalled(Event):
 class MemoryLow(Event):
     """Of the host memory that the trainer takes or may still take, in bytes, little is left. Once a process."""
 
-    taken: int
-    free: int
+    taken: Int
+    free: Int
 
     severity: ClassVar[Severity] = "warning"
 
@@ -288,7 +289,7 @@ class MemoryLow(Event):
 class Resumed(Event):
     """Training goes on after `step`; records of later steps that stand before this one are void."""
 
-    step: int
+    step: Int
     path: str
 
     def sentence(self) -> str:
@@ -312,9 +313,9 @@ class CheckpointDamaged(Event):
 class BestLoaded(Event):
     """The model is that of the checkpoint after `step`, whose loss of held-out rows is the lowest."""
 
-    step: int
+    step: Int
     path: str
-    loss: float
+    loss: Float
 
     def sentence(self) -> str:
         return f"the model is that of step {self.step}, with the lowest validation loss, {self.loss:.4f}"
@@ -322,7 +323,7 @@ class BestLoaded(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    step: int
+    step: Int
 
     def sentence(self) -> str:
         return f"finished after {self.step} steps"
@@ -388,16 +389,13 @@ def from_line(line: str | bytes) -> Event:
     return event
 
 
-def from_record(record: Mapping[str, Any]) -> Event:
-    """The event of a record as JSON has it, which another version may have written.
+def from_fields(kind: type[Event], known: Mapping[str, Any]) -> Event:
+    """An event from the fields that its record has, which another version may have written.
 
-    Unknown fields are left out; missing ones are None, or their default.
+    Required fields that are missing are None.
     """
-    kind = EVENTS[record["event"]]
-    known = {one.name: one for one in fields(kind)}
-    absent = (name for name, one in known.items() if one.default is MISSING and one.default_factory is MISSING)
-    values: dict[str, Any] = dict.fromkeys(absent)
-    return kind(**values | _values({name: value for name, value in record.items() if name in known}))
+    required = (one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING)
+    return kind(**{**dict.fromkeys(required), **known})
 
 
 def read(path: Path | str) -> Iterator[Event]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from rptrain.runs.shape import fits, is_time
+from rptrain.runs.records import Float, Int, UnixTime, validator
 
 SCHEMA = 1
 FILE, OLD_FILE = "lanes.jsonl", "lanes.old.jsonl"
@@ -26,16 +26,16 @@ class LaneRecord:
     doing: Doing
     stage: str | None = None  # such as "F0-3", that it computes or computes next
     kind: str | None = None  # of the stage: F, FB or B
-    slot: int | None = None  # its number within the step
-    micro_batch: int | None = None
-    step: int | None = None  # counts from 1
+    slot: Int | None = None  # its number within the step
+    micro_batch: Int | None = None
+    step: Int | None = None  # counts from 1
     waiting: str | None = None  # for what, in words; None while it computes
-    busy: Mapping[str, float] = field(default_factory=dict)  # seconds of computation since, by kind of stage
-    up: int = 0  # bytes copied to the device since
-    down: int = 0  # and from it
-    memory: int | None = None  # bytes taken on the card, by the driver; None for workers on the CPU
-    utilisation: int | None = None  # percent, by the driver
-    temperature: int | None = None  # degrees Celsius
+    busy: Mapping[str, Float] = field(default_factory=dict)  # seconds of computation since, by kind of stage
+    up: Int = 0  # bytes copied to the device since
+    down: Int = 0  # and from it
+    memory: Int | None = None  # bytes taken on the card, by the driver; None for workers on the CPU
+    utilisation: Int | None = None  # percent, by the driver
+    temperature: Int | None = None  # degrees Celsius
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,19 @@ class OptimizerState:
     """What the optimizer's thread does; `queue` counts steps that were submitted and not yet applied."""
 
     doing: str
-    queue: int
-    seconds: float | None  # of the last update, None before the first
+    queue: Int
+    seconds: Float | None  # of the last update, None before the first
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    time: float  # Unix seconds
-    seconds: float  # since the snapshot before
+    time: UnixTime
+    seconds: Float  # since the snapshot before
     phase: Phase
-    process: int  # bytes of host memory that the trainer takes
-    free: int  # bytes of host memory that it may still take
-    lanes: tuple[LaneRecord, ...] = ()  # empty where no engine is open
-    optimizer: OptimizerState | None = None
+    process: Int  # bytes of host memory that the trainer takes
+    free: Int  # bytes of host memory that it may still take
+    lanes: tuple[LaneRecord, ...]  # empty where no engine is open
+    optimizer: OptimizerState | None
 
     def to_line(self) -> str:
         """As JSON without a line break; what is None is left out of lanes."""
@@ -70,10 +70,6 @@ class Snapshot:
         """None for a line that is no record of this schema."""
         try:
             record: dict[str, Any] = json.loads(line)
-            if record.pop("schema") != SCHEMA or not is_time(record["time"]) or not fits(record, cls):
-                return None
-            optimizer = record.pop("optimizer")
-            lanes = tuple(LaneRecord(**lane) for lane in record.pop("lanes"))
-            return cls(**record, lanes=lanes, optimizer=None if optimizer is None else OptimizerState(**optimizer))
+            return validator(cls)(record) if record.pop("schema") == SCHEMA else None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None

@@ -3,7 +3,7 @@
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from math import isfinite, nan
+from math import nan
 from typing import Any
 
 COLUMNS = ("step", "time", "loss", "learning_rate", "grad_norm", "tokens_per_second")
@@ -19,16 +19,13 @@ class Steps:
         return len(self._columns["step"])
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """A `step` record; what is null there is not a number here. ValueError for one that has no step."""
-        columns = self._columns
-        values = {name: nan if record[name] is None else float(record[name]) for name in columns}
-        number = record["step"]
-        if not isfinite(number):
-            raise ValueError(number)
-        if len(self) and number <= columns["step"][-1]:
+        """Add a `step` record, with NaN for a value that is None. Raises KeyError if a value is missing."""
+        values = [record[name] for name in COLUMNS]
+        steps, number = self._columns["step"], record["step"]
+        if steps and number <= steps[-1]:
             self.keep(number - 1)
-        for name, column in columns.items():
-            column.append(values[name])
+        for column, value in zip(self._columns.values(), values, strict=True):
+            column.append(nan if value is None else value)
 
     def keep(self, last: float) -> None:
         """Forgets the steps after `last`."""

@@ -16,17 +16,16 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isnan
 from pathlib import Path
 from typing import Any, Literal
 
-from rptrain.runs.events import EVENTS, Event, Severity, from_record
-from rptrain.runs.facts import Checkpoint, LogLine, MemoryUse, Score
+from rptrain.runs.events import EVENTS, Event, Severity, from_fields
 from rptrain.runs.lanes import FILE, LaneRecord, OptimizerState, Snapshot
 from rptrain.runs.process import ProcessId
+from rptrain.runs.records import Int, known_fields, time_of, validator
 from rptrain.runs.series import Steps
-from rptrain.runs.shape import fits, is_time
 from rptrain.runs.tail import LARGE, Tail
 
 State = Literal[
@@ -45,6 +44,45 @@ LONGEST = 1 << 20  # bytes of a line: no record that a view shows is longer
 SAID = 2000  # letters of a message that the log shows
 _UNREAD = b'"event":"slots"'  # long records that no view shows
 _BEGINNING = b'"run_started"'  # of a process: what follows says which it is and what it has
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    time: float
+    step: int
+    path: str
+
+
+@dataclass(frozen=True)
+class Score:
+    """An evaluation; `tasks` has the score of each."""
+
+    time: float
+    step: int
+    name: str
+    score: float
+    tasks: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LogLine:
+    time: float
+    text: str
+    kind: Literal["info", "warning", "error"] = "info"
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """A memory that the run was planned for, in bytes: the host, a GPU, the disk. `limit` is None where not known."""
+
+    name: str
+    kind: str
+    parts: tuple[tuple[str, Int], ...]  # by what takes it
+    limit: Int | None
+
+    @property
+    def total(self) -> int:
+        return sum(size for _, size in self.parts)
 
 
 @dataclass(frozen=True)
@@ -140,30 +178,22 @@ class RunView:
 
     def take(self, record: Mapping[str, Any]) -> None:
         """A record of events.jsonl, as JSON has it; of those that are not known only the time is kept."""
+        name = str(record.get("event"))
+        if name not in EVENTS:
+            self.last_event = time_of(record, self.last_event)
+            return
         try:
-            self._take(record)
+            self._take(name, known_fields(record, EVENTS[name]))
         except (KeyError, TypeError, ValueError, OverflowError):
+            self.last_event = time_of(record, self.last_event)
             self._add_line(self.last_event or 0.0, "a record that cannot be read was skipped", "warning")
 
-    def _take(self, record: Mapping[str, Any]) -> None:
-        kind = str(record.get("event"))
-        if is_time(when := record.get("time")):
-            self.last_event = when
-        elif kind in EVENTS:
-            raise ValueError(when)
-        if kind == "step":
-            self.steps.append(record)
-            self._told = "training"
-            if record["skipped"]:
-                self.skipped += 1
-                self._say(from_record(record))
-        elif kind in EVENTS:
-            if not fits(record, EVENTS[kind]):
-                raise ValueError(kind)
-            event = from_record(record)
-            if (take := getattr(self, f"_on_{kind}", None)) is not None:
-                take(record)
-            self._say(event)
+    def _take(self, name: str, known: Mapping[str, Any]) -> None:
+        self.last_event = known["time"]
+        if (take := getattr(self, f"_on_{name}", None)) is not None:
+            take(known)
+        if name != "step" or known["skipped"]:
+            self._say(from_fields(EVENTS[name], known))
 
     def take_snapshot(self, snapshot: Snapshot) -> None:
         """One that an earlier process left is passed over."""
@@ -276,7 +306,7 @@ class RunView:
 
     def _on_run_started(self, record: Mapping[str, Any]) -> None:
         self.version, self.model, self.parameters = record["version"], record["model"], record["parameters"]
-        self.devices = tuple(record["devices"])
+        self.devices = record["devices"]
         self.began = self.began or record["time"]
         self.taken_up = record["time"]
         self._first_step = self.step
@@ -286,21 +316,21 @@ class RunView:
         self.recent.clear()
 
     def _on_process_started(self, record: Mapping[str, Any]) -> None:
-        memory = record["memory"]
-        if not all(fits(place, MemoryUse) for place in memory):
-            raise ValueError(memory)
+        places = validator(tuple[MemoryUse, ...])(record["memory"])
         self.process = ProcessId(record["host"], record["pid"], record["birth"])
         self.total_steps, self.staleness = record["total_steps"], record["staleness"]
-        self.places = tuple(
-            MemoryUse(place["name"], place["kind"], tuple(map(tuple, place["parts"])), place["limit"])
-            for place in memory
-        )
+        self.places = places
 
     def _on_plan(self, record: Mapping[str, Any]) -> None:
-        self.plan = tuple(record["lines"])
+        self.plan = record["lines"]
 
     def _on_estimated(self, record: Mapping[str, Any]) -> None:
         self.planned_bubble, self.floor_step = record["bubble"], record["floor_seconds"]
+
+    def _on_step(self, record: Mapping[str, Any]) -> None:
+        self.steps.append(record)
+        self._told = "training"
+        self.skipped += record["skipped"]
 
     def _on_loss_scale(self, record: Mapping[str, Any]) -> None:
         self.loss_scale = record["scale"]
