@@ -1,4 +1,4 @@
-"""Event records of a run (`events.jsonl`), and its progress line."""
+"""Event records of a run (`events.jsonl`), and the display of its progress."""
 
 import json
 import logging
@@ -21,9 +21,9 @@ from rptrain.utils.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-SHOWN_ROWS = 8  # of the data that a sentence names
-SCHEMA = 1  # of every record; within a schema, records and fields at a record's end are only added
-_TAIL = 4096  # bytes, more than the records that end a run need
+SHOWN_ROWS = 8  # rows of the data that a sentence lists
+SCHEMA = 1  # of every record; within a schema, changes only add records, or fields at the end of a record
+_TAIL = 4096  # bytes: more than the last records of a run take
 
 Severity = Literal["info", "warning", "error"]
 
@@ -32,13 +32,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A record: a JSON line with `schema`, `event` (the name) and the fields; NaN and infinities are null."""
+    """A record: a line of JSON with `schema`, `event` (the name) and the fields. NaN and infinities become null."""
 
     time: UnixTime = field(default_factory=now)
     severity: ClassVar[Severity] = "info"
 
     def sentence(self) -> str | None:
-        """What the event says to a person, in a log or a terminal; None if it says nothing."""
+        """The message for a log or a terminal; None if the event has none."""
         return None
 
 
@@ -56,14 +56,14 @@ class RunStarted(Event):
 
 @dataclass(frozen=True)
 class ProcessStarted(Event):
-    """Who trains the run from now on, and what it was given; `rptrain.runs.process` says what `birth` is."""
+    """The process that trains the run from now on, and its settings. `birth` is that of `rptrain.runs.process`."""
 
     pid: Int
     host: str
     birth: str
     total_steps: Int
     staleness: Int  # steps by which updates are late
-    memory: tuple[Mapping[str, Any], ...]  # planned: name, kind, parts ([name, bytes] each) and limit in bytes
+    memory: tuple[Mapping[str, Any], ...]  # as planned: name, kind, parts ([name, bytes] pairs), limit in bytes
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class Plan(Event):
 
 @dataclass(frozen=True)
 class Estimated(Event):
-    """A step of the newest plan, in seconds: as planned, with its idle share; and what its arithmetic alone takes where
-    everything is recomputed.
+    """The estimated time of a step of the newest plan, and the share of it in which devices are idle (`bubble`).
+    `floor_seconds` is the time of its arithmetic alone, with everything recomputed.
     """
 
     step_seconds: Float
@@ -87,7 +87,7 @@ class Estimated(Event):
 
 @dataclass(frozen=True)
 class Step(Event):
-    """A step that is done; `step` counts from 1. A skipped one left the weights as they were."""
+    """A completed step. `step` counts from 1. A skipped step did not change the weights."""
 
     step: Int
     loss: Float | None
@@ -98,7 +98,7 @@ class Step(Event):
     tokens_per_second: Float
     skipped: Bool = False
 
-    severity: ClassVar[Severity] = "warning"  # of its sentence
+    severity: ClassVar[Severity] = "warning"  # of the sentence for a skipped step
 
     def sentence(self) -> str | None:
         return f"step {self.step}: skipped, the gradients were not finite" if self.skipped else None
@@ -106,7 +106,7 @@ class Step(Event):
 
 @dataclass(frozen=True)
 class LossScale(Event):
-    """From this step on the loss is multiplied by `scale`: of float16 runs, ahead of the step's record."""
+    """In a float16 run, the loss is multiplied by `scale` from this step on. Written before the step's record."""
 
     step: Int
     scale: Float
@@ -117,13 +117,13 @@ class LossScale(Event):
 
 @dataclass(frozen=True)
 class StepSkipped(Event):
-    """The gradients of a step were not finite, and it left the weights as they were."""
+    """The gradients of a step were not finite, and the weights were not changed."""
 
     step: Int
     in_a_row: Int
-    micro_batches: tuple[Int, ...]  # whose loss was not finite; none where only gradients were
-    rows: tuple[Int, ...]  # of the packed data, in these micro-batches
-    texts: tuple[str, ...]  # how those rows begin
+    micro_batches: tuple[Int, ...]  # those with a loss that was not finite; empty if only gradients were not
+    rows: tuple[Int, ...]  # rows of the packed data in these micro-batches
+    texts: tuple[str, ...]  # the beginnings of these rows
 
     severity: ClassVar[Severity] = "warning"
 
@@ -135,7 +135,7 @@ class StepSkipped(Event):
 
 
 class SlotTime(NamedTuple):
-    """When a device ran a slot of a round: seconds of a monotonic clock."""
+    """When a device ran a slot of a round, in seconds of a monotonic clock."""
 
     device: Int
     slot: Int
@@ -149,7 +149,7 @@ class SlotTime(NamedTuple):
 
 @dataclass(frozen=True)
 class Slots(Event):
-    """With `engine.trace`: every slot of a step."""
+    """Every slot of a step. Written only with `engine.trace`."""
 
     step: Int
     slots: tuple[SlotTime, ...]
@@ -160,7 +160,7 @@ class Evaluation(Event):
     step: Int
     name: str
     score: Float
-    tasks: Mapping[str, Float] = field(default_factory=dict)  # the score of each
+    tasks: Mapping[str, Float] = field(default_factory=dict)  # the score of each task
 
     def sentence(self) -> str:
         return f"step {self.step}: {self.name} {self.score:.4g}"
@@ -168,7 +168,7 @@ class Evaluation(Event):
 
 @dataclass(frozen=True)
 class Sample(Event):
-    """What the model says to a prompt."""
+    """Text that the model generated from a prompt."""
 
     step: Int
     prompt: str
@@ -177,13 +177,13 @@ class Sample(Event):
 
 @dataclass(frozen=True)
 class CheckpointSaved(Event):
-    """Training went on while it was written, for all of `seconds` but `paused`."""
+    """A checkpoint is complete. Training continued while it was written, except during `paused`."""
 
     step: Int
     path: str
-    seconds: Float | None = None  # from the step's end until it was whole
-    paused: Float | None = None  # of these, what training waited
-    save_pause_s: Float | None = None  # that, and until the pipeline was empty: what the save cost, at the most
+    seconds: Float | None = None  # from the end of the step until the checkpoint was complete
+    paused: Float | None = None  # the part of `seconds` in which training waited
+    save_pause_s: Float | None = None  # `paused` and the time to drain the pipeline: an upper bound of the save's cost
 
     def sentence(self) -> str:
         return f"step {self.step}: saved {self.path}"
@@ -191,7 +191,7 @@ class CheckpointSaved(Event):
 
 @dataclass(frozen=True)
 class SaveFailed(Event):
-    """The state after `step` could not be saved: training goes on, and what was saved before is whole."""
+    """The state after `step` could not be saved. Training continues, and earlier checkpoints are intact."""
 
     step: Int
     message: str
@@ -204,7 +204,7 @@ class SaveFailed(Event):
 
 @dataclass(frozen=True)
 class RecordsLost(Event):
-    """So many records that belong ahead of this one could not be written, as the disk was full, say."""
+    """`count` records before this one could not be written, for example because the disk was full."""
 
     count: Int
     message: str
@@ -217,7 +217,7 @@ class RecordsLost(Event):
 
 @dataclass(frozen=True)
 class TrackerFailed(Event):
-    """A tracker of log.report_to raised, and gets no more numbers."""
+    """A tracker of log.report_to raised an exception, and logging to it is disabled."""
 
     name: str
     message: str
@@ -230,7 +230,7 @@ class TrackerFailed(Event):
 
 @dataclass(frozen=True)
 class Paused(Event):
-    """Training waits after `step`, as it was told to."""
+    """Training was paused by a command and waits after `step`."""
 
     step: Int
 
@@ -248,7 +248,7 @@ class Continued(Event):
 
 @dataclass(frozen=True)
 class Stopped(Event):
-    """The run ended after `step`, which is saved, as it was told to: `by` "STOP" or a "signal"."""
+    """A command (`by` is "STOP") or a signal ("signal") ended the run after `step`, which is saved."""
 
     step: Int
     by: str
@@ -259,9 +259,9 @@ class Stopped(Event):
 
 @dataclass(frozen=True)
 class Stalled(Event):
-    """No step ended for so many seconds; `waiting`, and more in the file, says what threads and streams wait for."""
+    """No step ended for `seconds`. `waiting` says what threads and streams wait for; the file at `path` says more."""
 
-    step: Int  # the last that was done
+    step: Int  # the last completed step
     seconds: Float
     path: str
     waiting: Mapping[str, str]
@@ -274,7 +274,7 @@ class Stalled(Event):
 
 @dataclass(frozen=True)
 class MemoryLow(Event):
-    """Of the host memory that the trainer takes or may still take, in bytes, little is left. Once a process."""
+    """Little host memory is left: bytes used by the trainer, and still available to it. At most once per process."""
 
     taken: Int
     free: Int
@@ -287,7 +287,7 @@ class MemoryLow(Event):
 
 @dataclass(frozen=True)
 class Resumed(Event):
-    """Training goes on after `step`; records of later steps that stand before this one are void."""
+    """Training continues after `step`. Earlier records of later steps are void."""
 
     step: Int
     path: str
@@ -298,7 +298,7 @@ class Resumed(Event):
 
 @dataclass(frozen=True)
 class CheckpointDamaged(Event):
-    """A checkpoint that was to be loaded is not as it was written; another one is taken."""
+    """A checkpoint that was to be loaded is damaged, and another one is used."""
 
     path: str
     message: str
@@ -311,7 +311,7 @@ class CheckpointDamaged(Event):
 
 @dataclass(frozen=True)
 class BestLoaded(Event):
-    """The model is that of the checkpoint after `step`, whose loss of held-out rows is the lowest."""
+    """The model is that of the checkpoint after `step`, which has the lowest validation loss."""
 
     step: Int
     path: str
@@ -369,13 +369,13 @@ _NAMES = {kind: name for name, kind in EVENTS.items()}
 
 
 def to_line(event: Event) -> str:
-    """The record as JSON, without a line break."""
+    """The record as JSON on one line."""
     record = {"schema": SCHEMA, "event": _NAMES[type(event)]} | asdict(event)
     return json.dumps(_finite(record), allow_nan=False, separators=(",", ":"))
 
 
 def from_line(line: str | bytes) -> Event:
-    """The record of a line. Raises UserError for what is no record, or one of a newer schema."""
+    """The record of a line. Raises UserError if the line is not a record, or has a newer schema."""
     try:
         record = json.loads(line)
         schema, kind = record.pop("schema"), EVENTS[record.pop("event")]
@@ -390,16 +390,13 @@ def from_line(line: str | bytes) -> Event:
 
 
 def from_fields(kind: type[Event], known: Mapping[str, Any]) -> Event:
-    """An event from the fields that its record has, which another version may have written.
-
-    Required fields that are missing are None.
-    """
+    """An event from the fields of its record. Another version may have written it: missing required fields are None."""
     required = (one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING)
     return kind(**{**dict.fromkeys(required), **known})
 
 
 def read(path: Path | str) -> Iterator[Event]:
-    """The records of a finished or living run; a last line that is not written to its end is left out."""
+    """The records of a finished or active run. An incomplete last line is left out. Raises UserError as `from_line`."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
@@ -411,7 +408,7 @@ def read(path: Path | str) -> Iterator[Event]:
 
 
 def is_finished(path: Path | str) -> bool:
-    """Whether the run came to its end: its last record, looked at alone, is `finished`."""
+    """Whether the last record is `finished`. Only that record is read."""
     with open(path, "rb") as file:
         file.seek(max(0, file.seek(0, SEEK_END) - _TAIL))
         *lines, _ = file.read().split(b"\n")
@@ -422,12 +419,12 @@ def is_finished(path: Path | str) -> bool:
 
 
 class EventLog:
-    """Appends records to a file, each there before `write` returns; threads may share it. Context manager.
+    """Appends records to a file without buffering. Threads may share it. Context manager.
 
-    Records that the disk does not take are counted, which a `RecordsLost` says once it takes one: they do not end a
-    run. If the file was deleted, `write` raises RunDeleted, in whichever thread. What a killed process left of a last
-    line is cut off on opening. Raises UserError where another process holds the file: a run is trained by one at a
-    time.
+    A record that cannot be written does not end the run. Lost records are counted, and a `RecordsLost` with their
+    number is written as soon as writing succeeds again. `write` raises RunDeleted if the file was deleted. Opening cuts
+    off an incomplete last line that a killed process left, and raises UserError if another process holds the file: only
+    one process trains a run at a time.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -457,11 +454,11 @@ class EventLog:
             listener(event)
 
     def check(self) -> None:
-        """RunDeleted if the run's folder was deleted or moved: nothing may be written into one that took its place."""
+        """RunDeleted if the run's folder was deleted or moved: another folder in its place must not be written to."""
         self._file.check()
 
     def listen(self, listener: Callable[[Event], None]) -> None:
-        """It is called with every record from now on, once that is written."""
+        """Calls the listener with every later record, after it was written."""
         self._listeners.append(listener)
 
     def close(self) -> None:
@@ -482,7 +479,7 @@ class EventLog:
 
 
 class Progress:
-    """Shows steps on a terminal as a bar that moves, elsewhere as lines, and not at all when `quiet`."""
+    """Shows the progress of training: a bar on a terminal, lines elsewhere, nothing if `quiet`."""
 
     def __init__(self, total_steps: int, *, quiet: bool = False, console: "Console | None" = None) -> None:
         from rich.console import Console
@@ -490,7 +487,7 @@ class Progress:
         from rich.progress import Progress as Bar
 
         self._total = total_steps
-        self._first: Step | None = None  # the pace is counted from here
+        self._first: Step | None = None  # the pace is measured from this step on
         self._quiet = quiet
         self._console = console or Console()
         columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
@@ -506,13 +503,13 @@ class Progress:
             self.note(text)
 
     def note(self, text: str) -> None:
-        """A line that stays, above the bar where there is one. Training goes on where it cannot be shown."""
+        """Prints a line, above the bar if there is one. Training continues if the line cannot be printed."""
         if not self._quiet:
             try:
                 self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
-            except OSError:  # a full disk takes the next line, perhaps
+            except OSError:  # the disk is full: a later line may succeed
                 return
-            except SystemExit:  # rich ends the program where nobody reads on
+            except SystemExit:  # rich exits if the output pipe was closed
                 self._quiet = True
 
     def __enter__(self) -> Self:
@@ -526,14 +523,14 @@ class Progress:
 
 
 def emit(log: EventLog, progress: Progress, event: Event) -> None:
-    """Write a record, and say its sentence if it is a warning, an error or a choice that was made."""
+    """Writes a record. Prints its sentence if it is a warning or an error, or names the best checkpoint."""
     log.write(event)
     if (sentence := event.sentence()) and (event.severity != "info" or isinstance(event, BestLoaded)):
         progress.note(sentence)
 
 
 def describe(step: Step, total_steps: int, first: Step) -> str:
-    """A step in a line, with the time that the rest takes at the pace since `first`."""
+    """A line about a step, with the remaining time at the pace since the step `first`."""
     parts = [f"step {step.step}/{total_steps}"]
     if step.skipped:
         parts.append("skipped: the gradients were not finite")
