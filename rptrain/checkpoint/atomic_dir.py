@@ -96,7 +96,7 @@ def written_aside(
     The parent folder of `target` must exist. `facts` go into the manifest, and `needed` bytes must be free. `check` is
     called right before `target` is replaced and raises UserError if it must not be. Without `check`, only a complete
     directory of the same kind is replaced. `force` replaces any `target`. Raises UserError if a name that this
-    needs is taken by something that rptrain did not create, DiskFull, or OSError. After an error, `target` is unchanged.
+    needs is taken by something that rptrain did not create, DiskFull, or OSError. An error leaves `target` unchanged.
     """
     check = check or partial(_check_kind, facts.get("kind"))
     folder, replaced = _stage(target), beside(target, REPLACED)

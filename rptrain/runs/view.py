@@ -183,7 +183,7 @@ class RunView:
             return
         try:
             self._take(name, known_fields(record, EVENTS[name]))
-        except (KeyError, TypeError, ValueError, OverflowError):
+        except (KeyError, TypeError, ValueError):  # a sentence of missing fields is a TypeError
             self.last_event = time_of(record, self.last_event)
             self._add_line(self.last_event or 0.0, "a record that cannot be read was skipped", "warning")
 
