@@ -1,1 +1,1 @@
-"""Saving, resuming and exporting."""
+"""Checkpoints and exports: writing, reading and verifying them."""

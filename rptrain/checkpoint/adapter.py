@@ -1,4 +1,4 @@
-"""Adapters as PEFT stores them: adapter_config.json and adapter_model.safetensors, written, read and compared."""
+"""Write, read and check adapters in the format of PEFT: adapter_config.json and adapter_model.safetensors."""
 
 import json
 import logging
@@ -23,11 +23,11 @@ from rptrain.models.weights.safetensors_io import Stored
 from rptrain.utils.errors import UserError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."  # PEFT's, before the names of the model's own checkpoint
-SHOWN = 10  # problems of a kind that are listed
+PREFIX = "base_model.model."  # PEFT puts it before the names of the model's own checkpoint
+SHOWN = 10  # problems of each kind that an error lists
 
-# What PEFT can do to an adapter that we do not compute; empty or false is no use of it.
-_INITS = ("gaussian", "eva")  # ways to draw an adapter that leave its base alone
+# Options of PEFT that are not supported here. An empty or false value means that the option is not used.
+_INITS = ("gaussian", "eva")  # ways to initialize an adapter that do not change its base
 _OTHER = (
     *("fan_in_fan_out", "lora_bias", "rank_pattern", "alpha_pattern", "layer_replication"),
     *("trainable_token_indices", "use_qalora", "use_bdlora", "alora_invocation_tokens"),
@@ -39,14 +39,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Adapter:
-    """What is written of an adapter beside its weights: its settings, and what its base model is called."""
+    """An adapter without its weights: its settings and the name of its base model."""
 
     settings: LoRA
     base: str
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> Self:
-        """From `to_dict`, of a checkpoint's meta."""
+        """The inverse of `to_dict`, for the `lora` of a checkpoint's meta."""
         stored = {name: tuple(v) if isinstance(v, list) else v for name, v in meta["settings"].items()}
         values: dict[str, Any] = {key: stored[name] for key, name in _stored_names().items() if name in stored}
         return cls(LoRA(**values), meta["base"])
@@ -56,7 +56,7 @@ class Adapter:
         return {"settings": {name: settings[key] for key, name in _stored_names().items()}, "base": self.base}
 
     def config(self, spec: ModelSpec) -> dict[str, Any]:
-        """adapter_config.json."""
+        """The content of adapter_config.json."""
         settings = self.settings
         saved = saved_modules(spec)
         config = {
@@ -82,7 +82,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class AdapterFiles:
-    """An adapter on disk: adapter_config.json, and its tensors by the names of the model's checkpoint."""
+    """An adapter on disk: adapter_config.json, and the stored tensors by name."""
 
     directory: Path
     config: Mapping[str, Any]
@@ -90,20 +90,20 @@ class AdapterFiles:
 
 
 def base_name(model_path: str, model_dir: Path) -> str:
-    """What an adapter calls its base model: where it is, or its name on the hub."""
+    """The name of the base model in an adapter: its absolute path, or its name on the hub."""
     return str(model_dir.absolute()) if Path(model_path).expanduser().is_dir() else model_path
 
 
 def saved_modules(spec: ModelSpec) -> list[str]:
-    """The modules that are trained whole, by their full names."""
+    """The full names of the modules that are trained in full."""
     keys = [key for key in shapes(spec) if ".lora_" not in key and not (spec.tied and key == TIED_HEAD)]
     return list(dict.fromkeys(key.rpartition(".")[0] for key in keys))
 
 
 def shapes(spec: ModelShape) -> dict[str, tuple[int, ...]]:
-    """The tensors of the model's adapter, by the names of its checkpoint: all that is trained.
+    """The shapes of all trained tensors, by their names in the model's checkpoint.
 
-    Of a tied embedding PEFT keeps the head as well.
+    For a tied embedding PEFT stores the head too.
     """
     found = {
         part.key: (part.rows, *param.shape[1:])
@@ -116,7 +116,7 @@ def shapes(spec: ModelShape) -> dict[str, tuple[int, ...]]:
 
 
 def write(aside: Aside, spec: ModelSpec, view: View, adapter: Adapter, dtype: torch.dtype) -> None:
-    """Writes both files; one unit in memory at a time."""
+    """Writes both files, with one unit in memory at a time."""
     own = (
         rows
         for index, unit in enumerate(spec.units)
@@ -131,7 +131,7 @@ def write(aside: Aside, spec: ModelSpec, view: View, adapter: Adapter, dtype: to
 
 
 def read(directory: str | Path) -> AdapterFiles:
-    """The adapter in a directory. UserError where it is none, or of a kind that is not computed here."""
+    """The adapter in a directory. UserError if it is not an adapter, or of a kind that is not supported."""
     directory = Path(directory).expanduser()
     if not (directory / CONFIG).is_file():
         raise UserError(f"{directory} is not an adapter: it has no {CONFIG}")
@@ -141,7 +141,7 @@ def read(directory: str | Path) -> AdapterFiles:
     used = [key for key in _OTHER if config.get(key)]
     if config.get("bias", "none") != "none":
         used.append("bias")
-    if config.get("init_lora_weights", True) not in (True, False, *_INITS):  # PEFT would change the base as it loads
+    if config.get("init_lora_weights", True) not in (True, False, *_INITS):  # PEFT would change the base on loading
         used.append(f"init_lora_weights {config['init_lora_weights']!r}")
     if used:
         raise UserError(f"{directory / CONFIG}: {', '.join(used)} cannot be trained here")
@@ -154,9 +154,9 @@ def read(directory: str | Path) -> AdapterFiles:
 
 
 def settings_of(files: AdapterFiles, spec: ModelSpec) -> LoRA:
-    """The settings that an adapter was made with, by its tensors; UserError where its config cannot be.
+    """The settings of an adapter, from its tensors and its config. `spec` is its base model.
 
-    `spec` is its base model.
+    UserError if values of the config are invalid.
     """
     config = files.config
     own = [name.removeprefix(PREFIX) for name in files.tensors if not (spec.tied and name == PREFIX + TIED_HEAD)]
@@ -166,7 +166,7 @@ def settings_of(files: AdapterFiles, spec: ModelSpec) -> LoRA:
     saved = tuple(dict.fromkeys(name.rpartition(".")[0] for name in own if not name.endswith(ENDS)))
     r, alpha, parameters = config.get("r", 8), config.get("lora_alpha", 8), config.get("target_parameters") or []
     number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
-    if not isinstance(r, int) or not number or not abs(alpha) <= MAX_COUNT:  # nor is NaN
+    if not isinstance(r, int) or not number or not abs(alpha) <= MAX_COUNT:  # false for NaN too
         raise UserError(
             f"{files.directory / CONFIG}: r must be a whole number and lora_alpha a number, at most {MAX_COUNT}"
         )
@@ -198,8 +198,8 @@ def check(files: AdapterFiles, spec: ModelSpec) -> None:
 
 
 def check_settings(files: AdapterFiles, settings: LoRA, base: str) -> None:
-    """UserError where a run with these settings would not go on with the adapter; a warning where its base has another
-    name.
+    """UserError if the adapter has other settings, so that a run with these could not continue training it. Logs a
+    warning if its base model has another name.
     """
     defaults = asdict(LoRA())
     differ = [
@@ -215,7 +215,7 @@ def check_settings(files: AdapterFiles, settings: LoRA, base: str) -> None:
 
 
 def load(files: AdapterFiles, spec: ModelSpec, view: View) -> None:
-    """Fills the views of all that is trained, converting to their type, after `check`."""
+    """Loads all trained tensors into their views and converts them to their dtype. Call `check` first."""
     pairs = []
     for index, unit in enumerate(spec.units):
         for param in unit.params if unit.trainable else ():
@@ -228,13 +228,13 @@ def load(files: AdapterFiles, spec: ModelSpec, view: View) -> None:
 
 
 def _stored_names() -> dict[str, str]:
-    """The settings, and what a checkpoint calls them: shorter names for three of them."""
+    """The names of the settings, with their names in a checkpoint, where three are shorter."""
     short = {"lora_alpha": "alpha", "lora_dropout": "dropout", "use_rslora": "rslora"}
     return {field.name: short.get(field.name, field.name) for field in fields(LoRA)}
 
 
 def _ties(spec: ModelShape) -> bool:
-    """Whether an embedding is trained that is the head as well."""
+    """Whether the embedding is trained and tied to the head."""
     return spec.tied and spec.units[0].trainable
 
 

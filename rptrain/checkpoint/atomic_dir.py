@@ -1,4 +1,4 @@
-"""Directories that are whole or absent: written aside, synced, renamed; with a manifest of hashes."""
+"""Directories that are written atomically: aside, synced, then renamed; with a manifest of hashes."""
 
 import json
 import os
@@ -18,39 +18,39 @@ from rptrain.utils.parallel import in_parallel
 
 FORMAT = 1
 MANIFEST, STATE = "complete.json", "trainer_state.json"
-KIND = "checkpoint"  # what a manifest says that it is of
-# Suffixes of hidden siblings: of the folder that rptrain writes in, and of what makes room for the result.
+KIND = "checkpoint"  # `kind` in the manifest of a checkpoint
+# Suffixes of hidden siblings: the folder that rptrain writes into, and the directory that the result replaces.
 PARTIAL, REPLACED = ".rptrain-partial", ".rptrain-replaced"
-MARK = "made-by-rptrain"  # a file in each PARTIAL folder: no other is deleted
-DAMAGED = ".damaged"  # suffix of what was found damaged
-NAME_MAX = 255  # bytes of a name, in most file systems
-# By its name, or by the one that it has while it is being replaced; ".replaced" is that of older versions.
+MARK = "made-by-rptrain"  # a file in each PARTIAL folder: folders without it are not deleted
+DAMAGED = ".damaged"  # suffix of damaged checkpoints
+NAME_MAX = 255  # bytes of a name on most file systems
+# A checkpoint's name, or its name while it is being replaced. Older versions used ".replaced" for that.
 CHECKPOINT = re.compile(r"checkpoint-(\d+)(?:\.replaced)?|\.checkpoint-(\d+)\.rptrain-replaced")
 PIECE = 1 << 24  # bytes hashed and written at a time
-THREADS = 4  # files that are written at a time: one core hashes slower than a disk writes
-HASHED = 1 << 20  # bytes read and hashed at a time: they stay in a core's cache
-SLACK = 64 << 20  # bytes for headers, JSON and the file system's own records
+THREADS = 4  # files written at a time: one core hashes more slowly than a disk writes
+HASHED = 1 << 20  # bytes read and hashed at a time: they fit into a core's cache
+SLACK = 64 << 20  # bytes for headers, JSON and the file system's metadata
 
 
 class DiskFull(OSError):
-    """There is no room for what is to be written."""
+    """The disk has too little free space for the files to write."""
 
 
 class Damaged(UserError):
-    """A directory is not what was written: something in it is missing or differs."""
+    """A directory is not as it was written: files are missing or differ."""
 
 
 class Aside:
-    """A directory under construction at `path`; knows the size and the hash of what it wrote."""
+    """A directory under construction at `path`. Keeps the size and the hash of each file that it wrote."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._entries: dict[str, dict[str, Any]] = {}
 
     def write(self, name: str, buffers: Iterable[bytes | memoryview]) -> None:
-        """Writes a file of these bytes and syncs it; `name` may hold folders. Threads may write at once."""
+        """Writes a file and syncs it. `name` may contain folders. Several threads may write at the same time."""
         file = self.path / name
-        for folder in reversed(file.relative_to(self.path).parents[:-1]):  # if `path` was deleted, it stays so
+        for folder in reversed(file.relative_to(self.path).parents[:-1]):  # never create a deleted `path` again
             (self.path / folder).mkdir(exist_ok=True)
         digest, size = sha256(), 0
         with file.open("wb") as stream:
@@ -67,7 +67,7 @@ class Aside:
         self.write(name, [(json.dumps(value, indent=2) + "\n").encode()])
 
     def seal(self, facts: Mapping[str, Any]) -> None:
-        """Hashes files that others wrote here, writes the manifest and syncs every folder."""
+        """Hashes files that were not written by `write`, writes the manifest and syncs every folder."""
         names = sorted(str(file.relative_to(self.path)) for file in self.path.rglob("*") if file.is_file())
 
         def hash_file(name: str) -> None:
@@ -91,12 +91,12 @@ def written_aside(
     *,
     force: bool = False,
 ) -> Iterator[Aside]:
-    """Gives a directory to write into, which takes `target`'s place when the block ends without an error.
+    """Gives a directory to write into, which replaces `target` when the block ends without an error.
 
-    The folder that holds `target` must exist. `facts` go into the manifest; `needed` bytes must be free. `check` raises
-    UserError for a path that is not to be replaced, and is asked right before that; without it, a whole directory of
-    the same kind is replaced. `force` replaces whatever `target` is. UserError if a name that this needs is taken by
-    something that rptrain did not make, DiskFull, or OSError of the disk; after any of them, `target` is as it was.
+    The parent folder of `target` must exist. `facts` go into the manifest, and `needed` bytes must be free. `check` is
+    called right before `target` is replaced and raises UserError if it must not be. Without `check`, only a complete
+    directory of the same kind is replaced. `force` replaces any `target`. Raises UserError if a name that this
+    needs is taken by something that rptrain did not create, DiskFull, or OSError. An error leaves `target` unchanged.
     """
     check = check or partial(_check_kind, facts.get("kind"))
     folder, replaced = _stage(target), beside(target, REPLACED)
@@ -119,15 +119,15 @@ def written_aside(
             if os.path.lexists(replaced):
                 replaced.rename(folder / "older")
         try:
-            if displaces:  # what a kill between the two renames leaves is `replaced`, whole
+            if displaces:  # a kill between the two renames leaves `replaced`, complete
                 target.rename(replaced)
             aside.path.rename(target)
-        except BaseException:  # an interrupt too, which may come once a rename is done
+        except BaseException:  # also an interrupt, which may come after a rename
             if displaces and not os.path.lexists(target):
                 replaced.rename(target)
             raise
         sync_folder(target.parent)
-        with suppress(OSError):  # the next one to take this place deletes it then, or says that it is in the way
+        with suppress(OSError):  # otherwise the next call for this target deletes it or reports it
             replaced.rename(folder / "old")
     finally:
         with suppress(OSError):
@@ -135,7 +135,7 @@ def written_aside(
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """What complete.json says, once every file was found to be there in its size; Damaged otherwise."""
+    """The content of complete.json. Damaged if a file is missing or has another size."""
     file = directory / MANIFEST
     if not file.is_file():
         raise Damaged(f"{directory} is not complete: it has no {MANIFEST}")
@@ -159,7 +159,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def read_into(file: Path, entry: Mapping[str, Any], buffers: Iterable[memoryview]) -> None:
-    """Fills the buffers from the whole file, in turn; Damaged if it ends before or its hash is not the manifest's."""
+    """Fills the buffers in order from a file. Damaged if the file is too short or its hash is not the manifest's."""
     digest, done = sha256(), 0
     with OpenFile(file) as stream:
         for buffer in buffers:
@@ -172,12 +172,12 @@ def read_into(file: Path, entry: Mapping[str, Any], buffers: Iterable[memoryview
 
 
 def check_hash(file: Path, entry: Mapping[str, Any]) -> None:
-    """Damaged if the file's hash is not the manifest's."""
+    """Damaged if the hash of a file differs from its manifest entry."""
     _compare(file, entry, _hash(file))
 
 
 def set_aside(directory: Path) -> Path:
-    """Renames a damaged checkpoint, so that it is taken for a whole one nowhere; the new name."""
+    """Renames a damaged checkpoint so that it is no longer used, and returns the new path."""
     match = CHECKPOINT.fullmatch(directory.name)
     assert match is not None
     name = f"checkpoint-{match[1] or match[2]}{DAMAGED}"
@@ -189,7 +189,7 @@ def set_aside(directory: Path) -> Path:
 
 
 def remove(directory: Path) -> None:
-    """Deletes a directory; a deletion cut short does not leave it looking whole."""
+    """Deletes a directory. After an interrupted deletion it does not look complete."""
     folder = _stage(directory)
     directory.rename(folder / "old")
     sync_folder(directory.parent)
@@ -197,7 +197,7 @@ def remove(directory: Path) -> None:
 
 
 def discard(folder: Path) -> bool:
-    """Deletes what was left of a PARTIAL folder; False, and nothing is deleted, where rptrain did not make it."""
+    """Deletes a PARTIAL folder that was left behind. Returns False and deletes nothing if rptrain did not create it."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     if not (folder / MARK).is_file() and any(folder.iterdir()):
@@ -207,7 +207,7 @@ def discard(folder: Path) -> bool:
 
 
 def is_of_kind(directory: Path, kind: str | None) -> bool:
-    """Whether a whole directory, as `written_aside` writes it, is there, with this kind in its manifest."""
+    """Whether this is a complete directory from `written_aside` with this kind in its manifest."""
     try:
         return read_manifest(directory).get("kind") == kind
     except UserError:
@@ -215,19 +215,19 @@ def is_of_kind(directory: Path, kind: str | None) -> bool:
 
 
 def beside(target: Path, suffix: str) -> Path:
-    """A hidden sibling, with a name that nobody else uses."""
+    """The path of a hidden sibling, whose name nothing else uses."""
     return target.parent / f".{target.name}{suffix}"
 
 
 def check_name(target: Path) -> None:
-    """UserError if the name is too long to write a directory of that name aside."""
+    """UserError if the name is too long for the names of the hidden siblings."""
     longest = NAME_MAX - len(f".{REPLACED}")
     if len(os.fsencode(target.name)) > longest:
         raise UserError(f"the name {target.name} is too long: choose one of at most {longest} bytes")
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable."""
+    """Syncs the entries of a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -236,7 +236,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _stage(target: Path) -> Path:
-    """Makes the folder in which `target` is written or deleted. What a killed process left in its place is deleted."""
+    """Creates the folder in which `target` is written or deleted, and deletes what a killed process left there."""
     folder = beside(target, PARTIAL)
     if os.path.lexists(folder) and not discard(folder):
         raise UserError(f"{folder} is in the way and was not written by rptrain: move or delete it")
@@ -252,7 +252,7 @@ def _check_kind(kind: str | None, path: Path) -> None:
 
 
 def _check_replaced(replaced: Path, check: Callable[[Path], object]) -> None:
-    """UserError if what an earlier process left of what it replaced is not to be deleted."""
+    """UserError if a REPLACED directory that an earlier process left must not be deleted."""
     if replaced.is_symlink():
         raise UserError(f"{replaced} is in the way and was not written by rptrain: move or delete it")
     if replaced.exists():
@@ -266,7 +266,7 @@ def _check_replaced(replaced: Path, check: Callable[[Path], object]) -> None:
 
 
 def _delete(folder: Path) -> None:
-    """Deletes a PARTIAL folder. Its mark goes last, so that a deletion that is cut short can be finished later."""
+    """Deletes a PARTIAL folder. Its mark is deleted last, so that an interrupted deletion can be finished later."""
     for entry in list(folder.iterdir()):
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
@@ -291,9 +291,9 @@ def _gigabytes(count: int) -> str:
 
 
 def complete_checkpoints(checkpoints_dir: Path) -> list[Path]:
-    """Complete checkpoints by step; a replaced one counts where what was to replace it is missing."""
+    """The complete checkpoints, ordered by step. A REPLACED one counts if its replacement is missing."""
     found = {
-        int(match[1] or match[2]): path  # the shortest name comes last: the checkpoint's own
+        int(match[1] or match[2]): path  # the checkpoint's own name is the shortest and comes last
         for path in sorted(checkpoints_dir.glob("*checkpoint-*"), key=lambda path: len(path.name), reverse=True)
         if (match := CHECKPOINT.fullmatch(path.name)) and (path / MANIFEST).is_file()
     }

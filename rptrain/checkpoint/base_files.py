@@ -1,4 +1,4 @@
-"""What of a base model goes with every checkpoint and export: everything but the weights."""
+"""The files of a base model that every checkpoint and export includes: all but the weights."""
 
 from pathlib import Path
 
@@ -24,9 +24,9 @@ PATTERNS = (
 
 
 def base_files(model_dir: Path, chat_template: str | None = None) -> dict[str, bytes]:
-    """Config, tokenizer, template and license files of a model directory by name.
+    """The contents of the config, tokenizer, template and license files of a model directory, by name.
 
-    `chat_template` is Jinja text that takes the place of the model's own. UserError without a config.json.
+    `chat_template` is Jinja text that replaces the model's own template. UserError if config.json is missing.
     """
     if not (model_dir / "config.json").is_file():
         raise UserError(f"the base model's config.json is no longer in {model_dir}")

@@ -1,4 +1,4 @@
-"""Exports: a directory as Hugging Face lays it out, from a run, a checkpoint or a model in memory."""
+"""Export a run, a checkpoint or a model in memory to a directory in the layout of Hugging Face."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -33,13 +33,14 @@ SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def export(source: Path, to: Path, dtype: str | None = None, *, merge: bool = False, force: bool = False) -> Path:
-    """Writes the newest weights of a run's directory, or of a checkpoint, to `to` and returns it.
+    """Writes the newest weights of a run, or those of a checkpoint, to the directory `to` and returns it.
 
-    Where adapters were trained that is an adapter as PEFT stores it; with `merge` the whole model, the adapters added
-    to its weights. `dtype` None keeps the run's; another is made from the exact master weights. The checkpoint is
-    compared with its hashes first, and the export is read back. UserError: the source holds no checkpoint or a damaged
-    one, or one without adapters to merge, or `to` overlaps what is read, or holds something else than an earlier
-    export, which `force` replaces. DiskFull.
+    If adapters were trained, the export is an adapter in the format of PEFT, or with `merge` the whole model with the
+    adapters added to its weights. `dtype` None keeps the run's; another is converted from the exact master weights. The
+    hashes of the checkpoint are checked first, and the export is read back.
+
+    UserError if the source has no checkpoint or a damaged one, if there are no adapters to merge, if `to` overlaps what
+    is read, or if `to` exists and is not an earlier export (`force` replaces it). DiskFull if space is short.
     """
     source = Path(source)
     checkpoint = checkpoint_of(source)
@@ -78,9 +79,9 @@ def export_store(
     *,
     adapter: Adapter | None = None,
 ) -> Path:
-    """Writes a model in memory as `export` does; `view` gives its parameters, and `base_dir` all other files.
+    """Writes a model in memory as `export` does. `view` gives its parameters, and `base_dir` all other files.
 
-    With `adapter` only that is written. The folder that holds `to` must exist.
+    With `adapter`, only the adapter is written. The parent folder of `to` must exist.
     """
     base, to = base_files(Path(base_dir)), _absolute(to)
     _check_earlier(to)
@@ -116,7 +117,7 @@ def _write_adapter(
     *,
     force: bool = False,
 ) -> Path:
-    """Without the model's config: loaders would take the directory for a whole model."""
+    """Writes an adapter, without the model's config: with it, loaders would take the directory for a whole model."""
     dtype = dtype or view(0, spec.units[0].params[0].name).dtype
     base = {name: content for name, content in base.items() if name not in ("config.json", GENERATION)}
     needed = sum(map(prod, shapes(spec).values())) * dtype.itemsize + sum(map(len, base.values()))
@@ -129,10 +130,10 @@ def _write_adapter(
 
 
 def from_checkpoint(checkpoint: Path, dtype: torch.dtype | None = None) -> tuple[ModelSpec, View]:
-    """A checkpoint's model, and its parameters, mapped two units at a time; master weights for another `dtype`.
+    """The model of a checkpoint and its parameters, of which two units at a time are in memory.
 
-    Frozen units come from where the run had them, once one is asked for. UserError where something is missing, cut
-    short or not as it was.
+    Another `dtype` than the run's gives the master weights. Frozen units are read from their source in the run, when
+    the first of them is requested. UserError if something is missing, incomplete or changed.
     """
     from safetensors import safe_open
 
@@ -143,7 +144,7 @@ def from_checkpoint(checkpoint: Path, dtype: torch.dtype | None = None) -> tuple
     def base() -> Callable[[int], dict[str, Tensor]]:
         return frozen.reader(state["meta"], spec, dtype_of(state))
 
-    @lru_cache(maxsize=2)  # adapters are merged into another unit
+    @lru_cache(maxsize=2)  # merging an adapter needs its unit and the unit of its base
     def parameters(index: int) -> dict[str, Tensor]:
         unit = spec.units[index]
         if not unit.trainable:
@@ -161,7 +162,7 @@ def from_checkpoint(checkpoint: Path, dtype: torch.dtype | None = None) -> tuple
 
 
 def checkpoint_of(source: Path) -> Path:
-    """The checkpoint that a run's directory (its newest) or a checkpoint's means; UserError if there is none."""
+    """The newest checkpoint of a run's directory, or the checkpoint itself. UserError if there is none."""
     if (source / MANIFEST).is_file():
         return source
     if not source.is_dir():
@@ -173,7 +174,7 @@ def checkpoint_of(source: Path) -> Path:
 
 
 def _absolute(to: Path) -> Path:
-    """The target, with a name of its own. UserError if that is too long."""
+    """The absolute target path, whose last part is a name. UserError if the name is too long."""
     to = Path(to).absolute()
     to = Path(os.path.realpath(to)) if to.name == ".." else to
     check_name(to)
@@ -181,7 +182,7 @@ def _absolute(to: Path) -> Path:
 
 
 def _check_earlier(to: Path) -> None:
-    """Check names, sizes and hashes of an earlier export. UserError as of `check_names`."""
+    """Checks names, sizes and hashes of an earlier export. UserError as in `check_names`."""
     files = check_names(to)
     try:
         in_parallel(lambda name: check_hash(to / name, files[name]), files)
@@ -190,8 +191,8 @@ def _check_earlier(to: Path) -> None:
 
 
 def check_names(to: Path) -> Mapping[str, Mapping[str, Any]]:
-    """Check that a directory to export to holds an earlier export, by names and sizes alone; its files, as in the
-    manifest. UserError that names what was not exported, or was changed since.
+    """Checks by names and sizes that a target directory is missing or an earlier export. Returns the files of its
+    manifest. UserError if it has files that were not exported, or that were changed since.
     """
     if not os.path.lexists(to):
         return {}
@@ -210,7 +211,7 @@ def check_names(to: Path) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _inputs(source: Path, checkpoint: Path, model_dir: str | None) -> dict[str, Path]:
-    """The folders that an export reads, by what they are."""
+    """The folders that an export reads, by description."""
     run = Path(os.path.realpath(checkpoint)).parent.parent
     found = {"the run": run} if (run / RUN_CONFIG).is_file() else {}
     found |= {"the source": source, "the checkpoint": checkpoint}
@@ -220,14 +221,14 @@ def _inputs(source: Path, checkpoint: Path, model_dir: str | None) -> dict[str, 
 
 
 def _check_place(to: Path) -> None:
-    """UserError where the target is a folder that nobody means to replace, as an empty shell variable would name."""
+    """UserError if the target is or contains the current or the home directory, as with an empty shell variable."""
     for name, folder in (("the current directory", Path.cwd()), ("your home directory", Path(os.path.expanduser("~")))):
         if Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(to)):
             raise UserError(f"{to} is or holds {name}: name a new directory to export to")
 
 
 def _check_inputs(to: Path, inputs: Mapping[str, Path]) -> None:
-    """UserError where the target is one of these folders, lies in one of them, or holds one or what it links to."""
+    """UserError if the target is one of these folders, lies in one, or contains one or a target of its links."""
     places = {Path(os.path.realpath(to)), Path(os.path.realpath(to.parent)) / to.name}
     for name, folder in inputs.items():
         folder = Path(os.path.realpath(folder))

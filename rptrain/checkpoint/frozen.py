@@ -1,7 +1,7 @@
-"""The frozen units of a run: checkpoints leave them out, as the model's own files have them; how they are found again.
+"""The frozen units of a run. Checkpoints leave them out; they are read again from the model's own files.
 
-A checkpoint's meta says in `frozen` by which patterns they are frozen, in which format they are held, whether they were
-drawn and with which seed, and their hashes.
+`frozen` in a checkpoint's meta has the patterns that select them, the format in which they are stored, whether they
+were randomly initialized and with which seed, and their hashes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,12 +29,12 @@ Flats = Sequence[tuple[Unit, Tensor | FileBackedUnit]]  # frozen units, each wit
 
 
 def describe(flats: Flats, patterns: Sequence[str], seed: int, drawn: bool, base: str) -> dict[str, Any]:
-    """`frozen` of a checkpoint's meta; what was not `drawn` is in the model's files."""
+    """`frozen` of a checkpoint's meta. `drawn`: the weights were randomly initialized, not read from files."""
     return {"patterns": [*patterns], "base": base, "drawn": drawn, "seed": seed, "sha256": hashes(flats)}
 
 
 def hashes(flats: Flats) -> dict[str, str]:
-    """By the name of the unit. UserError for weights in files that are infinite or not numbers."""
+    """SHA-256 of each unit by name. UserError if weights in files are infinite or NaN."""
     found: dict[str, str] = {}
 
     def digest(item: tuple[Unit, Tensor | FileBackedUnit]) -> None:
@@ -46,7 +46,7 @@ def hashes(flats: Flats) -> dict[str, str]:
 
 
 def check(meta: Mapping[str, Any], found: Mapping[str, str]) -> None:
-    """UserError where the hashes of units are not those that the checkpoint of this meta was trained with."""
+    """UserError if hashes of units differ from those in the meta of a checkpoint."""
     for name, digest in found.items():
         if meta["frozen"]["sha256"].get(name) != digest:
             raise UserError(
@@ -56,7 +56,7 @@ def check(meta: Mapping[str, Any], found: Mapping[str, str]) -> None:
 
 
 def spec_of(checkpoint: Path, meta: Mapping[str, Any]) -> ModelSpec:
-    """The model of a checkpoint, with the units it was trained with."""
+    """The model of a checkpoint, with the adapters or frozen units of its run."""
     spec = registry.build(registry.read_config(checkpoint / BASE))
     if "lora" in meta:
         base = meta["frozen"].get("base", "bf16")
@@ -70,9 +70,9 @@ def spec_of(checkpoint: Path, meta: Mapping[str, Any]) -> ModelSpec:
 
 
 def reader(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype) -> Callable[[int], dict[str, Tensor]]:
-    """Gives a frozen unit's parameters, from where the run had them, quantized ones dequantized.
+    """A function that reads the parameters of a frozen unit from their source in the run, and dequantizes them.
 
-    UserError where they are not there any more.
+    UserError if they are missing or were changed.
     """
     drawn, seed = meta["frozen"]["drawn"], meta["frozen"]["seed"]
     files = None if drawn else pretrained.check(meta["model_dir"], without_adapters(spec))
@@ -96,8 +96,8 @@ def fill(
     units: Sequence[int],
     file_backed: Mapping[int, FileBackedUnit],
 ) -> None:
-    """Fills the views of these units from the model's files, or draws them where it has none, as those of adapters.
-    The units in `file_backed` are there.
+    """Loads these units from the model's files into their views. Adapters, and all units if there are no files, are
+    randomly initialized. `file_backed`: the file-backed units of the model.
     """
     drawn = units if files is None else [unit for unit in units if unit in adapter_units(spec)]
     pretrained.initialize(spec, view, seed, drawn)

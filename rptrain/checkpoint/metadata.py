@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself in trainer_state.json: read, and found to be what `save_state` writes."""
+"""Read and check the metadata of a checkpoint: trainer_state.json, as `save_state` writes it."""
 
 import json
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from rptrain.checkpoint.atomic_dir import KIND, MANIFEST, STATE, Damaged, check_hash, read_manifest
 
-RUN_CONFIG = "config.toml"  # of a run, beside its folder `checkpoints`
+RUN_CONFIG = "config.toml"  # a run's config, next to its folder `checkpoints`
 
 
 @dataclass(frozen=True)
 class _Tensor:
-    """Of a unit's file, as in its safetensors header."""
+    """A tensor of a unit's file, as in the safetensors header."""
 
     dtype: Literal["BF16", "F16", "F32", "F64", "I16", "I8", "U8"]
     shape: list[NonNegativeInt]
@@ -23,7 +23,7 @@ class _Tensor:
 
 @dataclass(frozen=True)
 class _Unit:
-    """The tensors that all units have."""
+    """The tensors that every unit has."""
 
     param: _Tensor
     exp_avg: _Tensor
@@ -55,9 +55,9 @@ class _Frozen:
 
 @dataclass(frozen=True)
 class _Settings:
-    """As checkpoint/adapter.py writes the settings of LoRA; that is not imported here, as torch comes with it."""
+    """The settings of LoRA as checkpoint/adapter.py writes them. That module imports torch, so it is not used here."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")  # what is not known here cannot be computed
+    __pydantic_config__ = ConfigDict(extra="forbid")  # training with unknown settings is not supported
     r: int = 8
     alpha: float = 8
     target_modules: str | list[str] = ""
@@ -74,12 +74,12 @@ class _Adapter:
     base: str
 
 
-MISSING: Any = None  # the default of a key that is absent: an explicit null is damage
+MISSING: Any = None  # the default of a missing key; an explicit null is invalid
 
 
 @dataclass(frozen=True)
 class _Meta:
-    """What a run writes; a checkpoint that no run wrote may have less."""
+    """The meta of a run's checkpoint. Other checkpoints may have fewer keys."""
 
     data: str = ""
     model_dir: str = ""
@@ -99,10 +99,8 @@ class _State:
 
 
 def read_facts(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What STATE of a checkpoint says, and the manifest's files, once all but the units' content was compared; Damaged
-    otherwise.
-
-    That is what takes no time: sizes of all files, and hashes of those outside of `units`.
+    """The content of a checkpoint's STATE file, and the files of its manifest, after all quick checks: the sizes of all
+    files, and the hashes of those outside of `units`. Damaged if a check fails.
     """
     manifest = read_manifest(directory)
     files = manifest["files"]

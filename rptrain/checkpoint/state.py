@@ -1,12 +1,12 @@
-"""Resume state: parameters, moments and where training stands, to the bit, in `checkpoint-<step>`.
+"""Save and load the exact state of training (parameters, optimizer state, position) in `checkpoint-<step>`.
 
     checkpoint-120/
-      units/00003-layers.2.safetensors    param, previous (async only), remainder or masters, and the moments: flat
+      units/00003-layers.2.safetensors    flat: param, previous (async only), remainder or masters, and the moments
       base/                               config, tokenizer and chat template of the model, for the export
       trainer_state.json                  step, meta, and the tensors of each unit's file
       complete.json                       sizes and hashes of the rest; written last
 
-Gradients are not kept: a step consumes them. Nor are frozen units (frozen.py).
+Gradients are not stored, because a step consumes them. Frozen units are not stored either (frozen.py).
 """
 
 import json
@@ -55,7 +55,7 @@ DTYPES = {
     torch.uint8: "U8",
 }
 
-Layout = Mapping[str, Mapping[str, Any]]  # dtype, shape and place of a file's tensors: its safetensors header
+Layout = Mapping[str, Mapping[str, Any]]  # the safetensors header: dtype, shape and offsets of each tensor
 
 
 def save_state(
@@ -68,14 +68,14 @@ def save_state(
     release: Callable[[int], None] = lambda unit: None,
     proceed: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Writes `checkpoint-<step>` and returns it. The model may be trained meanwhile, but a unit must not change before
-    `release` was called with its number. Those of `order` are written in this order.
+    """Writes `checkpoint-<step>` and returns its path. Training may continue meanwhile, but no unit may change before
+    `release` was called with its number. The units in `order` are written in this order.
 
-    `meta` is anything in JSON that `load_state` is to give back. `meta["model_dir"]` is the directory of the base
-    model, whose config, tokenizer and template are copied; `meta["chat_template"]` (Jinja text), where there is one,
-    takes the place of its own. A checkpoint of this step that is not whole is renamed. Nothing is copied in memory.
-    `checkpoints_dir` is made, but not the folder that holds it. DiskFull if there is no room. `proceed` is called
-    before each piece: what it raises ends the save.
+    `meta` is JSON data that `load_state` returns again. `meta["model_dir"]` is the directory of the base model, whose
+    config, tokenizer and template are copied. `meta["chat_template"]` (Jinja text), if present, replaces the model's
+    template. An incomplete checkpoint of this step is renamed. No tensor is copied in memory. `checkpoints_dir` is
+    created, but not its parent. DiskFull if there is too little space. `proceed` is called before each piece is
+    written; an exception from it ends the save.
     """
     target = Path(checkpoints_dir) / f"checkpoint-{step}"
     base = base_files(Path(meta["model_dir"]), meta.get("chat_template"))
@@ -101,7 +101,7 @@ def save_state(
             aside.write(name, pieces(_tensors(files[name])))
             release(numbers[name])
 
-        with ThreadPoolExecutor(THREADS) as pool:  # no more: torch's own threads are left to training
+        with ThreadPoolExecutor(THREADS) as pool:  # not more: training needs the cores for torch's threads
             for _ in pool.map(write, sorted(files, key=lambda name: places.get(numbers[name], 0))):
                 pass
         for name, content in base.items():
@@ -111,16 +111,16 @@ def save_state(
 
 
 def read_state(directory: Path) -> dict[str, Any]:
-    """`step` and `meta` of a checkpoint, without its tensors; UserError if it is damaged or incomplete."""
+    """The content of a checkpoint's trainer_state.json, without tensors. UserError if it is damaged or incomplete."""
     return read_facts(Path(directory))[0]
 
 
 def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
-    """Fills the trainable units from a checkpoint and returns `step` and `meta`; generation 0 becomes the current one.
+    """Loads the trainable units from a checkpoint and returns `step` and `meta`. Generation 0 becomes the current one.
 
-    Damaged that names the file if it is not as it was written; UserError if it is of another model or dtype, of other
-    moments, or of the other kind of update. All but the units' hashes is checked before a buffer is touched; after an
-    error the buffers are not to be used.
+    Damaged if a file is not as it was written. UserError if the checkpoint has another model, dtype, format of the
+    moments or kind of update. Everything but the hashes of units is checked before a buffer is changed. After an error
+    the content of the buffers is undefined.
     """
     directory = Path(directory)
     state, files = read_facts(directory)
@@ -143,7 +143,7 @@ def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
 
 
 def verify_checkpoint(directory: Path) -> dict[str, Any]:
-    """Compares every file with its hash and returns `step` and `meta`; UserError naming what is damaged."""
+    """Checks the hash of every file and returns `step` and `meta`. UserError names what is damaged."""
     directory = Path(directory)
     state, files = read_facts(directory)
     in_parallel(lambda name: check_hash(directory / name, files[name]), files)
@@ -151,15 +151,15 @@ def verify_checkpoint(directory: Path) -> dict[str, Any]:
 
 
 def latest(checkpoints_dir: Path) -> Path | None:
-    """The newest complete checkpoint, by its step."""
+    """The complete checkpoint with the highest step; None if there is none."""
     complete = complete_checkpoints(Path(checkpoints_dir))
     return complete[-1] if complete else None
 
 
 def prune(checkpoints_dir: Path, keep: int | None, best: Path | None = None) -> None:
-    """Deletes all but the newest `keep` checkpoints (None: all stay), and what a killed save left behind.
+    """Deletes all but the newest `keep` checkpoints (None keeps all), and what a killed save left behind.
 
-    `best` is one of those that stay, beside the newest.
+    `best` is always kept, in place of the oldest of these if there are several.
     """
     assert keep is None or keep >= 1
     complete = complete_checkpoints(Path(checkpoints_dir))
@@ -172,12 +172,12 @@ def prune(checkpoints_dir: Path, keep: int | None, best: Path | None = None) -> 
         elif path in complete:
             if path not in stays:
                 remove(path)
-        elif path.name.endswith(REPLACED) and is_of_kind(path, KIND):  # what replaced it is there
+        elif path.name.endswith(REPLACED) and is_of_kind(path, KIND):  # its replacement is complete
             remove(path)
 
 
 def unit_file(index: int, unit: Unit) -> str:
-    """A unit's file in a checkpoint."""
+    """The path of a unit's file within a checkpoint."""
     return f"units/{index:05}-{unit.name}.safetensors"
 
 
@@ -187,7 +187,7 @@ def _files(units: Sequence[UnitState]) -> dict[str, UnitState]:
 
 
 def _tensors(state: UnitState) -> dict[str, Tensor]:
-    """What is kept of a unit, in the file's order: W_T, W_{T-1} (the same after a skipped step), the states."""
+    """The saved tensors of a unit, in the file's order: W_T, W_{T-1} (equal after a skipped step), optimizer state."""
     tensors = {"param": state.params[state.current]}
     if len(state.params) == 2:
         tensors["previous"] = state.params[state.before]
@@ -199,7 +199,7 @@ def _tensors(state: UnitState) -> dict[str, Tensor]:
 
 
 def dtype_of(state: Mapping[str, Any]) -> torch.dtype:
-    """What the parameters of the checkpoint of which `read_state` gave this are kept in."""
+    """The dtype of the parameters of a checkpoint, from the result of `read_state`."""
     name = next(iter(state["units"].values()))["param"]["dtype"]
     return next(dtype for dtype, known in DTYPES.items() if known == name)
 
@@ -220,7 +220,7 @@ def _header(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def _compare(file: Path, stored: Layout, expected: Layout) -> None:
-    """UserError saying how the state that was saved differs from the run's, and what to do."""
+    """UserError that says how the saved state differs from the run's, and what to do."""
     if ("previous" in stored) != ("previous" in expected):
         update, other = ("async", "sync") if "previous" in stored else ("sync", "async")
         raise UserError(

@@ -1,4 +1,4 @@
-"""Reads an export back: everything is there, of the right shape, and a number."""
+"""Read an export back and check that its tensors are complete, of the right shape, and finite."""
 
 import json
 from math import prod
@@ -16,10 +16,10 @@ from rptrain.utils.parallel import in_parallel
 
 
 def verify(directory: Path, spec: ModelSpec | None = None) -> None:
-    """UserError unless the directory holds a whole model: count, names, shapes and dtype of its tensors, every number
-    of them finite. With a manifest, sizes and hashes are compared too.
+    """UserError unless the directory has a complete model: count, names, shapes and dtype of its tensors, and finite
+    values. If there is a manifest, sizes and hashes are checked too.
 
-    `spec` None takes the model that its config.json describes.
+    `spec` None stands for the model that config.json describes.
     """
     directory = Path(directory)
     _check_hashes(directory)
@@ -41,8 +41,8 @@ def verify(directory: Path, spec: ModelSpec | None = None) -> None:
 
 
 def verify_adapter(directory: Path, spec: ModelSpec, made: adapter.Adapter) -> None:
-    """UserError unless the directory holds the whole adapter of a model as PEFT reads it: its config, and the count,
-    names, shapes and dtype of its tensors, every number of them finite. With a manifest, hashes are compared too.
+    """UserError unless the directory has the complete adapter of a model as PEFT reads it: its config, and the count,
+    names, shapes and dtype of its tensors, and finite values. If there is a manifest, hashes are checked too.
     """
     _check_hashes(directory)
     files = adapter.read(directory)

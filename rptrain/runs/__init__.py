@@ -1,1 +1,1 @@
-"""Runs seen from outside: what a trainer writes, read while it writes. Nothing here imports torch."""
+"""The files of a run: writing them, and reading them while the trainer writes. Nothing here imports torch."""

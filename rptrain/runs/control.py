@@ -1,4 +1,4 @@
-"""What a person tells a run that is under way: by signals, and by files in its folder `control`; both ends of it."""
+"""Commands to a running trainer: signals, and files in the run's folder `control`. Both ends are here."""
 
 import os
 import signal
@@ -12,18 +12,18 @@ from rptrain.utils.errors import UserError
 FOLDER = "control"
 PAUSE, SAVE, STOP = "PAUSE", "SAVE", "STOP"
 INTERRUPTED = 130  # the exit code
-LOOK = 0.2  # seconds between two looks while training is paused
+LOOK = 0.2  # seconds between two checks for commands while training is paused
 
 
 class StopRequested(Exception):
-    """The run was told to stop, and its state was saved."""
+    """A command or a signal stopped the run, and its state was saved."""
 
 
 class Control:
-    """Reads a run's `control` folder, where `touch control/SAVE` is a command; PAUSE holds while the file is there.
+    """Reads commands from a run's `control` folder, such as `touch control/SAVE`. PAUSE holds while its file exists.
 
-    Commands that were there before are removed, and `tell` is called with a line about each. One that cannot be
-    removed, such as a folder with files in it, is told and does not count from then on.
+    Commands left from an earlier process are removed, and `tell` is called with a message about each of them. A
+    command that cannot be removed, such as a folder with files in it, is reported and then ignored.
     """
 
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
@@ -42,7 +42,7 @@ class Control:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal asked for the end of the run."""
+        """Whether a signal asked the run to stop."""
         return self._signals > 0
 
     @property
@@ -55,22 +55,22 @@ class Control:
 
     @property
     def saves(self) -> bool:
-        """Whether a save is asked for that was not taken up yet."""
+        """Whether a save was requested that `take` has not accepted yet."""
         return SAVE not in self._taken and self._there(SAVE)
 
     def take(self) -> Callable[[], None]:
-        """Takes up the request for a save; what is returned is called once that is done."""
+        """Accepts the request for a save. Call the returned function when the save is done."""
         self._taken.add(SAVE)
         return self._saved
 
     def stopped(self) -> None:
-        """STOP was obeyed."""
+        """Removes the STOP command after it was carried out."""
         self._remove(STOP)
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """The first Ctrl-C or SIGTERM saves after the step under way and ends the run, a second one ends it at once,
-        and a third one the process, whatever its threads do.
+        """Handles Ctrl-C and SIGTERM. The first saves after the current step and ends the run. The second ends it at
+        once. The third ends the process, whatever its threads do.
         """
 
         def stop(number: int, frame: FrameType | None) -> None:
@@ -79,7 +79,7 @@ class Control:
                 os._exit(INTERRUPTED)
             if self._signals > 1:
                 raise KeyboardInterrupt
-            with suppress(OSError):  # not through the progress display, in whose midst this may be called
+            with suppress(OSError):  # not through the progress display: the signal may interrupt it
                 os.write(2, b"\nsaving after this step; once more to stop at once\n")
 
         kinds = (signal.SIGINT, signal.SIGTERM)
@@ -101,7 +101,7 @@ class Control:
         return there and name not in self._stuck
 
     def _remove(self, name: str) -> bool:
-        """Whether it is gone."""
+        """Removes a command and returns whether it is gone."""
         path = self._folder / name
         try:
             if path.is_dir() and not path.is_symlink():
@@ -116,7 +116,7 @@ class Control:
 
 
 def ask(run: Path, command: str) -> None:
-    """Puts the command there. UserError where that cannot be."""
+    """Sends a command to a run. UserError if its file cannot be created."""
     try:
         (run / FOLDER).mkdir(exist_ok=True)
         (run / FOLDER / command).touch()
@@ -125,7 +125,7 @@ def ask(run: Path, command: str) -> None:
 
 
 def withdraw(run: Path, command: str) -> None:
-    """Takes a command back; nothing where it was not given. UserError where that cannot be."""
+    """Withdraws a command if it was sent. UserError if its file cannot be deleted."""
     try:
         (run / FOLDER / command).unlink(missing_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Event records of a run (`events.jsonl`), and its progress line."""
+"""Event records of a run (`events.jsonl`), and the display of its progress."""
 
 import json
 import logging
@@ -14,15 +14,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from rptrain.runs.line_file import LineFile
+from rptrain.runs.records import Bool, Float, Int, UnixTime
 from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-SHOWN_ROWS = 8  # of the data that a sentence names
-SCHEMA = 1  # of every record; within a schema, records and fields at a record's end are only added
-_TAIL = 4096  # bytes, more than the records that end a run need
+SHOWN_ROWS = 8  # rows of the data that a sentence lists
+SCHEMA = 1  # of every record; within a schema, changes only add records, or fields at the end of a record
+_TAIL = 4096  # bytes: more than the last records of a run take
 
 Severity = Literal["info", "warning", "error"]
 
@@ -31,13 +32,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A record: a JSON line with `schema`, `event` (the name) and the fields; NaN and infinities are null."""
+    """A record: a line of JSON with `schema`, `event` (the name) and the fields. NaN and infinities become null."""
 
-    time: float = field(default_factory=now)  # Unix seconds
+    time: UnixTime = field(default_factory=now)
     severity: ClassVar[Severity] = "info"
 
     def sentence(self) -> str | None:
-        """What the event says to a person, in a log or a terminal; None if it says nothing."""
+        """The message for a log or a terminal; None if the event has none."""
         return None
 
 
@@ -47,7 +48,7 @@ class RunStarted(Event):
     version: str
     devices: tuple[str, ...]
     model: str
-    parameters: int
+    parameters: Int
 
     def sentence(self) -> str:
         return f"{self.model} on {', '.join(self.devices)}, rptrain {self.version}"
@@ -55,14 +56,14 @@ class RunStarted(Event):
 
 @dataclass(frozen=True)
 class ProcessStarted(Event):
-    """Who trains the run from now on, and what it was given; `rptrain.runs.process` says what `birth` is."""
+    """The process that trains the run from now on, and its settings. `birth` is that of `rptrain.runs.process`."""
 
-    pid: int
+    pid: Int
     host: str
     birth: str
-    total_steps: int
-    staleness: int  # steps by which updates are late
-    memory: tuple[Mapping[str, Any], ...]  # planned: name, kind, parts ([name, bytes] each) and limit in bytes
+    total_steps: Int
+    staleness: Int  # steps by which updates are late
+    memory: tuple[Mapping[str, Any], ...]  # as planned: name, kind, parts ([name, bytes] pairs), limit in bytes
 
 
 @dataclass(frozen=True)
@@ -75,29 +76,29 @@ class Plan(Event):
 
 @dataclass(frozen=True)
 class Estimated(Event):
-    """A step of the newest plan, in seconds: as planned, with its idle share; and what its arithmetic alone takes where
-    everything is recomputed.
+    """The estimated time of a step of the newest plan, and the share of it in which devices are idle (`bubble`).
+    `floor_seconds` is the time of its arithmetic alone, with everything recomputed.
     """
 
-    step_seconds: float
-    bubble: float
-    floor_seconds: float
+    step_seconds: Float
+    bubble: Float
+    floor_seconds: Float
 
 
 @dataclass(frozen=True)
 class Step(Event):
-    """A step that is done; `step` counts from 1. A skipped one left the weights as they were."""
+    """A completed step. `step` counts from 1. A skipped step did not change the weights."""
 
-    step: int
-    loss: float | None
-    learning_rate: float
-    grad_norm: float | None  # before clipping
-    tokens: int  # padding included
-    supervised: int
-    tokens_per_second: float
-    skipped: bool = False
+    step: Int
+    loss: Float | None
+    learning_rate: Float
+    grad_norm: Float | None  # before clipping
+    tokens: Int  # padding included
+    supervised: Int
+    tokens_per_second: Float
+    skipped: Bool = False
 
-    severity: ClassVar[Severity] = "warning"  # of its sentence
+    severity: ClassVar[Severity] = "warning"  # of the sentence for a skipped step
 
     def sentence(self) -> str | None:
         return f"step {self.step}: skipped, the gradients were not finite" if self.skipped else None
@@ -105,10 +106,10 @@ class Step(Event):
 
 @dataclass(frozen=True)
 class LossScale(Event):
-    """From this step on the loss is multiplied by `scale`: of float16 runs, ahead of the step's record."""
+    """In a float16 run, the loss is multiplied by `scale` from this step on. Written before the step's record."""
 
-    step: int
-    scale: float
+    step: Int
+    scale: Float
 
     def sentence(self) -> str:
         return f"step {self.step}: the loss scale is {self.scale:g}"
@@ -116,13 +117,13 @@ class LossScale(Event):
 
 @dataclass(frozen=True)
 class StepSkipped(Event):
-    """The gradients of a step were not finite, and it left the weights as they were."""
+    """The gradients of a step were not finite, and the weights were not changed."""
 
-    step: int
-    in_a_row: int
-    micro_batches: tuple[int, ...]  # whose loss was not finite; none where only gradients were
-    rows: tuple[int, ...]  # of the packed data, in these micro-batches
-    texts: tuple[str, ...]  # how those rows begin
+    step: Int
+    in_a_row: Int
+    micro_batches: tuple[Int, ...]  # those with a loss that was not finite; empty if only gradients were not
+    rows: tuple[Int, ...]  # rows of the packed data in these micro-batches
+    texts: tuple[str, ...]  # the beginnings of these rows
 
     severity: ClassVar[Severity] = "warning"
 
@@ -134,32 +135,32 @@ class StepSkipped(Event):
 
 
 class SlotTime(NamedTuple):
-    """When a device ran a slot of a round: seconds of a monotonic clock."""
+    """When a device ran a slot of a round, in seconds of a monotonic clock."""
 
-    device: int
-    slot: int
+    device: Int
+    slot: Int
     kind: str
-    first_layer: int
-    last_layer: int
-    round: int
-    start: float
-    end: float
+    first_layer: Int
+    last_layer: Int
+    round: Int
+    start: Float
+    end: Float
 
 
 @dataclass(frozen=True)
 class Slots(Event):
-    """With `engine.trace`: every slot of a step."""
+    """Every slot of a step. Written only with `engine.trace`."""
 
-    step: int
+    step: Int
     slots: tuple[SlotTime, ...]
 
 
 @dataclass(frozen=True)
 class Evaluation(Event):
-    step: int
+    step: Int
     name: str
-    score: float
-    tasks: Mapping[str, float] = field(default_factory=dict)  # the score of each
+    score: Float
+    tasks: Mapping[str, Float] = field(default_factory=dict)  # the score of each task
 
     def sentence(self) -> str:
         return f"step {self.step}: {self.name} {self.score:.4g}"
@@ -167,22 +168,22 @@ class Evaluation(Event):
 
 @dataclass(frozen=True)
 class Sample(Event):
-    """What the model says to a prompt."""
+    """Text that the model generated from a prompt."""
 
-    step: int
+    step: Int
     prompt: str
     text: str
 
 
 @dataclass(frozen=True)
 class CheckpointSaved(Event):
-    """Training went on while it was written, for all of `seconds` but `paused`."""
+    """A checkpoint is complete. Training continued while it was written, except during `paused`."""
 
-    step: int
+    step: Int
     path: str
-    seconds: float | None = None  # from the step's end until it was whole
-    paused: float | None = None  # of these, what training waited
-    save_pause_s: float | None = None  # that, and until the pipeline was empty: what the save cost, at the most
+    seconds: Float | None = None  # from the end of the step until the checkpoint was complete
+    paused: Float | None = None  # the part of `seconds` in which training waited
+    save_pause_s: Float | None = None  # `paused` and the time to drain the pipeline: an upper bound of the save's cost
 
     def sentence(self) -> str:
         return f"step {self.step}: saved {self.path}"
@@ -190,9 +191,9 @@ class CheckpointSaved(Event):
 
 @dataclass(frozen=True)
 class SaveFailed(Event):
-    """The state after `step` could not be saved: training goes on, and what was saved before is whole."""
+    """The state after `step` could not be saved. Training continues, and earlier checkpoints are intact."""
 
-    step: int
+    step: Int
     message: str
 
     severity: ClassVar[Severity] = "error"
@@ -203,9 +204,9 @@ class SaveFailed(Event):
 
 @dataclass(frozen=True)
 class RecordsLost(Event):
-    """So many records that belong ahead of this one could not be written, as the disk was full, say."""
+    """`count` records before this one could not be written, for example because the disk was full."""
 
-    count: int
+    count: Int
     message: str
 
     severity: ClassVar[Severity] = "warning"
@@ -216,7 +217,7 @@ class RecordsLost(Event):
 
 @dataclass(frozen=True)
 class TrackerFailed(Event):
-    """A tracker of log.report_to raised, and gets no more numbers."""
+    """A tracker of log.report_to raised an exception, and logging to it is disabled."""
 
     name: str
     message: str
@@ -229,9 +230,9 @@ class TrackerFailed(Event):
 
 @dataclass(frozen=True)
 class Paused(Event):
-    """Training waits after `step`, as it was told to."""
+    """Training was paused by a command and waits after `step`."""
 
-    step: int
+    step: Int
 
     def sentence(self) -> str:
         return f"paused after step {self.step}"
@@ -239,7 +240,7 @@ class Paused(Event):
 
 @dataclass(frozen=True)
 class Continued(Event):
-    step: int
+    step: Int
 
     def sentence(self) -> str:
         return "resumed"
@@ -247,9 +248,9 @@ class Continued(Event):
 
 @dataclass(frozen=True)
 class Stopped(Event):
-    """The run ended after `step`, which is saved, as it was told to: `by` "STOP" or a "signal"."""
+    """A command (`by` is "STOP") or a signal ("signal") ended the run after `step`, which is saved."""
 
-    step: int
+    step: Int
     by: str
 
     def sentence(self) -> str:
@@ -258,10 +259,10 @@ class Stopped(Event):
 
 @dataclass(frozen=True)
 class Stalled(Event):
-    """No step ended for so many seconds; `waiting`, and more in the file, says what threads and streams wait for."""
+    """No step ended for `seconds`. `waiting` says what threads and streams wait for; the file at `path` says more."""
 
-    step: int  # the last that was done
-    seconds: float
+    step: Int  # the last completed step
+    seconds: Float
     path: str
     waiting: Mapping[str, str]
 
@@ -273,10 +274,10 @@ class Stalled(Event):
 
 @dataclass(frozen=True)
 class MemoryLow(Event):
-    """Of the host memory that the trainer takes or may still take, in bytes, little is left. Once a process."""
+    """Little host memory is left: bytes used by the trainer, and still available to it. At most once per process."""
 
-    taken: int
-    free: int
+    taken: Int
+    free: Int
 
     severity: ClassVar[Severity] = "warning"
 
@@ -286,9 +287,9 @@ class MemoryLow(Event):
 
 @dataclass(frozen=True)
 class Resumed(Event):
-    """Training goes on after `step`; records of later steps that stand before this one are void."""
+    """Training continues after `step`. Earlier records of later steps are void."""
 
-    step: int
+    step: Int
     path: str
 
     def sentence(self) -> str:
@@ -297,7 +298,7 @@ class Resumed(Event):
 
 @dataclass(frozen=True)
 class CheckpointDamaged(Event):
-    """A checkpoint that was to be loaded is not as it was written; another one is taken."""
+    """A checkpoint that was to be loaded is damaged, and another one is used."""
 
     path: str
     message: str
@@ -310,11 +311,11 @@ class CheckpointDamaged(Event):
 
 @dataclass(frozen=True)
 class BestLoaded(Event):
-    """The model is that of the checkpoint after `step`, whose loss of held-out rows is the lowest."""
+    """The model is that of the checkpoint after `step`, which has the lowest validation loss."""
 
-    step: int
+    step: Int
     path: str
-    loss: float
+    loss: Float
 
     def sentence(self) -> str:
         return f"the model is that of step {self.step}, with the lowest validation loss, {self.loss:.4f}"
@@ -322,7 +323,7 @@ class BestLoaded(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    step: int
+    step: Int
 
     def sentence(self) -> str:
         return f"finished after {self.step} steps"
@@ -368,13 +369,13 @@ _NAMES = {kind: name for name, kind in EVENTS.items()}
 
 
 def to_line(event: Event) -> str:
-    """The record as JSON, without a line break."""
+    """The record as JSON on one line."""
     record = {"schema": SCHEMA, "event": _NAMES[type(event)]} | asdict(event)
     return json.dumps(_finite(record), allow_nan=False, separators=(",", ":"))
 
 
 def from_line(line: str | bytes) -> Event:
-    """The record of a line. Raises UserError for what is no record, or one of a newer schema."""
+    """The record of a line. Raises UserError if the line is not a record, or has a newer schema."""
     try:
         record = json.loads(line)
         schema, kind = record.pop("schema"), EVENTS[record.pop("event")]
@@ -388,20 +389,14 @@ def from_line(line: str | bytes) -> Event:
     return event
 
 
-def from_record(record: Mapping[str, Any]) -> Event:
-    """The event of a record as JSON has it, which another version may have written.
-
-    Unknown fields are left out; missing ones are None, or their default.
-    """
-    kind = EVENTS[record["event"]]
-    known = {one.name: one for one in fields(kind)}
-    absent = (name for name, one in known.items() if one.default is MISSING and one.default_factory is MISSING)
-    values: dict[str, Any] = dict.fromkeys(absent)
-    return kind(**values | _values({name: value for name, value in record.items() if name in known}))
+def from_fields(kind: type[Event], known: Mapping[str, Any]) -> Event:
+    """An event from the fields of its record. Another version may have written it: missing required fields are None."""
+    required = (one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING)
+    return kind(**{**dict.fromkeys(required), **known})
 
 
 def read(path: Path | str) -> Iterator[Event]:
-    """The records of a finished or living run; a last line that is not written to its end is left out."""
+    """The records of a finished or active run. An incomplete last line is left out. Raises UserError as `from_line`."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
@@ -413,7 +408,7 @@ def read(path: Path | str) -> Iterator[Event]:
 
 
 def is_finished(path: Path | str) -> bool:
-    """Whether the run came to its end: its last record, looked at alone, is `finished`."""
+    """Whether the last record is `finished`. Only that record is read."""
     with open(path, "rb") as file:
         file.seek(max(0, file.seek(0, SEEK_END) - _TAIL))
         *lines, _ = file.read().split(b"\n")
@@ -424,12 +419,12 @@ def is_finished(path: Path | str) -> bool:
 
 
 class EventLog:
-    """Appends records to a file, each there before `write` returns; threads may share it. Context manager.
+    """Appends records to a file without buffering. Threads may share it. Context manager.
 
-    Records that the disk does not take are counted, which a `RecordsLost` says once it takes one: they do not end a
-    run. If the file was deleted, `write` raises RunDeleted, in whichever thread. What a killed process left of a last
-    line is cut off on opening. Raises UserError where another process holds the file: a run is trained by one at a
-    time.
+    A record that cannot be written does not end the run. Lost records are counted, and a `RecordsLost` with their
+    number is written as soon as writing succeeds again. `write` raises RunDeleted if the file was deleted. Opening cuts
+    off an incomplete last line that a killed process left, and raises UserError if another process holds the file: only
+    one process trains a run at a time.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -459,11 +454,11 @@ class EventLog:
             listener(event)
 
     def check(self) -> None:
-        """RunDeleted if the run's folder was deleted or moved: nothing may be written into one that took its place."""
+        """RunDeleted if the run's folder was deleted or moved: another folder in its place must not be written to."""
         self._file.check()
 
     def listen(self, listener: Callable[[Event], None]) -> None:
-        """It is called with every record from now on, once that is written."""
+        """Calls the listener with every later record, after it was written."""
         self._listeners.append(listener)
 
     def close(self) -> None:
@@ -484,7 +479,7 @@ class EventLog:
 
 
 class Progress:
-    """Shows steps on a terminal as a bar that moves, elsewhere as lines, and not at all when `quiet`."""
+    """Shows the progress of training: a bar on a terminal, lines elsewhere, nothing if `quiet`."""
 
     def __init__(self, total_steps: int, *, quiet: bool = False, console: "Console | None" = None) -> None:
         from rich.console import Console
@@ -492,7 +487,7 @@ class Progress:
         from rich.progress import Progress as Bar
 
         self._total = total_steps
-        self._first: Step | None = None  # the pace is counted from here
+        self._first: Step | None = None  # the pace is measured from this step on
         self._quiet = quiet
         self._console = console or Console()
         columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
@@ -508,13 +503,13 @@ class Progress:
             self.note(text)
 
     def note(self, text: str) -> None:
-        """A line that stays, above the bar where there is one. Training goes on where it cannot be shown."""
+        """Prints a line, above the bar if there is one. Training continues if the line cannot be printed."""
         if not self._quiet:
             try:
                 self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
-            except OSError:  # a full disk takes the next line, perhaps
+            except OSError:  # the disk is full: a later line may succeed
                 return
-            except SystemExit:  # rich ends the program where nobody reads on
+            except SystemExit:  # rich exits if the output pipe was closed
                 self._quiet = True
 
     def __enter__(self) -> Self:
@@ -528,14 +523,14 @@ class Progress:
 
 
 def emit(log: EventLog, progress: Progress, event: Event) -> None:
-    """Write a record, and say its sentence if it is a warning, an error or a choice that was made."""
+    """Writes a record. Prints its sentence if it is a warning or an error, or names the best checkpoint."""
     log.write(event)
     if (sentence := event.sentence()) and (event.severity != "info" or isinstance(event, BestLoaded)):
         progress.note(sentence)
 
 
 def describe(step: Step, total_steps: int, first: Step) -> str:
-    """A step in a line, with the time that the rest takes at the pace since `first`."""
+    """A line about a step, with the remaining time at the pace since the step `first`."""
     parts = [f"step {step.step}/{total_steps}"]
     if step.skipped:
         parts.append("skipped: the gradients were not finite")

@@ -1,7 +1,7 @@
-"""Records of `lanes.jsonl`: what each device of a run, the optimizer and the host do, up to four times a second.
+"""Records of `lanes.jsonl`: the activity of each device, the optimizer and the host, up to four times per second.
 
-A line is a JSON object with `schema` and the fields of `Snapshot`. The file is kept small: when it is full it becomes
-`lanes.old.jsonl` and a new one begins, so the two hold the last hours.
+A line is a JSON object with `schema` and the fields of `Snapshot`. When the file is full it is renamed to
+`lanes.old.jsonl` and a new one is started, so the two files cover the last hours.
 """
 
 import json
@@ -9,56 +9,56 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from rptrain.runs.shape import fits, is_time
+from rptrain.runs.records import Float, Int, UnixTime, validator
 
 SCHEMA = 1
 FILE, OLD_FILE = "lanes.jsonl", "lanes.old.jsonl"
 
 Phase = Literal["loading", "training", "paused", "saving", "evaluating", "exporting"]
-Doing = Literal["computing", "waiting", "idle"]  # idle: it was given nothing
+Doing = Literal["computing", "waiting", "idle"]  # idle: it has no work
 
 
 @dataclass(frozen=True)
 class LaneRecord:
-    """A device at a moment, and what it did since the snapshot before."""
+    """The state of a device, and its work since the previous snapshot."""
 
     device: str
     doing: Doing
-    stage: str | None = None  # such as "F0-3", that it computes or computes next
+    stage: str | None = None  # the current or next stage, such as "F0-3"
     kind: str | None = None  # of the stage: F, FB or B
-    slot: int | None = None  # its number within the step
-    micro_batch: int | None = None
-    step: int | None = None  # counts from 1
-    waiting: str | None = None  # for what, in words; None while it computes
-    busy: Mapping[str, float] = field(default_factory=dict)  # seconds of computation since, by kind of stage
-    up: int = 0  # bytes copied to the device since
-    down: int = 0  # and from it
-    memory: int | None = None  # bytes taken on the card, by the driver; None for workers on the CPU
-    utilisation: int | None = None  # percent, by the driver
-    temperature: int | None = None  # degrees Celsius
+    slot: Int | None = None  # its number within the step
+    micro_batch: Int | None = None
+    step: Int | None = None  # counts from 1
+    waiting: str | None = None  # what the device waits for, as text; None while it computes
+    busy: Mapping[str, Float] = field(default_factory=dict)  # seconds of computation, by kind of stage
+    up: Int = 0  # bytes copied to the device
+    down: Int = 0  # bytes copied from the device
+    memory: Int | None = None  # bytes in use on the GPU, as the driver reports; None for CPU workers
+    utilisation: Int | None = None  # percent, as the driver reports
+    temperature: Int | None = None  # degrees Celsius
 
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """What the optimizer's thread does; `queue` counts steps that were submitted and not yet applied."""
+    """The activity of the optimizer's thread. `queue` counts the steps that were submitted and not yet applied."""
 
     doing: str
-    queue: int
-    seconds: float | None  # of the last update, None before the first
+    queue: Int
+    seconds: Float | None  # duration of the last update; None before the first
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    time: float  # Unix seconds
-    seconds: float  # since the snapshot before
+    time: UnixTime
+    seconds: Float  # since the previous snapshot
     phase: Phase
-    process: int  # bytes of host memory that the trainer takes
-    free: int  # bytes of host memory that it may still take
-    lanes: tuple[LaneRecord, ...] = ()  # empty where no engine is open
-    optimizer: OptimizerState | None = None
+    process: Int  # bytes of host memory in use by the trainer
+    free: Int  # bytes of host memory still available to it
+    lanes: tuple[LaneRecord, ...]  # empty while no engine is open
+    optimizer: OptimizerState | None
 
     def to_line(self) -> str:
-        """As JSON without a line break; what is None is left out of lanes."""
+        """The snapshot as JSON on one line. Fields of lanes that are None are left out."""
         record = {"schema": SCHEMA, **asdict(self)}
         record["lanes"] = [
             {name: value for name, value in lane.items() if value is not None} for lane in record["lanes"]
@@ -67,13 +67,9 @@ class Snapshot:
 
     @classmethod
     def from_line(cls, line: bytes | str) -> "Snapshot | None":
-        """None for a line that is no record of this schema."""
+        """The snapshot of a line; None if the line is not a valid record of this schema."""
         try:
             record: dict[str, Any] = json.loads(line)
-            if record.pop("schema") != SCHEMA or not is_time(record["time"]) or not fits(record, cls):
-                return None
-            optimizer = record.pop("optimizer")
-            lanes = tuple(LaneRecord(**lane) for lane in record.pop("lanes"))
-            return cls(**record, lanes=lanes, optimizer=None if optimizer is None else OptimizerState(**optimizer))
+            return validator(cls)(record) if record.pop("schema") == SCHEMA else None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None

@@ -1,4 +1,4 @@
-"""A file of a run that lines are appended to; what finds no room on the disk costs those lines and nothing else."""
+"""A file to which lines are appended. A full disk loses only the lines that do not fit."""
 
 import fcntl
 import os
@@ -8,14 +8,14 @@ from pathlib import Path
 
 from rptrain.utils.errors import RunDeleted
 
-_PIECE = 4096  # bytes looked at for the last line's end
+_PIECE = 4096  # bytes read at a time to find the end of the last line
 
 
 class LineFile:
-    """Appends lines, each handed to the system at once. Threads are kept apart by its owner, who closes it.
+    """Appends lines without buffering. The owner closes the file and allows one thread at a time.
 
-    With `lock` it is held against other processes: BlockingIOError where one holds it. What a killed process left of a
-    last line is cut off on opening.
+    `lock` locks the file against other processes; BlockingIOError if another process holds the lock. Opening cuts off
+    an incomplete last line that a killed process left.
     """
 
     def __init__(self, path: Path | str, *, lock: bool = False) -> None:
@@ -24,16 +24,16 @@ class LineFile:
             self._file = opening.enter_context(open(path, "a+b", buffering=0))
             if lock:
                 fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.size = self._end_of_lines()  # bytes of whole lines
+            self.size = self._end_of_lines()  # bytes of complete lines
             self._file.truncate(self.size)
-            opening.pop_all()  # `close` closes it
-        self._torn = False  # whether there may be a part of a line behind them
+            opening.pop_all()  # `close` closes the file
+        self._torn = False  # whether an incomplete line may follow them
 
     def check(self) -> None:
-        """RunDeleted if the file was deleted: the system takes what is written to it, and nobody could read it.
+        """RunDeleted if the file was deleted: writes to it would still succeed, but nobody could read them.
 
-        A locked file must still be at its path too: in a folder that took its place, a run would replace files of
-        another.
+        A locked file must also still be at its path. If another folder took the place of the run's, the run would
+        replace files there.
         """
         held = os.fstat(self._file.fileno())
         if held.st_nlink == 0 or (self._locked and not self._is_in_place(held)):
@@ -52,7 +52,7 @@ class LineFile:
             return True
 
     def append(self, line: bytes) -> None:
-        """Writes a line, given without its end. OSError: it is lost, and the next one takes its place. RunDeleted."""
+        """Writes a line, given without its newline. After an OSError the line is lost. RunDeleted as in `check`."""
         self.check()
         if self._torn:
             self._file.truncate(self.size)
@@ -64,7 +64,7 @@ class LineFile:
         self.size, self._torn = whole, False
 
     def clear(self) -> None:
-        """Forgets all lines."""
+        """Deletes all lines."""
         self._file.truncate(0)
         self.size = 0
 

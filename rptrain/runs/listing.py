@@ -1,4 +1,4 @@
-"""The runs of a folder, each in a line."""
+"""Lists the runs of a folder, with a summary of each run."""
 
 import os
 import shutil
@@ -16,39 +16,39 @@ from rptrain.utils.text import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-GLANCE = 1 << 18  # bytes of a run's events that say how it stands: its beginning and its end
+GLANCE = 1 << 18  # limit of what is read for a summary: the start and the end of the events are enough
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A run at a glance; what it has not told is None."""
+    """A summary of a run. Fields that its records do not give are None."""
 
     path: Path
     state: State
     step: int
     total_steps: int | None
-    loss: float | None  # the last
+    loss: float | None  # the latest
     began: float | None  # Unix seconds
-    seconds: float | None  # from then to its last event, or to now while it goes on
-    nbytes: int  # of its folder
+    seconds: float | None  # from `began` to the last event, or to now while the run is active
+    nbytes: int  # size of its folder
     model: str
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The summary as values for JSON."""
         return {**asdict(self), "path": str(self.path)}
 
 
 def summaries(folder: Path) -> list[Summary]:
-    """The newest run first. A folder that is not there has none."""
+    """Summaries of the runs in a folder, the newest first. A missing folder has none."""
     found = [summarize(RunView(file.parent, large=GLANCE)) for file in folder.glob("*/config.toml")]
     return sorted(found, key=lambda run: (-(run.began or 0.0), run.path))
 
 
 def delete(folder: Path) -> None:
-    """Removes a run with all that it holds. UserError where a process trains it, whatever its records say."""
+    """Deletes a run's folder. UserError if a process is training the run, whatever its records say."""
     if (events := folder / "events.jsonl").is_file():
-        EventLog(events).close()  # raises where another process holds it
+        EventLog(events).close()  # raises UserError if another process holds it
     shutil.rmtree(folder)
 
 
@@ -68,7 +68,7 @@ def summarize(view: RunView) -> Summary:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Of the files in it; one that goes while they are counted, or that nobody may look at, does not count."""
+    """Size of all files in a folder. Files that disappear meanwhile or cannot be read are not counted."""
     total, folders = 0, [folder]
     while folders:
         try:
@@ -84,7 +84,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def show(runs: Iterable[Summary], console: "Console") -> None:
-    """As a table."""
+    """Prints the summaries as a table."""
     from rich.table import Table
     from rich.text import Text
 

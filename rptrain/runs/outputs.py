@@ -1,4 +1,4 @@
-"""Files that a command writes where a person says: what they may replace, and how."""
+"""Output files of commands at paths that the user names: checks of what they may replace, and writing them."""
 
 import re
 import secrets
@@ -17,7 +17,7 @@ from rptrain.data.folders import walk
 from rptrain.runs.run_dir import RunDir
 from rptrain.utils.errors import UserError
 
-BEGINNING = 1024  # bytes of a file in which the mark is looked for
+BEGINNING = 1024  # bytes at the start of a file in which the mark is searched
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Output:
 
     @property
     def file(self) -> Path:
-        """The path with links followed: links to the file stay."""
+        """The path with links resolved, so that links to the file stay."""
         return Path(realpath(self.path))
 
     @property
     def is_own(self) -> bool:
-        """Whether there is no file yet, or one with the mark. UserError if it cannot be read."""
+        """Whether the file does not exist yet or has the mark. UserError if it cannot be read."""
         if not isfile(self.file):
             return not lexists(self.file)
         try:
@@ -48,7 +48,7 @@ class Output:
             raise UserError(f"{self.option}: {self.path} cannot be read: {error.strerror}: name another file") from None
 
     def check_mark(self) -> None:
-        """UserError if the file is not to be replaced."""
+        """UserError if the file must not be replaced."""
         if not (self.force or self.is_own):
             raise UserError(
                 f"{self.option}: {self.path} exists, and this command did not write it: name another file, or add "
@@ -56,16 +56,16 @@ class Output:
             )
 
     def write(self, text: str) -> None:
-        """Replaces the file as a whole. UserError if it cannot be written, or another program made it meanwhile."""
+        """Replaces the whole file. UserError if it cannot be written, or if another program created it meanwhile."""
         self.check_mark()
         replace_text(self.path, text)
 
 
 def check(outputs: Iterable[Output | None], config_path: Path, config: Config) -> None:
-    """Checks files before any work is done for them; None stands for an option that was not given.
+    """Checks output files before any work is done. None stands for an option that was not given.
 
-    UserError if a file is an input of the config (whatever `force` says) or is not to be replaced, if two are the same,
-    or if one cannot be written, which is found out by trying; nothing is left behind.
+    UserError if a file is an input of the config (even with `force`), must not be replaced, or cannot be written, or if
+    two are the same file. Whether a file can be written is tested by opening it; the test leaves nothing behind.
     """
     given = [output for output in outputs if output is not None]
     for output in given:
@@ -83,9 +83,9 @@ def check(outputs: Iterable[Output | None], config_path: Path, config: Config) -
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a text file as a whole, with the mode that it has; links to it stay. UserError if it cannot be written.
+    """Writes a text file atomically and keeps its mode and links to it. UserError if it cannot be written.
 
-    The text is first written to a new file beside it, so that the earlier file is never half replaced.
+    The text is first written to a new file in the same folder, so the earlier file is never partly overwritten.
     """
     file = Path(realpath(path))
     aside = file.with_name(f".rptrain-{secrets.token_hex(8)}.part")
@@ -98,7 +98,7 @@ def replace_text(path: Path, text: str) -> None:
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}") from None
     finally:
-        with suppress(OSError):  # it has taken the file's place
+        with suppress(OSError):  # renamed to the file
             aside.unlink()
 
 
@@ -106,7 +106,7 @@ def _check_place(output: Output) -> None:
     file = output.file
     if not isdir(file.parent):
         raise UserError(f"{output.option}: the folder {file.parent} does not exist: create it, or name another file")
-    if exists(file) and not isfile(file):  # a device may refuse what is written in the end
+    if exists(file) and not isfile(file):  # writing to a device may fail after all work is done
         raise UserError(f"{output.option}: {output.path} is not a regular file: name another file")
 
 
@@ -131,7 +131,7 @@ def _check_inputs(output: Output, inputs: Iterable[tuple[str, str | Path]]) -> N
 
 
 def _check_run(output: Output) -> None:
-    """A run is resumed and controlled by its files: new files, and those with the mark, are written at its top only."""
+    """UserError for a file in a run's folder, unless it is new or marked and at the top level of the folder."""
     run = next((run for run in map(RunDir, output.file.parents) if _is_run(run)), None)
     if run is not None and not (output.is_own and output.file.parent == run.path):
         raise UserError(f"{output.option}: {output.path} is part of the run {run.path}: name another file")
@@ -142,14 +142,14 @@ def _is_run(run: RunDir) -> bool:
 
 
 def _inputs(config_path: Path, config: Config) -> Iterator[tuple[str, str | Path]]:
-    """The config, and the files, folders and patterns that it names, each with its key."""
+    """The config, and the files, folders and patterns that it names, with their keys."""
     yield "--config", config_path
     yield "model.path", config.model.path
     for key, sets in (("train", config.data.train), ("val", config.data.val)):
         for index, source in enumerate(sets):
             yield f"data.{key}.{index}.path", source.path
     template, cache = config.data.chat_template, config.data.cache_dir
-    if template is not None and isfile(template):  # it may be the template's text
+    if template is not None and isfile(template):  # the value may be the text of a template
         yield "data.chat_template", template
     if cache is not None:
         yield "data.cache_dir", cache
@@ -158,8 +158,8 @@ def _inputs(config_path: Path, config: Config) -> Iterator[tuple[str, str | Path
 
 
 def _located_model(config: Config) -> Sequence[tuple[str, Path]]:
-    """The folder of a preset, or of a model in the hub's cache; the planner says if there is none."""
-    from rptrain.models.registry import locate  # it imports torch
+    """The folder of a preset or of a model in the hub's cache. A missing model is an error of the planner, not here."""
+    from rptrain.models.registry import locate  # imports torch
 
     try:
         return [("model.path", locate(config.model.path))]
@@ -168,14 +168,14 @@ def _located_model(config: Config) -> Sequence[tuple[str, Path]]:
 
 
 def _is_part(file: Path, source: str | Path) -> bool:
-    """Whether the path leads to the source or into it, or the file has a hard link there."""
+    """Whether the path is the source or lies in it, or the file has a hard link there."""
     if file.is_relative_to(realpath(source)):
         return True
     return exists(file) and any(exists(other) and samefile(other, file) for other in _files(source))
 
 
 def _files(source: str | Path) -> Iterable[str | Path]:
-    """The file itself, those in a folder, or those that a pattern matches."""
+    """The file itself, the files in a folder, or the files that match a pattern."""
     if isdir(source):
         return walk(Path(source))
     return [source] if exists(source) else glob(str(source), recursive=True)

@@ -1,4 +1,4 @@
-"""Which process trains a run, and whether it still does."""
+"""The process that trains a run, and whether it is still alive."""
 
 import socket
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Self
 
 @dataclass(frozen=True)
 class ProcessId:
-    """A process, told apart from a later one with its number: `birth` is the system's start and the process's in it."""
+    """Identifies a process. `birth` (boot ID and start time) tells it from a later process with the same PID."""
 
     host: str
     pid: int
@@ -16,7 +16,7 @@ class ProcessId:
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """A process of this machine that runs."""
+        """A running process of this machine."""
         return cls(socket.gethostname(), pid, _birth(pid) or "")
 
     @property
@@ -26,17 +26,17 @@ class ProcessId:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs; to be asked on its own machine."""
+        """Whether the process still runs. Meaningful only on its own machine."""
         return _birth(self.pid) == self.birth
 
 
 def _birth(pid: int) -> str | None:
-    """None where there is no such process, or one that has ended and waits for its parent to notice."""
+    """Boot ID and start time of a process; None if it does not exist or is a zombie."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    fields = status.rpartition(")")[2].split()  # behind the name, which may hold anything: the state is the first
+    fields = status.rpartition(")")[2].split()  # after the name, which may contain anything: the first is the state
     if fields[0] in "ZX":
         return None
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{fields[19]}"

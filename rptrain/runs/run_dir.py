@@ -1,4 +1,4 @@
-"""A run is a folder: its config, its events, its checkpoints and the model that came of it."""
+"""The folder of a run: its config, its events, its checkpoints and the trained model."""
 
 import logging
 import os
@@ -19,12 +19,12 @@ from rptrain.utils.errors import UserError
 
 log = logging.getLogger(__name__)
 
-# Keys as earlier versions wrote them at the beginning of a line of a run's config, where no other table has them.
+# Keys that earlier versions wrote at the start of a line of a run's config. No other table has keys of these names.
 _NEW_NAMES = {"alpha": "lora_alpha", "dropout": "lora_dropout", "rslora": "use_rslora"}
 _RENAMED = re.compile(rf"^(?:{'|'.join(_NEW_NAMES)})\b(?= =)", re.MULTILINE)
 _REMOVED = re.compile(r"^double_quant = false\b.*$", re.MULTILINE)
 
-# A resumed run may change these: they do not reach the numbers, or only say when to stop. All else is fixed.
+# A resumed run may change these keys: they do not affect the numbers, or only say when to stop. All others are fixed.
 _FREE = re.compile(
     r"(save|log|eval)\..*|data\.cache_dir|model\.hold|train\.(max_steps|eval_steps|early_stopping_patience)|"
     r"optim\.max_skipped_steps|"
@@ -40,9 +40,9 @@ class RunDir:
 
     @classmethod
     def create(cls, output_dir: Path | str, run_name: str) -> Self:
-        """A new folder, readable by its owner only: `run_name`, or that with -2, -3, … where there is one.
+        """Creates a folder that only its owner can read: `run_name`, or `run_name` with -2, -3, … if that exists.
 
-        UserError where it cannot be made.
+        UserError if it cannot be created.
         """
         parent, number = Path(output_dir), 1
         try:
@@ -93,13 +93,13 @@ class RunDir:
         return self.checkpoints_path / f"checkpoint-{step}"
 
     def checkpoints(self) -> list[Path]:
-        """The complete checkpoints, by step."""
+        """The complete checkpoints, ordered by step."""
         return complete_checkpoints(self.checkpoints_path)
 
     def newest(self) -> Path | None:
-        """The last complete checkpoint that is as it was written, as far as can be told in no time.
+        """The last complete checkpoint that is not damaged, as far as `read_facts` can check quickly.
 
-        Damaged where there are complete ones and none is so.
+        None if no checkpoint is complete. Damaged if all complete ones are damaged.
         """
         first: Damaged | None = None
         for path in reversed(self.checkpoints()):
@@ -121,14 +121,14 @@ class RunDir:
         return resolve_config(self.config_path).config
 
     def write_config(self, resolved: Resolved) -> None:
-        """Replaces the config as a whole, so that it is never half there."""
+        """Replaces the config atomically."""
         aside = beside(self.config_path, PARTIAL)
         aside.write_text(render(resolved), encoding="utf-8")
         aside.replace(self.config_path)
 
 
 def resolve_config(path: Path, overrides: Sequence[str] = ()) -> Resolved:
-    """As `resolve`; a run's own config may have keys by the names that earlier versions gave them."""
+    """As `resolve`, but accepts the old names of keys in the config of a run that an earlier version wrote."""
     text = None
     if path.name == RUN_CONFIG and RunDir(path.parent).events_path.is_file():
         text = _RENAMED.sub(lambda match: _NEW_NAMES[match[0]], _REMOVED.sub("", read_text(path)))
@@ -136,7 +136,7 @@ def resolve_config(path: Path, overrides: Sequence[str] = ()) -> Resolved:
 
 
 def checkpoint_of(path: Path | str) -> tuple[RunDir, Path]:
-    """The run and checkpoint that a path means: a checkpoint, or a run and so its last complete one."""
+    """The run and the checkpoint that a path names. The path of a run stands for its last complete checkpoint."""
     path = Path(path)
     if (path / RUN_CONFIG).is_file():
         run = RunDir.open(path)
@@ -153,17 +153,18 @@ def checkpoint_of(path: Path | str) -> tuple[RunDir, Path]:
 
 
 def find(resolved: Resolved, *, warn: bool = True) -> tuple[RunDir, Path] | None:
-    """The run and checkpoint that `save.resume` means to go on with, or None where a new run begins.
+    """The run and the checkpoint to resume from according to `save.resume`, or None to start a new run.
 
-    Of a run that is the newest that is whole; damaged ones after it are named in a warning, with `warn`. Raises
-    UserError where it names something else, or where the config would change the run's numbers.
+    For a run, the checkpoint is the newest one that is not damaged. With `warn`, a warning names the damaged ones after
+    it. UserError if `save.resume` names neither a run nor a checkpoint, or if the config would change the run's
+    numbers.
     """
     config = resolved.config
     if config.save.resume == "never":
         return None
     try:
         found = _unfinished(config) if config.save.resume == "auto" else checkpoint_of(config.save.resume)
-    except OSError as error:  # another user's, for the most part
+    except OSError as error:  # usually the run of another user
         raise UserError(
             f"an unfinished run cannot be read: {error.filename}: {error.strerror}; make it readable, set another "
             "log.run_name or save.output_dir, or start a new run with save.resume=never"
@@ -180,10 +181,10 @@ def find(resolved: Resolved, *, warn: bool = True) -> tuple[RunDir, Path] | None
 
 
 def begin(resolved: Resolved, found: tuple[RunDir, Path] | None) -> tuple[RunDir, Path | None]:
-    """Takes up the run that `find` found, or creates one; writes its config. The path is the checkpoint's.
+    """Resumes the run that `find` found, or creates a new run, and writes its config. Returns the run and checkpoint.
 
-    From a checkpoint that is not the run's newest a new run begins: what came after it stays as it is. Damaged ones
-    after the newest are renamed. Of a run that goes on the caller holds the EventLog: nobody else trains it.
+    A checkpoint that is not the run's newest starts a new run, and the later ones stay unchanged. Otherwise damaged
+    checkpoints after it are renamed. To resume a run the caller must hold its EventLog, so that nobody else trains it.
     """
     config = resolved.config
     if found is None or forks(*found):
@@ -199,15 +200,15 @@ def begin(resolved: Resolved, found: tuple[RunDir, Path] | None) -> tuple[RunDir
 
 
 def forks(run: RunDir, checkpoint: Path) -> bool:
-    """Whether a run of its own begins from the checkpoint, as its run has a newer one."""
+    """Whether training from the checkpoint starts a new run, because its run has a newer checkpoint."""
     newest = run.newest()
     return newest is not None and checkpoint.name != newest.name
 
 
 def changed(old: Config, new: Config) -> list[str]:
-    """The keys, with their values, in which `new` would train to other numbers than `old`.
+    """The keys, with both values, that would make `new` train to other numbers than `old`.
 
-    What is "auto" in `new` takes the number that the run began with.
+    A value that is "auto" in `new` keeps the value with which the run started.
     """
     before, after = _flat(old), _flat(new)
     return [
@@ -220,7 +221,7 @@ def changed(old: Config, new: Config) -> list[str]:
 
 
 def _unfinished(config: Config) -> tuple[RunDir, Path] | None:
-    """The newest unfinished run of the config's name that has a complete checkpoint."""
+    """The newest unfinished run with the config's run name and a complete checkpoint."""
     name = config.log.run_name or "run"
     runs: dict[int, RunDir] = {}
     for path in _folders(Path(config.save.output_dir)):
@@ -243,7 +244,7 @@ def _unfinished(config: Config) -> tuple[RunDir, Path] | None:
 
 
 def _after(run: RunDir, checkpoint: Path) -> list[Path]:
-    """The complete checkpoints after this one."""
+    """The complete checkpoints after a checkpoint."""
     paths = run.checkpoints()
     return paths[[path.name for path in paths].index(checkpoint.name) + 1 :]
 

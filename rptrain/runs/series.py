@@ -1,16 +1,16 @@
-"""The steps of a run as columns of numbers, and a column as few points as a plot has room for."""
+"""The steps of a run as columns of numbers, and the thinning of a column to the points of a plot."""
 
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from math import isfinite, nan
+from math import nan
 from typing import Any
 
 COLUMNS = ("step", "time", "loss", "learning_rate", "grad_norm", "tokens_per_second")
 
 
 class Steps:
-    """One row for each reported step, by rising step: a row for an earlier one takes the place of all that follow."""
+    """One row per reported step, in increasing order. Adding an earlier step removes the rows from that step on."""
 
     def __init__(self) -> None:
         self._columns = {name: array("d") for name in COLUMNS}
@@ -19,30 +19,27 @@ class Steps:
         return len(self._columns["step"])
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """A `step` record; what is null there is not a number here. ValueError for one that has no step."""
-        columns = self._columns
-        values = {name: nan if record[name] is None else float(record[name]) for name in columns}
-        number = record["step"]
-        if not isfinite(number):
-            raise ValueError(number)
-        if len(self) and number <= columns["step"][-1]:
+        """Adds a `step` record, with NaN for a value that is None. Raises KeyError if a value is missing."""
+        values = [record[name] for name in COLUMNS]
+        steps, number = self._columns["step"], record["step"]
+        if steps and number <= steps[-1]:
             self.keep(number - 1)
-        for name, column in columns.items():
-            column.append(values[name])
+        for column, value in zip(self._columns.values(), values, strict=True):
+            column.append(nan if value is None else value)
 
     def keep(self, last: float) -> None:
-        """Forgets the steps after `last`."""
+        """Removes the steps after `last`."""
         count = bisect_right(self._columns["step"], last)
         for column in self._columns.values():
             del column[count:]
 
     def last(self, name: str) -> float | None:
-        """The newest value of a column; None where there is none, NaN where it was no number."""
+        """The newest value of a column: None if there are no steps, NaN if the record had null."""
         column = self._columns[name]
         return column[-1] if column else None
 
     def column(self, name: str) -> Sequence[float]:
-        """All its values, as they are now: the object itself, not to be changed."""
+        """All values of a column, without a copy: do not change them."""
         return self._columns[name]
 
     def since(self, step: float) -> int:
@@ -50,15 +47,14 @@ class Steps:
         return bisect_left(self._columns["step"], step + 1)
 
     def points(self, name: str, count: int) -> tuple[list[float], list[float]]:
-        """Steps and values of a column for a plot, at most `count` of them, by rising step: `thinned`."""
+        """Steps and values of a column for a plot, at most `count` of them; see `thinned`."""
         return thinned(self._columns["step"], self._columns[name], count)
 
 
 def thinned(steps: Sequence[float], values: Sequence[float], count: int) -> tuple[list[float], list[float]]:
-    """At most `count` points of a curve.
+    """At most `count` points of a curve, with its peaks and both ends. Values that are not finite are left out.
 
-    They fall into count / 2 - 1 groups of equal size; of each the least and the greatest value stay, so peaks do, and
-    both ends. What is not a number is left out.
+    The points are divided into count / 2 - 1 groups of equal size, and each group keeps its minimum and its maximum.
     """
     import numpy as np
 

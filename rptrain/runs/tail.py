@@ -1,22 +1,23 @@
-"""Whole lines of a file that another process appends to, each once; of a very large file a part of them."""
+"""New complete lines of a file that another process appends to; a sample of the lines of a very large file."""
 
 import os
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
-LARGE = 32 << 20  # bytes that are read as they are, more than 100,000 steps write
-PIECE = 4096  # bytes that are looked at here and there in the midst of what is larger
-BLOCK = 1 << 20  # bytes that are searched at once
-BEHIND = 64 << 10  # bytes that are read from the last mark on
+LARGE = 32 << 20  # bytes that are read in full: more than 100,000 steps write
+PIECE = 4096  # bytes of each sample from the middle of a larger file
+BLOCK = 1 << 20  # bytes searched at a time
+BEHIND = 64 << 10  # bytes read from the last mark on
 
 
 class Tail:
-    """Reads on by byte offset. A last line without its end waits for it; a file that was replaced is begun anew.
+    """Remembers the byte offset up to which it has read. An incomplete last line is read once it is complete. A file
+    that was replaced is read from the start.
 
-    Where more than `large` bytes are new, a quarter of that is read: the half of it at the end, an eighth at the
-    beginning, and pieces spread evenly over what lies between; and what follows the last line there that holds `mark`.
-    `skipped` counts the bytes that were passed over.
+    If more than `large` bytes are new, about `large / 4` of them are read: half of these at the end, an eighth at the
+    beginning, and pieces spread evenly over the middle. If `mark` occurs in the middle, what follows the last line with
+    it is read too. `skipped` counts the bytes that were not read.
     """
 
     def __init__(self, path: Path | str, large: int = LARGE, mark: bytes = b"") -> None:
@@ -25,7 +26,7 @@ class Tail:
         self.skipped = 0
 
     def read(self) -> list[bytes]:
-        """The lines that are new, without their ends. A file that is not there, or cannot be read, has none."""
+        """The new lines, without their newlines. A file that is missing or cannot be read has none."""
         try:
             file = open(self._path, "rb")  # noqa: SIM115 (closed below)
         except OSError:
@@ -34,7 +35,7 @@ class Tail:
             inode, end = _identity(file)
             if inode != self._inode or end < self._offset:
                 self._inode, self._offset, self._end = inode, 0, 0
-            if end == self._end:  # a last line without its end may be long
+            if end == self._end:  # do not read a long incomplete line again and again
                 return []
             start, self._end = self._offset, end
             if end - start <= self._large:
@@ -48,7 +49,7 @@ class Tail:
             pieces.append((marked, min(marked + BEHIND, end)))
         lines, stop, seen = list[bytes](), start, 0
         for first, last in _joined(pieces):
-            if first > start:  # maybe in the midst of a line
+            if first > start:  # may be in the middle of a line
                 first = _next_line(file, first, last)
             found, stop = _whole_lines(file, first, last)
             lines += found
@@ -59,8 +60,8 @@ class Tail:
 
 
 def end_of(path: Path, nbytes: int, start: int = 0) -> str:
-    """The text at the end of a file, at most so much, from `start` on; progress that was drawn over itself shows its
-    last state. Empty where it cannot be read.
+    """The text at the end of a file: its last `nbytes` bytes, but none before `start`. Of a line that was redrawn after
+    carriage returns, such as a progress bar, only the last state is kept. Empty if the file cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -77,25 +78,25 @@ def _identity(file: BufferedReader) -> tuple[int, int]:
 
 
 def _whole_lines(file: BufferedReader, start: int, end: int) -> tuple[list[bytes], int]:
-    """Those that begin at `start` and end before `end`, and where the last of them ends."""
+    """The complete lines between `start` and `end`, and the offset at which the last of them ends."""
     file.seek(start)
     *lines, rest = file.read(end - start).split(b"\n")
     return lines, end - len(rest)
 
 
 def _next_line(file: BufferedReader, first: int, last: int) -> int:
-    """Where the first line begins that begins at `first` or later; `last` where none does before that."""
+    """The offset of the first line that begins at `first` or later; `last` if none begins before that."""
     file.seek(first - 1)
     place = file.read(last - first + 1).find(b"\n")
     return last if place < 0 else first + place
 
 
 def _last(file: BufferedReader, mark: bytes, start: int, end: int) -> int | None:
-    """Where the last line begins whose mark lies between `start` and `end`."""
+    """The offset of the last line with the mark between `start` and `end`."""
     while end > start:
         first = max(start, end - BLOCK)
         file.seek(first)
-        place = file.read(end - first + len(mark) - 1).rfind(mark)  # it may reach into the block behind
+        place = file.read(end - first + len(mark) - 1).rfind(mark)  # the mark may extend into the next block
         if place >= 0:
             before = max(0, first + place - PIECE)
             file.seek(before)
@@ -105,7 +106,7 @@ def _last(file: BufferedReader, mark: bytes, start: int, end: int) -> int | None
 
 
 def _pieces(start: int, end: int, size: int) -> Iterator[tuple[int, int]]:
-    """The ranges of a file that `size` bytes of stand for the whole."""
+    """Ranges of `size` bytes in all that represent the file from `start` to `end`."""
     head, tail = start + size // 8, end - size // 2
     count = (size - size // 8 - size // 2) // PIECE
     yield start, head
@@ -116,7 +117,7 @@ def _pieces(start: int, end: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _joined(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """In order, and those that overlap as one."""
+    """The ranges in order, with overlapping ones merged."""
     joined: list[tuple[int, int]] = []
     for first, last in sorted(pieces):
         if joined and first < joined[-1][1]:

@@ -1,32 +1,30 @@
-"""A run as a value: `RunView` reads what its trainer writes, and keeps what a person wants to see.
+"""The state of a run for display: `RunView` reads what the trainer writes, and keeps what an interface shows.
 
-    view = RunView(Path("runs/my"))  # reads all that is there; well under a second for 100,000 steps
-    view.refresh()                   # reads what came since; True where anything did
+    view = RunView(Path("runs/my"))  # reads all records; takes less than a second for 100,000 steps
+    view.refresh()                   # reads new records; True if there are any
     view.state, view.step, view.total_steps, view.eta
     view.steps.points("loss", 200)   # for a plot; see series.COLUMNS for the names
-    view.lanes                       # what each device does now, and its rates over the last seconds
+    view.lanes                       # the current activity of each device, and its rates over the last seconds
 
-It is a plain object that belongs to one thread. `refresh` costs milliseconds and may be called a few times a second;
-where that is too long, another thread may read (`news`) what the owner then takes up (`add`). The first reading, of a
-large run, belongs in a worker thread. Files that are not there yet, half-written last lines and records of kinds that
-are not known are passed over.
+A view belongs to one thread. `refresh` takes milliseconds and may be called a few times per second. If that is too
+slow, another thread may read (`news`) and the owner add the result (`add`). Open a large run in a worker thread.
+Missing files, incomplete last lines and records of unknown kinds are skipped.
 """
 
 import json
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isnan
 from pathlib import Path
 from typing import Any, Literal
 
-from rptrain.runs.events import EVENTS, Event, Severity, from_record
-from rptrain.runs.facts import Checkpoint, LogLine, MemoryUse, Score
+from rptrain.runs.events import EVENTS, Event, Severity, from_fields
 from rptrain.runs.lanes import FILE, LaneRecord, OptimizerState, Snapshot
 from rptrain.runs.process import ProcessId
+from rptrain.runs.records import Int, known_fields, time_of, validator
 from rptrain.runs.series import Steps
-from rptrain.runs.shape import fits, is_time
 from rptrain.runs.tail import LARGE, Tail
 
 State = Literal[
@@ -34,22 +32,61 @@ State = Literal[
 ]
 ENDED = ("stopped", "failed", "finished", "dead")
 
-KEPT_LINES = 1000  # of the log
+KEPT_LINES = 1000  # lines of the log
 RECENT = 480  # snapshots: two minutes
 WINDOW = 5.0  # seconds over which rates of devices are averaged
-SILENT = 60.0  # seconds without a record after which a trainer counts as gone that is not seen here
-PACE = 50  # reported steps over which the pace is taken
-LANES = 1 << 20  # bytes of lanes.jsonl that are read at first: more than RECENT snapshots
-BATCH = 500  # lines that are parsed at once
-LONGEST = 1 << 20  # bytes of a line: no record that a view shows is longer
-SAID = 2000  # letters of a message that the log shows
-_UNREAD = b'"event":"slots"'  # long records that no view shows
-_BEGINNING = b'"run_started"'  # of a process: what follows says which it is and what it has
+SILENT = 60.0  # seconds without a record after which a trainer on another machine counts as dead
+PACE = 50  # reported steps over which the pace is averaged
+LANES = 1 << 20  # bytes of lanes.jsonl that are read: more than RECENT snapshots
+BATCH = 500  # lines parsed at a time
+LONGEST = 1 << 20  # bytes of a line: longer ones are skipped, no record in a view is that long
+SAID = 2000  # characters of a message that the log keeps
+_UNREAD = b'"event":"slots"'  # in long records that a view does not use
+_BEGINNING = b'"run_started"'  # in the first record of a process; the next ones describe the process and its plan
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    time: float
+    step: int
+    path: str
+
+
+@dataclass(frozen=True)
+class Score:
+    """The result of an evaluation. `tasks` has the score of each task."""
+
+    time: float
+    step: int
+    name: str
+    score: float
+    tasks: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LogLine:
+    time: float
+    text: str
+    kind: Literal["info", "warning", "error"] = "info"
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """The planned use of a memory (the host, a GPU, the disk), in bytes. `limit` is None if it is unknown."""
+
+    name: str
+    kind: str
+    parts: tuple[tuple[str, Int], ...]  # bytes by use
+    limit: Int | None
+
+    @property
+    def total(self) -> int:
+        return sum(size for _, size in self.parts)
 
 
 @dataclass(frozen=True)
 class News:
-    """What was new in a run's files, parsed."""
+    """New records of a run's files, parsed."""
 
     records: Sequence[Mapping[str, Any]] = ()
     snapshots: Sequence[Snapshot] = ()
@@ -60,13 +97,13 @@ class News:
 
 @dataclass(frozen=True)
 class LaneView:
-    """A device: its newest record, and shares and rates over the last WINDOW seconds."""
+    """The newest record of a device, and its averages over the last WINDOW seconds."""
 
     now: LaneRecord
-    busy: Mapping[str, float]  # share of the time in which it computed, by kind of stage (F, FB, B)
-    up: float  # bytes a second to the device
-    down: float
-    limit: int | None  # bytes of its memory that the run may take; None for workers on the CPU
+    busy: Mapping[str, float]  # share of the time spent computing, by kind of stage (F, FB, B)
+    up: float  # bytes per second to the device
+    down: float  # bytes per second from the device
+    limit: int | None  # bytes of its memory that the run may use; None for CPU workers
 
     @property
     def busy_share(self) -> float:
@@ -74,16 +111,16 @@ class LaneView:
 
 
 class RunView:
-    """What is known of the run in `path`; see the module for its use. `large` is that of `Tail`.
+    """The state of the run in `path`; the module's docstring shows its use. `large` is that of `Tail`.
 
-    Attributes that a view shows, besides the properties below:
-    `version`, `model`, `parameters`, `devices`: of the newest process that trained the run.
-    `plan`: its stages as text, in its first line; then a line a device of what it does in a step.
-    `staleness`: 1 where updates are one step late (async), 0 in sync; None where not known.
-    `steps`: the reported steps, a `Steps`. `skipped`: how many of them left the weights as they were.
-    `loss_scale`: of float16 runs. `places`: planned memory. `planned_bubble`: the idle share of a step as planned;
-    `floor_step`: seconds that its arithmetic alone takes with everything recomputed.
-    `checkpoints`, `scores`, `samples`, `log`: oldest first. `failure`: the message of a run that failed.
+    Attributes for display, besides the properties below:
+    `version`, `model`, `parameters`, `devices`: from the newest process that trained the run.
+    `plan`: text; the stages in the first line, then one line per device about its work in a step.
+    `staleness`: 1 if updates are one step late (async), 0 if not (sync), None if unknown.
+    `steps`: the reported steps, a `Steps`. `skipped`: the number of them that did not change the weights.
+    `loss_scale`: of float16 runs. `places`: planned memory. `planned_bubble`: the planned idle share of a step.
+    `floor_step`: the roofline time of a step: seconds of its arithmetic alone, with everything recomputed.
+    `checkpoints`, `scores`, `samples`, `log`: oldest first. `failure`: the error message of a failed run.
     `samples` have `step`, `prompt` and `text`. `recent`: the last snapshots, oldest first.
     """
 
@@ -110,28 +147,28 @@ class RunView:
         self.log: deque[LogLine] = deque(maxlen=KEPT_LINES)
         self.recent: deque[Snapshot] = deque(maxlen=RECENT)
         self.failure: str | None = None
-        self.began: float | None = None  # Unix seconds, of the first process
-        self.taken_up: float | None = None  # of the newest
+        self.began: float | None = None  # Unix time of the first process's start
+        self.taken_up: float | None = None  # Unix time of the newest process's start
         self.last_event: float | None = None
-        self._first_step = 0.0  # the newest process began behind it
+        self._first_step = 0.0  # the newest process started after this step
         self._ended: State | None = None
-        self._told: State = "new"  # by events
+        self._told: State = "new"  # according to events
         self.refresh()
 
     # ---- reading
 
     def refresh(self) -> bool:
-        """Reads what is new; whether anything is."""
+        """Reads new records and adds them. Returns whether there were any."""
         return self.add(self.news())
 
     def news(self) -> News:
-        """Reads what is new, and leaves all that is shown as it is: a thread of its own may call it, one at a time."""
+        """Reads new records without changing what the view shows. Another thread may call this, one at a time."""
         lines, lanes = self._events.read(), self._lanes.read()
         snapshots = map(Snapshot.from_line, lanes[-RECENT:])
         return News(list(_records(lines)), [snapshot for snapshot in snapshots if snapshot is not None])
 
     def add(self, news: News) -> bool:
-        """Takes up what was new; whether anything was."""
+        """Adds new records to the view. Returns whether there were any."""
         for record in news.records:
             self.take(record)
         for snapshot in news.snapshots:
@@ -139,47 +176,39 @@ class RunView:
         return bool(news)
 
     def take(self, record: Mapping[str, Any]) -> None:
-        """A record of events.jsonl, as JSON has it; of those that are not known only the time is kept."""
+        """Adds a record of events.jsonl, as parsed from JSON. Of unknown kinds only the time is kept."""
+        name = str(record.get("event"))
+        if name not in EVENTS:
+            self.last_event = time_of(record, self.last_event)
+            return
         try:
-            self._take(record)
-        except (KeyError, TypeError, ValueError, OverflowError):
+            self._take(name, known_fields(record, EVENTS[name]))
+        except (KeyError, TypeError, ValueError):  # a sentence of missing fields is a TypeError
+            self.last_event = time_of(record, self.last_event)
             self._add_line(self.last_event or 0.0, "a record that cannot be read was skipped", "warning")
 
-    def _take(self, record: Mapping[str, Any]) -> None:
-        kind = str(record.get("event"))
-        if is_time(when := record.get("time")):
-            self.last_event = when
-        elif kind in EVENTS:
-            raise ValueError(when)
-        if kind == "step":
-            self.steps.append(record)
-            self._told = "training"
-            if record["skipped"]:
-                self.skipped += 1
-                self._say(from_record(record))
-        elif kind in EVENTS:
-            if not fits(record, EVENTS[kind]):
-                raise ValueError(kind)
-            event = from_record(record)
-            if (take := getattr(self, f"_on_{kind}", None)) is not None:
-                take(record)
-            self._say(event)
+    def _take(self, name: str, known: Mapping[str, Any]) -> None:
+        self.last_event = known["time"]
+        if (take := getattr(self, f"_on_{name}", None)) is not None:
+            take(known)
+        if name != "step" or known["skipped"]:
+            self._say(from_fields(EVENTS[name], known))
 
     def take_snapshot(self, snapshot: Snapshot) -> None:
-        """One that an earlier process left is passed over."""
+        """Adds a snapshot, unless an earlier process wrote it."""
         if snapshot.time >= (self.taken_up or 0.0):
             self.recent.append(snapshot)
 
-    # ---- what is known
+    # ---- state
 
     @property
     def now(self) -> Snapshot | None:
-        """The newest snapshot, of a run that goes on."""
+        """The newest snapshot; None if the run has ended."""
         return self.recent[-1] if self.recent and self._ended is None else None
 
     @property
     def state(self) -> State:
-        """What the run does, or how it ended; "dead": its process is gone and wrote no end."""
+        """The current phase of the run, or how it ended. "dead": its process is gone without a final record."""
         if self._ended is not None:
             return self._ended
         if self._told == "new":
@@ -195,17 +224,17 @@ class RunView:
 
     @property
     def step(self) -> int:
-        """The last that was reported; 0 before the first."""
+        """The last reported step; 0 before the first."""
         return int(self.steps.last("step") or 0)
 
     @property
     def loss(self) -> float | None:
-        """The last that is a number."""
+        """The last loss that is finite; None if there is none."""
         return next((loss for loss in reversed(self.steps.column("loss")) if not isnan(loss)), None)
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Of the last PACE reports of the newest process; None before its second report."""
+        """The average over the last PACE reports of the newest process; None before its second report."""
         steps, times = self.steps.column("step"), self.steps.column("time")
         first = max(self.steps.since(self._first_step), len(steps) - PACE)
         if len(steps) - first < 2:
@@ -214,7 +243,7 @@ class RunView:
 
     @property
     def eta(self) -> float | None:
-        """Seconds to the last step at that pace; None where it is not known, or the run has ended."""
+        """Seconds until the last step at the current pace; None if unknown or if the run has ended."""
         pace = self.seconds_per_step
         if pace is None or self.total_steps is None or self.ended:
             return None
@@ -222,13 +251,13 @@ class RunView:
 
     @property
     def share_of_floor(self) -> float | None:
-        """How fast a step is, as a share of the arithmetic alone with everything recomputed; may be above 1."""
+        """The roofline time of a step (`floor_step`) as a share of the measured one. It may exceed 1."""
         pace = self.seconds_per_step
         return None if not pace or self.floor_step is None else self.floor_step / pace
 
     @property
     def lanes(self) -> tuple[LaneView, ...]:
-        """One for each device, in order; empty where no engine is open."""
+        """A view of each device, in order; empty while no engine is open."""
         now = self.now
         if now is None or not now.lanes:
             return ()
@@ -246,7 +275,7 @@ class RunView:
 
     @property
     def bubble(self) -> float | None:
-        """The share of the last seconds in which devices did not compute, on average; None where not known."""
+        """The average share of the last seconds in which devices did not compute; None if unknown."""
         lanes = self.lanes
         return 1 - sum(lane.busy_share for lane in lanes) / len(lanes) if lanes else None
 
@@ -256,7 +285,7 @@ class RunView:
 
     @property
     def host(self) -> MemoryUse | None:
-        """The host's planned memory by use; what the process takes now is `now.process`."""
+        """The planned use of host memory. The actual use of the process is `now.process`."""
         return next((place for place in self.places if place.kind == "host memory"), None)
 
     # ---- records
@@ -276,7 +305,7 @@ class RunView:
 
     def _on_run_started(self, record: Mapping[str, Any]) -> None:
         self.version, self.model, self.parameters = record["version"], record["model"], record["parameters"]
-        self.devices = tuple(record["devices"])
+        self.devices = record["devices"]
         self.began = self.began or record["time"]
         self.taken_up = record["time"]
         self._first_step = self.step
@@ -286,21 +315,21 @@ class RunView:
         self.recent.clear()
 
     def _on_process_started(self, record: Mapping[str, Any]) -> None:
-        memory = record["memory"]
-        if not all(fits(place, MemoryUse) for place in memory):
-            raise ValueError(memory)
+        places = validator(tuple[MemoryUse, ...])(record["memory"])
         self.process = ProcessId(record["host"], record["pid"], record["birth"])
         self.total_steps, self.staleness = record["total_steps"], record["staleness"]
-        self.places = tuple(
-            MemoryUse(place["name"], place["kind"], tuple(map(tuple, place["parts"])), place["limit"])
-            for place in memory
-        )
+        self.places = places
 
     def _on_plan(self, record: Mapping[str, Any]) -> None:
-        self.plan = tuple(record["lines"])
+        self.plan = record["lines"]
 
     def _on_estimated(self, record: Mapping[str, Any]) -> None:
         self.planned_bubble, self.floor_step = record["bubble"], record["floor_seconds"]
+
+    def _on_step(self, record: Mapping[str, Any]) -> None:
+        self.steps.append(record)
+        self._told = "training"
+        self.skipped += record["skipped"]
 
     def _on_loss_scale(self, record: Mapping[str, Any]) -> None:
         self.loss_scale = record["scale"]
@@ -340,7 +369,7 @@ class RunView:
 
 
 def _records(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
-    """The JSON objects among lines, but for those that no view shows; parsed by the hundreds, which is quicker."""
+    """The JSON objects among lines, without those that a view does not use. Parsing many lines at a time is faster."""
     wanted = [line for line in lines if _UNREAD not in line[:64] and len(line) <= LONGEST]
     for start in range(0, len(wanted), BATCH):
         batch = wanted[start : start + BATCH]

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from rptrain.runs import events as metrics
 from rptrain.runs.events import EventLog, Progress, SlotTime, is_finished, read
+from rptrain.runs.records import known_fields
 from rptrain.utils.errors import RunDeleted, UserError
 
 from .. import run_tools as tools
@@ -119,6 +120,18 @@ def test_numbers_that_json_has_not_are_null(path):
     (step,) = read(path)
     assert step.loss is None and step.grad_norm is None
     assert "NaN" not in path.read_text() and "Infinity" not in path.read_text()
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_the_fields_of_a_record_are_checked_and_converted(event):
+    kind, record = type(event), json.loads(metrics.to_line(event))
+    assert kind(**known_fields(record | {"of_a_later_version": 1}, kind)) == event
+    assert known_fields({}, kind) == {}
+    for name in record.keys() - {"schema", "event"}:
+        number = type(record[name]) in (int, float)
+        for wrong in (True, str(record[name]), 10**400, math.inf) if number else ([None],):
+            with pytest.raises(ValueError, match=name):
+                known_fields({name: wrong}, kind)
 
 
 def test_each_record_is_flushed(path):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rptrain.runs.lanes import FILE, OLD_FILE, Snapshot
-from rptrain.runs.shape import is_time
+from rptrain.runs.records import time_of
 from rptrain.runs.view import LONGEST, RunView
 
 SHOWN_IN = 30.0  # seconds that a replay takes at its first speed, or more
@@ -71,8 +71,8 @@ def _events(path: Path) -> Iterator[tuple[float, Any]]:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(record, dict) and is_time(record.get("time")):
-            yield record["time"], record
+        if isinstance(record, dict) and (time := time_of(record)) is not None:
+            yield time, record
 
 
 def _snapshots(*paths: Path) -> Iterator[tuple[float, Any]]:

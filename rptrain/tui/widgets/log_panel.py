@@ -9,7 +9,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
-from rptrain.runs.facts import LogLine
+from rptrain.runs.view import LogLine
 from rptrain.utils.text import printable
 
 PARTS = ("log", "output", "samples")
