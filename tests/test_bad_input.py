@@ -121,7 +121,7 @@ def test_a_limit_too_small_for_the_largest_layer(model):
         with pytest.raises(UserError) as caught:
             make_plan(spec, Machine(CPU, 1), Workload(16, 16, 4, 4, torch.float32, True), device_limit=limit)
         said = str(caught.value)
-        assert f"leaves {max(limit - LIBRARIES, 0)} bytes for tensors, but layer 'layers.0', the largest, needs" in said
+        assert f"leaves {max(limit - LIBRARIES, 0)} B for tensors, but layer 'layers.0', the largest, needs" in said
         assert "KiB even as its own stage, with 256 tokens per micro-batch: lower train.micro_batch_size" in said
 
 

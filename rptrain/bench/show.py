@@ -11,7 +11,7 @@ from rich.text import Text
 from rptrain.bench.floor import Floor
 from rptrain.bench.idle import CAUSES
 from rptrain.bench.report import Report
-from rptrain.utils.units import format_bytes
+from rptrain.utils.units import format_bytes, format_seconds
 
 LEAST = 0.0005  # fraction of the time; a cause that takes less on every device is not shown
 GB = 1e9
@@ -58,15 +58,15 @@ def _speed(values: dict[str, Any]) -> Iterator[str]:
     steps = speed["steps"]
     yield f"{speed['tokens_per_second']:,.0f} tokens/s in {len(steps)} steps"
     yield (
-        f"{_seconds(speed['seconds_per_step'])} a step, the quickest {_seconds(min(steps))}, the slowest "
-        f"{_seconds(max(steps))}; planned {_seconds(values['plan']['seconds_per_step'])}"
+        f"{format_seconds(speed['seconds_per_step'])} per step, fastest {format_seconds(min(steps))}, slowest "
+        f"{format_seconds(max(steps))}; planned {format_seconds(values['plan']['seconds_per_step'])}"
     )
     if speed["skipped"]:
-        yield f"{speed['skipped']} steps had no finite gradients, and so no update"
+        yield f"{speed['skipped']} steps were skipped because gradients were not finite"
     yield (
-        f"{_seconds(first['seconds'])} to the end of the first step: preparing {_seconds(first['preparing'])}, taking "
-        f"memory {_seconds(first['memory'])}, drawing weights {_seconds(first['weights'])}, "
-        f"the step {_seconds(first['step'])}"
+        f"{format_seconds(first['seconds'])} to the end of the first step: preparation "
+        f"{format_seconds(first['preparing'])}, allocating memory {format_seconds(first['memory'])}, initializing "
+        f"weights {format_seconds(first['weights'])}, the step {format_seconds(first['step'])}"
     )
 
 
@@ -83,15 +83,15 @@ def _devices(devices: list[dict[str, Any]]) -> Table:
 
 
 def _transfers(values: dict[str, Any]) -> Iterator[str]:
-    for name, what in (("upload", "parameters up"), ("download", "gradients down")):
+    for name, what in (("upload", "parameter uploads"), ("download", "gradient downloads")):
         rate, nbytes = values["transfers"][name], format_bytes(int(values["transfers"][f"{name}_bytes"]))
-        yield f"{what}: none" if rate is None else f"{what}: {nbytes} a step, {rate / GB:,.1f} GB/s while they move"
+        yield f"{what}: none" if rate is None else f"{what}: {nbytes} per step at {rate / GB:,.1f} GB/s"
     if (update := values["optimizer"]) is None:
         yield "updates: none"
         return
     yield (
-        f"an update: {_seconds(update['seconds'])}, {update['parameters_per_second'] / GB:,.2f} billion parameters a "
-        f"second, {update['bytes_per_second'] / GB:,.1f} GB/s ({update['bytes_per_parameter']:g} bytes each)"
+        f"update: {format_seconds(update['seconds'])}, {update['parameters_per_second'] / GB:,.2f} billion parameters "
+        f"per second, {update['bytes_per_second'] / GB:,.1f} GB/s ({update['bytes_per_parameter']:g} bytes each)"
     )
 
 
@@ -99,8 +99,8 @@ def _launches(values: dict[str, Any]) -> Iterator[str]:
     launches = values["launches"]
     stage = max(launches["stages"], key=lambda of: of["least"] / of["device"])
     yield (
-        f"they take at most {launches['share']:.1%} of what the devices compute; the most for {stage['stage']}: "
-        f"{_seconds(stage['least'])} for {_seconds(stage['device'])} a micro-batch"
+        f"at most {launches['share']:.1%} of the devices' computation time; the most for {stage['stage']}: "
+        f"{format_seconds(stage['least'])} of {format_seconds(stage['device'])} per micro-batch"
     )
 
 
@@ -109,13 +109,13 @@ def _memory(values: dict[str, Any]) -> Iterator[str]:
         yield (
             f"{gpu['device']}: at most {format_bytes(gpu['peak'])}, planned {format_bytes(gpu['planned'])}, limit "
             f"{format_bytes(gpu['limit'])}; tensors {format_bytes(gpu['allocator_peak'])}, planned "
-            f"{format_bytes(gpu['allocator_planned'])}; {gpu['driver_allocations']} allocations by the driver in the "
+            f"{format_bytes(gpu['allocator_planned'])}; {gpu['driver_allocations']} driver allocations in the "
             "measured steps"
         )
     host = values["memory"]["host"]
     yield (
-        f"host: {format_bytes(host['process'])}, of it states {format_bytes(host['states'])} "
-        f"({host['states_per_parameter']:.1f} bytes a parameter) and activations {format_bytes(host['activations'])}"
+        f"host: {format_bytes(host['process'])}, including states {format_bytes(host['states'])} "
+        f"({host['states_per_parameter']:.1f} bytes per parameter) and activations {format_bytes(host['activations'])}"
     )
     if values["memory"]["gpus"] and not host["locked"]:
         yield "host memory could not be page-locked: transfers are slower"
@@ -123,15 +123,15 @@ def _memory(values: dict[str, Any]) -> Iterator[str]:
 
 def _floor(floor: dict[str, Any]) -> Iterator[str]:
     yield (
-        f"{floor['achieved']:.1%} of {floor['tokens_per_second']:,.0f} tokens/s, what the arithmetic allows with each "
-        f"layer recomputed ({floor['without_recompute']:,.0f} without)"
+        f"{floor['achieved']:.1%} of the roofline, {floor['tokens_per_second']:,.0f} tokens/s with each layer "
+        f"recomputed ({floor['without_recompute']:,.0f} without)"
     )
-    yield f"elementwise operations at the rate of a copy, {floor['copy'] / GB:,.0f} GB/s read and written"
+    yield f"elementwise operations run at the rate of a copy, {floor['copy'] / GB:,.0f} GB/s read and written"
 
 
 def _operations(floor: Floor) -> Table:
     """The operations of a micro-batch in milliseconds."""
-    table = Table("ms a micro-batch", "forward", "backward", box=None, pad_edge=False, show_edge=False)
+    table = Table("ms per micro-batch", "forward", "backward", box=None, pad_edge=False, show_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
     for layer in floor.layers:
@@ -140,7 +140,3 @@ def _operations(floor: Floor) -> Table:
         for line in layer.lines:
             table.add_row(f"  {line.operation}", f"{line.forward * 1e3:.3f}", f"{line.backward * 1e3:.3f}")
     return table
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -130,7 +130,7 @@ def prepare(
     if not sources:
         raise UserError("there is no data: add a [[data.train]] entry with a path")
     if max_length < 2:
-        raise UserError(f"data.max_length is {max_length}: a row has at least 2 tokens")
+        raise UserError(f"data.max_length is {max_length}: a sequence has at least 2 tokens")
     folder = Path(cache_dir) if cache_dir else cache.default_folder()
     settings = Tokenizing(tokenizer, assistant_only_loss, chat_template, folder) if tokenizer is not None else None
     streams: list[Stream] = []

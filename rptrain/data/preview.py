@@ -1,4 +1,4 @@
-"""A preview of the data: samples as training sees them, with the trained-on parts marked, and counts."""
+"""Previews of data: samples as training sees them, with the trained-on parts marked, and counts of the whole set."""
 
 from dataclasses import asdict, dataclass
 from itertools import islice, pairwise
@@ -8,28 +8,20 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from rptrain.data.loader import Batches
+from rptrain.config.schema import Config, TrainSet
+from rptrain.data import formats, tasks
+from rptrain.data.folders import choose
+from rptrain.data.loader import RANDOM, TASKS, Batches, load_tokenizer
+from rptrain.data.samples import FirstSamples, Sample, TextPart
 from rptrain.data.sequences import Sequences
-from rptrain.data.tokens import Stream
+from rptrain.data.template import encode
+from rptrain.data.tokens import Stream, gather
+from rptrain.models.registry import locate
+from rptrain.utils.errors import UserError
 from rptrain.utils.text import printable
+from rptrain.utils.units import format_bytes
 
-LEARNED = ("⟦", "⟧")  # around trained-on text without color
-
-
-@dataclass(frozen=True)
-class TextPart:
-    """The text of consecutive tokens that are all supervised or all not."""
-
-    text: str
-    supervised: bool
-
-
-@dataclass(frozen=True)
-class Sample:
-    place: str  # "file:line"
-    tokens: int
-    supervised: int  # labels that the loss counts
-    parts: tuple[TextPart, ...]
+MARKS = ("⟦", "⟧")  # around trained-on text without color
 
 
 @dataclass(frozen=True)
@@ -37,12 +29,12 @@ class Preview:
     """The first samples of the first epoch, in training order, and counts of an epoch of weight 1."""
 
     samples: tuple[Sample, ...]
-    rows: int
-    length: int  # of a row
+    rows: int  # sequences
+    length: int  # tokens of a sequence
     samples_read: int
-    tokens: int  # in rows, without padding
+    tokens: int  # without padding
     supervised: int  # labels that the loss counts
-    padding: float  # fraction of the sequences' tokens
+    padding: float  # fraction of the sequences that is padding
     steps_per_epoch: int
     cut: int
     cut_tokens: int
@@ -58,34 +50,65 @@ class Preview:
 
 def preview(batches: Batches, tokenizer: Any, count: int) -> Preview:
     """`count` samples, and all counts. Without a tokenizer, texts are token ids."""
-    rows = batches.sequences
+    sequences = batches.sequences
     documents = (
         document
-        for row in batches.order(0).tolist()
-        for document in range(int(rows.starts[row]), int(rows.starts[row + 1]))
+        for index in batches.order(0).tolist()
+        for document in range(int(sequences.starts[index]), int(sequences.starts[index + 1]))
     )
-    done = rows.trimmed
+    done = sequences.trimmed
     return Preview(
-        samples=tuple(_sample(rows, document, tokenizer) for document in islice(documents, count)),
-        rows=len(rows),
-        length=rows.length,
+        samples=tuple(_sample(sequences, document, tokenizer) for document in islice(documents, count)),
+        rows=len(sequences),
+        length=sequences.length,
         samples_read=done.samples,
-        tokens=rows.tokens,
-        supervised=int(rows.supervised.sum()),
-        padding=1 - rows.tokens / (len(rows) * rows.length),
+        tokens=sequences.tokens,
+        supervised=int(sequences.supervised.sum()),
+        padding=1 - sequences.tokens / (len(sequences) * sequences.length),
         steps_per_epoch=batches.steps_per_epoch,
         cut=done.cut,
         cut_tokens=done.cut_tokens,
         divided=done.divided,
         dropped=done.dropped,
         dropped_tokens=done.dropped_tokens,
-        unsupervised=rows.unsupervised,
-        not_taken=rows.not_taken,
+        unsupervised=sequences.unsupervised,
+        not_taken=sequences.not_taken,
     )
 
 
+def first_samples(config: Config, count: int) -> FirstSamples:
+    """The first `count` samples of the config's first data set. Reads no more of its files than needed.
+
+    Raises UserError if the data, the tokenizer or the template has mistakes.
+    """
+    source = config.data.train[0]
+    if source.path == RANDOM:
+        return FirstSamples("random tokens, for measuring speed", ())
+    tokenizer = load_tokenizer(locate(config.model.path))
+    examples, about = _first_examples(source, count)
+    tally = formats.Tally(len(examples))
+    options = {"assistant_only_loss": config.data.assistant_only_loss, "chat_template": config.data.chat_template}
+    stream = gather(encode(examples, tokenizer, **options, tally=tally), examples[0].file)
+    if tally.bad:
+        raise UserError(f"{examples[0].file}:{tally.first[0]}")
+    lengths = stream.lengths.tolist()
+    begins = [sum(lengths[:index]) for index in range(len(lengths))]
+    samples = (_sample_in(stream, *place, tokenizer) for place in zip(begins, lengths, strict=True))
+    return FirstSamples(about, tuple(samples))
+
+
+def _first_examples(source: TrainSet, count: int) -> tuple[list[formats.Example], str]:
+    if source.path == TASKS:
+        questions = enumerate(tasks.questions("train", count), 1)
+        return [formats.Example(TASKS, line, messages=one.messages) for line, one in questions], "generated questions"
+    files = choose(source.path, source.split).files
+    examples = list(islice(formats.read(files[0], source.format), count))
+    kind = "conversations" if examples[0].messages is not None else "texts"
+    return examples, f"{kind}, {format_bytes(sum(file.stat().st_size for file in files))}"
+
+
 def show(found: Preview, console: Console) -> None:
-    """Prints it; what is learned is green in a terminal with colors, else in brackets."""
+    """Prints a preview. Trained-on text is green in a terminal with colors, otherwise in brackets."""
     colors = console.color_system is not None and not console.no_color
     console.print(Text("\nData", style="bold"))
     for line in _counts(found):
@@ -96,7 +119,7 @@ def show(found: Preview, console: Console) -> None:
         for part in sample.parts:
             shown = printable(part.text)
             if part.supervised and not colors:
-                shown = shown.join(LEARNED)
+                shown = shown.join(MARKS)
             text.append(shown, "green" if part.supervised else "")
         console.print(text, soft_wrap=True)
 
@@ -104,37 +127,39 @@ def show(found: Preview, console: Console) -> None:
 def _counts(found: Preview) -> list[str]:
     share = found.supervised / found.tokens
     lines = [
-        f"{found.samples_read:,} samples, {found.tokens:,} tokens in {found.rows:,} rows of {found.length:,}; "
-        f"{found.steps_per_epoch:,} steps an epoch",
-        f"{share:.1%} of the tokens are supervised; {found.padding:.1%} of the rows is padding",
+        f"{found.samples_read:,} samples, {found.tokens:,} tokens in {found.rows:,} sequences of {found.length:,}; "
+        f"{found.steps_per_epoch:,} steps per epoch",
+        f"{share:.1%} of the tokens are supervised; {found.padding:.1%} of the sequences is padding",
     ]
     longer = f"longer than {found.length:,} tokens"
     if found.cut:
-        lines.append(f"{found.cut:,} samples lost their end, {found.cut_tokens:,} tokens: {longer}")
+        lines.append(f"{found.cut:,} samples were truncated by {found.cut_tokens:,} tokens in total: {longer}")
     if found.divided:
-        lines.append(f"{found.divided:,} samples were divided: {longer}")
+        lines.append(f"{found.divided:,} samples were split: {longer}")
     if found.dropped:
-        lines.append(f"{found.dropped:,} samples of {found.dropped_tokens:,} tokens are left out: {longer}")
+        lines.append(f"{found.dropped:,} samples with {found.dropped_tokens:,} tokens are left out: {longer}")
     if found.unsupervised:
         lines.append(f"{found.unsupervised:,} samples without a supervised token are left out")
     return [*lines, *found.not_taken]
 
 
-def _sample(rows: Sequences, document: int, tokenizer: Any) -> Sample:
-    begin, length = int(rows.begins[document]), int(rows.lengths[document])
-    stream, place = _at(rows.streams, begin)
-    marked = stream.tokens[place : place + length]
+def _sample(sequences: Sequences, document: int, tokenizer: Any) -> Sample:
+    stream, begin = _at(sequences.streams, int(sequences.begins[document]))
+    return _sample_in(stream, begin, int(sequences.lengths[document]), tokenizer)
+
+
+def _sample_in(stream: Stream, begin: int, length: int, tokenizer: Any) -> Sample:
+    marked = stream.tokens[begin : begin + length]
     supervised = marked < 0
     ids = np.where(supervised, ~marked, marked).tolist()
     bounds = [0, *(np.flatnonzero(np.diff(supervised)) + 1).tolist(), length]
     parts, before = [], ""
     for start, end in pairwise(bounds):
-        text = _text(
-            tokenizer, ids[:end]
-        )  # decodes the whole, because the first token of a text can decode differently
+        # Decodes all tokens so far, because the first token of a text can decode differently.
+        text = _text(tokenizer, ids[:end])
         parts.append(TextPart(text[len(before) :], bool(supervised[start])))
         before = text
-    line = int(np.searchsorted(np.cumsum(stream.lengths, dtype=np.int64), place, "right"))
+    line = int(np.searchsorted(np.cumsum(stream.lengths, dtype=np.int64), begin, "right"))
     return Sample(stream.place(line), length, int(supervised[1:].sum()), tuple(parts))
 
 

@@ -13,12 +13,11 @@ from rptrain.planner.report import PlanReport
 from rptrain.schedule import picture
 from rptrain.schedule.plan import Stage
 from rptrain.schedule.roofline import Verdict
-from rptrain.utils.units import format_bytes
+from rptrain.utils.units import format_bytes, format_seconds
 
 LABEL, SIZE = 33, 12  # minimum widths of a part's name and of its size
 BAR = 30  # maximum width of the available memory
 WIDEST = 110  # columns of the drawn schedule
-GIB = 1 << 30
 
 
 def show(report: PlanReport, console: Console) -> None:
@@ -43,7 +42,7 @@ def show(report: PlanReport, console: Console) -> None:
         console.print(Text("It does not fit.", style="red"))
     else:
         unknown = [place.kind for place in report.memory.places if place.fits is None]
-        console.print(Text(f"It fits; {', '.join(unknown)} not judged." if unknown else "It fits."))
+        console.print(Text(f"It fits; the limit of {' and '.join(unknown)} is unknown." if unknown else "It fits."))
     if advice := str(report.advice):
         console.print(Text(advice[0].upper() + advice[1:]))
 
@@ -90,9 +89,9 @@ def _head(report: PlanReport) -> Iterator[str]:
         kind = "GPUs" if hardware.gpus else "workers"
         yield f"{hardware.devices} of {report.asked} {kind}: a round has {config.round_size} micro-batches"
     machine = hardware.machine
-    where = "this machine" if hardware.here else "a planned machine"
+    where = "this machine" if hardware.here else "a hypothetical machine"
     if not hardware.gpus:
-        yield f"On {machine.devices} CPU workers of {where}"
+        yield f"On {machine.devices} CPU worker{'s' if machine.devices > 1 else ''} of {where}"
         return
     yield (
         f"On {machine.devices} × {machine.card.name} of {where}: {machine.card.tflops:g} TFLOP/s and "
@@ -108,16 +107,16 @@ def _plan(report: PlanReport) -> Iterator[str]:
     yield describe(plan.stages)
     yield str(plan)
     yield (
-        f"{_seconds(found.period)} a step, {report.config.tokens / found.period:,.0f} tokens/s, "
-        f"bubble {found.bubble:.1%}: estimated with the {report.source}"
+        f"{format_seconds(found.period)} per step, {report.config.tokens / found.period:,.0f} tokens/s, "
+        f"bubble {max(found.bubble, 0):.1%}: estimated with the {report.source}"
     )
 
 
 def _roofline(report: PlanReport) -> Iterator[str]:
     if report.verdict is None:
-        yield "not judged" if report.run is None else "none: the workers share the host's memory"
+        yield "unknown without a plan" if report.run is None else "none: CPU workers share the host's memory"
         return
-    yield f"The card computes longer than a link copies from {report.ridge:,.0f} operations a byte on."
+    yield f"Computation takes longer than copies above {report.ridge:,.0f} operations per byte (roofline)."
     for block in report.blocks:
         times = f", {block.layers} times" if block.layers > 1 else ""
         yield f"{block.name}{times}: forward {block.forward:,.0f}, backward {block.backward:,.0f}"
@@ -127,16 +126,16 @@ def _roofline(report: PlanReport) -> Iterator[str]:
 def verdict_text(verdict: Verdict) -> str:
     """The limit of the simulated plan, and its cost."""
     if verdict.limit is None:
-        return f"Transfers and updates hide: they make a step {max(verdict.loss, 0):.1%} longer."
+        return f"Computation hides transfers and updates: they make a step {max(verdict.loss, 0):.1%} longer."
     causes = {
-        "up": "The links up are the limit",
-        "down": "The links down are the limit",
+        "up": "Uploads are the limit",
+        "down": "Downloads are the limit",
         "optimizer": "The optimizer on the CPU is the limit",
-        "together": "The links and the optimizer are the limit together",
+        "together": "Transfers and the optimizer together are the limit",
     }
     without = "computation alone" if verdict.limit == "together" else "without it"
     if verdict.limit in ("up", "down"):
-        without = "with free copies that way"
+        without = "with free copies in this direction"
     text = f"{causes[verdict.limit]}: a step takes {verdict.loss:.0%} longer than {without}."
     if verdict.stages:
         shown = " ".join(map(str, verdict.stages[:8])) + (" …" if len(verdict.stages) > 8 else "")
@@ -153,10 +152,10 @@ def _show_place(places: list[MemoryPlace], console: Console) -> None:
     place = places[0]
     name = f"each of {len(places)} GPUs" if len(places) > 1 else place.name
     if place.limit is None:
-        text = f"{name}: {_gib(place.total)}, not checked: {place.source}"
+        text = f"{name}: {format_bytes(place.total)}, limit unknown: {place.source}"
     else:
-        verdict = "fits" if place.fits else f"does not fit: {format_bytes(place.missing)} too few"
-        text = f"{name}: {_gib(place.total)} of {_gib(place.limit)} ({place.source}), {verdict}"
+        verdict = "fits" if place.fits else f"does not fit: {format_bytes(place.missing)} missing"
+        text = f"{name}: {format_bytes(place.total)} of {format_bytes(place.limit)} ({place.source}), {verdict}"
     _print(Text(text, style="" if place.fits is not False else "red"), 2, console)
     full = max(place.total, place.limit or 0, 1)
     room = console.width - 4 - SIZE - 2 * 2  # after the indentation and the gaps
@@ -171,11 +170,3 @@ def _show_place(places: list[MemoryPlace], console: Console) -> None:
     _print(table, 4, console)
     for note in place.notes:
         _print(Text(note), 4, console)
-
-
-def _gib(nbytes: int) -> str:
-    return f"{nbytes / GIB:.2f} GiB"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -5,19 +5,19 @@ import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rptrain.runs.events import EventLog
 from rptrain.runs.view import RunView, State
 from rptrain.utils.text import printable
+from rptrain.utils.units import format_bytes, format_duration, format_loss
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 GLANCE = 1 << 18  # limit of what is read for a summary: the start and the end of the events are enough
-UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ def show(runs: Iterable[Summary], console: "Console") -> None:
             Text(printable(run.path.name)),
             run.state,
             f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step),
-            "" if run.loss is None else f"{run.loss:.4f}",
+            "" if run.loss is None else format_loss(run.loss),
             "" if run.began is None else f"{datetime.fromtimestamp(run.began):%Y-%m-%d %H:%M}",
-            "" if run.seconds is None else str(timedelta(seconds=round(run.seconds))),
-            next((f"{run.nbytes / size:.1f} {unit}" for size, unit in UNITS if run.nbytes >= size), f"{run.nbytes} B"),
+            "" if run.seconds is None else format_duration(run.seconds),
+            format_bytes(run.nbytes),
         )
     console.print(table)

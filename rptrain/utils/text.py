@@ -1,5 +1,7 @@
 """Text without control sequences for terminals: control characters are replaced by control pictures."""
 
+from rich.cells import cell_len, set_cell_size
+
 _PICTURES = (
     {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
     | {0x7F: 0x2421}
@@ -17,3 +19,8 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """Replaces control characters, line ends and tabs too, for names within a line; keeps the length."""
     return text.translate(_LINE_PICTURES)
+
+
+def clipped(text: str, width: int) -> str:
+    """Text in at most `width` columns of a terminal, with an ellipsis if it was cut."""
+    return text if cell_len(text) <= width else f"{set_cell_size(text, width - 1).rstrip()}…"

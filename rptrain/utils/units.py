@@ -1,9 +1,82 @@
-"""Formatting of numbers with units."""
+"""Formatting of numbers with units, the same on the command line and in the interface."""
+
+from math import isfinite
+
+DASH = "–"  # in place of an unknown value
 
 
-def format_bytes(nbytes: int) -> str:
-    """Bytes with two decimals, such as "1.25 GiB"."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+def format_bytes(nbytes: float) -> str:
+    """Bytes such as "1.25 GiB", "12.5 GiB" or "125 GiB"."""
+    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(nbytes) >= unit:
-            return f"{nbytes / unit:.2f} {name}"
-    return f"{nbytes} bytes"
+            return f"{_three_digits(nbytes / unit)} {name}"
+    return f"{nbytes:.0f} B"
+
+
+def _three_digits(value: float) -> str:
+    size = abs(value)
+    return f"{value:.2f}" if size < 9.995 else f"{value:.1f}" if size < 99.95 else f"{value:.0f}"
+
+
+def format_count(number: float) -> str:
+    """A large number such as "1.7 B" or "430 k"."""
+    for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            value = number / unit
+            return f"{value:.0f} {name}" if value >= 100 else f"{value:.1f} {name}"
+    return f"{number:.0f}"
+
+
+def format_duration(seconds: float | None) -> str:
+    """A duration such as "42 s", "3 m 05 s", "2 h 07 m" or "3 d 04 h"."""
+    if seconds is None or not isfinite(seconds):
+        return DASH
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} m {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} m"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+
+
+def format_seconds(seconds: float) -> str:
+    """A measured time such as "1.39 ms" or "2.05 s"."""
+    if seconds >= 100:
+        return format_duration(seconds)
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def format_percent(fraction: float | None) -> str:
+    """A fraction such as "2.1%" or "54%"."""
+    return DASH if fraction is None else f"{fraction:.1%}" if abs(fraction) < 0.0995 else f"{fraction:.0%}"
+
+
+def format_loss(value: float | None) -> str:
+    """A loss such as "1.2610", "12.610" or "3.2e-4"."""
+    if value is None:
+        return DASH
+    if value == 0 or 1e-3 <= abs(value) < 100:
+        return f"{value:.4f}" if abs(value) < 10 else f"{value:.3f}"
+    return format_short(value)
+
+
+def format_short(value: float) -> str:
+    """A number in about six characters, such as "0.0904" or "2.8e-4"."""
+    if not isfinite(value):
+        return DASH
+    if value == 0:
+        return "0"
+    if 1e-3 <= abs(value) < 1e4:
+        return f"{value:.3g}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
+def format_ago(seconds: float) -> str:
+    """A time in the past, in one unit, such as "3 h ago"."""
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= unit:
+            return f"{seconds / unit:.0f} {name} ago"
+    return "just now"

@@ -170,7 +170,7 @@ def test_sources_that_do_not_exist(tokenizer, source, reason):
 def test_prepare_wants_data_and_room(tokenizer):
     with pytest.raises(UserError, match="there is no data"):
         prepare(sources=[], tokenizer=tokenizer, max_length=32)
-    with pytest.raises(UserError, match="a row has at least 2 tokens"):
+    with pytest.raises(UserError, match="a sequence has at least 2 tokens"):
         prepare(sources=[TrainSet(path="builtin:random")], max_length=1, vocab_size=50)
 
 

@@ -68,7 +68,7 @@ def test_a_good_gpu():
     finding = describe(GOOD)
     assert finding.status == "ok" and finding.subject == "cuda:0"
     assert finding.text == (
-        "RTX 4090, 24.00 GiB, compute capability 8.9, driver 580.1; PCIe 4 x16, 25.0 GB/s up, 26.0 down, "
+        "RTX 4090, 24.0 GiB, compute capability 8.9, driver 580.1; PCIe 4 x16, 25.0 GB/s up, 26.0 down, "
         "45.0 both ways together; streams can wait for values"
     )
     assert finding.figures["rates"] == {"up": 25e9, "down": 26e9, "both": 45e9}

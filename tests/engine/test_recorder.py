@@ -60,7 +60,8 @@ def test_a_device_that_computes():
         return first, engine.activity()
 
     def others_wait(found):
-        return found.queue == 2 and found.optimizer.startswith("gradient of") and found.lanes[1].waiting is not None
+        receiving = found.optimizer.startswith("receiving gradient")
+        return found.queue == 2 and receiving and found.lanes[1].waiting is not None
 
     (first, second), after = watched(gate, look)
     lane = first.lanes[0]

@@ -40,7 +40,7 @@ def test_the_memory_of_a_planned_gpu():
     assert limited.gpus[0].limit == 12 * GIB and limited.gpus[0].source == "engine.vram_limit"
     assert (limited.host, limited.host_source) == (100 * GIB, "engine.host_limit")
     assert planned(CARD, 1, None, Engine()).host is None
-    with pytest.raises(UserError, match=r"engine\.vram_limit is 32\.00 GiB, but RTX 4090 has 24\.00 GiB"):
+    with pytest.raises(UserError, match=r"engine\.vram_limit is 32\.0 GiB, but RTX 4090 has 24\.0 GiB"):
         planned(CARD, 1, None, Engine(vram_limit=32 * GIB))
     with pytest.raises(UserError, match=r"^engine\.vram_limit leaves nothing for tensors"):
         planned(CARD, 1, None, Engine(vram_limit=CONTEXT))
@@ -88,7 +88,7 @@ def test_the_memory_of_gpus_that_are_here(two_gpus):
     assert gpu_memory(("cpu:0",), 8 * GIB) == ()
     with pytest.raises(UserError, match=r"^engine\.vram_limit leaves nothing for tensors: cuda:0"):
         gpu_memory(names, GIB // 2)
-    with pytest.raises(UserError, match=r"but cuda:0 has 24\.00 GiB"):
+    with pytest.raises(UserError, match=r"but cuda:0 has 24\.0 GiB"):
         gpu_memory(names, 25 * GIB)
 
 

@@ -81,11 +81,11 @@ def test_a_large_machine_and_what_is_said_of_it():
     for part in (
         "qwen3-1.7b: 1,720,574,976 parameters, 29 layers, bfloat16",
         "A step: 16 micro-batches of 4 × 2,048 tokens, async",
-        "On 8 × RTX 4090 of a planned machine: 165 TFLOP/s and 25 GB/s each way",
+        "On 8 × RTX 4090 of a hypothetical machine: 165 TFLOP/s and 25 GB/s each way",
         "estimated with the profile of RTX 4090",
         "layers.0, 28 times: forward",
-        "Transfers and updates hide",
-        "of 800.00 GiB (--host), fits",
+        "Computation hides transfers and updates",
+        "of 800 GiB (--host), fits",
         "each of 8 GPUs:",
         "It fits.",
     ):
@@ -149,7 +149,7 @@ def test_host_memory_that_is_not_known_is_not_judged():
     assert code == 0 and found["fits"]
     host = found["memory"][0]
     assert (host["kind"], host["fits"], host["limit"]) == ("host memory", None, None)
-    assert "host memory not judged" in run("--gpus", "8").stdout
+    assert "the limit of host memory is unknown" in run("--gpus", "8").stdout
 
 
 def test_this_machine_without_a_gpu():
@@ -178,9 +178,10 @@ def test_stages_in_short():
 
 def test_verdicts_in_words():
     stages = tuple(Stage("B", i, i + 1) for i in range(10))
-    assert verdict_text(Verdict(1, 1, None, -1e-9, ())) == "Transfers and updates hide: they make a step 0.0% longer."
+    hidden = verdict_text(Verdict(1, 1, None, -1e-9, ()))
+    assert hidden == "Computation hides transfers and updates: they make a step 0.0% longer."
     up = verdict_text(Verdict(3, 2, "up", 0.5, stages))
-    assert up.startswith("The links up are the limit: a step takes 50% longer than with free copies that way.")
+    assert up.startswith("Uploads are the limit: a step takes 50% longer than with free copies in this direction.")
     assert "10 (B0-0 B1-1 B2-2 B3-3 B4-4 B5-5 B6-6 B7-7 …)" in up
     assert "optimizer on the CPU is the limit: a step takes 20%" in verdict_text(Verdict(3, 2, "optimizer", 0.2, ()))
 

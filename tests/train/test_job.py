@@ -91,7 +91,7 @@ def test_a_disk_too_small_is_found_by_both_before_anything_is_loaded(small, monk
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
     assert exit_codes() == (2, 2)
     said = tools.invoke("--config", "run.toml").stderr
-    assert "of disk space for checkpoints and the exported model, but 64.00 MiB is free in " in said
+    assert "of disk space for checkpoints and the exported model, but 64.0 MiB is free in " in said
     usage.free = 80 << 20
     assert exit_codes() == (0, 130)
 

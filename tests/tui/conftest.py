@@ -14,10 +14,11 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 from textual.widgets import Input
 
+from rptrain.data.samples import FirstSamples, Sample, TextPart
 from rptrain.doctor.checks import Check
 from rptrain.tui.app import RptrainApp, make_app
 from rptrain.tui.services import heavy, places
-from rptrain.tui.services.heavy import Planned, Preview, Sample
+from rptrain.tui.services.heavy import Planned
 from rptrain.tui.services.places import FoundModel
 
 from ..run_tools import PATIENCE
@@ -40,7 +41,7 @@ def planned(fits: bool = True) -> Planned:
             )
             for n in range(2)
         ),
-        place("disk space", "disk", [("2 checkpoints of 45.00 GiB", 90), ("exported model", 15)], 900),
+        place("disk space", "disk", [("2 checkpoints of 45.0 GiB", 90), ("exported model", 15)], 900),
     ]
     remedy = {"changes": {"train.micro_batch_size": 1}, "saves": {"GPU memory": 2 * GIB}}
     report = {
@@ -71,9 +72,17 @@ def place(kind: str, name: str, parts: list[tuple[str, int]], limit: int) -> dic
     }
 
 
-PREVIEW = Preview(
-    "conversations, 1.2 MB",
-    (Sample("<user>Two and two?<end><assistant>Four.<end>", ((34, 44),), 12), Sample("<user>Hm<end>", (), 5)),
+PREVIEW = FirstSamples(
+    "conversations, 1.14 MiB",
+    (
+        Sample(
+            "chats.jsonl:1",
+            12,
+            4,
+            (TextPart("<user>Two and two?<end><assistant>", False), TextPart("Four.<end>", True)),
+        ),
+        Sample("chats.jsonl:2", 5, 0, (TextPart("<user>Hm<end>", False),)),
+    ),
 )
 MODELS = [
     FoundModel("tiny-tasks", "bundled", 407_000, "Qwen3", True),

@@ -25,7 +25,6 @@ from rptrain.tui.services.paths import complete
 from rptrain.tui.services.preferences import Preferences
 from rptrain.tui.services.recipe import EXAMPLE, recipe
 from rptrain.tui.services.replay import Replay
-from rptrain.tui.widgets import words
 from rptrain.tui.widgets.plot import Canvas
 from rptrain.utils.errors import UserError
 
@@ -380,11 +379,3 @@ def test_a_curve_of_dots():
     point = Canvas(1, 1)
     point.draw("", [(0.0, 0.0)])
     assert point.row(0).plain == "⠁"
-
-
-def test_words():
-    assert [words.size(n) for n in (5, 2048, 3 << 30, 300 << 30)] == ["5 B", "2.0 KiB", "3.0 GiB", "300 GiB"]
-    assert [words.duration(n) for n in (5, 65, 7500, 2e5, None)] == ["5 s", "1 m 05 s", "2 h 05 m", "2 d 07 h", "–"]
-    assert [words.short(n) for n in (0, 3.14159, 1e-5, 123456)] == ["0", "3.14", "1e-5", "1.2e5"]
-    assert [words.loss(n) for n in (0, 1.31554, 11.9343, 1e-5, None)] == ["0.0000", "1.3155", "11.934", "1e-5", "–"]
-    assert [words.count(n) for n in (12, 407_000, 8.03e9)] == ["12", "407 k", "8.0 B"]

@@ -563,9 +563,8 @@ def test_real_plans_and_previews_are_values(tmp_path: Path):
     found = heavy.plan(draft.path, draft.text)
     assert found.fits and found.report["plan"]["seconds_per_step"] > 0 and found.stages
     preview = heavy.preview(draft.path, draft.text)
-    learned = [sample.text[slice(*sample.spans[0])] for sample in preview.samples]
-    assert len(learned) == 3 and all(text.endswith(("⊲end⊳", "end⊳", "▷", "⊳")) or "end" in text for text in learned)
-    assert all(not text.startswith(sample.text[:3]) for text, sample in zip(learned, preview.samples, strict=True))
+    assert [[part.supervised for part in sample.parts] for sample in preview.samples] == [[False, True]] * 3
+    assert all("end" in sample.parts[1].text for sample in preview.samples)
     draft.put("data.train.0.path", "none.jsonl")
     with pytest.raises(UserError, match="no such data file"):
         heavy.preview(draft.path, draft.text)

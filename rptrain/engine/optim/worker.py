@@ -69,7 +69,7 @@ class OptimizerWorker:
         self.seconds: float | None = None  # duration of the last update
         self._queue: queue.SimpleQueue[Iteration | StepRequest | None] = queue.SimpleQueue()
         self._rows_asked: queue.SimpleQueue[tuple[Iteration, threading.Event] | None] = queue.SimpleQueue()
-        rows = "gradient rows of the embedding"
+        rows = "receiving gradient: embedding"
         self._thread = threading.Thread(
             target=context.guard, args=(lambda: self._where, self._main), name="optimizer", daemon=True
         )
@@ -137,13 +137,13 @@ class OptimizerWorker:
         self._rows_asked.put((iteration, head))
         sums = {}
         for unit in self._arrival_order():
-            self._where = f"gradient of {context.store.spec.units[unit].name}"
+            self._where = f"receiving gradient: {context.store.spec.units[unit].name}"
             context.board.wait(("grad", unit), iteration.number * rounds + rounds - 1).synchronize()
             if unit == 0:
                 head.set()
             else:
                 sums[unit] = self._adam.square_sum(context.store.units[unit].grad)
-        self._where = "gradient rows of the embedding"
+        self._where = "receiving gradient: embedding"
         context.board.wait(("rows",), iteration.number)
         if self._rows is not None:
             self._rows.apply()

@@ -26,11 +26,11 @@ MARKS = {"ok": ("✓", "$success"), "warning": ("!", "$warning")}
 class Doctor(Screen[None]):
     TITLE = "Doctor"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("r", "look", "look again"),
+        Binding("r", "look", "check again"),
         Binding("j", "scroll(1)", show=False),
         Binding("k", "scroll(-1)", show=False),
     ]
-    KEYS = (("r", "look again"), ("j k", "down and up"))
+    KEYS = (("r", "check again"), ("j k", "down and up"))
 
     def __init__(self, context: Context) -> None:
         super().__init__()

@@ -35,9 +35,9 @@ from rptrain.tui.widgets.plan_panel import PlanPanel
 from rptrain.tui.widgets.sample_text import preview_text
 from rptrain.tui.widgets.sizes import TALL
 from rptrain.tui.widgets.top_bar import TopBar
-from rptrain.tui.widgets.words import DASH, count, size
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import printable
+from rptrain.utils.units import DASH, format_bytes, format_count
 
 PAUSE = 0.35  # seconds without typing before a plan is made
 CHOOSERS = {"model.path", "data.train.0.path", "train.method"}  # they set the initial values of other settings
@@ -264,7 +264,7 @@ class NewRun(Screen[None]):
         for model in found:
             if model.parameters:
                 weights = "" if model.weights else ", config only, no weights"
-                about = f"{count(model.parameters):>6}  {model.about}, {model.source}{weights}"
+                about = f"{format_count(model.parameters):>6}  {model.about}, {model.source}{weights}"
             else:
                 about = f"        {model.about}"
             items.append(Item(model.path, about, dim=not model.parameters))
@@ -272,7 +272,7 @@ class NewRun(Screen[None]):
 
     async def _data(self) -> list[Item]:
         found = await asyncio.to_thread(places.data, self._shared.preferences.data)
-        return [Item(file.path, f"{size(file.nbytes) if file.nbytes else 'built in':>9}") for file in found]
+        return [Item(file.path, f"{format_bytes(file.nbytes) if file.nbytes else 'built in':>9}") for file in found]
 
     # ---- actions
 

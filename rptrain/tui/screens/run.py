@@ -30,8 +30,8 @@ from rptrain.tui.widgets.plot import POINTS, Curve, Plot
 from rptrain.tui.widgets.run_head import RunHead
 from rptrain.tui.widgets.sizes import TALL
 from rptrain.tui.widgets.top_bar import TopBar
-from rptrain.tui.widgets.words import duration, loss, short
 from rptrain.utils.errors import UserError
+from rptrain.utils.units import format_duration, format_loss, format_short
 
 PAUSE = 0.4  # seconds between two updates
 PLOT_PAUSE = 1.0  # seconds between two drawings of the curves
@@ -214,7 +214,7 @@ class RunScreen(Screen[None]):
         replay = self._replay
         if replay is not None:
             held = ", held" if self._held else ""
-            return f"×{replay.speed}{held}, {duration(replay.left):>4} to go"
+            return f"×{replay.speed}{held}, {format_duration(replay.left):>4} to go"
         if beginning := self._beginning:
             return f"trainer {beginning}"
         if self._view is not None and not self._view.ended:
@@ -233,7 +233,7 @@ class RunScreen(Screen[None]):
         self._drawn = (count, now)
         for id, _, column, style in PLOTS:
             xs, ys = view.steps.points(column, POINTS)
-            value = loss(view.loss) if column == "loss" else short(ys[-1]) if ys else ""
+            value = format_loss(view.loss) if column == "loss" else format_short(ys[-1]) if ys else ""
             self.query_one(f"#{id}", Plot).show((Curve(xs, ys, style),), value)
 
     def _show_plots(self) -> None:

@@ -27,9 +27,9 @@ from rptrain.tui.widgets.bindings import without_enter
 from rptrain.tui.widgets.plot import POINTS, Curve, Plot
 from rptrain.tui.widgets.run_rows import heading, row
 from rptrain.tui.widgets.top_bar import TopBar
-from rptrain.tui.widgets.words import size
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import one_line
+from rptrain.utils.units import format_bytes
 
 PAUSE = 2.0  # seconds between two scans of the folder
 COLORS = ("$loss", "$backward", "$fused", "$success", "$forward", "$error")
@@ -237,7 +237,8 @@ class Runs(Screen[None]):
     async def action_delete(self) -> None:
         if (run := self._chosen) is None:
             return
-        detail = f"{size(run.nbytes)} in {run.path}: its checkpoints, its model and its records. There is no way back."
+        size = format_bytes(run.nbytes)
+        detail = f"{size} in {run.path}: its checkpoints, its model and its records. This cannot be undone."
         if not await ask(self, Confirm(f"Delete {run.path.name}?", "Delete", detail)):
             return
         try:

@@ -11,7 +11,7 @@ from textual.reactive import reactive
 from rptrain.runs.lanes import LaneRecord, Snapshot
 from rptrain.runs.view import ENDED, LaneView, RunView
 from rptrain.tui.widgets.line_widget import LineWidget
-from rptrain.tui.widgets.words import percent, size
+from rptrain.utils.units import format_bytes, format_percent
 
 KINDS = {"F": ("▀", "$forward"), "FB": ("█", "$fused"), "B": ("▄", "$backward")}
 IDLE = ("·", "$muted")
@@ -76,7 +76,7 @@ class Lanes(LineWidget):
         return Content.assemble((title, "bold"), *marks, (f"   {IDLE[0]} waiting", "$muted"))
 
     def _lane(self, index: int, lane: LaneView, recent: Sequence[Snapshot]) -> Content:
-        share = percent(lane.busy_share)
+        share = format_percent(lane.busy_share)
         tail = f" {share:>5}" + ("" if self.detailed else f" {_memory(lane):>12}")
         width = max(self.size.width - NAME - NOW - len(tail), 4)
         marks = [mark(shot.lanes[index], shot.seconds) for shot in recent[-width:] if index < len(shot.lanes)]
@@ -91,7 +91,7 @@ class Lanes(LineWidget):
 
     def _details(self, lane: LaneView) -> Content:
         now = lane.now
-        parts = [f"{'':{NAME}}{_memory(lane):<{NOW}}", f"↑ {size(lane.up)}/s  ↓ {size(lane.down)}/s"]
+        parts = [f"{'':{NAME}}{_memory(lane):<{NOW}}", f"↑ {format_bytes(lane.up)}/s  ↓ {format_bytes(lane.down)}/s"]
         if now.utilisation is not None:
             parts.append(f"used {now.utilisation} %")
         if now.temperature is not None:
@@ -120,5 +120,6 @@ def _now(lane: LaneRecord) -> Content:
 
 def _memory(lane: LaneView) -> str:
     if lane.now.memory is None:
-        return "" if lane.limit is None else size(lane.limit)
-    return f"{size(lane.now.memory).removesuffix(' GiB')}/{size(lane.limit)}" if lane.limit else size(lane.now.memory)
+        return "" if lane.limit is None else format_bytes(lane.limit)
+    used = format_bytes(lane.now.memory)
+    return f"{used.removesuffix(' GiB')}/{format_bytes(lane.limit)}" if lane.limit else used

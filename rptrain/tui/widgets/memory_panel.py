@@ -8,7 +8,8 @@ from textual.geometry import Size
 from rptrain.runs.view import RunView
 from rptrain.tui.widgets.bars import bar
 from rptrain.tui.widgets.line_widget import LineWidget
-from rptrain.tui.widgets.words import DASH, clipped, size, step_time
+from rptrain.utils.text import clipped
+from rptrain.utils.units import DASH, format_bytes, format_seconds
 
 LEAST = 0.002  # fraction of host memory; smaller parts are omitted
 BAR = "bar"  # in place of a name: the value is a fraction
@@ -46,10 +47,10 @@ def _host(view: RunView) -> Iterator[tuple[str, str, str]]:
     now, host = view.now, view.host
     if now is not None:
         room = now.process + now.free
-        yield "Host", f"{size(now.process)} of {size(room)}", "bold"
+        yield "Host", f"{format_bytes(now.process)} of {format_bytes(room)}", "bold"
         yield BAR, str(now.process / room if room else 0.0), "$primary"
     else:
-        yield "Host, as planned", DASH if host is None else size(host.total), "bold"
+        yield "Host, as planned", DASH if host is None else format_bytes(host.total), "bold"
         yield BAR, str(host.total / host.limit if host and host.limit else 0.0), "$primary"
 
 
@@ -57,21 +58,21 @@ def _optimizer(view: RunView) -> Iterator[tuple[str, str, str]]:
     semantics = {None: DASH, 0: "synchronous", 1: "one step late"}
     yield "Optimizer", semantics.get(view.staleness, DASH), "bold"
     if (optimizer := view.optimizer) is not None:
-        took = DASH if optimizer.seconds is None else step_time(optimizer.seconds)
+        took = DASH if optimizer.seconds is None else format_seconds(optimizer.seconds)
         yield f"  {optimizer.doing}", "", "$muted"
-        yield f"  queue {optimizer.queue}", f"{took} a step", "$muted"
+        yield f"  queue {optimizer.queue}", f"{took} per step", "$muted"
     else:
         pace = view.seconds_per_step
         yield "  idle", "", "$muted"
-        yield "  a step took", DASH if pace is None else step_time(pace), "$muted"
+        yield "  step time", DASH if pace is None else format_seconds(pace), "$muted"
     yield "Saved", f"step {view.checkpoints[-1].step:,}" if view.checkpoints else DASH, "bold"
 
 
 def _uses(view: RunView) -> Iterator[tuple[str, str, str]]:
     """The planned uses of host memory."""
     if (host := view.host) is not None:
-        yield "Planned, by use", size(host.total), "bold"
+        yield "Planned, by use", format_bytes(host.total), "bold"
         for name, nbytes in sorted(host.parts, key=lambda part: -part[1]):
             if nbytes < host.total * LEAST:
                 break
-            yield f"  {name}", size(nbytes), "$muted"
+            yield f"  {name}", format_bytes(nbytes), "$muted"

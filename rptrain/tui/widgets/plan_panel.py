@@ -11,8 +11,8 @@ from textual.widget import Widget
 
 from rptrain.tui.services.heavy import Planned
 from rptrain.tui.widgets.bars import bar
-from rptrain.tui.widgets.words import count, percent, size, step_time
 from rptrain.utils.text import printable
+from rptrain.utils.units import format_bytes, format_count, format_percent, format_seconds
 
 PARTS = 5  # parts of a place to show, the largest first
 
@@ -47,12 +47,12 @@ class PlanPanel(Widget):
         yield self._verdict(self.planned)
         yield Content("")
         model = report["model"]
-        yield self._pair(count(model["parameters"]), "parameters", str(model["layers"]), "layers")
+        yield self._pair(format_count(model["parameters"]), "parameters", str(model["layers"]), "layers")
         if plan := report["plan"]:
             speed = f"{plan['tokens_per_second']:,.0f}"
-            yield self._pair(step_time(plan["seconds_per_step"]), "a step", speed, "tokens/s")
+            yield self._pair(format_seconds(plan["seconds_per_step"]), "per step", speed, "tokens/s")
             yield self._pair(
-                percent(plan["bubble"]), "bubble", str(report["machine"]["devices"]), self._machine(report)
+                format_percent(plan["bubble"]), "bubble", str(report["machine"]["devices"]), self._machine(report)
             )
             yield Content.styled(self.planned.stages, "$muted")
         for places in _alike(report["memory"]):
@@ -82,7 +82,7 @@ class PlanPanel(Widget):
         name = f"each of {count} GPUs" if count > 1 else name
         fits = place["fits"]
         style = "$error" if fits is False else "$primary"
-        of = f"{size(total)} of {size(limit)}" if limit is not None else f"{size(total)}, not judged"
+        of = f"{format_bytes(total)} {'of ' + format_bytes(limit) if limit is not None else '(limit unknown)'}"
         gap = " " * max(1, width - len(name) - len(of))
         yield Content.assemble((name, "bold" if fits is False else ""), gap, (of, style if fits is False else "$muted"))
         yield bar(total / limit if limit else 0.0, width, style)
@@ -90,7 +90,7 @@ class PlanPanel(Widget):
             parts = sorted(place["parts"], key=lambda part: -part["nbytes"])[:PARTS]
             for part in parts:
                 if part["nbytes"] >= total / 100:
-                    taken = size(part["nbytes"])
+                    taken = format_bytes(part["nbytes"])
                     name = part["name"][: width - len(taken) - 4]
                     gap = " " * (width - len(name) - len(taken) - 2)
                     yield Content.styled(f"  {name}{gap}{taken}", "$muted")

@@ -8,8 +8,8 @@ from textual.content import Content
 
 from rptrain.runs.series import thinned
 from rptrain.tui.widgets.line_widget import LineWidget
-from rptrain.tui.widgets.words import clipped, short
-from rptrain.utils.text import one_line
+from rptrain.utils.text import clipped, one_line
+from rptrain.utils.units import format_short
 
 AXIS = 7  # characters for the numbers at the left
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # dots of a character, by column and row
@@ -84,7 +84,7 @@ class Plot(LineWidget):
             at = row / (rows - 1) if rows > 1 else 0.0
             number = high - (high - low) * at
             named_row = row in (0, rows - 1) or (rows >= 9 and row == rows // 2)
-            label = short(10**number if scaled else number) if named_row else ""
+            label = format_short(10**number if scaled else number) if named_row else ""
             yield Content.assemble((f"{label:>{AXIS}}", "$muted"), ("│", "$faint"), canvas.row(row))
         first, last = f"{left:,.0f}", f"{right:,.0f}"
         gap = max(1, columns - len(first) - len(last))

@@ -8,8 +8,8 @@ from textual.content import Content
 from rptrain.runs.view import RunView
 from rptrain.tui.widgets.bars import bar
 from rptrain.tui.widgets.line_widget import LineWidget
-from rptrain.tui.widgets.words import DASH, clipped, count, duration, loss, percent, short
-from rptrain.utils.text import one_line
+from rptrain.utils.text import clipped, one_line
+from rptrain.utils.units import DASH, format_count, format_duration, format_loss, format_percent, format_short
 
 STATE = 12  # characters of the longest state and the gap, so that the bar does not move
 LEAST = 8  # width of the bar
@@ -58,9 +58,9 @@ class RunHead(LineWidget):
         steps = f"{view.step:,}" if total is None else f"{view.step:,}/{total:,}"
         if state == "replay" or view.ended:
             last, first = view.last_event or 0.0, view.began or 0.0
-            when = f"took {duration(last - first)}" if first else ""
+            when = f"took {format_duration(last - first)}" if first else ""
         else:
-            when = f"{duration(view.eta)} left"
+            when = f"{format_duration(view.eta)} left"
         right = Content.assemble(f" {steps}  ", (f"{when:>12}", "$muted"))
         what = Content.assemble("  ", state_text(state), " " * (STATE - len(state)), f"{note}  " if note else "")
         room = self.size.width - what.cell_length - right.cell_length
@@ -85,17 +85,17 @@ class RunHead(LineWidget):
 def _numbers(view: RunView) -> Iterator[tuple[str, str]]:
     """The metrics, the most important first."""
     speed = view.steps.last("tokens_per_second")
-    yield "loss", loss(view.loss)
+    yield "loss", format_loss(view.loss)
     yield "tokens/s", DASH if speed is None else f"{speed:,.0f}"
-    yield "of peak speed", percent(view.share_of_floor)
-    yield "bubble", percent(view.bubble if view.bubble is not None else view.planned_bubble)
+    yield "of peak speed", format_percent(view.share_of_floor)
+    yield "bubble", format_percent(view.bubble if view.bubble is not None else view.planned_bubble)
     rate = view.steps.last("learning_rate")
-    yield "learning rate", DASH if rate is None else short(rate)
+    yield "learning rate", DASH if rate is None else format_short(rate)
     norm = view.steps.last("grad_norm")
-    yield "gradient norm", DASH if norm is None else short(norm)
+    yield "gradient norm", DASH if norm is None else format_short(norm)
     if view.scores:
         score = view.scores[-1]
-        yield score.name.replace("_", " "), percent(score.score)
+        yield score.name.replace("_", " "), format_percent(score.score)
     if view.skipped:
         yield "step skipped" if view.skipped == 1 else "steps skipped", f"{view.skipped:,}"
-    yield "parameters", count(view.parameters)
+    yield "parameters", format_count(view.parameters)

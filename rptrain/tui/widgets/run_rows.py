@@ -8,8 +8,8 @@ from textual.content import Content
 
 from rptrain.runs.listing import Summary
 from rptrain.tui.widgets.run_head import state_text
-from rptrain.tui.widgets.words import ago, clipped, duration, loss, size
-from rptrain.utils.text import one_line
+from rptrain.utils.text import clipped, one_line
+from rptrain.utils.units import format_ago, format_bytes, format_duration, format_loss
 
 COLUMNS = (  # name, width, and the least width of the list that shows it
     ("state", 12, 0),
@@ -53,10 +53,10 @@ def _cells(run: Summary) -> Iterator[tuple[str, Content]]:
     total = "" if run.total_steps is None else f"/{run.total_steps:,}"
     yield "state", state_text(run.state)
     yield "steps", Content(f"{run.step:,}{total}")
-    yield "loss", Content(loss(run.loss))
-    yield "took", Content("" if run.seconds is None else duration(run.seconds))
-    yield "size", Content(size(run.nbytes))
-    yield "began", Content("" if run.began is None else ago(time.time() - run.began))
+    yield "loss", Content(format_loss(run.loss))
+    yield "took", Content("" if run.seconds is None else format_duration(run.seconds))
+    yield "size", Content(format_bytes(run.nbytes))
+    yield "began", Content("" if run.began is None else format_ago(time.time() - run.began))
     yield "model", Content.styled(one_line(run.model), "$muted")
 
 

@@ -4,19 +4,19 @@ from collections.abc import Iterator
 
 from textual.content import Content
 
-from rptrain.tui.services.heavy import Preview, Sample
+from rptrain.data.samples import FirstSamples, Sample
 from rptrain.utils.text import printable
 
 MAX_CHARACTERS = 1200  # characters of a sample
 
 
-def preview_text(preview: Preview) -> Content:
+def preview_text(preview: FirstSamples) -> Content:
     return Content("\n").join(_lines(preview))
 
 
-def _lines(preview: Preview) -> Iterator[Content]:
-    learned = Content.assemble("   ", ("trained on", "bold $success"), (" / context only", "$muted"))
-    yield Content.assemble(preview.about, learned if preview.samples else "")
+def _lines(preview: FirstSamples) -> Iterator[Content]:
+    legend = Content.assemble("   ", ("trained on", "bold $success"), (" / context only", "$muted"))
+    yield Content.assemble(preview.about, legend if preview.samples else "")
     for number, sample in enumerate(preview.samples, 1):
         yield Content("")
         yield Content.styled(f"sample {number}, {sample.tokens:,} tokens", "$accent")
@@ -24,12 +24,6 @@ def _lines(preview: Preview) -> Iterator[Content]:
 
 
 def _sample(sample: Sample) -> Content:
-    parts: list[tuple[str, str]] = []
-    end = 0
-    shown = printable(sample.text)
-    for start, stop in sample.spans:
-        parts += [(shown[end:start], "$muted"), (shown[start:stop], "bold $success")]
-        end = stop
-    parts.append((shown[end:], "$muted"))
-    whole = Content.assemble(*parts)
-    return whole[:MAX_CHARACTERS] + Content("…") if len(sample.text) > MAX_CHARACTERS else whole.rstrip("\n")
+    styles = ((printable(part.text), "bold $success" if part.supervised else "$muted") for part in sample.parts)
+    whole = Content.assemble(*styles)
+    return whole[:MAX_CHARACTERS] + Content("…") if len(whole) > MAX_CHARACTERS else whole.rstrip("\n")
