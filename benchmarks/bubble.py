@@ -7,14 +7,13 @@ benchmarks/results.
 import json
 import sys
 from html import escape
-from itertools import product
 from pathlib import Path
 
-from rptrain.schedule.baselines import evenly, gpipe, interleaved_1f1b, looped_bfs, one_f_one_b
+from rptrain.schedule.baselines import LOOPED, ONCE, best
 from rptrain.schedule.costs import LayerCost
 from rptrain.schedule.dispatch import dispatch
 from rptrain.schedule.estimate import Setting
-from rptrain.schedule.partition import partition, split
+from rptrain.schedule.partition import partition
 from rptrain.schedule.plan import Plan
 from rptrain.schedule.search import search
 from rptrain.schedule.simulate import simulate
@@ -25,10 +24,7 @@ WARM_UP, STEPS = 4 * DEVICES, 8 * DEVICES  # of async: before its steps are alik
 RESULTS = Path(__file__).parent / "results"
 TIMINGS = RESULTS / "timings-rtx4090.json"
 
-ONCE = {"GPipe": gpipe, "1F1B": one_f_one_b}
-LOOPED = {"Interleaved 1F1B": interleaved_1f1b, "Looped BFS": looped_bfs}
 HEADS = {"kept": False, "recomputed": True}  # whether the other schedules recompute the head
-CUTS = {"split": split, "evenly": evenly}
 PAPERS, SHORTEST, LEAST_IDLE = range(3)  # how stages are found
 OURS = {  # lag, how stages are found, whether memory is limited
     "sync, paper's objective": (0, PAPERS, False),
@@ -51,22 +47,12 @@ INK = "#6e7781"  # reads on light and on dark backgrounds
 
 
 def other_schedules(costs, recompute_head):
-    """The best that each can do: with any number of stages a device and either way to cut the layers."""
-    found = {}
-    for name in (*ONCE, *LOOPED):
-        runs = []
-        for loops, (cut, function) in product(range(1, len(costs) // DEVICES + 1), CUTS.items()):
-            options = {"recompute_head": recompute_head, "cut": function}
-            if name in LOOPED:
-                program = LOOPED[name](costs, DEVICES, MICRO_BATCHES, loops, **options)
-            elif loops == 1:
-                program = ONCE[name](costs, DEVICES, MICRO_BATCHES, **options)
-            else:
-                continue
-            timeline = simulate(program)
-            runs.append({"bubble": timeline.bubble(), "seconds": timeline.makespan, "loops": loops, "cut": cut})
-        found[name] = min(runs, key=lambda run: (run["seconds"], run["loops"]))
-    return found
+    """The best that each can do: with any number of stages per device and either way to cut the layers."""
+    found = best(costs, DEVICES, MICRO_BATCHES, recompute_head=recompute_head)
+    return {
+        name: {"bubble": run.bubble, "seconds": run.seconds, "loops": run.loops, "cut": run.cut}
+        for name, run in found.items()
+    }
 
 
 def within(model, memory):

@@ -10,13 +10,16 @@ from contextlib import contextmanager
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rptrain import __version__
 from rptrain.utils.errors import TrainingError, UserError
 from rptrain.utils.text import printable
+
+if TYPE_CHECKING:
+    from rptrain.planner.report import PlanReport
 
 # What is wrong with a path that was given; other errors of the system are a disk's.
 _NAMES_AND_RIGHTS = {
@@ -181,6 +184,7 @@ def plan(
     pcie: Annotated[str | None, typer.Option(help="Rate of each PCIe link, one way, e.g. 25GB/s.")] = None,
     host: Annotated[str | None, typer.Option(help="Host memory, e.g. 800GiB.")] = None,
     tflops: Annotated[float | None, typer.Option(help="bfloat16 rate of each GPU in TFLOPS, e.g. 165.")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Compare with other pipeline schedules.")] = False,
     show_data: Annotated[
         int,
         typer.Option(metavar="N", min=0, max=1_000_000, help="Read the data; show N samples and what is trained on."),
@@ -206,23 +210,34 @@ def plan(
         from rptrain.planner.report import report, write_pictures
 
         found = report(resolved, MachineFlags(gpus, card, vram, pcie, host, tflops))
-        data = found.data(show_data) if show_data else None
-        if as_json:
-            print(json.dumps({**found.to_dict(), "data": data and data.to_dict()}, indent=2))
-        else:
-            from rich.console import Console
-
-            from rptrain.planner.text import show
-
-            console = Console(highlight=False)
-            show(found, console)
-            if data is not None:
-                from rptrain.data.preview import show as show_samples
-
-                show_samples(data, console)
+        _print_plan(found, as_json=as_json, with_comparison=compare, samples=show_data)
         write_pictures(found, drawing, events)
         if not found.fits:
             raise typer.Exit(2)
+
+
+def _print_plan(found: "PlanReport", *, as_json: bool, with_comparison: bool, samples: int) -> None:
+    from rptrain.planner.compare import compare
+
+    data = found.data(samples) if samples else None
+    compared = compare(found.run) if with_comparison and found.run is not None else None
+    if as_json:
+        comparison = compared and [schedule.to_dict() for schedule in compared]
+        document = {**found.to_dict(), "comparison": comparison, "data": data and data.to_dict()}
+        print(json.dumps(document, indent=2))
+        return
+    from rich.console import Console
+
+    from rptrain.planner.text import show, show_comparison
+
+    console = Console(highlight=False)
+    show(found, console)
+    if compared is not None:
+        show_comparison(compared, console)
+    if data is not None:
+        from rptrain.data.preview import show as show_samples
+
+        show_samples(data, console)
 
 
 @app.command()

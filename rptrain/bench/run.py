@@ -59,13 +59,11 @@ def bench(
     preparing = time.perf_counter() - began
     found = _floor(job, tell) if with_floor else None
     with ExitStack() as stack:
-        tell("taking memory")
+        tell("allocating memory")
         began = time.perf_counter()
         store = stack.enter_context(open_store(job))
         taken = time.perf_counter()
-        pretrained.initialize(job.spec, store.held, job.config.train.seed)
-        set_magnitudes(job.spec, store.held, {})
-        store.loaded()
+        _initialize(job, store)
         filled = time.perf_counter()
         first: tuple[float, float] | None = None  # when the first engine was open, and when it had finished a step
         if job.config.engine.replan:
@@ -101,6 +99,13 @@ def bench(
             copied=_copied(engine, job, range(warmup, warmup + steps)),
             floor=found,
         )
+
+
+def _initialize(job: Job, store: ModelStore) -> None:
+    """Fills the store with random weights."""
+    pretrained.initialize(job.spec, store.held, job.config.train.seed)
+    set_magnitudes(job.spec, store.held, {})
+    store.loaded()
 
 
 def warmup_steps(plan: Plan) -> int:

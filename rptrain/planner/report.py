@@ -17,7 +17,9 @@ The JSON form is one object with these stable keys. Times are in seconds, sizes 
     memory       places (kind, name, parts of name and nbytes, total, limit, source, fits, notes); without a plan the
                  least that any plan takes
     advice       remedies (changes by key, saves by kind of memory), missing (by kind of memory)
-    data         what rptrain/data/preview.py describes; null without --show-data
+    comparison   with --compare, the plan and other schedules (rptrain/planner/compare.py), the fastest first: schedule,
+                 stages_per_device, seconds, bubble, peak (bytes on a GPU); null without it, or a plan
+    data         see rptrain/data/preview.py; null without --show-data
 """
 
 import json
@@ -69,7 +71,7 @@ class PlanReport:
 
     config: Config  # without "auto"
     spec: ModelShape
-    hardware: Hardware  # the number of micro-batches with which a round keeps all devices busy
+    hardware: Hardware  # the devices that a round keeps busy
     asked: int  # all devices, including unused ones
     memory: MemoryPlan
     advice: Advice

@@ -8,6 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from rptrain.planner.compare import OURS, ScheduleTime
 from rptrain.planner.memory import MemoryPlace
 from rptrain.planner.report import PlanReport
 from rptrain.schedule import picture
@@ -17,6 +18,10 @@ from rptrain.utils.units import format_bytes, format_seconds
 
 LABEL, SIZE = 33, 12  # minimum widths of a part's name and of its size
 BAR = 30  # maximum width of the available memory
+COMPARED = (
+    "All are simulated with the same times of layers. The other schedules keep weights and gradients on the GPUs. "
+    "Their copies and updates take no time here, and their memory is without workspace."
+)
 WIDEST = 110  # columns of the drawn schedule
 
 
@@ -45,6 +50,29 @@ def show(report: PlanReport, console: Console) -> None:
         console.print(Text(f"It fits; the limit of {' and '.join(unknown)} is unknown." if unknown else "It fits."))
     if advice := str(report.advice):
         console.print(Text(advice[0].upper() + advice[1:]))
+
+
+def show_comparison(schedules: Sequence[ScheduleTime], console: Console) -> None:
+    """Prints a table of simulated schedules, the fastest first."""
+    _section("Other schedules", (), console)
+    ours = next(schedule for schedule in schedules if schedule.schedule == OURS)
+    if ours is schedules[0] and len(schedules) == 1:
+        _print(Text("none: each needs a layer per device"), 2, console)
+        return
+    table = Table("", "per step", "relative", "bubble", "stages per GPU", "GPU memory", box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for schedule in schedules:
+        table.add_row(
+            schedule.schedule,
+            format_seconds(schedule.seconds),
+            f"{schedule.seconds / ours.seconds:.2f}",
+            f"{max(schedule.bubble, 0):.1%}",
+            f"{schedule.stages_per_device:.3g}",
+            format_bytes(schedule.peak),
+        )
+    _print(table, 2, console)
+    _print(Text(COMPARED), 2, console)
 
 
 def _section(title: str, lines: Iterable[str], console: Console) -> None:

@@ -8,12 +8,12 @@ activation recomputation", section 5.1). Transfers take no time. `cut` chooses w
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, pairwise, product
 from math import inf
 
 from rptrain.schedule.costs import LayerCost
 from rptrain.schedule.partition import split
-from rptrain.schedule.simulate import Hold, Program, Task
+from rptrain.schedule.simulate import Hold, Program, Task, simulate
 
 Op = tuple[str, int, int]  # kind F or B, stage, micro-batch
 Cut = Callable[[Sequence[float], int], tuple[int, ...]]  # times of layers, stages to stops
@@ -168,3 +168,49 @@ def _bound(layers: _Layers, devices: int, order: Callable[[int], list[Op]], boun
         own = [costs[layer] for stage in range(device, len(stages), devices) for layer in stages[stage]]
         holds.append(Hold(device, sum(cost.params + 2 * cost.grads for cost in own), first, last))
     return Program(devices, tuple(tasks), tuple(holds))
+
+
+@dataclass(frozen=True)
+class Best:
+    """The shortest step of a schedule."""
+
+    seconds: float
+    bubble: float
+    loops: int  # stages per device
+    cut: str  # "split" or "evenly"
+    peak: int  # bytes on the device that needs most: weights, gradients in two forms, and activations
+
+
+ONCE = {"GPipe": gpipe, "1F1B": one_f_one_b}
+LOOPED = {"Interleaved 1F1B": interleaved_1f1b, "Looped BFS": looped_bfs}
+CUTS: dict[str, Cut] = {"split": split, "evenly": evenly}
+
+
+def best(
+    costs: Sequence[LayerCost], devices: int, micro_batches: int, boundary: int = 0, *, recompute_head: bool = False
+) -> dict[str, Best]:
+    """The best step of each schedule with any number of stages per device and either cut; fewer stages win ties.
+
+    Schedules that are not possible are left out: all need a layer per device, and interleaved 1F1B needs a number of
+    micro-batches that is a multiple of the number of devices.
+    """
+    programs: dict[str, list[tuple[int, str, Program]]] = {}
+    for loops, (name, cut) in product(range(1, len(costs) // devices + 1), CUTS.items()):
+        made: dict[str, Program] = {}
+        if loops == 1:
+            for schedule, once in ONCE.items():
+                made[schedule] = once(costs, devices, micro_batches, boundary, recompute_head=recompute_head, cut=cut)
+        for schedule, looped in LOOPED.items():
+            if looped is looped_bfs or micro_batches % devices == 0:
+                made[schedule] = looped(
+                    costs, devices, micro_batches, loops, boundary, recompute_head=recompute_head, cut=cut
+                )
+        for schedule, program in made.items():
+            programs.setdefault(schedule, []).append((loops, name, program))
+    found = {}
+    for schedule, candidates in programs.items():
+        timelines = [(loops, name, simulate(program)) for loops, name, program in candidates]
+        loops, name, timeline = min(timelines, key=lambda candidate: (candidate[2].makespan, candidate[0]))
+        peak = max(timeline.peak(device) for device in range(devices))
+        found[schedule] = Best(timeline.makespan, timeline.bubble(), loops, name, peak)
+    return found

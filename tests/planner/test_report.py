@@ -186,6 +186,22 @@ def test_verdicts_in_words():
     assert "optimizer on the CPU is the limit: a step takes 20%" in verdict_text(Verdict(3, 2, "optimizer", 0.2, ()))
 
 
+def test_other_schedules_are_compared():
+    text = run(*SERVER, "--compare").stdout
+    rows = dict(re.findall(r"^  (RoundPipe|GPipe|1F1B|Interleaved 1F1B|Looped BFS) +(\S+) m?s", text, re.MULTILINE))
+    assert len(rows) == 5 and text.index("RoundPipe") < text.index("GPipe")
+    found, _ = as_json(*SERVER, "--compare")
+    ours, *others = found["comparison"]
+    assert ours["schedule"] == "RoundPipe" and ours["seconds"] == found["plan"]["seconds_per_step"]
+    assert all(ours["seconds"] < other["seconds"] and ours["bubble"] < other["bubble"] for other in others)
+    assert as_json(*SERVER)[0]["comparison"] is None
+
+
+def test_schedules_that_need_a_layer_per_device_are_left_out():
+    write("tiny-tasks")
+    assert "none: each needs a layer per device" in run("--gpus", "8", "--compare").stdout
+
+
 # Advice
 
 
@@ -360,7 +376,20 @@ def test_fewer_micro_batches_than_devices_use_fewer():
 # JSON and pictures
 
 KEYS = {
-    "": ["fits", "problem", "model", "machine", "step", "plan", "roofline", "reading", "memory", "advice", "data"],
+    "": [
+        "fits",
+        "problem",
+        "model",
+        "machine",
+        "step",
+        "plan",
+        "roofline",
+        "reading",
+        "memory",
+        "advice",
+        "comparison",
+        "data",
+    ],
     "model": ["path", "architecture", "parameters", "layers", "base"],
     "machine": ["here", "card", "tflops", "link", "devices", "gpus", "asked"],
     "step": ["micro_batch_size", "length", "micro_batches", "round_size", "tokens", "update"],

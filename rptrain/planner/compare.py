@@ -1,0 +1,40 @@
+"""Comparison of a plan with other pipeline schedules, by simulation."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rptrain.planner.choose import RunPlan
+from rptrain.schedule import baselines
+
+OURS = "RoundPipe"
+
+
+@dataclass(frozen=True)
+class ScheduleTime:
+    """A simulated step of one schedule."""
+
+    schedule: str
+    stages_per_device: float
+    seconds: float  # per step
+    bubble: float
+    peak: int  # bytes on the GPU that needs most
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare(run: RunPlan) -> list[ScheduleTime]:
+    """The plan, and the best step of each other schedule that is possible, the fastest first.
+
+    The other schedules keep the weights and gradients of their stages on the GPUs, in place of host memory. All use
+    the same times of layers. Copies between their GPUs and their optimizer take no time, which favors them, and their
+    peak does not include workspace.
+    """
+    plan, estimate = run.plan, run.estimate
+    ours = ScheduleTime(OURS, len(plan.stages) / plan.devices, estimate.period, estimate.bubble, run.device.total)
+    boundary = run.setting.links.boundary if run.setting.links else 0
+    others = [
+        ScheduleTime(name, found.loops, found.seconds, found.bubble, found.peak)
+        for name, found in baselines.best(run.costs, plan.devices, plan.micro_batches, boundary).items()
+    ]
+    return sorted([ours, *others], key=lambda time: time.seconds)
