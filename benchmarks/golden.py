@@ -140,7 +140,7 @@ def train(folder: Path, name: str, overrides: tuple[str, ...], devices: str, pac
 
 
 def outcome(run: Path) -> dict[str, str]:
-    """What must not change: losses and gradient norms by step, and hashes of tensors by file and name."""
+    """The values that must not change: losses and gradient norms by step, and hashes of tensors by file and name."""
     found = {}
     for record in map(json.loads, (run / "events.jsonl").read_text().splitlines()):
         if record["event"] == "step":

@@ -48,7 +48,7 @@ def short_runs(folder: Path, seconds: float) -> bool:
 
 
 def long_run(folder: Path, seconds: float) -> bool:
-    """It is told to stop after so many seconds."""
+    """Trains, and asks the run to stop after some seconds."""
     config = resolve(CONFIG, [*ALWAYS, "train.max_steps=100000000", f"save.output_dir={folder}"])
     run, taken, began = RunDir(folder / config.config.log.run_name), [], time.monotonic()
 

@@ -1,4 +1,4 @@
-"""What watching a run costs: `python -m benchmarks.watching` prints the share of a core that the interface takes.
+"""The cost of watching a run: `python -m benchmarks.watching` prints the share of a core that the interface takes.
 
 A real run of the bundled example on two workers, and the real interface that follows it in a terminal of 120 × 36.
 """

@@ -1,1 +1,1 @@
-"""Fused and reference operations, one subject a file."""
+"""Fused and reference operations, one subject per file."""

@@ -1,18 +1,18 @@
-"""Causal attention over isolated documents: which implementation runs, and its backward.
+"""Causal attention over isolated documents: choice of the implementation, and its backward.
 
 - reference: any device and dtype; scores of a few hundred queries at a time are stored.
-- triton: our own kernels (kernels/flash.py), on CUDA for any type but float64. Deterministic as they stand, for any
-  documents, windows and sinks, and without the workspace of flash: what training takes.
+- triton: our own kernels (kernels/flash.py), on CUDA for any dtype except float64. Deterministic, for any documents,
+  windows and sinks, and without the workspace of flash. Training uses it.
 - flash: the framework's FlashAttention-2, 16-bit types on CUDA. Its backward adds into dq in an order that is fixed
   only under `torch.use_deterministic_algorithms(True)` (with warn_only it is not); that costs it a float32 copy of dq
-  for every ceil(multiprocessors / (documents * heads)) of them. It stands in where Triton is missing.
-- cudnn: very fast on recent cards where documents are of one length. Up to torch 2.13 the framework does not hand
-  cuDNN's deterministic option on, so its backward never is: not taken while determinism is asked for.
-- hybrid: cuDNN's forward, which is deterministic, with the backward of triton; what training takes in place of triton
-  for documents of one length where cuDNN is the faster by much (9.0, 10.0).
+  for every ceil(multiprocessors / (documents * heads)) of them. It is used if Triton is missing.
+- cudnn: very fast on recent cards if all documents have the same length. Up to torch 2.13, torch does not pass on
+  cuDNN's deterministic option, so its backward is not used while determinism is required.
+- hybrid: cuDNN's forward, which is deterministic, with the backward of triton; training uses it instead of triton for
+  documents of equal length on cards where cuDNN is much faster (9.0, 10.0).
 
-A window w lets token i see the tokens i - w + 1 to i of its document. Sinks [H] are one learned score a head that
-takes part in the softmax and has no value (GPT-OSS). Only triton and the reference take either.
+A window w lets token i see the tokens i - w + 1 to i of its document. Sinks [H] are one learned score per head
+that takes part in the softmax and has no value (GPT-OSS). Only triton and the reference support windows and sinks.
 """
 
 from typing import NamedTuple
@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 
 class Saved(NamedTuple):
-    """What the backward needs beside q, k, v and out; without dropout, seed and offset are only handed on."""
+    """The tensors that the backward needs besides q, k, v and out; without dropout, seed and offset are not used."""
 
     backend: str  # of the backward
     lse: Tensor  # float32 (float64 for float64); reference [T, H], triton and flash [H, T], cudnn by document
@@ -48,9 +48,10 @@ def backend(
     capability: tuple[int, int] = (8, 0),
     force: str | None = None,
 ) -> str:
-    """What runs for such inputs: "reference", "triton", "flash", "cudnn" or "hybrid"; ValueError if `force` cannot.
+    """The implementation for such inputs: "reference", "triton", "flash", "cudnn" or "hybrid".
 
-    `uniform`: all documents are of one length. `plain`: neither window nor sinks. `capability`: of the card.
+    Raises ValueError if `force` does not support them. `uniform`: all documents have the same length.
+    `plain`: neither window nor sinks. `capability`: the card's.
     """
     cuda = device_type == "cuda"
     framework = cuda and plain and dtype in (torch.bfloat16, torch.float16) and head_size % 8 == 0
@@ -85,7 +86,7 @@ def attention(
     window: int | None = None,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Saved]:
-    """out [T, H, C] and what the backward needs. Each token sees its own document up to itself."""
+    """out [T, H, C] and the tensors for backward. Each token attends to its own document up to itself."""
     chosen = backend(
         q_THC.dtype,
         q_THC.device.type,
@@ -128,7 +129,7 @@ def attention_backward(
     grad_sinks: Tensor | None = None,
     into: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv, by the implementation that ran forward, of the same window and sinks.
+    """dq, dk and dv, by the implementation of the forward pass, with the same window and sinks.
 
     They are new tensors, or `into`: views of a wider one, such as the gradient of the fused product, whose tokens
     hold their heads side by side. The gradient of the sinks is added to `grad_sinks` [H] in the wide type.

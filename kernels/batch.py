@@ -22,8 +22,8 @@ class Batch:
     sequences: int
     length: int
     supervised: int  # labels that are not ignored, in the whole batch
-    seed: int = 0  # with the step, what dropout's masks follow from
-    step: int = 0  # over the whole training, from 0
+    seed: int = 0  # with the step, determines dropout masks
+    step: int = 0  # over the whole training run, from 0
 
     @property
     def tokens(self) -> int:
@@ -32,16 +32,16 @@ class Batch:
 
 
 class Balance(NamedTuple):
-    """What the routers' auxiliary loss needs to know of a micro-batch."""
+    """The data of a micro-batch for the routers' auxiliary loss."""
 
     counted: Tensor  # bool [T]: not padding
-    tokens: Tensor  # how many these are, at least 1: a scalar of the wide type
-    scale: Tensor  # what its gradients are multiplied by: a scalar of the wide type
+    tokens: Tensor  # number of these tokens, at least 1: a scalar of the wide dtype
+    scale: Tensor  # factor of its gradients: a scalar of the wide dtype
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What a layer needs to know of a micro-batch, on the layer's device. T = sequences * length tokens.
+    """The data of a micro-batch for layers, on their device. T = sequences * length tokens.
 
     Documents never cross a sequence; padding at a sequence's end is a document of its own with ignored labels.
     """
@@ -52,8 +52,8 @@ class MicroBatch:
     labels: Tensor  # int64 [T], already shifted: the next token, or -100
     cu_seqlens: Tensor  # int32 [documents + 1 or more], where documents start in the flattened tokens; then only T
     max_seqlen: int  # no document has more tokens
-    uniform: bool  # every document is known to be of max_seqlen tokens, and there are as many as cu_seqlens says
+    uniform: bool  # every document has max_seqlen tokens, and cu_seqlens has no further entries
     cos: Tensor  # [T, C / 2], float32 (float64 for float64 models)
     sin: Tensor
-    sample: Tensor | None = None  # int64 [3]: seed, step and the first row's number in it; None: nothing is dropped
-    balance: Balance | None = None  # where routers have an auxiliary loss
+    sample: Tensor | None = None  # int64 [3]: seed, step and index of the first sequence in the step; None: no dropout
+    balance: Balance | None = None  # if routers have an auxiliary loss

@@ -1,7 +1,7 @@
-"""DoRA: the rows of W + s B A, scaled from their own length to one that is trained (Liu et al. 2024, arXiv 2402.09353).
+"""DoRA: the rows of W + s B A, scaled to trained norms (Liu et al. 2024, arXiv 2402.09353).
 
-With m the trained lengths, y = m / |W + s B A| (x W.T + s x A.T B.T). The length of a row is taken for a constant in
-backward (section 4.3 there). Products with A, B and W are those of kernels/lora.py, with the gradient of y scaled.
+With m the trained norms, y = m / |W + s B A| (x W.T + s x A.T B.T). The norm of a row counts as a constant in
+backward (section 4.3 of the paper). Products with A, B and W are those of kernels/lora.py, with a scaled gradient of y.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from rptrain.kernels.linear import linear
 from rptrain.kernels.lora import parts
 from rptrain.kernels.reference.dense import wide
 
-TOKENS = 2048  # whose products are computed again at a time
+TOKENS = 2048  # tokens whose products are recomputed at a time
 
 
 @torch.no_grad()
 def row_norms(w: Tensor, a: Tensor, b: Sequence[Tensor], starts: Sequence[int], scale: float) -> Tensor:
-    """The lengths of the rows of W + s B A that have an adapter, [the parts' widths together], in the type of W.
+    """The norms of the rows of W + s B A with an adapter, [the parts' widths together], in the dtype of W.
 
-    W + s B A is not made: |w + s b A|^2 = |w|^2 + 2 s (w A.T) b + s^2 b (A A.T) b. Rounded as in PEFT, so that a fresh
-    adapter, whose m is this, scales by 1.
+    W + s B A is never stored: |w + s b A|^2 = |w|^2 + 2 s (w A.T) b + s^2 b (A A.T) b. Rounded as in PEFT, so a new
+    adapter, whose m is this norm, scales by 1.
     """
     found = []
     for rows, ranks, weight in parts(b, starts):
@@ -54,7 +54,7 @@ def magnitude_backward(
 ) -> None:
     """Adds the gradient of m to `grad`, of the wide type: the columns of dy times those of what m scales.
 
-    That is computed again, for some tokens at a time.
+    The scaled tensor is recomputed, for some tokens at a time.
     """
     for dy_part, x_part in zip(dy.split(TOKENS), x.split(TOKENS), strict=True):
         h = linear(x_part, a)

@@ -1,7 +1,7 @@
-"""Dropout by a counter: the mask follows from numbers that name the place, and is drawn again instead of kept.
+"""Dropout with counter-based random numbers: masks are recomputed from the place instead of stored.
 
 Philox's key is the seed; its counter the step, the sample, the layer and place, the position in the sample and the
-column. So the mask does not depend on micro-batches, devices or what was drawn before. An element takes 16 bits.
+column. Therefore masks do not depend on micro-batches, devices or earlier random numbers. An element uses 16 bits.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ PART = 1 << 16  # elements, without kernels: the mask is made of wide integers, 
 
 @dataclass(frozen=True, eq=False)
 class Dropout:
-    """Where a mask belongs. `numbers` are the seed, the step and the number of the first row's sample.
+    """The place of a mask. `numbers`: the seed, the step and the index of the first sequence.
 
-    They are a tensor, so that captured launches read those of the day. Tokens are rows of `length`, one sample each.
+    `numbers` is a tensor, so that CUDA graphs read current values. Tokens are sequences of `length`, one sample each.
     """
 
     p: float  # of an element to become 0; in steps of 2 ** -16, less than 1
@@ -31,7 +31,7 @@ class Dropout:
 
     @property
     def threshold(self) -> int:
-        """An element is kept where its 16 bits are below."""
+        """Elements are kept if their 16 bits are below this."""
         return max(round((1 - self.p) * 65536), 1)
 
     @property
@@ -40,7 +40,7 @@ class Dropout:
 
     @property
     def number(self) -> int:
-        """Of layer and place together."""
+        """The number of layer and place together."""
         return self.layer << 8 | self.place
 
 

@@ -104,8 +104,8 @@ def forward_triton(
 ) -> tuple[Tensor, Tensor]:
     """out [T, H, C], and the scores' log-sum-exp [H, T], float32, sinks included.
 
-    A token sees `window` keys at most, itself included. `sinks` [H] are one more score a head, which takes its share
-    of the probability and gives nothing. `length` is that of a row; it orders the work and changes no result.
+    A token attends to at most `window` keys, including itself. `sinks` [H] are one more score per head, which takes
+    probability but has no value. `length` is that of a row; it orders the work and changes no result.
     """
     passes = passes or _passes(q_THC)
     q, k, v = (_readable(x, passes.tma) for x in (q_THC, k_TKC, v_TKC))
@@ -226,7 +226,7 @@ def _readable(x_THC: Tensor, tma: bool) -> Tensor:
 
 
 def _by_block(*tensors: tuple[Tensor, int], tma: bool) -> list[Any]:
-    """What the kernels read blocks of so many tokens through: descriptors of [heads, tokens, size], or the tensors."""
+    """Operands for reading blocks of tokens: tensor descriptors [heads, tokens, size], or the tensors."""
     if not tma:
         return [x for x, _ in tensors]
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -246,7 +246,7 @@ def _blocks(tokens: int, length: int, block: int) -> tuple[int, int]:
 
 
 def _constants(tile: Tiles, tma: bool, *, q: Tensor, k: Tensor, **others: Tensor) -> dict[str, Any]:
-    """What a kernel is compiled for, the strides of all tensors named included, and how it is launched."""
+    """The constants of a kernel, including the strides of all named tensors, and its launch options."""
     size = q.shape[-1]
     strides = {f"{name.upper()}_STRIDE": x.stride(0) for name, x in ({"q": q, "k": k} | others).items()}
     return strides | {
@@ -414,7 +414,7 @@ def _base_2(x):
 
 @triton.jit
 def _keys_of(positions, begin, m, tokens, window, BLOCK_M: tl.constexpr):
-    """Of the queries from `begin` on: the first key of each; the least and the greatest of these; the end of all."""
+    """For queries from `begin` on: the first key of each, the least and greatest of these, and the end of all."""
     position = tl.load(positions + m, mask=m < tokens, other=0).to(tl.int32)
     end = tl.minimum(begin + BLOCK_M, tokens)
     low = begin - tl.minimum(tl.load(positions + begin).to(tl.int32), window - 1)

@@ -95,7 +95,7 @@ def _tiles_for(dtype: torch.dtype, capability: tuple[int, int]) -> Tiles:
 
 
 def _for_adding(tiles: Tiles) -> Tiles:
-    """What is added has a short inner size, a rank; float32 would spill in one long step of the loop."""
+    """Tiles for adding, whose inner size is a short rank; float32 would spill in one long step of the loop."""
     return tiles._replace(inner=16)
 
 

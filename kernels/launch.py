@@ -1,4 +1,4 @@
-"""Whether Triton kernels run, and the sizes that they are launched with."""
+"""The choice between Triton kernels and the reference, and launch sizes."""
 
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,7 +18,7 @@ else:
     try:
         import triton
         import triton.language as tl
-    except ModuleNotFoundError:  # everything runs on the oracle; kernels are plain functions that nobody calls
+    except ModuleNotFoundError:  # everything runs on the reference; kernels are plain functions that are never called
 
         class _Absent:
             constexpr = object

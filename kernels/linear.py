@@ -16,7 +16,7 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 def linear_add(x: Tensor, w: Tensor, residual: Tensor, *, overwrite: bool = False) -> Tensor:
     """residual [T, out] plus x [T, in] times the transposed weight, rounded once; `overwrite` writes over residual.
 
-    Both ways give the same bits: the product adds to a copy where it may not overwrite, as it would inside torch.
+    Both ways give the same bits: without `overwrite` the product adds to a copy, as torch does internally.
     """
     return (residual if overwrite else residual.clone()).addmm_(x, w.t())
 

@@ -24,16 +24,16 @@ ALIGNMENT = 64  # columns: rows start on 128 bytes or more, for any vocabulary
 
 
 def chunk_tokens(vocab: int, itemsize: int) -> int:
-    """Tokens whose logits are computed at a time: a multiple of 128 where there is room for that many."""
+    """Tokens whose logits are computed at a time: a multiple of 128 if possible."""
     tokens = min(max(CHUNK_BYTES // (itemsize * _width(vocab)), 1), CHUNK_TOKENS)
     return tokens // 128 * 128 or tokens
 
 
 def loss_workspace_bytes(tokens: int, vocab: int, itemsize: int, *, fused: bool = False) -> int:
-    """What the loss and the gradients of `tokens` take at once, without the gradients themselves.
+    """Bytes that the loss and the gradients of `tokens` need at once, without the gradients themselves.
 
-    That is a chunk's logits, the statistics, and the losses in float64; where the oracle runs, not the `fused` kernel,
-    a piece too: the upcast logits, or the copy that torch's deterministic scatter makes of logits that need none.
+    These are a chunk's logits, the statistics, and the losses in float64; without the `fused` kernel,
+    also a piece: the upcast logits, or the copy that torch's deterministic scatter makes of logits that need none.
     """
     wide_size = max(itemsize, 4)
     logits = min(chunk_tokens(vocab, itemsize), tokens) * _width(vocab) * itemsize
@@ -140,7 +140,7 @@ def cut(row: int, *, resident: int, keep: int, group: int) -> Sizes:
 
 
 def constants(vocab: int, itemsize: int, gradient: bool, cut: Sizes) -> dict[str, Any]:
-    """What the kernel is compiled for."""
+    """The constants of the kernel."""
     return {
         "VOCAB": vocab,
         "WIDTH": _width(vocab),
@@ -299,7 +299,7 @@ def _add(values, tops, sums):
 
 @triton.jit
 def _values(words, dtype: tl.constexpr):
-    """What the words hold, in float32: values, or those of even columns and those of odd ones."""
+    """The content of the words in float32: values, or values of even and of odd columns."""
     if dtype == tl.float32:
         return (words.to(tl.float32, bitcast=True),)
     elif dtype == tl.bfloat16:

@@ -54,7 +54,7 @@ class Format:
         return torch.uint8 if self.bits == 4 else torch.int8
 
     def nbytes(self, numel: int) -> int:
-        """Of codes and scales in one buffer, padding included."""
+        """Bytes of codes and scales in one buffer, padding included."""
         return _aligned(self.code_bytes(numel)) + _aligned(self.scale_count(numel) * self.scale_dtype.itemsize)
 
 
@@ -67,14 +67,14 @@ class Quantized(NamedTuple):
 
     @classmethod
     def of(cls, buffer: Tensor, numel: int, fmt: Format) -> "Quantized":
-        """As they lie in `fmt.nbytes(numel)` bytes: the codes, then the scales."""
+        """A view of `fmt.nbytes(numel)` bytes: the codes, then the scales."""
         codes = fmt.code_bytes(numel)
         scales = buffer[_aligned(codes) :][: fmt.scale_count(numel) * fmt.scale_dtype.itemsize]
         return cls(buffer[:codes].view(fmt.code_dtype), scales.view(fmt.scale_dtype), fmt)
 
     @property
     def numel(self) -> int:
-        """Of whole blocks."""
+        """The number of elements, in whole blocks."""
         return self.scales.numel() * self.format.block
 
     def part(self, start: int, stop: int) -> "Quantized":
@@ -162,7 +162,7 @@ def dequantize_triton(codes: Tensor, scales: Tensor, fmt: Format, out: Tensor) -
 
 
 def constants(fmt: Format, words: bool) -> dict[str, Any]:
-    """What the kernel of a 4-bit format is compiled for; `words`: codes can be read 32 bits at a time."""
+    """The constants of the kernel of a 4-bit format; `words`: codes can be read 32 bits at a time."""
     options = {"BLOCK": fmt.block, "HIGH_FIRST": int(fmt.high_first), "EXPONENTS": fmt is MXFP4, "AS_WORDS": words}
     return options | {"TILES": WORDS // LANES, "LANES": LANES, "num_warps": LANES // 32}
 

@@ -17,7 +17,7 @@ SHARED = 96 << 10  # bytes of a multiprocessor for rows that are loaded ahead; t
 
 
 class Sizes(NamedTuple):
-    """What the backward pass is launched with."""
+    """The launch sizes of the backward pass."""
 
     rows: int  # of a tile, which a program has in registers
     warps: int  # of a program
@@ -117,7 +117,7 @@ def _row(size: int) -> dict[str, Any]:
 
 
 def _backward_sizes(size: int, itemsize: int) -> Sizes:
-    """Enough bytes under way to hide memory's latency, by few programs: each writes a partial sum of D columns."""
+    """Sizes with enough bytes in flight to hide latency, but few programs: each writes a partial sum of D columns."""
     block = power_of_2(size)
     rows = max(1, min(4, 2048 // block))
     tile = 3 * rows * block * itemsize  # dy, x and dresidual

@@ -122,7 +122,7 @@ def _tile(heads: int, size: int) -> dict[str, Any]:
 
 
 def _backward_sizes(heads: int, kv_heads: int, size: int, norm: bool) -> tuple[dict[str, Any], int]:
-    """Backward's constants, and the programs a multiprocessor that share the queries and keys where there are norms.
+    """Backward's constants, and the programs per multiprocessor that share the queries and keys if there are norms.
 
     A tile is TOKENS tokens and BLOCK_H heads, in registers, and as in `_tile` never smaller than the program's threads:
     with norms 4 elements of each half a thread, which lets 32 warps on a multiprocessor, else 8. Held to the registers

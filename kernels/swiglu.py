@@ -112,7 +112,7 @@ def _hold(gate, up, limit):
 
 @triton.jit
 def _activation(gate, up, alpha, dtype: tl.constexpr, CLAMPED: tl.constexpr):
-    """Of values that are held to the limit; every operation of the model's code rounds to `dtype`."""
+    """The activation of clamped values; every operation of the model's code rounds to `dtype`."""
     if CLAMPED:
         share = tl.sigmoid((gate * alpha).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
         product = (gate * share).to(dtype).to(tl.float32) * (up + 1).to(dtype).to(tl.float32)

@@ -1,1 +1,1 @@
-"""What each kernel is measured on, beside other implementations."""
+"""Measurements of each kernel beside other implementations."""

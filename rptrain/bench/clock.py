@@ -42,7 +42,7 @@ def seconds(works: Mapping[K, Work], device: torch.device, *, turns: int = TURNS
 
 
 def captured(work: Work) -> Work:
-    """`work`, warmed up, as a graph; as it is where it cannot be captured."""
+    """`work`, warmed up, as a CUDA graph; unchanged if it cannot be captured."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

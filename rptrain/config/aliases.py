@@ -1,4 +1,4 @@
-"""What to say about an unknown key: other trainers' names, unsupported features, typing errors."""
+"""Suggestions for unknown keys: names in other trainers, unsupported features, typos."""
 
 from difflib import get_close_matches
 
@@ -121,7 +121,7 @@ _BY_LEAF = {key.rpartition(".")[2]: key for key in keys()}
 
 
 def answer(dotted: str, value: object = None) -> str:
-    """What to say about the unknown key `dotted`, written without array indices, that has this value or is a table."""
+    """The suggestion for the unknown key `dotted`, written without array indices, with this value or table."""
     if isinstance(value, str) and value.lower().replace("-", "_") in _SMALL_MOMENTS:
         return 'use `optim.moments = "int8"`'
     section, _, leaf = dotted.rpartition(".")

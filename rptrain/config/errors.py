@@ -1,4 +1,4 @@
-"""The mistakes of a config in words: what is wrong, where, and what to write."""
+"""Messages for mistakes in a config: what is wrong, where, and what to write."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from rptrain.utils.errors import UserError
 
 
 class ConfigError(UserError):
-    """All mistakes of a config: pairs of a place ("file:line" or "command line") and what is wrong there."""
+    """All mistakes of a config: pairs of a place ("file:line" or "command line") and a message."""
 
     def __init__(self, mistakes: Sequence[tuple[str, str]]) -> None:
         self.mistakes = tuple(mistakes)
@@ -42,7 +42,7 @@ def leaves(value: object, key: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 def explain(error: ErrorDetails) -> list[tuple[KeyPath, str]]:
-    """What pydantic found, as pairs of a key and a sentence about it; several for a table that is unknown."""
+    """The errors that pydantic found, as pairs of a key and a message; several for an unknown table."""
     key, value, context = error["loc"], error["input"], error.get("ctx", {})
     if (name := dotted(key[:2])) in AUTOMATIC and error["type"] != "extra_forbidden":
         return [(key[:2], f'`{name}` must be a whole number from 1 to {MAX_COUNT}, or "auto", not {_shown(value)}')]
@@ -100,7 +100,7 @@ def _choices(choices: list[str], value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a config has it; of tables that they are some."""
+    """A value in TOML; a word for tables."""
     match value:
         case None:
             return "not set"

@@ -28,7 +28,7 @@ class Resolved:
 
 
 def resolve(path: Path | str, overrides: Sequence[str] = (), text: str | None = None) -> Resolved:
-    """Reads the file, or the `text` that is to be written there, applies the overrides in order and checks the whole.
+    """Reads the file, or `text` in its place, applies the overrides in order, and checks the result.
 
     Raises ConfigError with every mistake found, in the order of the file and then of the command line.
     """
@@ -78,7 +78,7 @@ def resolve(path: Path | str, overrides: Sequence[str] = (), text: str | None = 
 
 
 def render(resolved: Resolved) -> str:
-    """The config as TOML, each key with its origin behind it; keys that are not set are left out.
+    """The config as TOML, each key followed by its origin; keys that are not set are left out.
 
     The text parses back to the same config.
     """
@@ -106,8 +106,8 @@ _LAST = 1 << 30  # the command line's place: after every line of the file
 
 
 def read_text(path: Path) -> str:
-    """The text of a config. UserError where it cannot be read."""
-    if path.exists() and not (path.is_file() or path.is_dir()):  # nobody may write to a pipe
+    """The text of a config. Raises UserError if it cannot be read."""
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe may have no writer
         raise UserError(f"{path}: is not a regular file")
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -143,7 +143,7 @@ def _parse_override(override: str) -> tuple[KeyPath, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """The value that is meant: TOML, or else a bare word, text without quotes. UserError for broken TOML."""
+    """The value of a text: TOML, or a bare word without quotes. Raises UserError for invalid TOML."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (RecursionError, ValueError):
@@ -157,7 +157,7 @@ def parse_value(text: str) -> Any:
 
 
 def _assigned(document: dict[str, Any], key: KeyPath, value: Any) -> dict[str, Any]:
-    """A copy with one key set, tables made on the way; the index after an array's last element appends."""
+    """A copy with one key set; creates missing tables. The index after an array's last element appends."""
     document = deepcopy(document)
     node: Any = document
     for depth, part in enumerate(key):

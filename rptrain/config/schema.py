@@ -368,11 +368,11 @@ class Config(Section):
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Tokens of a step."""
         return self.train.global_batch_size * self.data.max_length
 
     def step_sizes(self) -> dict[str, Any]:
-        """What a step is made of, as the JSON of commands says it; of a config without "auto"."""
+        """The sizes of a step for the JSON of commands; needs a config without "auto"."""
         return {
             "micro_batch_size": self.train.sequences,
             "length": self.data.max_length,

@@ -1,4 +1,4 @@
-"""On which line of a TOML text each key stands; the standard library's parser does not tell."""
+"""The line of each key in a TOML text, which the standard library's parser does not report."""
 
 import re
 import tomllib

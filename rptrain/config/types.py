@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PositiveFloat, PositiveInt
 
 MOST_WORKERS = 1024  # on the CPU
-MAX_COUNT = 10**9  # of steps, rows, tokens or ranks; and what an adapter is multiplied by
+MAX_COUNT = 10**9  # steps, sequences, tokens, ranks; factor of an adapter
 
 UNITS = {"B": 1} | {
     f"{prefix}{suffix}": base**power
@@ -17,7 +17,7 @@ UNITS = {"B": 1} | {
 
 
 def parse_size(value: object) -> object:
-    """Bytes from a text such as "24GiB", "24 GB" or "512MiB"; what is no text is left as it is."""
+    """Bytes from a text such as "24GiB", "24 GB" or "512MiB"; other values are returned unchanged."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([kmgt]?i?b)", value.strip().lower())
@@ -34,7 +34,7 @@ def format_size(size: int) -> str:
 
 
 def parse_devices(value: object) -> object:
-    """One of "auto", "cuda", "cuda:0,1" and "cpu:N", whether it was written as one text or as a list."""
+    """One of "auto", "cuda", "cuda:0,1" and "cpu:N", given as one text or as a list."""
     names = list(value) if isinstance(value, list | tuple) else [value]
     if names in (["auto"], ["cuda"]):
         return names[0]
@@ -66,7 +66,7 @@ def _path(path: str) -> str:
 
 
 def parse_names(value: object) -> object:
-    """A text, or several of them as a tuple."""
+    """A text, or several as a tuple."""
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
         raise ValueError('must be text, or a list such as ["q_proj", "v_proj"]')

@@ -26,8 +26,8 @@ def generate_text(
 ) -> list[str]:
     """One answer for each prompt. `raw` continues the prompt itself instead of putting it into the chat template.
 
-    A run answers from its exported model if it has one, else from its newest checkpoint. Raises UserError for a source
-    that is neither a run, a checkpoint nor a model directory.
+    A run answers from its exported model if it has one, otherwise from its newest checkpoint. Raises UserError for
+    a source that is neither a run, a checkpoint nor a model directory.
     """
     source = Path(source)
     for number, prompt in enumerate(prompts, 1):

@@ -22,7 +22,7 @@ class FoundModel:
 
     path: str  # as the config names it
     source: str  # "bundled", "hub cache", or the folder it was found in
-    parameters: int  # 0 where it cannot be trained
+    parameters: int  # 0 if it cannot be trained
     about: str  # its architecture, or why it cannot be trained
     weights: bool  # whether there are any: a bundled shape begins with random ones
 

@@ -60,7 +60,7 @@ def recipe(model: str, data: str, method: str) -> Mapping[str, str]:
 
 
 def name_of(model: str, data: str) -> str:
-    """A run's name: that of the model, and of the data where it is the person's own."""
+    """The name of a run: the model's, and the data's if it is the user's own."""
     base = PurePath(model).name.lower() or "run"
     own = "" if data.startswith("builtin:") else PurePath(data).stem.lower()
     return "-".join(filter(None, (base, own))).lstrip(".").replace(" ", "-")

@@ -86,5 +86,5 @@ def _lines(path: Path) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
             yield from (line for line in file if len(line) <= LONGEST)
-    except OSError:  # none were recorded, or nobody may read them
+    except OSError:  # not recorded, or not readable
         return
