@@ -53,7 +53,7 @@ async def test_a_terminal_may_be_small(make: Made, tmp_path: Path, size: tuple[i
 @driven
 async def test_help_names_the_keys_of_the_screen(make: Made):
     async with make().run_test(size=(80, 24)) as pilot:
-        for key, word in (("f2", "complete a path"), ("f3", "for comparison"), ("f4", "look again")):
+        for key, word in (("f2", "complete a path"), ("f3", "for comparison"), ("f4", "check again")):
             await pilot.press(key)
             await settled(pilot)
             await pilot.press("f1")

@@ -70,7 +70,7 @@ async def test_an_empty_folder_begins_with_the_example(make: Made, helper: Scrip
         await ready(pilot)
         text = await settled(pilot)
         assert "tiny-tasks" in text and "builtin:tasks" in text and "✓ fits" in text
-        assert "8.42 s a step" in text and "15,566 tokens/s" in text and "105 GiB of 200 GiB" in text
+        assert "8.42 s per step" in text and "15,566 tokens/s" in text and "105 GiB of 200 GiB" in text
         assert not (tmp_path / "rptrain.toml").exists()
         await pilot.press("ctrl+s")
         await until(pilot, (tmp_path / "rptrain.toml").exists)

@@ -51,7 +51,7 @@ async def test_a_run_that_goes_on(make: Made, tmp_path: Path):
         assert "llama  ▶ training" in text and "400/1,000" in text and "20 m 00 s left" in text
         assert "of peak speed" in text and "bubble" in text and "gradient norm" in text
         assert "118 GiB of 192 GiB" in text and "optimizer state" in text and "one step late" in text
-        assert "queue 1" in text and "1.41 s a step" in text and "step 400: saved" in text
+        assert "queue 1" in text and "1.41 s per step" in text and "step 400: saved" in text
         lanes = widget_text(pilot.app.screen.query_one(Lanes)).splitlines()
         assert lanes[1].startswith("cuda:0") and "waits: weights" in lanes[1] and "18.2/24.0 GiB" in lanes[2]
         assert "↑ 11.5 GiB/s" in lanes[2] and "61 °C" in lanes[2] and "used 97 %" in lanes[2]
