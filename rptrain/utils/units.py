@@ -8,7 +8,7 @@ DASH = "–"  # in place of an unknown value
 def format_bytes(nbytes: float) -> str:
     """Bytes such as "1.25 GiB", "12.5 GiB" or "125 GiB"."""
     for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if abs(nbytes) >= unit:
+        if abs(nbytes) >= unit - unit / 2048:  # 1023.5 of the next smaller unit would be rounded to 1024
             return f"{_three_digits(nbytes / unit)} {name}"
     return f"{nbytes:.0f} B"
 
@@ -21,9 +21,9 @@ def _three_digits(value: float) -> str:
 def format_count(number: float) -> str:
     """A large number such as "1.7 B" or "430 k"."""
     for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= unit:
+        if number >= 0.9995 * unit:
             value = number / unit
-            return f"{value:.0f} {name}" if value >= 100 else f"{value:.1f} {name}"
+            return f"{value:.0f} {name}" if value >= 99.95 else f"{value:.1f} {name}"
     return f"{number:.0f}"
 
 
@@ -45,7 +45,7 @@ def format_seconds(seconds: float) -> str:
     """A measured time such as "1.39 ms" or "2.05 s"."""
     if seconds >= 100:
         return format_duration(seconds)
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{seconds * 1e3:.3g} ms"
 
 
 def format_percent(fraction: float | None) -> str:
@@ -68,8 +68,8 @@ def format_short(value: float) -> str:
         return DASH
     if value == 0:
         return "0"
-    if 1e-3 <= abs(value) < 1e4:
-        return f"{value:.3g}"
+    if 1e-3 <= abs(value) < 9999.5:
+        return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
@@ -78,5 +78,5 @@ def format_ago(seconds: float) -> str:
     """A time in the past, in one unit, such as "3 h ago"."""
     for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= unit:
-            return f"{seconds / unit:.0f} {name} ago"
+            return f"{seconds // unit:.0f} {name} ago"
     return "just now"
