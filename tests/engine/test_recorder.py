@@ -73,6 +73,7 @@ def test_a_device_that_computes():
     assert not other.computing and other.waiting in ("activations", "inputs")
     assert first.update_seconds is None
     assert after.queue == 0 and after.update_seconds > 0
+    assert after.lanes[0].busy["F"] >= second.lanes[0].busy["F"], "finished micro-batches count"
     assert all(min(lane.busy.values()) >= 0 and sum(lane.busy.values()) > 0 for lane in after.lanes)
 
 

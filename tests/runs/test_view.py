@@ -241,7 +241,7 @@ def test_records_that_do_not_fit_are_passed_over(tmp_path, record):
     assert view.step == 3 and view.state == "training"
 
 
-ODD = (None, -1, 10**400, 1e300, float("inf"), "", "\ud800", True, [], [1], [["a"]], {"a": 1})
+ODD = (None, -1, 10**400, 1e300, 1e12, float("inf"), "", "\ud800", True, [], [1], [["a"]], {"a": 1})
 RECORDS = {
     record["event"]: record
     for record in (
