@@ -12,7 +12,7 @@ from html import escape
 ELEMENT = re.compile(r"<rect\b[^>]*/>|<text\b[^>]*>[^<]*</text>")
 STYLE = re.compile(r"\.(terminal-\d+-r\d+) \{([^}]*)\}")
 CLASS = re.compile(r'class="(terminal-\d+-r\d+)"')
-IDENTIFIER = re.compile(r"terminal-\d+")
+IDENTIFIER = re.compile(r"(?<=[\"#.])terminal-\d+")
 
 
 def without_fonts(svg: str) -> str:

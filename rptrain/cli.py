@@ -220,9 +220,9 @@ def _print_plan(found: "PlanReport", *, as_json: bool, with_comparison: bool, sa
     from rptrain.planner.compare import compare
 
     data = found.data(samples) if samples else None
-    compared = compare(found.run) if with_comparison and found.run is not None else None
+    compared = found.run if with_comparison else None
     if as_json:
-        comparison = compared and [schedule.to_dict() for schedule in compared]
+        comparison = compared and [schedule.to_dict() for schedule in compare(compared)]
         document = {**found.to_dict(), "comparison": comparison, "data": data and data.to_dict()}
         print(json.dumps(document, indent=2))
         return
@@ -233,7 +233,7 @@ def _print_plan(found: "PlanReport", *, as_json: bool, with_comparison: bool, sa
     console = Console(highlight=False)
     show(found, console)
     if compared is not None:
-        show_comparison(compared, console)
+        show_comparison(compare(compared), console)
     if data is not None:
         from rptrain.data.preview import show as show_samples
 
@@ -293,7 +293,9 @@ def bench(
 
 @app.command()
 def runs(
-    folder: Annotated[Path, typer.Option("--runs", metavar="DIR", help="The folder of runs.")] = Path("runs"),
+    folder: Annotated[Path, typer.Option("--runs", metavar="DIR", file_okay=False, help="The folder of runs.")] = Path(
+        "runs"
+    ),
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
 ) -> None:
     """List past and present runs: state, last loss, time and size."""
@@ -324,7 +326,9 @@ def attach(run: Annotated[Path, typer.Argument(metavar="RUN", exists=True, file_
 
 @app.command()
 def doctor(
-    folder: Annotated[Path, typer.Option("--runs", metavar="DIR", help="The folder of runs.")] = Path("runs"),
+    folder: Annotated[Path, typer.Option("--runs", metavar="DIR", file_okay=False, help="The folder of runs.")] = Path(
+        "runs"
+    ),
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
 ) -> None:
     """Check this machine: GPUs and their links, memory, compiler and disk."""

@@ -147,10 +147,13 @@ def test_sigterm_is_an_interrupt_also_before_and_after_the_steps(monkeypatch):
         ["generate", ".", "--prompt", "x", "--max-new-tokens", "0"],
         ["generate", ".", "--prompt", "x", "--temperature", "-1"],
         ["--config", "c.toml", "export"],
+        ["runs", "--runs", __file__],
+        ["doctor", "--runs", __file__],
     ],
     ids=[
         *("no-config", "no-path", "unknown-option", "unknown-command", "export-nothing", "export-nowhere"),
         *("generate-nothing", "no-new-tokens", "negative-temperature", "config-and-command"),
+        *("runs-in-a-file", "doctor-of-a-file"),
     ],
 )
 def test_bad_usage_ends_with_2(trained, arguments):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import cast
 
 import torch
@@ -61,6 +62,16 @@ def generate(
     return answers
 
 
+def cache_bytes(spec: ModelSpec, sequences: int, longest: int, dtype: torch.dtype) -> int:
+    """Memory of the keys and values of `sequences` prompts with answers, of at most `longest` tokens together."""
+    return prod(_cache_shape(spec, sequences, longest)) * dtype.itemsize
+
+
+def _cache_shape(spec: ModelSpec, sequences: int, longest: int) -> tuple[int, ...]:
+    block = _blocks(spec)[0]
+    return len(spec.layers), 2, sequences, longest, block.kv_heads, block.head_size
+
+
 class Cache:
     """Keys and values [B, longest, K, C] of every block, and the places of the current tokens.
 
@@ -68,9 +79,7 @@ class Cache:
     """
 
     def __init__(self, spec: ModelSpec, lengths: Tensor, new_tokens: int, dtype: torch.dtype):
-        longest = int(lengths.max()) + new_tokens
-        block = _blocks(spec)[0]
-        shape = (len(spec.layers), 2, len(lengths), longest, block.kv_heads, block.head_size)
+        shape = _cache_shape(spec, len(lengths), int(lengths.max()) + new_tokens)
         self.buffers = torch.zeros(shape, dtype=dtype, device=lengths.device)
         self.lengths = lengths
         self.inv_freq = torch.tensor(spec.inv_freq, dtype=wide(dtype), device=lengths.device)

@@ -12,6 +12,7 @@ from rptrain.config.schema import Config, TrainSet
 from rptrain.data import formats, tasks
 from rptrain.data.folders import choose
 from rptrain.data.loader import RANDOM, TASKS, Batches, load_tokenizer
+from rptrain.data.pieces import piece
 from rptrain.data.samples import FirstSamples, Sample, TextPart
 from rptrain.data.sequences import Sequences
 from rptrain.data.template import encode
@@ -21,6 +22,7 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.text import printable
 from rptrain.utils.units import format_bytes
 
+DECODED_BEFORE = 16  # tokens
 MARKS = ("⟦", "⟧")  # around trained-on text without color
 
 
@@ -79,32 +81,35 @@ def preview(batches: Batches, tokenizer: Any, count: int) -> Preview:
 def first_samples(config: Config, count: int) -> FirstSamples:
     """The first `count` samples of the config's first data set. Reads no more of its files than needed.
 
-    Raises UserError if the data, the tokenizer or the template has mistakes.
+    Bad rows are left out. Raises UserError if no sample is left, or if the tokenizer or the template has mistakes.
     """
     source = config.data.train[0]
     if source.path == RANDOM:
         return FirstSamples("random tokens, for measuring speed", ())
     tokenizer = load_tokenizer(locate(config.model.path))
-    examples, about = _first_examples(source, count)
-    tally = formats.Tally(len(examples))
-    options = {"assistant_only_loss": config.data.assistant_only_loss, "chat_template": config.data.chat_template}
-    stream = gather(encode(examples, tokenizer, **options, tally=tally), examples[0].file)
-    if tally.bad:
-        raise UserError(f"{examples[0].file}:{tally.first[0]}")
-    lengths = stream.lengths.tolist()
-    begins = [sum(lengths[:index]) for index in range(len(lengths))]
-    samples = (_sample_in(stream, *place, tokenizer) for place in zip(begins, lengths, strict=True))
-    return FirstSamples(about, tuple(samples))
+    data, tally = config.data, formats.Tally()
+    file, examples, about = _first_examples(source, count, tally)
+    options = {"assistant_only_loss": data.assistant_only_loss, "chat_template": data.chat_template}
+    stream = gather(encode(examples, tokenizer, **options, tally=tally), file)
+    if not len(stream):
+        raise UserError(f"{file}:{tally.first[0]}")
+    pieces = piece([stream], data.max_length, data.overlong)
+    if not len(pieces.lengths):
+        raise UserError(f"{file}: the first {len(stream)} samples are longer than data.max_length and are left out")
+    places = islice(zip(pieces.begins.tolist(), pieces.lengths.tolist(), strict=True), count)
+    return FirstSamples(about, tuple(_sample_in(stream, *place, tokenizer) for place in places))
 
 
-def _first_examples(source: TrainSet, count: int) -> tuple[list[formats.Example], str]:
+def _first_examples(source: TrainSet, count: int, tally: formats.Tally) -> tuple[str, list[formats.Example], str]:
+    """The name of the first file, its first good examples, and a description of the data set."""
     if source.path == TASKS:
         questions = enumerate(tasks.questions("train", count), 1)
-        return [formats.Example(TASKS, line, messages=one.messages) for line, one in questions], "generated questions"
+        examples = [formats.Example(TASKS, line, messages=one.messages) for line, one in questions]
+        return TASKS, examples, "generated questions"
     files = choose(source.path, source.split).files
-    examples = list(islice(formats.read(files[0], source.format), count))
-    kind = "conversations" if examples[0].messages is not None else "texts"
-    return examples, f"{kind}, {format_bytes(sum(file.stat().st_size for file in files))}"
+    examples = list(islice(formats.read(files[0], source.format, tally), count))
+    kind = "conversations" if examples and examples[0].messages is not None else "texts"
+    return str(files[0]), examples, f"{kind}, {format_bytes(sum(file.stat().st_size for file in files))}"
 
 
 def show(found: Preview, console: Console) -> None:
@@ -153,12 +158,12 @@ def _sample_in(stream: Stream, begin: int, length: int, tokenizer: Any) -> Sampl
     supervised = marked < 0
     ids = np.where(supervised, ~marked, marked).tolist()
     bounds = [0, *(np.flatnonzero(np.diff(supervised)) + 1).tolist(), length]
-    parts, before = [], ""
+    parts = []
     for start, end in pairwise(bounds):
-        # Decodes all tokens so far, because the first token of a text can decode differently.
-        text = _text(tokenizer, ids[:end])
-        parts.append(TextPart(text[len(before) :], bool(supervised[start])))
-        before = text
+        # Decodes some tokens before as well, because the first token of a text can decode differently.
+        first = max(0, start - DECODED_BEFORE)
+        before = len(_text(tokenizer, ids[first:start]))
+        parts.append(TextPart(_text(tokenizer, ids[first:end])[before:], bool(supervised[start])))
     line = int(np.searchsorted(np.cumsum(stream.lengths, dtype=np.int64), begin, "right"))
     return Sample(stream.place(line), length, int(supervised[1:].sum()), tuple(parts))
 

@@ -29,4 +29,4 @@ def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     """A user's message in the chat template, with the generation prompt."""
     messages = [{"role": "user", "content": text}]
     rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    return tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]

@@ -10,13 +10,15 @@ from rptrain.checkpoint import adapter
 from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.export import DTYPES, checkpoint_of, from_checkpoint
 from rptrain.data.loader import VOCABULARIES, load_tokenizer
+from rptrain.engine.store import available_bytes
 from rptrain.inference.evaluate import encode_prompt
 from rptrain.models import registry
 from rptrain.models.adapters.lora import with_lora, without_adapters
-from rptrain.models.layers.generate import generate
+from rptrain.models.layers.generate import cache_bytes, generate
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
+from rptrain.utils.units import format_bytes
 
 ROOM = 0.8  # fraction of a GPU's free memory for weights; the rest is for the cache and temporaries
 
@@ -48,9 +50,12 @@ def generate_text(
     device = _device(spec, parameters)
     placed = [{name: tensor.to(device) for name, tensor in unit.items()} for unit in parameters]
     encoded = [
-        tokenizer(prompt)["input_ids"] if raw or not tokenizer.chat_template else encode_prompt(tokenizer, prompt)
+        tokenizer(prompt, verbose=False)["input_ids"]
+        if raw or not tokenizer.chat_template
+        else encode_prompt(tokenizer, prompt)
         for prompt in prompts
     ]
+    _check_cache(spec, encoded, max_new_tokens, placed[0]["embed"])
     ends = _end_tokens(spec, tokenizer)
     answers = generate(spec, placed.__getitem__, encoded, max_new_tokens, ends, temperature, seed)
     return tokenizer.batch_decode(answers, skip_special_tokens=True)
@@ -103,6 +108,18 @@ def _device(spec: ModelSpec, parameters: list[dict[str, Tensor]]) -> torch.devic
         if needed < ROOM * torch.cuda.mem_get_info()[0]:
             return torch.device("cuda")
     return torch.device("cpu")
+
+
+def _check_cache(spec: ModelSpec, prompts: list[list[int]], max_new_tokens: int, table: Tensor) -> None:
+    """Raises UserError if the keys and values of all tokens do not fit the memory that is left."""
+    longest = max(map(len, prompts), default=0) + max_new_tokens
+    needed = cache_bytes(spec, len(prompts), longest, table.dtype)
+    left = torch.cuda.mem_get_info()[0] if table.is_cuda else available_bytes()
+    if needed > left:
+        raise UserError(
+            f"prompts and answers of up to {longest:,} tokens need {format_bytes(needed)} for keys and values; "
+            f"{format_bytes(left)} is available: lower --max-new-tokens or give fewer prompts"
+        )
 
 
 def _end_tokens(spec: ModelSpec, tokenizer: Any) -> set[int]:

@@ -17,7 +17,7 @@ class ScheduleTime:
     stages_per_device: float
     seconds: float  # per step
     bubble: float
-    peak: int  # bytes on the GPU that needs most
+    peak: int  # bytes on the device that needs most
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

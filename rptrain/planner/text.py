@@ -19,7 +19,7 @@ from rptrain.utils.units import format_bytes, format_seconds
 LABEL, SIZE = 33, 12  # minimum widths of a part's name and of its size
 BAR = 30  # maximum width of the available memory
 COMPARED = (
-    "All are simulated with the same times of layers. The other schedules keep weights and gradients on the GPUs. "
+    "All are simulated with the same times of layers. The other schedules keep weights and gradients on the devices. "
     "Their copies and updates take no time here, and their memory is without workspace."
 )
 WIDEST = 110  # columns of the drawn schedule
@@ -59,7 +59,7 @@ def show_comparison(schedules: Sequence[ScheduleTime], console: Console) -> None
     if ours is schedules[0] and len(schedules) == 1:
         _print(Text("none: each needs a layer per device"), 2, console)
         return
-    table = Table("", "per step", "relative", "bubble", "stages per GPU", "GPU memory", box=None, pad_edge=False)
+    table = Table("", "per step", "relative", "bubble", "stages per device", "device memory", box=None, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
     for schedule in schedules:

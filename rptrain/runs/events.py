@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from rptrain.runs.line_file import LineFile
-from rptrain.runs.records import Bool, Float, Int, UnixTime
+from rptrain.runs.records import Bool, Float, Int, UnixTime, known_fields
 from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes
 
@@ -379,14 +379,11 @@ def from_line(line: str | bytes) -> Event:
     try:
         record = json.loads(line)
         schema, kind = record.pop("schema"), EVENTS[record.pop("event")]
-        if schema > SCHEMA:
-            raise UserError(f"the event has schema {schema} of a newer rptrain; this version reads up to {SCHEMA}")
-        event = kind(**_values(record))
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError, RecursionError):
+        if schema <= SCHEMA:
+            return kind(**known_fields(record, kind))
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
         raise UserError("not an event record") from None
-    if isinstance(event, Slots):
-        return Slots(event.step, tuple(SlotTime(*slot) for slot in event.slots), time=event.time)
-    return event
+    raise UserError(f"the event has schema {schema} of a newer rptrain; this version reads up to {SCHEMA}")
 
 
 def from_fields(kind: type[Event], known: Mapping[str, Any]) -> Event:
@@ -542,10 +539,6 @@ def describe(step: Step, total_steps: int, first: Step) -> str:
         if rest < timedelta.max.total_seconds():
             parts.append(f"ETA {timedelta(seconds=round(rest))}")
     return "  ".join(parts)
-
-
-def _values(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
 
 
 def _finite(value: Any) -> Any:

@@ -4,12 +4,12 @@ The types are strict: text is not converted to numbers, nor numbers to booleans.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import cache
 from typing import Annotated, Any, get_type_hints
 
 from pydantic import AllowInfNan, Field, GetCoreSchemaHandler, GetPydanticSchema, Strict, TypeAdapter, ValidationError
-from pydantic_core.core_schema import CoreSchema, typed_dict_field, typed_dict_schema
+from pydantic_core.core_schema import CoreSchema, typed_dict_field, typed_dict_schema, with_default_schema
 
 Bool = Annotated[bool, Strict()]
 Int = Annotated[int, Strict(), Field(gt=-(1 << 63), lt=1 << 63)]
@@ -28,7 +28,8 @@ def time_of(record: Mapping[str, Any], default: float | None = None) -> float | 
 def known_fields(record: Mapping[str, Any], kind: type) -> dict[str, Any]:
     """The fields of the dataclass `kind` that a record has, checked and converted to their types.
 
-    Fields may be missing, and unknown ones are left out. Raises ValidationError, which is a ValueError.
+    A missing field has its default, or is missing in the result if it has none or a generated one. Unknown fields are
+    left out. Raises ValidationError, which is a ValueError.
     """
     return _partial_validator(kind)(record)
 
@@ -45,7 +46,11 @@ def _partial_validator(kind: type) -> Callable[[Any], dict[str, Any]]:
     hints = get_type_hints(kind, include_extras=True)
 
     def schema(_: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        types = {one.name: handler.generate_schema(hints[one.name]) for one in fields(kind)}
-        return typed_dict_schema({name: typed_dict_field(known, required=False) for name, known in types.items()})
+        types = {one: handler.generate_schema(hints[one.name]) for one in fields(kind)}
+        filled = {
+            one.name: checked if one.default is MISSING else with_default_schema(checked, default=one.default)
+            for one, checked in types.items()
+        }
+        return typed_dict_schema({name: typed_dict_field(one, required=False) for name, one in filled.items()})
 
     return validator(Annotated[dict[str, Any], GetPydanticSchema(schema)])

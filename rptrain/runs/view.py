@@ -335,7 +335,7 @@ class RunView:
         self.loss_scale = record["scale"]
 
     def _on_evaluation(self, record: Mapping[str, Any]) -> None:
-        score = Score(record["time"], record["step"], record["name"], record["score"], record["tasks"])
+        score = Score(record["time"], record["step"], record["name"], record["score"], record.get("tasks", {}))
         self.scores.append(score)
 
     def _on_sample(self, record: Mapping[str, Any]) -> None:

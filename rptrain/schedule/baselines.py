@@ -6,7 +6,7 @@ because its backward follows its forward at once; this favors these schedules. T
 activation recomputation", section 5.1). Transfers take no time. `cut` chooses where stages end: `split` or `evenly`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise, product
 from math import inf
@@ -184,6 +184,7 @@ class Best:
 ONCE = {"GPipe": gpipe, "1F1B": one_f_one_b}
 LOOPED = {"Interleaved 1F1B": interleaved_1f1b, "Looped BFS": looped_bfs}
 CUTS: dict[str, Cut] = {"split": split, "evenly": evenly}
+TIE = 1e-9  # relative difference of times that is due to rounding
 
 
 def best(
@@ -192,25 +193,37 @@ def best(
     """The best step of each schedule with any number of stages per device and either cut; fewer stages win ties.
 
     Schedules that are not possible are left out: all need a layer per device, and interleaved 1F1B needs a number of
-    micro-batches that is a multiple of the number of devices.
+    micro-batches that is a multiple of the number of devices. One device computes all the time with any number of
+    stages; it has one.
     """
-    programs: dict[str, list[tuple[int, str, Program]]] = {}
-    for loops, (name, cut) in product(range(1, len(costs) // devices + 1), CUTS.items()):
-        made: dict[str, Program] = {}
-        if loops == 1:
-            for schedule, once in ONCE.items():
-                made[schedule] = once(costs, devices, micro_batches, boundary, recompute_head=recompute_head, cut=cut)
-        for schedule, looped in LOOPED.items():
-            if looped is looped_bfs or micro_batches % devices == 0:
-                made[schedule] = looped(
-                    costs, devices, micro_batches, loops, boundary, recompute_head=recompute_head, cut=cut
-                )
-        for schedule, program in made.items():
-            programs.setdefault(schedule, []).append((loops, name, program))
-    found = {}
-    for schedule, candidates in programs.items():
-        timelines = [(loops, name, simulate(program)) for loops, name, program in candidates]
-        loops, name, timeline = min(timelines, key=lambda candidate: (candidate[2].makespan, candidate[0]))
-        peak = max(timeline.peak(device) for device in range(devices))
-        found[schedule] = Best(timeline.makespan, timeline.bubble(), loops, name, peak)
+    most = len(costs) // devices if devices > 1 else 1
+    found: dict[str, Best] = {}
+    for loops, (name, cut) in product(range(1, most + 1), CUTS.items()):
+        for schedule, program in _programs(costs, devices, micro_batches, boundary, loops, recompute_head, cut):
+            timeline = simulate(program)
+            known = found.get(schedule)
+            if known is None or timeline.makespan < known.seconds * (1 - TIE):
+                peak = max(timeline.peak(device) for device in range(devices))
+                found[schedule] = Best(timeline.makespan, timeline.bubble(), loops, name, peak)
     return found
+
+
+def _programs(
+    costs: Sequence[LayerCost],
+    devices: int,
+    micro_batches: int,
+    boundary: int,
+    loops: int,
+    recompute_head: bool,
+    cut: Cut,
+) -> Iterator[tuple[str, Program]]:
+    """The programs of the schedules that are possible with `loops` stages per device, one at a time."""
+    if loops == 1:
+        for schedule, once in ONCE.items():
+            yield schedule, once(costs, devices, micro_batches, boundary, recompute_head=recompute_head, cut=cut)
+    for schedule, looped in LOOPED.items():
+        if looped is looped_bfs or micro_batches % devices == 0:
+            yield (
+                schedule,
+                looped(costs, devices, micro_batches, loops, boundary, recompute_head=recompute_head, cut=cut),
+            )

@@ -43,22 +43,24 @@ def format_duration(seconds: float | None) -> str:
 
 def format_seconds(seconds: float) -> str:
     """A measured time such as "1.39 ms" or "2.05 s"."""
-    if seconds >= 100:
+    if not isfinite(seconds) or seconds >= 99.95:
         return format_duration(seconds)
-    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{seconds * 1e3:.3g} ms"
+    return f"{_three_digits(seconds)} s" if seconds >= 0.9995 else f"{_three_digits(seconds * 1e3)} ms"
 
 
 def format_percent(fraction: float | None) -> str:
     """A fraction such as "2.1%" or "54%"."""
-    return DASH if fraction is None else f"{fraction:.1%}" if abs(fraction) < 0.0995 else f"{fraction:.0%}"
+    if fraction is None or not isfinite(fraction):
+        return DASH
+    return f"{fraction:.1%}" if abs(fraction) < 0.0995 else f"{fraction:.0%}"
 
 
 def format_loss(value: float | None) -> str:
     """A loss such as "1.2610", "12.610" or "3.2e-4"."""
     if value is None:
         return DASH
-    if value == 0 or 1e-3 <= abs(value) < 100:
-        return f"{value:.4f}" if abs(value) < 10 else f"{value:.3f}"
+    if value == 0 or 1e-3 <= abs(value) < 99.9995:
+        return f"{value:.4f}" if abs(value) < 9.99995 else f"{value:.3f}"
     return format_short(value)
 
 

@@ -1,4 +1,4 @@
-"""What `rptrain plan --show-data` says of the data."""
+"""Previews of data: `rptrain plan --show-data`, and the first samples in the interface."""
 
 import json
 import re
@@ -9,9 +9,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rptrain.cli import app
+from rptrain.config.resolve import resolve
 from rptrain.config.schema import TrainSet
 from rptrain.data.loader import Batches, prepare
-from rptrain.data.preview import preview, show
+from rptrain.data.preview import first_samples, preview, show
+from rptrain.utils.errors import UserError
 
 CHATS = [
     [
@@ -52,6 +54,40 @@ def test_samples_and_counts(batches, tokenizer):
     assert found.padding == 1 - found.tokens / (2 * 64)
     assert len(preview(batches, tokenizer, 1).samples) == 1
     assert json.loads(json.dumps(found.to_dict()))["samples"][0]["parts"][1]["supervised"] is True
+
+
+def config_of(path, *keys):
+    text = f'[model]\npath = "tiny-tasks"\n[[data.train]]\npath = "{path}"\n[data]\n' + "\n".join(keys)
+    return resolve(path.with_suffix(".toml"), text=text).config
+
+
+def test_first_samples(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    chats = [[("user", "abc"), ("assistant", answer)] for answer in ("cba", "x" * 99, "abcabc")]
+    rows = [{"messages": [{"role": role, "content": text} for role, text in chat]} for chat in chats]
+    path.write_text("\n".join(map(json.dumps, [{"messages": []}, *rows])))
+    found = first_samples(config_of(path, "max_length = 26"), 2)
+    assert found.about.startswith("conversations, ") and [s.place for s in found.samples] == [f"{path}:2", f"{path}:3"]
+    question, answer, *_ = found.samples[0].parts
+    assert question.text.endswith("<|assistant|>") and (answer.text, answer.supervised) == ("cba<|end|>", True)
+    assert found.samples[1].tokens == 26, "truncated as in training"
+    dropping = config_of(path, "max_length = 26", 'overlong = "drop"')
+    assert [sample.place for sample in first_samples(dropping, 2).samples] == [f"{path}:2"]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]}, "rows.jsonl:1: .*image"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "rows.jsonl:1: "),
+    ],
+    ids=["image", "surrogate"],
+)
+def test_first_samples_that_are_all_bad(tmp_path, row, message):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row))
+    with pytest.raises(UserError, match=message):
+        first_samples(config_of(path), 2)
 
 
 def printed(found, **options):

@@ -3,7 +3,7 @@
 import io
 import json
 import math
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import MISSING, FrozenInstanceError, fields
 from pathlib import Path
 
 import pytest
@@ -126,7 +126,8 @@ def test_numbers_that_json_has_not_are_null(path):
 def test_the_fields_of_a_record_are_checked_and_converted(event):
     kind, record = type(event), json.loads(metrics.to_line(event))
     assert kind(**known_fields(record | {"of_a_later_version": 1}, kind)) == event
-    assert known_fields({}, kind) == {}
+    assert all(known_fields({}, kind)[one.name] == one.default for one in fields(kind) if one.default is not MISSING)
+    assert not known_fields({}, kind).keys() & {one.name for one in fields(kind) if one.default is MISSING}
     for name in record.keys() - {"schema", "event"}:
         number = type(record[name]) in (int, float)
         for wrong in (True, str(record[name]), 10**400, math.inf) if number else ([None],):
@@ -160,8 +161,17 @@ def test_a_file_that_is_one_torn_line(path):
 
 @pytest.mark.parametrize(
     "line",
-    ["{}", "[1]", "no json", "[" * 100_000, '{"schema":1,"event":"finished"}', '{"schema":1,"event":"x"}'],
-    ids=["empty", "list", "text", "deep", "fields-missing", "unknown-event"],
+    [
+        "{}",
+        "[1]",
+        "no json",
+        "[" * 100_000,
+        '{"schema":1,"event":"finished"}',
+        '{"schema":1,"event":"x"}',
+        '{"schema":1,"event":"slots","step":1,"slots":null,"time":1}',
+        '{"schema":1,"event":"finished","step":%s,"time":1}' % ("9" * 5000),
+    ],
+    ids=["empty", "list", "text", "deep", "fields-missing", "unknown-event", "null", "digits"],
 )
 def test_a_line_that_is_no_record_is_named(path, line):
     write(path, EVENTS[0])

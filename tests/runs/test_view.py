@@ -241,6 +241,16 @@ def test_records_that_do_not_fit_are_passed_over(tmp_path, record):
     assert view.step == 3 and view.state == "training"
 
 
+def test_missing_fields_have_their_defaults(tmp_path):
+    record = step(2)
+    del record["skipped"]
+    score = {"event": "evaluation", "time": 104.0, "step": 2, "name": "tasks", "score": 0.5}
+    write(tmp_path, START, process(), step(1), record, score)
+    view = RunView(tmp_path)
+    assert view.step == 2 and view.scores[-1].score == 0.5
+    assert not any("cannot be read" in line.text for line in view.log)
+
+
 ODD = (None, -1, 10**400, 1e300, 1e12, float("inf"), "", "\ud800", True, [], [1], [["a"]], {"a": 1})
 RECORDS = {
     record["event"]: record

@@ -18,10 +18,14 @@ from rptrain.utils import units
         (units.format_bytes, (9.996 * 2**30, 99.94 * 2**30, 99.96 * 2**30), "10.0 GiB|99.9 GiB|100 GiB"),
         (units.format_count, (12, 407_000, 8.03e9, 99_960, 999_600), "12|407 k|8.0 B|100 k|1.0 M"),
         (units.format_duration, (5, 65, 7500, 2e5, None), "5 s|1 m 05 s|2 h 05 m|2 d 07 h|–"),
-        (units.format_seconds, (0.00139, 0.9996, 2.054, 125), "1.39 ms|1 s|2.05 s|2 m 05 s"),
-        (units.format_percent, (0.021, 0.54, None), "2.1%|54%|–"),
+        (units.format_seconds, (0.00139, 0.9996, 2.054, 99.96, 125), "1.39 ms|1.00 s|2.05 s|1 m 40 s|2 m 05 s"),
+        (units.format_percent, (0.021, 0.54, None, float("inf")), "2.1%|54%|–|–"),
         (units.format_short, (0, 3.14159, 1234, 1e-5, 123456, float("nan")), "0|3.14|1234|1e-5|1.2e5|–"),
-        (units.format_loss, (0, 1.31554, 11.9343, 1e-5, None), "0.0000|1.3155|11.934|1e-5|–"),
+        (
+            units.format_loss,
+            (0, 1.31554, 9.99996, 11.9343, 99.9996, 1e-5, None),
+            "0.0000|1.3155|10.000|11.934|100|1e-5|–",
+        ),
         (units.format_ago, (5, 120, 3599, 7200, 9e5), "just now|2 min ago|59 min ago|2 h ago|10 d ago"),
     ],
 )
