@@ -100,7 +100,6 @@ async def session() -> None:
         await until(pilot, lambda: "▶ training" in screen_text(made))
         poster = len(film.frames)
         await film.record(pilot, lambda: step() >= 1100 or "finished" in screen_text(made), 1.5, 0.4)
-        save("run", take(made))
         await until(pilot, lambda: "✓ finished" in screen_text(made))
         film.add(take(made), 3.0)
         await pilot.press("f3")
@@ -117,9 +116,7 @@ async def session() -> None:
 
 def step() -> int:
     """The last recorded step of the run."""
-    view = RunView(RUN)
-    view.refresh()
-    return view.step
+    return RunView(RUN).step
 
 
 def save(name: str, svg: str) -> None:

@@ -94,8 +94,8 @@ static inline void int8_block(const float *x, uint8_t *codes, float *scale)
     }
 
 #define FORMAT(NAME, LENGTH, BYTES, SCALE)                                         \
-    ENTRY(quantize_##NAME##_bf16, NAME, LENGTH, BYTES, SCALE, uint16_t, widen)     \
-    ENTRY(quantize_##NAME##_f16, NAME, LENGTH, BYTES, SCALE, uint16_t, widen_half) \
+    ENTRY(quantize_##NAME##_bf16, NAME, LENGTH, BYTES, SCALE, uint16_t, upcast)     \
+    ENTRY(quantize_##NAME##_f16, NAME, LENGTH, BYTES, SCALE, uint16_t, upcast_half) \
     ENTRY(quantize_##NAME##_f32, NAME, LENGTH, BYTES, SCALE, float, SAME)
 
 FORMAT(nf4, NF4_BLOCK, NF4_BLOCK / 2, float)

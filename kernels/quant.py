@@ -19,9 +19,8 @@ from rptrain.kernels.launch import fused, tl, triton
 from rptrain.kernels.reference import quant as reference
 from rptrain.utils import native
 
-CHUNK = (
-    2**18
-)  # elements that PyTorch quantizes or dequantizes at a time: what that takes beside stays in a core's cache
+# Elements that PyTorch quantizes or dequantizes at a time: temporaries fit in a core's cache.
+CHUNK = 2**18
 ALIGNMENT = 256  # bytes: codes and scales in one buffer begin at multiples
 ELEMENTS = 2048  # of a program, in 8 bits
 LANES = 128  # threads of a program, in 4 bits

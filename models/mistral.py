@@ -8,10 +8,8 @@ from rptrain.models.spec import ModelSpec
 from rptrain.models.weights.hf_config import read_number, read_shape
 
 ARCHITECTURE = "MistralForCausalLM"
-DEFAULTS = {
-    "sliding_window": 4096,
-    "num_key_value_heads": 8,
-}  # defaults for missing keys of config.json; null is a value
+# Defaults for missing keys of config.json; null is a value.
+DEFAULTS = {"sliding_window": 4096, "num_key_value_heads": 8}
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:

@@ -20,9 +20,8 @@ from rptrain.schedule.costs import Work
 ALIGNMENT = 128  # elements: 256 bytes in 16-bit types, the widest vector loads and DMA bursts in use
 
 Params = Mapping[str, Tensor]  # a layer's parameters by name, in the model's dtype
-Grads = Mapping[
-    str, Tensor
-]  # gradient accumulators of the trainable parameters, with their shapes, float32 (float64 for float64)
+# Gradient accumulators of the trainable parameters, with their shapes, float32 (float64 for float64).
+Grads = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)

@@ -220,9 +220,8 @@ def _print_plan(found: "PlanReport", *, as_json: bool, with_comparison: bool, sa
     from rptrain.planner.compare import compare
 
     data = found.data(samples) if samples else None
-    compared = found.run if with_comparison else None
     if as_json:
-        comparison = compared and [schedule.to_dict() for schedule in compare(compared)]
+        comparison = [one.to_dict() for one in compare(found.run)] if with_comparison and found.run else None
         document = {**found.to_dict(), "comparison": comparison, "data": data and data.to_dict()}
         print(json.dumps(document, indent=2))
         return
@@ -232,8 +231,8 @@ def _print_plan(found: "PlanReport", *, as_json: bool, with_comparison: bool, sa
 
     console = Console(highlight=False)
     show(found, console)
-    if compared is not None:
-        show_comparison(compare(compared), console)
+    if with_comparison:
+        show_comparison(compare(found.run) if found.run else (), console)
     if data is not None:
         from rptrain.data.preview import show as show_samples
 

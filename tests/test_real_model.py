@@ -99,7 +99,7 @@ def test_the_loss_on_a_quantized_base(base, tmp_path, monkeypatch) -> None:
     unquantized = mean_loss(plain, batch)
     for name, weight in plain.model.layers.named_parameters():
         if base != "bf16" and name.endswith("_proj.weight"):
-            widen_in_place(weight, FORMATS[base])
+            round_trip_in_place(weight, FORMATS[base])
     expected = mean_loss(plain, batch)
     print(f"\n{base}: ours {ours:.6f}, plain {expected:.6f}, of the weights as they are {unquantized:.6f}")
     assert ours == pytest.approx(expected, rel=1e-3)
@@ -109,7 +109,7 @@ def test_the_loss_on_a_quantized_base(base, tmp_path, monkeypatch) -> None:
 
 
 @torch.no_grad()
-def widen_in_place(weight, fmt) -> None:
+def round_trip_in_place(weight, fmt) -> None:
     weight.copy_(dequantize(*quantize(weight.detach(), fmt), fmt, torch.empty(weight.shape)))
 
 

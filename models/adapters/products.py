@@ -16,12 +16,8 @@ from rptrain.kernels.reference.dense import wide
 from rptrain.models.spec import Grads, Params
 from rptrain.schedule.costs import Work, scaled
 
-PLACES = (
-    "qkv",
-    "o",
-    "gate_up",
-    "down",
-)  # dropout masks in a layer: the adapters of one product share an input and its mask
+# Dropout masks in a layer: the adapters of one product share an input and its mask.
+PLACES = ("qkv", "o", "gate_up", "down")
 
 
 class Passed(NamedTuple):
@@ -165,12 +161,12 @@ class Adapters(Factors):
 
         With DoRA also the scaled gradient, the product of some tokens with its gradient, and the rows' norms.
         """
-        widened = max(itemsize, 4)
-        each = (2 * itemsize + widened) * self.ranks + (itemsize * self.inputs if self.dropout else 0)
+        upcast = max(itemsize, 4)
+        each = (2 * itemsize + upcast) * self.ranks + (itemsize * self.inputs if self.dropout else 0)
         if not self.dora:
             return tokens * each
-        again = min(tokens, TOKENS) * max(self.widths) * (itemsize + widened + (widened if itemsize < 4 else 0))
-        return tokens * (each + itemsize * self.outputs) + again + sum(self.widths) * (self.rank + 4) * widened
+        again = min(tokens, TOKENS) * max(self.widths) * (itemsize + upcast + (upcast if itemsize < 4 else 0))
+        return tokens * (each + itemsize * self.outputs) + again + sum(self.widths) * (self.rank + 4) * upcast
 
     def _b(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         return tensors[self.b].split(self.widths)

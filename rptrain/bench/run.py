@@ -142,7 +142,7 @@ def _prepare(resolved: Resolved) -> Job:
 
 def _floor(job: Job, tell: Callable[[str], object]) -> floor.Floor:
     """Measures the floor of one device, and frees its memory. A CPU worker has one thread."""
-    tell("measuring the floor")
+    tell("measuring the roofline time")
     device = torch.device(job.devices[0])
     config = job.config
     if device.type == "cuda":

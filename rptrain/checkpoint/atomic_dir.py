@@ -15,6 +15,7 @@ from typing import Any
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_ranges import OpenFile
 from rptrain.utils.parallel import in_parallel
+from rptrain.utils.units import format_bytes
 
 FORMAT = 1
 MANIFEST, STATE = "complete.json", "trainer_state.json"
@@ -104,7 +105,7 @@ def written_aside(
         free = shutil.disk_usage(target.parent).free
         if free < needed + SLACK:
             raise DiskFull(
-                f"{target} needs {_gigabytes(needed + SLACK)}, and {_gigabytes(free)} are free on its disk: "
+                f"{target} needs {format_bytes(needed + SLACK)}, and {format_bytes(free)} are free on its disk: "
                 "make room, or write elsewhere"
             )
         _check_replaced(replaced, check)
@@ -284,10 +285,6 @@ def _compare(file: Path, entry: Mapping[str, Any], digest: str) -> None:
 def _hash(file: Path) -> str:
     with file.open("rb") as stream:
         return file_digest(stream, "sha256").hexdigest()
-
-
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:.2f} GB"
 
 
 def complete_checkpoints(checkpoints_dir: Path) -> list[Path]:

@@ -40,9 +40,8 @@ class Example:
 @dataclass(frozen=True)
 class Format:
     keys: frozenset[str]  # a row with all of these has this format
-    parse: Callable[
-        [dict[str, Any]], dict[str, Any]
-    ]  # returns the fields of an Example; raises ValueError for a bad row
+    # Returns the fields of an Example. Raises ValueError for a bad row.
+    parse: Callable[[dict[str, Any]], dict[str, Any]]
 
 
 FORMATS = {

@@ -237,7 +237,8 @@ def _not_taken(sources: Sequence[tuple[TrainSet, Chosen]]) -> tuple[str, ...]:
     for source, chosen in sources:
         names = {file: why for file, why in chosen.others.items() if file not in taken}
         if names:
-            line = f"{source.path}: {len(names)} files are not taken: {named(names, source.path)}"
+            files = "file" if len(names) == 1 else "files"
+            line = f"{source.path}: {len(names)} {files} ignored: {named(names, source.path)}"
             if chosen.lost:
                 log.warning(line)
             lines[line] = None

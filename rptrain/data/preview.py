@@ -134,7 +134,7 @@ def _counts(found: Preview) -> list[str]:
     lines = [
         f"{found.samples_read:,} samples, {found.tokens:,} tokens in {found.rows:,} sequences of {found.length:,}; "
         f"{found.steps_per_epoch:,} steps per epoch",
-        f"{share:.1%} of the tokens are supervised; {found.padding:.1%} of the sequences is padding",
+        f"{share:.1%} of the tokens are supervised; the sequences are {found.padding:.1%} padding",
     ]
     longer = f"longer than {found.length:,} tokens"
     if found.cut:

@@ -11,14 +11,8 @@ from rptrain.utils.units import format_bytes
 
 COPIED = 64 << 20  # bytes of a timed copy
 REPEATS = 4
-LANE = {
-    1: 0.25e9,
-    2: 0.5e9,
-    3: 0.985e9,
-    4: 1.97e9,
-    5: 3.94e9,
-    6: 7.56e9,
-}  # bytes per second in one direction, by generation
+# Bytes per second of a PCIe lane in one direction, by generation.
+LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}
 LEAST = 0.6  # fraction of the link's rate; copies of page-locked memory reach 0.8 and more
 WAIT_VALUE = 122  # CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, of the driver API
 

@@ -216,7 +216,7 @@ class Engine:
         RuntimeError between `forward_backward` and its `step`, and ValueError for a batch of another size.
         """
         if self._next != self._steps:
-            raise RuntimeError("evaluate: the step before it was not taken")
+            raise RuntimeError("call step() before evaluate()")
         self._check_size(batch)
         self.synchronize()
         iteration = make_iteration(self._next, batch, accumulate_dtype(self.store.dtype), pin=self._cuda)

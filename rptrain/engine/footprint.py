@@ -60,7 +60,7 @@ def stage_bytes(spec: ModelShape, stage: Stage, dtype: torch.dtype) -> int:
     return sum(spec.units[unit].nbytes(dtype.itemsize) for unit in stage_units(spec, stage))
 
 
-def stage_wide_numel(spec: ModelShape, stage: Stage) -> int:
+def stage_dequantized_numel(spec: ModelShape, stage: Stage) -> int:
     """Elements of the stage's dequantized parameters."""
     return sum(spec.units[unit].dequantized_numel for unit in stage_units(spec, stage))
 
@@ -79,7 +79,7 @@ def stage_parts(spec: ModelShape, stage: Stage, shapes: Shapes) -> tuple[int, in
     itemsize, wide = shapes.dtype.itemsize, accumulate_dtype(shapes.dtype).itemsize
     return (
         2 * stage_bytes(spec, stage, shapes.dtype),
-        stage_wide_numel(spec, stage) * itemsize,
+        stage_dequantized_numel(spec, stage) * itemsize,
         stage_grad_numel(spec, stage) * (wide + (wide if shapes.wide_grad else itemsize)),
         _work(spec, stage, shapes) + shapes.tokens * ROTATION,
     )
@@ -99,7 +99,7 @@ def footprint(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> Foot
     entries, rings, indices = ring_parts(spec, stages, shapes)
     return Footprint(
         max(stage_bytes(spec, stage, shapes.dtype) for stage in stages),
-        max(stage_wide_numel(spec, stage) for stage in stages),
+        max(stage_dequantized_numel(spec, stage) for stage in stages),
         max(stage_grad_numel(spec, stage) for stage in stages),
         entries,
         params,

@@ -24,9 +24,9 @@ LayerTimer = Callable[[meter.Kind, int], AbstractContextManager[None]]  # kind o
 REASONS = {  # what a device's thread waits for, by the first word of the board's key
     "boundary": "activations",
     "version": "the optimizer",
-    "grad": "gradient sums",
+    "grad": "gradient accumulators",
     "scale": "the loss scale",
-    "staged": "the model's files",
+    "staged": "model files",
 }
 
 
@@ -113,7 +113,7 @@ class DeviceRecorder:
 
     def __init__(self, recorder: Recorder, *, watched: bool) -> None:
         self._recorder, self._watched = recorder, watched
-        self.up = self.down = 0  # bytes of copies that were issued
+        self._up = self._down = 0  # bytes of copies that were issued
         self._busy: dict[Kind, float] = {"F": 0.0, "FB": 0.0, "B": 0.0}
         self._in_progress: deque[Pass] = deque()
         self._span: Span | None = None  # the micro-batch that is being issued, in a traced engine
@@ -126,13 +126,21 @@ class DeviceRecorder:
     @contextmanager
     def receiving(self, stream: Stream, nbytes: int) -> Iterator[None]:
         """Around the copy of an input to the device."""
-        self.up += nbytes
+        self.uploaded(nbytes)
         if self._span is None:
             yield
             return
         issued, began = time.perf_counter(), stream.mark()
         yield
         self._span.copies.append(Copy(issued, began, stream.mark()))
+
+    def uploaded(self, nbytes: int) -> None:
+        """A copy to the device was issued."""
+        self._up += nbytes
+
+    def downloaded(self, nbytes: int) -> None:
+        """A copy to the host was issued."""
+        self._down += nbytes
 
     def claimed(self, entries: Iterable[int], embedding_version: int) -> None:
         """The micro-batch will write these entries of the output ring.
@@ -169,7 +177,7 @@ class DeviceRecorder:
 
     def sent(self, entry: int, stream: Stream, nbytes: int) -> None:
         """The copy of an entry of the output ring to the host was issued."""
-        self.down += nbytes
+        self.downloaded(nbytes)
         if self._span is not None:
             self._left[entry] = stream.mark()
 
@@ -203,7 +211,7 @@ class DeviceRecorder:
             waiting = REASONS[waits_for[0]] if isinstance(waits_for, tuple) else str(waits_for)
         elif left and not computing:
             waiting = "inputs" if left[0].pieces else "launch"
-        return LaneState(left[0] if left else None, computing, waiting, busy, self.up, self.down)
+        return LaneState(left[0] if left else None, computing, waiting, busy, self._up, self._down)
 
     def _new_span(self, iteration: int, slot: Slot, work: Work) -> Span | None:
         trace = self._recorder.trace

@@ -123,7 +123,7 @@ def layer_costs(
         ahead, back = layer.work(workload.tokens, workload.length, itemsize)
         for param in (param for unit in units if not unit.trainable for param in unit.params):
             back = back.without(layer.gradient_work(param, workload.tokens))
-        sums = Work(elementwise={"gradient sums": 2 * trained * wide})  # bytes read and written
+        sums = Work(elementwise={"gradient accumulators": 2 * trained * wide})  # bytes read and written
         forward, backward = machine.card.seconds(ahead), machine.card.seconds(back + sums)
         if measured is not None:
             forward, backward = measured.forward[index] or forward, measured.backward[index]

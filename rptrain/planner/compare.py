@@ -26,9 +26,9 @@ class ScheduleTime:
 def compare(run: RunPlan) -> list[ScheduleTime]:
     """The plan, and the best step of each other schedule that is possible, the fastest first.
 
-    The other schedules keep the weights and gradients of their stages on the GPUs, in place of host memory. All use
-    the same times of layers. Copies between their GPUs and their optimizer take no time, which favors them, and their
-    peak does not include workspace.
+    The other schedules update synchronously and keep the weights and gradients of their stages on the devices. All use
+    the same times of layers. Copies between their devices and their optimizer take no time, which favors them, and
+    their peak includes neither optimizer state nor workspace.
     """
     plan, estimate = run.plan, run.estimate
     ours = ScheduleTime(OURS, len(plan.stages) / plan.devices, estimate.period, estimate.bubble, run.device.total)

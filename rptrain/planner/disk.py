@@ -13,7 +13,7 @@ from rptrain.planner.memory import MemoryPlace
 from rptrain.schedule.plan import Plan
 from rptrain.utils.file_ranges import OpenFile
 from rptrain.utils.parallel import in_parallel
-from rptrain.utils.units import format_bytes
+from rptrain.utils.units import format_bytes, format_seconds
 
 STRETCH, PIECE = 64 << 20, 4 << 20  # bytes to measure the disk with, and bytes per read
 
@@ -49,9 +49,9 @@ class DiskReading:
             return f"{text}, and free memory holds the {format_bytes(self.file_backed)} of these files."
         if self.limits:
             return (
-                f"{text}, so it takes {self.seconds:.3g} s or more instead of {self.planned:.3g} s, as free memory "
-                f"does not hold the {format_bytes(self.file_backed)} of these files: a larger "
-                "train.global_batch_size computes more per read."
+                f"{text}, so it takes {format_seconds(self.seconds)} or more instead of "
+                f"{format_seconds(self.planned)}, as free memory does not hold the {format_bytes(self.file_backed)} "
+                "of these files: a larger train.global_batch_size computes more per read."
             )
         return f"{text}, which is enough."
 

@@ -179,7 +179,7 @@ def _memory(
     workload = Workload.of(config, hardware.machine.card)
     return MemoryPlan(
         _host(config, spec, workload, hardware, activations, workers),
-        tuple(_gpu(gpu, device, workload.shapes) for gpu in hardware.gpus),
+        tuple(_gpu(gpu, device) for gpu in hardware.gpus),
         _disk(config, spec, workload, hardware.saved) if hardware.here else None,
     )
 
@@ -274,7 +274,7 @@ def _programs(plan: Plan) -> list[list[Stage]]:
     return programs
 
 
-def _gpu(gpu: Gpu, need: Footprint, shapes: Shapes) -> MemoryPlace:
+def _gpu(gpu: Gpu, need: Footprint) -> MemoryPlace:
     parts = (
         MemoryPart("parameters of two stages", need.params),
         *([MemoryPart("dequantized parameters of a stage", need.dequantized)] if need.dequantized else []),

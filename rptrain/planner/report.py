@@ -2,23 +2,24 @@
 
 The JSON form is one object with these stable keys. Times are in seconds, sizes in bytes, rates in bytes per second.
 
-    fits         whether all places that are known have room
+    fits         whether every memory with a known limit is large enough
     problem      why there is no plan, in words; null where there is one
     model        path, architecture, parameters, layers (the head is one), base (lora.base, or null)
-    machine      here, card, tflops, link (a GPU's, each way), devices (that are used), gpus (false: workers on the
-                 CPU), asked (devices that there are)
+    machine      here, card, tflops, link (a GPU's, each way), devices (in use), gpus (false: workers on the CPU), asked
+                 (devices available)
     step         micro_batch_size, length, micro_batches, round_size, tokens, update
     plan         text (rptrain/schedule/plan.py reads it), stages (kind, first, last), seconds_per_step,
                  tokens_per_second, bubble, source; null without a plan
-    roofline     ridge, blocks (name, layers, forward, backward: operations a byte), limit (null: copies and updates
-                 hide; "up", "down", "optimizer" or "together"), loss, stages; null without a plan or GPUs
-    reading      with model.hold = "map", mapped, bytes_per_step, room (of free memory for files; null: not known), rate
-                 (of the disk), seconds (of reading a step's bytes), limits; null without it, or a plan
+    roofline     ridge, blocks (name, layers, forward, backward: operations per byte), limit (null: computation hides
+                 copies and updates; "up", "down", "optimizer" or "together"), loss, stages; null without a plan or GPUs
+    reading      with model.hold = "map", mapped, bytes_per_step, room (free memory for files; null: unknown), rate
+                 (of the disk), seconds (to read a step's bytes), limits; null without it, or a plan
     memory       places (kind, name, parts of name and nbytes, total, limit, source, fits, notes); without a plan the
                  least that any plan takes
     advice       remedies (changes by key, saves by kind of memory), missing (by kind of memory)
     comparison   with --compare, the plan and other schedules (rptrain/planner/compare.py), the fastest first: schedule,
-                 stages_per_device, seconds, bubble, peak (bytes on a GPU); null without it, or a plan
+                 stages_per_device, seconds, bubble, peak (bytes on a device; of other schedules without optimizer state
+                 and workspace); null without it, or a plan
     data         see rptrain/data/preview.py; null without --show-data
 """
 

@@ -19,8 +19,10 @@ from rptrain.utils.units import format_bytes, format_seconds
 LABEL, SIZE = 33, 12  # minimum widths of a part's name and of its size
 BAR = 30  # maximum width of the available memory
 COMPARED = (
-    "All are simulated with the same times of layers. The other schedules keep weights and gradients on the devices. "
-    "Their copies and updates take no time here, and their memory is without workspace."
+    "All are simulated with the same times of layers. The other schedules update synchronously and keep weights and "
+    "gradients on the devices. Their copies and updates take no time here. Their memory does not include optimizer "
+    "state or workspace, and is not checked against the limit. Schedules that are not possible with these layers, "
+    "micro-batches and devices are left out."
 )
 WIDEST = 110  # columns of the drawn schedule
 
@@ -53,12 +55,15 @@ def show(report: PlanReport, console: Console) -> None:
 
 
 def show_comparison(schedules: Sequence[ScheduleTime], console: Console) -> None:
-    """Prints a table of simulated schedules, the fastest first."""
+    """Prints a table of simulated schedules, the fastest first. There are none without a plan."""
     _section("Other schedules", (), console)
-    ours = next(schedule for schedule in schedules if schedule.schedule == OURS)
-    if ours is schedules[0] and len(schedules) == 1:
+    if not schedules:
+        _print(Text("unknown without a plan"), 2, console)
+        return
+    if len(schedules) == 1:
         _print(Text("none: each needs a layer per device"), 2, console)
         return
+    ours = next(schedule for schedule in schedules if schedule.schedule == OURS)
     table = Table("", "per step", "relative", "bubble", "stages per device", "device memory", box=None, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 from rptrain.runs.line_file import LineFile
 from rptrain.runs.records import Bool, Float, Int, UnixTime, known_fields
 from rptrain.utils.errors import UserError
-from rptrain.utils.units import format_bytes
+from rptrain.utils.units import format_bytes, format_duration, format_loss, format_percent
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 SHOWN_ROWS = 8  # rows of the data that a sentence lists
 SCHEMA = 1  # of every record; within a schema, changes only add records, or fields at the end of a record
+VALIDATION_LOSS = "loss"  # the name of an evaluation
 _TAIL = 4096  # bytes: more than the last records of a run take
 
 Severity = Literal["info", "warning", "error"]
@@ -122,8 +123,8 @@ class StepSkipped(Event):
     step: Int
     in_a_row: Int
     micro_batches: tuple[Int, ...]  # those with a loss that was not finite; empty if only gradients were not
-    rows: tuple[Int, ...]  # rows of the packed data in these micro-batches
-    texts: tuple[str, ...]  # the beginnings of these rows
+    rows: tuple[Int, ...]  # indices of the packed sequences in these micro-batches
+    texts: tuple[str, ...]  # the beginnings of these sequences
 
     severity: ClassVar[Severity] = "warning"
 
@@ -131,7 +132,7 @@ class StepSkipped(Event):
         if not self.rows:
             return None
         rows = ", ".join(map(str, self.rows[:SHOWN_ROWS])) + (" …" if len(self.rows) > SHOWN_ROWS else "")
-        return f"step {self.step}: skipped, the loss is NaN in rows {rows} of the data"
+        return f"step {self.step}: skipped, the loss is NaN in packed sequences {rows}"
 
 
 class SlotTime(NamedTuple):
@@ -158,12 +159,12 @@ class Slots(Event):
 @dataclass(frozen=True)
 class Evaluation(Event):
     step: Int
-    name: str
-    score: Float
+    name: str  # VALIDATION_LOSS, or that of a metric between 0 and 1
+    score: Float | None  # None: not finite
     tasks: Mapping[str, Float] = field(default_factory=dict)  # the score of each task
 
     def sentence(self) -> str:
-        return f"step {self.step}: {self.name} {self.score:.4g}"
+        return f"step {self.step}: {' '.join(describe_score(self.name, self.score))}"
 
 
 @dataclass(frozen=True)
@@ -526,6 +527,13 @@ def emit(log: EventLog, progress: Progress, event: Event) -> None:
         progress.note(sentence)
 
 
+def describe_score(name: str, score: float | None) -> tuple[str, str]:
+    """The name and the value of an evaluation as text, such as "exact match" and "97%"."""
+    if name == VALIDATION_LOSS:
+        return "validation loss", "NaN" if score is None else format_loss(score)
+    return name.replace("_", " "), format_percent(score)
+
+
 def describe(step: Step, total_steps: int, first: Step) -> str:
     """A line about a step, with the remaining time at the pace since the step `first`."""
     parts = [f"step {step.step}/{total_steps}"]
@@ -537,7 +545,7 @@ def describe(step: Step, total_steps: int, first: Step) -> str:
     if step.step > first.step:
         rest = (step.time - first.time) / (step.step - first.step) * (total_steps - step.step)
         if rest < timedelta.max.total_seconds():
-            parts.append(f"ETA {timedelta(seconds=round(rest))}")
+            parts.append(f"ETA {format_duration(rest)}")
     return "  ".join(parts)
 
 

@@ -59,7 +59,7 @@ class Score:
     time: float
     step: int
     name: str
-    score: float
+    score: float | None  # None: not finite
     tasks: Mapping[str, float] = field(default_factory=dict)
 
 

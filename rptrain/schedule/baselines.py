@@ -192,11 +192,10 @@ def best(
 ) -> dict[str, Best]:
     """The best step of each schedule with any number of stages per device and either cut; fewer stages win ties.
 
-    Schedules that are not possible are left out: all need a layer per device, and interleaved 1F1B needs a number of
-    micro-batches that is a multiple of the number of devices. One device computes all the time with any number of
-    stages; it has one.
+    Schedules that are not possible are left out: all need a layer per device, interleaved 1F1B and looped BFS two
+    and more than one device, and interleaved 1F1B a number of micro-batches that is a multiple of the devices.
     """
-    most = len(costs) // devices if devices > 1 else 1
+    most = len(costs) // devices if devices > 1 else min(len(costs), 1)
     found: dict[str, Best] = {}
     for loops, (name, cut) in product(range(1, most + 1), CUTS.items()):
         for schedule, program in _programs(costs, devices, micro_batches, boundary, loops, recompute_head, cut):
@@ -221,6 +220,7 @@ def _programs(
     if loops == 1:
         for schedule, once in ONCE.items():
             yield schedule, once(costs, devices, micro_batches, boundary, recompute_head=recompute_head, cut=cut)
+        return
     for schedule, looped in LOOPED.items():
         if looped is looped_bfs or micro_batches % devices == 0:
             yield (

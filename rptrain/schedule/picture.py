@@ -89,7 +89,7 @@ def text(timeline: Timeline, width: int = 100) -> str:
         f"{device:>{margin - 1}} {_row(computed[device], timeline.makespan, cells)} {timeline.bubble(device):6.1%}"
         for device in devices
     ]
-    scale = f"{timeline.makespan:.4g} s, {timeline.makespan / cells:.2g} s a character"
+    scale = f"{timeline.makespan:.4g} s, {timeline.makespan / cells:.2g} s per character"
     words = [*LEGEND, "small letters: every other stage", scale, f"bubble {timeline.bubble():.1%}"]
     return "\n".join([*lines, *_wrapped(words, width)])
 

@@ -305,7 +305,7 @@ class Trainer:
         stopped = self._early_stopping.update(loss)
         if stopped:
             self._last = step
-        self._emit(events.Evaluation(step, "loss", loss))
+        self._emit(events.Evaluation(step, events.VALIDATION_LOSS, loss))
         ending = ", no improvement: training ends" if stopped else ""
         self._progress.note(f"step {step}: validation loss {loss:.4f}{ending}")
         self._watchdog.heartbeat(step)

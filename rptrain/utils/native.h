@@ -38,7 +38,7 @@ static inline float of_bits(uint32_t bits)
 }
 
 /* The float32 of a bfloat16. */
-static inline float widen(uint16_t value)
+static inline float upcast(uint16_t value)
 {
     return of_bits((uint32_t)value << 16);
 }
@@ -47,7 +47,7 @@ static inline float widen(uint16_t value)
 #define HALF_MOST 0x477FF000u  /* of 65520: from here on the nearest float16 is infinite */
 
 /* The float32 of a float16. Where it is denormal, its bits are counted from 2^-14 on, which is then taken off. */
-static inline float widen_half(uint16_t value)
+static inline float upcast_half(uint16_t value)
 {
     uint32_t bits = (uint32_t)(value & 0x7FFFu) << 13, exponent = bits >> 23;
     uint32_t normal = bits + (exponent == 31 ? 0x70000000u : 0x38000000u);

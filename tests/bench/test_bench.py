@@ -161,7 +161,7 @@ def test_the_table_and_the_floor(monkeypatch):
     ):
         assert part in text
     assert result.stderr.splitlines() == [
-        "planning", "measuring the floor", "allocating memory",
+        "planning", "measuring the roofline time", "allocating memory",
         *(f"step {step} of 3 to plan with" for step in (1, 2, 3)),
         *(f"step {step} of 4" for step in (1, 2, 3, 4)),
     ]  # fmt: skip

@@ -96,15 +96,15 @@ def test_files_that_are_not_taken_are_named(tmp_path, tokenizer, caplog):
         )
         return rows.not_taken
 
-    assert go() == (f"{tmp_path}: 1 files are not taken: test.jsonl (test)",) and not caplog.text
+    assert go() == (f"{tmp_path}: 1 file ignored: test.jsonl (test)",) and not caplog.text
     make(tmp_path, ["more.jsonl", "old.jsonl.gz", ".hidden.jsonl", "README.md"])
     (line,) = go()
     named = "more.jsonl (of no split), old.jsonl.gz (its ending is of no type that is read), test.jsonl (test)"
-    assert line == f"{tmp_path}: 3 files are not taken: {named}" and line in caplog.text
+    assert line == f"{tmp_path}: 3 files ignored: {named}" and line in caplog.text
     more = TrainSet(path=str(tmp_path / "more.jsonl"))
     both = [TrainSet(path=str(tmp_path)), TrainSet(path=str(tmp_path), split="test"), more]
     rows = prepare(sources=both, tokenizer=tokenizer, max_length=64, cache_dir=tmp_path / ".kept")
-    assert all("1 files are not taken: old.jsonl.gz" in line for line in rows.not_taken)
+    assert all("1 file ignored: old.jsonl.gz" in line for line in rows.not_taken)
     assert preview(Batches(rows, 1, 1, 0), tokenizer, 1).not_taken == rows.not_taken
 
 

@@ -108,7 +108,7 @@ def test_it_is_for_between_steps_and_for_batches_of_a_step() -> None:
         tokens = batches[0].sequences * batches[0].length
         with runs.engine_of(store, "F0-2 FB3-4 B0-2 | N=2 M=4 MR=4", tokens=tokens) as engine:
             engine.forward_backward(batches[0])
-            with pytest.raises(RuntimeError, match="the step before it"):
+            with pytest.raises(RuntimeError, match="call step"):
                 engine.evaluate(batches[0])
             engine.step(1e-3)
             with pytest.raises(ValueError, match="the plan is for"):

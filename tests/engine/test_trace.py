@@ -150,7 +150,7 @@ def assert_largest(cause, causes):
         ("optimizer", ONE, 0, "optimizer", False),
         ("optimizer", ONE, 0, "optimizer", True),
         ("download", ONE, 0, "gradients", False),  # rounded ones have no place
-        ("update of embed", ONE, 0, "optimizer", False),  # the embedding waits
+        ("update of embedding", ONE, 0, "optimizer", False),  # the embedding waits
         ("partial sums", FUSED, 0, "gradients", True),
     ],
 )

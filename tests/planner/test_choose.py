@@ -86,8 +86,8 @@ def test_what_is_frozen_costs_an_upload_and_its_part_of_the_arithmetic():
     assert after[1].grads == before[1].grads - 2 * mlp and after[1].sums == before[1].sums - 4 * mlp
     assert after[1].update == pytest.approx(before[1].update - machine.update_seconds(mlp, 8))
     table = 151936 * 2048
-    for index, numel in ((1, mlp), (28, table)):  # with the gradient sums, which are read and written
-        spared = Work(matmul=2 * 8192 * numel, elementwise={"gradient sums": 2 * 4 * numel})
+    for index, numel in ((1, mlp), (28, table)):  # with the gradient accumulators, which are read and written
+        spared = Work(matmul=2 * 8192 * numel, elementwise={"gradient accumulators": 2 * 4 * numel})
         seconds = machine.card.seconds(spared)
         assert before[index].backward - after[index].backward == pytest.approx(seconds)
     assert before[0].backward - after[0].backward > before[1].backward - after[1].backward

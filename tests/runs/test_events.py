@@ -120,6 +120,13 @@ def test_numbers_that_json_has_not_are_null(path):
     (step,) = read(path)
     assert step.loss is None and step.grad_norm is None
     assert "NaN" not in path.read_text() and "Infinity" not in path.read_text()
+    diverged = metrics.from_line(metrics.to_line(metrics.Evaluation(2, metrics.VALIDATION_LOSS, math.nan)))
+    assert diverged.score is None and diverged.sentence() == "step 2: validation loss NaN"
+
+
+def test_scores_as_text():
+    assert metrics.describe_score("exact_match", 0.974) == ("exact match", "97%")
+    assert metrics.describe_score(metrics.VALIDATION_LOSS, 1.31554) == ("validation loss", "1.3155")
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
@@ -272,8 +279,8 @@ def test_plain_lines_where_there_is_no_terminal():
     assert progress(363).splitlines() == [
         "[[data.train]] a note that is longer than the console is wide",
         "step 1/363  loss 4.0000  1,234 tokens/s",
-        "step 2/363  loss 2.0000  1,234 tokens/s  ETA 1:00:10",
-        "step 3/363  skipped: the gradients were not finite  1,234 tokens/s  ETA 1:00:00",
+        "step 2/363  loss 2.0000  1,234 tokens/s  ETA 1 h 00 m",
+        "step 3/363  skipped: the gradients were not finite  1,234 tokens/s  ETA 1 h 00 m",
     ]
 
 

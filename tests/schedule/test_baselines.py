@@ -6,8 +6,9 @@ from fractions import Fraction
 
 import pytest
 
-from rptrain.schedule.baselines import evenly, gpipe, interleaved_1f1b, looped_bfs, one_f_one_b
+from rptrain.schedule.baselines import best, evenly, gpipe, interleaved_1f1b, looped_bfs, one_f_one_b
 from rptrain.schedule.costs import LayerCost
+from rptrain.schedule.partition import split
 from rptrain.schedule.simulate import simulate
 
 SIZES = [(devices, micro_batches) for devices in range(1, 7) for micro_batches in range(devices, 4 * devices + 1)]
@@ -116,3 +117,26 @@ def test_even_cuts_have_the_least_sum_of_squares(seed):
 def test_the_cut_decides_the_stages():
     program = one_f_one_b([LayerCost(1, 3)] * 3, 2, 2, cut=lambda times, parts: (1, 3))
     assert {(task.device, task.layers) for task in program.tasks} == {(0, range(1)), (1, range(1, 3))}
+
+
+def test_the_best_of_each_schedule():
+    costs = [LayerCost(0.1, 0.3, 10, 10, 5)] * 8 + [LayerCost(0.07, 0.2, 10, 10, 5)]
+    found = best(costs, 2, 6)
+    assert {name: one.loops for name, one in found.items() if name in ("GPipe", "1F1B")} == {"GPipe": 1, "1F1B": 1}
+    for name, schedule in (("Interleaved 1F1B", interleaved_1f1b), ("Looped BFS", looped_bfs)):
+        times = {
+            (loops, cut): simulate(schedule(costs, 2, 6, loops, cut=cut)).makespan
+            for loops in (2, 3, 4)
+            for cut in (split, evenly)
+        }
+        assert found[name].seconds == pytest.approx(min(times.values()))
+        fewest = min(loops for (loops, _), seconds in times.items() if seconds < min(times.values()) + 1e-6)
+        assert found[name].loops == fewest
+    head = best(costs, 2, 6, recompute_head=True)
+    assert all(head[name].seconds > one.seconds for name, one in found.items())
+
+
+def test_schedules_that_are_not_possible_are_left_out():
+    assert set(best(equal(8), 4, 6)) == {"GPipe", "1F1B", "Looped BFS"}, "6 is not a multiple of 4"
+    assert set(best(equal(4), 4, 8)) == set(best(equal(8), 1, 8)) == {"GPipe", "1F1B"}
+    assert best(equal(4), 5, 10) == {}

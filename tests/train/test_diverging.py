@@ -68,5 +68,5 @@ def test_the_rows_of_a_step_that_is_skipped_are_named(rows, tmp_path, monkeypatc
     assert list(skipped.rows) == expected and len(skipped.texts) == (16 if rows == "tasks" else 0)
     assert all("<" in text for text in skipped.texts)
     said = " ".join(capsys.readouterr().out.split())
-    assert f"step 3: skipped, the loss is NaN in rows {expected[0]}, {expected[1]}, " in said
+    assert f"step 3: skipped, the loss is NaN in packed sequences {expected[0]}, {expected[1]}, " in said
     assert run.finished and [event.step for event in tools.events(run, events.Step) if event.skipped] == [3, 5]

@@ -280,9 +280,9 @@ async def test_a_replay_goes_from_the_beginning_to_the_end(make: Made, tmp_path:
         await pilot.pause(2 * PAUSE)
         assert screen_text(pilot.app) == early
         await pilot.press("plus")
-        await until(pilot, lambda: "×32, held" in screen_text(pilot.app))
+        await until(pilot, lambda: "×32, paused" in screen_text(pilot.app))
         await pilot.press("minus", "minus")
-        await until(pilot, lambda: "×8, held" in screen_text(pilot.app))
+        await until(pilot, lambda: "×8, paused" in screen_text(pilot.app))
         await pilot.press("space", "+", "+", "plus", "plus", "plus", "plus", "plus", "plus")
         await until(pilot, lambda: "100/100" in screen_text(pilot.app))
         await pilot.press("escape")

@@ -100,17 +100,17 @@ static inline void split(float master, uint16_t *param, int16_t *remainder)
         }                                                                                                    \
     }
 
-ADAM(adam_bf16_bf16_f32, float, sqrtf, uint16_t, int16_t, uint16_t, widen, JOIN, SPLIT, float, SAME, KEEP)
+ADAM(adam_bf16_bf16_f32, float, sqrtf, uint16_t, int16_t, uint16_t, upcast, JOIN, SPLIT, float, SAME, KEEP)
 ADAM(adam_bf16_f32_f32, float, sqrtf, uint16_t, int16_t, float, SAME, JOIN, SPLIT, float, SAME, KEEP)
-ADAM(adam_f16_f16_f32, float, sqrtf, uint16_t, void, uint16_t, widen_half, MASTER, HALVE, float, SAME, KEEP)
+ADAM(adam_f16_f16_f32, float, sqrtf, uint16_t, void, uint16_t, upcast_half, MASTER, HALVE, float, SAME, KEEP)
 ADAM(adam_f16_f32_f32, float, sqrtf, uint16_t, void, float, SAME, MASTER, HALVE, float, SAME, KEEP)
 ADAM(adam_f32_f32_f32, float, sqrtf, float, void, float, SAME, READ, WRITE, float, SAME, KEEP)
 ADAM(adam_f64_f64_f64, double, sqrt, double, void, double, SAME, READ, WRITE, double, SAME, KEEP)
-ADAM(adam_bf16_bf16_bf16, float, sqrtf, uint16_t, int16_t, uint16_t, widen, JOIN, SPLIT, uint16_t, widen, dithered)
-ADAM(adam_bf16_f32_bf16, float, sqrtf, uint16_t, int16_t, float, SAME, JOIN, SPLIT, uint16_t, widen, dithered)
-ADAM(adam_f16_f16_bf16, float, sqrtf, uint16_t, void, uint16_t, widen_half, MASTER, HALVE, uint16_t, widen, dithered)
-ADAM(adam_f16_f32_bf16, float, sqrtf, uint16_t, void, float, SAME, MASTER, HALVE, uint16_t, widen, dithered)
-ADAM(adam_f32_f32_bf16, float, sqrtf, float, void, float, SAME, READ, WRITE, uint16_t, widen, dithered)
+ADAM(adam_bf16_bf16_bf16, float, sqrtf, uint16_t, int16_t, uint16_t, upcast, JOIN, SPLIT, uint16_t, upcast, dithered)
+ADAM(adam_bf16_f32_bf16, float, sqrtf, uint16_t, int16_t, float, SAME, JOIN, SPLIT, uint16_t, upcast, dithered)
+ADAM(adam_f16_f16_bf16, float, sqrtf, uint16_t, void, uint16_t, upcast_half, MASTER, HALVE, uint16_t, upcast, dithered)
+ADAM(adam_f16_f32_bf16, float, sqrtf, uint16_t, void, float, SAME, MASTER, HALVE, uint16_t, upcast, dithered)
+ADAM(adam_f32_f32_bf16, float, sqrtf, float, void, float, SAME, READ, WRITE, uint16_t, upcast, dithered)
 
 /* With moments in codes, block by block: their scales are known once all of a block was computed. */
 #define ADAM_CODES(NAME, PARAM, REMAINDER, GRAD, WIDEN, LOAD, STORE)                                         \
@@ -161,9 +161,9 @@ ADAM(adam_f32_f32_bf16, float, sqrtf, float, void, float, SAME, READ, WRITE, uin
             }                                                                                                \
     }
 
-ADAM_CODES(adam_bf16_bf16_i8, uint16_t, int16_t, uint16_t, widen, JOIN, SPLIT)
+ADAM_CODES(adam_bf16_bf16_i8, uint16_t, int16_t, uint16_t, upcast, JOIN, SPLIT)
 ADAM_CODES(adam_bf16_f32_i8, uint16_t, int16_t, float, SAME, JOIN, SPLIT)
-ADAM_CODES(adam_f16_f16_i8, uint16_t, void, uint16_t, widen_half, MASTER, HALVE)
+ADAM_CODES(adam_f16_f16_i8, uint16_t, void, uint16_t, upcast_half, MASTER, HALVE)
 ADAM_CODES(adam_f16_f32_i8, uint16_t, void, float, SAME, MASTER, HALVE)
 ADAM_CODES(adam_f32_f32_i8, float, void, float, SAME, READ, WRITE)
 
@@ -189,7 +189,7 @@ ADAM_CODES(adam_f32_f32_i8, float, void, float, SAME, READ, WRITE)
         }                                                                                                    \
     }
 
-SQUARE_SUM(square_sum_bf16, uint16_t, widen)
-SQUARE_SUM(square_sum_f16, uint16_t, widen_half)
+SQUARE_SUM(square_sum_bf16, uint16_t, upcast)
+SQUARE_SUM(square_sum_f16, uint16_t, upcast_half)
 SQUARE_SUM(square_sum_f32, float, SAME)
 SQUARE_SUM(square_sum_f64, double, SAME)

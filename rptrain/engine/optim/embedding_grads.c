@@ -64,8 +64,8 @@ static inline void fetch(const void *start, int64_t nbytes)
         }                                                                                                    \
     }
 
-ADD(rows_add_bf16, float, uint16_t, widen)
-ADD(rows_add_f16, float, uint16_t, widen_half)
+ADD(rows_add_bf16, float, uint16_t, upcast)
+ADD(rows_add_f16, float, uint16_t, upcast_half)
 ADD(rows_add_f32, float, float, SAME)
 ADD(rows_add_f64, double, double, SAME)
 
@@ -83,8 +83,8 @@ ADD(rows_add_f64, double, double, SAME)
             }                                                                                                \
     }
 
-APPLY(rows_apply_bf16, float, uint16_t, widen, narrow)
-APPLY(rows_apply_f16, float, uint16_t, widen_half, narrow_half)
+APPLY(rows_apply_bf16, float, uint16_t, upcast, narrow)
+APPLY(rows_apply_f16, float, uint16_t, upcast_half, narrow_half)
 APPLY(rows_apply_f32, float, float, SAME, SAME)
 APPLY(rows_apply_f64, double, double, SAME, SAME)
 

@@ -137,7 +137,7 @@ class OptimizerWorker:
         self._rows_asked.put((iteration, head))
         sums = {}
         for unit in self._arrival_order():
-            self._where = f"receiving gradient: {context.store.spec.units[unit].name}"
+            self._where = f"receiving gradient: {_label(context.store.spec.units[unit].name)}"
             context.board.wait(("grad", unit), iteration.number * rounds + rounds - 1).synchronize()
             if unit == 0:
                 head.set()
@@ -213,7 +213,7 @@ class OptimizerWorker:
     def _next_unit(self, index: int) -> UnitState:
         """The state of the next unit, once a snapshot has read it."""
         state = self._context.store.units[index]
-        self._where = f"update of {state.unit.name}"
+        self._where = f"update of {_label(state.unit.name)}"
         if self._snapshot is not None:
             self._snapshot.wait(index)
         if self._context.probe is not None:
@@ -255,6 +255,11 @@ class OptimizerWorker:
         if self._snapshot is not None:
             for index in self._update_order():
                 self._snapshot.wait(index)
+
+
+def _label(unit: str) -> str:
+    """The name of a unit in messages."""
+    return {"embed": "embedding", "norm": "final norm"}.get(unit, unit)
 
 
 def _decay_ranges(unit: Unit, weight_decay: float) -> list[tuple[slice, float]]:

@@ -219,7 +219,7 @@ class Upload(_Transfer):
         state = self._context.store.units[chunk.unit]
         offset = self._layout.offsets[chunk.unit]
         target = self._target[offset + chunk.start : offset + chunk.stop]
-        self._recorder.up += target.nbytes
+        self._recorder.uploaded(target.nbytes)
         with staged(self._staging, state, self._stream, generation, chunk) as source:
             self._stream.run(self._where, lambda: self._move("upload", chunk.unit, target, source))
 
@@ -271,7 +271,7 @@ class Download(_Transfer):
         offset = self._layout.offsets[chunk.unit]
         source = self._source[offset + chunk.start : offset + chunk.stop]
         target = self._context.store.units[chunk.unit].grad[chunk.start : chunk.stop]
-        self._recorder.down += source.nbytes
+        self._recorder.downloaded(source.nbytes)
         self._stream.run(self._where, lambda: self._move("download", chunk.unit, target, source))
         self._left[chunk.unit] -= 1
         if not self._left[chunk.unit]:

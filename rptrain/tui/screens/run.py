@@ -47,7 +47,7 @@ EMPTY = {
     "new": "nothing is recorded yet",
     "loading": "the weights are being loaded",
     "saving": "the state is being saved",
-    "evaluating": "questions are being asked",
+    "evaluating": "the model is being evaluated",
     "exporting": "the model is being written",
 }
 STARTING = {True: "the trainer is starting", False: "training failed to start: see below"}
@@ -213,8 +213,8 @@ class RunScreen(Screen[None]):
     def _note(self) -> str:
         replay = self._replay
         if replay is not None:
-            held = ", held" if self._held else ""
-            return f"×{replay.speed}{held}, {format_duration(replay.left):>4} to go"
+            held = ", paused" if self._held else ""
+            return f"×{replay.speed}{held}, {format_duration(replay.left):>4} left"
         if beginning := self._beginning:
             return f"trainer {beginning}"
         if self._view is not None and not self._view.ended:
@@ -265,17 +265,17 @@ class RunScreen(Screen[None]):
         elif control.is_asked(self.path, control.PAUSE):
             self._tell(control.withdraw, control.PAUSE, "resumed")
         else:
-            self._tell(control.ask, control.PAUSE, "it pauses after this step")
+            self._tell(control.ask, control.PAUSE, "pausing after this step")
 
     def action_save(self) -> None:
-        self._tell(control.ask, control.SAVE, "it saves after this step")
+        self._tell(control.ask, control.SAVE, "saving after this step")
 
     @work
     @until_closed
     async def action_stop(self) -> None:
         detail = "The state is saved after this step, and the run can be resumed."
         if await ask(self, Confirm(f"Stop {self.path.name}?", "Stop", detail)):
-            self._tell(control.ask, control.STOP, "it saves and stops after this step")
+            self._tell(control.ask, control.STOP, "stopping after this step; the state is saved")
 
     def _tell(self, do: Callable[[Path, str], None], command: str, told: str) -> None:
         try:

@@ -8,7 +8,7 @@ from rptrain.config.resolve import resolve
 from rptrain.data.samples import FirstSamples
 from rptrain.doctor.checks import Check
 
-SAMPLES = 3  # conversations in a preview
+SAMPLES = 3  # samples in a preview
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from rich.cells import cell_len
 from textual.content import Content
 
+from rptrain.runs.events import describe_score
 from rptrain.runs.view import RunView
 from rptrain.tui.widgets.bars import bar
 from rptrain.tui.widgets.line_widget import LineWidget
@@ -94,8 +95,7 @@ def _numbers(view: RunView) -> Iterator[tuple[str, str]]:
     norm = view.steps.last("grad_norm")
     yield "gradient norm", DASH if norm is None else format_short(norm)
     if view.scores:
-        score = view.scores[-1]
-        yield score.name.replace("_", " "), format_percent(score.score)
+        yield describe_score(view.scores[-1].name, view.scores[-1].score)
     if view.skipped:
         yield "step skipped" if view.skipped == 1 else "steps skipped", f"{view.skipped:,}"
     yield "parameters", format_count(view.parameters)
