@@ -26,6 +26,8 @@ class ScheduleTime:
 def compare(run: RunPlan) -> list[ScheduleTime]:
     """The plan, and the best step of each other schedule that is possible, the fastest first.
 
+    Looped BFS is left out if it is best with one stage per device, where it is GPipe.
+
     The other schedules update synchronously and keep the weights and gradients of their stages on the devices. All use
     the same times of layers. Copies between their devices and their optimizer take no time, which favors them, and
     their peak includes neither optimizer state nor workspace.
@@ -33,8 +35,8 @@ def compare(run: RunPlan) -> list[ScheduleTime]:
     plan, estimate = run.plan, run.estimate
     ours = ScheduleTime(OURS, len(plan.stages) / plan.devices, estimate.period, estimate.bubble, run.device.total)
     boundary = run.setting.links.boundary if run.setting.links else 0
-    others = [
-        ScheduleTime(name, found.loops, found.seconds, found.bubble, found.peak)
-        for name, found in baselines.best(run.costs, plan.devices, plan.micro_batches, boundary).items()
-    ]
+    found = baselines.best(run.costs, plan.devices, plan.micro_batches, boundary)
+    if "Looped BFS" in found and found["Looped BFS"].loops == 1:
+        del found["Looped BFS"]
+    others = [ScheduleTime(name, one.loops, one.seconds, one.bubble, one.peak) for name, one in found.items()]
     return sorted([ours, *others], key=lambda time: time.seconds)

@@ -21,8 +21,8 @@ BAR = 30  # maximum width of the available memory
 COMPARED = (
     "All are simulated with the same times of layers. The other schedules update synchronously and keep weights and "
     "gradients on the devices. Their copies and updates take no time here. Their memory does not include optimizer "
-    "state or workspace, and is not checked against the limit. Schedules that are not possible with these layers, "
-    "micro-batches and devices are left out."
+    "state or workspace, and is not checked against the limit. Schedules that are not possible here, or that equal "
+    "GPipe, are left out."
 )
 WIDEST = 110  # columns of the drawn schedule
 

@@ -192,8 +192,8 @@ def best(
 ) -> dict[str, Best]:
     """The best step of each schedule with any number of stages per device and either cut; fewer stages win ties.
 
-    Schedules that are not possible are left out: all need a layer per device, interleaved 1F1B and looped BFS two
-    and more than one device, and interleaved 1F1B a number of micro-batches that is a multiple of the devices.
+    Schedules that are not possible are left out: all need a layer per device, and interleaved 1F1B needs a number of
+    micro-batches that is a multiple of the number of devices. One device has one stage, since more change nothing.
     """
     most = len(costs) // devices if devices > 1 else min(len(costs), 1)
     found: dict[str, Best] = {}
@@ -220,7 +220,6 @@ def _programs(
     if loops == 1:
         for schedule, once in ONCE.items():
             yield schedule, once(costs, devices, micro_batches, boundary, recompute_head=recompute_head, cut=cut)
-        return
     for schedule, looped in LOOPED.items():
         if looped is looped_bfs or micro_batches % devices == 0:
             yield (

@@ -81,8 +81,8 @@ def scalars(event: Event) -> tuple[dict[str, float], int] | None:
             }
             return {name: value for name, value in found.items() if value is not None}, event.step
         case Evaluation():
-            tasks = {f"eval/{event.name}/{name}": score for name, score in event.tasks.items()}
-            return {f"eval/{event.name}": event.score} | tasks, event.step
+            scores = {} if event.score is None else {f"eval/{event.name}": event.score}
+            return scores | {f"eval/{event.name}/{name}": score for name, score in event.tasks.items()}, event.step
     return None
 
 

@@ -126,7 +126,7 @@ def test_the_best_of_each_schedule():
     for name, schedule in (("Interleaved 1F1B", interleaved_1f1b), ("Looped BFS", looped_bfs)):
         times = {
             (loops, cut): simulate(schedule(costs, 2, 6, loops, cut=cut)).makespan
-            for loops in (2, 3, 4)
+            for loops in (1, 2, 3, 4)
             for cut in (split, evenly)
         }
         assert found[name].seconds == pytest.approx(min(times.values()))
@@ -138,5 +138,5 @@ def test_the_best_of_each_schedule():
 
 def test_schedules_that_are_not_possible_are_left_out():
     assert set(best(equal(8), 4, 6)) == {"GPipe", "1F1B", "Looped BFS"}, "6 is not a multiple of 4"
-    assert set(best(equal(4), 4, 8)) == set(best(equal(8), 1, 8)) == {"GPipe", "1F1B"}
+    assert {one.loops for one in best(equal(8), 1, 8).values()} == {1}
     assert best(equal(4), 5, 10) == {}

@@ -274,7 +274,7 @@ async def test_a_replay_goes_from_the_beginning_to_the_end(make: Made, tmp_path:
         await until(pilot, lambda: "×16" in screen_text(pilot.app))  # 241 seconds in half a minute or less
         assert screen.query_one(Lanes).size.height == 1 + 4 * 2  # room for what will come
         await pilot.press("space")
-        await until(pilot, lambda: "held" in screen_text(pilot.app))
+        await until(pilot, lambda: "paused" in screen_text(pilot.app))
         early = await settled(pilot)  # with what was under way
         assert "100/100" not in early
         await pilot.pause(2 * PAUSE)
