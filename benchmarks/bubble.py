@@ -1,4 +1,4 @@
-"""The paper's bubble experiment (section 5.6.1): schedules simulated with measured times of layers, on 8 GPUs.
+"""The paper's bubble experiment (section 5.6.1): schedules simulated with estimated layer times, on 8 GPUs.
 
 python -m benchmarks.bubble [OUT_DIR] writes bubble.json, bubble.md and bubble.svg from timings-rtx4090.json in
 benchmarks/results.
