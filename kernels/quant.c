@@ -11,7 +11,7 @@ enum { NF4_BLOCK = 64, MXFP4_BLOCK = 32, INT8_BLOCK = 128, NO_NUMBER = 255 };
 #define INFINITE 0x7F800000u
 #define WHOLE 12582912.0f /* 1.5 * 2^23: what is added to it loses its fraction, ties to even */
 
-/* The bits of the largest size of a block; what is no number counts as the largest. */
+/* The bits of the largest size of a block; NaN counts as the largest. */
 #define LARGEST(LENGTH, X, FOUND)                    \
     uint32_t FOUND = 0;                              \
     for (int i = 0; i < (LENGTH); i++) {             \
@@ -75,7 +75,7 @@ static inline void int8_block(const float *x, uint8_t *codes, float *scale)
 
 #define SAME(value) (value)
 
-#define ENTRY(NAME, FORMAT, LENGTH, BYTES, SCALE, REAL, WIDEN)                       \
+#define ENTRY(NAME, FORMAT, LENGTH, BYTES, SCALE, REAL, UPCAST)                       \
     CLONES void NAME(const REAL *w, int64_t count, uint8_t *codes, SCALE *scales)    \
     {                                                                                \
         for (; count > 0; count -= LENGTH, w += LENGTH, codes += BYTES, scales++) {  \
@@ -84,10 +84,10 @@ static inline void int8_block(const float *x, uint8_t *codes, float *scale)
             uint8_t own[BYTES];                                                      \
             if (whole)                                                               \
                 for (int i = 0; i < LENGTH; i++)                                     \
-                    x[i] = WIDEN(w[i]);                                              \
+                    x[i] = UPCAST(w[i]);                                              \
             else                                                                     \
                 for (int i = 0; i < LENGTH; i++)                                     \
-                    x[i] = i < there ? WIDEN(w[i]) : 0.0f;                           \
+                    x[i] = i < there ? UPCAST(w[i]) : 0.0f;                           \
             FORMAT##_block(x, own, scales);                                          \
             memcpy(codes, own, (size_t)(there * BYTES + LENGTH - 1) / LENGTH);       \
         }                                                                            \

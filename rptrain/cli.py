@@ -290,11 +290,12 @@ def bench(
             events.write(json.dumps(document(measured.lanes, measured.updates, measured.window)))
 
 
+RunsFolder = Annotated[Path, typer.Option("--runs", metavar="DIR", file_okay=False, help="The folder of runs.")]
+
+
 @app.command()
 def runs(
-    folder: Annotated[Path, typer.Option("--runs", metavar="DIR", file_okay=False, help="The folder of runs.")] = Path(
-        "runs"
-    ),
+    folder: RunsFolder = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
 ) -> None:
     """List past and present runs: state, last loss, time and size."""
@@ -325,9 +326,7 @@ def attach(run: Annotated[Path, typer.Argument(metavar="RUN", exists=True, file_
 
 @app.command()
 def doctor(
-    folder: Annotated[Path, typer.Option("--runs", metavar="DIR", file_okay=False, help="The folder of runs.")] = Path(
-        "runs"
-    ),
+    folder: RunsFolder = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
 ) -> None:
     """Check this machine: GPUs and their links, memory, compiler and disk."""

@@ -63,7 +63,7 @@ def generate(
 
 
 def cache_bytes(spec: ModelSpec, sequences: int, longest: int, dtype: torch.dtype) -> int:
-    """Memory of the keys and values of `sequences` prompts with answers, of at most `longest` tokens together."""
+    """Memory of the keys and values of `sequences` prompts, each of at most `longest` tokens with its answer."""
     return prod(_cache_shape(spec, sequences, longest)) * dtype.itemsize
 
 

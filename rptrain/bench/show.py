@@ -29,7 +29,7 @@ def show(report: Report, console: Console) -> None:
     _section("Launches", _launches(values), console)
     _section("Memory", _memory(values), console)
     if report.floor is not None:
-        _section("Roofline", _floor(values["floor"]), console)
+        _section("Roofline time (--floor)", _floor(values["floor"]), console)
         console.print(Padding(_operations(report.floor), (0, 0, 0, 2), expand=False))
 
 

@@ -105,7 +105,7 @@ def written_aside(
         free = shutil.disk_usage(target.parent).free
         if free < needed + SLACK:
             raise DiskFull(
-                f"{target} needs {format_bytes(needed + SLACK)}, and {format_bytes(free)} are free on its disk: "
+                f"{target} needs {format_bytes(needed + SLACK)}, and {format_bytes(free)} is free on its disk: "
                 "make room, or write elsewhere"
             )
         _check_replaced(replaced, check)

@@ -110,8 +110,8 @@ def _of_folder(path: Path, split: str) -> Chosen:
 
 def _why_not(splits: set[str] | None) -> str:
     if splits is None:
-        return "its ending is of no type that is read"
-    return " and ".join(sorted(splits)) or "of no split"
+        return "unsupported file type"
+    return " and ".join(sorted(splits)) or "belongs to no split"
 
 
 def _splits_of(names: list[str], split: str) -> list[set[str]]:

@@ -142,5 +142,7 @@ def _unknown(path: Path, rows: list[tuple[int, Any]]) -> UserError:
     has = "no values" if not keys else ", ".join(sorted(keys))
     first = (f"its first row: {rows[0][1]}" if keys is None else f"its first row has {has}")[:LONGEST]
     wanted = "; ".join(f"{name}: {', '.join(sorted(format.keys))}" for name, format in FORMATS.items())
-    read = "" if path.suffix.lower() in READERS else f" as JSON, as its ending is none of {', '.join(READERS)}"
+    read = (
+        "" if path.suffix.lower() in READERS else f" (read as JSON, because its suffix is none of {', '.join(READERS)})"
+    )
     return UserError(f"{path}: no known data format{read}; {first}. Known formats and their keys: {wanted}.")

@@ -19,6 +19,7 @@ from rptrain.data.template import encode, load_template
 from rptrain.data.tokens import Document, Stream, gather
 from rptrain.kernels.batch import IGNORED, Batch
 from rptrain.utils.errors import UserError
+from rptrain.utils.text import counted
 
 log = logging.getLogger(__name__)
 
@@ -237,8 +238,7 @@ def _not_taken(sources: Sequence[tuple[TrainSet, Chosen]]) -> tuple[str, ...]:
     for source, chosen in sources:
         names = {file: why for file, why in chosen.others.items() if file not in taken}
         if names:
-            files = "file" if len(names) == 1 else "files"
-            line = f"{source.path}: {len(names)} {files} ignored: {named(names, source.path)}"
+            line = f"{source.path}: {counted(len(names), 'file')} ignored: {named(names, source.path)}"
             if chosen.lost:
                 log.warning(line)
             lines[line] = None

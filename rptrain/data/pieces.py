@@ -9,6 +9,7 @@ import numpy as np
 
 from rptrain.data.tokens import Stream
 from rptrain.utils.errors import UserError
+from rptrain.utils.text import counted
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +29,22 @@ class Trimmed:
     dropped_tokens: int
 
     def warn(self) -> None:
-        longer = f"longer than {self.max_length} tokens"
+        for line in self.lines():
+            log.warning(line)
+
+    def lines(self) -> list[str]:
+        """A sentence for each thing that was done."""
+        longer = f"longer than {self.max_length:,} tokens"
+        lines = []
         if self.cut:
-            log.warning("%d samples were truncated by %d tokens: %s", self.cut, self.cut_tokens, longer)
+            lost = counted(self.cut_tokens, "token")
+            lines.append(f"truncated {counted(self.cut, 'sample')} by {lost} in total: {longer}")
         if self.divided:
-            log.warning("%d samples were split: %s", self.divided, longer)
+            lines.append(f"split {counted(self.divided, 'sample')}: {longer}")
         if self.dropped:
-            log.warning("%d samples of %d tokens are left out: %s", self.dropped, self.dropped_tokens, longer)
+            lost = counted(self.dropped_tokens, "token")
+            lines.append(f"left out {counted(self.dropped, 'sample')} with {lost} in total: {longer}")
+        return lines
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """Previews of data: samples as training sees them, with the trained-on parts marked, and counts of the whole set."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice, pairwise
 from typing import Any
 
@@ -12,17 +14,18 @@ from rptrain.config.schema import Config, TrainSet
 from rptrain.data import formats, tasks
 from rptrain.data.folders import choose
 from rptrain.data.loader import RANDOM, TASKS, Batches, load_tokenizer
-from rptrain.data.pieces import piece
+from rptrain.data.pieces import Trimmed, piece
 from rptrain.data.samples import FirstSamples, Sample, TextPart
 from rptrain.data.sequences import Sequences
 from rptrain.data.template import encode
 from rptrain.data.tokens import Stream, gather
 from rptrain.models.registry import locate
 from rptrain.utils.errors import UserError
-from rptrain.utils.text import printable
+from rptrain.utils.text import counted, printable
 from rptrain.utils.units import format_bytes
 
 DECODED_BEFORE = 16  # tokens
+EXAMINED = 1000  # rows of a file that are read at most to find its first samples
 MARKS = ("⟦", "⟧")  # around trained-on text without color
 
 
@@ -81,35 +84,66 @@ def preview(batches: Batches, tokenizer: Any, count: int) -> Preview:
 def first_samples(config: Config, count: int) -> FirstSamples:
     """The first `count` samples of the config's first data set. Reads no more of its files than needed.
 
-    Bad rows are left out. Raises UserError if no sample is left, or if the tokenizer or the template has mistakes.
+    Rows and samples that training leaves out are left out. Raises UserError if no sample is left in the first EXAMINED
+    rows of a file, or if the tokenizer or the template has mistakes.
     """
     source = config.data.train[0]
     if source.path == RANDOM:
         return FirstSamples("random tokens, for measuring speed", ())
     tokenizer = load_tokenizer(locate(config.model.path))
-    data, tally = config.data, formats.Tally()
-    file, examples, about = _first_examples(source, count, tally)
-    options = {"assistant_only_loss": data.assistant_only_loss, "chat_template": data.chat_template}
-    stream = gather(encode(examples, tokenizer, **options, tally=tally), file)
-    if not len(stream):
-        raise UserError(f"{file}:{tally.first[0]}")
-    pieces = piece([stream], data.max_length, data.overlong)
-    if not len(pieces.lengths):
-        raise UserError(f"{file}: the first {len(stream)} samples are longer than data.max_length and are left out")
-    places = islice(zip(pieces.begins.tolist(), pieces.lengths.tolist(), strict=True), count)
-    return FirstSamples(about, tuple(_sample_in(stream, *place, tokenizer) for place in places))
+    found, reasons = list[tuple[formats.Example, Sample]](), list[str]()
+    for file, read in _files(source, count):
+        tally = formats.Tally()
+        found += islice(_first_of(file, read(tally), config, tokenizer, tally, count), count - len(found))
+        reasons += [f"{file}:{reason}" for reason in tally.first]
+        if len(found) == count:
+            break
+    if not found:
+        raise UserError(reasons[0] if reasons else f"{source.path}: {_nothing_left(config)}")
+    return FirstSamples(_about(source, found[0][0]), tuple(sample for _, sample in found))
 
 
-def _first_examples(source: TrainSet, count: int, tally: formats.Tally) -> tuple[str, list[formats.Example], str]:
-    """The name of the first file, its first good examples, and a description of the data set."""
+def _about(source: TrainSet, first: formats.Example) -> str:
+    if source.path == TASKS:
+        return "generated questions"
+    kind = "conversations" if first.messages is not None else "texts"
+    return f"{kind}, {format_bytes(sum(file.stat().st_size for file in choose(source.path, source.split).files))}"
+
+
+def _nothing_left(config: Config) -> str:
+    dropped = " or all are longer than data.max_length" if config.data.overlong == "drop" else ""
+    return f"nothing to train on: its first samples have no supervised token{dropped}"
+
+
+Read = Callable[[formats.Tally], Iterator[formats.Example]]
+
+
+def _files(source: TrainSet, count: int) -> list[tuple[str, Read]]:
+    """The names of a data set's files, with their readers."""
     if source.path == TASKS:
         questions = enumerate(tasks.questions("train", count), 1)
         examples = [formats.Example(TASKS, line, messages=one.messages) for line, one in questions]
-        return TASKS, examples, "generated questions"
+        return [(TASKS, lambda tally: iter(examples))]
     files = choose(source.path, source.split).files
-    examples = list(islice(formats.read(files[0], source.format, tally), count))
-    kind = "conversations" if examples and examples[0].messages is not None else "texts"
-    return str(files[0]), examples, f"{kind}, {format_bytes(sum(file.stat().st_size for file in files))}"
+    return [(str(file), partial(formats.read, file, source.format)) for file in files]
+
+
+def _first_of(
+    file: str, examples: Iterator[formats.Example], config: Config, tokenizer: Any, tally: formats.Tally, count: int
+) -> Iterator[tuple[formats.Example, Sample]]:
+    """The samples with a supervised token of the first EXAMINED examples, of which `count` are read at a time."""
+    data = config.data
+    options = {"assistant_only_loss": data.assistant_only_loss, "chat_template": data.chat_template}
+    examples = islice(examples, EXAMINED)
+    while some := list(islice(examples, count)):
+        stream = gather(encode(some, tokenizer, **options, tally=tally), file)
+        if not len(stream):
+            continue
+        pieces = piece([stream], data.max_length, data.overlong)
+        columns = (pieces.begins.tolist(), pieces.lengths.tolist(), pieces.supervised.tolist())
+        for begin, length, supervised in zip(*columns, strict=True):
+            if supervised:
+                yield some[0], _sample_in(stream, begin, length, tokenizer)
 
 
 def show(found: Preview, console: Console) -> None:
@@ -136,15 +170,10 @@ def _counts(found: Preview) -> list[str]:
         f"{found.steps_per_epoch:,} steps per epoch",
         f"{share:.1%} of the tokens are supervised; the sequences are {found.padding:.1%} padding",
     ]
-    longer = f"longer than {found.length:,} tokens"
-    if found.cut:
-        lines.append(f"{found.cut:,} samples were truncated by {found.cut_tokens:,} tokens in total: {longer}")
-    if found.divided:
-        lines.append(f"{found.divided:,} samples were split: {longer}")
-    if found.dropped:
-        lines.append(f"{found.dropped:,} samples with {found.dropped_tokens:,} tokens are left out: {longer}")
+    trimmed = (found.cut, found.cut_tokens, found.divided, found.dropped, found.dropped_tokens)
+    lines += Trimmed(found.samples_read, found.length, *trimmed).lines()
     if found.unsupervised:
-        lines.append(f"{found.unsupervised:,} samples without a supervised token are left out")
+        lines.append(f"left out {counted(found.unsupervised, 'sample')} without a supervised token")
     return [*lines, *found.not_taken]
 
 

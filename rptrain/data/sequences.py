@@ -14,6 +14,7 @@ from rptrain.data.pieces import Pieces, Trimmed
 from rptrain.data.tokens import Stream
 from rptrain.kernels.batch import IGNORED
 from rptrain.utils.errors import UserError
+from rptrain.utils.text import counted
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ def build(
             "fix the data, raise data.max_length or set data.assistant_only_loss = false"
         )
     if len(useful) < len(pieces.lengths):
-        log.warning("%d samples without a supervised token are left out", len(pieces.lengths) - len(useful))
+        log.warning("left out %s without a supervised token", counted(len(pieces.lengths) - len(useful), "sample"))
     bounds = np.cumsum([len(stream.tokens) for stream in streams])
     weight_of = np.array([1.0] * len(streams) if weights is None else weights)
     weight = weight_of[np.searchsorted(bounds, pieces.begins[useful], "right")]

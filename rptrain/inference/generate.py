@@ -1,7 +1,8 @@
 """Text generation with a trained model: a run, a checkpoint, or a model directory."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from rptrain.checkpoint import adapter
 from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.export import DTYPES, checkpoint_of, from_checkpoint
+from rptrain.checkpoint.state import dtype_of, read_state
 from rptrain.data.loader import VOCABULARIES, load_tokenizer
 from rptrain.engine.store import available_bytes
 from rptrain.inference.evaluate import encode_prompt
@@ -18,9 +20,10 @@ from rptrain.models.layers.generate import cache_bytes, generate
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
+from rptrain.utils.text import counted
 from rptrain.utils.units import format_bytes
 
-ROOM = 0.8  # fraction of a GPU's free memory for weights; the rest is for the cache and temporaries
+ROOM = 0.8  # fraction of free memory for weights, keys and values; the rest is for temporaries
 
 
 def generate_text(
@@ -37,32 +40,44 @@ def generate_text(
             raise UserError(f"prompt {number} is not UTF-8 text")
     if any((source / "model" / name).is_file() for name in ("config.json", adapter.CONFIG)):
         source = source / "model"
-    if (source / adapter.CONFIG).is_file():
-        spec, parameters, base = _from_adapter(source)
-    elif (source / "config.json").is_file():
-        spec, parameters, base = _from_directory(source)
-    else:
-        checkpoint = checkpoint_of(source)
-        base = checkpoint / BASE
-        spec, view = from_checkpoint(checkpoint)
-        parameters = _gather(spec, view)
-    tokenizer = load_tokenizer(base)
-    device = _device(spec, parameters)
-    placed = [{name: tensor.to(device) for name, tensor in unit.items()} for unit in parameters]
+    model = _model(source)
+    tokenizer = load_tokenizer(model.base)
     encoded = [
         tokenizer(prompt, verbose=False)["input_ids"]
         if raw or not tokenizer.chat_template
         else encode_prompt(tokenizer, prompt)
         for prompt in prompts
     ]
-    _check_cache(spec, encoded, max_new_tokens, placed[0]["embed"])
-    ends = _end_tokens(spec, tokenizer)
-    answers = generate(spec, placed.__getitem__, encoded, max_new_tokens, ends, temperature, seed)
+    device = _device(model, encoded, max_new_tokens)
+    placed = [{name: tensor.to(device) for name, tensor in unit.items()} for unit in model.load()]
+    ends = _end_tokens(model.spec, tokenizer)
+    answers = generate(model.spec, placed.__getitem__, encoded, max_new_tokens, ends, temperature, seed)
     return tokenizer.batch_decode(answers, skip_special_tokens=True)
 
 
-def _from_adapter(source: Path) -> tuple[ModelSpec, list[dict[str, Tensor]], Path]:
-    """Loads an adapter with its base model, which is located by name."""
+class _Model(NamedTuple):
+    """A model that is checked and not loaded yet."""
+
+    spec: ModelSpec
+    dtype: torch.dtype
+    base: Path  # the directory of the tokenizer
+    load: Callable[[], list[dict[str, Tensor]]]  # returns the parameters of each unit
+
+    @property
+    def nbytes(self) -> int:
+        return sum(param.numel for unit in self.spec.units for param in unit.params) * self.dtype.itemsize
+
+
+def _model(source: Path) -> _Model:
+    if (source / adapter.CONFIG).is_file():
+        return _from_adapter(source)
+    if (source / "config.json").is_file():
+        return _from_directory(source, registry.build(registry.read_config(source)))
+    return _from_checkpoint(checkpoint_of(source))
+
+
+def _from_adapter(source: Path) -> _Model:
+    """An adapter with its base model, which is located by name."""
     files = adapter.read(source)
     try:
         base = registry.locate(files.config.get("base_model_name_or_path") or "")
@@ -72,54 +87,58 @@ def _from_adapter(source: Path) -> tuple[ModelSpec, list[dict[str, Tensor]], Pat
             f"directory ({error})"
         ) from None
     own = registry.build(registry.read_config(base))
-    spec = with_lora(own, adapter.settings_of(files, own))
-    adapter.check(files, spec)
-    parameters = _load(base, spec)
-    adapter.load(files, spec, lambda unit, name: parameters[unit][name])
-    tokenizer = any((source / name).is_file() for name in VOCABULARIES)
-    return spec, parameters, source if tokenizer else base
+    model = _from_directory(base, with_lora(own, adapter.settings_of(files, own)))
+    adapter.check(files, model.spec)
+
+    def load() -> list[dict[str, Tensor]]:
+        parameters = model.load()
+        adapter.load(files, model.spec, lambda unit, name: parameters[unit][name])
+        return parameters
+
+    has_tokenizer = any((source / name).is_file() for name in VOCABULARIES)
+    return model._replace(base=source if has_tokenizer else base, load=load)
 
 
-def _from_directory(source: Path) -> tuple[ModelSpec, list[dict[str, Tensor]], Path]:
-    spec = registry.build(registry.read_config(source))
-    return spec, _load(source, spec), source
-
-
-def _load(source: Path, spec: ModelSpec) -> list[dict[str, Tensor]]:
-    """Loads the parameters of each unit; adapters are zeros."""
+def _from_directory(source: Path, spec: ModelSpec) -> _Model:
+    """A model directory. Adapters of `spec` are loaded as zeros."""
     own = without_adapters(spec)
     files = pretrained.check(source, own)
     name = str(spec.config.get("dtype") or spec.config.get("torch_dtype") or "bfloat16")
     if name not in DTYPES:
         raise UserError(f"{source / 'config.json'}: unknown dtype {name!r}; use one of {', '.join(DTYPES)}")
     dtype = DTYPES[name]
-    parameters = [unit.views(torch.zeros(unit.numel, dtype=dtype)) for unit in spec.units]
-    pretrained.load(files, own, lambda unit, name: parameters[unit][name])
-    return parameters
+
+    def load() -> list[dict[str, Tensor]]:
+        parameters = [unit.views(torch.zeros(unit.numel, dtype=dtype)) for unit in spec.units]
+        pretrained.load(files, own, lambda unit, name: parameters[unit][name])
+        return parameters
+
+    return _Model(spec, dtype, source, load)
 
 
-def _gather(spec: ModelSpec, view: pretrained.View) -> list[dict[str, Tensor]]:
-    return [{param.name: view(i, param.name) for param in unit.params} for i, unit in enumerate(spec.units)]
+def _from_checkpoint(checkpoint: Path) -> _Model:
+    spec, view = from_checkpoint(checkpoint)
+
+    def load() -> list[dict[str, Tensor]]:
+        return [{param.name: view(i, param.name) for param in unit.params} for i, unit in enumerate(spec.units)]
+
+    return _Model(spec, dtype_of(read_state(checkpoint)), checkpoint / BASE, load)
 
 
-def _device(spec: ModelSpec, parameters: list[dict[str, Tensor]]) -> torch.device:
-    if torch.cuda.is_available():
-        needed = sum(tensor.nbytes for unit in parameters for tensor in unit.values())
-        if needed < ROOM * torch.cuda.mem_get_info()[0]:
-            return torch.device("cuda")
-    return torch.device("cpu")
-
-
-def _check_cache(spec: ModelSpec, prompts: list[list[int]], max_new_tokens: int, table: Tensor) -> None:
-    """Raises UserError if the keys and values of all tokens do not fit the memory that is left."""
+def _device(model: _Model, prompts: list[list[int]], max_new_tokens: int) -> torch.device:
+    """The first GPU if weights, keys and values fit there, otherwise the CPU. Raises UserError if they do not."""
     longest = max(map(len, prompts), default=0) + max_new_tokens
-    needed = cache_bytes(spec, len(prompts), longest, table.dtype)
-    left = torch.cuda.mem_get_info()[0] if table.is_cuda else available_bytes()
-    if needed > left:
+    cache = cache_bytes(model.spec, len(prompts), longest, model.dtype)
+    needed = model.nbytes + cache
+    if torch.cuda.is_available() and needed < ROOM * torch.cuda.mem_get_info()[0]:
+        return torch.device("cuda")
+    if needed > ROOM * available_bytes():
         raise UserError(
-            f"prompts and answers of up to {longest:,} tokens need {format_bytes(needed)} for keys and values; "
-            f"{format_bytes(left)} is available: lower --max-new-tokens or give fewer prompts"
+            f"the model takes {format_bytes(model.nbytes)}, and keys and values of up to {longest:,} tokens in "
+            f"{counted(len(prompts), 'sequence')} {format_bytes(cache)}; {format_bytes(available_bytes())} is "
+            "available: lower --max-new-tokens, give fewer prompts, or free memory"
         )
+    return torch.device("cpu")
 
 
 def _end_tokens(spec: ModelSpec, tokenizer: Any) -> set[int]:

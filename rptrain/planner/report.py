@@ -12,8 +12,9 @@ The JSON form is one object with these stable keys. Times are in seconds, sizes 
                  tokens_per_second, bubble, source; null without a plan
     roofline     ridge, blocks (name, layers, forward, backward: operations per byte), limit (null: computation hides
                  copies and updates; "up", "down", "optimizer" or "together"), loss, stages; null without a plan or GPUs
-    reading      with model.hold = "map", mapped, bytes_per_step, room (free memory for files; null: unknown), rate
-                 (of the disk), seconds (to read a step's bytes), limits; null without it, or a plan
+    reading      with model.hold = "map", mapped (bytes of file-backed weights), bytes_per_step, room (free
+                 memory for files; null: unknown), rate (of the disk), seconds (to read a step's bytes), limits; null
+                 without it, or a plan
     memory       places (kind, name, parts of name and nbytes, total, limit, source, fits, notes); without a plan the
                  least that any plan takes
     advice       remedies (changes by key, saves by kind of memory), missing (by kind of memory)

@@ -19,10 +19,10 @@ from rptrain.utils.units import format_bytes, format_seconds
 LABEL, SIZE = 33, 12  # minimum widths of a part's name and of its size
 BAR = 30  # maximum width of the available memory
 COMPARED = (
-    "All are simulated with the same times of layers. The other schedules update synchronously and keep weights and "
-    "gradients on the devices. Their copies and updates take no time here. Their memory does not include optimizer "
-    "state or workspace, and is not checked against the limit. Schedules that are not possible here, or that equal "
-    "GPipe, are left out."
+    "All are simulated with the same layer times. The other schedules update synchronously, recompute every layer "
+    "except the head, and keep weights and gradients on the devices. Their copies and updates take no time here. Their "
+    "memory does not include optimizer state or workspace, and is not checked against the limit. Schedules that are "
+    "not possible here, or that equal another one, are left out."
 )
 WIDEST = 110  # columns of the drawn schedule
 

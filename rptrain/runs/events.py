@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from datetime import timedelta
 from os import SEEK_END
 from pathlib import Path
 from time import time as now
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 from rptrain.runs.line_file import LineFile
 from rptrain.runs.records import Bool, Float, Int, UnixTime, known_fields
 from rptrain.utils.errors import UserError
-from rptrain.utils.units import format_bytes, format_duration, format_loss, format_percent
+from rptrain.utils.units import DASH, format_bytes, format_duration, format_loss
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -528,10 +527,10 @@ def emit(log: EventLog, progress: Progress, event: Event) -> None:
 
 
 def describe_score(name: str, score: float | None) -> tuple[str, str]:
-    """The name and the value of an evaluation as text, such as "exact match" and "97%"."""
+    """The name and the value of an evaluation as text, such as "exact match" and "97.4%"."""
     if name == VALIDATION_LOSS:
-        return "validation loss", "NaN" if score is None else format_loss(score)
-    return name.replace("_", " "), format_percent(score)
+        return "validation loss", "not finite" if score is None else format_loss(score)
+    return name.replace("_", " "), DASH if score is None else f"{score:.1%}"
 
 
 def describe(step: Step, total_steps: int, first: Step) -> str:
@@ -540,12 +539,11 @@ def describe(step: Step, total_steps: int, first: Step) -> str:
     if step.skipped:
         parts.append("skipped: the gradients were not finite")
     elif step.loss is not None:
-        parts.append(f"loss {step.loss:.4f}")
+        parts.append(f"loss {format_loss(step.loss)}")
     parts.append(f"{step.tokens_per_second:,.0f} tokens/s")
     if step.step > first.step:
         rest = (step.time - first.time) / (step.step - first.step) * (total_steps - step.step)
-        if rest < timedelta.max.total_seconds():
-            parts.append(f"ETA {format_duration(rest)}")
+        parts.append(f"ETA {format_duration(rest)}")
     return "  ".join(parts)
 
 

@@ -184,18 +184,19 @@ class Best:
 ONCE = {"GPipe": gpipe, "1F1B": one_f_one_b}
 LOOPED = {"Interleaved 1F1B": interleaved_1f1b, "Looped BFS": looped_bfs}
 CUTS: dict[str, Cut] = {"split": split, "evenly": evenly}
+MOST_LOOPS = 12  # stages per device that are tried: the time to simulate a step grows with them
 TIE = 1e-9  # relative difference of times that is due to rounding
 
 
 def best(
     costs: Sequence[LayerCost], devices: int, micro_batches: int, boundary: int = 0, *, recompute_head: bool = False
 ) -> dict[str, Best]:
-    """The best step of each schedule with any number of stages per device and either cut; fewer stages win ties.
+    """The best step of each schedule with up to MOST_LOOPS stages per device and either cut; fewer stages win ties.
 
     Schedules that are not possible are left out: all need a layer per device, and interleaved 1F1B needs a number of
     micro-batches that is a multiple of the number of devices. One device has one stage, since more change nothing.
     """
-    most = len(costs) // devices if devices > 1 else min(len(costs), 1)
+    most = min(len(costs) // devices, MOST_LOOPS if devices > 1 else 1)
     found: dict[str, Best] = {}
     for loops, (name, cut) in product(range(1, most + 1), CUTS.items()):
         for schedule, program in _programs(costs, devices, micro_batches, boundary, loops, recompute_head, cut):

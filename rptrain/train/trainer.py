@@ -1,5 +1,6 @@
 """Training: from a config to the exported model. `train` sets a run up, and `Trainer` runs it."""
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -305,9 +306,10 @@ class Trainer:
         stopped = self._early_stopping.update(loss)
         if stopped:
             self._last = step
-        self._emit(events.Evaluation(step, events.VALIDATION_LOSS, loss))
+        evaluation = events.Evaluation(step, events.VALIDATION_LOSS, loss if math.isfinite(loss) else None)
+        self._emit(evaluation)
         ending = ", no improvement: training ends" if stopped else ""
-        self._progress.note(f"step {step}: validation loss {loss:.4f}{ending}")
+        self._progress.note(f"{evaluation.sentence()}{ending}")
         self._watchdog.heartbeat(step)
 
     def _pause(self, engine: Engine, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Text without control sequences for terminals: control characters are replaced by control pictures."""
+"""Text for terminals: without control characters, counted, cut to a width."""
 
 from rich.cells import cell_len, set_cell_size
 
@@ -19,6 +19,11 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """Replaces control characters, line ends and tabs too, for names within a line; keeps the length."""
     return text.translate(_LINE_PICTURES)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things, such as "1 sample" or "1,200 samples"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def clipped(text: str, width: int) -> str:

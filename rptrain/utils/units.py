@@ -42,10 +42,13 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A measured time such as "1.39 ms" or "2.05 s"."""
+    """A measured time such as "2.50 µs", "1.39 ms" or "2.05 s"."""
     if not isfinite(seconds) or seconds >= 99.95:
         return format_duration(seconds)
-    return f"{_three_digits(seconds)} s" if seconds >= 0.9995 else f"{_three_digits(seconds * 1e3)} ms"
+    for unit, name in ((1, "s"), (1e-3, "ms")):
+        if abs(seconds) >= 0.9995 * unit:
+            return f"{_three_digits(seconds / unit)} {name}"
+    return f"{_three_digits(seconds * 1e6)} µs"
 
 
 def format_percent(fraction: float | None) -> str:

@@ -47,7 +47,7 @@ def test_splits_are_words_of_names(tmp_path, files):
         expected = sorted(name for name, its in files.items() if its == split)
         assert [file.relative_to(tmp_path).as_posix() for file in chosen.files] == expected
         others = {file.relative_to(tmp_path).as_posix(): why for file, why in chosen.others.items()}
-        assert others == {name: its or "of no split" for name, its in files.items() if its != split}
+        assert others == {name: its or "belongs to no split" for name, its in files.items() if its != split}
         assert chosen.lost == (None in files.values())
 
 
@@ -99,7 +99,7 @@ def test_files_that_are_not_taken_are_named(tmp_path, tokenizer, caplog):
     assert go() == (f"{tmp_path}: 1 file ignored: test.jsonl (test)",) and not caplog.text
     make(tmp_path, ["more.jsonl", "old.jsonl.gz", ".hidden.jsonl", "README.md"])
     (line,) = go()
-    named = "more.jsonl (of no split), old.jsonl.gz (its ending is of no type that is read), test.jsonl (test)"
+    named = "more.jsonl (belongs to no split), old.jsonl.gz (unsupported file type), test.jsonl (test)"
     assert line == f"{tmp_path}: 3 files ignored: {named}" and line in caplog.text
     more = TrainSet(path=str(tmp_path / "more.jsonl"))
     both = [TrainSet(path=str(tmp_path)), TrainSet(path=str(tmp_path), split="test"), more]

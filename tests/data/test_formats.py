@@ -132,7 +132,7 @@ def test_files_that_cannot_be_read(write, tmp_path):
         read(write("other.jsonl", [{"question": "?", "answer": "!"}]))
     with pytest.raises(UserError, match=r"its first row: an object over several lines: write each on one line"):
         read(write("pretty.json", [json.dumps(CHAT, indent=1)]))
-    with pytest.raises(UserError, match=r"no known data format as JSON, as its ending is none of .jsonl, "):
+    with pytest.raises(UserError, match=r"no known data format \(read as JSON, because its suffix is none of .jsonl, "):
         read(write("table.tsv", ["text\tmore"]))
     with pytest.raises(UserError, match="not a JSON list"):
         read(write("broken.json", ["[{}"]))

@@ -109,7 +109,7 @@ def test_documents_that_teach_nothing_are_left_out(caplog):
     with caplog.at_level(logging.WARNING):  # the first token is nobody's label
         rows = laid_out([[1, 2, 3], [4, 5, 6]], 8, [[True, False, False], [False, True, False]])
     assert tokens_of(rows)[0] == [[4, 5, 6, 0, 0, 0, 0, 0]]
-    assert "1 samples without a supervised token are left out" in caplog.text
+    assert "left out 1 sample without a supervised token" in caplog.text
 
 
 @pytest.mark.parametrize("masks", [[], [[True, False]], [[False, False, False]] * 3])
@@ -134,7 +134,7 @@ def test_truncated(caplog):
         rows = of_long("truncate")
     assert sorted(tokens_of(rows)[0]) == [[1, 2, 3, 4, 5, 6, 7, 8], [31, 32, 0, 0, 0, 0, 0, 0], [41] * 8]
     assert (rows.trimmed.cut, rows.trimmed.cut_tokens, rows.supervised.sum()) == (1, 12, 2 + 1 + 7)
-    assert "1 samples were truncated by 12 tokens: longer than 8 tokens" in caplog.text
+    assert "truncated 1 sample by 12 tokens in total: longer than 8 tokens" in caplog.text
 
 
 @pytest.mark.parametrize(("overlong", "divisible"), [("split", False), ("truncate", True), ("error", True)])
@@ -143,7 +143,7 @@ def test_divided(caplog, overlong, divisible):
         rows = of_long(overlong, divisible)
     assert sorted(tokens_of(rows)[0]) == [[1, 2, 3, 4, 5, 6, 7, 8], [17, 18, 19, 20, 31, 32, 0, 0], [41] * 8]
     assert (rows.trimmed.divided, rows.trimmed.cut, rows.supervised.sum()) == (1, 0, 3 + 1 + 7)
-    assert "1 samples were split: longer than 8 tokens" in caplog.text
+    assert "split 1 sample: longer than 8 tokens" in caplog.text
 
 
 def test_dropped(caplog):
@@ -151,7 +151,7 @@ def test_dropped(caplog):
         rows = of_long("drop")
     assert sorted(tokens_of(rows)[0]) == [[31, 32, 0, 0, 0, 0, 0, 0], [41] * 8]
     assert (rows.trimmed.dropped, rows.trimmed.dropped_tokens) == (1, 20)
-    assert "1 samples of 20 tokens are left out: longer than 8 tokens" in caplog.text
+    assert "left out 1 sample with 20 tokens in total: longer than 8 tokens" in caplog.text
 
 
 def test_refused():

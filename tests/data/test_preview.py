@@ -72,7 +72,36 @@ def test_first_samples(tmp_path):
     assert question.text.endswith("<|assistant|>") and (answer.text, answer.supervised) == ("cba<|end|>", True)
     assert found.samples[1].tokens == 26, "truncated as in training"
     dropping = config_of(path, "max_length = 26", 'overlong = "drop"')
-    assert [sample.place for sample in first_samples(dropping, 2).samples] == [f"{path}:2"]
+    assert [sample.place for sample in first_samples(dropping, 2).samples] == [f"{path}:2", f"{path}:4"]
+
+
+@pytest.mark.parametrize("overlong", ["truncate", "split", "drop"])
+def test_what_training_leaves_out_is_not_shown(overlong, tmp_path):
+    """Rows that the template rejects, a question as long as a sequence, and a file without any good row."""
+    (tmp_path / "data").mkdir()
+    paths = [tmp_path / "data" / f"{name}.jsonl" for name in "ab"]
+
+    def row(question, **more):
+        return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": "cba"}], **more}
+
+    rejected = row("abc", tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}])
+    for path, rows in zip(
+        paths, ([rejected, row("x" * 200)], [*[rejected] * 3, row("y" * 200), row("abc")]), strict=True
+    ):
+        path.write_text("\n".join(map(json.dumps, rows)))
+    found = first_samples(config_of(tmp_path / "data", "max_length = 32", f'overlong = "{overlong}"'), 2)
+    # the last piece of a question that was split has the answer
+    shown = {"split": [f"{paths[0]}:2", f"{paths[1]}:4"]}.get(overlong, [f"{paths[1]}:5"])
+    assert [sample.place for sample in found.samples] == shown
+    assert all(sample.supervised for sample in found.samples)
+    paths[1].unlink()
+    if overlong != "split":
+        with pytest.raises(UserError, match=r"a\.jsonl:1: the chat template does not write `tools`"):
+            first_samples(config_of(tmp_path / "data", "max_length = 32", f'overlong = "{overlong}"'), 2)
+        paths[0].write_text(json.dumps(row("x" * 200)))
+        with pytest.raises(UserError, match="nothing to train on") as error:
+            first_samples(config_of(tmp_path / "data", "max_length = 32", f'overlong = "{overlong}"'), 2)
+        assert ("longer than data.max_length" in str(error.value)) == (overlong == "drop")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +129,7 @@ def test_brackets_without_colors_and_colors_in_a_terminal(batches, tokenizer):
     found = preview(batches, tokenizer, 5)
     plain = printed(found)
     assert "⟦four<|im_end|>⟧" in plain and "⟦él␛[2J<|im_end|>⟧" in plain and "\x1b" not in plain
-    assert "2 samples were truncated" in plain and "1 samples without a supervised token are left out" in plain
+    assert "truncated 2 samples" in plain and "left out 1 sample without a supervised token" in plain
     assert re.search(r"\d+\.\d% of the tokens are supervised;\s+the\s+sequences\s+are\s+\d+\.\d%\s+padding", plain)
     colored = printed(found, force_terminal=True, color_system="standard", no_color=False)
     assert "\x1b[32mfour<|im_end|>\x1b[0m" in colored and "⟦" not in colored and "\x1b[2J" not in colored

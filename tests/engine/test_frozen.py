@@ -11,6 +11,7 @@ import torch
 from rptrain.engine import store as memory
 from rptrain.engine.meter import Meter, likeness
 from rptrain.engine.optim.adam import CpuAdam
+from rptrain.engine.optim.worker import _label
 from rptrain.engine.store import ModelStore
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.registry import build
@@ -165,8 +166,7 @@ def test_only_what_is_trained_leaves_the_devices_and_is_updated():
     # in bfloat16, once a step, the first of which is not read; the embedding's come by boundary 0
     trained = sum(unit.numel for unit in units if unit.trainable and unit.name != "embed")
     assert downloaded == 2 * (steps - 1) * trained
-    labels = {"embed": "embedding", "norm": "final norm"}
-    assert updated == {labels.get(unit.name, unit.name) for unit in units if unit.trainable}
+    assert updated == {_label(unit.name) for unit in units if unit.trainable}
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])

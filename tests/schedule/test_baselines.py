@@ -132,6 +132,10 @@ def test_the_best_of_each_schedule():
         assert found[name].seconds == pytest.approx(min(times.values()))
         fewest = min(loops for (loops, _), seconds in times.items() if seconds < min(times.values()) + 1e-6)
         assert found[name].loops == fewest
+    cuts = {"split": split, "evenly": evenly}
+    for name, schedule in (("GPipe", gpipe), ("1F1B", one_f_one_b)):
+        timeline = simulate(schedule(costs, 2, 6, cut=cuts[found[name].cut]))
+        assert found[name].seconds == timeline.makespan and found[name].peak == max(map(timeline.peak, range(2)))
     head = best(costs, 2, 6, recompute_head=True)
     assert all(head[name].seconds > one.seconds for name, one in found.items())
 

@@ -43,8 +43,8 @@ def test_a_run_that_diverges_ends(steps, message, update, tmp_path):
 
 @pytest.mark.parametrize("rows", ["tasks", "random"])
 def test_the_rows_of_a_step_that_is_skipped_are_named(rows, tmp_path, monkeypatch, capsys):
-    """The loss of micro-batch 2 of steps 3 and 5 is no number: the run goes on, and says where that was. Two in a row
-    would end it, and step 4 lies between them.
+    """The loss of micro-batch 2 of steps 3 and 5 is NaN: the run continues, and says where that was. Two in a row would
+    end it, and step 4 lies between them.
     """
     head, calls = StagePass._head, []
 

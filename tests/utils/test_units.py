@@ -19,6 +19,7 @@ from rptrain.utils import units
         (units.format_count, (12, 407_000, 8.03e9, 99_960, 999_600), "12|407 k|8.0 B|100 k|1.0 M"),
         (units.format_duration, (5, 65, 7500, 2e5, None), "5 s|1 m 05 s|2 h 05 m|2 d 07 h|–"),
         (units.format_seconds, (0.00139, 0.9996, 2.054, 99.96, 125), "1.39 ms|1.00 s|2.05 s|1 m 40 s|2 m 05 s"),
+        (units.format_seconds, (2.5e-6, 9.994e-4, 9.996e-4), "2.50 µs|999 µs|1.00 ms"),
         (units.format_percent, (0.021, 0.54, None, float("inf")), "2.1%|54%|–|–"),
         (units.format_short, (0, 3.14159, 1234, 1e-5, 123456, float("nan")), "0|3.14|1234|1e-5|1.2e5|–"),
         (

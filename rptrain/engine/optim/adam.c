@@ -71,7 +71,7 @@ static inline void split(float master, uint16_t *param, int16_t *remainder)
 #define READ(i) source[i]
 #define WRITE(i, master) target[i] = (master)
 
-#define ADAM(NAME, REAL, ROOT, PARAM, REMAINDER, GRAD, WIDEN, LOAD, STORE, MOMENT, DECODE, ENCODE)           \
+#define ADAM(NAME, REAL, ROOT, PARAM, REMAINDER, GRAD, UPCAST, LOAD, STORE, MOMENT, DECODE, ENCODE)           \
     CLONES void NAME(Job *job)                                                                               \
     {                                                                                                        \
         const PARAM *source = job->source;                                                                   \
@@ -88,7 +88,7 @@ static inline void split(float master, uint16_t *param, int16_t *remainder)
         for (int64_t start, stop; take(job, &start, &stop);) {                                               \
             INDEPENDENT                                                                                      \
             for (int64_t i = start; i < stop; i++) {                                                         \
-                REAL g = WIDEN(grad[i]) * grad_scale;                                                        \
+                REAL g = UPCAST(grad[i]) * grad_scale;                                                        \
                 REAL m = beta1 * DECODE(exp_avg[i]) + rest1 * g;                                             \
                 REAL v = beta2 * DECODE(exp_avg_sq[i]) + rest2 * (g * g);                                    \
                 uint32_t random = mix(noise + (uint32_t)i);                                                  \
@@ -113,7 +113,7 @@ ADAM(adam_f16_f32_bf16, float, sqrtf, uint16_t, void, float, SAME, MASTER, HALVE
 ADAM(adam_f32_f32_bf16, float, sqrtf, float, void, float, SAME, READ, WRITE, uint16_t, upcast, dithered)
 
 /* With moments in codes, block by block: their scales are known once all of a block was computed. */
-#define ADAM_CODES(NAME, PARAM, REMAINDER, GRAD, WIDEN, LOAD, STORE)                                         \
+#define ADAM_CODES(NAME, PARAM, REMAINDER, GRAD, UPCAST, LOAD, STORE)                                         \
     CLONES void NAME(Job *job)                                                                               \
     {                                                                                                        \
         const PARAM *source = job->source;                                                                   \
@@ -139,7 +139,7 @@ ADAM(adam_f32_f32_bf16, float, sqrtf, float, void, float, SAME, READ, WRITE, uin
                 INDEPENDENT                                                                                  \
                 for (int k = 0; k < BLOCK; k++) {                                                            \
                     int64_t i = first + k;                                                                   \
-                    float g = WIDEN(grad[i]) * grad_scale;                                                   \
+                    float g = UPCAST(grad[i]) * grad_scale;                                                   \
                     float m = beta1 * mean_of(exp_avg[i], m_unit) + rest1 * g;                               \
                     float root = root_of(exp_avg_sq[i], r_unit);                                             \
                     root = sqrtf(least(beta2 * (root * root) + rest2 * (g * g), MOST));                      \
@@ -169,7 +169,7 @@ ADAM_CODES(adam_f32_f32_i8, float, void, float, SAME, READ, WRITE)
 
 /* Sums of squares of `grad`, one a chunk, into `target`: element i of a chunk goes to lane i % LANES; lanes
  * are then added in halves. */
-#define SQUARE_SUM(NAME, GRAD, WIDEN)                                                                        \
+#define SQUARE_SUM(NAME, GRAD, UPCAST)                                                                        \
     CLONES void NAME(Job *job)                                                                               \
     {                                                                                                        \
         double *sums = job->target;                                                                          \
@@ -179,9 +179,9 @@ ADAM_CODES(adam_f32_f32_i8, float, void, float, SAME, READ, WRITE)
             int64_t left = stop - start;                                                                     \
             for (; left >= LANES; left -= LANES, row += LANES)                                               \
                 for (int lane = 0; lane < LANES; lane++)                                                     \
-                    lanes[lane] += (double)WIDEN(row[lane]) * (double)WIDEN(row[lane]);                      \
+                    lanes[lane] += (double)UPCAST(row[lane]) * (double)UPCAST(row[lane]);                      \
             for (int lane = 0; lane < left; lane++)                                                          \
-                lanes[lane] += (double)WIDEN(row[lane]) * (double)WIDEN(row[lane]);                          \
+                lanes[lane] += (double)UPCAST(row[lane]) * (double)UPCAST(row[lane]);                          \
             for (int half = LANES / 2; half > 0; half /= 2)                                                  \
                 for (int lane = 0; lane < half; lane++)                                                      \
                     lanes[lane] += lanes[lane + half];                                                       \

@@ -42,7 +42,7 @@ static inline void fetch(const void *start, int64_t nbytes)
 
 /* sums[index[t]] += gradient[t] for each token t in order. A part is columns, as one token may be most tokens;
  * the rows come from anywhere in memory, so those of the tokens to come are fetched ahead. */
-#define ADD(NAME, REAL, GRAD, WIDEN)                                                                         \
+#define ADD(NAME, REAL, GRAD, UPCAST)                                                                         \
     CLONES void NAME(Job *job)                                                                               \
     {                                                                                                        \
         const int64_t *index = job->index, count = job->count, columns = job->columns, stride = job->stride; \
@@ -59,7 +59,7 @@ static inline void fetch(const void *start, int64_t nbytes)
                 const GRAD *restrict from = gradient + t * columns;                                          \
                 REAL *restrict to = sums + index[t] * stride;                                                \
                 for (int64_t i = 0; i < width; i++)                                                          \
-                    to[i] += WIDEN(from[i]);                                                                 \
+                    to[i] += UPCAST(from[i]);                                                                 \
             }                                                                                                \
         }                                                                                                    \
     }
@@ -70,7 +70,7 @@ ADD(rows_add_f32, float, float, SAME)
 ADD(rows_add_f64, double, double, SAME)
 
 /* table[index[r]] = table[index[r]] + sums[r], rounded once, for each row r; a part is rows, which differ. */
-#define APPLY(NAME, REAL, TABLE, WIDEN, NARROW)                                                              \
+#define APPLY(NAME, REAL, TABLE, UPCAST, NARROW)                                                              \
     CLONES void NAME(Job *job)                                                                               \
     {                                                                                                        \
         const int64_t columns = job->columns;                                                                \
@@ -79,7 +79,7 @@ ADD(rows_add_f64, double, double, SAME)
                 const REAL *restrict from = (const REAL *)job->sums + r * job->stride;                       \
                 TABLE *restrict to = (TABLE *)job->table + job->index[r] * columns;                          \
                 for (int64_t i = 0; i < columns; i++)                                                        \
-                    to[i] = NARROW(WIDEN(to[i]) + from[i]);                                                  \
+                    to[i] = NARROW(UPCAST(to[i]) + from[i]);                                                  \
             }                                                                                                \
     }
 

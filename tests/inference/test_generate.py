@@ -1,0 +1,38 @@
+"""The memory that generating takes, and the device that it runs on."""
+
+import pytest
+import torch
+
+from rptrain.inference import generate
+from rptrain.inference.generate import ROOM, _device, _Model
+from rptrain.models.layers.generate import Cache, cache_bytes
+from rptrain.models.registry import build, locate, read_config
+from rptrain.utils.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def spec():
+    return build(read_config(locate("tiny-tasks")))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_memory_of_keys_and_values(dtype, spec):
+    lengths = torch.tensor([3, 7])
+    assert cache_bytes(spec, 2, 12, dtype) == Cache(spec, lengths, 5, dtype).buffers.nbytes
+
+
+@pytest.mark.parametrize(("gpu", "host", "device"), [(1.01, 0, "cuda"), (0.99, 1.01, "cpu"), (0, 1.01, "cpu")])
+def test_the_device_has_room_for_weights_and_keys_and_values(gpu, host, device, spec, tmp_path, monkeypatch):
+    """`gpu` and `host` are shares of what is needed; nothing is loaded to find out."""
+    model = _Model(spec, torch.float32, tmp_path, load=lambda: pytest.fail("loaded"))
+    weights = sum(param.numel for unit in spec.units for param in unit.params) * 4
+    needed = (weights + cache_bytes(spec, 2, 14, torch.float32)) / ROOM
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu > 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(gpu * needed), 2**40))
+    monkeypatch.setattr(generate, "available_bytes", lambda: int(host * needed))
+    prompts = [[1] * 4, [2] * 2]
+    assert _device(model, prompts, 10).type == device
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(0.99 * needed), 2**40))
+    monkeypatch.setattr(generate, "available_bytes", lambda: int(0.99 * needed))
+    with pytest.raises(UserError, match=r"up to 14 tokens in 2 sequences .* lower --max-new-tokens"):
+        _device(model, prompts, 10)
