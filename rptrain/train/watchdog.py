@@ -65,8 +65,11 @@ class Watchdog:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         lines = [f"no step finished for {self._seconds:g} seconds; the last one was step {self._step}", ""]
         lines += [f"{name}: {what}" for name, what in sorted(waiting.items())]
-        for ident, frame in sys._current_frames().items():
-            lines += ["", f"thread {names.get(ident, ident)}", *traceback.format_stack(frame)]
+        # First the frames of all threads: those of a thread that runs on change while source lines are read.
+        stacks = {ident: list(traceback.walk_stack(frame)) for ident, frame in sys._current_frames().items()}
+        for ident, stack in stacks.items():
+            summary = traceback.StackSummary.extract(reversed(stack))
+            lines += ["", f"thread {names.get(ident, ident)}", *summary.format()]
         path = self._folder / f"stalled-{self._step}.txt"
         with suppress(OSError):  # the event says it, too
             path.write_text("\n".join(line.rstrip("\n") for line in lines) + "\n", encoding="utf-8")
