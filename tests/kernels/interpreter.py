@@ -1,14 +1,18 @@
-"""Makes Triton's interpreter compute bfloat16 as GPUs do: it rounds by cutting off and multiplies bit patterns."""
+"""Makes Triton's interpreter compute bfloat16 and FP8 (e4m3) as GPUs do.
+
+By itself it rounds bfloat16 by cutting off and multiplies its bit patterns, and rounds e4m3 wrongly (31.13 to 16).
+"""
 
 import numpy as np
 
 
 def mend() -> None:
-    """Replaces the interpreter's conversion and product; to be called once, before a kernel runs."""
+    """Replaces the interpreter's conversions and product; to be called once, before a kernel runs."""
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     convert, multiply = InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot
+    convert_custom = InterpreterBuilder.create_fp_to_fp
 
     def to_float(bits: np.ndarray) -> np.ndarray:
         return (np.ascontiguousarray(bits).astype(np.uint32) << 16).view(np.float32)
@@ -27,10 +31,46 @@ def mend() -> None:
             return TensorHandle(to_bfloat(source.data), target.scalar)
         return convert(self, source, target)
 
+    def cast_custom(self, source, target, rounding):
+        pair = source.dtype.scalar, target.scalar
+        if pair == (tl.float8e4nv, tl.float32):
+            return TensorHandle(E4M3[source.data], target.scalar)
+        if pair == (tl.float32, tl.float8e4nv):
+            return TensorHandle(to_e4m3(source.data), target.scalar)
+        assert tl.float8e4nv not in pair, pair
+        return convert_custom(self, source, target, rounding)
+
     def upcast(operand):
-        return TensorHandle(to_float(operand.data), tl.float32) if operand.dtype.scalar == tl.bfloat16 else operand
+        if operand.dtype.scalar == tl.bfloat16:
+            return TensorHandle(to_float(operand.data), tl.float32)
+        if operand.dtype.scalar == tl.float8e4nv:
+            return TensorHandle(E4M3[operand.data], tl.float32)
+        return operand
 
     def dot(self, a, b, *rest):
         return multiply(self, upcast(a), upcast(b), *rest)
 
     InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot = cast, dot
+    InterpreterBuilder.create_fp_to_fp = cast_custom
+
+
+def _e4m3_values() -> np.ndarray:
+    """float32 of each of the 256 codes: sign, 4 bits of exponent with a bias of 7, 3 of mantissa; no infinities."""
+    exponent, mantissa = np.divmod(np.arange(128), 8)
+    values = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8.0 + mantissa, exponent - 10))
+    values[127] = np.nan
+    return np.concatenate((values, -values)).astype(np.float32)
+
+
+E4M3 = _e4m3_values()
+
+
+def to_e4m3(values: np.ndarray) -> np.ndarray:
+    """Codes of the nearest values, ties to even; NaN is 127, and larger values become 448, as on GPUs."""
+    sizes, signs = np.abs(values), np.signbit(values)
+    # at a tie the lower neighbor is right if its code is even
+    codes = np.clip(np.searchsorted(E4M3[:127], sizes, side="right") - 1, 0, 125)
+    middles = (E4M3[codes].astype(np.float64) + E4M3[codes + 1]) / 2
+    codes = codes + ((sizes > middles) | ((sizes == middles) & (codes % 2 == 1)))
+    codes = np.where(np.isnan(values), 127, codes + 128 * signs)
+    return codes.astype(np.uint8)

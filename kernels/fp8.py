@@ -1,0 +1,411 @@
+"""FP8 (e4m3) with a scale for each row: quantization, and products of quantized matrices.
+
+A scale is a power of two, so that multiplying by it is exact, and codes are rounded by one rule everywhere: to the
+nearest, ties to even; NaN and infinities become NaN. Codes are therefore the same on every device. Products are summed
+in float32; what the matrix units sum in fewer bits is added to a float32 sum after at most 128 terms.
+
+Products multiply rows with rows, A [M, K] with B [N, K], because the matrix units read 8-bit operands along K.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rptrain.kernels.launch import capability, fused, power_of_2, tl, triton
+from rptrain.kernels.reference import fp8 as reference
+
+FP8 = torch.float8_e4m3fn
+ALIGNMENT = 16  # codes: rows of transposed codes are padded to a multiple, which libraries need
+TERMS = 128  # of a product that the matrix units sum by themselves
+SUMMED_BYTES = 128 << 20  # of the part of a weight gradient that a library product writes at a time
+
+
+class Rows(NamedTuple):
+    """A matrix in FP8: row i is codes[i] * scales[i]."""
+
+    codes: Tensor  # [N, K], float8_e4m3fn
+    scales: Tensor  # [N], float32 powers of two
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """[N, K], exact in bfloat16 and float32 unless a value is below the smallest one."""
+        return (self.codes.float() * self.scales[:, None]).to(dtype)
+
+
+class Weight(NamedTuple):
+    """A weight [out, in] in FP8."""
+
+    rows: Rows
+    columns: Tensor | None  # its codes transposed, [in, out], which the gradient of an input needs
+
+    def part(self, rows: slice) -> "Weight":
+        """Some of the rows, without their transposed codes."""
+        return Weight(Rows(self.rows.codes[rows], self.rows.scales[rows]), None)
+
+    def write(self, w: Tensor) -> None:
+        """Quantizes w [out, in] into its tensors."""
+        quantize_rows(w, out=self.rows)
+        if self.columns is not None:
+            transpose(self.rows.codes, out=self.columns)
+
+
+class Tiles(NamedTuple):
+    """Sizes of a program's tile, and its launch options."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+HOPPER = Tiles(128, 128, 8, 4)
+ADA = Tiles(128, 128, 8, 3)  # 96 KB shared, of 99
+UNEVEN = Tiles(64, 64, 4, 2)  # masks along K take registers
+
+
+def quantize_rows(x: Tensor, factors: Tensor | None = None, *, out: Rows | None = None) -> Rows:
+    """The rows of x [N, K], whose columns are multiplied by `factors` [K], powers of two, first."""
+    if fused(x):
+        return quantize_rows_triton(x, factors, out)
+    found = Rows(*reference.quantize(x, factors))
+    return found if out is None else Rows(out.codes.copy_(found.codes), out.scales.copy_(found.scales))
+
+
+def quantize_columns(x: Tensor, factors: Tensor | None = None) -> Rows:
+    """The columns of x [N, K], whose rows are multiplied by `factors` [N] first: codes [K, N], and scales [K].
+
+    N is padded with zeros to a multiple of 16.
+    """
+    if fused(x):
+        return quantize_both_triton(x, None, factors, rows=False)[1]
+    return Rows(*reference.quantize(_padded(x.t()), None if factors is None else _padded(factors)))
+
+
+def quantize_both(x: Tensor, column_factors: Tensor | None, row_factors: Tensor | None) -> tuple[Rows, Rows]:
+    """`quantize_rows` with `column_factors`, and `quantize_columns` with `row_factors`, of one x [N, K]."""
+    if fused(x):
+        return quantize_both_triton(x, column_factors, row_factors)
+    return quantize_rows(x, column_factors), quantize_columns(x, row_factors)
+
+
+def transpose(codes: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The codes [N, K] transposed and contiguous: [K, N], N padded with zeros to a multiple of 16."""
+    if codes.is_cuda:
+        return transpose_triton(codes, out)
+    found = _padded(codes.view(torch.uint8).t()).contiguous().view(FP8)
+    return found if out is None else out.copy_(found)
+
+
+def product(a: Rows, b: Rows, dtype: torch.dtype) -> Tensor:
+    """A [M, K] times the transposed B [N, K], rounded once to `dtype`: [M, N]."""
+    if not a.codes.is_cuda:
+        return reference.product(a.codes, b.codes, a.scales, b.scales).to(dtype)
+    if dtype == torch.bfloat16 and _has_library(a.codes, b.codes, (8, 9)):
+        return _scaled_mm(a, b.codes, b.scales, dtype)
+    return product_triton(a, b, dtype)
+
+
+def accumulate(acc: Tensor | None, a: Rows, b: Tensor) -> None:
+    """acc [M, N] += A [M, K] times the transposed codes b [N, K], in float32. None: nothing is computed.
+
+    The gradient of a weight [out, in]: `a` has the columns of the output's gradient, multiplied by the scales of the
+    input's rows, and `b` the transposed codes of the input.
+    """
+    if acc is None:
+        return
+    if not a.codes.is_cuda:
+        acc += reference.product(a.codes, b, a.scales, None)
+    elif _has_library(a.codes, b, (9, 0)):
+        ones = torch.ones(len(b), device=b.device)
+        rows = max(SUMMED_BYTES // (4 * len(b)) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
+        for start in range(0, len(acc), rows):
+            part = Rows(*(x[start : start + rows] for x in a))
+            acc[start : start + rows] += _scaled_mm(part, b, ones, torch.float32)
+    else:
+        accumulate_triton(acc, a, b)
+
+
+def product_workspace(tokens: int, inputs: int, outputs: int, *, fused: bool) -> int:
+    """Upper bound of the bytes that the gradients of a product [tokens, inputs] to [tokens, outputs] need at once.
+
+    These are the codes of the input, by rows and transposed, those of the gradient, and a part of the weight's
+    gradient, if a library computes it. The reference operations also upcast their operands.
+    """
+    codes = tokens * (2 * inputs + outputs) + 8 * (tokens + inputs + outputs)
+    if fused:
+        return codes + min(SUMMED_BYTES + 4 * ALIGNMENT * inputs, 4 * inputs * outputs)
+    return codes + 12 * tokens * (inputs + outputs) + 8 * inputs * outputs
+
+
+def _padded(x: Tensor) -> Tensor:
+    """Zeros after the last dimension, up to a multiple of 16."""
+    return F.pad(x, (0, -x.shape[-1] % ALIGNMENT))
+
+
+def _has_library(a: Tensor, b: Tensor, least: tuple[int, int]) -> bool:
+    """Whether torch has a product by rows for these codes, from the compute capability `least` up to 10.x.
+
+    Its kernels are for data center cards, and for 8.9 with a bfloat16 result.
+    """
+    sizes = (a.shape[1], len(b))
+    return least <= capability(a.device) < (11, 0) and all(size % ALIGNMENT == 0 for size in sizes)
+
+
+def _scaled_mm(a: Rows, b: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    by_row = {"scale_a": a.scales[:, None], "scale_b": scales[None]}
+    return torch._scaled_mm(a.codes, b.t(), **by_row, out_dtype=dtype, use_fast_accum=False)
+
+
+def quantize_rows_triton(x: Tensor, factors: Tensor | None, out: Rows | None = None) -> Rows:
+    """`quantize_rows` as a kernel; rows of x are contiguous."""
+    count, size = x.shape
+    codes, scales = _empty(count, size, x.device) if out is None else out
+    if count:
+        _rows_kernel[(count,)](
+            x, factors, codes, scales, SIZE=size, STRIDE=x.stride(0), FACTORS=factors is not None, **_block(size)
+        )
+    return Rows(codes, scales)
+
+
+def _block(size: int) -> dict[str, Any]:
+    """Columns of a row in registers at a time, 16 in a thread."""
+    block = min(power_of_2(size), 8192)
+    return {"BLOCK": block, "num_warps": max(1, block // 512)}
+
+
+def quantize_both_triton(
+    x: Tensor, column_factors: Tensor | None, row_factors: Tensor | None, *, rows: bool = True
+) -> tuple[Rows, Rows]:
+    """`quantize_both` as kernels that read x twice, or without `rows` only the second of it; rows of x are contiguous.
+
+    Maxima are compared as integers, the bits of magnitudes, which have the same order, and NaN above all.
+    """
+    count, size = x.shape
+    by_row = _empty(count if rows else 0, size, x.device)
+    padded = -(-count // ALIGNMENT) * ALIGNMENT
+    by_column = _empty(size, padded, x.device)
+    maxima = torch.zeros(count + size, dtype=torch.int32, device=x.device)
+    factors = (column_factors, row_factors)
+    options: dict[str, Any] = {
+        "SIZE": size, "STRIDE": x.stride(0), "BY_ROW": rows,
+        "COLUMN_FACTORS": column_factors is not None, "ROW_FACTORS": row_factors is not None,
+    }  # fmt: skip
+    if count:
+        grid = (triton.cdiv(count, 128), triton.cdiv(size, 64))
+        _maxima_kernel[grid](x, *factors, maxima, count, **options, ROWS=128, COLUMNS=64)
+    if size:
+        grid = (triton.cdiv(max(padded, 1), 64), triton.cdiv(size, 64))
+        _codes_kernel[grid](x, *factors, maxima, *by_row, *by_column, count, padded, **options, ROWS=64, COLUMNS=64)
+    return Rows(*by_row), Rows(*by_column)
+
+
+def transpose_triton(codes: Tensor, out: Tensor | None = None) -> Tensor:
+    """`transpose` as a kernel, of contiguous codes."""
+    count, size = codes.shape
+    padded = -(-count // ALIGNMENT) * ALIGNMENT
+    shape = {"dtype": torch.uint8, "device": codes.device}
+    out = torch.empty(size, padded, **shape) if out is None else out.view(torch.uint8)
+    if out.numel():
+        grid = (triton.cdiv(padded, 64), triton.cdiv(size, 64))
+        _transpose_kernel[grid](codes.view(torch.uint8), out, count, padded, SIZE=size, ROWS=64, COLUMNS=64)
+    return out.view(FP8)
+
+
+def product_triton(a: Rows, b: Rows, dtype: torch.dtype) -> Tensor:
+    """`product` as a kernel; codes are contiguous along K."""
+    out = torch.empty(len(a.codes), len(b.codes), dtype=dtype, device=a.codes.device)
+    _product(out, a, b.codes, b.scales, add=False)
+    return out
+
+
+def accumulate_triton(acc: Tensor, a: Rows, b: Tensor) -> None:
+    """`accumulate` as a kernel; codes are contiguous along K, and the rows of acc are contiguous."""
+    _product(acc, a, b, None, add=True)
+
+
+def _product(out: Tensor, a: Rows, b: Tensor, scales: Tensor | None, *, add: bool) -> None:
+    (rows, inner), columns = a.codes.shape, len(b)
+    hopper = capability(out.device)[0] in (9, 10)
+    tiles = UNEVEN if inner % TERMS else HOPPER if hopper else ADA
+    if rows and columns:
+        grid = (triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns),)
+        _product_kernel[grid](
+            out, a.codes, b, a.scales, scales, rows, columns, OUT_STRIDE=out.stride(0), A_STRIDE=a.codes.stride(0),
+            B_STRIDE=b.stride(0), K=inner, **constants(tiles, hopper, add),
+        )  # fmt: skip
+
+
+def constants(tiles: Tiles, hopper: bool, add: bool) -> dict[str, Any]:
+    """Constants and options of the product's kernel.
+
+    Triton folds a sum into the product before it, and so into what the matrix units sum by themselves, unless the
+    product has a limit of terms. On Hopper it has one by default, and keeps a second sum if it is given.
+    """
+    return {
+        "ADD": add, "ROWS": tiles.rows, "COLUMNS": tiles.columns, "TERMS": TERMS, "LIMIT": None if hopper else TERMS,
+        "num_warps": tiles.warps, "num_stages": tiles.stages,
+    }  # fmt: skip
+
+
+def _empty(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    codes = torch.empty(rows, columns, dtype=torch.uint8, device=device).view(FP8)
+    return codes, torch.empty(rows, dtype=torch.float32, device=device)
+
+
+@triton.jit
+def _exponent(bits):
+    """The biased exponent of a scale from the bits of the largest magnitude."""
+    exponent = tl.maximum(((bits + 0x1FFFFF) >> 23) - 8, 1)
+    return tl.where(bits >= 0x7F800000, 127, exponent)
+
+
+@triton.jit
+def _power(exponent):
+    return (exponent << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _bits(x):
+    """The bits of magnitudes."""
+    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _encode(x, exponent):
+    """Codes of float32 values that are divided by the power of two; hardware turns infinities into 448."""
+    x = tl.where(_bits(x) == 0x7F800000, float("nan"), x * _power(254 - exponent))
+    return x.to(tl.float8e4nv)
+
+
+@triton.jit
+def _rows_kernel(
+    x, factors, codes, scales, SIZE: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, FACTORS: tl.constexpr
+):  # fmt: skip
+    """A row that is longer than a block is read twice, the second time from the cache."""
+    row = tl.program_id(0).to(tl.int64)
+    x += row * STRIDE
+    largest = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, SIZE, BLOCK):
+        largest = tl.maximum(largest, _bits(_part(x, factors, start, SIZE, BLOCK, FACTORS)))
+    exponent = _exponent(tl.max(largest, 0))
+    for start in range(0, SIZE, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        code = _encode(_part(x, factors, start, SIZE, BLOCK, FACTORS), exponent)
+        tl.store(codes + row * SIZE + columns, code, mask=columns < SIZE)
+    tl.store(scales + row, _power(exponent))
+
+
+@triton.jit
+def _part(x, factors, start, SIZE: tl.constexpr, BLOCK: tl.constexpr, FACTORS: tl.constexpr):
+    columns = start + tl.arange(0, BLOCK)
+    values = tl.load(x + columns, mask=columns < SIZE, other=0.0).to(tl.float32)
+    if FACTORS:
+        values *= tl.load(factors + columns, mask=columns < SIZE, other=0.0)
+    return values
+
+
+@triton.jit
+def _tile(x, rows, columns, count, SIZE: tl.constexpr, STRIDE: tl.constexpr):
+    inside = (rows < count)[:, None] & (columns < SIZE)[None, :]
+    at = x + rows.to(tl.int64)[:, None] * STRIDE + columns[None, :]
+    return tl.load(at, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _maxima_kernel(
+    x, column_factors, row_factors, maxima, count, SIZE: tl.constexpr, STRIDE: tl.constexpr,
+    BY_ROW: tl.constexpr, COLUMN_FACTORS: tl.constexpr, ROW_FACTORS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The largest magnitudes of rows, at the first `count` places, and of columns after them."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    values = _tile(x, rows, columns, count, SIZE, STRIDE)
+    if BY_ROW:
+        multiplied = values
+        if COLUMN_FACTORS:
+            multiplied *= tl.load(column_factors + columns, mask=columns < SIZE, other=0.0)[None, :]
+        tl.atomic_max(maxima + rows, tl.max(_bits(multiplied), 1), mask=rows < count, sem="relaxed")
+    if ROW_FACTORS:
+        values *= tl.load(row_factors + rows, mask=rows < count, other=0.0)[:, None]
+    tl.atomic_max(maxima + count + columns, tl.max(_bits(values), 0), mask=columns < SIZE, sem="relaxed")
+
+
+@triton.jit
+def _codes_kernel(
+    x, column_factors, row_factors, maxima, row_codes, row_scales, column_codes, column_scales,
+    count, padded, SIZE: tl.constexpr, STRIDE: tl.constexpr,
+    BY_ROW: tl.constexpr, COLUMN_FACTORS: tl.constexpr, ROW_FACTORS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    values = _tile(x, rows, columns, count, SIZE, STRIDE)
+    if BY_ROW:
+        multiplied = values
+        if COLUMN_FACTORS:
+            multiplied *= tl.load(column_factors + columns, mask=columns < SIZE, other=0.0)[None, :]
+        exponent = _exponent(tl.load(maxima + rows, mask=rows < count, other=0))
+        at = row_codes + rows.to(tl.int64)[:, None] * SIZE + columns[None, :]
+        inside = (rows < count)[:, None] & (columns < SIZE)[None, :]
+        tl.store(at, _encode(multiplied, exponent[:, None]), mask=inside)
+        if tl.program_id(1) == 0:
+            tl.store(row_scales + rows, _power(exponent), mask=rows < count)
+    if ROW_FACTORS:
+        values *= tl.load(row_factors + rows, mask=rows < count, other=0.0)[:, None]
+    exponent = _exponent(tl.load(maxima + count + columns, mask=columns < SIZE, other=0))
+    at = column_codes + columns.to(tl.int64)[:, None] * padded + rows[None, :]
+    inside = (columns < SIZE)[:, None] & (rows < padded)[None, :]
+    tl.store(at, tl.trans(_encode(values, exponent[None, :])), mask=inside)
+    if tl.program_id(0) == 0:
+        tl.store(column_scales + columns, _power(exponent), mask=columns < SIZE)
+
+
+@triton.jit
+def _transpose_kernel(codes, out, count, padded, SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (rows < count)[:, None] & (columns < SIZE)[None, :]
+    tile = tl.load(codes + rows.to(tl.int64)[:, None] * SIZE + columns[None, :], mask=inside, other=0)
+    at = out + columns.to(tl.int64)[:, None] * padded + rows[None, :]
+    tl.store(at, tl.trans(tile), mask=(columns < SIZE)[:, None] & (rows < padded)[None, :])
+
+
+@triton.jit
+def _product_kernel(
+    out, a, b, a_scales, b_scales, rows, columns,
+    OUT_STRIDE: tl.constexpr, A_STRIDE: tl.constexpr, B_STRIDE: tl.constexpr, K: tl.constexpr, ADD: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr, LIMIT: tl.constexpr,
+):  # fmt: skip
+    """Programs that follow one another share columns of A and, 8 at a time, rows: what they read stays in the cache."""
+    GROUP: tl.constexpr = 8
+    down, across = tl.cdiv(rows, ROWS), tl.cdiv(columns, COLUMNS)
+    group = tl.program_id(0) // (GROUP * across)
+    height = tl.minimum(down - group * GROUP, GROUP)
+    place = tl.program_id(0) % (GROUP * across)
+    mine = (group * GROUP + place % height) * ROWS + tl.arange(0, ROWS)
+    theirs = (place // height) * COLUMNS + tl.arange(0, COLUMNS)
+    depth = tl.arange(0, TERMS)
+    a_at = a + mine.to(tl.int64)[:, None] * A_STRIDE + depth[None, :]
+    b_at = b + theirs.to(tl.int64)[None, :] * B_STRIDE + depth[:, None]
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, K, TERMS):
+        if K % TERMS == 0:
+            left = tl.load(a_at, mask=(mine < rows)[:, None], other=0.0)
+            right = tl.load(b_at, mask=(theirs < columns)[None, :], other=0.0)
+        else:
+            inside = depth < K - start
+            left = tl.load(a_at, mask=(mine < rows)[:, None] & inside[None, :], other=0.0)
+            right = tl.load(b_at, mask=inside[:, None] & (theirs < columns)[None, :], other=0.0)
+        total += tl.dot(left, right, max_num_imprecise_acc=LIMIT)
+        a_at += TERMS
+        b_at += TERMS
+    total *= tl.load(a_scales + mine, mask=mine < rows, other=0.0)[:, None]
+    inside = (mine < rows)[:, None] & (theirs < columns)[None, :]
+    at = out + mine.to(tl.int64)[:, None] * OUT_STRIDE + theirs[None, :]
+    if ADD:
+        total += tl.load(at, mask=inside, other=0.0)
+    else:
+        total *= tl.load(b_scales + theirs, mask=theirs < columns, other=0.0)[None, :]
+    tl.store(at, total.to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,193 @@
+"""FP8 by rows: codes exactly, and products within rounding of their result in float64."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rptrain.kernels import fp8
+from rptrain.kernels.fp8 import FP8, Rows
+from rptrain.kernels.reference import fp8 as reference
+from tests.kernels.exact import random
+from tests.kernels.interpreter import E4M3, to_e4m3
+
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+sizes = pytest.mark.parametrize(("rows", "columns"), [(5, 3), (1, 1), (65, 130), (33, 64)])
+
+
+def hard(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:
+    """Values of many magnitudes: outliers, a row and a column of zeros, and a row of denormals."""
+    x = random((rows, columns), torch.float32, "cpu") * torch.exp2(torch.arange(rows) % 40 - 20)[:, None]
+    x[0, 0] = 1e30
+    if rows > 4:
+        x[1], x[2], x[3] = 0, x[2] * 1e-44, -448
+    if columns > 2:
+        x[:, 1] = 0
+    return x.to(device, dtype)
+
+
+def powers(count: int, device: str, seed: int = 0) -> Tensor:
+    exponents = torch.randint(-9, 9, (count,), generator=torch.Generator().manual_seed(seed))
+    return torch.exp2(exponents.float()).to(device)
+
+
+def same(ours: Rows, theirs: Rows) -> None:
+    assert torch.equal(ours.scales.cpu(), theirs.scales.cpu())
+    assert torch.equal(ours.codes.view(torch.uint8).cpu(), theirs.codes.view(torch.uint8).cpu())
+
+
+def test_each_code_is_the_nearest() -> None:
+    """Of all bfloat16 values within the range, and of those in the middle of two codes."""
+    x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
+    x = x[x.abs() <= 448]
+    middles = torch.from_numpy((E4M3[:126] + E4M3[1:127]) / 2)
+    x = torch.cat((x, middles, -middles, torch.nextafter(middles, torch.tensor(0.0))))
+    codes = reference.encode(x).view(torch.uint8)
+    assert np.array_equal(codes.numpy(), to_e4m3(x.numpy()))
+    distances = (x[:, None].double() - torch.from_numpy(E4M3[:127]).double()).abs().amin(1)
+    errors = (codes.view(FP8).float().double() - x.double()).abs()
+    assert torch.equal(errors[x >= 0], distances[x >= 0])
+    not_finite = torch.tensor([torch.inf, -torch.inf, torch.nan, -torch.nan])
+    assert reference.encode(not_finite).view(torch.uint8).tolist() == [127] * 4
+
+
+def test_the_scale_is_the_least_power_of_two_that_keeps_a_row_in_range() -> None:
+    largest = torch.tensor([448.0, 448.1, 1.75, 1.7501, 1.0, 0.0, 1e-45, 3e38, torch.inf, torch.nan])
+    scales = reference.scales_of(largest)
+    assert scales.tolist() == [1, 2, 2**-8, 2**-7, 2**-8, 2**-126, 2**-126, 2**120, 1, 1]
+    assert torch.equal(reference.inverse(scales) * scales, torch.ones(10))
+
+
+@dtypes
+@sizes
+@pytest.mark.parametrize("factors", [False, True])
+def test_codes_of_rows_and_columns(rows, columns, dtype, factors, device) -> None:
+    x = hard(rows, columns, dtype, device)
+    by_column = powers(columns, device) if factors else None
+    by_row = powers(rows, device, 1) if factors else None
+    padding = -rows % 16
+    expected = Rows(*reference.quantize(x, by_column))
+    multiplied = x.float() if by_row is None else x.float() * by_row[:, None]
+    turned = Rows(*reference.quantize(torch.nn.functional.pad(multiplied, (0, 0, 0, padding)).t(), None))
+
+    same(fp8.quantize_rows_triton(x, by_column), expected)
+    both = fp8.quantize_both_triton(x, by_column, by_row)
+    same(both[0], expected)
+    same(both[1], turned)
+    only, other = fp8.quantize_both_triton(x, None, by_row, rows=False)
+    assert not len(only.codes)
+    same(other, turned)
+    same(fp8.quantize_rows(x, by_column), expected)
+    for ours, theirs in zip(fp8.quantize_both(x, by_column, by_row), both, strict=True):
+        same(ours, theirs)
+    same(fp8.quantize_columns(x, by_row), turned)
+    codes = fp8.transpose_triton(expected.codes)
+    assert codes.shape == (columns, rows + padding) and torch.equal(
+        codes.float().cpu(), fp8.transpose(expected.codes.cpu()).float()
+    )
+    assert torch.equal(codes[:, :rows].float(), expected.codes.float().t()) and not codes[:, rows:].float().any()
+
+
+@dtypes
+def test_a_row_is_near_what_it_was(dtype) -> None:
+    """Within half a unit of the last place, of 3 bits, of each value; of small ones, of the largest's share."""
+    x = random((40, 200), dtype, "cpu")
+    back = fp8.quantize_rows(x).dequantize(torch.float32)
+    error, size = (back - x.float()).abs(), x.float().abs()
+    assert (error <= torch.maximum(size / 16, size.amax(1, keepdim=True) / 224 * 2**-10)).all()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_is_nan_afterwards(value, device) -> None:
+    x = random((20, 40), torch.bfloat16, device)
+    x[3, 5] = value
+    w = fp8.quantize_rows(random((16, 40), torch.bfloat16, device))
+    for rows in (fp8.quantize_rows(x), fp8.quantize_rows_triton(x, None), fp8.quantize_both_triton(x, None, None)[0]):
+        assert rows.codes.float().isnan().nonzero().tolist() == [[3, 5]] and rows.scales.isfinite().all()
+        y = fp8.product(rows, w, torch.float32)
+        assert (
+            y.isnan().all(1).nonzero().tolist()
+            == [[3]]
+            == fp8.product_triton(rows, w, torch.float32).isnan().all(1).nonzero().tolist()
+        )
+    columns = fp8.quantize_both_triton(x, None, None)[1]
+    assert columns.codes.float().isnan().nonzero().tolist() == [[5, 3]]
+
+
+def operands(m: int, n: int, k: int, device: str) -> tuple[Rows, Rows]:
+    a, b = random((m, k), torch.bfloat16, device), random((n, k), torch.bfloat16, device, 1)
+    return fp8.quantize_rows(a), fp8.quantize_rows(b)
+
+
+def exactly(a: Rows, b: Rows) -> Tensor:
+    return (a.codes.float().double() * a.scales[:, None]) @ (b.codes.float().double() * b.scales[:, None]).t()
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (5, 40, 33), (130, 140, 256), (16, 32, 300)])
+def test_products(m, n, k, device, monkeypatch) -> None:
+    for name in ("ADA", "UNEVEN"):  # several tiles
+        monkeypatch.setattr(fp8, name, fp8.Tiles(32, 64, 4, 1))
+    a, b = operands(m, n, k, device)
+    exact = exactly(a, b)
+    for product in (fp8.product, fp8.product_triton):
+        assert (product(a, b, torch.float32) - exact).abs().max() <= 1e-6 * k * exact.abs().max()
+        assert (
+            product(a, b, torch.bfloat16) - exact
+        ).abs().max() <= 2**-8 * exact.abs().max() + 1e-6 * k * exact.abs().max()
+    summed = exact / b.scales
+    for accumulate in (fp8.accumulate, fp8.accumulate_triton):
+        flat = torch.full((m * n + 9,), 2.0, device=device)
+        acc = flat[: m * n].view(m, n)  # a part of a buffer
+        for _ in range(2):
+            accumulate(acc, a, b.codes)
+        assert (acc - 2 - 2 * summed).abs().max() <= 2e-6 * k * summed.abs().max().clamp(min=1)
+        assert (flat[m * n :] == 2).all()
+    fp8.accumulate(None, a, b.codes)
+
+
+def test_sums_that_cancel(device) -> None:
+    """Terms of 448 * 448, in the first half of K and subtracted in the second, beside terms of 1 / 64: units that sum
+    in fewer bits would lose the small ones wherever large ones are summed with them.
+    """
+    k = 1024
+    a, b = torch.full((64, k), 448.0), torch.full((64, k), 448.0)
+    a[:, k // 2 :] *= -1
+    a[:, ::128], b[:, ::128] = 1 / 8, 1 / 8
+    rows = [Rows(x.to(device).to(FP8), torch.ones(64, device=device)) for x in (a, b)]
+    exact = exactly(*rows)
+    large = 448.0**2 * 127  # of what is summed before it is promoted
+    for product in (fp8.product, fp8.product_triton):
+        error = (product(*rows, torch.float32) - exact).abs().max()
+        assert error <= large * 2**-13, error
+
+
+def test_the_gradients_of_a_linear_layer(device) -> None:
+    """Forward, the input's and the weight's gradient as a layer computes them, against float64 without FP8."""
+    torch.manual_seed(0)
+    x, w = random((96, 128), torch.bfloat16, device), random((160, 128), torch.bfloat16, device, 1) / 8
+    dy = random((96, 160), torch.bfloat16, device, 2) / 100
+    a, b = fp8.quantize_rows(x), fp8.quantize_rows(w)
+    y = fp8.product(a, b, torch.bfloat16)
+    by_row, by_column = fp8.quantize_both(dy, b.scales, a.scales)
+    turned = Rows(fp8.transpose(b.codes), torch.ones(128, device=device))
+    dx = fp8.product(by_row, turned, torch.bfloat16)
+    dw = torch.zeros(160, 128, device=device)
+    fp8.accumulate(dw, by_column, fp8.transpose(a.codes))
+    for ours, theirs in (
+        (y, x.double() @ w.double().t()),
+        (dx, dy.double() @ w.double()),
+        (dw, dy.double().t() @ x.double()),
+    ):
+        cosine = torch.nn.functional.cosine_similarity(ours.double().flatten(), theirs.flatten(), 0)
+        assert cosine > 0.998
+
+
+def test_no_rows(device) -> None:
+    x = torch.empty(0, 32, dtype=torch.bfloat16, device=device)
+    w = fp8.quantize_rows(torch.ones(16, 32, dtype=torch.bfloat16, device=device))
+    for rows, columns in (fp8.quantize_both(x, None, None), fp8.quantize_both_triton(x, None, None)):
+        assert rows.codes.shape == (0, 32) and columns.codes.shape == (32, 0)
+        assert fp8.product(rows, w, torch.bfloat16).shape == (0, 16)
+        acc = torch.ones(32, 16, device=device)
+        fp8.accumulate(acc, columns, torch.empty(16, 0, device=device).to(FP8))
+        assert (acc == 1).all()
