@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rptrain.kernels.fp8 import Weight
 from rptrain.kernels.linear import linear
 from rptrain.kernels.lora import parts
 from rptrain.kernels.reference.dense import wide
@@ -44,7 +45,7 @@ def rescale(y: Tensor, factors: Tensor, widths: Sequence[int], starts: Sequence[
 def magnitude_backward(
     dy: Tensor,
     x: Tensor,
-    w: Tensor,
+    w: Tensor | Weight,
     a: Tensor,
     b: Sequence[Tensor],
     starts: Sequence[int],
@@ -60,6 +61,7 @@ def magnitude_backward(
         h = linear(x_part, a)
         sums = []
         for columns, ranks, weight in parts(b, starts):
-            y = linear(x_part, w[columns]).addmm_(h[:, ranks], weight.t(), alpha=scale)
+            rows = w[columns] if isinstance(w, Tensor) else w.part(columns)
+            y = linear(x_part, rows).addmm_(h[:, ranks], weight.t(), alpha=scale)
             sums.append((dy_part[:, columns].to(grad.dtype) * y).sum(0))
         grad += torch.cat(sums).div_(norms)

@@ -13,13 +13,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rptrain.kernels import fp8
 from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.quant import Format, Quantized
 from rptrain.schedule.costs import Work
 
 ALIGNMENT = 128  # elements: 256 bytes in 16-bit types, the widest vector loads and DMA bursts in use
 
-Params = Mapping[str, Tensor]  # a layer's parameters by name, in the model's dtype
+# A layer's parameters by name, in the model's dtype; products of a block may have a kernels.linear.Weight in FP8.
+Params = Mapping[str, Any]
 # Gradient accumulators of the trainable parameters, with their shapes, float32 (float64 for float64).
 Grads = Mapping[str, Tensor]
 
@@ -53,6 +55,7 @@ class Param:
     bound: float | None = None  # bound of a uniform initialization instead
     stack: Stack | None = None  # alternative to the parts in checkpoints
     format: Format | None = None  # of a frozen parameter in 4 or 8 bits
+    in_fp8: bool = False  # whether layers multiply with it in FP8: models/fp8.py
 
     @property
     def numel(self) -> int:
@@ -66,6 +69,20 @@ class Param:
     def nbytes(self, itemsize: int) -> int:
         """Bytes in its unit's flat buffer, padding included."""
         return _padded(self.numel) * itemsize if self.format is None else self.format.nbytes(self.numel)
+
+    def fp8_bytes(self, *, columns: bool) -> int:
+        """Bytes of the parameter in FP8, padding included; `columns`: with its transposed codes."""
+        rows = self.shape[0]
+        return _padded((2 if columns else 1) * self.numel + 4 * rows)
+
+    def fp8_view(self, buffer: Tensor, *, columns: bool) -> fp8.Weight:
+        """The parameter in FP8 as views of `fp8_bytes` bytes."""
+        rows, inputs = self.shape
+        scales = buffer[: 4 * rows].view(torch.float32)
+        codes = buffer[4 * rows :][: (2 if columns else 1) * self.numel].view(fp8.FP8).split(self.numel)
+        return fp8.Weight(
+            fp8.Rows(codes[0].view(rows, inputs), scales), codes[1].view(inputs, rows) if columns else None
+        )
 
     def dequantized_view(self, flat: Tensor) -> Tensor:
         """The parameter, with its shape, as a view of its dequantized elements in the stored order."""
@@ -116,6 +133,19 @@ class Unit:
     @cached_property
     def quantized(self) -> tuple[Param, ...]:
         return tuple(param for param in self.params if param.format is not None)
+
+    def prepared_bytes(self, itemsize: int, *, backward: bool) -> int:
+        """Bytes of the parameters that a device makes from the flat buffer: dequantized ones, then those in FP8."""
+        in_fp8 = sum(param.fp8_bytes(columns=backward) for param in self.params if param.in_fp8)
+        return self.dequantized_numel * itemsize + in_fp8
+
+    def fp8_views(self, buffer: Tensor, *, columns: bool) -> dict[str, fp8.Weight]:
+        """The parameters in FP8 as views of the bytes that `prepared_bytes` counts for them."""
+        views, at = dict[str, fp8.Weight](), 0
+        for param in (param for param in self.params if param.in_fp8):
+            views[param.name] = param.fp8_view(buffer[at:], columns=columns)
+            at += param.fp8_bytes(columns=columns)
+        return views
 
     @cached_property
     def dequantized_numel(self) -> int:

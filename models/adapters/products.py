@@ -10,7 +10,7 @@ from torch import Tensor
 from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.dora import TOKENS, magnitude_backward, rescale, row_norms
 from rptrain.kernels.dropout import Dropout
-from rptrain.kernels.linear import linear_backward_input
+from rptrain.kernels.linear import Weight, linear_backward_input
 from rptrain.kernels.lora import add_lora, lora_backward_input, lora_backward_weights, parts
 from rptrain.kernels.reference.dense import wide
 from rptrain.models.spec import Grads, Params
@@ -93,8 +93,10 @@ class Adapters(Factors):
             weights = p[self.name], p[self.a], self._b(p)
             magnitude_backward(dy, x, *weights, *form, passed.norms, g[self.magnitude])
 
-    def norms(self, p: Params, weight: Tensor) -> Tensor:
+    def norms(self, p: Params, weight: Weight) -> Tensor:
         """The norms of the rows of the product's weight with its adapters, [the parts' widths]."""
+        if not isinstance(weight, Tensor):
+            weight = weight.rows.dequantize(p[self.a].dtype)
         return row_norms(weight, p[self.a], self._b(p), self.starts, self.scale)
 
     def norms_by_rows(self, p: Params, weight: Callable[[int, int], Tensor], step: int) -> Tensor:

@@ -127,7 +127,7 @@ class AttentionBlock(BlockShape):
     def backward_weights(
         self, p: Params, g: Grads, name: str, dy: Tensor, passed: Passed | None, x: Tensor, mb: MicroBatch
     ) -> None:
-        accumulate_weight_grad(g.get(name), dy, x)
+        accumulate_weight_grad(g.get(name), dy, x, in_fp8=not isinstance(p[name], Tensor))
         accumulate_bias_grad(g.get(f"{name}_bias"), dy)
         adapters = self._adapters(name)
         if adapters and passed:

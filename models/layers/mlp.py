@@ -51,14 +51,18 @@ class Block(AttentionBlock):
         dnormed = self.product_backward(p, g, "gate_up", dgate_up, saved.normed, mb)
         return rms_norm_backward(dnormed, saved.x, p["post_norm"], saved.rstd, g.get("post_norm"), dy_TD)
 
+    @property
+    def products(self) -> tuple[tuple[int, int], ...]:
+        return *super().products, (self.hidden, 2 * self.intermediate), (self.intermediate, self.hidden)
+
     def mlp_work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
         matmul = 6.0 * tokens * self.hidden * self.intermediate
         forward = {"activation": 3 * self.intermediate, "sum": 3 * self.hidden}
         # the activation's backward writes the activation again
         backward = {"activation, backward": 6 * self.intermediate, "norm and sum, backward": 4 * self.hidden}
         return (
-            Work(matmul=matmul, elementwise=scaled(forward, tokens * itemsize)),
-            Work(matmul=2 * matmul, elementwise=scaled(backward, tokens * itemsize)),
+            self.dense(matmul) + Work(elementwise=scaled(forward, tokens * itemsize)),
+            self.dense(2 * matmul) + Work(elementwise=scaled(backward, tokens * itemsize)),
         )
 
     def mlp_kept(self, tokens: int, itemsize: int) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 from rptrain.bench import clock
 from rptrain.engine.meter import likeness
 from rptrain.kernels import attention as attn
+from rptrain.kernels import fp8
 from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.grouped import grouped_mm, grouped_weight_grad
 from rptrain.kernels.reference.dense import wide
@@ -165,7 +166,8 @@ def _products(
             w, x, y = (
                 torch.randn(shape, dtype=dtype, device=device) for shape in ((out, size), (tokens, size), (tokens, out))
             )
-            yield _Operation(f"{param.name} {size} x {out}", *_product(w, x, y, unit.trainable))
+            product = _product_fp8 if param.in_fp8 else _product
+            yield _Operation(f"{param.name} {size} x {out}", *product(w, x, y, unit.trainable))
 
 
 def _product(w: Tensor, x: Tensor, y: Tensor, trained: bool) -> tuple[clock.Work, clock.Work]:
@@ -177,6 +179,19 @@ def _product(w: Tensor, x: Tensor, y: Tensor, trained: bool) -> tuple[clock.Work
             torch.mm(y.t(), x, out=dw)
 
     return lambda: torch.mm(x, w.t(), out=y), backward
+
+
+def _product_fp8(w: Tensor, x: Tensor, y: Tensor, trained: bool) -> tuple[clock.Work, clock.Work]:
+    """Products of operands that are quantized already; the gradient of the weight, too, is written in x's dtype."""
+    rows = [fp8.quantize_rows(tensor) for tensor in (x, w, y)]
+    columns = [fp8.quantize_columns(tensor) for tensor in (x, w, y)]
+
+    def backward() -> None:
+        fp8.product(rows[2], columns[1], x.dtype)
+        if trained:
+            fp8.product(columns[2], columns[0], x.dtype)
+
+    return lambda: fp8.product(rows[0], rows[1], x.dtype), backward
 
 
 def _grouped(w: Tensor, rows: int, trained: bool) -> tuple[clock.Work, clock.Work]:

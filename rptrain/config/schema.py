@@ -224,6 +224,8 @@ class Engine(Section):
     """CPU threads of the optimizer; unset: by the number of cores"""
     fp16_accumulation: bool = False
     """with float16: GPUs sum products in float16; faster on consumer cards, less exact"""
+    fp8: bool = False
+    """multiply with the blocks' matrices in FP8 (e4m3): faster on GPUs of compute capability 8.9 or more, less exact"""
     replan: bool = True
     """measure the layers in the first steps and plan again with the measured times"""
     stall_timeout: float = Field(default=600.0, ge=0, le=10**9)
@@ -324,6 +326,13 @@ class Config(Section):
         ):
             if given != default:
                 raise _mistake(key, 'is only for model.dtype = "float16": remove it, or set model.dtype')
+        return self
+
+    @model_validator(mode="after")
+    def _fp8(self) -> "Config":
+        if self.engine.fp8 and self.model.dtype not in ("bfloat16", "float32"):
+            message = f'is for models in bfloat16 or float32, and model.dtype is "{self.model.dtype}"'
+            raise _mistake("engine.fp8", message)
         return self
 
     @model_validator(mode="after")

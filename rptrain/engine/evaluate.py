@@ -33,11 +33,11 @@ class Evaluator:
         x: Ring,
         out: Ring,
         losses: Tensor,
-        dequantized: Tensor,
+        prepared: Tensor,
         staging: Staging | None,
     ) -> None:
         self._context, self._index, self._device, self._inputs = context, index, device, inputs
-        self._x, self._out, self._losses, self._dequantized = x, out, losses, dequantized
+        self._x, self._out, self._losses, self._prepared = x, out, losses, prepared
         self._staging = staging
         self.where: str | None = None
 
@@ -73,9 +73,9 @@ class Evaluator:
                     with staged(self._staging, state, device.param_upload, state.current, chunk) as source:
                         device.param_upload.run("", lambda t=target, s=source: t.copy_(s, non_blocking=True))
                 device.compute.wait(device.param_upload.record())
-                bound = layout.bind(slot, self._dequantized)[0]
-                if bound.quantized:
-                    device.compute.run(f"{self.where} dequantizing", bound.dequantize)
+                bound = layout.bind(slot, self._prepared)[0]
+                if bound.prepared:
+                    device.compute.run(f"{self.where} preparing parameters", bound.prepare)
                 for turn, m in enumerate(mine):
                     self._forward(iteration, index, m, turn % RING, bound.params, hidden[m], sent)
                 read = device.compute.record()

@@ -30,11 +30,10 @@ class Footprint:
     """Elements of the slots, and bytes of each part of device memory."""
 
     param_bytes: int  # one parameter slot
-    dequantized_numel: int
     grad_numel: int
     outputs: int  # entries of the output ring
     params: int  # both slots
-    dequantized: int  # a stage's quantized parameters, in the model's dtype
+    prepared: int  # a stage's parameters that are dequantized, or computed in FP8
     grads: int
     rings: int  # boundary activations
     indices: int  # index tensors of batches: positions, labels, document boundaries
@@ -43,7 +42,7 @@ class Footprint:
     @property
     def slots(self) -> tuple[int, int, int, int]:
         """Bytes of the parts whose size the largest stage sets; see `stage_parts`."""
-        return self.params, self.dequantized, self.grads, self.work
+        return self.params, self.prepared, self.grads, self.work
 
     @property
     def total(self) -> int:
@@ -60,9 +59,10 @@ def stage_bytes(spec: ModelShape, stage: Stage, dtype: torch.dtype) -> int:
     return sum(spec.units[unit].nbytes(dtype.itemsize) for unit in stage_units(spec, stage))
 
 
-def stage_dequantized_numel(spec: ModelShape, stage: Stage) -> int:
-    """Elements of the stage's dequantized parameters."""
-    return sum(spec.units[unit].dequantized_numel for unit in stage_units(spec, stage))
+def stage_prepared(spec: ModelShape, stage: Stage, dtype: torch.dtype) -> int:
+    """Bytes of the stage's parameters that the device makes from the uploaded ones."""
+    units = (spec.units[unit] for unit in stage_units(spec, stage))
+    return sum(unit.prepared_bytes(dtype.itemsize, backward=stage.backward) for unit in units)
 
 
 def stage_grad_numel(spec: ModelShape, stage: Stage) -> int:
@@ -72,14 +72,14 @@ def stage_grad_numel(spec: ModelShape, stage: Stage) -> int:
 
 
 def stage_parts(spec: ModelShape, stage: Stage, shapes: Shapes) -> tuple[int, int, int, int]:
-    """Bytes of parameter slots, dequantized parameters, gradient slots and workspace that a stage needs.
+    """Bytes of parameter slots, prepared parameters, gradient slots and workspace that a stage needs.
 
     A plan needs the largest of each.
     """
     itemsize, wide = shapes.dtype.itemsize, accumulate_dtype(shapes.dtype).itemsize
     return (
         2 * stage_bytes(spec, stage, shapes.dtype),
-        stage_dequantized_numel(spec, stage) * itemsize,
+        stage_prepared(spec, stage, shapes.dtype),
         stage_grad_numel(spec, stage) * (wide + (wide if shapes.wide_grad else itemsize)),
         _work(spec, stage, shapes) + shapes.tokens * ROTATION,
     )
@@ -95,15 +95,14 @@ def ring_parts(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> tup
 def footprint(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> Footprint:
     """The device memory that a plan with these stages needs."""
     parts = zip(*(stage_parts(spec, stage, shapes) for stage in stages), strict=True)
-    params, dequantized, grads, work = (max(part) for part in parts)
+    params, prepared, grads, work = (max(part) for part in parts)
     entries, rings, indices = ring_parts(spec, stages, shapes)
     return Footprint(
         max(stage_bytes(spec, stage, shapes.dtype) for stage in stages),
-        max(stage_dequantized_numel(spec, stage) for stage in stages),
         max(stage_grad_numel(spec, stage) for stage in stages),
         entries,
         params,
-        dequantized,
+        prepared,
         grads,
         rings,
         indices,

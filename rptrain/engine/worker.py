@@ -67,8 +67,8 @@ class Worker:
         dtype, wide = context.store.dtype, accumulate_dtype(context.store.dtype)
         self._spec = spec
         self._params = [device.empty(sizes.param_bytes, torch.uint8) for _ in range(2)]
-        self._dequantized = device.empty(sizes.dequantized_numel, dtype)  # for the stage that is computed
-        if sizes.dequantized_numel:
+        self._prepared = device.empty(sizes.prepared, torch.uint8)  # for the stage that is computed
+        if sizes.prepared:
             prepare(device.torch_device)
         self._param_read: list[Event | None] = [None, None]
         self._sums = device.empty(sizes.grad_numel, wide)
@@ -87,7 +87,7 @@ class Worker:
         self._loss = device.empty(1, wide)[0]  # the loss of the micro-batch that is computed
         self._losses_read: Event | None = None
         self._evaluator = Evaluator(
-            context, index, device, self._inputs, self._x, self._out, self._losses, self._dequantized, staging
+            context, index, device, self._inputs, self._x, self._out, self._losses, self._prepared, staging
         )
         self._layouts = [ParamLayout(spec, stage, dtype) for stage in context.plan.stages]
         self._grad_layouts = [GradLayout(spec, stage) for stage in context.plan.stages]
@@ -188,7 +188,7 @@ class Worker:
             iteration.number * self._context.plan.rounds + slot.round,
             self._context.bounds.stages[slot.stage_index],
             parity,
-            self._layouts[slot.stage_index].bind(self._params[parity], self._dequantized),
+            self._layouts[slot.stage_index].bind(self._params[parity], self._prepared),
             layout.bind(self._sums) if stage.backward else [],
             upload,
         )
@@ -316,8 +316,8 @@ class Worker:
     ) -> None:
         """Issues the stage's computation as a whole, or layer by layer while its parameters are still being uploaded.
 
-        Layer by layer, the optimizer may still be at the later layers when the first ones are computed. Quantized
-        parameters are dequantized with the first micro-batch of a slot.
+        Layer by layer, the optimizer may still be at the later layers when the first ones are computed. Parameters
+        are prepared (dequantized, or quantized to FP8) with the first micro-batch of a slot.
         """
         stream, upload = self._device.compute, run.upload
         first = m == run.slot.micro_batches.start
@@ -326,20 +326,20 @@ class Worker:
                 units = self._spec.stack[layer].units
                 stream.wait(upload.finish(units))
                 with self._recorder.computing(stream, upload.arrival(units)):
-                    self._dequantize(run.slot, run.params[i])
+                    self._prepare(run.slot, run.params[i])
                     stream.run(self._where, lambda i=i: work.step(i, scale, self._loss))
             return
         if first:
             stream.wait(upload.finish())
         with self._recorder.computing(stream, upload.arrival() if first else None):
             for bound in run.params if first else ():
-                self._dequantize(run.slot, bound)
+                self._prepare(run.slot, bound)
             issue(lambda: work.run(scale, self._loss))
 
-    def _dequantize(self, slot: Slot, bound: Bound) -> None:
+    def _prepare(self, slot: Slot, bound: Bound) -> None:
         """Fills the buffer that all stages share; the stream has finished the previous stage by then."""
-        if bound.quantized:
-            self._device.compute.run(f"{slot} dequantizing", bound.dequantize)
+        if bound.prepared:
+            self._device.compute.run(f"{slot} preparing parameters", bound.prepare)
 
     # ---- send
 

@@ -138,7 +138,7 @@ def layer_costs(
                 layer.kept_bytes(workload.tokens, itemsize),
                 pace * sum(spec.units[unit].numel for unit in new),
                 trained * wide,
-                sum(unit.dequantized_numel for unit in units) * itemsize,
+                sum(unit.prepared_bytes(itemsize, backward=True) for unit in units),
             )
         )
     return tuple(costs)

@@ -3,7 +3,7 @@
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
@@ -18,6 +18,7 @@ from rptrain.utils.units import format_bytes
 
 MARGIN = 256 << 20  # bytes of a GPU that stay unused without a limit: displays, growth of other processes
 PROGRAM = 384 << 20  # bytes of a training process without everything planned, for hypothetical machines
+FP8_CAPABILITY = (8, 9)
 CONTEXT = 512 << 20  # bytes of a CUDA context on a hypothetical GPU
 # Growth of a process once it trains, measured with torch 2.13 on the CPU: modules that
 # `torch.use_deterministic_algorithms` imports. Stacks of threads and newly used code are less than the rounding of
@@ -98,16 +99,28 @@ def program_bytes() -> int:
 
 
 def here(engine: Engine) -> Hardware:
-    """This machine's devices that the config names. Raises UserError if they do not exist.
+    """This machine's devices that the config names. Raises UserError if they do not exist, or cannot do engine.fp8.
 
     Call it once, before anything of a run is loaded: the memory of the process then counts as the program's.
     """
     now = program_bytes()  # before the first context, which is counted separately
     free = available_bytes() + now
     names = resolve(engine.devices)
+    if engine.fp8:
+        _check_fp8({name: torch.cuda.get_device_capability(name) for name in names if name.startswith("cuda")})
     gpus = gpu_memory(names, engine.vram_limit)
     limit, source = (engine.host_limit, "engine.host_limit") if engine.host_limit else (free, "free")
     return Hardware(machine(names), gpus, limit, source, free, now + _growth(), here=True)
+
+
+def _check_fp8(capabilities: Mapping[str, tuple[int, int]]) -> None:
+    """Raises UserError if a GPU has no products of FP8 matrices; `capabilities` by device."""
+    for name, (major, minor) in capabilities.items():
+        if (major, minor) < FP8_CAPABILITY:
+            raise UserError(
+                f"engine.fp8 needs GPUs of compute capability 8.9 or more (RTX 4090, L40S, H100 and newer), and {name} "
+                f"has {major}.{minor}: remove it, or leave {name} out of engine.devices"
+            )
 
 
 def _growth() -> int:
@@ -125,8 +138,11 @@ def planned(
     """`count` cards of a hypothetical machine; by default as many as the config names, or one.
 
     `host`: bytes of host memory, None if unknown. `vram_source`: the source of the card's memory, if it is not the
-    card. The config's limits apply. Raises UserError if engine.vram_limit is more than the card has.
+    card. The config's limits apply. Raises UserError if engine.vram_limit is more than the card has, or if the card
+    has no FP8 and the config needs it.
     """
+    if engine.fp8 and card.fp8 is None:
+        raise UserError(f"engine.fp8 needs GPUs with products of FP8 matrices, and the {card.name} has none: remove it")
     if count is None:
         count = len(engine.devices.split(",")) if engine.devices.startswith("cuda:") else 1
     source = "engine.vram_limit" if engine.vram_limit else vram_source or card.name

@@ -277,7 +277,7 @@ def _programs(plan: Plan) -> list[list[Stage]]:
 def _gpu(gpu: Gpu, need: Footprint) -> MemoryPlace:
     parts = (
         MemoryPart("parameters of two stages", need.params),
-        *([MemoryPart("dequantized parameters of a stage", need.dequantized)] if need.dequantized else []),
+        *([MemoryPart("dequantized or FP8 parameters of a stage", need.prepared)] if need.prepared else []),
         MemoryPart("gradients of a stage", need.grads),
         MemoryPart("boundary activations", need.rings),
         MemoryPart("tokens of two steps", need.indices),

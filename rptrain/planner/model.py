@@ -6,6 +6,7 @@ from rptrain.config.schema import Config, Lora
 from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import LoRA, with_lora, without_adapters
+from rptrain.models.fp8 import with_fp8
 from rptrain.models.layers.balance import balanced
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
@@ -20,8 +21,10 @@ def training_model(config: Config) -> tuple[Path, ModelSpec]:
     model_dir = registry.locate(config.model.path)
     spec = balanced(registry.build(registry.read_config(model_dir)), config.train.router_aux_loss_coef)
     if config.adapters is not None:
-        return model_dir, with_base(with_lora(spec, lora_settings(config.adapters)), config.adapters.base)
-    return model_dir, freeze(spec, config.train.freeze)
+        spec = with_base(with_lora(spec, lora_settings(config.adapters)), config.adapters.base)
+    else:
+        spec = freeze(spec, config.train.freeze)
+    return model_dir, with_fp8(spec) if config.engine.fp8 else spec
 
 
 def lora_settings(lora: Lora) -> LoRA:

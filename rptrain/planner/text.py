@@ -109,9 +109,9 @@ def _head(report: PlanReport) -> Iterator[str]:
     config, spec, hardware = report.config, report.spec, report.hardware
     base = config.adapters and config.adapters.base
     held = "" if base in (None, "bf16") else f", the base in {base}"
-    yield (
-        f"{config.model.path}: {spec.num_parameters:,} parameters, {len(spec.stack)} layers, {config.model.dtype}{held}"
-    )
+    products = ", products in FP8" if config.engine.fp8 else ""
+    kind = f"{config.model.dtype}{products}{held}"
+    yield f"{config.model.path}: {spec.num_parameters:,} parameters, {len(spec.stack)} layers, {kind}"
     rounds = config.train.micro_batches // config.round_size
     of_rounds = f" in {rounds} rounds of {config.round_size}" if rounds > 1 else ""
     yield (
@@ -126,10 +126,10 @@ def _head(report: PlanReport) -> Iterator[str]:
     if not hardware.gpus:
         yield f"On {machine.devices} CPU worker{'s' if machine.devices > 1 else ''} of {where}"
         return
-    yield (
-        f"On {machine.devices} × {machine.card.name} of {where}: {machine.card.tflops:g} TFLOP/s and "
-        f"{machine.link / 1e9:g} GB/s each way"
-    )
+    rate = f"{machine.card.tflops:g} TFLOP/s"
+    if config.engine.fp8 and machine.card.fp8:
+        rate += f", {machine.card.fp8:g} in FP8,"
+    yield f"On {machine.devices} × {machine.card.name} of {where}: {rate} and {machine.link / 1e9:g} GB/s each way"
 
 
 def _plan(report: PlanReport) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The costs of layers: operations and bytes, and the times and sizes that plans use."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -12,9 +12,11 @@ class Work:
     """
 
     matmul: float = 0.0  # operations of dense products with weights
+    fp8: float = 0.0  # those of them that are computed in FP8
     grouped: float = 0.0  # operations of products with the weights of experts
     attention: float = 0.0  # operations of attention scores and their product with the values
     elementwise: Mapping[str, float] = field(default_factory=dict)  # bytes read and written on the device, by operation
+    quantization: float = 0.0  # bytes read and written to quantize and transpose operands of products in FP8
 
     @property
     def traffic(self) -> float:
@@ -23,23 +25,29 @@ class Work:
 
     @property
     def flops(self) -> float:
-        return self.matmul + self.grouped + self.attention
+        return self.matmul + self.fp8 + self.grouped + self.attention
 
     def without(self, other: "Work") -> "Work":
         """The work without the products of `other`."""
-        return Work(
-            self.matmul - other.matmul, self.grouped - other.grouped, self.attention - other.attention, self.elementwise
+        return replace(
+            self,
+            matmul=self.matmul - other.matmul,
+            fp8=self.fp8 - other.fp8,
+            grouped=self.grouped - other.grouped,
+            attention=self.attention - other.attention,
         )
 
     def __add__(self, other: "Work") -> "Work":
         return Work(
             self.matmul + other.matmul,
+            self.fp8 + other.fp8,
             self.grouped + other.grouped,
             self.attention + other.attention,
             {
                 name: self.elementwise.get(name, 0.0) + other.elementwise.get(name, 0.0)
                 for name in {**self.elementwise, **other.elementwise}
             },
+            self.quantization + other.quantization,
         )
 
 
@@ -63,4 +71,4 @@ class LayerCost:
     kept: int = 0  # activations on the device, from the recomputed forward to backward
     update: float = 0.0  # seconds of the CPU optimizer, once per step
     sums: int = 0  # gradient accumulators on the device, uploaded for each backward stage of a later round
-    dequantized: int = 0  # dequantized parameters on the device, in addition to `params`
+    prepared: int = 0  # dequantized parameters, and those in FP8, on the device, in addition to `params`

@@ -168,7 +168,7 @@ class _Builder:
         """The memory that a slot holds, and the download of its gradients."""
         slot, last = run.slot, run.compute[-1]
         self.holds.append(Hold(slot.device, self._sum(slot, "params"), (run.params or run.compute)[0], last))
-        self.holds.append(Hold(slot.device, self._sum(slot, "dequantized"), run.compute[0], last))
+        self.holds.append(Hold(slot.device, self._sum(slot, "prepared"), run.compute[0], last))
         if not slot.stage.backward:
             return
         self.holds.append(Hold(slot.device, self._sum(slot, "sums"), (run.sums or run.compute)[0], last))

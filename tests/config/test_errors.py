@@ -129,6 +129,14 @@ def test_what_is_for_float16_alone(folder, line):
     assert resolve("c.toml", ["model.dtype=float16"]).config.model.dtype == "float16"
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_fp8_is_for_bfloat16_and_float32(folder, dtype):
+    (mistake,) = mistakes(MINIMAL + "[engine]\nfp8 = true", f"model.dtype={dtype}")
+    assert mistake.startswith("c.toml:7: `engine.fp8`: is for models in bfloat16 or float32")
+    for kind in ("bfloat16", "float32"):
+        assert resolve("c.toml", [f"model.dtype={kind}"]).config.engine.fp8
+
+
 def test_a_single_data_table_is_told_from_an_array(folder):
     (mistake,) = mistakes("[model]\npath = 'm'\n[data.train]\npath = 'x'")
     assert mistake.startswith("c.toml:3: `data.train` must be an array of tables: write [[data.train]]")

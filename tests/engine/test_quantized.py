@@ -76,7 +76,7 @@ def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous):
     same_as_first(results)
 
 
-@pytest.mark.parametrize("slow", ["upload", "dequantizing", "micro-batch"])
+@pytest.mark.parametrize("slow", ["upload", "preparing", "micro-batch"])
 def test_nothing_is_dequantized_before_it_arrived_or_while_it_is_read(slow):
     def probe(where):
         if slow in where:
@@ -92,7 +92,7 @@ def test_it_is_dequantized_once_a_stage_and_not_for_each_micro_batch():
     plan = Plan.parse("F0-3 FB4-4 B0-3 | N=1 M=4 MR=4")
     options = {"asynchronous": True, "lora": LoRA(r=2), "base": "nf4"}
     runs.run(plain.CONFIG, plain.make_batches(2), plan, probe=seen.append, **options)
-    stages = [where.removesuffix(" dequantizing") for where in seen if where.endswith(" dequantizing")]
+    stages = [where.removesuffix(" preparing parameters") for where in seen if where.endswith(" preparing parameters")]
     slots = [slot for iteration in range(2) for slot in plan.slots(iteration) if slot.stage.kind != "FB"]
     assert sorted(stages) == sorted(str(slot) for slot in slots for _ in range(4))  # a layer each
 

@@ -76,6 +76,23 @@ def test_float16_has_the_same_bits_with_any_plan_and_learns_as_on_the_cpu(fp16_a
     assert not torch.backends.cuda.matmul.allow_fp16_accumulation
 
 
+@pytest.mark.parametrize("lora", [None, LoRA(r=4)], ids=["full", "lora"])
+def test_fp8_has_the_same_bits_with_any_plan_and_learns_as_on_the_cpu(lora):
+    batches = plain.make_batches(5, length=64)
+
+    def go(plan, device, dtype=torch.bfloat16, fp8=True):
+        options = {"asynchronous": True, "dtype": dtype, "lora": lora, "fp8": fp8, "rate": 1e-2}
+        return runs.run(CFG, batches, f"{plan} | N=1 M=4 MR=4", device=device, **options)
+
+    wide = go(PLANS[0], "cuda", torch.float32)[0]
+    assert wide == pytest.approx(go(PLANS[0], "cpu", torch.float32)[0], rel=1e-2)
+    first = go(PLANS[0], "cuda")
+    assert first[0] == pytest.approx(wide, rel=5e-2)
+    assert first[0] != go(PLANS[0], "cuda", fp8=False)[0]
+    for plan in (*PLANS, *PLANS):
+        assert same(first, go(plan, "cuda")), plan
+
+
 @pytest.mark.parametrize("base", FORMATS)
 def test_a_quantized_base_has_the_same_bits_with_any_plan_and_learns_as_on_the_cpu(base):
     batches = plain.make_batches(1, length=64) * 5

@@ -10,11 +10,12 @@ from rptrain.engine.meter import Measured
 from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import LoRA, with_lora
+from rptrain.models.fp8 import with_fp8
 from rptrain.models.weights.quantized import with_base
 from rptrain.planner.choose import LIBRARIES, Workload, layer_costs, make_plan
 from rptrain.schedule.costs import Work
 from rptrain.schedule.lower import outputs
-from rptrain.schedule.machine import CARDS, Machine
+from rptrain.schedule.machine import CARDS, MATMUL, TRAFFIC, Machine
 from rptrain.schedule.plan import Stage
 from rptrain.schedule.validate import validate
 from rptrain.utils.errors import UserError
@@ -122,11 +123,30 @@ def test_a_quantized_base_moves_less_and_its_device_holds_what_is_dequantized():
     wide, narrow = plans["bf16"], plans["nf4"]
     assert wide.store_bytes - narrow.store_bytes == pytest.approx(28 * (2 - 0.5625) * matrices, abs=28 * 4096)
     assert wide.costs[0].params - narrow.costs[0].params == (2 - 0.5625) * matrices
-    assert (wide.costs[0].dequantized, narrow.costs[0].dequantized) == (0, 2 * matrices)
+    assert (wide.costs[0].prepared, narrow.costs[0].prepared) == (0, 2 * matrices)
     assert narrow.costs[-1] == wide.costs[-1]
     layers = max(sum(layer < 28 for layer in stage.layers) for stage in narrow.plan.stages)
-    assert narrow.device.dequantized == layers * 2 * matrices and wide.device.dequantized == 0
+    assert narrow.device.prepared == layers * 2 * matrices and wide.device.prepared == 0
     assert narrow.device.total <= 12 * GIB - LIBRARIES
+
+
+def test_products_in_fp8_are_planned_at_their_rate():
+    """By hand, of Llama-3.1-8B: twice the rate for the blocks alone, and codes with their transposes on the device."""
+    workload = Workload(4, 2048, 16, 16, torch.bfloat16, False)
+    spec, machine = spec_of("llama-3.1-8b"), Machine(CARDS["rtx4090"], 1)
+    plain, narrow = (make_plan(s, machine, workload, device_limit=24 * GIB) for s in (spec, with_fp8(spec)))
+    matrices = 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336)
+    operations, tokens = 2 * matrices * 4 * 2048, 4 * 2048
+    inputs, rows = 3 * 4096 + 14336, 6144 + 4096 + 28672 + 4096
+    moved = tokens * (3 * inputs * 3 + inputs * 2 + rows * 8)  # x three times; its codes transposed; the gradients
+    saved = 4 * operations * (1 / 165e12 - 1 / 330e12) / MATMUL - moved / (TRAFFIC * 1008e9)
+    block = [plan.costs[0].forward + plan.costs[0].backward for plan in (plain, narrow)]
+    assert block[0] - block[1] == pytest.approx(saved, rel=1e-6)
+    assert narrow.costs[-1] == plain.costs[-1] and narrow.costs[0].params == plain.costs[0].params
+    assert narrow.costs[0].prepared == 2 * matrices + 4 * rows
+    assert narrow.estimate.period < 0.7 * plain.estimate.period
+    old = make_plan(with_fp8(spec), Machine(CARDS["rtx3090"], 1), workload, device_limit=24 * GIB)
+    assert old.estimate.period > plain.estimate.period
 
 
 def test_rounds_need_less_host_memory_for_activations():

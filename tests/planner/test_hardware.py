@@ -107,3 +107,14 @@ def test_a_card_is_known_by_the_drivers_name():
     }
     found = {name: card_named(name) for name in names}
     assert {name: card and card.name for name, card in found.items()} == names
+
+
+def test_fp8_needs_gpus_that_have_it(two_gpus, monkeypatch):
+    monkeypatch.setattr(hardware, "resolve", lambda text: ("cuda:0", "cuda:1"))
+    found = {"cuda:0": (8, 9), "cuda:1": (8, 6)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", found.__getitem__)
+    with pytest.raises(UserError, match=r"8\.9 or more .*, and cuda:1 has 8\.6: remove it, or leave cuda:1 out"):
+        here(Engine(fp8=True))
+    with pytest.raises(UserError, match=r"the RTX 3090 has none: remove it"):
+        planned(CARDS["rtx3090"], 1, None, Engine(fp8=True))
+    assert planned(CARD, 1, None, Engine(fp8=True)).devices == 1

@@ -249,7 +249,7 @@ def test_peak_bytes_by_hand():
 def test_what_is_dequantized_is_held_while_its_stage_is_computed():
     """Behind the parameters' arrival; what is only computed, without transfers, holds it as long."""
     plan, links = Plan.parse("F0-0 FB1-1 B0-0 | N=1 M=2 MR=2"), Links(up=1, down=1, boundary=3, latency=0)
-    costs = [LayerCost(5, 20, params=4, kept=0, dequantized=16), LayerCost(0, 20, params=2)]
+    costs = [LayerCost(5, 20, params=4, kept=0, prepared=16), LayerCost(0, 20, params=2)]
     program = dispatch(plan, costs, links=links)
     held = [hold for hold in program.holds if hold.nbytes == 16]
     kinds = [tuple(program.tasks[task].kind for task in (hold.first, hold.last)) for hold in held]

@@ -20,6 +20,8 @@ from rptrain.engine.meter import Kind
 from rptrain.engine.store import UnitState
 from rptrain.engine.trace import Arrival
 from rptrain.engine.transfer.staging import Staging
+from rptrain.kernels import fp8
+from rptrain.kernels.linear import Weight
 from rptrain.kernels.quant import Quantized
 from rptrain.models.spec import ModelSpec
 from rptrain.schedule.lower import CHUNK_BYTES, Chunk, windows
@@ -48,15 +50,23 @@ class _Layout:
 
 @dataclass(frozen=True)
 class Bound:
-    """A layer's parameters on a device as the layer reads them, and where quantized ones are dequantized to."""
+    """A layer's parameters on a device as the layer reads them, and those that are prepared: where from, where to."""
 
-    params: dict[str, Tensor]
+    params: dict[str, Weight]
     quantized: list[tuple[Quantized, Tensor]]
+    in_fp8: list[tuple[Tensor, fp8.Weight]]
 
-    def dequantize(self) -> None:
-        """Runs in the compute stream, after the layer's units have arrived."""
+    @property
+    def prepared(self) -> bool:
+        """Whether `prepare` does anything."""
+        return bool(self.quantized or self.in_fp8)
+
+    def prepare(self) -> None:
+        """Dequantizes, then quantizes to FP8. Runs in the compute stream, after the layer's units have arrived."""
         for held, place in self.quantized:
             held.dequantize(place)
+        for plain, weight in self.in_fp8:
+            weight.write(plain)
 
 
 class ParamLayout(_Layout):
@@ -66,20 +76,28 @@ class ParamLayout(_Layout):
         units = stage_units(spec, stage)
         super().__init__([(unit, spec.units[unit].nbytes(dtype.itemsize)) for unit in units])
         self._spec, self._stage, self._dtype = spec, stage, dtype
-        self._dequantized = _Layout([(unit, spec.units[unit].dequantized_numel) for unit in units])
+        self._prepared = _Layout(
+            [(unit, spec.units[unit].prepared_bytes(dtype.itemsize, backward=stage.backward)) for unit in units]
+        )
 
-    def bind(self, slot: Tensor, dequantized: Tensor) -> list[Bound]:
-        """For each layer of the stage, its parameters as views of a slot and of the buffer of dequantized weights."""
+    def bind(self, slot: Tensor, prepared: Tensor) -> list[Bound]:
+        """For each layer of the stage, its parameters as views of a slot and of the buffer of prepared weights."""
         bound = []
         for layer in self._spec.stack[self._stage.start : self._stage.stop]:
-            params, narrow = dict[str, Tensor](), list[tuple[Quantized, Tensor]]()
+            params, narrow = dict[str, Weight](), list[tuple[Quantized, Tensor]]()
+            in_fp8: list[tuple[Tensor, fp8.Weight]] = []
             for index in layer.units:
                 unit = self._spec.units[index]
                 plain, quantized = unit.held(self.of(index, slot), self._dtype)
-                places = unit.places(self._dequantized.of(index, dequantized))
-                params |= plain | {param.name: param.dequantized_view(places[param.name]) for param in unit.quantized}
+                buffer = self._prepared.of(index, prepared)
+                wide = unit.dequantized_numel * self._dtype.itemsize
+                places = unit.places(buffer[:wide].view(self._dtype))
+                plain |= {param.name: param.dequantized_view(places[param.name]) for param in unit.quantized}
                 narrow += [(held, places[name]) for name, held in quantized.items()]
-            bound.append(Bound(params, narrow))
+                weights = unit.fp8_views(buffer[wide:], columns=self._stage.backward)
+                in_fp8 += [(plain[name], weight) for name, weight in weights.items()]
+                params |= plain | weights
+            bound.append(Bound(params, narrow, in_fp8))
         return bound
 
 

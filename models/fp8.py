@@ -1,0 +1,33 @@
+"""The choice of matrices that layers multiply with in FP8 (kernels/fp8.py)."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+from rptrain.kernels.fp8 import ALIGNMENT
+from rptrain.models.adapters.freeze import Shape
+from rptrain.models.adapters.products import PLACES
+from rptrain.models.spec import Param
+from rptrain.utils.errors import UserError
+
+
+def with_fp8(spec: Shape) -> Shape:
+    """The model with the products of its blocks in FP8: attention's projections, and the MLP.
+
+    Embedding, head, norms, routers and adapters stay as they are, and so do matrices with a size that is not a multiple
+    of 16. Raises UserError if no matrix is left.
+    """
+    inside = {unit for layer in spec.layers for unit in layer.units} - {*spec.head.units, 0}
+    units = tuple(
+        replace(unit, params=tuple(replace(param, in_fp8=_fits(param)) for param in unit.params))
+        if index in inside
+        else unit
+        for index, unit in enumerate(spec.units)
+    )
+    if not any(param.in_fp8 for unit in units for param in unit.params):
+        raise UserError(f"engine.fp8: no matrix of this model's blocks has sizes that are multiples of {ALIGNMENT}")
+    layers = tuple(replace(cast(Any, layer), fp8=True) for layer in spec.layers)
+    return replace(spec, units=units, layers=layers)
+
+
+def _fits(param: Param) -> bool:
+    return param.name in PLACES and all(size % ALIGNMENT == 0 for size in param.shape)

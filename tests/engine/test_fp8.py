@@ -1,0 +1,44 @@
+"""Blocks that multiply in FP8: the same bits on any number of workers and any plan, and learning."""
+
+import pytest
+import torch
+
+from rptrain.models.adapters.lora import LoRA
+from tests.cases import UPDATES
+
+from . import plain, runs
+from .test_frozen import same_as_first
+
+PLANS = (
+    "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=1 M=4 MR=4",
+    "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=3 M=4 MR=4",
+    "F0-2 FB3-4 B2-2 B1-1 B0-0 | N=2 M=4 MR=4",
+    "FB0-4 | N=4 M=4 MR=4",
+)
+CASES = {
+    "full": {},
+    "lora": {"lora": LoRA(r=3, lora_dropout=0.1)},
+    "dora": {"lora": LoRA(r=3, use_dora=True)},
+    "nf4": {"lora": LoRA(r=3), "base": "nf4"},
+}
+
+
+@UPDATES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, dtype, case):
+    batches, options = plain.make_batches(3), {"asynchronous": asynchronous, "dtype": dtype, "rate": 1e-2} | case
+    results = [runs.run(plain.CONFIG, batches, plan, fp8=True, **options) for plan in PLANS]
+    same_as_first(results)
+    assert runs.run(plain.CONFIG, batches, PLANS[0], **options)[0] != results[0][0]
+
+
+@UPDATES
+def test_learns_as_without(asynchronous):
+    batches = plain.make_batches(4) * 10
+    losses = [
+        runs.run(plain.CONFIG, batches, PLANS[1], asynchronous=asynchronous, rate=1e-2, fp8=fp8)[0]
+        for fp8 in (False, True)
+    ]
+    assert losses[1][:5] == pytest.approx(losses[0][:5], rel=0.01)
+    assert all(loss[0] - loss[-1] > 1 for loss in losses)
