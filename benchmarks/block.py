@@ -1,7 +1,8 @@
 """A decoder block against its floor: forward, recomputed forward and backward, 8,192 tokens, and its launches.
 
-python -m benchmarks.block OUT.json [PRESET ...]: by default Qwen3-1.7B's block and Llama-3.1-8B's. `whole` does
-all that the floor counts. `last` is the last block of a backward stage, whose recomputed output nobody takes.
+python -m benchmarks.block OUT.json [PRESET ...]: by default Qwen3-1.7B's block and Llama-3.1-8B's, in bfloat16 and with
+products in FP8, in turn. `whole` does all that the floor counts. `last` is the last block of a backward stage, whose
+recomputed output nobody takes.
 """
 
 import json
@@ -18,6 +19,7 @@ from rptrain.bench.floor import floor
 from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.store import accumulate_dtype
 from rptrain.models import registry
+from rptrain.models.fp8 import with_fp8
 from rptrain.models.layers import rope
 
 ROWS, LENGTH = 4, 2048
@@ -31,6 +33,10 @@ def block(spec):
     layer, unit = spec.layers[0], spec.units[spec.layers[0].units[0]]
     flat = torch.empty(unit.numel, dtype=DTYPE, device=DEVICE).normal_(std=0.02)
     params = unit.views(flat)
+    prepared = torch.empty(unit.prepared_bytes(DTYPE.itemsize, backward=True), dtype=torch.uint8, device=DEVICE)
+    for name, weight in unit.fp8_views(prepared, columns=True).items():
+        weight.write(params[name])
+        params[name] = weight
     grads = unit.views(torch.zeros(unit.numel, dtype=accumulate_dtype(DTYPE), device=DEVICE))
     mb = micro_batch([[LENGTH]] * ROWS)
     cos, sin = rope.tables(torch.tensor(spec.inv_freq, device=DEVICE), mb.positions, spec.rope_scale)
@@ -62,49 +68,57 @@ def launches(run):
 
 
 def measure(preset):
+    """The block in bfloat16 and with its products in FP8, in turn."""
     spec = registry.build(registry.read_config(registry.locate(preset)))
-    whole = floor(spec, ROWS, LENGTH, DTYPE, DEVICE)
-    found = whole.layers[0]
-    forward, backward, inner_backward = block(spec)
-
-    def ours():
-        forward()
-        backward()
-
-    def inner():
-        forward()
-        inner_backward()
-
-    works = {
-        "last": ours,
-        "whole": inner,
-        "forward": forward,
-        "recompute and backward": backward,
-    }
+    specs = {"bf16": spec, "fp8": with_fp8(spec)}
+    floors = {kind: floor(each, ROWS, LENGTH, DTYPE, DEVICE) for kind, each in specs.items()}
+    works = {}
+    for kind, each in specs.items():
+        forward, backward, inner_backward = block(each)
+        works |= {
+            (kind, "last"): in_a_row(forward, backward),
+            (kind, "whole"): in_a_row(forward, inner_backward),
+            (kind, "forward"): forward,
+            (kind, "recompute and backward"): backward,
+        }
     times = clock.seconds(works, DEVICE, turns=30, cold=False)
-    count, table = launches(inner)
-    result = {
-        "preset": preset,
-        "copy_bytes_per_second": whole.copy,
-        "floor": {layer.name: [vars(line) for line in layer.lines] for layer in whole.layers},
-        "floor_block_seconds": found.seconds(),
-        "floor_tokens_per_second": whole.tokens_per_second(),
-        "floor_tokens_per_second_without_recompute": whole.tokens_per_second(recompute=False),
-        "seconds": times,
-        "of_floor": found.seconds() / times["whole"],
-        "launches": count,
-        "kernels": table,
-    }
+    result = {"preset": preset, "fp8_over_bf16": times["bf16", "whole"] / times["fp8", "whole"]}
+    for kind, whole in floors.items():
+        count, table = launches(works[kind, "whole"])
+        result[kind] = {
+            "copy_bytes_per_second": whole.copy,
+            "floor": {layer.name: [vars(line) for line in layer.lines] for layer in whole.layers},
+            "floor_block_seconds": whole.layers[0].seconds(),
+            "floor_tokens_per_second": whole.tokens_per_second(),
+            "floor_tokens_per_second_without_recompute": whole.tokens_per_second(recompute=False),
+            "seconds": {name: taken for (each, name), taken in times.items() if each == kind},
+            "of_floor": whole.layers[0].seconds() / times[kind, "whole"],
+            "launches": count,
+            "kernels": table,
+        }
+        show(preset, kind, whole, result[kind])
+    print(f"{preset}: FP8 {result['fp8_over_bf16']:.3f} times as fast as bfloat16")
+    return result
+
+
+def in_a_row(*works):
+    def run():
+        for work in works:
+            work()
+
+    return run
+
+
+def show(preset, kind, whole, result):
     for layer in whole.layers:
-        print(f"{preset} {layer.name} x {layer.count}: {layer.seconds() * 1e3:.3f} ms")
+        print(f"{preset} {kind} {layer.name} x {layer.count}: {layer.seconds() * 1e3:.3f} ms")
         for line in layer.lines:
             print(f"    {line.operation:40} {line.forward * 1e3:8.3f} {line.backward * 1e3:8.3f}")
-    print(f"  floor {found.seconds() * 1e3:.3f} ms, {whole.tokens_per_second():.0f} tokens/s;", end=" ")
-    print({name: round(taken * 1e3, 3) for name, taken in times.items()})
-    print(f"  of floor {result['of_floor']}, {count} launches")
-    for key, (number, taken) in sorted(table.items(), key=lambda item: -item[1][1]):
+    print(f"  floor {result['floor_block_seconds'] * 1e3:.3f} ms, {whole.tokens_per_second():.0f} tokens/s;", end=" ")
+    print({name: round(taken * 1e3, 3) for name, taken in result["seconds"].items()})
+    print(f"  of floor {result['of_floor']}, {result['launches']} launches")
+    for key, (number, taken) in sorted(result["kernels"].items(), key=lambda item: -item[1][1]):
         print(f"      {number:3} {taken:8.1f} us  {key}")
-    return result
 
 
 def main(out, presets):
