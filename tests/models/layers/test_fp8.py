@@ -22,7 +22,7 @@ def block(fresh, dtype=torch.float32, architecture="LlamaForCausalLM", **sizes):
     exact, g = model.of(layer, model.params), model.of(layer, model.grads)
     prepared = dict(exact)
     generator = torch.Generator().manual_seed(2)
-    for name in names(spec):
+    for name in sorted(names(spec)):
         exact[name].normal_(std=exact[name].shape[1] ** -0.5, generator=generator)
         rows = fp8.quantize_rows(exact[name])
         prepared[name] = fp8.Weight(rows, fp8.transpose(rows.codes))
@@ -57,9 +57,9 @@ def test_gradients_point_where_exact_ones_do(architecture, dtype, fresh, micro_b
     sums = {name: torch.zeros_like(w, dtype=torch.float64) for name, w in g.items()}
     other = widened(mb)
     expected = layer.backward(wide, sums, layer.recompute(wide, x.double(), other), dy.double(), other)
-    assert cosine(dx, expected) > 0.995
+    assert cosine(dx, expected) > 0.997
     for name, gradient in g.items():
-        assert cosine(gradient, sums[name]) > 0.994, name
+        assert cosine(gradient, sums[name]) > 0.995, name
     together = [torch.cat([t[name].double().flatten() for name in g]) for t in (g, sums)]
     assert cosine(*together) > 0.996
     assert cosine(*together) < 0.9999
