@@ -9,13 +9,13 @@ Sizes are in bytes; a GiB of the card's memory is left to the CUDA context and t
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from rptrain.models import registry
 from rptrain.planner.choose import Workload, layer_costs
-from rptrain.schedule.costs import Work
 from rptrain.schedule.machine import CARDS, GIB, Machine
 
 MODELS = {
@@ -33,7 +33,7 @@ def frozen_times(spec, card):
     times = []
     for layer in spec.stack:
         forward, backward = layer.work(WORKLOAD.tokens, WORKLOAD.length, WORKLOAD.dtype.itemsize)
-        inputs = Work(backward.matmul / 2, backward.grouped / 2, backward.attention, backward.elementwise)
+        inputs = replace(backward, matmul=backward.matmul / 2, grouped=backward.grouped / 2)
         ahead = card.seconds(forward)
         times.append((ahead, ahead + card.seconds(inputs)))
     return times

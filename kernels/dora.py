@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rptrain.kernels.fp8 import Weight
-from rptrain.kernels.linear import linear
+from rptrain.kernels.linear import Weight, linear
 from rptrain.kernels.lora import parts
 from rptrain.kernels.reference.dense import wide
 
@@ -22,7 +21,7 @@ def row_norms(w: Tensor, a: Tensor, b: Sequence[Tensor], starts: Sequence[int], 
     """The norms of the rows of W + s B A with an adapter, [the parts' widths together], in the dtype of W.
 
     W + s B A is never stored: |w + s b A|^2 = |w|^2 + 2 s (w A.T) b + s^2 b (A A.T) b. Rounded as in PEFT, so a new
-    adapter, whose m is this norm, scales by 1.
+    adapter, whose m is this norm, scales by 1 (but not in FP8, where W is rounded).
     """
     found = []
     for rows, ranks, weight in parts(b, starts):
@@ -45,7 +44,7 @@ def rescale(y: Tensor, factors: Tensor, widths: Sequence[int], starts: Sequence[
 def magnitude_backward(
     dy: Tensor,
     x: Tensor,
-    w: Tensor | Weight,
+    w: Weight,
     a: Tensor,
     b: Sequence[Tensor],
     starts: Sequence[int],

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rptrain.kernels.launch import capability, fused, power_of_2, tl, triton
+from rptrain.kernels.launch import HAS_TRITON, capability, fused, power_of_2, tl, triton
 from rptrain.kernels.reference import fp8 as reference
 
 FP8 = torch.float8_e4m3fn
@@ -33,15 +33,15 @@ class Rows(NamedTuple):
         return (self.codes.float() * self.scales[:, None]).to(dtype)
 
 
-class Weight(NamedTuple):
+class FP8Weight(NamedTuple):
     """A weight [out, in] in FP8."""
 
     rows: Rows
     columns: Tensor | None  # its codes transposed, [in, out], which the gradient of an input needs
 
-    def part(self, rows: slice) -> "Weight":
+    def part(self, rows: slice) -> "FP8Weight":
         """Some of the rows, without their transposed codes."""
-        return Weight(Rows(self.rows.codes[rows], self.rows.scales[rows]), None)
+        return FP8Weight(Rows(self.rows.codes[rows], self.rows.scales[rows]), None)
 
     def write(self, w: Tensor) -> None:
         """Quantizes w [out, in] into its tensors."""
@@ -91,7 +91,7 @@ def quantize_both(x: Tensor, column_factors: Tensor | None, row_factors: Tensor 
 
 def transpose(codes: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The codes [N, K] transposed and contiguous: [K, N], N padded with zeros to a multiple of 16."""
-    if codes.is_cuda:
+    if _on_gpu(codes):
         return transpose_triton(codes, out)
     found = _padded(codes.view(torch.uint8).t()).contiguous().view(FP8)
     return found if out is None else out.copy_(found)
@@ -99,24 +99,24 @@ def transpose(codes: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 def product(a: Rows, b: Rows, dtype: torch.dtype) -> Tensor:
     """A [M, K] times the transposed B [N, K], rounded once to `dtype`: [M, N]."""
-    if not a.codes.is_cuda:
+    if not _on_gpu(a.codes):
         return reference.product(a.codes, b.codes, a.scales, b.scales).to(dtype)
-    if dtype == torch.bfloat16 and _has_library(a.codes, b.codes, (8, 9)):
+    if _has_library(a.codes, b.codes, dtype):
         return _scaled_mm(a, b.codes, b.scales, dtype)
     return product_triton(a, b, dtype)
 
 
 def accumulate(acc: Tensor | None, a: Rows, b: Tensor) -> None:
-    """acc [M, N] += A [M, K] times the transposed codes b [N, K], in float32. None: nothing is computed.
+    """acc [M, N] += A B^T in float32, with the codes b [N, K] of B, whose scales are in A. None: nothing is computed.
 
     The gradient of a weight [out, in]: `a` has the columns of the output's gradient, multiplied by the scales of the
-    input's rows, and `b` the transposed codes of the input.
+    input's rows, and `b` the columns of the input's codes.
     """
     if acc is None:
         return
-    if not a.codes.is_cuda:
+    if not _on_gpu(a.codes):
         acc += reference.product(a.codes, b, a.scales, None)
-    elif _has_library(a.codes, b, (9, 0)):
+    elif _has_library(a.codes, b, torch.float32):
         ones = torch.ones(len(b), device=b.device)
         rows = max(SUMMED_BYTES // (4 * len(b)) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
         for start in range(0, len(acc), rows):
@@ -129,13 +129,15 @@ def accumulate(acc: Tensor | None, a: Rows, b: Tensor) -> None:
 def product_workspace(tokens: int, inputs: int, outputs: int, *, fused: bool) -> int:
     """Upper bound of the bytes that the gradients of a product [tokens, inputs] to [tokens, outputs] need at once.
 
-    These are the codes of the input, by rows and transposed, those of the gradient, and a part of the weight's
-    gradient, if a library computes it. The reference operations also upcast their operands.
+    For the input's gradient these are the codes of the input, and those of the output's gradient by rows and by
+    columns; then the codes of the input are transposed, and a library may compute a part of the weight's gradient. The
+    reference operations also upcast their operands.
     """
-    codes = tokens * (2 * inputs + outputs) + 8 * (tokens + inputs + outputs)
+    tokens = -(-tokens // ALIGNMENT) * ALIGNMENT
+    scales, part = 8 * (tokens + inputs + outputs), min(SUMMED_BYTES + 4 * ALIGNMENT * inputs, 4 * inputs * outputs)
     if fused:
-        return codes + min(SUMMED_BYTES + 4 * ALIGNMENT * inputs, 4 * inputs * outputs)
-    return codes + 12 * tokens * (inputs + outputs) + 8 * inputs * outputs
+        return scales + max(tokens * (inputs + 2 * outputs), tokens * (2 * inputs + outputs) + part)
+    return scales + tokens * (2 * inputs + 2 * outputs) + 12 * tokens * (inputs + outputs) + 8 * inputs * outputs
 
 
 def _padded(x: Tensor) -> Tensor:
@@ -143,13 +145,25 @@ def _padded(x: Tensor) -> Tensor:
     return F.pad(x, (0, -x.shape[-1] % ALIGNMENT))
 
 
-def _has_library(a: Tensor, b: Tensor, least: tuple[int, int]) -> bool:
-    """Whether torch has a product by rows for these codes, from the compute capability `least` up to 10.x.
+def _has_library(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
+    """Whether torch has a product by rows of these codes, with a result in `dtype`."""
+    return a.shape[1] % ALIGNMENT == len(b) % ALIGNMENT == 0 and dtype in _library(capability(a.device), _cuda())
 
-    Its kernels are for data center cards, and for 8.9 with a bfloat16 result.
-    """
-    sizes = (a.shape[1], len(b))
-    return least <= capability(a.device) < (11, 0) and all(size % ALIGNMENT == 0 for size in sizes)
+
+def _library(capability: tuple[int, int], cuda: tuple[int, ...]) -> tuple[torch.dtype, ...]:
+    """The types in which torch's products by rows are written: float32 by cuBLAS alone, on 9.0 since CUDA 12.9."""
+    if capability == (9, 0) and cuda >= (12, 9):
+        return torch.bfloat16, torch.float32
+    return (torch.bfloat16,) if (8, 9) <= capability < (11, 0) else ()
+
+
+def _cuda() -> tuple[int, ...]:
+    """The version of CUDA that torch was built for."""
+    return tuple(map(int, (torch.version.cuda or "0").split(".")[:2]))
+
+
+def _on_gpu(codes: Tensor) -> bool:
+    return HAS_TRITON and codes.is_cuda
 
 
 def _scaled_mm(a: Rows, b: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:

@@ -11,7 +11,7 @@ from rptrain.kernels import fp8
 from rptrain.kernels.grouped import grouped_weight_grad_triton
 from rptrain.kernels.launch import fused
 
-Weight = Tensor | fp8.Weight
+Weight = Tensor | fp8.FP8Weight
 
 
 def linear(x: Tensor, w: Weight, bias: Tensor | None = None) -> Tensor:
@@ -40,9 +40,31 @@ def linear_backward_input(dy: Tensor, w: Weight) -> Tensor:
     """The gradient [T, in] of the input."""
     if isinstance(w, Tensor):
         return dy @ w
+    return _backward_input(fp8.quantize_rows(dy, w.rows.scales), w, dy.dtype)
+
+
+def _backward_input(dy: fp8.Rows, w: fp8.FP8Weight, dtype: torch.dtype) -> Tensor:
+    """`linear_backward_input` of a quantized dy, whose columns were multiplied by the scales of w."""
     assert w.columns is not None
-    ones = torch.ones(len(w.columns), device=dy.device)
-    return fp8.product(fp8.quantize_rows(dy, w.rows.scales), fp8.Rows(w.columns, ones), dy.dtype)
+    ones = torch.ones(len(w.columns), device=dy.scales.device)
+    return fp8.product(dy, fp8.Rows(w.columns, ones), dtype)
+
+
+def linear_backward(acc: Tensor | None, dy: Tensor, x: Tensor, w: Weight) -> Tensor:
+    """The gradient [T, in] of the input x; adds that of the weight to `acc`, as `accumulate_weight_grad` does.
+
+    In FP8 the rows and columns of dy are quantized together.
+    """
+    if acc is None or isinstance(w, Tensor):
+        dx = linear_backward_input(dy, w)
+        accumulate_weight_grad(acc, dy, x)
+        return dx
+    rows = fp8.quantize_rows(x)
+    by_row, by_column = fp8.quantize_both(dy, w.rows.scales, rows.scales)
+    dx = _backward_input(by_row, w, dy.dtype)
+    del by_row
+    fp8.accumulate(acc, by_column, fp8.transpose(rows.codes))
+    return dx
 
 
 def accumulate_weight_grad(acc: Tensor | None, dy: Tensor, x: Tensor, *, in_fp8: bool = False) -> None:

@@ -218,7 +218,7 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def prepare(device: torch.device) -> None:
+def make_tables(device: torch.device) -> None:
     """Makes what `dequantize` keeps on a device: to be called outside of a pool of memory that graphs share.
 
     What they use in passing would be written over.

@@ -6,7 +6,7 @@ from typing import Any, cast
 from rptrain.kernels.fp8 import ALIGNMENT
 from rptrain.models.adapters.freeze import Shape
 from rptrain.models.adapters.products import PLACES
-from rptrain.models.spec import Param
+from rptrain.models.spec import LayerShape, Param
 from rptrain.utils.errors import UserError
 
 
@@ -25,8 +25,12 @@ def with_fp8(spec: Shape) -> Shape:
     )
     if not any(param.in_fp8 for unit in units for param in unit.params):
         raise UserError(f"engine.fp8: no matrix of this model's blocks has sizes that are multiples of {ALIGNMENT}")
-    layers = tuple(replace(cast(Any, layer), fp8=True) for layer in spec.layers)
-    return replace(spec, units=units, layers=layers)
+
+    def layer_in_fp8(layer: LayerShape) -> Any:
+        names = (param.name for unit in layer.units for param in units[unit].params if param.in_fp8)
+        return replace(cast(Any, layer), fp8=tuple(names))
+
+    return replace(spec, units=units, layers=tuple(map(layer_in_fp8, spec.layers)))
 
 
 def _fits(param: Param) -> bool:

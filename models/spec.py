@@ -20,7 +20,8 @@ from rptrain.schedule.costs import Work
 
 ALIGNMENT = 128  # elements: 256 bytes in 16-bit types, the widest vector loads and DMA bursts in use
 
-# A layer's parameters by name, in the model's dtype; products of a block may have a kernels.linear.Weight in FP8.
+# A layer's parameters by name: tensors in the model's dtype. Those that `Param.in_fp8` marks may be FP8Weights, which
+# only products read.
 Params = Mapping[str, Any]
 # Gradient accumulators of the trainable parameters, with their shapes, float32 (float64 for float64).
 Grads = Mapping[str, Tensor]
@@ -75,12 +76,12 @@ class Param:
         rows = self.shape[0]
         return _padded((2 if columns else 1) * self.numel + 4 * rows)
 
-    def fp8_view(self, buffer: Tensor, *, columns: bool) -> fp8.Weight:
+    def fp8_view(self, buffer: Tensor, *, columns: bool) -> fp8.FP8Weight:
         """The parameter in FP8 as views of `fp8_bytes` bytes."""
         rows, inputs = self.shape
         scales = buffer[: 4 * rows].view(torch.float32)
         codes = buffer[4 * rows :][: (2 if columns else 1) * self.numel].view(fp8.FP8).split(self.numel)
-        return fp8.Weight(
+        return fp8.FP8Weight(
             fp8.Rows(codes[0].view(rows, inputs), scales), codes[1].view(inputs, rows) if columns else None
         )
 
@@ -139,9 +140,9 @@ class Unit:
         in_fp8 = sum(param.fp8_bytes(columns=backward) for param in self.params if param.in_fp8)
         return self.dequantized_numel * itemsize + in_fp8
 
-    def fp8_views(self, buffer: Tensor, *, columns: bool) -> dict[str, fp8.Weight]:
+    def fp8_views(self, buffer: Tensor, *, columns: bool) -> dict[str, fp8.FP8Weight]:
         """The parameters in FP8 as views of the bytes that `prepared_bytes` counts for them."""
-        views, at = dict[str, fp8.Weight](), 0
+        views, at = dict[str, fp8.FP8Weight](), 0
         for param in (param for param in self.params if param.in_fp8):
             views[param.name] = param.fp8_view(buffer[at:], columns=columns)
             at += param.fp8_bytes(columns=columns)
@@ -217,7 +218,7 @@ class LayerShape(Protocol):
         """
         ...
 
-    def gradient_work(self, param: Param, tokens: int) -> Work:
+    def gradient_work(self, param: Param, tokens: int, itemsize: int) -> Work:
         """The products of backward for a parameter's gradient, which are not needed if it is frozen."""
         ...
 

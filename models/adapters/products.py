@@ -20,6 +20,9 @@ from rptrain.schedule.costs import Work, scaled
 PLACES = ("qkv", "o", "gate_up", "down")
 
 
+ROWS = 1024  # of a weight in FP8 that are dequantized at a time for their norms
+
+
 class Passed(NamedTuple):
     """The tensors that the adapters' backward pass for the weights needs."""
 
@@ -96,7 +99,9 @@ class Adapters(Factors):
     def norms(self, p: Params, weight: Weight) -> Tensor:
         """The norms of the rows of the product's weight with its adapters, [the parts' widths]."""
         if not isinstance(weight, Tensor):
-            weight = weight.rows.dequantize(p[self.a].dtype)
+            return self.norms_by_rows(
+                p, lambda start, stop: weight.part(slice(start, stop)).rows.dequantize(p[self.a].dtype), ROWS
+            )
         return row_norms(weight, p[self.a], self._b(p), self.starts, self.scale)
 
     def norms_by_rows(self, p: Params, weight: Callable[[int, int], Tensor], step: int) -> Tensor:
@@ -137,7 +142,8 @@ class Adapters(Factors):
         """The work of forward and of backward: the product with A again, and gradients of both products' operands.
 
         Traffic: additions to the product and to the gradient of its input, and dropout. With DoRA, also the norms of
-        the rows and the scaling in each direction; backward computes the product again, for its product with dy.
+        the rows and the scaling in each direction; backward computes the product again, for its product with dy. In
+        FP8 this is counted as without.
         """
         adapted = sum(self.widths)
         down, up = 2.0 * tokens * self.inputs * self.ranks, 2.0 * tokens * adapted * self.rank
@@ -169,6 +175,11 @@ class Adapters(Factors):
             return tokens * each
         again = min(tokens, TOKENS) * max(self.widths) * (itemsize + upcast + (upcast if itemsize < 4 else 0))
         return tokens * (each + itemsize * self.outputs) + again + sum(self.widths) * (self.rank + 4) * upcast
+
+    @property
+    def dequantized_bytes(self) -> int:
+        """Bytes that `norms` needs of a weight in FP8; only with DoRA."""
+        return 12 * min(ROWS, max(self.widths)) * self.inputs if self.dora else 0
 
     def _b(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         return tensors[self.b].split(self.widths)

@@ -14,6 +14,7 @@ from rptrain.kernels.linear import (
     accumulate_weight_grad,
     linear,
     linear_add,
+    linear_backward,
     linear_backward_input,
 )
 from rptrain.kernels.rms_norm import rms_norm, rms_norm_backward
@@ -101,6 +102,9 @@ class AttentionBlock(BlockShape):
 
     def product_backward(self, p: Params, g: Grads, name: str, dy: Tensor, x: Tensor, mb: MicroBatch) -> Tensor:
         """Returns the gradient of x; accumulates those of the parameters in `g`."""
+        if self._adapters(name) is None:
+            accumulate_bias_grad(g.get(f"{name}_bias"), dy)
+            return linear_backward(g.get(name), dy, x, p[name])
         dx, passed = self.backward_input(p, name, dy, mb)
         self.backward_weights(p, g, name, dy, passed, x, mb)
         return dx

@@ -30,27 +30,22 @@ class BlockShape(ABC):
     o_bias: bool = False  # bias on the output projection
     window: int | None = None  # maximum keys per query, including itself
     adapters: tuple[Adapters | ExpertAdapters, ...] = ()
-    fp8: bool = False  # products with matrices are computed in FP8: models/fp8.py
+    fp8: tuple[str, ...] = ()  # products whose weights are in FP8: models/fp8.py
 
     def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
-        forward, backward = self._attention_work(tokens, length, itemsize)
-        parts = [self.mlp_work(tokens, itemsize), *(adapters.work(tokens, itemsize) for adapters in self.adapters)]
+        forward, backward = self._product_work(tokens, itemsize)
+        parts = [self._attention_work(tokens, length, itemsize), self.mlp_work(tokens, itemsize)]
+        parts += [adapters.work(tokens, itemsize) for adapters in self.adapters]
         for part_forward, part_backward in parts:
             forward, backward = forward + part_forward, backward + part_backward
-        if not self.fp8:
-            return forward, backward
-        ahead, back = zip(*(_quantized(*sizes, itemsize) for sizes in self.products), strict=True)
-        return forward + Work(quantization=tokens * sum(ahead)), backward + Work(quantization=tokens * sum(back))
+        return forward, backward
 
-    def gradient_work(self, param: Param, tokens: int) -> Work:
+    def gradient_work(self, param: Param, tokens: int, itemsize: int) -> Work:
         work = product_gradient(param, tokens)
-        if not self.fp8 or not work.matmul or param.name == "router":
+        if not param.in_fp8:
             return work
-        return Work(fp8=work.matmul)
-
-    def dense(self, operations: float) -> Work:
-        """Operations of products that may be in FP8."""
-        return Work(fp8=operations) if self.fp8 else Work(matmul=operations)
+        outputs, inputs = param.shape
+        return Work(fp8=work.matmul, quantization=tokens * _gradient_bytes(inputs, outputs, itemsize))
 
     def kept_bytes(self, tokens: int, itemsize: int) -> int:
         """Bytes kept from the recomputed forward until backward."""
@@ -69,8 +64,7 @@ class BlockShape(ABC):
         """
         heads, kv_heads = self._widths
         inside_products = max((adapters.workspace(tokens, itemsize) for adapters in self.adapters), default=0)
-        if self.fp8:
-            inside_products += max(product_workspace(tokens, *sizes, fused=fused) for sizes in self.products)
+        inside_products += self._fp8_workspace(tokens, fused=fused)
         mlp, mlp_inside = self.mlp_workspace(itemsize)
         if fused:  # the gradients of the block's output and, behind the MLP, of its middle; attention's sums of rows
             attention = itemsize * (2 * self.hidden + max(2 * heads + 2 * kv_heads, 2 * self.hidden)) + 8 * self.heads
@@ -86,14 +80,17 @@ class BlockShape(ABC):
         return seen * (2 * length - seen + 1) / (2 * length)
 
     @property
-    def products(self) -> tuple[tuple[int, int], ...]:
-        """The inputs and outputs of the products that may be in FP8."""
+    def product_sizes(self) -> dict[str, tuple[int, int]]:
+        """The inputs and outputs of products with one weight for all tokens, by name, without those of a router."""
         heads, kv_heads = self._widths
-        return (self.hidden, heads + 2 * kv_heads), (heads, self.hidden)
+        return {"qkv": (self.hidden, heads + 2 * kv_heads), "o": (heads, self.hidden)}
 
     @abstractmethod
     def mlp_work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
-        """The work of the MLP's forward and backward, from the output of its norm to the residual sum."""
+        """The work of the MLP's forward and backward, from the output of its norm to the residual sum.
+
+        Products in `product_sizes` are not included.
+        """
 
     @abstractmethod
     def mlp_kept(self, tokens: int, itemsize: int) -> int:
@@ -109,7 +106,6 @@ class BlockShape(ABC):
 
     def _attention_work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
         heads, kv_heads = self._widths
-        matmul = 4.0 * tokens * self.hidden * (heads + kv_heads)
         attention = 4.0 * tokens * self.attended(length) * heads
         rotation = 2 * (heads + kv_heads)
         forward = {"norm": 2 * self.hidden, "rotation": rotation, "sum and norm": 4 * self.hidden}
@@ -120,18 +116,41 @@ class BlockShape(ABC):
             biases = self.qkv_bias * (heads + 2 * kv_heads) + self.o_bias * self.hidden
             backward["biases, backward"] = biases
         return (
-            self.dense(matmul) + Work(attention=attention, elementwise=scaled(forward, tokens * itemsize)),
-            self.dense(2 * matmul) + Work(attention=2 * attention, elementwise=scaled(backward, tokens * itemsize)),
+            Work(attention=attention, elementwise=scaled(forward, tokens * itemsize)),
+            Work(attention=2 * attention, elementwise=scaled(backward, tokens * itemsize)),
         )
 
+    def _product_work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
+        """The work of the products in `product_sizes`; an operand in FP8 is quantized for each product."""
+        forward, backward = Work(), Work()
+        for name, (inputs, outputs) in self.product_sizes.items():
+            operations = 2.0 * tokens * inputs * outputs
+            if name in self.fp8:
+                back = _row_bytes(outputs, itemsize) + _gradient_bytes(inputs, outputs, itemsize)
+                forward += Work(fp8=operations, quantization=tokens * _row_bytes(inputs, itemsize))
+                backward += Work(fp8=2 * operations, quantization=tokens * back)
+            else:
+                forward, backward = forward + Work(matmul=operations), backward + Work(matmul=2 * operations)
+        return forward, backward
 
-def _quantized(inputs: int, outputs: int, itemsize: int) -> tuple[int, int]:
-    """Bytes per token to quantize the operands of a product, in forward and in backward.
+    def _fp8_workspace(self, tokens: int, *, fused: bool) -> int:
+        """Bytes that products in FP8 need at once; with DoRA also for the norms of rows."""
+        products = [product_workspace(tokens, *self.product_sizes[name], fused=fused) for name in self.fp8]
+        norms = [a.dequantized_bytes for a in self.adapters if isinstance(a, Adapters) and a.name in self.fp8]
+        return max(products, default=0) + max(norms, default=0)
 
-    Backward reads the gradient once for its rows and twice for its columns, and quantizes the input again.
+
+def _row_bytes(columns: int, itemsize: int) -> int:
+    """Bytes read and written to quantize a row."""
+    return columns * (itemsize + 1)
+
+
+def _gradient_bytes(inputs: int, outputs: int, itemsize: int) -> int:
+    """Bytes per token for the operands of a weight's gradient.
+
+    The input is quantized again and its codes transposed; columns of the output's gradient are read twice.
     """
-    again = inputs * (itemsize + 1)
-    return again, again + 2 * inputs + outputs * (3 * itemsize + 2)
+    return _row_bytes(inputs, itemsize) + 2 * inputs + outputs * (2 * itemsize + 1)
 
 
 def product_gradient(param: Param, tokens: int) -> Work:

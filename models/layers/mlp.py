@@ -52,17 +52,17 @@ class Block(AttentionBlock):
         return rms_norm_backward(dnormed, saved.x, p["post_norm"], saved.rstd, g.get("post_norm"), dy_TD)
 
     @property
-    def products(self) -> tuple[tuple[int, int], ...]:
-        return *super().products, (self.hidden, 2 * self.intermediate), (self.intermediate, self.hidden)
+    def product_sizes(self) -> dict[str, tuple[int, int]]:
+        mlp = {"gate_up": (self.hidden, 2 * self.intermediate), "down": (self.intermediate, self.hidden)}
+        return super().product_sizes | mlp
 
     def mlp_work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
-        matmul = 6.0 * tokens * self.hidden * self.intermediate
         forward = {"activation": 3 * self.intermediate, "sum": 3 * self.hidden}
         # the activation's backward writes the activation again
         backward = {"activation, backward": 6 * self.intermediate, "norm and sum, backward": 4 * self.hidden}
         return (
-            self.dense(matmul) + Work(elementwise=scaled(forward, tokens * itemsize)),
-            self.dense(2 * matmul) + Work(elementwise=scaled(backward, tokens * itemsize)),
+            Work(elementwise=scaled(forward, tokens * itemsize)),
+            Work(elementwise=scaled(backward, tokens * itemsize)),
         )
 
     def mlp_kept(self, tokens: int, itemsize: int) -> int:
@@ -110,7 +110,7 @@ class Head:
             Work(matmul=2 * matmul, elementwise=scaled(backward, tokens * itemsize)),
         )
 
-    def gradient_work(self, param: Param, tokens: int) -> Work:
+    def gradient_work(self, param: Param, tokens: int, itemsize: int) -> Work:
         return product_gradient(param, tokens)
 
     def kept_bytes(self, tokens: int, itemsize: int) -> int:

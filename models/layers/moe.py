@@ -181,13 +181,13 @@ class MoEBlock(AttentionBlock):
             Work(matmul=(2 + self.biases) * router, grouped=2 * grouped, elementwise=back),
         )
 
-    def gradient_work(self, param: Param, tokens: int) -> Work:
+    def gradient_work(self, param: Param, tokens: int, itemsize: int) -> Work:
         """The gradient work of a parameter: each token reaches `active` experts; biases need no products."""
         if param.name in ("experts_gate_up", "experts_down"):
             return Work(grouped=2.0 * tokens * param.numel * self.active / self.experts)
         if param.name.startswith("experts"):
             return Work()
-        return super().gradient_work(param, tokens)
+        return super().gradient_work(param, tokens, itemsize)
 
     def mlp_kept(self, tokens: int, itemsize: int) -> int:
         choice = self.active * (itemsize + 3 * 4)  # weight, expert, row and place

@@ -182,7 +182,10 @@ def _product(w: Tensor, x: Tensor, y: Tensor, trained: bool) -> tuple[clock.Work
 
 
 def _product_fp8(w: Tensor, x: Tensor, y: Tensor, trained: bool) -> tuple[clock.Work, clock.Work]:
-    """Products of operands that are quantized already; the gradient of the weight, too, is written in x's dtype."""
+    """Products of operands that are quantized already: the floor leaves quantization out.
+
+    The gradient of the weight, too, is written in x's dtype.
+    """
     rows = [fp8.quantize_rows(tensor) for tensor in (x, w, y)]
     columns = [fp8.quantize_columns(tensor) for tensor in (x, w, y)]
 

@@ -54,6 +54,7 @@ _ALIASES = {
     "engine.vram_limit": "gpu_memory_limit max_gpu_memory vram",
     "engine.host_limit": "cpu_memory_limit max_cpu_memory ram_limit",
     "engine.optimizer_threads": "num_threads omp_num_threads cpu_threads",
+    "engine.fp8": "float8 enable_fp8 use_fp8 fp8_training",
     "engine.fp16_accumulation": "allow_fp16_accumulation fp16_accumulate",
     "engine.trace": "profile profiler",
     "save.save_steps": "save_every save_every_n_steps checkpoint_every checkpoint_steps save_interval",

@@ -22,7 +22,7 @@ from rptrain.engine.transfer.copies import Bound, Download, GradLayout, ParamLay
 from rptrain.engine.transfer.inputs import DocumentShape, Inputs
 from rptrain.engine.transfer.ring import Ring
 from rptrain.engine.transfer.staging import Staging
-from rptrain.kernels.quant import prepare
+from rptrain.kernels.quant import make_tables
 from rptrain.models.spec import ModelSpec
 from rptrain.schedule.lower import RING, Access, StageIO
 from rptrain.schedule.plan import Slot
@@ -68,8 +68,8 @@ class Worker:
         self._spec = spec
         self._params = [device.empty(sizes.param_bytes, torch.uint8) for _ in range(2)]
         self._prepared = device.empty(sizes.prepared, torch.uint8)  # for the stage that is computed
-        if sizes.prepared:
-            prepare(device.torch_device)
+        if any(unit.quantized for unit in spec.units):
+            make_tables(device.torch_device)
         self._param_read: list[Event | None] = [None, None]
         self._sums = device.empty(sizes.grad_numel, wide)
         self._grads = device.empty(sizes.grad_numel, context.store.grad_dtype)

@@ -122,7 +122,7 @@ def layer_costs(
         trained = sum(unit.numel for unit in units if unit.trainable)
         ahead, back = layer.work(workload.tokens, workload.length, itemsize)
         for param in (param for unit in units if not unit.trainable for param in unit.params):
-            back = back.without(layer.gradient_work(param, workload.tokens))
+            back = back.without(layer.gradient_work(param, workload.tokens, itemsize))
         sums = Work(elementwise={"gradient accumulators": 2 * trained * wide})  # bytes read and written
         forward, backward = machine.card.seconds(ahead), machine.card.seconds(back + sums)
         if measured is not None:

@@ -18,7 +18,7 @@ from rptrain.utils.units import format_bytes
 
 MARGIN = 256 << 20  # bytes of a GPU that stay unused without a limit: displays, growth of other processes
 PROGRAM = 384 << 20  # bytes of a training process without everything planned, for hypothetical machines
-FP8_CAPABILITY = (8, 9)
+FP8_CAPABILITY = (8, 9)  # the least with FP8 matrix units
 CONTEXT = 512 << 20  # bytes of a CUDA context on a hypothetical GPU
 # Growth of a process once it trains, measured with torch 2.13 on the CPU: modules that
 # `torch.use_deterministic_algorithms` imports. Stacks of threads and newly used code are less than the rounding of
@@ -118,8 +118,9 @@ def _check_fp8(capabilities: Mapping[str, tuple[int, int]]) -> None:
     for name, (major, minor) in capabilities.items():
         if (major, minor) < FP8_CAPABILITY:
             raise UserError(
-                f"engine.fp8 needs GPUs of compute capability 8.9 or more (RTX 4090, L40S, H100 and newer), and {name} "
-                f"has {major}.{minor}: remove it, or leave {name} out of engine.devices"
+                f"engine.fp8 needs GPUs of compute capability {'.'.join(map(str, FP8_CAPABILITY))} or more (RTX 4090, "
+                f"L40S, H100 and newer), and {name} has {major}.{minor}: remove engine.fp8, or leave {name} out of "
+                "engine.devices"
             )
 
 
@@ -142,7 +143,7 @@ def planned(
     has no FP8 and the config needs it.
     """
     if engine.fp8 and card.fp8 is None:
-        raise UserError(f"engine.fp8 needs GPUs with products of FP8 matrices, and the {card.name} has none: remove it")
+        raise UserError(f"engine.fp8 needs GPUs with FP8 matrix units, which the {card.name} lacks: remove engine.fp8")
     if count is None:
         count = len(engine.devices.split(",")) if engine.devices.startswith("cuda:") else 1
     source = "engine.vram_limit" if engine.vram_limit else vram_source or card.name

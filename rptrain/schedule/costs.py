@@ -12,7 +12,7 @@ class Work:
     """
 
     matmul: float = 0.0  # operations of dense products with weights
-    fp8: float = 0.0  # those of them that are computed in FP8
+    fp8: float = 0.0  # operations of dense products with weights in FP8, which `matmul` does not include
     grouped: float = 0.0  # operations of products with the weights of experts
     attention: float = 0.0  # operations of attention scores and their product with the values
     elementwise: Mapping[str, float] = field(default_factory=dict)  # bytes read and written on the device, by operation
@@ -28,13 +28,14 @@ class Work:
         return self.matmul + self.fp8 + self.grouped + self.attention
 
     def without(self, other: "Work") -> "Work":
-        """The work without the products of `other`."""
+        """The work without the products of `other`, and without what is quantized for them."""
         return replace(
             self,
             matmul=self.matmul - other.matmul,
             fp8=self.fp8 - other.fp8,
             grouped=self.grouped - other.grouped,
             attention=self.attention - other.attention,
+            quantization=self.quantization - other.quantization,
         )
 
     def __add__(self, other: "Work") -> "Work":

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rptrain.kernels import fp8
 from rptrain.kernels.fp8 import FP8, Rows
+from rptrain.kernels.linear import accumulate_weight_grad, linear, linear_backward, linear_backward_input
 from rptrain.kernels.reference import fp8 as reference
 from tests.kernels.exact import random
 from tests.kernels.interpreter import E4M3, to_e4m3
@@ -98,7 +99,7 @@ def test_a_row_is_near_what_it_was(dtype) -> None:
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_finite_is_nan_afterwards(value, device) -> None:
+def test_nonfinite_values_become_nan(value, device) -> None:
     x = random((20, 40), torch.bfloat16, device)
     x[3, 5] = value
     w = fp8.quantize_rows(random((16, 40), torch.bfloat16, device))
@@ -166,13 +167,13 @@ def test_the_gradients_of_a_linear_layer(device) -> None:
     torch.manual_seed(0)
     x, w = random((96, 128), torch.bfloat16, device), random((160, 128), torch.bfloat16, device, 1) / 8
     dy = random((96, 160), torch.bfloat16, device, 2) / 100
-    a, b = fp8.quantize_rows(x), fp8.quantize_rows(w)
-    y = fp8.product(a, b, torch.bfloat16)
-    by_row, by_column = fp8.quantize_both(dy, b.scales, a.scales)
-    turned = Rows(fp8.transpose(b.codes), torch.ones(128, device=device))
-    dx = fp8.product(by_row, turned, torch.bfloat16)
-    dw = torch.zeros(160, 128, device=device)
-    fp8.accumulate(dw, by_column, fp8.transpose(a.codes))
+    rows = fp8.quantize_rows(w)
+    weight, dw, apart = fp8.FP8Weight(rows, fp8.transpose(rows.codes)), *torch.zeros(2, 160, 128, device=device)
+    y = linear(x, weight)
+    dx = linear_backward(dw, dy, x, weight)
+    accumulate_weight_grad(apart, dy, x, in_fp8=True)
+    assert torch.equal(apart, dw) and torch.equal(linear_backward_input(dy, weight), dx)
+    assert torch.equal(linear_backward(None, dy, x, weight), dx)
     for ours, theirs in (
         (y, x.double() @ w.double().t()),
         (dx, dy.double() @ w.double()),
@@ -191,3 +192,10 @@ def test_no_rows(device) -> None:
         acc = torch.ones(32, 16, device=device)
         fp8.accumulate(acc, columns, torch.empty(16, 0, device=device).to(FP8))
         assert (acc == 1).all()
+
+
+def test_libraries_by_compute_capability_and_cuda() -> None:
+    both = (torch.bfloat16, torch.float32)
+    found = {(8, 0): (), (8, 6): (), (8, 9): both[:1], (9, 0): both, (10, 0): both[:1], (11, 0): (), (12, 0): ()}
+    assert {card: fp8._library(card, (13, 0)) for card in found} == found
+    assert fp8._library((9, 0), (12, 9)) == both and fp8._library((9, 0), (12, 8)) == both[:1]

@@ -135,6 +135,7 @@ def test_products_in_fp8_are_planned_at_their_rate():
     workload = Workload(4, 2048, 16, 16, torch.bfloat16, False)
     spec, machine = spec_of("llama-3.1-8b"), Machine(CARDS["rtx4090"], 1)
     plain, narrow = (make_plan(s, machine, workload, device_limit=24 * GIB) for s in (spec, with_fp8(spec)))
+    whole = plain
     matrices = 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336)
     operations, tokens = 2 * matrices * 4 * 2048, 4 * 2048
     inputs, rows = 3 * 4096 + 14336, 6144 + 4096 + 28672 + 4096
@@ -145,8 +146,14 @@ def test_products_in_fp8_are_planned_at_their_rate():
     assert narrow.costs[-1] == plain.costs[-1] and narrow.costs[0].params == plain.costs[0].params
     assert narrow.costs[0].prepared == 2 * matrices + 4 * rows
     assert narrow.estimate.period < 0.7 * plain.estimate.period
+    frozen = with_lora(spec, LoRA(r=8))
+    plain, narrow = (layer_costs(s, workload, machine, None)[0] for s in (frozen, with_fp8(frozen)))
+    moved = tokens * 3 * (3 * inputs + rows)  # x twice, and the gradients once
+    moved -= tokens * 3 * inputs  # no gradient of a weight reads x again
+    saved = 3 * operations * (1 / 165e12 - 1 / 330e12) / MATMUL - moved / (TRAFFIC * 1008e9)
+    assert plain.forward + plain.backward - narrow.forward - narrow.backward == pytest.approx(saved, rel=1e-6)
     old = make_plan(with_fp8(spec), Machine(CARDS["rtx3090"], 1), workload, device_limit=24 * GIB)
-    assert old.estimate.period > plain.estimate.period
+    assert old.estimate.period > whole.estimate.period
 
 
 def test_rounds_need_less_host_memory_for_activations():

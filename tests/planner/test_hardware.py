@@ -113,8 +113,8 @@ def test_fp8_needs_gpus_that_have_it(two_gpus, monkeypatch):
     monkeypatch.setattr(hardware, "resolve", lambda text: ("cuda:0", "cuda:1"))
     found = {"cuda:0": (8, 9), "cuda:1": (8, 6)}
     monkeypatch.setattr(torch.cuda, "get_device_capability", found.__getitem__)
-    with pytest.raises(UserError, match=r"8\.9 or more .*, and cuda:1 has 8\.6: remove it, or leave cuda:1 out"):
+    with pytest.raises(UserError, match=r"8\.9 or more .*, and cuda:1 has 8\.6: remove engine\.fp8, or leave"):
         here(Engine(fp8=True))
-    with pytest.raises(UserError, match=r"the RTX 3090 has none: remove it"):
+    with pytest.raises(UserError, match=r"which the RTX 3090 lacks: remove engine\.fp8"):
         planned(CARDS["rtx3090"], 1, None, Engine(fp8=True))
     assert planned(CARD, 1, None, Engine(fp8=True)).devices == 1

@@ -54,7 +54,7 @@ class Bound:
 
     params: dict[str, Weight]
     quantized: list[tuple[Quantized, Tensor]]
-    in_fp8: list[tuple[Tensor, fp8.Weight]]
+    in_fp8: list[tuple[Tensor, fp8.FP8Weight]]
 
     @property
     def prepared(self) -> bool:
@@ -85,18 +85,18 @@ class ParamLayout(_Layout):
         bound = []
         for layer in self._spec.stack[self._stage.start : self._stage.stop]:
             params, narrow = dict[str, Weight](), list[tuple[Quantized, Tensor]]()
-            in_fp8: list[tuple[Tensor, fp8.Weight]] = []
+            in_fp8: list[tuple[Tensor, fp8.FP8Weight]] = []
             for index in layer.units:
                 unit = self._spec.units[index]
                 plain, quantized = unit.held(self.of(index, slot), self._dtype)
                 buffer = self._prepared.of(index, prepared)
                 wide = unit.dequantized_numel * self._dtype.itemsize
                 places = unit.places(buffer[:wide].view(self._dtype))
-                plain |= {param.name: param.dequantized_view(places[param.name]) for param in unit.quantized}
+                params |= plain | {param.name: param.dequantized_view(places[param.name]) for param in unit.quantized}
                 narrow += [(held, places[name]) for name, held in quantized.items()]
-                weights = unit.fp8_views(buffer[wide:], columns=self._stage.backward)
-                in_fp8 += [(plain[name], weight) for name, weight in weights.items()]
-                params |= plain | weights
+                fp8_views = unit.fp8_views(buffer[wide:], columns=self._stage.backward)
+                in_fp8 += [(params[name], weight) for name, weight in fp8_views.items()]
+                params |= fp8_views
             bound.append(Bound(params, narrow, in_fp8))
         return bound
 

@@ -85,7 +85,7 @@ def test_a_gradient_is_half_of_backwards_products(config):
     spec = registry.build(config)
     for layer in spec.stack:
         forward, backward = layer.work(8, 4, 4)
-        work = [layer.gradient_work(param, 8) for unit in layer.units for param in spec.units[unit].params]
+        work = [layer.gradient_work(param, 8, 4) for unit in layer.units for param in spec.units[unit].params]
         assert sum(part.matmul for part in work) == forward.matmul
         assert sum(part.grouped for part in work) == forward.grouped == backward.grouped / 2
         assert sum(part.attention for part in work) == sum(part.traffic for part in work) == 0
@@ -146,7 +146,7 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed_and_changes_no_other(ar
             assert torch.equal(got, dx), left_out
             assert all(torch.equal(others[name], every[name]) for name in others), left_out
             params = (param for unit in layer.units for param in model.spec.units[unit].params)
-            spared = sum(layer.gradient_work(param, 22).flops for param in params if param.name in left_out)
+            spared = sum(layer.gradient_work(param, 22, 4).flops for param in params if param.name in left_out)
             if "experts_down_bias" in left_out:  # a product of one column, which is not counted
                 spared += 2 * 22 * layer.active * layer.hidden
             assert all_products.count - products.count == spared, left_out

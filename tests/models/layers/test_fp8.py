@@ -25,7 +25,7 @@ def block(fresh, dtype=torch.float32, architecture="LlamaForCausalLM", **sizes):
     for name in sorted(names(spec)):
         exact[name].normal_(std=exact[name].shape[1] ** -0.5, generator=generator)
         rows = fp8.quantize_rows(exact[name])
-        prepared[name] = fp8.Weight(rows, fp8.transpose(rows.codes))
+        prepared[name] = fp8.FP8Weight(rows, fp8.transpose(rows.codes))
     return layer, prepared, exact, g
 
 
@@ -74,7 +74,7 @@ def cosine(a, b):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_reaches_the_output_and_the_gradients(bad, fresh, micro_batch):
+def test_nonfinite_values_reach_the_output_and_the_gradients(bad, fresh, micro_batch):
     layer, p, _, g = block(fresh)
     x, dy = (torch.randn(32, 256) for _ in range(2))
     mb = micro_batch(build(plain.config(head_dim=64)), [[32]], torch.randint(61, (32,)))
