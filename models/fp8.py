@@ -11,17 +11,13 @@ from rptrain.utils.errors import UserError
 
 
 def with_fp8(spec: Shape) -> Shape:
-    """The model with the products of its blocks in FP8: attention's projections, and the MLP.
+    """The model with the products of its blocks in FP8: attention's projections, and dense MLPs.
 
-    Embedding, head, norms, routers and adapters stay as they are, and so do matrices with a size that is not a multiple
+    Embedding, head, norms, routers, experts and adapters stay as they are, and so do matrices with a size that is not a multiple
     of 16. Raises UserError if no matrix is left.
     """
-    inside = {unit for layer in spec.layers for unit in layer.units} - {*spec.head.units, 0}
     units = tuple(
-        replace(unit, params=tuple(replace(param, in_fp8=_fits(param)) for param in unit.params))
-        if index in inside
-        else unit
-        for index, unit in enumerate(spec.units)
+        replace(unit, params=tuple(replace(param, in_fp8=_fits(param)) for param in unit.params)) for unit in spec.units
     )
     if not any(param.in_fp8 for unit in units for param in unit.params):
         raise UserError(f"engine.fp8: no matrix of this model's blocks has sizes that are multiples of {ALIGNMENT}")
