@@ -40,5 +40,5 @@ def test_learns_as_without(asynchronous):
         runs.run(plain.CONFIG, batches, PLANS[1], asynchronous=asynchronous, rate=1e-2, fp8=fp8)[0]
         for fp8 in (False, True)
     ]
-    assert losses[1][:5] == pytest.approx(losses[0][:5], rel=0.01)
+    assert losses[1][:5] == pytest.approx(losses[0][:5], rel=0.03)
     assert all(loss[0] - loss[-1] > 1 for loss in losses)
