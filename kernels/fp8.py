@@ -327,6 +327,20 @@ def _tile(x, rows, columns, count, SIZE: tl.constexpr, STRIDE: tl.constexpr):
 
 
 @triton.jit
+def _by_column(values, factors, columns, SIZE: tl.constexpr, FACTORS: tl.constexpr):
+    if FACTORS:
+        values *= tl.load(factors + columns, mask=columns < SIZE, other=0.0)[None, :]
+    return values
+
+
+@triton.jit
+def _by_row(values, factors, rows, count, FACTORS: tl.constexpr):
+    if FACTORS:
+        values *= tl.load(factors + rows, mask=rows < count, other=0.0)[:, None]
+    return values
+
+
+@triton.jit
 def _maxima_kernel(
     x, column_factors, row_factors, maxima, count, SIZE: tl.constexpr, STRIDE: tl.constexpr,
     BY_ROW: tl.constexpr, COLUMN_FACTORS: tl.constexpr, ROW_FACTORS: tl.constexpr,
@@ -337,12 +351,9 @@ def _maxima_kernel(
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     values = _tile(x, rows, columns, count, SIZE, STRIDE)
     if BY_ROW:
-        multiplied = values
-        if COLUMN_FACTORS:
-            multiplied *= tl.load(column_factors + columns, mask=columns < SIZE, other=0.0)[None, :]
+        multiplied = _by_column(values, column_factors, columns, SIZE, COLUMN_FACTORS)
         tl.atomic_max(maxima + rows, tl.max(_bits(multiplied), 1), mask=rows < count, sem="relaxed")
-    if ROW_FACTORS:
-        values *= tl.load(row_factors + rows, mask=rows < count, other=0.0)[:, None]
+    values = _by_row(values, row_factors, rows, count, ROW_FACTORS)
     tl.atomic_max(maxima + count + columns, tl.max(_bits(values), 0), mask=columns < SIZE, sem="relaxed")
 
 
@@ -357,17 +368,14 @@ def _codes_kernel(
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     values = _tile(x, rows, columns, count, SIZE, STRIDE)
     if BY_ROW:
-        multiplied = values
-        if COLUMN_FACTORS:
-            multiplied *= tl.load(column_factors + columns, mask=columns < SIZE, other=0.0)[None, :]
+        multiplied = _by_column(values, column_factors, columns, SIZE, COLUMN_FACTORS)
         exponent = _exponent(tl.load(maxima + rows, mask=rows < count, other=0))
         at = row_codes + rows.to(tl.int64)[:, None] * SIZE + columns[None, :]
         inside = (rows < count)[:, None] & (columns < SIZE)[None, :]
         tl.store(at, _encode(multiplied, exponent[:, None]), mask=inside)
         if tl.program_id(1) == 0:
             tl.store(row_scales + rows, _power(exponent), mask=rows < count)
-    if ROW_FACTORS:
-        values *= tl.load(row_factors + rows, mask=rows < count, other=0.0)[:, None]
+    values = _by_row(values, row_factors, rows, count, ROW_FACTORS)
     exponent = _exponent(tl.load(maxima + count + columns, mask=columns < SIZE, other=0))
     at = column_codes + columns.to(tl.int64)[:, None] * padded + rows[None, :]
     inside = (columns < SIZE)[:, None] & (rows < padded)[None, :]
