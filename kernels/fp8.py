@@ -7,19 +7,20 @@ in float32; what the matrix units sum in fewer bits is added to a float32 sum af
 Products multiply rows with rows, A [M, K] with B [N, K], because the matrix units read 8-bit operands along K.
 """
 
+from enum import Flag, auto
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rptrain.kernels import cublaslt
 from rptrain.kernels.launch import HAS_TRITON, capability, fused, power_of_2, tl, triton
 from rptrain.kernels.reference import fp8 as reference
 
 FP8 = torch.float8_e4m3fn
 ALIGNMENT = 16  # codes: rows of transposed codes are padded to a multiple, which libraries need
 TERMS = 128  # of a product that the matrix units sum by themselves
-SUMMED_BYTES = 128 << 20  # of the part of a weight gradient that a library product writes at a time
 
 
 class Rows(NamedTuple):
@@ -31,6 +32,37 @@ class Rows(NamedTuple):
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """[N, K], exact in bfloat16 and float32 unless a value is below the smallest one."""
         return (self.codes.float() * self.scales[:, None]).to(dtype)
+
+
+class Form(Flag):
+    """The forms in which a product reads its input: in the model's type, and in FP8."""
+
+    PLAIN = auto()
+    ROWS = auto()
+
+
+class Operand(NamedTuple):
+    """The input [T, in] of a product of a model of type `dtype`, in the forms that are needed."""
+
+    dtype: torch.dtype
+    plain: Tensor | None = None
+    rows: Rows | None = None
+
+    def in_fp8(self) -> Rows:
+        if self.rows is not None:
+            return self.rows
+        assert self.plain is not None
+        return quantize_rows(self.plain)
+
+
+class Maxima(NamedTuple):
+    """The largest magnitudes of rows and of columns, as the bits of float32 numbers (int32); None if not known.
+
+    Columns or rows are multiplied by their factors before, as in `quantize_both`.
+    """
+
+    rows: Tensor | None = None  # [N]
+    columns: Tensor | None = None  # [K]
 
 
 class FP8Weight(NamedTuple):
@@ -64,6 +96,17 @@ ADA = Tiles(128, 128, 8, 3)  # 96 KB shared, of 99
 UNEVEN = Tiles(64, 64, 4, 2)  # masks along K take registers
 
 
+def empty(rows: int, columns: int, device: torch.device) -> Rows:
+    codes = torch.empty(rows, columns, dtype=torch.uint8, device=device).view(FP8)
+    return Rows(codes, torch.empty(rows, dtype=torch.float32, device=device))
+
+
+def operand(x: Tensor, form: Form) -> Operand:
+    """x [T, in] in the forms that a product reads."""
+    plain, rows = Form.PLAIN in form, Form.ROWS in form
+    return Operand(x.dtype, x if plain else None, quantize_rows(x) if rows else None)
+
+
 def quantize_rows(x: Tensor, factors: Tensor | None = None, *, out: Rows | None = None) -> Rows:
     """The rows of x [N, K], whose columns are multiplied by `factors` [K], powers of two, first."""
     if fused(x):
@@ -82,11 +125,27 @@ def quantize_columns(x: Tensor, factors: Tensor | None = None) -> Rows:
     return Rows(*reference.quantize(_padded(x.t()), None if factors is None else _padded(factors)))
 
 
-def quantize_both(x: Tensor, column_factors: Tensor | None, row_factors: Tensor | None) -> tuple[Rows, Rows]:
-    """`quantize_rows` with `column_factors`, and `quantize_columns` with `row_factors`, of one x [N, K]."""
+def quantize_both(
+    x: Tensor, column_factors: Tensor | None, row_factors: Tensor | None, maxima: Maxima | None = None
+) -> tuple[Rows, Rows]:
+    """`quantize_rows` with `column_factors`, and `quantize_columns` with `row_factors`, of one x [N, K].
+
+    With `maxima`, of rows and of columns with these factors, x is read once.
+    """
     if fused(x):
-        return quantize_both_triton(x, column_factors, row_factors)
+        return quantize_both_triton(x, column_factors, row_factors, maxima)
     return quantize_rows(x, column_factors), quantize_columns(x, row_factors)
+
+
+def transposed(x: Operand, maxima: Maxima | None = None) -> Rows:
+    """The codes of the rows of x [N, K], transposed as `transpose` does, [K, N], and the scales [N] of the rows.
+
+    With `maxima` of the rows, a plain x is read once, and only the transposed codes are written.
+    """
+    if x.rows is None and x.plain is not None and maxima is not None and maxima.rows is not None:
+        return quantize_transposed_triton(x.plain, maxima.rows)
+    rows = x.in_fp8()
+    return Rows(transpose(rows.codes), rows.scales)
 
 
 def transpose(codes: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -116,27 +175,37 @@ def accumulate(acc: Tensor | None, a: Rows, b: Tensor) -> None:
         return
     if not _on_gpu(a.codes):
         acc += reference.product(a.codes, b, a.scales, None)
-    elif _has_library(a.codes, b, torch.float32):
-        ones = torch.ones(len(b), device=b.device)
-        rows = max(SUMMED_BYTES // (4 * len(b)) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
-        for start in range(0, len(acc), rows):
-            part = Rows(*(x[start : start + rows] for x in a))
-            acc[start : start + rows] += _scaled_mm(part, b, ones, torch.float32)
+    elif _adds_in_library(a.codes, b):
+        cublaslt.add_product(acc, acc, *a, b, torch.ones(len(b), device=b.device))
     else:
         accumulate_triton(acc, a, b)
+
+
+def product_add(a: Rows, b: Rows, x: Tensor, *, overwrite: bool = False) -> Tensor:
+    """x [M, N] plus A [M, K] times the transposed B [N, K]; `overwrite` writes over x.
+
+    The sum is rounded once, unless torch's product runs, whose result is rounded before it is added.
+    """
+    out = x if overwrite else torch.empty_like(x)
+    if not _on_gpu(a.codes):
+        return out.copy_(reference.product(a.codes, b.codes, a.scales, b.scales) + x)
+    if x.dtype in cublaslt.TYPES and _adds_in_library(a.codes, b.codes):
+        cublaslt.add_product(out, x, *a, *b)
+        return out
+    return torch.add(x, product(a, b, x.dtype), out=out)
 
 
 def product_workspace(tokens: int, inputs: int, outputs: int, *, fused: bool) -> int:
     """Upper bound of the bytes that the gradients of a product [tokens, inputs] to [tokens, outputs] need at once.
 
     For the input's gradient these are the codes of the input, and those of the output's gradient by rows and by
-    columns; then the codes of the input are transposed, and a library may compute a part of the weight's gradient. The
-    reference operations also upcast their operands.
+    columns; then the codes of the input are transposed, and a library has its workspace. The reference operations also
+    upcast their operands.
     """
     tokens = -(-tokens // ALIGNMENT) * ALIGNMENT
-    scales, part = 8 * (tokens + inputs + outputs), min(SUMMED_BYTES + 4 * ALIGNMENT * inputs, 4 * inputs * outputs)
+    scales = 8 * (tokens + inputs + outputs)
     if fused:
-        return scales + max(tokens * (inputs + 2 * outputs), tokens * (2 * inputs + outputs) + part)
+        return scales + max(tokens * (inputs + 2 * outputs), tokens * (2 * inputs + outputs) + cublaslt.WORKSPACE)
     return scales + tokens * (2 * inputs + 2 * outputs) + 12 * tokens * (inputs + outputs) + 8 * inputs * outputs
 
 
@@ -148,6 +217,12 @@ def _padded(x: Tensor) -> Tensor:
 def _has_library(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
     """Whether torch has a product by rows of these codes, with a result in `dtype`."""
     return a.shape[1] % ALIGNMENT == len(b) % ALIGNMENT == 0 and dtype in _library(capability(a.device), _cuda())
+
+
+def _adds_in_library(a: Tensor, b: Tensor) -> bool:
+    """Whether cuBLASLt adds products by rows of these codes to a matrix."""
+    aligned = a.shape[1] % ALIGNMENT == len(b) % ALIGNMENT == 0 < a.numel() * b.numel()
+    return aligned and cublaslt.has_products(capability(a.device), _cuda())
 
 
 def _library(capability: tuple[int, int], cuda: tuple[int, ...]) -> tuple[torch.dtype, ...]:
@@ -174,12 +249,12 @@ def _scaled_mm(a: Rows, b: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor
 def quantize_rows_triton(x: Tensor, factors: Tensor | None, out: Rows | None = None) -> Rows:
     """`quantize_rows` as a kernel; rows of x are contiguous."""
     count, size = x.shape
-    codes, scales = _empty(count, size, x.device) if out is None else out
+    out = empty(count, size, x.device) if out is None else out
     if count:
         _rows_kernel[(count,)](
-            x, factors, codes, scales, SIZE=size, STRIDE=x.stride(0), FACTORS=factors is not None, **_block(size)
+            x, factors, *out, SIZE=size, STRIDE=x.stride(0), FACTORS=factors is not None, **_block(size)
         )
-    return Rows(codes, scales)
+    return out
 
 
 def _block(size: int) -> dict[str, Any]:
@@ -189,29 +264,49 @@ def _block(size: int) -> dict[str, Any]:
 
 
 def quantize_both_triton(
-    x: Tensor, column_factors: Tensor | None, row_factors: Tensor | None, *, rows: bool = True
+    x: Tensor,
+    column_factors: Tensor | None,
+    row_factors: Tensor | None,
+    maxima: Maxima | None = None,
+    *,
+    rows: bool = True,
 ) -> tuple[Rows, Rows]:
-    """`quantize_both` as kernels that read x twice, or without `rows` only the second of it; rows of x are contiguous.
+    """`quantize_both` as kernels, or without `rows` only the second of it; rows of x are contiguous.
 
-    Maxima are compared as integers, the bits of magnitudes, which have the same order, and NaN above all.
+    Maxima that are not given take a kernel that reads x before the one that writes codes. They are compared as
+    integers, the bits of magnitudes, which have the same order, and NaN above all.
     """
     count, size = x.shape
-    by_row = _empty(count if rows else 0, size, x.device)
+    by_row = empty(count if rows else 0, size, x.device)
     padded = -(-count // ALIGNMENT) * ALIGNMENT
-    by_column = _empty(size, padded, x.device)
-    maxima = torch.zeros(count + size, dtype=torch.int32, device=x.device)
+    by_column = empty(size, padded, x.device)
     factors = (column_factors, row_factors)
     options: dict[str, Any] = {
         "SIZE": size, "STRIDE": x.stride(0), "BY_ROW": rows,
         "COLUMN_FACTORS": column_factors is not None, "ROW_FACTORS": row_factors is not None,
     }  # fmt: skip
-    if count:
-        grid = (triton.cdiv(count, 128), triton.cdiv(size, 64))
-        _maxima_kernel[grid](x, *factors, maxima, count, **options, ROWS=128, COLUMNS=64)
+    if maxima is None:
+        maxima = Maxima(*torch.zeros(count + size, dtype=torch.int32, device=x.device).split((count, size)))
+        if count:
+            grid = (triton.cdiv(count, 128), triton.cdiv(size, 64))
+            _maxima_kernel[grid](x, *factors, *maxima, count, **options, ROWS=128, COLUMNS=64)
     if size:
-        grid = (triton.cdiv(max(padded, 1), 64), triton.cdiv(size, 64))
-        _codes_kernel[grid](x, *factors, maxima, *by_row, *by_column, count, padded, **options, ROWS=64, COLUMNS=64)
-    return Rows(*by_row), Rows(*by_column)
+        grid = (triton.cdiv(max(padded, 1), 32), triton.cdiv(size, 128))
+        _codes_kernel[grid](x, *factors, *maxima, *by_row, *by_column, count, padded, **options, ROWS=32, COLUMNS=128)
+    return by_row, by_column
+
+
+def quantize_transposed_triton(x: Tensor, maxima: Tensor) -> Rows:
+    """`transposed` as a kernel, of x with the `maxima` of its rows, which are contiguous."""
+    count, size = x.shape
+    padded = -(-count // ALIGNMENT) * ALIGNMENT
+    codes, _ = empty(size, padded, x.device)
+    scales = torch.empty(count, dtype=torch.float32, device=x.device)
+    if codes.numel():
+        grid = (triton.cdiv(padded, 64), triton.cdiv(size, 64))
+        options = {"SIZE": size, "STRIDE": x.stride(0), "ROWS": 64, "COLUMNS": 64}
+        _transposed_codes_kernel[grid](x, maxima, codes, scales, count, padded, **options)
+    return Rows(codes, scales)
 
 
 def transpose_triton(codes: Tensor, out: Tensor | None = None) -> Tensor:
@@ -262,33 +357,28 @@ def constants(tiles: Tiles, hopper: bool, add: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _empty(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    codes = torch.empty(rows, columns, dtype=torch.uint8, device=device).view(FP8)
-    return codes, torch.empty(rows, dtype=torch.float32, device=device)
-
-
 @triton.jit
-def _exponent(bits):
+def scale_exponent(bits):
     """The biased exponent of a scale from the bits of the largest magnitude."""
     exponent = tl.maximum(((bits + 0x1FFFFF) >> 23) - 8, 1)
     return tl.where(bits >= 0x7F800000, 127, exponent)
 
 
 @triton.jit
-def _power(exponent):
+def power_of_two(exponent):
     return (exponent << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _bits(x):
+def magnitude(x):
     """The bits of magnitudes."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
-def _encode(x, exponent):
+def encode(x, exponent):
     """Codes of float32 values that are divided by the power of two; hardware turns infinities into 448."""
-    x = tl.where(_bits(x) == 0x7F800000, float("nan"), x * _power(254 - exponent))
+    x = tl.where(magnitude(x) == 0x7F800000, float("nan"), x * power_of_two(254 - exponent))
     return x.to(tl.float8e4nv)
 
 
@@ -301,13 +391,13 @@ def _rows_kernel(
     x += row * STRIDE
     largest = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, SIZE, BLOCK):
-        largest = tl.maximum(largest, _bits(_part(x, factors, start, SIZE, BLOCK, FACTORS)))
-    exponent = _exponent(tl.max(largest, 0))
+        largest = tl.maximum(largest, magnitude(_part(x, factors, start, SIZE, BLOCK, FACTORS)))
+    exponent = scale_exponent(tl.max(largest, 0))
     for start in range(0, SIZE, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        code = _encode(_part(x, factors, start, SIZE, BLOCK, FACTORS), exponent)
+        code = encode(_part(x, factors, start, SIZE, BLOCK, FACTORS), exponent)
         tl.store(codes + row * SIZE + columns, code, mask=columns < SIZE)
-    tl.store(scales + row, _power(exponent))
+    tl.store(scales + row, power_of_two(exponent))
 
 
 @triton.jit
@@ -342,24 +432,24 @@ def _by_row(values, factors, rows, count, FACTORS: tl.constexpr):
 
 @triton.jit
 def _maxima_kernel(
-    x, column_factors, row_factors, maxima, count, SIZE: tl.constexpr, STRIDE: tl.constexpr,
+    x, column_factors, row_factors, row_maxima, column_maxima, count, SIZE: tl.constexpr, STRIDE: tl.constexpr,
     BY_ROW: tl.constexpr, COLUMN_FACTORS: tl.constexpr, ROW_FACTORS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The largest magnitudes of rows, at the first `count` places, and of columns after them."""
+    """The largest magnitudes of rows and of columns."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     values = _tile(x, rows, columns, count, SIZE, STRIDE)
     if BY_ROW:
         multiplied = _by_column(values, column_factors, columns, SIZE, COLUMN_FACTORS)
-        tl.atomic_max(maxima + rows, tl.max(_bits(multiplied), 1), mask=rows < count, sem="relaxed")
+        tl.atomic_max(row_maxima + rows, tl.max(magnitude(multiplied), 1), mask=rows < count, sem="relaxed")
     values = _by_row(values, row_factors, rows, count, ROW_FACTORS)
-    tl.atomic_max(maxima + count + columns, tl.max(_bits(values), 0), mask=columns < SIZE, sem="relaxed")
+    tl.atomic_max(column_maxima + columns, tl.max(magnitude(values), 0), mask=columns < SIZE, sem="relaxed")
 
 
 @triton.jit
 def _codes_kernel(
-    x, column_factors, row_factors, maxima, row_codes, row_scales, column_codes, column_scales,
+    x, column_factors, row_factors, row_maxima, column_maxima, row_codes, row_scales, column_codes, column_scales,
     count, padded, SIZE: tl.constexpr, STRIDE: tl.constexpr,
     BY_ROW: tl.constexpr, COLUMN_FACTORS: tl.constexpr, ROW_FACTORS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -369,19 +459,34 @@ def _codes_kernel(
     values = _tile(x, rows, columns, count, SIZE, STRIDE)
     if BY_ROW:
         multiplied = _by_column(values, column_factors, columns, SIZE, COLUMN_FACTORS)
-        exponent = _exponent(tl.load(maxima + rows, mask=rows < count, other=0))
+        exponent = scale_exponent(tl.load(row_maxima + rows, mask=rows < count, other=0))
         at = row_codes + rows.to(tl.int64)[:, None] * SIZE + columns[None, :]
         inside = (rows < count)[:, None] & (columns < SIZE)[None, :]
-        tl.store(at, _encode(multiplied, exponent[:, None]), mask=inside)
+        tl.store(at, encode(multiplied, exponent[:, None]), mask=inside)
         if tl.program_id(1) == 0:
-            tl.store(row_scales + rows, _power(exponent), mask=rows < count)
+            tl.store(row_scales + rows, power_of_two(exponent), mask=rows < count)
     values = _by_row(values, row_factors, rows, count, ROW_FACTORS)
-    exponent = _exponent(tl.load(maxima + count + columns, mask=columns < SIZE, other=0))
+    exponent = scale_exponent(tl.load(column_maxima + columns, mask=columns < SIZE, other=0))
     at = column_codes + columns.to(tl.int64)[:, None] * padded + rows[None, :]
     inside = (columns < SIZE)[:, None] & (rows < padded)[None, :]
-    tl.store(at, tl.trans(_encode(values, exponent[None, :])), mask=inside)
+    tl.store(at, tl.trans(encode(values, exponent[None, :])), mask=inside)
     if tl.program_id(0) == 0:
-        tl.store(column_scales + columns, _power(exponent), mask=columns < SIZE)
+        tl.store(column_scales + columns, power_of_two(exponent), mask=columns < SIZE)
+
+
+@triton.jit
+def _transposed_codes_kernel(
+    x, maxima, codes, scales, count, padded,
+    SIZE: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    exponent = scale_exponent(tl.load(maxima + rows, mask=rows < count, other=0))
+    tile = encode(_tile(x, rows, columns, count, SIZE, STRIDE), exponent[:, None])
+    at = codes + columns.to(tl.int64)[:, None] * padded + rows[None, :]
+    tl.store(at, tl.trans(tile), mask=(columns < SIZE)[:, None] & (rows < padded)[None, :])
+    if tl.program_id(1) == 0:
+        tl.store(scales + rows, power_of_two(exponent), mask=rows < count)
 
 
 @triton.jit

@@ -1,6 +1,7 @@
 """Products with a weight [out, in] and its bias, and their gradients accumulated in a wider type.
 
 A weight in FP8 is multiplied with operands that are quantized by rows, and its gradient is that of the quantized input.
+The input of a product is a tensor, or an Operand that holds it in the forms that the product reads.
 """
 
 import torch
@@ -8,32 +9,34 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rptrain.kernels import fp8
+from rptrain.kernels.fp8 import Operand
 from rptrain.kernels.grouped import grouped_weight_grad_triton
 from rptrain.kernels.launch import fused
 
 Weight = Tensor | fp8.FP8Weight
 
 
-def linear(x: Tensor, w: Weight, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor | Operand, w: Weight, bias: Tensor | None = None) -> Tensor:
     """x [T, in] times the transposed weight, plus the bias [out] where given: [T, out].
 
     In FP8 the product is rounded before the bias is added.
     """
     if isinstance(w, Tensor):
-        return F.linear(x, w, bias)
-    y = fp8.product(fp8.quantize_rows(x), w.rows, x.dtype)
+        return F.linear(plain(x), w, bias)
+    x = _operand(x)
+    y = fp8.product(x.in_fp8(), w.rows, x.dtype)
     return y if bias is None else y.add_(bias)
 
 
-def linear_add(x: Tensor, w: Weight, residual: Tensor, *, overwrite: bool = False) -> Tensor:
+def linear_add(x: Tensor | Operand, w: Weight, residual: Tensor, *, overwrite: bool = False) -> Tensor:
     """residual [T, out] plus x [T, in] times the transposed weight, rounded once; `overwrite` writes over residual.
 
-    Both ways give the same bits: without `overwrite` the product adds to a copy, as torch does internally. In FP8 the
-    product is rounded before it is added.
+    Both ways give the same bits: without `overwrite` the product adds to a copy, as torch does internally. In FP8 see
+    `fp8.product_add`.
     """
     if isinstance(w, Tensor):
-        return (residual if overwrite else residual.clone()).addmm_(x, w.t())
-    return linear(x, w).add_(residual)
+        return (residual if overwrite else residual.clone()).addmm_(plain(x), w.t())
+    return fp8.product_add(_operand(x).in_fp8(), w.rows, residual, overwrite=overwrite)
 
 
 def linear_backward_input(dy: Tensor, w: Weight) -> Tensor:
@@ -50,36 +53,45 @@ def _backward_input(dy: fp8.Rows, w: fp8.FP8Weight, dtype: torch.dtype) -> Tenso
     return fp8.product(dy, fp8.Rows(w.columns, ones), dtype)
 
 
-def linear_backward(acc: Tensor | None, dy: Tensor, x: Tensor, w: Weight) -> Tensor:
+def linear_backward(
+    acc: Tensor | None, dy: Tensor, x: Tensor | Operand, w: Weight, maxima: fp8.Maxima | None = None
+) -> Tensor:
     """The gradient [T, in] of the input x; adds that of the weight to `acc`, as `accumulate_weight_grad` does.
 
-    In FP8 the rows and columns of dy are quantized together.
+    In FP8 the rows and columns of dy are quantized together. `maxima` are those of dy with the scales of the weight's
+    rows as factors of columns, and those of x's rows as factors of rows.
     """
     if acc is None or isinstance(w, Tensor):
         dx = linear_backward_input(dy, w)
         accumulate_weight_grad(acc, dy, x)
         return dx
-    rows = fp8.quantize_rows(x)
-    by_row, by_column = fp8.quantize_both(dy, w.rows.scales, rows.scales)
+    rows = _operand(x).in_fp8()
+    by_row, by_column = fp8.quantize_both(dy, w.rows.scales, rows.scales, maxima)
     dx = _backward_input(by_row, w, dy.dtype)
     del by_row
     fp8.accumulate(acc, by_column, fp8.transpose(rows.codes))
     return dx
 
 
-def accumulate_weight_grad(acc: Tensor | None, dy: Tensor, x: Tensor, *, in_fp8: bool = False) -> None:
+def accumulate_weight_grad(
+    acc: Tensor | None, dy: Tensor, x: Tensor | Operand, *, in_fp8: bool = False, maxima: fp8.Maxima | None = None
+) -> None:
     """acc [out, in] += dy.T @ x in place; acc is float32, or float64 for float64 inputs. None: nothing is computed.
 
     16-bit inputs are never rounded to 16 bits in between: CUDA multiplies them into the float32 sum. Where torch sums
     products in float16, its libraries have none with a float32 result, so a kernel of ours takes their place. `in_fp8`
-    quantizes the rows of x as `linear` does, and the columns of dy, multiplied by their scales.
+    quantizes the rows of x as `linear` does, with their `maxima` where known, and the columns of dy, multiplied by
+    their scales.
     """
     if acc is None:
         return
     if in_fp8:
-        rows = fp8.quantize_rows(x)
-        fp8.accumulate(acc, fp8.quantize_columns(dy, rows.scales), fp8.transpose(rows.codes))
-    elif acc.dtype == x.dtype:
+        x = _operand(x)
+        codes, scales = fp8.transposed(x, maxima)
+        fp8.accumulate(acc, fp8.quantize_columns(dy, scales), codes)
+        return
+    x = plain(x)
+    if acc.dtype == x.dtype:
         acc.addmm_(dy.t(), x)
     elif x.dtype == torch.float16 and torch.backends.cuda.matmul.allow_fp16_accumulation and fused(dy, x):
         ends = torch.full((1,), x.shape[0], dtype=torch.int32, device=x.device)
@@ -94,3 +106,15 @@ def accumulate_bias_grad(acc: Tensor | None, dy: Tensor) -> None:
     """acc [out] += the sum of the rows of dy [T, out], which is made in the type of acc. None: nothing is computed."""
     if acc is not None:
         acc += dy.sum(0, dtype=acc.dtype)
+
+
+def plain(x: Tensor | Operand) -> Tensor:
+    """An operand that is held in the model's type, as a tensor."""
+    if isinstance(x, Tensor):
+        return x
+    assert x.plain is not None
+    return x.plain
+
+
+def _operand(x: Tensor | Operand) -> Operand:
+    return Operand(x.dtype, x) if isinstance(x, Tensor) else x

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rptrain.kernels import fp8
+from rptrain.kernels.fp8 import Form, Operand, encode, magnitude, power_of_two, scale_exponent
 from rptrain.kernels.launch import fused, power_of_2, programs, tl, triton, warps
 from rptrain.kernels.reference import dense as reference
 
@@ -40,6 +42,17 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return rms_norm_triton(x, residual, weight, eps)
 
 
+def rms_norm_operand(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, form: Form
+) -> tuple[Tensor, Operand, Tensor]:
+    """x [T, D] plus the residual, if any (otherwise x itself), the sum's norm in `form`, and 1 / rms [T] of the sum."""
+    if not fused(x):
+        total = x if residual is None else x + residual
+        y, rstd = reference.rms_norm(total, weight, eps)
+        return total, fp8.operand(y, form), rstd
+    return rms_norm_operand_triton(x, residual, weight, eps, form)
+
+
 def rms_norm_backward(
     dy: Tensor,
     x: Tensor,
@@ -60,15 +73,26 @@ def rms_norm_backward(
 
 def rms_norm_triton(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """The sum (x itself without a residual), y and rstd; tensors are contiguous."""
+    total, y, rstd = rms_norm_operand_triton(x, residual, weight, eps, Form.PLAIN)
+    assert y.plain is not None
+    return total, y.plain, rstd
+
+
+def rms_norm_operand_triton(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, form: Form
+) -> tuple[Tensor, Operand, Tensor]:
+    """`rms_norm_operand` as a kernel; tensors are contiguous, and without rows in FP8 of any shape [..., D]."""
     assert x.is_contiguous() and (residual is None or residual.is_contiguous())
     size = x.shape[-1]
     total = x if residual is None else torch.empty_like(x)
-    y = torch.empty_like(x)
     rstd = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+    y = torch.empty_like(x) if Form.PLAIN in form else None
+    rows = fp8.empty(len(x), size, x.device) if Form.ROWS in form else None
     if rstd.numel():
-        options = {"ADD": residual is not None, **_row(size)}
-        _forward[(rstd.numel(),)](x, x if residual is None else residual, total, weight, y, rstd, eps, **options)
-    return total, y, rstd
+        added = x if residual is None else residual
+        options = {"ADD": residual is not None, "PLAIN": y is not None, "CODES": rows is not None, **_row(size)}
+        _forward[(rstd.numel(),)](x, added, total, weight, y, *(rows or (None, None)), rstd, eps, **options)
+    return total, Operand(x.dtype, y, rows), rstd
 
 
 def rms_norm_backward_triton(
@@ -141,14 +165,15 @@ def _lanes(rows: int, columns: int) -> dict[str, int]:
 
 @triton.jit
 def _forward(
-    x, residual, total, weight, y, rstd, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr
+    x, residual, total, weight, y, codes, scales, rstd, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    ADD: tl.constexpr, PLAIN: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
-    """A row a program, held in registers."""
+    """A row a program, held in registers; codes are those of the rounded result."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
     at = row * SIZE + columns
-    dtype = y.dtype.element_ty
+    dtype = total.dtype.element_ty
     values = tl.load(x + at, mask=inside, other=0).to(tl.float32)
     if ADD:
         values += tl.load(residual + at, mask=inside, other=0).to(tl.float32)
@@ -159,7 +184,14 @@ def _forward(
     inverse = tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
     tl.store(rstd + row, inverse)
     normed = (values * inverse).to(dtype).to(tl.float32)
-    tl.store(y + at, (normed * w).to(dtype), mask=inside)
+    result = (normed * w).to(dtype)
+    if PLAIN:
+        tl.store(y + at, result, mask=inside)
+    if CODES:
+        result = result.to(tl.float32)
+        exponent = scale_exponent(tl.max(magnitude(result), 0))
+        tl.store(codes + at, encode(result, exponent), mask=inside)
+        tl.store(scales + row, power_of_two(exponent))
 
 
 @triton.jit

@@ -3,11 +3,13 @@
 The activation is rounded where Hugging Face's modelling code rounds it; gradients are rounded once.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rptrain.kernels import fp8
+from rptrain.kernels.fp8 import Form, Maxima, Operand, encode, magnitude, power_of_two, scale_exponent
 from rptrain.kernels.launch import fused, power_of_2, tl, triton
 from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.reference.dense import Clamp
@@ -15,6 +17,19 @@ from rptrain.kernels.reference.dense import Clamp
 __all__ = ["Clamp", "swiglu", "swiglu_backward"]
 
 BLOCK = 1024  # columns of a program, 8 for each thread of 4 warps
+LONGEST = 16384  # columns of a row that fit in registers
+
+
+class Tiles(NamedTuple):
+    """The sizes of the backward pass that finds maxima."""
+
+    tiles: int  # of a program, one after the other
+    rows: int  # of a tile
+    columns: int
+    warps: int
+
+
+TILES = Tiles(16, 8, 128, 2)  # a row in one warp, whose largest value takes no shared memory
 
 
 def swiglu(gate_up: Tensor, *, interleaved: bool = False, clamp: Clamp | None = None) -> Tensor:
@@ -45,6 +60,27 @@ def swiglu_backward(
     return swiglu_backward_triton(dy, gate_up, out, activation, interleaved, clamp)
 
 
+def swiglu_operand(gate_up: Tensor, form: Form) -> Operand:
+    """`swiglu` of gate and up in this order, in `form`."""
+    if form is Form.ROWS and fused(gate_up):
+        return swiglu_rows_triton(gate_up)
+    return fp8.operand(swiglu(gate_up), form)
+
+
+def swiglu_backward_measured(
+    dy: Tensor, gate_up: Tensor, column_factors: Tensor, row_factors: Tensor
+) -> tuple[Tensor, Maxima | None, Tensor, Maxima | None]:
+    """`swiglu_backward` of gate and up in this order, for gradients that are quantized.
+
+    Returns the gradient, written over gate_up, and its maxima with the factors of `fp8.quantize_both`; and the
+    activation, written over dy, and its maxima by row. Maxima are None where nothing but a pass over the result finds
+    them.
+    """
+    if fused(gate_up):
+        return swiglu_backward_measured_triton(dy, gate_up, column_factors, row_factors)
+    return swiglu_backward(dy, gate_up, gate_up, dy), None, dy, None
+
+
 def swiglu_triton(gate_up: Tensor, interleaved: bool, clamp: Clamp | None) -> Tensor:
     tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     assert gate_up.is_contiguous()
@@ -70,6 +106,42 @@ def swiglu_backward_triton(
         options["ACTIVATION"] = activation is not None
         _backward[grid](dy, gate_up, out, dy if activation is None else activation, **options)
     return out
+
+
+def swiglu_rows_triton(gate_up: Tensor) -> Operand:
+    """`swiglu_operand` in FP8 alone, as a kernel."""
+    tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    assert gate_up.is_contiguous()
+    rows = fp8.empty(tokens, size, gate_up.device)
+    if tokens:
+        _forward_rows[(tokens,)](gate_up, *rows, SIZE=size, **_row(size))
+    return Operand(gate_up.dtype, rows=rows)
+
+
+def swiglu_backward_measured_triton(
+    dy: Tensor, gate_up: Tensor, column_factors: Tensor, row_factors: Tensor
+) -> tuple[Tensor, Maxima, Tensor, Maxima]:
+    """`swiglu_backward_measured` as a kernel; tensors are contiguous."""
+    tokens, size = dy.shape
+    assert dy.is_contiguous() and gate_up.is_contiguous()
+    maxima = torch.zeros(2 * tokens + 2 * size, dtype=torch.int32, device=dy.device)
+    by_row, by_column, of_activation = maxima.split((tokens, 2 * size, tokens))
+    if dy.numel():
+        grid = (triton.cdiv(tokens, TILES.rows * TILES.tiles), triton.cdiv(size, TILES.columns))
+        _backward_measured[grid](
+            dy, gate_up, column_factors, row_factors, by_row, by_column, of_activation, tokens, SIZE=size, **_tiles()
+        )  # fmt: skip
+    return gate_up, Maxima(by_row, by_column), dy, Maxima(of_activation)
+
+
+def _row(size: int) -> dict[str, Any]:
+    """A row in one program, up to 16,384 columns at a time, 16 per thread."""
+    block = min(power_of_2(size), LONGEST)
+    return {"BLOCK": block, "num_warps": max(1, block // 512)}
+
+
+def _tiles() -> dict[str, int]:
+    return {"TILES": TILES.tiles, "ROWS": TILES.rows, "COLUMNS": TILES.columns, "num_warps": TILES.warps}
 
 
 def _launch(tokens: int, size: int, interleaved: bool, clamp: Clamp | None) -> tuple[tuple[int, int], dict[str, Any]]:
@@ -170,3 +242,70 @@ def _backward(
     else:
         tl.store(base + columns, dgate.to(dtype), mask=inside)
         tl.store(base + SIZE + columns, dup.to(dtype), mask=inside)
+
+
+@triton.jit
+def _forward_rows(gate_up, codes, scales, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """A row that is longer than a block is read and computed twice, the second time from the cache."""
+    row = tl.program_id(0).to(tl.int64)
+    dtype: tl.constexpr = gate_up.dtype.element_ty
+    gate, up = _load(gate_up, row, 0, SIZE, BLOCK, False)
+    product = _activation(gate, up, 0.0, dtype, False).to(tl.float32)
+    largest = magnitude(product)
+    for start in range(BLOCK, SIZE, BLOCK):
+        gate, up = _load(gate_up, row, start, SIZE, BLOCK, False)
+        largest = tl.maximum(largest, magnitude(_activation(gate, up, 0.0, dtype, False).to(tl.float32)))
+    exponent = scale_exponent(tl.max(largest, 0))
+    columns = tl.arange(0, BLOCK)
+    tl.store(codes + row * SIZE + columns, encode(product, exponent), mask=columns < SIZE)
+    for start in range(BLOCK, SIZE, BLOCK):
+        gate, up = _load(gate_up, row, start, SIZE, BLOCK, False)
+        code = encode(_activation(gate, up, 0.0, dtype, False).to(tl.float32), exponent)
+        tl.store(codes + row * SIZE + start + columns, code, mask=start + columns < SIZE)
+    tl.store(scales + row, power_of_two(exponent))
+
+
+@triton.jit
+def _backward_measured(
+    dy, gate_up, column_factors, row_factors, row_maxima, column_maxima, activation_maxima, tokens,
+    SIZE: tl.constexpr, TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Some columns of TILES tiles of ROWS rows. The gradient replaces gate and up, and the activation dy.
+
+    Maxima are those of rounded values. Those of columns stay in registers until the last tile.
+    """
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    within = columns < SIZE
+    dtype = dy.dtype.element_ty
+    gate_factors = tl.load(column_factors + columns, mask=within, other=0.0)[None, :]
+    up_factors = tl.load(column_factors + SIZE + columns, mask=within, other=0.0)[None, :]
+    of_gate = tl.zeros((ROWS, COLUMNS), tl.int32)
+    of_up = tl.zeros((ROWS, COLUMNS), tl.int32)
+    for tile in range(TILES):
+        rows = ((tl.program_id(0) * TILES + tile) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        there = rows < tokens
+        inside = there[:, None] & within[None, :]
+        gate_at = gate_up + rows[:, None] * (2 * SIZE) + columns[None, :]
+        dy_at = dy + rows[:, None] * SIZE + columns[None, :]
+        gate = tl.load(gate_at, mask=inside, other=0).to(tl.float32)
+        up = tl.load(gate_at + SIZE, mask=inside, other=0).to(tl.float32)
+        dout = tl.load(dy_at, mask=inside, other=0).to(tl.float32)
+        share = tl.sigmoid(gate)
+        dgate = (dout * up * share * (1 + gate * (1 - share))).to(dtype)
+        dup = (dout * gate * share).to(dtype)
+        product = _activation(gate, up, 0.0, dtype, False)
+        tl.debug_barrier()  # it does not depend on dy: no warp may write over what another has yet to read
+        tl.store(dy_at, product, mask=inside)
+        tl.store(gate_at, dgate, mask=inside)
+        tl.store(gate_at + SIZE, dup, mask=inside)
+
+        largest = tl.max(magnitude(product.to(tl.float32)), 1)
+        tl.atomic_max(activation_maxima + rows, largest, mask=there, sem="relaxed")
+        dgate, dup = dgate.to(tl.float32), dup.to(tl.float32)
+        largest = tl.max(tl.maximum(magnitude(dgate * gate_factors), magnitude(dup * up_factors)), 1)
+        tl.atomic_max(row_maxima + rows, largest, mask=there, sem="relaxed")
+        factors = tl.load(row_factors + rows, mask=there, other=0.0)[:, None]
+        of_gate = tl.maximum(of_gate, magnitude(dgate * factors))
+        of_up = tl.maximum(of_up, magnitude(dup * factors))
+    tl.atomic_max(column_maxima + columns, tl.max(of_gate, 0), mask=within, sem="relaxed")
+    tl.atomic_max(column_maxima + SIZE + columns, tl.max(of_up, 0), mask=within, sem="relaxed")

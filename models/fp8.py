@@ -13,8 +13,8 @@ from rptrain.utils.errors import UserError
 def with_fp8(spec: Shape) -> Shape:
     """The model with the products of its blocks in FP8: attention's projections, and dense MLPs.
 
-    Embedding, head, norms, routers, experts and adapters stay as they are, and so do matrices with a size that is not a multiple
-    of 16. Raises UserError if no matrix is left.
+    Embedding, head, norms, routers, experts and adapters stay as they are, and so do matrices with a size that is not
+    a multiple of 16. Raises UserError if no matrix is left.
     """
     units = tuple(
         replace(unit, params=tuple(replace(param, in_fp8=_fits(param)) for param in unit.params)) for unit in spec.units

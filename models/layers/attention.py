@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from rptrain.kernels import attention as attn
+from rptrain.kernels import fp8
 from rptrain.kernels.batch import MicroBatch
+from rptrain.kernels.fp8 import Form, Maxima, Operand
 from rptrain.kernels.linear import (
     accumulate_bias_grad,
     accumulate_weight_grad,
@@ -16,8 +18,9 @@ from rptrain.kernels.linear import (
     linear_add,
     linear_backward,
     linear_backward_input,
+    plain,
 )
-from rptrain.kernels.rms_norm import rms_norm, rms_norm_backward
+from rptrain.kernels.rms_norm import rms_norm_backward, rms_norm_operand
 from rptrain.kernels.rope import QKNorm, qk_norm_rope, qk_norm_rope_backward
 from rptrain.models.adapters.products import Adapters, Passed
 from rptrain.models.layers.block import BlockShape
@@ -29,13 +32,14 @@ Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]]  # q, k, v to ou
 class AttentionSaved(NamedTuple):
     x: Tensor  # [T, D]
     rstd: Tensor  # [T]
-    normed: Tensor  # [T, D]
+    normed: Operand  # [T, D]
     qkv: Tensor  # [T, (H + 2K) C]; v is a view of it, and without q/k norm q and k are too
     qk_rstd: Tensor | None  # [T, H + K], with q/k norm
     q: Tensor  # [T, H, C], rotated; k, v [T, K, C]
     k: Tensor
     v: Tensor
     out: Tensor  # [T, H, C]
+    attended: Operand  # [T, H C], out as the output projection reads it
     attention: Any  # attn.Saved
 
 
@@ -91,26 +95,45 @@ class AttentionBlock(BlockShape):
         extras = {"window": self.window, "sinks": p.get("sinks")}
         return lambda q, k, v: attn.attention(q, k, v, mb, self.attention_backend, **extras)
 
-    def product(self, p: Params, name: str, x: Tensor, mb: MicroBatch | None) -> Tensor:
+    def form(self, p: Params, name: str) -> Form:
+        """The forms in which product `name` reads its input; adapters read it in the model's type."""
+        if isinstance(p[name], Tensor):
+            return Form.PLAIN
+        return Form.ROWS if self._adapters(name) is None else Form.PLAIN | Form.ROWS
+
+    def kept(self, x: Operand) -> Operand:
+        """The part of a product's input that backward reads: with adapters there is no gradient of the weight."""
+        return x if x.plain is None else x._replace(rows=None)
+
+    def product(self, p: Params, name: str, x: Tensor | Operand, mb: MicroBatch | None) -> Tensor:
         """The product of x with the weight `name`, with its bias and adapters, if any."""
         bias, adapters = p.get(f"{name}_bias"), self._adapters(name)
         if adapters is None:
             return linear(x, p[name], bias)
         y = linear(x, p[name], None if adapters.dora else bias)
-        adapters.add(p, x, y, self.units[0], mb)
+        adapters.add(p, plain(x), y, self.units[0], mb)
         return y.add_(bias) if adapters.dora and bias is not None else y
 
-    def product_backward(self, p: Params, g: Grads, name: str, dy: Tensor, x: Tensor, mb: MicroBatch) -> Tensor:
-        """Returns the gradient of x; accumulates those of the parameters in `g`."""
+    def product_backward(
+        self,
+        p: Params,
+        g: Grads,
+        name: str,
+        dy: Tensor,
+        x: Tensor | Operand,
+        mb: MicroBatch,
+        maxima: Maxima | None = None,
+    ) -> Tensor:
+        """Returns the gradient of x; accumulates those of the parameters in `g`. `maxima`: see `linear_backward`."""
         if self._adapters(name) is None:
             accumulate_bias_grad(g.get(f"{name}_bias"), dy)
-            return linear_backward(g.get(name), dy, x, p[name])
+            return linear_backward(g.get(name), dy, x, p[name], maxima)
         dx, passed = self.backward_input(p, name, dy, mb)
         self.backward_weights(p, g, name, dy, passed, x, mb)
         return dx
 
     def product_add(
-        self, p: Params, name: str, x: Tensor, residual: Tensor, mb: MicroBatch | None, *, overwrite: bool
+        self, p: Params, name: str, x: Tensor | Operand, residual: Tensor, mb: MicroBatch | None, *, overwrite: bool
     ) -> Tensor:
         """`residual` plus a product without a bias; `overwrite` allows it to overwrite the residual."""
         adapters = self._adapters(name)
@@ -118,7 +141,7 @@ class AttentionBlock(BlockShape):
             return self.product(p, name, x, mb).add_(residual)
         y = linear_add(x, p[name], residual, overwrite=overwrite)
         if adapters is not None:
-            adapters.add(p, x, y, self.units[0], mb)
+            adapters.add(p, plain(x), y, self.units[0], mb)
         return y
 
     def backward_input(self, p: Params, name: str, dy: Tensor, mb: MicroBatch) -> tuple[Tensor, Passed | None]:
@@ -129,13 +152,22 @@ class AttentionBlock(BlockShape):
         return adapters.backward_input(p, dy, self.units[0], mb)
 
     def backward_weights(
-        self, p: Params, g: Grads, name: str, dy: Tensor, passed: Passed | None, x: Tensor, mb: MicroBatch
+        self,
+        p: Params,
+        g: Grads,
+        name: str,
+        dy: Tensor,
+        passed: Passed | None,
+        x: Tensor | Operand,
+        mb: MicroBatch,
+        maxima: Maxima | None = None,
     ) -> None:
-        accumulate_weight_grad(g.get(name), dy, x, in_fp8=not isinstance(p[name], Tensor))
+        """Accumulates the gradients of a product's parameters in `g`; `maxima` of x: see `accumulate_weight_grad`."""
+        accumulate_weight_grad(g.get(name), dy, x, in_fp8=not isinstance(p[name], Tensor), maxima=maxima)
         accumulate_bias_grad(g.get(f"{name}_bias"), dy)
         adapters = self._adapters(name)
         if adapters and passed:
-            adapters.backward_weights(p, g, dy, passed, x, self.units[0], mb)
+            adapters.backward_weights(p, g, dy, passed, plain(x), self.units[0], mb)
 
     def _adapters(self, name: str) -> Adapters | None:
         return next((each for each in self.adapters if isinstance(each, Adapters) and each.name == name), None)
@@ -144,12 +176,15 @@ class AttentionBlock(BlockShape):
         self, p: Params, x_TD: Tensor, cos: Tensor, sin: Tensor, attend: Attend, mb: MicroBatch | None
     ) -> tuple[Tensor, AttentionSaved]:
         """The output projection's product [T, D], before the residual is added."""
-        normed, rstd = rms_norm(x_TD, p["input_norm"], self.eps)
+        _, normed, rstd = rms_norm_operand(x_TD, None, p["input_norm"], self.eps, self.form(p, "qkv"))
         qkv = self.product(p, "qkv", normed, mb)
         q, k, v, qk_rstd = qk_norm_rope(qkv, cos, sin, self.kv_heads, self._norms(p))
         out, attention = attend(q, k, v)
-        saved = AttentionSaved(x_TD, rstd, normed, qkv, qk_rstd, q, k, v, out, attention)
-        return self.product(p, "o", out.flatten(1), mb), saved
+        attended = fp8.operand(out.flatten(1), self.form(p, "o"))
+        saved = AttentionSaved(
+            x_TD, rstd, self.kept(normed), qkv, qk_rstd, q, k, v, out, self.kept(attended), attention
+        )
+        return self.product(p, "o", attended, mb), saved
 
     def _attention_backward(self, p: Params, g: Grads, saved: AttentionSaved, dh_TD: Tensor, mb: MicroBatch) -> Tensor:
         dqkv = qk_norm_rope_backward(
@@ -167,7 +202,7 @@ class AttentionBlock(BlockShape):
     def _attend_backward(
         self, p: Params, g: Grads, dh_TD: Tensor, saved: AttentionSaved, mb: MicroBatch
     ) -> tuple[Tensor, Tensor, Tensor]:
-        dout = self.product_backward(p, g, "o", dh_TD, saved.out.flatten(1), mb)
+        dout = self.product_backward(p, g, "o", dh_TD, saved.attended, mb)
         return attn.attention_backward(
             dout.view_as(saved.out),
             saved.q,

@@ -15,7 +15,8 @@ class BlockShape(ABC):
     """A pre-norm decoder block with grouped-query attention: a LayerShape (models/spec.py).
 
     Memory is that of an explicit backward, which keeps the inputs of both norms, their outputs and 1 / rms, q, k, v
-    (also before the norms of q and k, if any), attention's output and log-sum-exp, and the MLP's part.
+    (also before the norms of q and k, if any), attention's output and log-sum-exp, and the MLP's part; of products in
+    FP8, their inputs in FP8.
     """
 
     name: str
@@ -44,18 +45,18 @@ class BlockShape(ABC):
         work = product_gradient(param, tokens)
         if not param.in_fp8:
             return work
-        outputs, inputs = param.shape
-        return Work(fp8=work.matmul, quantization=tokens * _gradient_bytes(inputs, outputs, itemsize))
+        return Work(fp8=work.matmul, quantization=tokens * self._gradient_bytes(param.name, itemsize))
 
     def kept_bytes(self, tokens: int, itemsize: int) -> int:
         """Bytes kept from the recomputed forward until backward."""
         heads, kv_heads = self._widths
-        elements = 2 * self.hidden + 2 * heads + 2 * kv_heads
+        elements = self.hidden + 2 * heads + 2 * kv_heads
         statistics = 1 + self.heads  # 1 / rms, log-sum-exp
         if self.qk_norm:  # q and k before their norms; the values lie in the same buffer
             elements += heads + kv_heads
             statistics += self.heads + self.kv_heads
-        return tokens * (elements * itemsize + statistics * max(itemsize, 4)) + self.mlp_kept(tokens, itemsize)
+        inputs = self.normed_bytes("qkv", itemsize) + (heads + 4 if self._reads_codes("o") else 0)
+        return tokens * (elements * itemsize + inputs + statistics * max(itemsize, 4)) + self.mlp_kept(tokens, itemsize)
 
     def workspace_bytes(self, tokens: int, itemsize: int, *, fused: bool = False) -> int:
         """Upper bound of the bytes that backward needs at once without the kept bytes, once per device.
@@ -73,6 +74,10 @@ class BlockShape(ABC):
         attention = itemsize * (self.hidden + max(2 * heads + 3 * kv_heads, 2 * self.hidden))
         inside = max(itemsize, 4) * max(5 * self.hidden, 5 * heads, 4 * (heads + kv_heads))  # norms, attention
         return tokens * (max(attention, mlp) + max(inside, mlp_inside)) + inside_products
+
+    def normed_bytes(self, name: str, itemsize: int) -> int:
+        """Bytes per token of a norm's output, kept as the input of product `name`: in FP8 with a scale."""
+        return self.hidden + 4 if self._reads_codes(name) else self.hidden * itemsize
 
     def attended(self, length: int) -> float:
         """The mean number of keys that a query attends to in a sequence of `length` tokens: causal half or window."""
@@ -121,17 +126,43 @@ class BlockShape(ABC):
         )
 
     def _product_work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
-        """The work of the products in `product_sizes`; an operand in FP8 is quantized for each product."""
+        """The work of the products in `product_sizes`."""
         forward, backward = Work(), Work()
         for name, (inputs, outputs) in self.product_sizes.items():
             operations = 2.0 * tokens * inputs * outputs
             if name in self.fp8:
-                back = _row_bytes(outputs, itemsize) + _gradient_bytes(inputs, outputs, itemsize)
-                forward += Work(fp8=operations, quantization=tokens * _row_bytes(inputs, itemsize))
+                back = _row_bytes(outputs, itemsize) + self._gradient_bytes(name, itemsize)
+                forward += Work(fp8=operations, quantization=tokens * self._input_bytes(name, itemsize))
                 backward += Work(fp8=2 * operations, quantization=tokens * back)
             else:
                 forward, backward = forward + Work(matmul=operations), backward + Work(matmul=2 * operations)
         return forward, backward
+
+    def _reads_codes(self, name: str) -> bool:
+        """Whether a product reads its input in FP8 alone; adapters read it in the model's type."""
+        return name in self.fp8 and all(adapters.name != name for adapters in self.adapters)
+
+    def _input_bytes(self, name: str, itemsize: int) -> int:
+        """Bytes per token to quantize the input of a product, beyond what the operation that computes it moves.
+
+        Norms and SwiGLU write codes in place of their output where nothing else reads it; norms also beside it.
+        """
+        inputs, _ = self.product_sizes[name]
+        if name == "o" or (name == "down" and not self._reads_codes(name)):
+            return _row_bytes(inputs, itemsize)
+        return inputs * (1 - itemsize if self._reads_codes(name) else 1)
+
+    def _gradient_bytes(self, name: str, itemsize: int) -> int:
+        """Bytes per token for the operands of a weight's gradient.
+
+        The output's gradient: columns are quantized together with rows, and their maxima take a pass of their own; not
+        those of `gate_up`, which SwiGLU's backward finds, while the rows and columns of `down` are quantized
+        separately. The input: codes are transposed; those of `down` are written transposed.
+        """
+        inputs, outputs = self.product_sizes[name]
+        of_output = {"gate_up": 1, "down": 2 * itemsize + 1}.get(name, itemsize + 1)
+        of_input = {"down": itemsize + 1}.get(name, 2)
+        return of_output * outputs + of_input * inputs
 
     def _fp8_workspace(self, tokens: int, *, fused: bool) -> int:
         """Bytes that products in FP8 need at once; with DoRA also for the norms of rows."""
@@ -143,14 +174,6 @@ class BlockShape(ABC):
 def _row_bytes(columns: int, itemsize: int) -> int:
     """Bytes read and written to quantize a row."""
     return columns * (itemsize + 1)
-
-
-def _gradient_bytes(inputs: int, outputs: int, itemsize: int) -> int:
-    """Bytes per token for the operands of a weight's gradient.
-
-    The input is quantized again and its codes transposed; columns of the output's gradient are read twice.
-    """
-    return _row_bytes(inputs, itemsize) + 2 * inputs + outputs * (2 * itemsize + 1)
 
 
 def product_gradient(param: Param, tokens: int) -> Work:

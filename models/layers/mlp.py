@@ -12,14 +12,15 @@ from typing import NamedTuple
 from torch import Tensor
 
 from rptrain.kernels.batch import MicroBatch
+from rptrain.kernels.fp8 import Maxima, Operand
 from rptrain.kernels.linear import linear
 from rptrain.kernels.linear_cross_entropy import (
     linear_cross_entropy,
     linear_cross_entropy_backward,
     loss_workspace_bytes,
 )
-from rptrain.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_backward
-from rptrain.kernels.swiglu import swiglu, swiglu_backward
+from rptrain.kernels.rms_norm import rms_norm, rms_norm_backward, rms_norm_operand
+from rptrain.kernels.swiglu import swiglu_backward, swiglu_backward_measured, swiglu_operand
 from rptrain.models.layers.attention import AttentionBlock
 from rptrain.models.layers.block import product_gradient
 from rptrain.models.spec import Grads, Param, Params
@@ -29,7 +30,7 @@ from rptrain.schedule.costs import Work, scaled
 class MLPSaved(NamedTuple):
     x: Tensor  # [T, D]
     rstd: Tensor  # [T]
-    normed: Tensor  # [T, D]
+    normed: Operand  # [T, D]
     gate_up: Tensor  # [T, 2I]; backward computes its SwiGLU again
 
 
@@ -38,18 +39,32 @@ class Block(AttentionBlock):
     """A decoder block whose MLP is SwiGLU. Its parameters: post_norm [D], gate_up [2I, D], down [D, I]."""
 
     def mlp(self, p: Params, product: Tensor, x_TD: Tensor, mb: MicroBatch | None) -> MLPSaved:
-        h_TD, normed, rstd = add_rms_norm(product, x_TD, p["post_norm"], self.eps)
-        return MLPSaved(h_TD, rstd, normed, self.product(p, "gate_up", normed, mb))
+        form = self.form(p, "gate_up")
+        h_TD, normed, rstd = rms_norm_operand(product, x_TD, p["post_norm"], self.eps, form)
+        return MLPSaved(h_TD, rstd, self.kept(normed), self.product(p, "gate_up", normed, mb))
 
     def mlp_output(self, p: Params, saved: MLPSaved, mb: MicroBatch | None, *, overwrite: bool = False) -> Tensor:
-        return self.product_add(p, "down", swiglu(saved.gate_up), saved.x, mb, overwrite=overwrite)
+        activation = swiglu_operand(saved.gate_up, self.form(p, "down"))
+        return self.product_add(p, "down", activation, saved.x, mb, overwrite=overwrite)
 
     def mlp_backward(self, p: Params, g: Grads, saved: MLPSaved, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
         activation, passed = self.backward_input(p, "down", dy_TD, mb)  # its gradient, until it is overwritten
-        dgate_up = swiglu_backward(activation, saved.gate_up, saved.gate_up, activation)
-        self.backward_weights(p, g, "down", dy_TD, passed, activation, mb)
-        dnormed = self.product_backward(p, g, "gate_up", dgate_up, saved.normed, mb)
+        dgate_up, maxima, of_activation = self._swiglu_backward(p, g, saved, activation)
+        self.backward_weights(p, g, "down", dy_TD, passed, activation, mb, of_activation)
+        dnormed = self.product_backward(p, g, "gate_up", dgate_up, saved.normed, mb, maxima)
         return rms_norm_backward(dnormed, saved.x, p["post_norm"], saved.rstd, g.get("post_norm"), dy_TD)
+
+    def _swiglu_backward(
+        self, p: Params, g: Grads, saved: MLPSaved, dy: Tensor
+    ) -> tuple[Tensor, Maxima | None, Maxima | None]:
+        """The gradient of gate_up, written over it, and its maxima; `dy` becomes the activation, with its maxima."""
+        rows = saved.normed.rows
+        if rows is None or "gate_up" not in g:
+            return swiglu_backward(dy, saved.gate_up, saved.gate_up, dy), None, None
+        dgate_up, maxima, _, of_activation = swiglu_backward_measured(
+            dy, saved.gate_up, p["gate_up"].rows.scales, rows.scales
+        )
+        return dgate_up, maxima, of_activation
 
     @property
     def product_sizes(self) -> dict[str, tuple[int, int]]:
@@ -66,7 +81,8 @@ class Block(AttentionBlock):
         )
 
     def mlp_kept(self, tokens: int, itemsize: int) -> int:
-        return tokens * (itemsize * (2 * self.hidden + 2 * self.intermediate) + max(itemsize, 4))
+        elements = self.hidden + 2 * self.intermediate
+        return tokens * (itemsize * elements + self.normed_bytes("gate_up", itemsize) + max(itemsize, 4))
 
     def mlp_workspace(self, itemsize: int) -> tuple[int, int]:
         # the activation, gradients on both sides of the norm; SwiGLU with the activation again, products, a norm

@@ -16,7 +16,8 @@ class Work:
     grouped: float = 0.0  # operations of products with the weights of experts
     attention: float = 0.0  # operations of attention scores and their product with the values
     elementwise: Mapping[str, float] = field(default_factory=dict)  # bytes read and written on the device, by operation
-    quantization: float = 0.0  # bytes read and written to quantize and transpose operands of products in FP8
+    # bytes read and written to quantize and transpose operands of products in FP8, less those that codes save
+    quantization: float = 0.0
 
     @property
     def traffic(self) -> float:

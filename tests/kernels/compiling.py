@@ -16,6 +16,7 @@ from typing import Any
 
 SHARED = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}  # bytes of a block
 ARCHITECTURES = tuple(SHARED)
+FP8_CARDS = (89, 90, 120)
 
 
 @dataclass(frozen=True)

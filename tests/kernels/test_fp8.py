@@ -75,6 +75,11 @@ def test_codes_of_rows_and_columns(rows, columns, dtype, factors, device) -> Non
     both = fp8.quantize_both_triton(x, by_column, by_row)
     same(both[0], expected)
     same(both[1], turned)
+    maxima = fp8.Maxima(*(largest(x, factors, dim) for dim, factors in ((1, by_column), (0, by_row))))
+    for ours, theirs in zip(fp8.quantize_both_triton(x, by_column, by_row, maxima), (expected, turned), strict=True):
+        same(ours, theirs)
+    whole = Rows(*reference.quantize(x, None))
+    same(fp8.quantize_transposed_triton(x, largest(x, None, 1)), Rows(fp8.transpose(whole.codes), whole.scales))
     only, other = fp8.quantize_both_triton(x, None, by_row, rows=False)
     assert not len(only.codes)
     same(other, turned)
@@ -87,6 +92,12 @@ def test_codes_of_rows_and_columns(rows, columns, dtype, factors, device) -> Non
         codes.float().cpu(), fp8.transpose(expected.codes.cpu()).float()
     )
     assert torch.equal(codes[:, :rows].float(), expected.codes.float().t()) and not codes[:, rows:].float().any()
+
+
+def largest(x: Tensor, factors: Tensor | None, dim: int) -> Tensor:
+    """The largest magnitudes of rows (dim 1) or columns, as their bits."""
+    values = x.float() if factors is None else x.float() * factors.unsqueeze(1 - dim)
+    return values.abs().amax(dim).view(torch.int32)
 
 
 @dtypes
@@ -144,6 +155,19 @@ def test_products(m, n, k, device, monkeypatch) -> None:
         assert (acc - 2 - 2 * summed).abs().max() <= 2e-6 * k * summed.abs().max().clamp(min=1)
         assert (flat[m * n :] == 2).all()
     fp8.accumulate(None, a, b.codes)
+
+
+@dtypes
+@pytest.mark.parametrize(("m", "n", "k"), [(5, 40, 33), (1, 16, 16), (130, 144, 256)])
+def test_a_product_that_is_added(m, n, k, dtype, device) -> None:
+    """On Hopper by cuBLASLt, if sizes are multiples of 16; else the product is rounded before it is added."""
+    a, b = operands(m, n, k, device)
+    x = random((m, n), dtype, device, 2)
+    before, exact = x.clone(), x.double() + exactly(a, b)
+    found = fp8.product_add(a, b, x)
+    unit = torch.finfo(dtype).eps
+    assert (found - exact).abs().max() <= (unit + 1e-6 * k) * exact.abs().max() and torch.equal(x, before)
+    assert fp8.product_add(a, b, x, overwrite=True) is x and torch.equal(x, found)
 
 
 def test_sums_that_cancel(device) -> None:

@@ -3,12 +3,14 @@
 import pytest
 import torch
 
-from rptrain.kernels import rms_norm
+from rptrain.kernels import fp8, rms_norm
+from rptrain.kernels.fp8 import Form
 from rptrain.kernels.launch import programs
 from rptrain.kernels.reference import dense as reference
 from tests.kernels.exact import close, dtypes, exact, no_worse, random
 
 from .autograd import RMSNorm
+from .test_fp8 import same
 
 SHAPES = [(7, 5), (1, 1), (3, 4, 6), (37, 130), (2, 1024)]
 shapes = pytest.mark.parametrize("shape", SHAPES)
@@ -34,6 +36,28 @@ def test_forward_with_the_residual(shape, dtype, device) -> None:
     assert torch.equal(total, x + residual)
     _, same_y, same_rstd = rms_norm.rms_norm_triton(total, None, w, EPS)
     assert torch.equal(y, same_y) and torch.equal(rstd, same_rstd)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(7, 5), (1, 1), (37, 130)])
+@pytest.mark.parametrize("form", [Form.ROWS, Form.PLAIN | Form.ROWS])
+def test_forward_in_fp8(shape, form, dtype, device) -> None:
+    """The codes are those of the rounded result; NaN is kept."""
+    x, residual, w = (random(size, dtype, device, i) for i, size in enumerate((shape, shape, shape[-1:])))
+    x[0, 0] = torch.nan
+    total, y, rstd = rms_norm.rms_norm_triton(x, residual, w, EPS)
+    for operation in (rms_norm.rms_norm_operand_triton, rms_norm.rms_norm_operand):
+        same_total, operand, same_rstd = operation(x, residual, w, EPS, form)
+        equal(same_total, total)
+        plain = operand.plain if operand.plain is not None else y
+        same(operand.in_fp8(), fp8.quantize_rows(plain))
+        torch.testing.assert_close(same_rstd, rstd, equal_nan=True)
+        assert (operand.plain is not None) == (Form.PLAIN in form) and operand.rows is not None
+    assert operand.rows.codes[0].float().isnan().all()
+
+
+def equal(a, b) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 @dtypes

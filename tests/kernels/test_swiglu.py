@@ -3,12 +3,14 @@
 import pytest
 import torch
 
-from rptrain.kernels import swiglu
+from rptrain.kernels import fp8, swiglu
+from rptrain.kernels.fp8 import Operand, Rows
 from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.swiglu import Clamp
 from tests.kernels.exact import dtypes, exact, no_worse, random
 
 from .autograd import SwiGLU
+from .test_fp8 import powers, same
 
 sizes = pytest.mark.parametrize(("tokens", "size"), [(5, 3), (1, 1), (3, 1100), (2, 2048)])
 forms = pytest.mark.parametrize(
@@ -40,6 +42,37 @@ def test_forward_and_backward(tokens, size, interleaved, clamp, dtype, device) -
     in_place, activation = gate_up.clone(), dy.clone()
     result = swiglu.swiglu_backward_triton(activation, in_place, in_place, activation, *form)
     assert result is in_place and torch.equal(result, grad) and torch.equal(activation, out)
+
+
+in_fp8 = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+@in_fp8
+@sizes
+@pytest.mark.parametrize("longest", [16384, 64])
+def test_rows_in_fp8(tokens, size, longest, dtype, device, monkeypatch) -> None:
+    """Those of the rounded activation, of rows that fit into registers and of longer ones."""
+    monkeypatch.setattr(swiglu, "LONGEST", longest)
+    _, gate_up = inputs(tokens, size, dtype, device)
+    same(swiglu.swiglu_rows_triton(gate_up).in_fp8(), fp8.quantize_rows(swiglu.swiglu_triton(gate_up, False, None)))
+
+
+@in_fp8
+@pytest.mark.parametrize(("tokens", "size"), [(5, 3), (1, 1), (40, 200)])
+def test_backward_that_finds_maxima(tokens, size, dtype, device, monkeypatch) -> None:
+    """The same results as without, and codes from the maxima as from a pass over the results."""
+    monkeypatch.setattr(swiglu, "TILES", swiglu.Tiles(2, 8, 64, 2))
+    dy, gate_up = inputs(tokens, size, dtype, device)
+    by_column, by_row = powers(2 * size, device), powers(tokens, device, 1)
+    grad = swiglu.swiglu_backward_triton(dy, gate_up, None, None, False, None)
+    activation = swiglu.swiglu_triton(gate_up, False, None)
+    found = swiglu.swiglu_backward_measured_triton(dy.clone(), gate_up.clone(), by_column, by_row)
+    assert torch.equal(found[0], grad) and torch.equal(found[2], activation)
+    ours = fp8.quantize_both_triton(found[0], by_column, by_row, found[1])
+    for one, other in zip(ours, fp8.quantize_both(grad, by_column, by_row), strict=True):
+        same(one, other)
+    rows = fp8.quantize_rows(activation)
+    same(fp8.transposed(Operand(dtype, found[2]), found[3]), Rows(fp8.transpose(rows.codes), rows.scales))
 
 
 @dtypes

@@ -1,16 +1,15 @@
-"""What kernels/fp8.py launches for Llama-3.1-8B, on the cards with FP8."""
+"""What kernels/fp8.py and SwiGLU in FP8 launch for Llama-3.1-8B, on the cards with FP8."""
 
 from typing import Any
 
-from rptrain.kernels import fp8
-from tests.kernels.compiling import Variant
+from rptrain.kernels import fp8, swiglu
+from tests.kernels.compiling import FP8_CARDS, Variant
 
-FP8_CARDS = (89, 90, 120)
 SIZES = dict.fromkeys(("count", "padded", "stride", "rows", "columns"), "i32")
 CODES = dict.fromkeys(("codes", "row_codes", "column_codes", "a", "b"), "*fp8e4nv")
 FACTORS = dict.fromkeys(("factors", "column_factors", "row_factors"), "*fp32")
 SCALES = dict.fromkeys(("scales", "row_scales", "column_scales", "a_scales", "b_scales"), "*fp32")
-COMMON = SIZES | CODES | FACTORS | SCALES | {"maxima": "*i32"}
+COMMON = SIZES | CODES | FACTORS | SCALES | dict.fromkeys(("maxima", "row_maxima", "column_maxima"), "*i32")
 
 
 def rows(size: int, kind: str, factors: bool) -> Variant:
@@ -19,15 +18,20 @@ def rows(size: int, kind: str, factors: bool) -> Variant:
     return Variant(fp8._rows_kernel, COMMON | {"x": f"*{kind}"}, constants, options, FP8_CARDS)
 
 
-def both(kernel: Any, kind: str, tile: int) -> Variant:
+def both(kernel: Any, kind: str, rows: int, columns: int) -> Variant:
     flags = dict.fromkeys(("BY_ROW", "COLUMN_FACTORS", "ROW_FACTORS"), True)
     return Variant(
         kernel,
         COMMON | {"x": f"*{kind}"},
-        flags | {"SIZE": 4096, "STRIDE": 4096, "ROWS": tile, "COLUMNS": 64},
+        flags | {"SIZE": 4096, "STRIDE": 4096, "ROWS": rows, "COLUMNS": columns},
         {},
         FP8_CARDS,
     )
+
+
+def transposed(kind: str) -> Variant:
+    constants = {"SIZE": 14336, "STRIDE": 14336, "ROWS": 64, "COLUMNS": 64}
+    return Variant(fp8._transposed_codes_kernel, COMMON | {"x": f"*{kind}"}, constants, {}, FP8_CARDS)
 
 
 def product(card: int, inner: int, kind: str, add: bool) -> Variant:
@@ -38,13 +42,33 @@ def product(card: int, inner: int, kind: str, add: bool) -> Variant:
     return Variant(fp8._product_kernel, COMMON | {"out": f"*{kind}"}, constants | strides, options, (card,))
 
 
+def swiglu_rows(kind: str, size: int) -> Variant:
+    constant = {"SIZE": size, **swiglu._row(size)}
+    options = {"num_warps": constant.pop("num_warps")}
+    signature = {"gate_up": f"*{kind}", "codes": "*fp8e4nv", "scales": "*fp32"}
+    return Variant(swiglu._forward_rows, signature, constant, options, FP8_CARDS)
+
+
+def swiglu_backward(kind: str, size: int) -> Variant:
+    constant = {"SIZE": size, **swiglu._tiles()}
+    options = {"num_warps": constant.pop("num_warps")}
+    signature = dict.fromkeys(("dy", "gate_up"), f"*{kind}") | {"tokens": "i32"}
+    signature |= dict.fromkeys(("column_factors", "row_factors"), "*fp32")
+    signature |= dict.fromkeys(("row_maxima", "column_maxima", "activation_maxima"), "*i32")
+    return Variant(swiglu._backward_measured, signature, constant, options, FP8_CARDS)
+
+
 TRANSPOSED = {"codes": "*u8", "out": "*u8"}
 VARIANTS = [
     *(rows(size, "bf16", factors) for size in (4096, 14336, 28672) for factors in (False, True)),
     rows(4096, "fp32", True),
-    *(both(fp8._maxima_kernel, kind, 128) for kind in ("bf16", "fp32")),
-    *(both(fp8._codes_kernel, kind, 64) for kind in ("bf16", "fp32")),
+    *(both(fp8._maxima_kernel, kind, 128, 64) for kind in ("bf16", "fp32")),
+    *(both(fp8._codes_kernel, kind, 32, 128) for kind in ("bf16", "fp32")),
+    *(transposed(kind) for kind in ("bf16", "fp32")),
     Variant(fp8._transpose_kernel, SIZES | TRANSPOSED, {"SIZE": 4096, "ROWS": 64, "COLUMNS": 64}, {}, FP8_CARDS),
     *(product(card, inner, "bf16", False) for card in FP8_CARDS for inner in (4096, 14336, 300)),
     *(product(card, 8192, "fp32", True) for card in FP8_CARDS),
+    *(swiglu_rows("bf16", size) for size in (1536, 6144, 14336, 28672)),
+    swiglu_rows("fp32", 14336),
+    *(swiglu_backward(kind, 14336) for kind in ("bf16", "fp32")),
 ]

@@ -1,7 +1,7 @@
 """The norm's kernels at the shapes of real models."""
 
 from rptrain.kernels import rms_norm
-from tests.kernels.compiling import Variant
+from tests.kernels.compiling import FP8_CARDS, Variant
 
 
 def split(options: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
@@ -9,10 +9,14 @@ def split(options: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
     return options, {"num_warps": options.pop("num_warps")}
 
 
-def forward(size: int, kind: str, add: bool) -> Variant:
+def forward(size: int, kind: str, add: bool, plain: bool = True, codes: bool = False) -> Variant:
     constants, options = split(rms_norm._row(size))
     signature = dict.fromkeys(("x", "residual", "total", "weight", "y"), f"*{kind}") | {"rstd": "*fp32", "eps": "fp32"}
-    return Variant(rms_norm._forward, signature, constants | {"ADD": add}, options)
+    constants |= {"ADD": add, "PLAIN": plain, "CODES": codes}
+    if not codes:
+        return Variant(rms_norm._forward, signature, constants | {"codes": None, "scales": None}, options)
+    signature |= {"codes": "*fp8e4nv", "scales": "*fp32"}
+    return Variant(rms_norm._forward, signature, constants, options, FP8_CARDS)
 
 
 def backward(size: int, kind: str, residual: bool) -> Variant:
@@ -34,6 +38,8 @@ VARIANTS = [
     *(make(2880, "bf16", True) for make in (forward, backward)),
     *(make(4096, "fp16", True) for make in (forward, backward)),
     *(make(8192, "fp32", True) for make in (forward, backward)),
+    *(forward(4096, "bf16", True, plain, codes=True) for plain in (False, True)),
+    forward(8192, "fp32", True, False, codes=True),
     *(backward(size, "bf16", True) for size in (1024, 8192)),
     *(backward(size, "fp32", True) for size in (1024, 2048, 4096)),
     add_partials(4096, 1, 264),
