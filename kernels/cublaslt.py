@@ -7,6 +7,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,9 +59,10 @@ def _handle(device: int) -> ctypes.c_void_p:
 def add_product(out: Tensor, x: Tensor, a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor) -> None:
     """out = x + A B^T [M, N], with the codes a [M, K] and b [N, K] and a float32 scale for each of their rows.
 
-    `out`, which may be x, and x are float32 or bfloat16. Codes are contiguous, and the rows of out and x; N and K are
-    multiples of 16. Sums are float32, and rounded once. The algorithm is the library's first choice for these sizes,
-    so the same sizes give the same bits.
+    `out` and x are float32 or bfloat16, and the same tensor only in float32: in bfloat16, the library would round the
+    product before it is added.
+    Codes are contiguous, and the rows of out and x; N and K are multiples of 16. Sums are float32, and rounded once.
+    The algorithm is the library's first choice for these sizes, so the same sizes give the same bits.
     """
     (rows, inner), columns = a.shape, len(b)
     one = ctypes.byref(ctypes.c_float(1.0))
@@ -134,7 +136,7 @@ def _created(kind: str, *arguments: object) -> Iterator[ctypes.c_void_p]:
         _call(f"cublasLt{kind}Destroy", made)
 
 
-def _set(kind: str, target: ctypes.c_void_p, attribute: int, value: "ctypes._SimpleCData[object]") -> None:
+def _set(kind: str, target: ctypes.c_void_p, attribute: int, value: "ctypes._SimpleCData[Any]") -> None:
     size = ctypes.c_size_t(ctypes.sizeof(value))
     _call(f"cublasLt{kind}SetAttribute", target, ctypes.c_int(attribute), ctypes.byref(value), size)
 

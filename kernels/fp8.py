@@ -181,18 +181,18 @@ def accumulate(acc: Tensor | None, a: Rows, b: Tensor) -> None:
         accumulate_triton(acc, a, b)
 
 
-def product_add(a: Rows, b: Rows, x: Tensor, *, overwrite: bool = False) -> Tensor:
-    """x [M, N] plus A [M, K] times the transposed B [N, K]; `overwrite` writes over x.
+def product_add(a: Rows, b: Rows, x: Tensor) -> Tensor:
+    """x [M, N] plus A [M, K] times the transposed B [N, K], as a new tensor.
 
     The sum is rounded once, unless torch's product runs, whose result is rounded before it is added.
     """
-    out = x if overwrite else torch.empty_like(x)
     if not _on_gpu(a.codes):
-        return out.copy_(reference.product(a.codes, b.codes, a.scales, b.scales) + x)
+        return (reference.product(a.codes, b.codes, a.scales, b.scales) + x).to(x.dtype)
     if x.dtype in cublaslt.TYPES and _adds_in_library(a.codes, b.codes):
+        out = torch.empty_like(x)
         cublaslt.add_product(out, x, *a, *b)
         return out
-    return torch.add(x, product(a, b, x.dtype), out=out)
+    return product(a, b, x.dtype).add_(x)
 
 
 def product_workspace(tokens: int, inputs: int, outputs: int, *, fused: bool) -> int:

@@ -29,14 +29,14 @@ def linear(x: Tensor | Operand, w: Weight, bias: Tensor | None = None) -> Tensor
 
 
 def linear_add(x: Tensor | Operand, w: Weight, residual: Tensor, *, overwrite: bool = False) -> Tensor:
-    """residual [T, out] plus x [T, in] times the transposed weight, rounded once; `overwrite` writes over residual.
+    """residual [T, out] plus x [T, in] times the transposed weight, rounded once; `overwrite` may write over residual.
 
-    Both ways give the same bits: without `overwrite` the product adds to a copy, as torch does internally. In FP8 see
-    `fp8.product_add`.
+    Both ways give the same bits: without `overwrite` the product adds to a copy, as torch does internally. In FP8 the
+    result is always a new tensor, see `fp8.product_add`.
     """
     if isinstance(w, Tensor):
         return (residual if overwrite else residual.clone()).addmm_(plain(x), w.t())
-    return fp8.product_add(_operand(x).in_fp8(), w.rows, residual, overwrite=overwrite)
+    return fp8.product_add(_operand(x).in_fp8(), w.rows, residual)
 
 
 def linear_backward_input(dy: Tensor, w: Weight) -> Tensor:
