@@ -37,6 +37,7 @@ def saved_slowly(engine, store, folder, failure):
                     store.units,
                     step=3,
                     meta={"model_dir": str(folder)},
+                    order=snapshot.order,
                     release=snapshot.release,
                     proceed=proceed,
                 )
@@ -52,8 +53,9 @@ def saved_slowly(engine, store, folder, failure):
     "kind",
     [(False, torch.float32, False), (True, torch.float32, False), *((True, torch.bfloat16, x) for x in (False, True))],
 )
-def test_what_is_saved_beside_training_is_the_state_of_its_step(kind, tmp_path):
+def test_what_is_saved_beside_training_is_the_state_of_its_step(kind, tmp_path, monkeypatch):
     """And training comes to the same weights as without, from there on and after a resume."""
+    monkeypatch.setattr("rptrain.checkpoint.state.THREADS", 1)  # a unit at a time
     asynchronous, dtype, fp8 = kind
     batches = plain.make_batches(6)
     expected = runs.run(CFG, batches, PLAN, asynchronous=asynchronous, dtype=dtype, fp8=fp8)[2]

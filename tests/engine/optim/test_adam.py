@@ -408,15 +408,16 @@ def test_calls_after_parts_wait_for_all_of_them_and_come_before_what_follows(fal
 
 
 @PATHS
-def test_nothing_follows_calls_of_which_one_failed(fallback, monkeypatch):
-    with make_adam(fallback) as optimizer:
-        told = []
+def test_nothing_follows_calls_of_which_one_failed_and_the_others_have_ended(fallback, monkeypatch):
+    with CpuAdam(BETAS, EPS, 2, force_fallback=fallback) as optimizer:
+        told, slow = [], threading.Event()
         monkeypatch.setattr(optimizer, "_calls", lambda part: [lambda: None])
-        after = [lambda: None, lambda: 1 / 0, lambda: None]
-        begun = optimizer.begin([UpdateArgs()], lambda: told.append(True), after)
+        after = [lambda: 1 / 0, lambda: told.append(slow.wait(PATIENCE))]
+        threading.Timer(0.2, slow.set).start()
+        begun = optimizer.begin([UpdateArgs()], lambda: told.append("end"), after)
         with pytest.raises(ZeroDivisionError):
             ended(begun)
-        assert not told
+        assert told == [True]
 
 
 @PATHS
