@@ -33,7 +33,7 @@ def block(spec):
     layer, unit = spec.layers[0], spec.units[spec.layers[0].units[0]]
     flat = torch.empty(unit.numel, dtype=DTYPE, device=DEVICE).normal_(std=0.02)
     params = unit.views(flat)
-    prepared = torch.empty(unit.prepared_bytes(DTYPE.itemsize, backward=True), dtype=torch.uint8, device=DEVICE)
+    prepared = torch.empty(unit.fp8_bytes(columns=True), dtype=torch.uint8, device=DEVICE)
     for name, weight in unit.fp8_views(prepared, columns=True).items():
         weight.write(params[name])
         params[name] = weight

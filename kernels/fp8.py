@@ -78,6 +78,10 @@ class FP8Weight(NamedTuple):
     def write(self, w: Tensor) -> None:
         """Quantizes w [out, in] into its tensors."""
         quantize_rows(w, out=self.rows)
+        self.write_columns()
+
+    def write_columns(self) -> None:
+        """Transposes the codes of its rows, if it has a place for them."""
         if self.columns is not None:
             transpose(self.rows.codes, out=self.columns)
 

@@ -199,11 +199,15 @@ def _grown(before: _Step, after: _Step) -> tuple[int, ...]:
 
 def _adam_bytes(store: ModelStore) -> float:
     """Bytes per parameter that an update reads and writes; the gradient is only read."""
-    state = next(state for state in store.units if state.unit.trainable)
-    once, both = [state.grad], [*state.moments.values()]
-    if state.masters is None:
-        both += [state.params[0], *([] if state.remainder is None else [state.remainder])]
-    else:  # from which the parameter is computed
-        both.append(state.masters)
-        once.append(state.params[0])
-    return sum(x.nbytes for x in (*once, *both, *both)) / state.unit.numel
+    nbytes, trained = 0, [state for state in store.units if state.unit.trainable]
+    for state in trained:
+        once, both = [state.grad], [*state.moments.values()]
+        if state.masters is None:
+            both += [state.params[0], *([] if state.remainder is None else [state.remainder])]
+        else:  # from which the parameter is computed
+            both.append(state.masters)
+            once.append(state.params[0])
+        if state.wire:  # written from the parameter
+            once += [state.params[0], state.wire[0]]
+        nbytes += sum(x.nbytes for x in (*once, *both, *both))
+    return nbytes / sum(state.unit.numel for state in trained)

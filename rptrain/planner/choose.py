@@ -133,7 +133,7 @@ def layer_costs(
             LayerCost(
                 forward,
                 backward if measured is not None and layer is spec.head else forward + backward,
-                sum(unit.nbytes(itemsize) for unit in units),
+                sum(unit.wire_bytes(itemsize) for unit in units),
                 trained * grad,
                 layer.kept_bytes(workload.tokens, itemsize),
                 pace * sum(spec.units[unit].numel for unit in new),

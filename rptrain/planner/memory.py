@@ -187,9 +187,12 @@ def _memory(
 def state_parts(spec: ModelShape, workload: Workload) -> list[MemoryPart]:
     """The buffers of ModelStore, under the names that a person sees."""
     formats = sorted({param.format.name for unit in spec.units for param in unit.quantized if param.format})
+    twice = ", 2 generations" if workload.asynchronous else ""
+    wired = any(unit.wired for unit in spec.units)
     names = {
         "frozen": f"frozen weights, matrices in {' and '.join(formats)}" if formats else "frozen weights",
-        "params": "weights, 2 generations" if workload.asynchronous else "weights",
+        "params": "weights" if wired else f"weights{twice}",
+        "wire": f"weights in FP8 for the devices{twice}",
         "grad": "gradients, summed over rounds" if workload.shapes.wide_grad else "gradients",
         "remainder": "rest of the float32 weights",
         "masters": "float32 weights",
@@ -304,8 +307,10 @@ def _disk(config: Config, spec: ModelShape, workload: Workload, saved: int) -> M
     """
     itemsize, moments = workload.dtype.itemsize, bytes_each(workload.moments, accumulate_dtype(workload.dtype))
     rest = sum(kind.itemsize for kind in REST.get(workload.dtype, {}).values())
-    each = itemsize * (1 + workload.asynchronous) + moments + rest
-    one = int(each * sum(unit.numel for unit in spec.units if unit.trainable))
+    trained = [unit for unit in spec.units if unit.trainable]
+    one = int((itemsize + moments + rest) * sum(unit.numel for unit in trained))
+    if workload.asynchronous:
+        one += sum(unit.wire_bytes(itemsize) for unit in trained)  # the generation before
     written, keep = saves(config), config.save.save_total_limit
     if keep == 1 and config.save.load_best_model_at_end:
         keep = 2  # the newest and the best

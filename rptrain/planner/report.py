@@ -220,8 +220,8 @@ def _blocks(config: Config, spec: ModelShape) -> tuple[BlockIntensity, ...]:
             if isinstance(layer, MoEBlock):
                 sizes = replace(sizes, experts=layer.experts, active=layer.active, window=layer.window)
             units = [spec.units[unit] for unit in layer.units]
-            if any(unit.quantized for unit in units):
-                weight = sum(unit.nbytes(itemsize) for unit in units) / sum(unit.numel for unit in units)
+            if any(unit.quantized or unit.wired for unit in units):
+                weight = sum(unit.wire_bytes(itemsize) for unit in units) / sum(unit.numel for unit in units)
                 sizes = replace(sizes, weight=weight)
             kinds.setdefault(sizes, []).append(layer.name)
     return tuple(

@@ -1,4 +1,4 @@
-"""Calls of native code (adam.c, embedding_grads.c, quant.c) on the threads of a pool."""
+"""Calls of native code (adam.c, embedding_grads.c, quant.c, fp8.c) on the threads of a pool."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -33,7 +33,13 @@ def finish(pool: Executor, calls: Sequence[Callable[[], object]]) -> None:
 
 
 def ended(begun: Sequence[Future[object]]) -> None:
-    """Waits for submitted calls, and raises the exception of one of them."""
-    wait(begun)  # waits for all, before an error frees the buffers
+    """Waits for submitted calls, and raises the exception of one of them.
+
+    A call may extend the list by calls that it submits; these are waited for as well.
+    """
+    waited = 0
+    while waited < len(begun):  # waits for all, before an error frees the buffers
+        waited = len(begun)
+        wait(begun[:waited])
     for call in begun:
         call.result()

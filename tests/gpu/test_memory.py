@@ -74,8 +74,7 @@ def tensors(spec, layer):
     for index in layer.units:
         unit = spec.units[index]
         params |= unit.views(torch.empty(unit.numel, dtype=DTYPE, device=DEVICE).normal_(std=0.02))
-        prepared = unit.prepared_bytes(DTYPE.itemsize, backward=True)
-        buffer = torch.empty(prepared, dtype=torch.uint8, device=DEVICE)
+        buffer = torch.empty(unit.fp8_bytes(columns=True), dtype=torch.uint8, device=DEVICE)
         for name, weight in unit.fp8_views(buffer, columns=True).items():
             weight.write(params[name])
             params[name] = weight

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from rptrain.engine.footprint import stage_parts
+from rptrain.engine.footprint import stage_bytes, stage_parts
 from rptrain.engine.meter import Measured
 from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze
@@ -131,7 +131,7 @@ def test_a_quantized_base_moves_less_and_its_device_holds_what_is_dequantized():
 
 
 def test_products_in_fp8_are_planned_at_their_rate():
-    """By hand, of Llama-3.1-8B: twice the rate for the blocks alone, and codes with their transposes on the device."""
+    """By hand, of Llama-3.1-8B: twice the rate for the blocks alone, half the uploads, and transposed codes."""
     workload = Workload(4, 2048, 16, 16, torch.bfloat16, False)
     spec, machine = spec_of("llama-3.1-8b"), Machine(CARDS["rtx4090"], 1)
     plain, narrow = (make_plan(s, machine, workload, device_limit=24 * GIB) for s in (spec, with_fp8(spec)))
@@ -146,14 +146,22 @@ def test_products_in_fp8_are_planned_at_their_rate():
     saved = 4 * operations * (1 / 165e12 - 1 / 330e12) / MATMUL - moved / (TRAFFIC * 1008e9)
     block = [plan.costs[0].forward + plan.costs[0].backward for plan in (plain, narrow)]
     assert block[0] - block[1] == pytest.approx(saved, rel=1e-6)
-    assert narrow.costs[-1] == plain.costs[-1] and narrow.costs[0].params == plain.costs[0].params
-    assert narrow.costs[0].prepared == 2 * matrices + 4 * rows
+    assert narrow.costs[-1] == plain.costs[-1]
+    assert narrow.costs[0].params == matrices + 4 * rows + 2 * 2 * 4096  # and two norms
+    assert narrow.costs[0].params < 0.501 * plain.costs[0].params
+    assert narrow.costs[0].prepared == matrices
+    assert narrow.store_bytes - plain.store_bytes == pytest.approx(32 * (matrices + 4 * rows), rel=1e-4)
     assert narrow.estimate.period < 0.7 * plain.estimate.period
+    uploads = [
+        sum(stage_bytes(s, stage, torch.bfloat16) for stage in plain.plan.stages) for s in (spec, with_fp8(spec))
+    ]
+    assert uploads[1] <= 0.55 * uploads[0]
     frozen = with_lora(spec, LoRA(r=8))
     plain, narrow = (layer_costs(s, workload, machine, None)[0] for s in (frozen, with_fp8(frozen)))
     moved = tokens * (2 * (2 * 4096 + 3 * 4096 + 3 * 14336) + 3 * rows)  # norms write codes beside their output
     saved = 3 * operations * (1 / 165e12 - 1 / 330e12) / MATMUL - moved / (TRAFFIC * 1008e9)
     assert plain.forward + plain.backward - narrow.forward - narrow.backward == pytest.approx(saved, rel=1e-6)
+    assert narrow.params == plain.params and narrow.prepared == 2 * matrices + 4 * rows  # a frozen base
     old = make_plan(with_fp8(spec), Machine(CARDS["rtx3090"], 1), workload, device_limit=24 * GIB)
     assert old.estimate.period > whole.estimate.period
 

@@ -3,7 +3,7 @@
 import ctypes
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NotRequired, Self, TypedDict, Unpack
@@ -110,10 +110,13 @@ class CpuAdam:
         """Writes the updated parameter `source` to `target`, which may be the same. Updates states in place."""
         finish(self.pool, self._calls(part))
 
-    def begin(self, parts: Sequence[UpdateArgs], then: Callable[[], object]) -> Sequence[Future[object]]:
+    def begin(
+        self, parts: Sequence[UpdateArgs], then: Callable[[], object], after: Sequence[Callable[[], object]] = ()
+    ) -> Sequence[Future[object]]:
         """Submits several parts to the threads; the thread that finishes last calls `then`.
 
-        More parts may be submitted meanwhile. Pass the result to `ended`; the tensors must live until then.
+        Once all parts are updated, the threads make the calls in `after`, before `then`. More parts may be submitted
+        meanwhile. Pass the result to `ended`; the tensors must live until then.
         """
         calls = [self._calls(part) for part in parts]
         if self.native:  # a thread visits all parts and takes what is left of each
@@ -121,15 +124,23 @@ class CpuAdam:
             works = [shared] * max(len(takers) for takers in calls)
         else:
             works = [[call] for takers in calls for call in takers]
-        left = deque(range(len(works)))
+        begun: list[Future[object]] = []
 
-        def work(calls: Sequence[Callable[[], object]]) -> None:
-            for call in calls:
-                call()
-            if left.pop() == 0:
-                then()
+        def submit(works: Sequence[Iterable[Callable[[], object]]], then: Callable[[], object]) -> None:
+            left = deque(range(len(works)))
 
-        return [self.pool.submit(work, calls) for calls in works]
+            def work(calls: Iterable[Callable[[], object]]) -> None:
+                for call in calls:
+                    call()
+                if left.pop() == 0:
+                    then()
+
+            for calls in works:
+                begun.append(self.pool.submit(work, calls))
+
+        shares = [iter(after)] * min(self.threads, len(after))  # of one iterator: a thread takes what is left
+        submit(works, partial(submit, shares, then) if after else then)
+        return begun
 
     def _calls(self, part: UpdateArgs) -> Sequence[Callable[[], object]]:
         """The calls that together update a part. Native code takes one call, for as many threads as are useful."""

@@ -390,6 +390,37 @@ def test_what_follows_parts_waits_for_the_last_of_the_threads(fallback, monkeypa
 
 
 @PATHS
+@pytest.mark.parametrize("count", [1, 7])
+def test_calls_after_parts_wait_for_all_of_them_and_come_before_what_follows(fallback, count, monkeypatch):
+    with make_adam(fallback) as optimizer:
+        release, done = threading.Event(), []
+
+        def call():
+            assert release.wait(PATIENCE)
+            done.append("part")
+
+        monkeypatch.setattr(optimizer, "_calls", lambda part: [call])
+        after = [lambda: done.append("after")] * count
+        begun = optimizer.begin([UpdateArgs(), UpdateArgs()], lambda: done.append("end"), after)
+        release.set()
+        ended(begun)
+        assert done == ["part"] * 2 + ["after"] * count + ["end"]
+
+
+@PATHS
+def test_nothing_follows_calls_of_which_one_failed_and_the_others_have_ended(fallback, monkeypatch):
+    with CpuAdam(BETAS, EPS, 2, force_fallback=fallback) as optimizer:
+        told, slow = [], threading.Event()
+        monkeypatch.setattr(optimizer, "_calls", lambda part: [lambda: None])
+        after = [lambda: 1 / 0, lambda: told.append(slow.wait(PATIENCE))]
+        threading.Timer(0.2, slow.set).start()
+        begun = optimizer.begin([UpdateArgs()], lambda: told.append("end"), after)
+        with pytest.raises(ZeroDivisionError):
+            ended(begun)
+        assert told == [True]
+
+
+@PATHS
 def test_nothing_follows_parts_of_which_one_failed(fallback, monkeypatch):
     with make_adam(fallback) as optimizer:
         told = []
