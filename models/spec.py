@@ -67,23 +67,41 @@ class Param:
         """Whether [E, in, out] is stored as [E, out, in], as in MXFP4 checkpoints."""
         return self.format is not None and any(part.mxfp4 for part in self.parts)
 
+    @property
+    def matrices(self) -> tuple[int, ...]:
+        """The sizes [N, K] of a matrix in memory, or [E, N, K] of those of experts."""
+        if self.transposed:
+            return self.shape[0], self.shape[2], self.shape[1]
+        if self.stack is None:
+            return self.shape
+        return self.stack.count, self.shape[0] // self.stack.count, *self.shape[1:]
+
+    @property
+    def by_input(self) -> bool:
+        """Whether the rows of these matrices are inputs, not outputs."""
+        return len(self.shape) == 3 and not self.transposed
+
     def nbytes(self, itemsize: int) -> int:
         """Bytes in its unit's flat buffer, padding included."""
         return _padded(self.numel) * itemsize if self.format is None else self.format.nbytes(self.numel)
 
     def fp8_bytes(self, *, columns: bool) -> int:
-        """Bytes of the parameter in FP8, padding included; `columns`: with its transposed codes."""
-        rows = self.shape[0]
-        return _padded((2 if columns else 1) * self.numel + 4 * rows)
+        """Bytes of the parameter in FP8, padding included; `columns`: with its transposed codes.
+
+        Those whose rows are inputs always have them: forward needs them.
+        """
+        rows = self.numel // self.matrices[-1]
+        return _padded((2 if columns or self.by_input else 1) * self.numel + 4 * rows)
 
     def fp8_view(self, buffer: Tensor, *, columns: bool) -> fp8.FP8Weight:
         """The parameter in FP8 as views of `fp8_bytes` bytes."""
-        rows, inputs = self.shape
-        scales = buffer[: 4 * rows].view(torch.float32)
-        codes = buffer[4 * rows :][: (2 if columns else 1) * self.numel].view(fp8.FP8).split(self.numel)
-        return fp8.FP8Weight(
-            fp8.Rows(codes[0].view(rows, inputs), scales), codes[1].view(inputs, rows) if columns else None
-        )
+        columns = columns or self.by_input
+        *outer, inner = self.matrices
+        at = 4 * self.numel // inner
+        codes = buffer[at:][: (2 if columns else 1) * self.numel].view(fp8.FP8).split(self.numel)
+        rows = fp8.Rows(codes[0].view(self.matrices), buffer[:at].view(torch.float32).view(outer))
+        turned = codes[1].view(*outer[:-1], inner, outer[-1]) if columns else None
+        return fp8.FP8Weight(rows, turned, self.by_input)
 
     def dequantized_view(self, flat: Tensor) -> Tensor:
         """The parameter, with its shape, as a view of its dequantized elements in the stored order."""

@@ -17,6 +17,7 @@ class Work:
     attention: float = 0.0  # operations of attention scores and their product with the values
     elementwise: Mapping[str, float] = field(default_factory=dict)  # bytes read and written on the device, by operation
     quantization: float = 0.0  # bytes read and written to quantize and transpose operands of products in FP8
+    grouped_fp8: float = 0.0  # operations with weights of experts in FP8, which `grouped` does not include
 
     @property
     def traffic(self) -> float:
@@ -25,7 +26,7 @@ class Work:
 
     @property
     def flops(self) -> float:
-        return self.matmul + self.fp8 + self.grouped + self.attention
+        return self.matmul + self.fp8 + self.grouped + self.grouped_fp8 + self.attention
 
     def without(self, other: "Work") -> "Work":
         """The work without the products of `other`, and without what is quantized for them."""
@@ -36,6 +37,7 @@ class Work:
             grouped=self.grouped - other.grouped,
             attention=self.attention - other.attention,
             quantization=self.quantization - other.quantization,
+            grouped_fp8=self.grouped_fp8 - other.grouped_fp8,
         )
 
     def __add__(self, other: "Work") -> "Work":
@@ -49,6 +51,7 @@ class Work:
                 for name in {**self.elementwise, **other.elementwise}
             },
             self.quantization + other.quantization,
+            self.grouped_fp8 + other.grouped_fp8,
         )
 
 

@@ -1,31 +1,39 @@
 """Blocks that multiply in FP8: which matrices, gradients close to exact ones, NaN, memory."""
 
+from math import prod
+
 import pytest
 import torch
 
-from rptrain.kernels import fp8
+from rptrain.kernels.fp8 import FP8Weight, quantize_rows
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import LoRA, with_lora
 from rptrain.models.fp8 import with_fp8
 from rptrain.models.registry import build
+from rptrain.models.weights.quantized import with_base
 from rptrain.utils.errors import UserError
+from tests.cases import long
 from tests.engine import plain
 
 from .test_layers import assert_memory_bounds
 
+MIXTURES = ("Qwen3MoeForCausalLM", "GptOssForCausalLM")
+SIZES = {"head_dim": 64, "hidden_size": 256, "intermediate_size": 320, "moe_intermediate_size": 320}
+
 
 def block(fresh, dtype=torch.float32, architecture="LlamaForCausalLM", **sizes):
     """A layer, its parameters as a device in FP8 prepares them, the exact ones, and gradient accumulators."""
-    model = fresh(architecture, dtype, **{"head_dim": 64, "hidden_size": 256, "intermediate_size": 320} | sizes)
+    model = fresh(architecture, dtype, **SIZES | sizes)
     spec = with_fp8(model.spec)
     layer = spec.layers[0]
     exact, g = model.of(layer, model.params), model.of(layer, model.grads)
     prepared = dict(exact)
     generator = torch.Generator().manual_seed(2)
-    for name in sorted(names(spec)):
+    marked = {param.name: param for index in layer.units for param in spec.units[index].params if param.in_fp8}
+    for name, param in sorted(marked.items()):
         exact[name].normal_(std=exact[name].shape[1] ** -0.5, generator=generator)
-        rows = fp8.quantize_rows(exact[name])
-        prepared[name] = fp8.FP8Weight(rows, fp8.transpose(rows.codes))
+        prepared[name] = param.fp8_view(torch.empty(param.fp8_bytes(columns=True), dtype=torch.uint8), columns=True)
+        prepared[name].write(exact[name])
     return layer, prepared, exact, g
 
 
@@ -34,10 +42,12 @@ def names(spec):
 
 
 def test_the_matrices_of_blocks_alone_are_multiplied_in_fp8():
-    dense, experts = {"qkv", "o", "gate_up", "down"}, {"qkv", "o"}
+    dense, experts = {"qkv", "o", "gate_up", "down"}, {"qkv", "o", "experts_gate_up", "experts_down"}
     assert names(with_fp8(build(plain.CONFIG))) == dense
     assert names(with_fp8(build(plain.config(tie_word_embeddings=True)))) == dense
-    assert names(with_fp8(build(plain.QWEN3_MOE))) == experts
+    for config in (plain.QWEN3_MOE | {"moe_intermediate_size": 16}, plain.GPT_OSS):
+        assert names(with_fp8(build(config))) == experts
+    assert names(with_fp8(build(plain.QWEN3_MOE))) == {"qkv", "o"}  # experts of 12 columns
     assert names(with_fp8(with_lora(build(plain.CONFIG), LoRA(r=16)))) == dense
     assert names(with_fp8(freeze(build(plain.CONFIG), ["*.mlp.*"]))) == dense
     assert names(with_fp8(build(plain.config(intermediate_size=40)))) == dense - {"down"}
@@ -45,10 +55,48 @@ def test_the_matrices_of_blocks_alone_are_multiplied_in_fp8():
         with_fp8(build(plain.config(hidden_size=24, head_dim=6)))
 
 
+def test_weights_of_experts_lie_as_they_are_stored():
+    """Scales belong to rows in memory; forward stages have transposed codes only where these rows are inputs."""
+    lora = with_lora(build(plain.GPT_OSS), LoRA(r=3))
+    kinds = {  # of gate_up: experts, inputs, outputs
+        "by output": (build(plain.QWEN3_MOE | {"moe_intermediate_size": 48}), (5, 96, 32), False),
+        "by input": (build(plain.GPT_OSS), (5, 32, 96), True),
+        "MXFP4": (with_base(lora, "mxfp4"), (5, 96, 32), False),
+    }
+    for spec, sizes, by_input in kinds.values():
+        params = [param for unit in with_fp8(spec).units for param in unit.params]
+        param = next(param for param in params if param.name == "experts_gate_up")
+        rows, numel = sizes[0] * sizes[1], prod(sizes)
+        for columns in (False, True):
+            taken = columns or by_input
+            assert param.fp8_bytes(columns=columns) == -(-(4 * rows + (1 + taken) * numel) // 128) * 128
+            w = param.fp8_view(torch.zeros(param.fp8_bytes(columns=columns), dtype=torch.uint8), columns=columns)
+            assert (w.columns is not None) == taken and w.by_input == by_input
+            assert w.rows.codes.shape == sizes and w.rows.scales.shape == sizes[:2]
+            values = torch.randn(numel, generator=torch.Generator().manual_seed(0))
+            w.write(param.dequantized_view(values) if param.transposed else values.view(param.shape))
+            expected = quantize_rows(values.view(rows, -1))
+            assert torch.equal(w.rows.codes.float().view(rows, -1), expected.codes.float())
+            assert torch.equal(w.rows.scales.flatten(), expected.scales)
+            assert w.columns is None or torch.equal(w.columns.float(), w.rows.codes.float().mT)
+
+
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_point_where_exact_ones_do(architecture, dtype, fresh, micro_batch):
+    assert_near_exact_gradients(*block(fresh, dtype, architecture), dtype, micro_batch)
+
+
+@pytest.mark.parametrize("architecture", MIXTURES)
+@pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
+def test_gradients_of_experts_point_where_exact_ones_do(architecture, dtype, fresh, micro_batch):
+    """With attention as it is: its rounding sends some tokens to other experts."""
     layer, p, exact, g = block(fresh, dtype, architecture)
+    assert isinstance(p["experts_gate_up"], FP8Weight) and isinstance(p["experts_down"], FP8Weight)
+    assert_near_exact_gradients(layer, p | {name: exact[name] for name in ("qkv", "o")}, exact, g, dtype, micro_batch)
+
+
+def assert_near_exact_gradients(layer, p, exact, g, dtype, micro_batch):
     torch.manual_seed(3)
     x, dy = (torch.randn(256, 256).to(dtype) for _ in range(2))
     mb = micro_batch(build(plain.config(head_dim=64)), [[64]] * 4, torch.randint(61, (256,)))
@@ -96,6 +144,29 @@ def test_bounds_of_memory_hold(dtype, sizes, fresh, micro_batch):
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
     )
+    x, dy = (torch.randn(512, hidden).to(dtype) for _ in range(2))
+    mb = micro_batch(build(plain.config(head_dim=64)), [[2]] * 256, torch.randint(61, (512,)))
+    assert_memory_bounds(layer, p, g, x, dy, mb)
+
+
+@pytest.mark.parametrize("architecture", MIXTURES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(64, 160, 5), (96, 32, 5), (64, 640, 5), long((64, 32, 16)), long((64, 48, 300))])
+def test_bounds_of_memory_of_experts_hold(architecture, dtype, sizes, fresh, micro_batch):
+    hidden, intermediate, experts = sizes
+    layer, p, _, g = block(
+        fresh,
+        dtype,
+        architecture,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        moe_intermediate_size=intermediate,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        num_experts=experts,
+        num_local_experts=experts,
+    )
+    torch.manual_seed(6)
     x, dy = (torch.randn(512, hidden).to(dtype) for _ in range(2))
     mb = micro_batch(build(plain.config(head_dim=64)), [[2]] * 256, torch.randint(61, (512,)))
     assert_memory_bounds(layer, p, g, x, dy, mb)
