@@ -191,11 +191,12 @@ class MoEBlock(AttentionBlock):
         weights = touched * sum(size * (1 if name in self.fp8 else itemsize) for name, size in matrices)
         routed = self.active * self.hidden
         rows = self.hidden + routed  # gathered or combined
+        gathered = rows / itemsize if self._gathers_codes else rows
         activation = self.active * self.intermediate
-        forward = {"router": self.experts, "gather": rows, "activation": 3 * activation}
+        forward = {"router": self.experts, "gather": gathered, "activation": 3 * activation}
         forward |= {"combination": rows, "sum": 3 * self.hidden}
         # the activation is computed again, and multiplied by the experts' weights together with its gradient
-        backward = {"router, backward": 2 * self.experts, "gather": 2 * rows, "activation": 3 * activation}
+        backward = {"router, backward": 2 * self.experts, "gather": rows + gathered, "activation": 3 * activation}
         backward |= {"weights, backward": 4 * activation, "activation, backward": 5 * activation}
         backward |= {"combination": rows, "norm and sum, backward": 4 * self.hidden}
         if self.biases:
@@ -229,11 +230,15 @@ class MoEBlock(AttentionBlock):
         return Work(grouped_fp8=2.0 * rows * inputs * outputs, quantization=moved)
 
     def _input_bytes(self, name: str, tokens: int, itemsize: int) -> int:
-        """Bytes read and written to quantize a product's input; rows are gathered as codes where they are by token."""
-        by_token = name == "experts_gate_up" and not self.biases and not self._expert_adapters(name)
-        inputs = self.expert_sizes[name][0]
-        saved = (itemsize - 1) * (1 + self.active) if by_token else 0  # of the gathering, which counts wide elements
-        return tokens * inputs * ((1 if by_token else self.active) * (itemsize + 1) - saved)
+        """Bytes read and written to quantize a product's input."""
+        by_token = name == "experts_gate_up" and self._gathers_codes
+        return tokens * (1 if by_token else self.active) * self.expert_sizes[name][0] * (itemsize + 1)
+
+    @property
+    def _gathers_codes(self) -> bool:
+        """Whether tokens are quantized before their rows are gathered: see `_inputs`. GPT-OSS counts as without."""
+        name = "experts_gate_up"
+        return name in self.fp8 and not self.biases and not self._expert_adapters(name)
 
     def gradient_work(self, param: Param, tokens: int, itemsize: int) -> Work:
         """The gradient work of a parameter: each token reaches `active` experts; biases need no products."""

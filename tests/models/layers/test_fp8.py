@@ -1,5 +1,6 @@
 """Blocks that multiply in FP8: which matrices, gradients close to exact ones, NaN, memory."""
 
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -11,6 +12,8 @@ from rptrain.models.adapters.lora import LoRA, with_lora
 from rptrain.models.fp8 import with_fp8
 from rptrain.models.registry import build
 from rptrain.models.weights.quantized import with_base
+from rptrain.schedule.costs import Work
+from rptrain.schedule.machine import CARDS
 from rptrain.utils.errors import UserError
 from tests.cases import long
 from tests.engine import plain
@@ -111,6 +114,34 @@ def assert_near_exact_gradients(layer, p, exact, g, dtype, micro_batch):
     together = [torch.cat([t[name].double().flatten() for name in g]) for t in (g, sums)]
     assert cosine(*together) > 0.996
     assert cosine(*together) < 0.9999
+
+
+@pytest.mark.parametrize("architecture", MIXTURES)
+def test_work_of_experts_by_hand(architecture, fresh):
+    """10 tokens of 256 columns, 30 rows for experts of 320: gate_up has 640 outputs; attention has heads of 64."""
+    spec = with_fp8(fresh(architecture, **SIZES).spec)
+    layer = spec.layers[0]
+    exact = replace(layer, fp8=("qkv", "o"))
+    works, wide = layer.work(10, 5, 2), exact.work(10, 5, 2)
+    quantized, gathered = (10, 1) if architecture == "Qwen3MoeForCausalLM" else (30, 2)  # rows; bytes per element
+    for work, other in zip(works, wide, strict=True):
+        assert (work.grouped, work.grouped_fp8) == (0, other.grouped)
+        assert (work.flops, other.grouped_fp8) == (other.flops, 0) and work.fp8 == other.fp8
+        weights = 5 * 256 * 320 * 3
+        assert other.traffic - work.traffic == weights + (2 - gathered) * (10 + 30) * 256
+    inputs = 3 * (quantized * 256 + 30 * 320)  # 2 bytes are read, 1 is written
+    assert works[0].quantization - wide[0].quantization == inputs
+    transposed, outputs = 2 * 30 * (256 + 320), 30 * (640 + 256)
+    assert works[1].quantization - wide[1].quantization == inputs + transposed + (3 + 5) * outputs
+    params = {param.name: param for unit in layer.units for param in spec.units[unit].params}
+    parts = [layer.gradient_work(params[name], 10, 2) for name in ("experts_gate_up", "experts_down")]
+    assert sum(part.grouped_fp8 for part in parts) == works[0].grouped_fp8
+    assert sum(part.quantization for part in parts) == inputs + transposed + 5 * outputs
+    for name in ("router", "post_norm"):
+        assert not layer.gradient_work(params[name], 10, 2).grouped_fp8
+    card = CARDS["rtx4090"]
+    seconds = [card.seconds(Work(**{kind: 1e15})) for kind in ("grouped", "grouped_fp8", "matmul", "fp8")]
+    assert seconds[0] == pytest.approx(2 * seconds[1]) and seconds[2] == pytest.approx(2 * seconds[3])
 
 
 def widened(mb):
