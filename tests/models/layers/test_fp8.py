@@ -1,5 +1,7 @@
 """Blocks that multiply in FP8: which matrices, gradients close to exact ones, NaN, memory."""
 
+import sys
+from collections import defaultdict
 from dataclasses import replace
 from math import prod
 
@@ -18,7 +20,7 @@ from rptrain.utils.errors import UserError
 from tests.cases import long
 from tests.engine import plain
 
-from .test_layers import assert_memory_bounds
+from .test_layers import LiveBytes, assert_memory_bounds
 
 MIXTURES = ("Qwen3MoeForCausalLM", "GptOssForCausalLM")
 SIZES = {"head_dim": 64, "hidden_size": 256, "intermediate_size": 320, "moe_intermediate_size": 320}
@@ -201,3 +203,39 @@ def test_bounds_of_memory_of_experts_hold(architecture, dtype, sizes, fresh, mic
     x, dy = (torch.randn(512, hidden).to(dtype) for _ in range(2))
     mb = micro_batch(build(plain.config(head_dim=64)), [[2]] * 256, torch.randint(61, (512,)))
     assert_memory_bounds(layer, p, g, x, dy, mb)
+
+
+@pytest.mark.parametrize("architecture", MIXTURES)
+@pytest.mark.parametrize("sizes", [(96, 96, 32, 4, 512), (128, 48, 128, 8, 512), (64, 256, 32, 4, 64)])
+def test_bounds_of_memory_of_experts_hold_with_fused_kernels(architecture, sizes, fresh, micro_batch, monkeypatch):
+    """In the backward of the MLP, with kernels that compute nothing: what they are given takes the memory."""
+    jit = pytest.importorskip("triton.runtime.jit")
+    hidden, intermediate, experts, active, tokens = sizes
+    layer, p, _, g = block(
+        fresh,
+        torch.bfloat16,
+        architecture,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        moe_intermediate_size=intermediate,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        num_experts=experts,
+        num_local_experts=experts,
+        num_experts_per_tok=active,
+    )
+    torch.manual_seed(6)
+    x, dy = (torch.randn(tokens, hidden).to(torch.bfloat16) for _ in range(2))
+    mb = micro_batch(build(plain.config(head_dim=64)), [[2]] * (tokens // 2), torch.randint(61, (tokens,)))
+    saved = layer.recompute(p, x, mb)[1]
+    for module in (module for name, module in list(sys.modules.items()) if name.startswith("rptrain.kernels.")):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, jit.KernelInterface):
+                monkeypatch.setattr(module, name, defaultdict(lambda: lambda *args, **options: None))
+        for name in ("fused", "_on_gpu"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, lambda *tensors: True)
+    with LiveBytes() as live:
+        layer.mlp_backward(p, g, saved, dy, mb)
+    bound = layer.workspace_bytes(tokens, 2, fused=True) - dy.nbytes
+    assert live.peak <= bound <= 1.25 * live.peak
