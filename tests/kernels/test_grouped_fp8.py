@@ -51,9 +51,10 @@ def weight(experts: int, inner: int, outer: int, device: str, by_input: bool) ->
 
 
 def near(ours: Tensor, exact: Tensor) -> None:
-    """Within rounding of float32 sums, and of the result where that is narrower."""
+    """Within rounding of the sums, which GPUs make in fewer bits for 128 terms, and of a narrower result."""
+    unit = 1e-5 if ours.device.type == "cpu" else 3e-4
     last = torch.finfo(ours.dtype).eps if ours.dtype != torch.float32 else 0
-    assert ((ours - exact).abs() <= last * exact.abs() + 1e-5 * exact.abs().max()).all()
+    assert ((ours - exact).abs() <= last * exact.abs() + unit * exact.abs().max()).all()
 
 
 @pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
