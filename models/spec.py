@@ -67,26 +67,45 @@ class Param:
         """Whether [E, in, out] is stored as [E, out, in], as in MXFP4 checkpoints."""
         return self.format is not None and any(part.mxfp4 for part in self.parts)
 
+    @property
+    def matrices(self) -> tuple[int, ...]:
+        """The sizes [N, K] of a matrix in memory, or [E, N, K] of those of experts."""
+        if self.transposed:
+            return self.shape[0], self.shape[2], self.shape[1]
+        if self.stack is None:
+            return self.shape
+        return self.stack.count, self.shape[0] // self.stack.count, *self.shape[1:]
+
+    @property
+    def by_input(self) -> bool:
+        """Whether the rows of these matrices are inputs, not outputs."""
+        return len(self.shape) == 3 and not self.transposed
+
     def nbytes(self, itemsize: int) -> int:
         """Bytes in its unit's flat buffer, padding included."""
         return _padded(self.numel) * itemsize if self.format is None else self.format.nbytes(self.numel)
 
     def fp8_bytes(self, *, columns: bool) -> int:
         """Bytes of the parameter in FP8, padding included; `columns`: with its transposed codes."""
-        rows = self.numel // self.shape[-1]
+        rows = self.numel // self.matrices[-1]
         return _padded((2 if columns else 1) * self.numel + 4 * rows)
 
     def fp8_view(self, buffer: Tensor, *, columns: bool) -> fp8.FP8Weight:
         """The parameter in FP8 as views of `fp8_bytes` bytes."""
-        rows, inputs = self.shape
-        scales = buffer[: 4 * rows].view(torch.float32)
-        codes = buffer[4 * rows :][: self.numel].view(fp8.FP8).view(rows, inputs)
-        transposed = self.columns_view(buffer[4 * rows + self.numel :]) if columns else None
-        return fp8.FP8Weight(fp8.Rows(codes, scales), transposed)
+        *outer, inner = self.matrices
+        at = 4 * self.numel // inner
+        codes = buffer[at:][: self.numel].view(fp8.FP8).view(self.matrices)
+        transposed = self.columns_view(buffer[at + self.numel :]) if columns else None
+        return fp8.FP8Weight(fp8.Rows(codes, buffer[:at].view(torch.float32).view(outer)), transposed, self.by_input)
 
     def columns_view(self, buffer: Tensor) -> Tensor:
         """The transposed codes as a view of a byte for each."""
-        return buffer[: self.numel].view(fp8.FP8).view(*self.shape[:-2], self.shape[-1], self.shape[-2])
+        *experts, rows, inner = self.matrices
+        return buffer[: self.numel].view(fp8.FP8).view(*experts, inner, rows)
+
+    def reads_columns(self, *, backward: bool) -> bool:
+        """Whether a stage reads the transposed codes: for the input's gradient, and forward if rows are inputs."""
+        return backward or self.by_input
 
     def dequantized_view(self, flat: Tensor) -> Tensor:
         """The parameter, with its shape, as a view of its dequantized elements in the stored order."""
@@ -156,27 +175,27 @@ class Unit:
         From the wire format these are transposed codes alone.
         """
         if self.wired:
-            return sum(_padded(param.numel) for param in self.in_fp8) if backward else 0
-        return self.dequantized_numel * itemsize + self.fp8_bytes(columns=backward)
+            return sum(_padded(p.numel) for p in self.in_fp8 if p.reads_columns(backward=backward))
+        return self.dequantized_numel * itemsize + sum(
+            param.fp8_bytes(columns=param.reads_columns(backward=backward)) for param in self.in_fp8
+        )
 
-    def fp8_bytes(self, *, columns: bool) -> int:
-        """Bytes of the parameters in FP8; `columns`: with their transposed codes."""
-        return sum(param.fp8_bytes(columns=columns) for param in self.in_fp8)
-
-    def fp8_views(self, buffer: Tensor, *, columns: bool) -> dict[str, fp8.FP8Weight]:
-        """The parameters in FP8 as views of `fp8_bytes` bytes."""
+    def fp8_views(self, buffer: Tensor, *, backward: bool) -> dict[str, fp8.FP8Weight]:
+        """The parameters in FP8 as views of the bytes that `prepared_bytes` counts for them."""
         views, at = dict[str, fp8.FP8Weight](), 0
         for param in self.in_fp8:
+            columns = param.reads_columns(backward=backward)
             views[param.name] = param.fp8_view(buffer[at:], columns=columns)
             at += param.fp8_bytes(columns=columns)
         return views
 
-    def columns_views(self, buffer: Tensor) -> dict[str, Tensor]:
-        """The transposed codes of the parameters in FP8 as views of the bytes that `prepared_bytes` counts."""
+    def columns_views(self, buffer: Tensor, *, backward: bool) -> dict[str, Tensor]:
+        """The transposed codes that a stage reads, as views of the bytes that `prepared_bytes` counts."""
         views, at = dict[str, Tensor](), 0
         for param in self.in_fp8:
-            views[param.name] = param.columns_view(buffer[at:])
-            at += _padded(param.numel)
+            if param.reads_columns(backward=backward):
+                views[param.name] = param.columns_view(buffer[at:])
+                at += _padded(param.numel)
         return views
 
     def wire_bytes(self, itemsize: int) -> int:

@@ -65,7 +65,7 @@ class BlockShape(ABC):
         """
         heads, kv_heads = self._widths
         inside_products = max((adapters.workspace(tokens, itemsize) for adapters in self.adapters), default=0)
-        inside_products += self._fp8_workspace(tokens, fused=fused)
+        inside_products += self._fp8_workspace(tokens, itemsize, fused=fused)
         mlp, mlp_inside = self.mlp_workspace(itemsize)
         if fused:  # the gradients of the block's output and, behind the MLP, of its middle; attention's sums of rows
             attention = itemsize * (2 * self.hidden + max(2 * heads + 2 * kv_heads, 2 * self.hidden)) + 8 * self.heads
@@ -164,9 +164,10 @@ class BlockShape(ABC):
         of_input = {"down": itemsize + 1}.get(name, 2)
         return of_output * outputs + of_input * inputs
 
-    def _fp8_workspace(self, tokens: int, *, fused: bool) -> int:
+    def _fp8_workspace(self, tokens: int, itemsize: int, *, fused: bool) -> int:
         """Bytes that products in FP8 need at once; with DoRA also for the norms of rows."""
-        products = [product_workspace(tokens, *self.product_sizes[name], fused=fused) for name in self.fp8]
+        sizes = (self.product_sizes[name] for name in self.fp8 if name in self.product_sizes)
+        products = [product_workspace(tokens, *each, fused=fused) for each in sizes]
         norms = [a.dequantized_bytes for a in self.adapters if isinstance(a, Adapters) and a.name in self.fp8]
         return max(products, default=0) + max(norms, default=0)
 

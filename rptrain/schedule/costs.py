@@ -18,6 +18,7 @@ class Work:
     elementwise: Mapping[str, float] = field(default_factory=dict)  # bytes read and written on the device, by operation
     # bytes read and written to quantize and transpose operands of products in FP8, less those that codes save
     quantization: float = 0.0
+    grouped_fp8: float = 0.0  # operations with weights of experts in FP8, which `grouped` does not include
 
     @property
     def traffic(self) -> float:
@@ -26,7 +27,7 @@ class Work:
 
     @property
     def flops(self) -> float:
-        return self.matmul + self.fp8 + self.grouped + self.attention
+        return self.matmul + self.fp8 + self.grouped + self.grouped_fp8 + self.attention
 
     def without(self, other: "Work") -> "Work":
         """The work without the products of `other`, and without what is quantized for them."""
@@ -37,6 +38,7 @@ class Work:
             grouped=self.grouped - other.grouped,
             attention=self.attention - other.attention,
             quantization=self.quantization - other.quantization,
+            grouped_fp8=self.grouped_fp8 - other.grouped_fp8,
         )
 
     def __add__(self, other: "Work") -> "Work":
@@ -50,6 +52,7 @@ class Work:
                 for name in {**self.elementwise, **other.elementwise}
             },
             self.quantization + other.quantization,
+            self.grouped_fp8 + other.grouped_fp8,
         )
 
 

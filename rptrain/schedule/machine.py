@@ -30,7 +30,7 @@ class Card:
         """The time of one pass over a layer."""
         rate, fp8 = self.tflops * 1e12, (self.fp8 or self.tflops) * 1e12
         products = (work.matmul / MATMUL + work.grouped / GROUPED + work.attention / ATTENTION) / rate
-        products += work.fp8 / (self.fp8_fraction * fp8)
+        products += (work.fp8 + work.grouped_fp8 * MATMUL / GROUPED) / (self.fp8_fraction * fp8)
         return max(products + (work.traffic + work.quantization) / (TRAFFIC * self.bandwidth), LAUNCH)
 
 

@@ -74,9 +74,10 @@ def tensors(spec, layer):
     for index in layer.units:
         unit = spec.units[index]
         params |= unit.views(torch.empty(unit.numel, dtype=DTYPE, device=DEVICE).normal_(std=0.02))
-        buffer = torch.empty(unit.fp8_bytes(columns=True), dtype=torch.uint8, device=DEVICE)
-        for name, weight in unit.fp8_views(buffer, columns=True).items():
-            weight.write(params[name])
-            params[name] = weight
+        for param in unit.in_fp8:
+            buffer = torch.empty(param.fp8_bytes(columns=True), dtype=torch.uint8, device=DEVICE)
+            weight = param.fp8_view(buffer, columns=True)
+            weight.write(params[param.name])
+            params[param.name] = weight
         grads |= unit.views(torch.zeros(unit.numel, dtype=accumulate_dtype(DTYPE), device=DEVICE))
     return params, grads

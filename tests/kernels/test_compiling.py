@@ -14,7 +14,7 @@ import pytest
 from tests.kernels.compiling import ARCHITECTURES
 
 OPERATIONS = sorted(path.stem.removeprefix("variants_") for path in Path(__file__).parent.glob("variants_*.py"))
-FIRST = {"fp8": 89}  # the first architecture with the matrix units that an operation needs
+FIRST = {"fp8": 89, "grouped_fp8": 89}  # the first architecture with the matrix units that an operation needs
 pytest.importorskip("triton")
 
 Answer = tuple[list[str], list[dict[str, Any]]]

@@ -97,10 +97,9 @@ class ParamLayout(_Layout):
                 unit, buffer = self._spec.units[index], self._prepared.of(index, prepared)
                 if unit.wired:
                     plain, weights = unit.wire_views(self.of(index, slot), self._dtype)
-                    if self._stage.backward:
-                        columns = unit.columns_views(buffer)
-                        weights = {name: fp8.FP8Weight(w.rows, columns[name]) for name, w in weights.items()}
-                        from_wire += weights.values()
+                    columns = unit.columns_views(buffer, backward=self._stage.backward)
+                    weights |= {name: weights[name]._replace(columns=place) for name, place in columns.items()}
+                    from_wire += [weights[name] for name in columns]
                     params |= plain | weights
                     continue
                 plain, quantized = unit.held(self.of(index, slot), self._dtype)
@@ -108,7 +107,7 @@ class ParamLayout(_Layout):
                 places = unit.places(buffer[:wide].view(self._dtype))
                 stored = plain | {param.name: param.dequantized_view(places[param.name]) for param in unit.quantized}
                 narrow += [(held, places[name]) for name, held in quantized.items()]
-                fp8_views = unit.fp8_views(buffer[wide:], columns=self._stage.backward)
+                fp8_views = unit.fp8_views(buffer[wide:], backward=self._stage.backward)
                 in_fp8 += [(stored[name], weight) for name, weight in fp8_views.items()]
                 params |= stored | fp8_views
             bound.append(Bound(params, narrow, in_fp8, from_wire))
