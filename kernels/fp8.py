@@ -210,13 +210,12 @@ def product_workspace(tokens: int, inputs: int, outputs: int, *, fused: bool) ->
     """Upper bound of the bytes that the gradients of a product [tokens, inputs] to [tokens, outputs] need at once.
 
     For the input's gradient these are the codes of the input, and those of the output's gradient by rows and by
-    columns; then the codes of the input are transposed, and a library has its workspace. The reference operations also
-    upcast their operands.
+    columns; then the codes of the input are transposed. The reference operations also upcast their operands.
     """
     tokens = -(-tokens // ALIGNMENT) * ALIGNMENT
     scales = 8 * (tokens + inputs + outputs)
     if fused:
-        return scales + max(tokens * (inputs + 2 * outputs), tokens * (2 * inputs + outputs) + cublaslt.WORKSPACE)
+        return scales + max(tokens * (inputs + 2 * outputs), tokens * (2 * inputs + outputs))
     return scales + tokens * (2 * inputs + 2 * outputs) + 12 * tokens * (inputs + outputs) + 8 * inputs * outputs
 
 

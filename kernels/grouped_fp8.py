@@ -265,13 +265,13 @@ def _grouped_rows_kernel(
     x += row * STRIDE
     largest = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, SIZE, BLOCK):
-        largest = tl.maximum(largest, fp8._bits(fp8._part(x, factors, start, SIZE, BLOCK, True)))
-    exponent = fp8._exponent(tl.max(largest, 0))
+        largest = tl.maximum(largest, fp8.magnitude(fp8._part(x, factors, start, SIZE, BLOCK, True)))
+    exponent = fp8.scale_exponent(tl.max(largest, 0))
     for start in range(0, SIZE, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        code = fp8._encode(fp8._part(x, factors, start, SIZE, BLOCK, True), exponent)
+        code = fp8.encode(fp8._part(x, factors, start, SIZE, BLOCK, True), exponent)
         tl.store(codes + row * SIZE + columns, code, mask=columns < SIZE)
-    tl.store(scales + row, fp8._power(exponent))
+    tl.store(scales + row, fp8.power_of_two(exponent))
 
 
 @triton.jit
@@ -291,7 +291,7 @@ def _grouped_maxima_kernel(
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     values = _multiplied(x, factors, first + tl.arange(0, ROWS), columns, stop, SIZE, STRIDE)
     at = maxima + expert * SIZE + columns
-    tl.atomic_max(at, tl.max(fp8._bits(values), 0), mask=columns < SIZE, sem="relaxed")
+    tl.atomic_max(at, tl.max(fp8.magnitude(values), 0), mask=columns < SIZE, sem="relaxed")
 
 
 @triton.jit
@@ -304,12 +304,12 @@ def _grouped_codes_kernel(
         return
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     values = _multiplied(x, factors, first + tl.arange(0, ROWS), columns, stop, SIZE, STRIDE)
-    exponent = fp8._exponent(tl.load(maxima + expert * SIZE + columns, mask=columns < SIZE, other=0))
+    exponent = fp8.scale_exponent(tl.load(maxima + expert * SIZE + columns, mask=columns < SIZE, other=0))
     places = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = codes + columns.to(tl.int64)[:, None] * (blocks * ROWS) + places[None, :]
-    tl.store(at, tl.trans(fp8._encode(values, exponent[None, :])), mask=(columns < SIZE)[:, None])
+    tl.store(at, tl.trans(fp8.encode(values, exponent[None, :])), mask=(columns < SIZE)[:, None])
     if tl.program_id(0) == start:
-        tl.store(scales + expert * SIZE + columns, fp8._power(exponent), mask=columns < SIZE)
+        tl.store(scales + expert * SIZE + columns, fp8.power_of_two(exponent), mask=columns < SIZE)
 
 
 @triton.jit

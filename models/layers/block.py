@@ -132,7 +132,7 @@ class BlockShape(ABC):
             operations = 2.0 * tokens * inputs * outputs
             if name in self.fp8:
                 back = _row_bytes(outputs, itemsize) + self._gradient_bytes(name, itemsize)
-                forward += Work(fp8=operations, quantization=tokens * self._input_bytes(name, itemsize))
+                forward += Work(fp8=operations, quantization=tokens * self._quantizing_bytes(name, itemsize))
                 backward += Work(fp8=2 * operations, quantization=tokens * back)
             else:
                 forward, backward = forward + Work(matmul=operations), backward + Work(matmul=2 * operations)
@@ -142,7 +142,7 @@ class BlockShape(ABC):
         """Whether a product reads its input in FP8 alone; adapters read it in the model's type."""
         return name in self.fp8 and all(adapters.name != name for adapters in self.adapters)
 
-    def _input_bytes(self, name: str, itemsize: int) -> int:
+    def _quantizing_bytes(self, name: str, itemsize: int) -> int:
         """Bytes per token to quantize the input of a product, beyond what the operation that computes it moves.
 
         Norms and SwiGLU write codes in place of their output where nothing else reads it; norms also beside it.
