@@ -17,6 +17,7 @@ class Work:
     attention: float = 0.0  # operations of attention scores and their product with the values
     elementwise: Mapping[str, float] = field(default_factory=dict)  # bytes read and written on the device, by operation
     quantization: float = 0.0  # bytes read and written to quantize and transpose operands of products in FP8
+    half: float = 0.0  # operations with operands and sums in float16, which the other kinds do not include
 
     @property
     def traffic(self) -> float:
@@ -25,7 +26,7 @@ class Work:
 
     @property
     def flops(self) -> float:
-        return self.matmul + self.fp8 + self.grouped + self.attention
+        return self.matmul + self.fp8 + self.grouped + self.attention + self.half
 
     def without(self, other: "Work") -> "Work":
         """The work without the products of `other`, and without what is quantized for them."""
@@ -36,7 +37,12 @@ class Work:
             grouped=self.grouped - other.grouped,
             attention=self.attention - other.attention,
             quantization=self.quantization - other.quantization,
+            half=self.half - other.half,
         )
+
+    def in_half(self, kept: float = 0.0) -> "Work":
+        """The work with its dense products, except `kept` operations of them, summed in float16."""
+        return replace(self, matmul=kept, half=self.half + self.matmul - kept)
 
     def __add__(self, other: "Work") -> "Work":
         return Work(
@@ -49,6 +55,7 @@ class Work:
                 for name in {**self.elementwise, **other.elementwise}
             },
             self.quantization + other.quantization,
+            self.half + other.half,
         )
 
 
