@@ -198,8 +198,8 @@ def plan(
 ) -> None:
     """Show the plan of a config, the memory it needs, and what to change if it does not fit.
 
-    Reads no weights, and the data only with --show-data. With --gpus, --card, --vram, --pcie, --host or --tflops it
-    plans for a hypothetical machine. Exits with status 2 if the run does not fit.
+    Reads no weights, and the data only with --show-data. With --gpus, --card, --vram, --pcie, --host or a rate
+    (--tflops, …) it plans for a hypothetical machine. Exits with status 2 if the run does not fit.
     """
     with exit_codes():
         from rptrain.runs.outputs import Output, check

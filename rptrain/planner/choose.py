@@ -16,7 +16,7 @@ from rptrain.engine.optim.traffic import update_bytes
 from rptrain.engine.store import ModelStore, accumulate_dtype
 from rptrain.engine.transfer.boundary import BoundaryBuffers
 from rptrain.kernels import launch
-from rptrain.models.spec import ModelShape
+from rptrain.models.spec import LayerShape, ModelShape
 from rptrain.schedule.costs import LayerCost, Work
 from rptrain.schedule.dispatch import Links
 from rptrain.schedule.estimate import Estimate, Setting
@@ -110,6 +110,21 @@ class RunPlan:
         return micro_batch * self.plan.micro_batches / self.plan.devices
 
 
+def layer_work(spec: ModelShape, layer: LayerShape, workload: Workload) -> tuple[Work, Work]:
+    """The work of a layer's forward and of its backward, without the recomputed forward, for a micro-batch."""
+    tokens, itemsize = workload.tokens, workload.dtype.itemsize
+    units = [spec.units[unit] for unit in layer.units]
+    ahead, back = layer.work(tokens, workload.length, itemsize)
+    for param in (param for unit in units if not unit.trainable for param in unit.params):
+        back = back.without(layer.gradient_work(param, tokens, itemsize))
+    if workload.half_sums:  # except in gradients of weights, whose sums are in float32
+        params = (param for unit in units if unit.trainable for param in unit.params)
+        ahead = ahead.in_half()
+        back = back.in_half(sum(layer.gradient_work(param, tokens, itemsize).matmul for param in params))
+    trained, wide = sum(unit.numel for unit in units if unit.trainable), accumulate_dtype(workload.dtype).itemsize
+    return ahead, back + Work(elementwise={"gradient accumulators": 2 * trained * wide})  # bytes read and written
+
+
 def layer_costs(
     spec: ModelShape, workload: Workload, machine: Machine, measured: Measured | None
 ) -> tuple[LayerCost, ...]:
@@ -117,8 +132,7 @@ def layer_costs(
 
     The embedding's update counts towards the first layer, which waits for it.
     """
-    itemsize, accumulate = workload.dtype.itemsize, accumulate_dtype(workload.dtype)
-    wide = accumulate.itemsize
+    itemsize, wide = workload.dtype.itemsize, accumulate_dtype(workload.dtype).itemsize
     grad = wide if workload.shapes.wide_grad else itemsize
     pace = machine.update_seconds(1, workload.update_bytes)
     if measured is not None and measured.update:
@@ -128,15 +142,7 @@ def layer_costs(
     for index, layer in enumerate(spec.stack):
         units = [spec.units[unit] for unit in layer.units]
         trained = sum(unit.numel for unit in units if unit.trainable)
-        ahead, back = layer.work(workload.tokens, workload.length, itemsize)
-        for param in (param for unit in units if not unit.trainable for param in unit.params):
-            back = back.without(layer.gradient_work(param, workload.tokens, itemsize))
-        if workload.half_sums:  # except in gradients of weights, whose sums are in float32
-            params = (param for unit in units if unit.trainable for param in unit.params)
-            kept = sum(layer.gradient_work(param, workload.tokens, itemsize).matmul for param in params)
-            ahead, back = ahead.in_half(), back.in_half(kept)
-        sums = Work(elementwise={"gradient accumulators": 2 * trained * wide})  # bytes read and written
-        forward, backward = machine.card.seconds(ahead), machine.card.seconds(back + sums)
+        forward, backward = map(machine.card.seconds, layer_work(spec, layer, workload))
         if measured is not None:
             forward, backward = measured.forward[index] or forward, measured.backward[index]
         new = {*spec.trained((*layer.units, 0) if index == 0 else layer.units)} - updated

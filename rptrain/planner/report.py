@@ -7,7 +7,7 @@ The JSON form is one object with these stable keys. Times are in seconds, sizes 
     model        path, architecture, parameters, layers (the head is one), base (lora.base, or null)
     machine      here, card, tflops (the peak in bfloat16), link (a GPU's, each way), devices (in use), gpus (false:
                  workers on the CPU), asked (devices available), rates (that products reach: bf16, fp16 and fp8 in 1e12
-                 operations per second, null without FP8; source: measured or estimated)
+                 operations per second, null without FP8; source; null for workers on the CPU)
     step         micro_batch_size, length, micro_batches, round_size, tokens, update
     plan         text (rptrain/schedule/plan.py reads it), stages (kind, first, last), seconds_per_step,
                  tokens_per_second, bubble, source; null without a plan
@@ -154,7 +154,7 @@ class PlanReport:
                 "devices": machine.devices,
                 "gpus": bool(self.hardware.gpus),
                 "asked": self.asked,
-                "rates": {**asdict(machine.card.rates), "source": machine.card.rates_source},
+                "rates": self._rates(),
             },
             "step": config.step_sizes(),
             "plan": plan,
@@ -164,6 +164,10 @@ class PlanReport:
             "memory": [place.to_dict() for place in self.memory.places],
             "advice": self.advice.to_dict(),
         }
+
+    def _rates(self) -> dict[str, Any] | None:
+        card = self.hardware.machine.card
+        return {**asdict(card.rates), "source": card.rates_source} if self.hardware.gpus else None
 
     def _types(self) -> dict[str, Any] | None:
         better = suggested(self.types)

@@ -61,12 +61,23 @@ class Card:
         fp8 = f", {self.fp8_share:.2f} in FP8" if self.peak.fp8 and self.fp8_share != MATMUL else ""
         return f"estimated: {MATMUL:.2f} of {of}{fp8}"
 
-    def seconds(self, work: Work) -> float:
-        """The time of one pass over a layer. Products of experts and attention reach fixed shares of `rates.bf16`."""
+    def times(self, work: Work) -> dict[str, float]:
+        """Seconds by kind of work. Products of experts and attention reach fixed shares of `rates.bf16`."""
         rates = self.rates
-        products = (work.matmul + work.grouped * MATMUL / GROUPED + work.attention * MATMUL / ATTENTION) / rates.bf16
-        products += work.half / rates.fp16 + work.fp8 / (rates.fp8 or rates.bf16)
-        return max(products / 1e12 + (work.traffic + work.quantization) / (TRAFFIC * self.bandwidth), LAUNCH)
+        bf16, bandwidth = 1e12 * rates.bf16, TRAFFIC * self.bandwidth
+        return {
+            "matmul": work.matmul / bf16,
+            "half": work.half / (1e12 * rates.fp16),
+            "fp8": work.fp8 / (1e12 * (rates.fp8 or rates.bf16)),
+            "grouped": work.grouped * MATMUL / GROUPED / bf16,
+            "attention": work.attention * MATMUL / ATTENTION / bf16,
+            "elementwise": work.traffic / bandwidth,
+            "quantization": work.quantization / bandwidth,
+        }
+
+    def seconds(self, work: Work) -> float:
+        """The time of one pass over a layer."""
+        return max(sum(self.times(work).values()), LAUNCH)
 
 
 CARDS = {

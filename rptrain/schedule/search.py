@@ -66,7 +66,7 @@ def search(
     it is also called with single stages.
 
     `near` makes the search short: only the best candidate is refined, by FEW evaluations. The stages in `near`, which
-    were found with other costs, are a candidate too.
+    were found with other costs, are a candidate too; the others have as many stages of one layer at the ends.
     """
     layers = len(costs)
     seen: dict[Cuts, tuple[float, float]] = {}
@@ -83,8 +83,13 @@ def search(
         return seen[cuts]
 
     kinds: dict[int, set[Cuts]] = defaultdict(set)
-    others = [] if near is None else [(0, Cuts.of(near))]
-    for ramp, cuts in (*others, *_candidates(costs, setting, fits)):
+    ramps = [0, setting.devices // 2, setting.devices - 1] if setting.lag == 0 and setting.devices > 1 else [0]
+    others = []
+    if near is not None:
+        own = Cuts.of(near)
+        ramps = [ramp for ramp in ramps if own.forward[:ramp] == tuple(range(1, ramp + 1))][-1:]
+        others.append((0, own))
+    for ramp, cuts in (*others, *_candidates(costs, setting, fits, ramps)):
         if value(cuts) is not never:
             kinds[ramp].add(cuts)
     if not kinds:
@@ -101,14 +106,15 @@ def search(
     return Found(stages, estimate(costs, stages, setting))
 
 
-def _candidates(costs: Sequence[LayerCost], setting: Setting, fits: Fits) -> Iterator[tuple[int, Cuts]]:
-    """Partitions, each with the number of its single-layer stages at both ends."""
+def _candidates(
+    costs: Sequence[LayerCost], setting: Setting, fits: Fits, ramps: Sequence[int]
+) -> Iterator[tuple[int, Cuts]]:
+    """Partitions, each with the number of its single-layer stages at both ends, one of `ramps`."""
     layers = len(costs)
     papers = partition(costs, setting.devices, setting.micro_batches, lambda stage: fits((stage,)))
     if papers is not None:
         yield 0, Cuts.of(papers)
     forward, backward = [cost.forward for cost in costs], [cost.backward for cost in costs]
-    ramps = [0, setting.devices // 2, setting.devices - 1] if setting.lag == 0 and setting.devices > 1 else [0]
     for fused in _steps(layers):
         body = layers - fused
         if not body:

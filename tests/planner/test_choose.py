@@ -159,7 +159,7 @@ def test_products_in_fp8_are_planned_at_their_rate():
 
 @pytest.mark.parametrize("frozen", [(), ("model.layers.*",)], ids=["full", "frozen"])
 def test_sums_in_float16_are_planned_at_their_rate(frozen):
-    """By hand, of Llama-3.1-8B: twice the rate for products, except for weights' gradients, whose sums are in float32."""
+    """By hand, of Llama-3.1-8B: twice the rate for products, but not for weights' gradients, summed in float32."""
     spec, machine = freeze(spec_of("llama-3.1-8b"), frozen), Machine(CARDS["rtx4090"], 1)
     workload = Workload(4, 2048, 16, 16, torch.float16, False)
     before, after = (layer_costs(spec, each, machine, None) for each in (workload, replace(workload, half_sums=True)))
