@@ -3,6 +3,7 @@
 import os
 import resource
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil, prod
 from pathlib import Path
@@ -129,12 +130,16 @@ class MemoryPlan:
 
 
 def plan_run(
-    config: Config, spec: ModelShape, hardware: Hardware, measured: Measured | None = None
+    config: Config,
+    spec: ModelShape,
+    hardware: Hardware,
+    measured: Measured | None = None,
+    near: Sequence[Stage] | None = None,
 ) -> tuple[RunPlan, MemoryPlan]:
     """The plan of a config without "auto", and the memory it needs.
 
-    A round with fewer micro-batches than devices uses fewer devices. Raises UserError if a single layer does not fit
-    on a GPU.
+    A round with fewer micro-batches than devices uses fewer devices. `near` makes the search short
+    (schedule/search.py). Raises UserError if a single layer does not fit on a GPU.
     """
     hardware = hardware.first(config.round_size)
     workload = Workload.of(config, hardware.machine.card)
@@ -150,6 +155,7 @@ def plan_run(
         limit_source=hardware.room_source,
         host_limit=room,
         measured=measured,
+        near=near,
     )
     workers = 0 if hardware.gpus else sum(worker_bytes(spec, run, workload.shapes))
     return run, _memory(config, spec, hardware, run.device, activations=run.boundary_bytes, workers=workers)

@@ -19,6 +19,7 @@ class Work:
     # bytes read and written to quantize and transpose operands of products in FP8, less those that codes save
     quantization: float = 0.0
     grouped_fp8: float = 0.0  # operations with weights of experts in FP8, which `grouped` does not include
+    half: float = 0.0  # operations with operands and sums in float16, which the other kinds do not include
 
     @property
     def traffic(self) -> float:
@@ -27,7 +28,8 @@ class Work:
 
     @property
     def flops(self) -> float:
-        return self.matmul + self.fp8 + self.grouped + self.grouped_fp8 + self.attention
+        products = self.matmul + self.fp8 + self.grouped + self.grouped_fp8 + self.half
+        return products + self.attention
 
     def without(self, other: "Work") -> "Work":
         """The work without the products of `other`, and without what is quantized for them."""
@@ -39,7 +41,12 @@ class Work:
             attention=self.attention - other.attention,
             quantization=self.quantization - other.quantization,
             grouped_fp8=self.grouped_fp8 - other.grouped_fp8,
+            half=self.half - other.half,
         )
+
+    def in_half(self, kept: float = 0.0) -> "Work":
+        """The work with its dense products, except `kept` operations of them, summed in float16."""
+        return replace(self, matmul=kept, half=self.half + self.matmul - kept)
 
     def __add__(self, other: "Work") -> "Work":
         return Work(
@@ -53,6 +60,7 @@ class Work:
             },
             self.quantization + other.quantization,
             self.grouped_fp8 + other.grouped_fp8,
+            self.half + other.half,
         )
 
 
