@@ -97,7 +97,7 @@ def bench(
                 store.dtype,
                 job.config.optim.moments,
                 wide_grad=store.wide_grad,
-                codes=fraction_of_codes(store.spec),
+                codes=fraction_of_codes(unit for unit in store.spec.units if unit.trainable),
             ),
             lanes=tuple(lanes(job.devices, spans, engine.readings)),
             updates=tuple(updates(engine.readings)),

@@ -16,7 +16,7 @@ from rptrain.engine.optim.traffic import fraction_of_codes, update_bytes
 from rptrain.engine.store import ModelStore, accumulate_dtype
 from rptrain.engine.transfer.boundary import BoundaryBuffers
 from rptrain.kernels import launch
-from rptrain.models.spec import LayerShape, ModelShape
+from rptrain.models.spec import LayerShape, ModelShape, Unit
 from rptrain.schedule.costs import LayerCost, Work
 from rptrain.schedule.dispatch import Links
 from rptrain.schedule.estimate import Estimate, Setting
@@ -73,9 +73,9 @@ class Workload:
     def shapes(self) -> Shapes:
         return Shapes(self.tokens, self.micro_batches, self.dtype, self.micro_batches > self.round_size, self.fused)
 
-    def update_bytes(self, spec: ModelShape) -> float:
-        """Bytes per trained parameter of a model that an update reads and writes."""
-        codes = fraction_of_codes(spec)
+    def update_bytes(self, unit: Unit) -> float:
+        """Bytes per parameter that the update of a trainable unit reads and writes."""
+        codes = fraction_of_codes([unit])
         return update_bytes(self.dtype, self.moments, wide_grad=self.shapes.wide_grad, codes=codes)
 
     def state_sizes(self, spec: ModelShape) -> dict[str, int]:
@@ -134,9 +134,13 @@ def layer_costs(
     """
     itemsize, wide = workload.dtype.itemsize, accumulate_dtype(workload.dtype).itemsize
     grad = wide if workload.shapes.wide_grad else itemsize
-    pace = machine.update_seconds(1, workload.update_bytes(spec))
+    updates = {
+        index: machine.update_seconds(spec.units[index].numel, workload.update_bytes(spec.units[index]))
+        for index in spec.trained(range(len(spec.units)))
+    }
     if measured is not None and measured.update:
-        pace = measured.update / sum(spec.units[unit].numel for unit in spec.trained(range(len(spec.units))))
+        numel = sum(spec.units[index].numel for index in updates)
+        updates = {index: measured.update * spec.units[index].numel / numel for index in updates}
     costs = []
     updated: set[int] = set()
     for index, layer in enumerate(spec.stack):
@@ -154,7 +158,7 @@ def layer_costs(
                 sum(unit.wire_bytes(itemsize) for unit in units),
                 trained * grad,
                 layer.kept_bytes(workload.tokens, itemsize),
-                pace * sum(spec.units[unit].numel for unit in new),
+                sum(updates[unit] for unit in new),
                 trained * wide,
                 sum(unit.prepared_bytes(itemsize, backward=True) for unit in units),
             )

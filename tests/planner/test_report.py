@@ -446,12 +446,13 @@ def test_measured_rates_are_named(monkeypatch):
         ["--card", "rtx3090"],
         ["model.dtype=float32"],
         ["model.path={folder}/odd"],
-        ["--gpus", "1", "--vram", "4000MiB", "model.path=mistral-7b", "train.micro_batch_size=1"],
+        ["--gpus", "1", "--vram", "2800MiB", "model.path=mistral-7b", "train.micro_batch_size=1", "lora.r=8"],
     ],
     ids=["card", "dtype", "sizes", "memory"],
 )
 def test_a_type_that_cannot_be_used_is_left_out(folder, arguments):
-    """The card has no FP8; its rate in float32 is unknown; no size is a multiple of 16; its codes do not fit."""
+    """The card has no FP8; its rate in float32 is unknown; no size is a multiple of 16; the codes of a frozen
+    base do not fit."""
     config = registry.read_config(registry.locate("qwen3-1.7b"))
     (folder / "odd").mkdir()
     sizes = {"hidden_size": 2044, "num_attention_heads": 7, "num_key_value_heads": 7, "head_dim": 2}

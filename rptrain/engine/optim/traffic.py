@@ -1,10 +1,12 @@
 """The memory traffic of an optimizer step, in one place for plans and measurements."""
 
+from collections.abc import Iterable
+
 import torch
 
 from rptrain.engine.optim.moments import Moments, bytes_each
 from rptrain.engine.store import REST, accumulate_dtype
-from rptrain.models.spec import ModelShape
+from rptrain.models.spec import Unit
 
 
 def update_bytes(dtype: torch.dtype, moments: Moments, *, wide_grad: bool = False, codes: float = 0.0) -> float:
@@ -25,8 +27,7 @@ def update_bytes(dtype: torch.dtype, moments: Moments, *, wide_grad: bool = Fals
     return grad + params + 2 * (rest + bytes_each(moments, wide)) + codes * (dtype.itemsize + 1)
 
 
-def fraction_of_codes(spec: ModelShape) -> float:
-    """The fraction of the trained parameters that devices read as FP8 codes."""
-    trained = [unit for unit in spec.units if unit.trainable]
-    codes = sum(param.numel for unit in trained for param in unit.in_fp8)
-    return codes / max(sum(param.numel for unit in trained for param in unit.params), 1)
+def fraction_of_codes(units: Iterable[Unit]) -> float:
+    """The fraction of the parameters of trainable units that devices read as FP8 codes."""
+    params = [param for unit in units for param in unit.params]
+    return sum(param.numel for param in params if param.in_fp8) / sum(param.numel for param in params)
