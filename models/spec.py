@@ -78,9 +78,9 @@ class Param:
 
     def fp8_view(self, buffer: Tensor, *, columns: bool) -> fp8.FP8Weight:
         """The parameter in FP8 as views of `fp8_bytes` bytes."""
-        rows, inputs = self.shape
-        scales = buffer[: 4 * rows].view(torch.float32)
-        codes = buffer[4 * rows :][: self.numel].view(fp8.FP8).view(rows, inputs)
+        rows = self.numel // self.shape[-1]
+        scales = buffer[: 4 * rows].view(torch.float32).view(self.shape[:-1])
+        codes = buffer[4 * rows :][: self.numel].view(fp8.FP8).view(self.shape)
         transposed = self.columns_view(buffer[4 * rows + self.numel :]) if columns else None
         return fp8.FP8Weight(fp8.Rows(codes, scales), transposed)
 
