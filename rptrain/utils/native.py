@@ -33,13 +33,7 @@ def finish(pool: Executor, calls: Sequence[Callable[[], object]]) -> None:
 
 
 def ended(begun: Sequence[Future[object]]) -> None:
-    """Waits for submitted calls, and raises the exception of one of them.
-
-    A call may extend the list by calls that it submits; these are waited for as well.
-    """
-    waited = 0
-    while waited < len(begun):  # waits for all, before an error frees the buffers
-        waited = len(begun)
-        wait(begun[:waited])
+    """Waits for submitted calls, and raises the exception of one of them."""
+    wait(begun)  # waits for all, before an error frees the buffers
     for call in begun:
         call.result()

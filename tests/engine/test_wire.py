@@ -28,7 +28,7 @@ PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=4 MR=4"
 CASES = {
     "full": {},
     "frozen": {"frozen": ("*.mlp.*", "model.layers.1.*")},
-    "lora": {"lora": LoRA(r=3, use_dora=True)},
+    "lora": {"lora": LoRA(r=3, target_modules=("q_proj",), modules_to_save=("down_proj",))},
 }
 DTYPES = pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
 
@@ -55,7 +55,9 @@ def assert_wire_is_of(state, generation, flat):
 
 @UPDATES
 @DTYPES
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(CASES["full"], id="full"), *(long(CASES[c], id=c) for c in ("frozen", "lora"))]
+)
 def test_the_bits_of_quantizing_on_the_device(on_the_device, asynchronous, dtype, case):
     options = {"asynchronous": asynchronous, "dtype": dtype, "rate": 1e-2, "fp8": True} | case
     batches = plain.make_batches(3)
@@ -67,8 +69,16 @@ def test_the_bits_of_quantizing_on_the_device(on_the_device, asynchronous, dtype
     )
 
 
-@UPDATES
-@pytest.mark.parametrize("slow", ["upload", "preparing", "optimizer", "writing"])
+@pytest.mark.parametrize(
+    ("slow", "asynchronous"),
+    [
+        ("writing", False),  # in async, nothing is read before the iteration after the next
+        ("upload", True),
+        *(long(slow, asynchronous) for slow in ("preparing", "optimizer") for asynchronous in (False, True)),
+        long("writing", True),
+        long("upload", False),
+    ],
+)
 def test_delays_change_nothing(asynchronous, slow, monkeypatch):
     """No codes are published before all are written, or written while a device reads them."""
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rptrain.engine.optim import moments
 from rptrain.utils import native
-from rptrain.utils.native import SUFFIXES, finish
+from rptrain.utils.native import SUFFIXES, ended, finish
 from rptrain.utils.parallel import cores
 
 CHUNK, LANES = 65536, 512  # as in adam.c
@@ -115,8 +115,9 @@ class CpuAdam:
     ) -> Sequence[Future[object]]:
         """Submits several parts to the threads; the thread that finishes last calls `then`.
 
-        Once all parts are updated, the threads make the calls in `after`, before `then`. More parts may be submitted
-        meanwhile. Pass the result to `ended`; the tensors must live until then.
+        More parts may be submitted meanwhile. Pass the result to `ended`; the tensors must live until then. With
+        `after`, it returns once all parts are updated; the threads then make these calls, before `then`, and before
+        they come to the next parts.
         """
         calls = [self._calls(part) for part in parts]
         if self.native:  # a thread visits all parts and takes what is left of each
@@ -124,23 +125,24 @@ class CpuAdam:
             works = [shared] * max(len(takers) for takers in calls)
         else:
             works = [[call] for takers in calls for call in takers]
-        begun: list[Future[object]] = []
+        if after:
+            ended(self._submit(works, lambda: None))
+            works = [iter(after)] * min(self.threads, len(after))  # of one iterator: a thread takes what is left
+        return self._submit(works, then)
 
-        def submit(works: Sequence[Iterable[Callable[[], object]]], then: Callable[[], object]) -> None:
-            left = deque(range(len(works)))
+    def _submit(
+        self, works: Sequence[Iterable[Callable[[], object]]], then: Callable[[], object]
+    ) -> Sequence[Future[object]]:
+        """Submits the calls of each thread; the thread that finishes last calls `then`."""
+        left = deque(range(len(works)))
 
-            def work(calls: Iterable[Callable[[], object]]) -> None:
-                for call in calls:
-                    call()
-                if left.pop() == 0:
-                    then()
+        def work(calls: Iterable[Callable[[], object]]) -> None:
+            for call in calls:
+                call()
+            if left.pop() == 0:
+                then()
 
-            for calls in works:
-                begun.append(self.pool.submit(work, calls))
-
-        shares = [iter(after)] * min(self.threads, len(after))  # of one iterator: a thread takes what is left
-        submit(works, partial(submit, shares, then) if after else then)
-        return begun
+        return [self.pool.submit(work, calls) for calls in works]
 
     def _calls(self, part: UpdateArgs) -> Sequence[Callable[[], object]]:
         """The calls that together update a part. Native code takes one call, for as many threads as are useful."""

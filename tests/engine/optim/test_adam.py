@@ -392,32 +392,31 @@ def test_what_follows_parts_waits_for_the_last_of_the_threads(fallback, monkeypa
 @PATHS
 @pytest.mark.parametrize("count", [1, 7])
 def test_calls_after_parts_wait_for_all_of_them_and_come_before_what_follows(fallback, count, monkeypatch):
-    with make_adam(fallback) as optimizer:
-        release, done = threading.Event(), []
+    with CpuAdam(BETAS, EPS, 3, force_fallback=fallback) as optimizer:
+        release, numbers, done = threading.Event(), itertools.count(), []
 
-        def call():
-            assert release.wait(PATIENCE)
-            done.append("part")
+        def call(name):
+            if next(numbers) in (0, 2):  # the first part, and the first call after them
+                assert release.wait(PATIENCE)
+            done.append(name)
 
-        monkeypatch.setattr(optimizer, "_calls", lambda part: [call])
-        after = [lambda: done.append("after")] * count
-        begun = optimizer.begin([UpdateArgs(), UpdateArgs()], lambda: done.append("end"), after)
-        release.set()
-        ended(begun)
+        monkeypatch.setattr(optimizer, "_calls", lambda part: [lambda: call("part")])
+        threading.Timer(0.1, release.set).start()
+        after = [lambda: call("after")] * count
+        ended(optimizer.begin([UpdateArgs(), UpdateArgs()], lambda: done.append("end"), after))
         assert done == ["part"] * 2 + ["after"] * count + ["end"]
 
 
 @PATHS
-def test_nothing_follows_calls_of_which_one_failed_and_the_others_have_ended(fallback, monkeypatch):
-    with CpuAdam(BETAS, EPS, 2, force_fallback=fallback) as optimizer:
-        told, slow = [], threading.Event()
-        monkeypatch.setattr(optimizer, "_calls", lambda part: [lambda: None])
-        after = [lambda: 1 / 0, lambda: told.append(slow.wait(PATIENCE))]
-        threading.Timer(0.2, slow.set).start()
-        begun = optimizer.begin([UpdateArgs()], lambda: told.append("end"), after)
+@pytest.mark.parametrize("failing", ["part", "after"])
+def test_nothing_follows_where_one_failed(fallback, failing, monkeypatch):
+    with make_adam(fallback) as optimizer:
+        told = []
+        monkeypatch.setattr(optimizer, "_calls", lambda part: [lambda: 1 / (failing != "part")])
+        after = [lambda: told.append("after"), lambda: 1 / (failing != "after")]
         with pytest.raises(ZeroDivisionError):
-            ended(begun)
-        assert told == [True]
+            ended(optimizer.begin([UpdateArgs()], lambda: told.append("end"), after))
+        assert told == ["after"] * (failing == "after")
 
 
 @PATHS
