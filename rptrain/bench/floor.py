@@ -235,14 +235,15 @@ def _attention(
     dout = torch.randn_like(q)
     sinks = torch.randn(block.heads, dtype=dtype, device=device) if with_sinks else None
     extras = {"window": block.window, "sinks": sinks}
+    half = {"half_sums": block.half_sums}
     back = {**extras, "grad_sinks": None if sinks is None else torch.zeros_like(sinks, dtype=wide(dtype))}
     found = []
     for name in _backends(dtype, device, block.head_size, block.window is None and not with_sinks):
-        out, saved = attn.attention(q, k, v, mb, name, **extras)
+        out, saved = attn.attention(q, k, v, mb, name, **extras, **half)
         found.append(
             _Operation(
                 f"attention ({name})",
-                lambda name=name: attn.attention(q, k, v, mb, name, **extras),
+                lambda name=name: attn.attention(q, k, v, mb, name, **extras, **half),
                 lambda out=out, saved=saved: attn.attention_backward(dout, q, k, v, out, saved, mb, **back),
             )
         )

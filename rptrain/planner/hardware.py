@@ -12,13 +12,14 @@ import torch
 
 from rptrain.config.schema import Engine
 from rptrain.engine.store import available_bytes
-from rptrain.schedule.machine import CPU, GB, Card, Machine, card_named
+from rptrain.schedule.machine import CARDS, CPU, GB, Card, Machine, card_named
 from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes
 
 MARGIN = 256 << 20  # bytes of a GPU that stay unused without a limit: displays, growth of other processes
 PROGRAM = 384 << 20  # bytes of a training process without everything planned, for hypothetical machines
 FP8_CAPABILITY = (8, 9)  # the least with FP8 matrix units
+GEFORCE = tuple(CARDS[key].name for key in ("rtx3090", "rtx4090", "rtx5090"))  # profiles of GeForce cards
 CONTEXT = 512 << 20  # bytes of a CUDA context on a hypothetical GPU
 # Growth of a process once it trains, measured with torch 2.13 on the CPU: modules that
 # `torch.use_deterministic_algorithms` imports. Stacks of threads and newly used code are less than the rounding of
@@ -189,6 +190,11 @@ def machine(devices: Sequence[str]) -> Machine:
     if card is None:  # a multiprocessor of recent cards reaches about 1 TFLOP/s
         card = Card(properties.name, properties.total_memory, properties.multi_processor_count, 1000 * GB, 25 * GB)
     return Machine(card, len(devices), host)
+
+
+def sums_at_half_rate(card: Card) -> bool:
+    """Whether products of 16-bit matrices with float32 sums run at half of the card's rate: GeForce cards do that."""
+    return card.name in GEFORCE or "geforce" in card.name.lower()
 
 
 def gpu_memory(devices: Sequence[str], vram_limit: int | None) -> tuple[Gpu, ...]:

@@ -15,6 +15,8 @@ class Work:
     fp8: float = 0.0  # operations of dense products with weights in FP8, which `matmul` does not include
     grouped: float = 0.0  # operations of products with the weights of experts
     attention: float = 0.0  # operations of attention scores and their product with the values
+    half: float = 0.0  # those of `matmul` that are summed in float16 (kernels/half.py)
+    half_attention: float = 0.0  # those of `attention` that are summed in float16
     elementwise: Mapping[str, float] = field(default_factory=dict)  # bytes read and written on the device, by operation
     quantization: float = 0.0  # bytes read and written to quantize and transpose operands of products in FP8
 
@@ -35,6 +37,8 @@ class Work:
             fp8=self.fp8 - other.fp8,
             grouped=self.grouped - other.grouped,
             attention=self.attention - other.attention,
+            half=self.half - other.half,
+            half_attention=self.half_attention - other.half_attention,
             quantization=self.quantization - other.quantization,
         )
 
@@ -44,6 +48,8 @@ class Work:
             self.fp8 + other.fp8,
             self.grouped + other.grouped,
             self.attention + other.attention,
+            self.half + other.half,
+            self.half_attention + other.half_attention,
             {
                 name: self.elementwise.get(name, 0.0) + other.elementwise.get(name, 0.0)
                 for name in {**self.elementwise, **other.elementwise}
