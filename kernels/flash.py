@@ -99,8 +99,8 @@ def backward_triton(
     """
     passes = passes or _passes(q_THC, half_sums)
     dq, dk, dv = into or (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q_THC, k_TKC, v_TKC))
-    operands, scales = _operands(q_THC, k_TKC, v_TKC, dout, passes=passes, half_sums=half_sums)
-    inputs, out = (*operands, lse), _readable(out, passes.tma)
+    (q, k, v, dout), scales = _operands(q_THC, k_TKC, v_TKC, dout, passes=passes, half_sums=half_sums)
+    inputs, out = (q, k, v, dout, lse), _readable(out, passes.tma)
     layout = positions, cu_seqlens, length, window
     delta, limits = dq_triton(dq, *inputs, out, *layout, sinks, grad_sinks, passes, scales)
     dkdv_triton(dk, dv, *inputs, delta, limits, length, passes, scales)

@@ -522,6 +522,13 @@ def test_the_exit_code_of_the_command():
     assert done.returncode == 2 and "does not fit" in done.stdout and not done.stderr
 
 
+@pytest.mark.parametrize(("card", "half_sums"), [("rtx4090", True), ("l40s", False)])
+def test_geforce_cards_are_planned_with_sums_in_float16(card, half_sums):
+    write("qwen3-1.7b")
+    found = report(resolve("c.toml", ["engine.fp8=true"]), MachineFlags(card=card))
+    assert {layer.half_sums for layer in found.spec.stack} == {half_sums}
+
+
 @pytest.mark.parametrize("preset", registry.presets())
 @pytest.mark.parametrize("card", [card if card == "rtx4090" else long(card) for card in CARDS])
 def test_every_preset_on_every_card(card, preset):
