@@ -47,8 +47,11 @@ NARROW = {
 }
 # For products summed in float16, whose sums are then added to float32 registers.
 HALF = {
-    "large": {64: NARROW["large"][64], 128: NARROW["large"][128]._replace(dkdv=Tiles(64, 64, 8, 2))},
-    "small": {64: NARROW["small"][64], 128: NARROW["small"][128]._replace(forward=Tiles(128, 32, 8, 2))},
+    "large": {64: NARROW["large"][64], 128: NARROW["large"][128]._replace(dkdv=Tiles(32, 64, 8, 2))},
+    "small": {
+        64: Passes(Tiles(128, 32, 8, 3), Tiles(128, 32, 8, 2), Tiles(32, 64, 8, 2)),
+        128: Passes(Tiles(128, 32, 8, 2), Tiles(64, 64, 8, 2), Tiles(32, 64, 8, 2)),
+    },
 }
 # Float32 has products without matrix units (tf32 is too coarse, three of it need more registers than there are).
 WIDE = {
