@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from rptrain.kernels import flash
-from rptrain.kernels.flash import backward_triton, forward_triton
+from rptrain.kernels.flash import Passes, Tiles, backward_triton, forward_triton
 from tests.cases import long
-from tests.kernels.exact import random
 from tests.kernels.test_flash import LONGER, SMALL, WIDER, accelerated, bf16, fp16, oracle, ours, tensors
 
 
@@ -131,13 +130,14 @@ def test_a_table_for_every_card() -> None:
 
 
 def test_no_sum_overflows(micro_batch, device) -> None:
-    """The largest sums there are: all operands alike, and 128 keys that share the probability."""
-    tokens = 160
+    """The largest sums there are: 128 keys that share the probability, and 128 queries that see one key alone."""
+    tokens = 130
     ones = torch.full((tokens, 1, 128), 1.99, dtype=bf16, device=device)
-    mb = micro_batch([[tokens]], device)
-    out, lse = forward_triton(ones, ones, ones, mb.positions, mb.length, half_sums=True)
-    dout = random(ones.shape, bf16, device).abs()
+    mb, passes = micro_batch([[tokens]], device), Passes(*[Tiles(128, 128, 8, 1)] * 3)
+    for k in (ones, torch.cat((ones[:1], -ones[1:]))):
+        out, lse = forward_triton(ones, k, ones, mb.positions, mb.length, passes=passes, half_sums=True)
+        assert torch.allclose(out.float(), ones.float(), rtol=2**-7)
     layout = mb.positions, mb.cu_seqlens, mb.length
-    grads = backward_triton(dout, ones, ones, ones, out, lse, *layout, half_sums=True)
-    assert all(x.isfinite().all() for x in (out, lse, *grads))
-    assert torch.allclose(out.float(), ones.float(), rtol=2**-7)
+    grads = backward_triton(ones, ones, k, ones, out, lse, *layout, passes=passes, half_sums=True)
+    assert all(x.isfinite().all() for x in grads)
+    assert torch.allclose(grads[2][0].float(), tokens * ones[0].float(), rtol=2**-7)
