@@ -69,9 +69,10 @@ class BlockShape(ABC):
         inside_products += self._fp8_workspace(tokens, fused=fused)
         mlp, mlp_inside = self.mlp_workspace(itemsize)
         if fused:  # the gradients of the block's output and, behind the MLP, of its middle; attention's sums of rows
-            attention = itemsize * (2 * self.hidden + max(2 * heads + 2 * kv_heads, 2 * self.hidden)) + 8 * self.heads
-            if self._in_half(itemsize):  # q, k, v and the gradient of attention's output
-                attention += Halves.bytes_per_token(2 * self.heads + 2 * self.kv_heads, self.head_size)
+            inside_attention = itemsize * (2 * heads + 2 * kv_heads)
+            if self._in_half(itemsize):  # copies of q, k, v and the gradient of attention's output
+                inside_attention += Halves.bytes_per_token(2 * self.heads + 2 * self.kv_heads, self.head_size)
+            attention = 2 * itemsize * self.hidden + max(inside_attention, 2 * itemsize * self.hidden) + 8 * self.heads
             return tokens * max(attention, itemsize * self.hidden + mlp) + inside_products
         # the gradients of the residual sum and of q, k and v, also turned back; or those on both sides of the norm
         attention = itemsize * (self.hidden + max(2 * heads + 3 * kv_heads, 2 * self.hidden))

@@ -28,7 +28,7 @@ def check(given, mb, window=None, passes=SMALL) -> None:
     [
         ([[1]], None, SMALL, bf16),
         ([[5, 1, 13], [19]], None, WIDER, fp16),
-        ([[30, 7]], 16, LONGER, bf16),
+        ([[20, 7]], 16, LONGER, bf16),
         long([[30, 7]], 16, LONGER, fp16),
         long([[5, 1, 19], [25]], None, WIDER, bf16),
     ],
@@ -37,9 +37,9 @@ def test_documents_and_windows(documents, window, passes, dtype, micro_batch, de
     check(tensors(documents, 2, 1, 16, dtype, device, sinks=True), micro_batch(documents, device), window, passes)
 
 
-@pytest.mark.parametrize("size", [long(1), long(24), long(64), 80, long(128)])
+@pytest.mark.parametrize("size", [long(1), long(24), long(64), long(80), 96, long(128)])
 def test_head_sizes_with_the_tiles_of_the_table(size, micro_batch, device) -> None:
-    documents = [[90, 60]]  # a block of keys has 64
+    documents = [[40, 30]]  # a block of keys has 32 or 64
     check(tensors(documents, 2, 1, size, bf16, device), micro_batch(documents, device), None, None)
 
 
@@ -56,7 +56,7 @@ def scaled(given, q=1.0, k=1.0, v=1.0, dout=1.0):
 @pytest.mark.parametrize(
     "factors",
     [
-        {"q": 1e4, "k": 1e-4, "v": 1e4, "dout": 1e4},
+        long({"q": 1e4, "k": 1e-4, "v": 1e4, "dout": 1e4}),
         {"q": 1e-20, "k": 1e20, "v": 1e20, "dout": 1e-25},
     ],
 )
@@ -85,7 +85,8 @@ def test_outliers_in_some_tokens_and_channels(micro_batch, device) -> None:
 @pytest.mark.parametrize(
     ("which", "value"),
     [
-        *(("v", value) for value in (float("nan"), float("inf"))),
+        ("v", float("nan")),
+        long("v", float("inf")),
         *(long(which, value) for which in ("q", "k", "dout") for value in (float("nan"), float("inf"))),
         *(long(which, 3e38) for which in ("q", "k", "v", "dout")),
     ],
@@ -107,12 +108,12 @@ def test_nan_and_infinity_stay(which, value, micro_batch, device) -> None:
 
 
 def test_equal_bits_every_time_and_into_views(micro_batch, device) -> None:
-    documents = [[13, 7]]
+    documents = [[7, 9]]
     mb = micro_batch(documents, device)
     q, k, v, dout, _ = given = tensors(documents, 4, 2, 16, bf16, device)
     first, again = (ours(given, mb, 9, SMALL, True) for _ in range(2))
     assert all(torch.equal(first[name], again[name]) for name in first)
-    whole = torch.full((20, 9, 16), float("nan"), dtype=bf16, device=device)
+    whole = torch.full((16, 9, 16), float("nan"), dtype=bf16, device=device)
     into = tuple(whole[:, :8].split([4, 2, 2], 1))
     apart = [q.transpose(0, 1).contiguous().transpose(0, 1), k.mT.contiguous().mT, v, dout.repeat(1, 1, 2)[:, :, :16]]
     layout = mb.positions, mb.cu_seqlens, mb.length, 9
