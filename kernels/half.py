@@ -2,9 +2,9 @@
 
 GeForce cards sum products of 16-bit matrices in float16 at twice the rate of float32. float16 has 5 bits of exponent,
 so operands are divided by powers of two, which is exact: by one for each row of an operand, or of its part that a sum
-covers. Neither operands nor sums then overflow, whatever the range of the values, and a value keeps its bits if it is
-not below 2^-17 of its row's largest. Scales follow from values alone, so the same inputs have the same bits. NaN and
-infinity pass through.
+covers. Neither operands nor sums then overflow, whatever the range of the values, and a bfloat16 value keeps its bits
+if it is not below 2^-17 of its row's largest. Scales follow from values alone, so the same inputs have the same bits.
+NaN and infinity pass through.
 """
 
 from typing import Any, NamedTuple
