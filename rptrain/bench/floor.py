@@ -17,11 +17,13 @@ from torch import Tensor
 from rptrain.bench import clock
 from rptrain.engine.meter import likeness
 from rptrain.kernels import attention as attn
-from rptrain.kernels import fp8, grouped_fp8
+from rptrain.kernels import fp8, grouped_fp8, half
 from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.grouped import grouped_mm, grouped_weight_grad
+from rptrain.kernels.launch import fused
 from rptrain.kernels.reference.dense import wide
 from rptrain.models.layers.block import BlockShape
+from rptrain.models.layers.mlp import Head
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import HeadLayer, Layer, ModelSpec, Param
 
@@ -168,7 +170,8 @@ def _products(
             w, x, y = (
                 torch.randn(shape, dtype=dtype, device=device) for shape in ((out, size), (tokens, size), (tokens, out))
             )
-            product = _product_fp8 if param.in_fp8 else _product
+            in_half = isinstance(layer, Head) and layer.half_sums and fused(x) and half.takes(x)
+            product = _product_fp8 if param.in_fp8 else _product_half if in_half else _product
             yield _Operation(f"{param.name} {size} x {out}", *product(w, x, y, unit.trainable))
 
 
@@ -181,6 +184,18 @@ def _product(w: Tensor, x: Tensor, y: Tensor, trained: bool) -> tuple[clock.Work
             torch.mm(y.t(), x, out=dw)
 
     return lambda: torch.mm(x, w.t(), out=y), backward
+
+
+def _product_half(w: Tensor, x: Tensor, y: Tensor, trained: bool) -> tuple[clock.Work, clock.Work]:
+    """Products summed in float16."""
+    dw, dx = torch.empty_like(w), torch.empty_like(x)
+
+    def backward() -> None:
+        half.product(dx, y, w.t())
+        if trained:
+            half.product(dw, y.t(), x.t())
+
+    return lambda: half.product(y, x, w), backward
 
 
 def _product_fp8(w: Tensor, x: Tensor, y: Tensor, trained: bool) -> tuple[clock.Work, clock.Work]:
@@ -267,14 +282,15 @@ def _attention(
     dout = torch.randn_like(q)
     sinks = torch.randn(block.heads, dtype=dtype, device=device) if with_sinks else None
     extras = {"window": block.window, "sinks": sinks}
+    half_sums = block.half_sums
     back = {**extras, "grad_sinks": None if sinks is None else torch.zeros_like(sinks, dtype=wide(dtype))}
     found = []
     for name in _backends(dtype, device, block.head_size, block.window is None and not with_sinks):
-        out, saved = attn.attention(q, k, v, mb, name, **extras)
+        out, saved = attn.attention(q, k, v, mb, name, **extras, half_sums=half_sums)
         found.append(
             _Operation(
                 f"attention ({name})",
-                lambda name=name: attn.attention(q, k, v, mb, name, **extras),
+                lambda name=name: attn.attention(q, k, v, mb, name, **extras, half_sums=half_sums),
                 lambda out=out, saved=saved: attn.attention_backward(dout, q, k, v, out, saved, mb, **back),
             )
         )

@@ -197,6 +197,11 @@ def machine(devices: Sequence[str]) -> Machine:
     return Machine(replace(card, measured=measured_rates(devices)), len(devices), host)
 
 
+def sums_at_half_rate(card: Card) -> bool:
+    """Whether products of 16-bit matrices with float32 sums run at half of the card's rate: GeForce cards do that."""
+    return card.peak.fp16 > 1.5 * card.peak.bf16 or "geforce" in card.name.lower()
+
+
 def gpu_memory(devices: Sequence[str], vram_limit: int | None) -> tuple[Gpu, ...]:
     """Each GPU's memory: the limit or the free memory, less the CUDA context. Empty for CPU workers.
 

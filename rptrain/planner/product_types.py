@@ -9,13 +9,13 @@ from rptrain.planner.advice import with_value
 from rptrain.planner.choose import RunPlan
 from rptrain.planner.hardware import Hardware, check_fp8
 from rptrain.planner.memory import plan_run
-from rptrain.planner.model import training_model
+from rptrain.planner.model import for_hardware, training_model
 from rptrain.utils.errors import UserError
 
 WORTH = 1.03  # times as fast at least, for a suggestion
 NAMES = {
     ("engine.fp8", False): "bfloat16",
-    ("engine.fp8", True): "FP8 in attention and dense MLPs",
+    ("engine.fp8", True): "FP8 in the blocks",
     ("engine.fp16_accumulation", False): "float16 with float32 sums",
     ("engine.fp16_accumulation", True): "float16 with float16 sums",
 }
@@ -75,7 +75,9 @@ def _plan(config: Config, hardware: Hardware, near: RunPlan) -> RunPlan | None:
     try:
         if config.engine.fp8 and hardware.here:
             check_fp8(hardware.names)
-        run, memory = plan_run(config, training_model(config)[1], hardware, near=near.plan.stages)
+        run, memory = plan_run(
+            config, for_hardware(training_model(config)[1], config, hardware), hardware, near=near.plan.stages
+        )
     except UserError:
         return None
     return run if memory.fits else None

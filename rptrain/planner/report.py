@@ -47,7 +47,7 @@ from rptrain.planner.disk import DiskReading, disk_reading
 from rptrain.planner.hardware import Hardware
 from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.memory import MemoryPlan, least_memory, plan_run, with_saved
-from rptrain.planner.model import find_files, training_model
+from rptrain.planner.model import find_files, for_hardware, training_model
 from rptrain.planner.product_types import ProductType, product_types, suggested
 from rptrain.planner.timings import Conditions, load
 from rptrain.runs.outputs import Output
@@ -180,6 +180,7 @@ def report(resolved: Resolved, flags: MachineFlags) -> PlanReport:
     config = resolved.config
     hardware = flags.machine(config)
     model_dir, spec = training_model(config)
+    spec = for_hardware(spec, config, hardware)
     files = find_files(config, model_dir, spec) if config.model.hold == "map" and hardware.here else None
     found = _unfinished(resolved) if hardware.here else None
     hardware = with_saved(hardware, found)

@@ -66,11 +66,11 @@ class Card:
         rates = self.rates
         bf16, fp8, bandwidth = 1e12 * rates.bf16, 1e12 * (rates.fp8 or rates.bf16), TRAFFIC * self.bandwidth
         return {
-            "matmul": work.matmul / bf16,
-            "half": work.half / (1e12 * rates.fp16),
+            "matmul": (work.matmul - work.half) / bf16,
+            "half": (work.half + work.half_attention * MATMUL / ATTENTION) / (1e12 * rates.fp16),
             "fp8": (work.fp8 + work.grouped_fp8 * MATMUL / GROUPED) / fp8,
             "grouped": work.grouped * MATMUL / GROUPED / bf16,
-            "attention": work.attention * MATMUL / ATTENTION / bf16,
+            "attention": (work.attention - work.half_attention) * MATMUL / ATTENTION / bf16,
             "elementwise": work.traffic / bandwidth,
             "quantization": work.quantization / bandwidth,
         }

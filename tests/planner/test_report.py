@@ -391,8 +391,8 @@ def test_fewer_micro_batches_than_devices_use_fewer():
 @pytest.mark.parametrize(
     ("arguments", "names", "suggested"),
     [
-        ([], ["bfloat16", "FP8 in attention and dense MLPs"], {"engine.fp8": True}),
-        (["engine.fp8=true"], ["FP8 in attention and dense MLPs", "bfloat16"], None),
+        ([], ["bfloat16", "FP8 in the blocks"], {"engine.fp8": True}),
+        (["engine.fp8=true"], ["FP8 in the blocks", "bfloat16"], None),
         (
             ["--card", "rtx3090", "model.dtype=float16"],
             ["float16 with float32 sums", "float16 with float16 sums"],
@@ -419,7 +419,7 @@ def test_the_other_type_of_products_is_estimated(arguments, names, suggested):
 def test_a_faster_type_is_suggested():
     text = " ".join(run(*SERVER).stdout.split())
     assert "Types of products (estimated) bfloat16, as in the config: 6" in text
-    assert re.search(r"FP8 in attention and dense MLPs: [78]\d,\d{3} tokens/s, 1\.[2-4]\d times as much", text)
+    assert re.search(r"FP8 in the blocks: [78]\d,\d{3} tokens/s, 1\.[2-4]\d times as much", text)
     assert "engine.fp8 = true would make this run faster." in text
     text = " ".join(run(*SERVER, "engine.fp8=true").stdout.split())
     assert "Products at 132 TFLOP/s, 264 in FP8, estimated" in text
@@ -609,6 +609,13 @@ def test_the_exit_code_of_the_command():
     line = [sys.executable, "-P", "-m", "rptrain", "plan", "--config", "c.toml", "--gpus", "2", "--host", "20GiB"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "does not fit" in done.stdout and not done.stderr
+
+
+@pytest.mark.parametrize(("card", "half_sums"), [("rtx4090", True), ("l40s", False)])
+def test_geforce_cards_are_planned_with_sums_in_float16(card, half_sums):
+    write("qwen3-1.7b")
+    found = report(resolve("c.toml", ["engine.fp8=true"]), MachineFlags(card=card))
+    assert {layer.half_sums for layer in found.spec.stack} == {half_sums}
 
 
 @pytest.mark.parametrize("preset", registry.presets())
