@@ -2,8 +2,9 @@
 
 python -m benchmarks.paper_plans [OUT.json, benchmarks/results/paper-plans.json] writes the plans and prints a table for
 docs/benchmarks.md. All speeds but the paper's are estimates of the planner at the assumed share of the card's peak; the
-paper measured float16 with float16 sums at 2,048 tokens per sequence. `device_seconds` says what the GPUs compute in a
-step: seconds by kind of work, of all GPUs together.
+paper measured float16 with float16 sums at 2,048 tokens per sequence. "FP8" includes float16 sums in attention and the
+head, which these cards take with engine.fp8; "FP8 blocks alone" leaves them out. `device_seconds` says what the GPUs
+compute in a step: seconds by kind of work, of all GPUs together.
 """
 
 import json
@@ -21,6 +22,7 @@ from rptrain.planner.report import PlanReport, report
 FOLDER = Path(__file__).parent
 CONFIG = FOLDER / "qwen3-1.7b.toml"
 MACHINE = MachineFlags(gpus=8, card="rtx4090")
+WITHOUT_HALF = MachineFlags(gpus=8, card="rtx4090", tflops_fp16=165)  # as if float16 sums gained nothing
 
 
 @dataclass(frozen=True)
@@ -41,19 +43,20 @@ MODELS = (
     Model("Qwen3-32B", "qwen3-32b", 128, 5516),
     Model("Qwen3-235B, LoRA (r = 32)", "qwen3-235b-a22b", 64, 1820, ("train.method=lora", "lora.r=32")),
 )
-TYPES = {  # by name: the settings that choose them
-    "bfloat16": (),
-    "float16 sums": ("model.dtype=float16", "engine.fp16_accumulation=true"),
-    "FP8": ("engine.fp8=true",),
+TYPES = {  # by name: the machine, and the settings that choose them
+    "bfloat16": (MACHINE, ()),
+    "float16 sums": (MACHINE, ("model.dtype=float16", "engine.fp16_accumulation=true")),
+    "FP8 blocks alone": (WITHOUT_HALF, ("engine.fp8=true",)),
+    "FP8": (MACHINE, ("engine.fp8=true",)),
 }
 
 
-def main(models: Sequence[Model], types: Mapping[str, Sequence[str]], out: Path) -> None:
+def main(models: Sequence[Model], types: Mapping[str, tuple[MachineFlags, Sequence[str]]], out: Path) -> None:
     plans = {}
     for model in models:
         plans[model.name] = {"sequences": model.sequences, "paper": model.paper, "types": {}}
-        for name, settings in types.items():
-            found = _plan(model, settings)
+        for name, (flags, settings) in types.items():
+            found = _plan(model, flags, settings)
             values = _values(found)
             values["relative"] = values["tokens_per_second"] / model.paper
             plans[model.name]["types"][name] = values
@@ -64,10 +67,10 @@ def main(models: Sequence[Model], types: Mapping[str, Sequence[str]], out: Path)
     print(table(plans, list(types)))
 
 
-def _plan(model: Model, settings: Sequence[str]) -> PlanReport:
+def _plan(model: Model, flags: MachineFlags, settings: Sequence[str]) -> PlanReport:
     """The plan with the fastest micro-batch size. Raises UserError if a setting is not possible."""
     given = (f"model.path={model.preset}", f"train.global_batch_size={model.sequences}", *model.overrides, *settings)
-    found = report(resolve(CONFIG, ("engine.devices=auto", "train.micro_batch_size=auto", *given)), MACHINE)
+    found = report(resolve(CONFIG, ("engine.devices=auto", "train.micro_batch_size=auto", *given)), flags)
     assert found.run is not None, found.problem
     return found
 

@@ -12,7 +12,7 @@ from rptrain.models.registry import build
 from rptrain.planner import hardware
 from rptrain.planner.hardware import CONTEXT, MARGIN, Gpu, gpu_memory, here, planned
 from rptrain.planner.model import for_hardware
-from rptrain.schedule.machine import CARDS, CPU, Machine, card_named
+from rptrain.schedule.machine import CARDS, CPU, Machine, Rates, card_named
 from rptrain.utils.errors import UserError
 from tests.engine import plain
 
@@ -130,7 +130,7 @@ def test_a_card_is_known_by_the_drivers_name():
 )
 def test_geforce_cards_sum_in_float16(card, settings, half_sums):
     """By the driver's name, with its profile or without; the keys include it for 16-bit models."""
-    found = card_named(card) or replace(CARD, name=card)
+    found = card_named(card) or replace(CARD, name=card, peak=Rates(100, 100))
     spec = build(plain.CONFIG)
     engine = {key: value for key, value in settings.items() if key != "dtype"}
     config = SimpleNamespace(

@@ -42,25 +42,29 @@ def measured(card: str, rates: MeasuredRates = MEASURED) -> Card:
     return replace(CARDS[card], measured=rates)
 
 
+OF = {"half": {"matmul": 1e13}, "half_attention": {"attention": 1e13}}  # what includes these operations
+
+
 @pytest.mark.parametrize(
     ("kind", "rate", "rate_measured"),
     [
         ("matmul", 0.80 * 165, 150),
         ("half", 0.80 * 330, 290),
+        ("half_attention", 0.45 * 330, 290 * 0.45 / 0.80),
         ("fp8", 0.80 * 330, 260),
         ("grouped", 0.61 * 165, 150 * 0.61 / 0.80),
         ("attention", 0.45 * 165, 150 * 0.45 / 0.80),
     ],
-    ids=["matmul", "half", "fp8", "grouped", "attention"],
+    ids=["matmul", "half", "half_attention", "fp8", "grouped", "attention"],
 )
 def test_each_kind_of_operations_takes_its_own_rate(kind, rate, rate_measured):
     """Measured rates are what products reach: no share of a peak is applied to them."""
-    work = Work(**{kind: 1e13})
+    work = Work(**OF.get(kind, {}), **{kind: 1e13})
     assert CARDS["rtx4090"].seconds(work) == pytest.approx(10 / rate)
     assert measured("rtx4090").seconds(work) == pytest.approx(10 / rate_measured)
     more = work + Work(elementwise={"norm": 1e10}, quantization=2e10)
     assert CARDS["rtx4090"].seconds(more) == pytest.approx(10 / rate + 3e10 / (TRAFFIC * 1008e9))
-    assert CARDS["rtx4090"].seconds(Work(**{kind: 1.0})) == LAUNCH
+    assert CARDS["rtx4090"].seconds(Work(fp8=1.0)) == LAUNCH
 
 
 def test_products_in_fp8_on_a_card_without_it_and_on_hopper():
@@ -91,9 +95,9 @@ def test_given_rates():
 
 def test_work_with_sums_in_float16():
     work = Work(matmul=9.0, grouped=4.0, attention=2.0, half=1.0)
-    assert work.in_half(3.0) == Work(matmul=3.0, grouped=4.0, attention=2.0, half=7.0)
-    assert work.in_half(3.0).flops == work.flops == 16
-    assert (work + work.in_half()).half == 11 and work.without(work).flops == 0
+    assert work.in_half(3.0) == Work(matmul=9.0, grouped=4.0, attention=2.0, half=6.0)
+    assert work.in_half(3.0).flops == work.flops == 15
+    assert (work + work.in_half()).half == 10 and work.without(work).flops == 0
     assert GROUPED < MATMUL
 
 
