@@ -14,11 +14,12 @@ from functools import partial
 import torch
 
 from rptrain.engine.optim.adam import CpuAdam, UpdateArgs
+from rptrain.engine.optim.traffic import update_bytes
 from rptrain.utils.native import finish
 
 ROUNDS = 9
 PIECE = 1 << 20  # float32 numbers that a thread copies at a time
-READ_AND_WRITTEN = 26  # bytes a parameter
+READ_AND_WRITTEN = round(update_bytes(torch.bfloat16, "fp32"))  # bytes a parameter
 
 
 def measure(parameters: int, threads: int | None = None) -> dict[str, float]:

@@ -33,10 +33,11 @@ def block(spec):
     layer, unit = spec.layers[0], spec.units[spec.layers[0].units[0]]
     flat = torch.empty(unit.numel, dtype=DTYPE, device=DEVICE).normal_(std=0.02)
     params = unit.views(flat)
-    prepared = torch.empty(unit.prepared_bytes(DTYPE.itemsize, backward=True), dtype=torch.uint8, device=DEVICE)
-    for name, weight in unit.fp8_views(prepared, columns=True).items():
-        weight.write(params[name])
-        params[name] = weight
+    for param in unit.in_fp8:
+        buffer = torch.empty(param.fp8_bytes(columns=True), dtype=torch.uint8, device=DEVICE)
+        weight = param.fp8_view(buffer, columns=True)
+        weight.write(params[param.name])
+        params[param.name] = weight
     grads = unit.views(torch.zeros(unit.numel, dtype=accumulate_dtype(DTYPE), device=DEVICE))
     mb = micro_batch([[LENGTH]] * ROWS)
     cos, sin = rope.tables(torch.tensor(spec.inv_freq, device=DEVICE), mb.positions, spec.rope_scale)

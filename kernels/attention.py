@@ -11,6 +11,9 @@
 - hybrid: cuDNN's forward, which is deterministic, with the backward of triton; training uses it instead of triton for
   documents of equal length on cards where cuDNN is much faster (9.0, 10.0).
 
+With `half_sums` triton takes the place of flash, cudnn and hybrid, and sums its products in float16
+([decision 22](../docs/decisions/0022-half-precision-sums.md)); for heads that it cannot do this with, nothing changes.
+
 A window w lets token i see the tokens i - w + 1 to i of its document. Sinks [H] are one learned score per head
 that takes part in the softmax and has no value (GPT-OSS). Only triton and the reference support windows and sinks.
 """
@@ -35,6 +38,7 @@ class Saved(NamedTuple):
     lse: Tensor  # float32 (float64 for float64); reference [T, H], triton and flash [H, T], cudnn by document
     seed: Tensor | None = None
     offset: Tensor | None = None
+    half_sums: bool = False  # of the forward pass; backward does the same
 
 
 def backend(
@@ -47,11 +51,12 @@ def backend(
     deterministic: bool = True,
     capability: tuple[int, int] = (8, 0),
     force: str | None = None,
+    half_sums: bool = False,
 ) -> str:
     """The implementation for such inputs: "reference", "triton", "flash", "cudnn" or "hybrid".
 
     Raises ValueError if `force` does not support them. `uniform`: all documents have the same length.
-    `plain`: neither window nor sinks. `capability`: the card's.
+    `plain`: neither window nor sinks. `capability`: the card's. `half_sums`: whether products are summed in float16.
     """
     cuda = device_type == "cuda"
     framework = cuda and plain and dtype in (torch.bfloat16, torch.float16) and head_size % 8 == 0
@@ -69,6 +74,8 @@ def backend(
                 f"{'' if uniform else ', documents of several lengths'}{'' if plain else ', a window or sinks'}"
             )
         return force
+    if runs["triton"] and half_sums:
+        return "triton"
     if runs["cudnn"] and not deterministic:
         return "cudnn"
     if runs["hybrid"] and capability[0] in (9, 10):
@@ -85,8 +92,10 @@ def attention(
     *,
     window: int | None = None,
     sinks: Tensor | None = None,
+    half_sums: bool = False,
 ) -> tuple[Tensor, Saved]:
     """out [T, H, C] and the tensors for backward. Each token attends to its own document up to itself."""
+    half_sums = half_sums and flash.sums_in_half(q_THC)
     chosen = backend(
         q_THC.dtype,
         q_THC.device.type,
@@ -96,10 +105,12 @@ def attention(
         deterministic=torch.are_deterministic_algorithms_enabled(),
         capability=(0, 0) if force else card(q_THC.device),
         force=force,
+        half_sums=half_sums,
     )
     if chosen == "triton":
-        out, lse = flash.forward_triton(q_THC, k_TKC, v_TKC, mb.positions, mb.length, window, sinks)
-        return out, Saved(chosen, lse)
+        layout = mb.positions, mb.length, window
+        out, lse = flash.forward_triton(q_THC, k_TKC, v_TKC, *layout, sinks, half_sums=half_sums)
+        return out, Saved(chosen, lse, half_sums=half_sums)
     if chosen == "flash":
         out, lse, seed, offset, _ = aten._flash_attention_forward(q_THC, k_TKC, v_TKC, *_limits(mb), 0.0, True, False)
         return out, Saved(chosen, lse, seed, offset)
@@ -137,7 +148,8 @@ def attention_backward(
     inputs = dout, q_THC, k_TKC, v_TKC, out, saved.lse
     extras = window, sinks, grad_sinks
     if saved.backend == "triton":
-        return flash.backward_triton(*inputs, mb.positions, mb.cu_seqlens, mb.length, *extras, into)
+        layout = mb.positions, mb.cu_seqlens, mb.length
+        return flash.backward_triton(*inputs, *layout, *extras, into, half_sums=saved.half_sums)
     if saved.backend == "flash":
         grads = aten._flash_attention_backward(*inputs, *_limits(mb), 0.0, True, saved.seed, saved.offset)
     elif saved.backend == "cudnn":

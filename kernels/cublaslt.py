@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 CAPABILITY, CUDA = (9, 0), (12, 9)  # scales by row exist for this compute capability, from this version on
-WORKSPACE = 32 << 20  # bytes, as much as torch gives cuBLASLt on this card
 # From cublasLt.h and library_types.h
 COMPUTE_32F, R_32F, R_16BF, R_8F_E4M3 = 68, 0, 14, 28
 TRANSA, TRANSB, A_SCALE, B_SCALE, FAST_ACCUM, A_SCALE_MODE, B_SCALE_MODE = 3, 4, 17, 18, 25, 31, 32
 OUTER_VEC_32F = 3  # a float32 scale for each row
-MAX_WORKSPACE_BYTES = 1
 TYPES = {torch.float32: R_32F, torch.bfloat16: R_16BF}
 
 
@@ -75,13 +73,12 @@ def add_product(out: Tensor, x: Tensor, a: Tensor, a_scales: Tensor, b: Tensor, 
         _layout(TYPES[out.dtype], columns, rows, out.stride(0)) as target,
     ):
         handle = _handle(out.device.index)
-        algo, size = _algorithm(handle, operation, left, right, added, target)
-        workspace = torch.empty(size, dtype=torch.uint8, device=out.device)
-        pointers = [ctypes.c_void_p(each.data_ptr()) for each in (b, a, x, out, workspace)]
+        algo = _algorithm(handle, operation, left, right, added, target)
+        pointers = [ctypes.c_void_p(each.data_ptr()) for each in (b, a, x, out)]
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         _call(
             "cublasLtMatmul", handle, operation, one, pointers[0], left, pointers[1], right, one, pointers[2], added,
-            pointers[3], target, ctypes.byref(algo), pointers[4], ctypes.c_size_t(size), stream,
+            pointers[3], target, ctypes.byref(algo), None, ctypes.c_size_t(0), stream,
         )  # fmt: skip
 
 
@@ -111,18 +108,17 @@ def _layout(kind: int, rows: int, columns: int, stride: int) -> Iterator[ctypes.
 def _algorithm(
     handle: ctypes.c_void_p, operation: ctypes.c_void_p, left: ctypes.c_void_p, right: ctypes.c_void_p,
     added: ctypes.c_void_p, target: ctypes.c_void_p,
-) -> tuple[_Heuristic, int]:  # fmt: skip
-    """The algorithm of a product, and the bytes of its workspace."""
+) -> _Heuristic:  # fmt: skip
+    """The algorithm of a product, without a workspace."""
     found, count = _Heuristic(), ctypes.c_int()
     with _created("MatmulPreference") as preference:
-        _set("MatmulPreference", preference, MAX_WORKSPACE_BYTES, ctypes.c_size_t(WORKSPACE))
         _call(
             "cublasLtMatmulAlgoGetHeuristic", handle, operation, left, right, added, target, preference,
             ctypes.c_int(1), ctypes.byref(found), ctypes.byref(count),
         )  # fmt: skip
     if not count.value:
         raise RuntimeError("cuBLASLt has no algorithm for a product of FP8 matrices with scales by row")
-    return found, found.workspace
+    return found
 
 
 @contextmanager

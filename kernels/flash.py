@@ -5,73 +5,31 @@ and the window set first and limit. Both grow with their argument, so a block's 
 token; they are read on the device, and the grid follows from the number of tokens alone. Of the blocks between them,
 most need no mask.
 
+With `half_sums` the operands of all products are in float16, normalized row by row, and products are summed in float16
+(kernels/half.py). Along tokens rows have scales of their own, which the other operand takes over: probabilities, whose
+scale follows from the largest of them, or gradients of scores, which are normalized row by row again.
+
 The backward has no atomics (it computes scores twice instead): one kernel for dq, where a block of queries goes over
 its keys, and one for dk and dv, where a block of keys goes over its queries, head by head of its group. Each sum has
-one order, so bits depend on the tiles alone, which a table gives by architecture, head size and pass.
+one order, so bits depend on the tiles alone, which kernels/flash_tiles.py gives.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from rptrain.kernels.flash_tiles import Passes, Tiles, tiles
+from rptrain.kernels.half import TERMS, Halves, halve, inverse, normalized, sum_of
+from rptrain.kernels.half import takes as takes_half
 from rptrain.kernels.launch import DTYPES, HAS_TRITON, capability, power_of_2, tl, triton
 
 MAX_HEAD_SIZE = 256
 UNLIMITED = 1 << 30  # a window that hides nothing
 
 
-class Tiles(NamedTuple):
-    """Queries and keys of a block, warps of a program, stages of its pipeline."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-
-
-class Passes(NamedTuple):
-    """The tiles of each kernel: forward, dq, and dk with dv; whether blocks come by the tensor memory accelerator."""
-
-    forward: Tiles
-    dq: Tiles
-    dkdv: Tiles
-    tma: bool = False
-
-
-# By shared memory (at most 227 KB a program on 9.0 and 10.0, 163 KB on 8.0, else 99 KB) and padded head size. On 8.x,
-# 9.0 and 12.0 no program spills registers with them. Those of large cards at 128 are the fastest of
-# benchmarks/sweep_attention.py on an H200.
-NARROW = {
-    "large": {
-        64: Passes(Tiles(128, 128, 8, 2), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 2), tma=True),
-        128: Passes(Tiles(64, 64, 4, 3), Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 2), tma=True),
-        256: Passes(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(64, 32, 8, 2), tma=True),
-    },
-    "medium": {
-        64: Passes(Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 2), Tiles(32, 128, 8, 2)),
-        128: Passes(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 2)),
-        256: Passes(Tiles(64, 64, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 2)),
-    },
-    "small": {
-        64: Passes(Tiles(128, 64, 8, 2), Tiles(128, 32, 8, 2), Tiles(32, 128, 8, 2)),
-        128: Passes(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(32, 64, 8, 2)),
-        256: Passes(Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 1), Tiles(32, 32, 8, 2)),
-    },
-}
-# Float32 has products without matrix units (tf32 is too coarse, three of it need more registers than there are).
-WIDE = {
-    64: Passes(Tiles(32, 32, 4, 1), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1)),
-    128: Passes(Tiles(32, 32, 8, 1), Tiles(16, 16, 8, 1), Tiles(32, 32, 8, 1)),
-    256: Passes(Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
-}
-# On 7.x Triton (3.6 to 3.9) multiplies 16 bits too without matrix units, and a program has 64 KB. With any tiles the
-# backward of heads of 256 spills.
-TURING = {
-    64: Passes(Tiles(64, 32, 8, 1), Tiles(32, 32, 8, 1), Tiles(32, 16, 8, 1)),
-    128: Passes(Tiles(32, 32, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
-    256: Passes(Tiles(16, 32, 8, 1), Tiles(8, 16, 8, 1), Tiles(16, 8, 4, 1)),
-}
+Scales = tuple[Tensor | None, ...]  # of the rows of q, k, v and, in backward, dout: Halves.scales; or None each
+UNSCALED: Scales = (None,) * 4
 
 
 def takes(dtype: torch.dtype, head_size: int) -> bool:
@@ -79,17 +37,9 @@ def takes(dtype: torch.dtype, head_size: int) -> bool:
     return HAS_TRITON and dtype in DTYPES and head_size <= MAX_HEAD_SIZE
 
 
-def tiles(dtype: torch.dtype, head_size: int, capability: tuple[int, int]) -> Passes:
-    """The tiles for a card of this compute capability."""
-    size = max(64, power_of_2(head_size))
-    if capability < (8, 0):
-        return TURING[size]
-    if dtype == torch.float32:
-        return WIDE[size]
-    if capability == (8, 0):
-        return NARROW["medium"][size]
-    large = capability[0] in (9, 10) and head_size % 8 == 0  # the accelerator wants 16 bytes
-    return NARROW["large" if large else "small"][size]
+def sums_in_half(q_THC: Tensor) -> bool:
+    """Whether the products of such heads can be summed in float16."""
+    return takes_half(q_THC) and q_THC.shape[-1] <= TERMS
 
 
 def forward_triton(
@@ -101,22 +51,24 @@ def forward_triton(
     window: int | None = None,
     sinks: Tensor | None = None,
     passes: Passes | None = None,
+    *,
+    half_sums: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """out [T, H, C], and the scores' log-sum-exp [H, T], float32, sinks included.
 
     A token attends to at most `window` keys, including itself. `sinks` [H] are one more score per head, which takes
     probability but has no value. `length` is that of a row; it orders the work and changes no result.
     """
-    passes = passes or _passes(q_THC)
-    q, k, v = (_readable(x, passes.tma) for x in (q_THC, k_TKC, v_TKC))
+    passes = passes or _passes(q_THC, half_sums)
+    (q, k, v), scales = _operands(q_THC, k_TKC, v_TKC, passes=passes, half_sums=half_sums)
     tokens, heads, size = q.shape
     tile = passes.forward
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty(q.shape, dtype=q_THC.dtype, device=q.device)
     lse = torch.empty(heads, tokens, dtype=torch.float32, device=q.device)
     blocks, period = _blocks(tokens, length, tile.queries)
     from_q, from_k, from_v = _by_block((q, tile.queries), (k, tile.keys), (v, tile.keys), tma=passes.tma)
     _forward[heads, blocks](
-        from_q, from_k, from_v, sinks, positions, out, lse, tokens, window or UNLIMITED, size**-0.5, period,
+        from_q, from_k, from_v, *scales, sinks, positions, out, lse, tokens, window or UNLIMITED, size**-0.5, period,
         **_constants(tile, passes.tma, q=q, k=k, v=v, out=out),
     )  # fmt: skip
     return out, lse
@@ -137,18 +89,21 @@ def backward_triton(
     grad_sinks: Tensor | None = None,
     into: tuple[Tensor, Tensor, Tensor] | None = None,
     passes: Passes | None = None,
+    *,
+    half_sums: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv: new, or `into`, whose tokens may have any stride but hold their heads side by side.
 
     `positions` [T] and `cu_seqlens` [documents + 1] (int32) say the same. The gradient of `sinks` is added to
     `grad_sinks` [H], float32.
     """
-    passes = passes or _passes(q_THC)
-    q, k, v, dout, out = (_readable(x, passes.tma) for x in (q_THC, k_TKC, v_TKC, dout, out))
-    dq, dk, dv = into or (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    inputs = q, k, v, dout, lse
-    delta, limits = dq_triton(dq, *inputs, out, positions, cu_seqlens, length, window, sinks, grad_sinks, passes)
-    dkdv_triton(dk, dv, *inputs, delta, limits, length, passes)
+    passes = passes or _passes(q_THC, half_sums)
+    dq, dk, dv = into or (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q_THC, k_TKC, v_TKC))
+    (q, k, v, dout), scales = _operands(q_THC, k_TKC, v_TKC, dout, passes=passes, half_sums=half_sums)
+    inputs, out = (q, k, v, dout, lse), _readable(out, passes.tma)
+    layout = positions, cu_seqlens, length, window
+    delta, limits = dq_triton(dq, *inputs, out, *layout, sinks, grad_sinks, passes, scales)
+    dkdv_triton(dk, dv, *inputs, delta, limits, length, passes, scales)
     return dq, dk, dv
 
 
@@ -167,8 +122,12 @@ def dq_triton(
     sinks: Tensor | None,
     grad_sinks: Tensor | None,
     passes: Passes,
+    scales: Scales = UNSCALED,
 ) -> tuple[Tensor, Tensor]:
-    """Writes dq, adds to `grad_sinks`. Returns rowsum(dout * out) [H, T], float32, and limit [T], int32."""
+    """Writes dq, adds to `grad_sinks`. Returns rowsum(dout * out) [H, T], float32, and limit [T], int32.
+
+    `scales` are those of q, k, v and dout where these are the values of Halves.
+    """
     tokens, heads, size = q.shape
     tile = passes.dq
     delta = torch.empty_like(lse)
@@ -179,7 +138,7 @@ def dq_triton(
     from_q, from_k, from_v, from_dout = _by_block(*operands, tma=passes.tma)
     documents = cu_seqlens.numel() - 1  # made odd: for 1 and multiples of 16 Triton would compile anew
     _backward_queries[heads, blocks](
-        from_q, from_k, from_v, from_dout, out, sinks, lse, positions, cu_seqlens, dq, delta, limits, partials,
+        from_q, from_k, from_v, from_dout, *scales, out, sinks, lse, positions, cu_seqlens, dq, delta, limits, partials,
         tokens, 2 * documents + 1, window or UNLIMITED, size**-0.5, period,
         **_constants(tile, passes.tma, q=q, k=k, v=v, dout=dout, out=out, dq=dq),
     )  # fmt: skip
@@ -201,6 +160,7 @@ def dkdv_triton(
     limits: Tensor,
     length: int,
     passes: Passes,
+    scales: Scales = UNSCALED,
 ) -> None:
     """Writes dk and dv, from what `dq_triton` returned."""
     tokens, kv_heads, size = k.shape
@@ -209,9 +169,17 @@ def dkdv_triton(
     operands = [(q, tile.queries), (k, tile.keys), (v, tile.keys), (dout, tile.queries)]
     from_q, from_k, from_v, from_dout = _by_block(*operands, tma=passes.tma)
     _backward_keys[kv_heads, blocks](
-        from_q, from_k, from_v, from_dout, lse, delta, limits, dk, dv, tokens, size**-0.5, period,
+        from_q, from_k, from_v, from_dout, *scales, lse, delta, limits, dk, dv, tokens, size**-0.5, period,
         **_constants(tile, passes.tma, q=q, k=k, v=v, dout=dout, dk=dk, dv=dv),
     )  # fmt: skip
+
+
+def _operands(*tensors: Tensor, passes: Passes, half_sums: bool) -> tuple[list[Tensor], Scales]:
+    """The tensors as the kernels read them, and with `half_sums` the scales of their rows."""
+    if not half_sums:
+        return [_readable(x, passes.tma) for x in tensors], UNSCALED[: len(tensors)]
+    halves: list[Halves] = [halve(_readable(x, False)) for x in tensors]
+    return [x.values for x in halves], tuple(x.scales for x in halves)
 
 
 def _readable(x_THC: Tensor, tma: bool) -> Tensor:
@@ -261,13 +229,13 @@ def _constants(tile: Tiles, tma: bool, *, q: Tensor, k: Tensor, **others: Tensor
     }
 
 
-def _passes(q: Tensor) -> Passes:
-    return tiles(q.dtype, q.shape[-1], capability(q.device))
+def _passes(q: Tensor, half_sums: bool) -> Passes:
+    return tiles(q.dtype, q.shape[-1], capability(q.device), half_sums=half_sums)
 
 
 @triton.jit
 def _forward(
-    q, k, v, sinks, positions, out, lse, tokens, window, scale, period,
+    q, k, v, q_scales, k_scales, v_scales, sinks, positions, out, lse, tokens, window, scale, period,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, OUT_STRIDE: tl.constexpr,
     GROUP: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     TMA: tl.constexpr,
@@ -282,6 +250,7 @@ def _forward(
     m, column = begin + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     first, low, clear, end = _keys_of(positions, begin, m, tokens, window, BLOCK_M)
     queries = _load(q, head, begin, tokens, Q_STRIDE, C, BLOCK_C, BLOCK_M, TMA)
+    query_scales = _scales(q_scales, head, m, tokens)
     acc = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
     if sinks is None:
         # Finite, so that a row whose keys so far are all hidden stays free of NaN.
@@ -292,7 +261,7 @@ def _forward(
         total = tl.full([BLOCK_M], 1.0, tl.float32)
     for n in range(low, end, BLOCK_N):
         keys = _load(k, key_head, n, tokens, K_STRIDE, C, BLOCK_C, BLOCK_N, TMA)
-        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+        scores = _product(queries, keys, query_scales, _scales(k_scales, key_head, n + column, tokens))
         if (n < clear) | (n + BLOCK_N > begin + 1):
             visible = ((n + column)[None, :] >= first[:, None]) & ((n + column)[None, :] <= m[:, None])
             scores = tl.where(visible, scores, float("-inf"))
@@ -302,14 +271,16 @@ def _forward(
         total = total * shrink + tl.sum(probs, 1)
         top = new_top
         values = _load(v, key_head, n, tokens, V_STRIDE, C, BLOCK_C, BLOCK_N, TMA)
-        acc = tl.dot(probs.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
+        value_scales = _scales(v_scales, key_head, n + column, tokens)
+        acc = _add_weighted(probs, values, acc * shrink[:, None], value_scales)
     _store(out, acc / total[:, None], head, begin, tokens, OUT_STRIDE, C)
     tl.store(lse + head.to(tl.int64) * tokens + m, (top + tl.log2(total)) * 0.6931471805599453, mask=m < tokens)
 
 
 @triton.jit
 def _backward_queries(
-    q, k, v, dout, out, sinks, lse, positions, cu_seqlens, dq, delta, limits, dsinks,
+    q, k, v, dout, q_scales, k_scales, v_scales, dout_scales, out, sinks, lse, positions, cu_seqlens, dq, delta,
+    limits, dsinks,
     tokens, twice_documents, window, scale, period,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, DOUT_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr, DQ_STRIDE: tl.constexpr,
@@ -329,6 +300,9 @@ def _backward_queries(
     do = _load(dout, head, begin, tokens, DOUT_STRIDE, C, BLOCK_C, BLOCK_M, TMA)
     o = _load_rows(out, head, begin, tokens, OUT_STRIDE, C, BLOCK_C, BLOCK_M)
     row_delta = tl.cast(tl.sum(o.to(tl.float32) * do.to(tl.float32), 1), tl.float32)
+    do_scales = _scales(dout_scales, head, m, tokens)
+    if do_scales is not None:
+        row_delta *= do_scales
     row_lse = _base_2(tl.load(lse + row + m, mask=here, other=0.0))
     tl.store(delta + row + m, row_delta, mask=here)
     if sinks is not None:
@@ -338,23 +312,26 @@ def _backward_queries(
 
     first, low, clear, end = _keys_of(positions, begin, m, tokens, window, BLOCK_M)
     queries = _load(q, head, begin, tokens, Q_STRIDE, C, BLOCK_C, BLOCK_M, TMA)
+    query_scales = _scales(q_scales, head, m, tokens)
     acc = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
     for n in range(low, end, BLOCK_N):
         keys = _load(k, key_head, n, tokens, K_STRIDE, C, BLOCK_C, BLOCK_N, TMA)
         values = _load(v, key_head, n, tokens, V_STRIDE, C, BLOCK_C, BLOCK_N, TMA)
-        probs = tl.exp2(tl.dot(queries, tl.trans(keys), input_precision="ieee") * base_2_scale - row_lse[:, None])
+        key_scales = _scales(k_scales, key_head, n + column, tokens)
+        value_scales = _scales(v_scales, key_head, n + column, tokens)
+        probs = tl.exp2(_product(queries, keys, query_scales, key_scales) * base_2_scale - row_lse[:, None])
         if (n < clear) | (n + BLOCK_N > begin + 1):
             visible = ((n + column)[None, :] >= first[:, None]) & ((n + column)[None, :] <= m[:, None])
             probs = tl.where(visible, probs, 0.0)
-        dprobs = tl.dot(do, tl.trans(values), input_precision="ieee")
+        dprobs = _product(do, values, do_scales, value_scales)
         dscores = probs * (dprobs - row_delta[:, None])
-        acc = tl.dot(dscores.to(keys.dtype), keys, acc, input_precision="ieee")
+        acc = _add(dscores, keys, acc, key_scales)
     _store(dq, acc * scale, head, begin, tokens, DQ_STRIDE, C)
 
 
 @triton.jit
 def _backward_keys(
-    q, k, v, dout, lse, delta, limits, dk, dv, tokens, scale, period,
+    q, k, v, dout, q_scales, k_scales, v_scales, dout_scales, lse, delta, limits, dk, dv, tokens, scale, period,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, DOUT_STRIDE: tl.constexpr,
     DK_STRIDE: tl.constexpr, DV_STRIDE: tl.constexpr,
     GROUP: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -372,6 +349,8 @@ def _backward_keys(
     end = tl.load(limits + last)
     keys = _load(k, key_head, begin, tokens, K_STRIDE, C, BLOCK_C, BLOCK_N, TMA)
     values = _load(v, key_head, begin, tokens, V_STRIDE, C, BLOCK_C, BLOCK_N, TMA)
+    key_scales = _scales(k_scales, key_head, n, tokens)
+    value_scales = _scales(v_scales, key_head, n, tokens)
     k_acc = tl.zeros([BLOCK_N, BLOCK_C], tl.float32)
     v_acc = tl.zeros([BLOCK_N, BLOCK_C], tl.float32)
     for g in range(0, GROUP):
@@ -382,16 +361,57 @@ def _backward_keys(
             do = _load(dout, head, m, tokens, DOUT_STRIDE, C, BLOCK_C, BLOCK_M, TMA)
             here = m + column < tokens
             row_lse = _base_2(tl.load(lse + row + m + column, mask=here, other=0.0))
-            probs = tl.exp2(tl.dot(keys, tl.trans(queries), input_precision="ieee") * base_2_scale - row_lse[None, :])
+            query_scales = _scales(q_scales, head, m + column, tokens)
+            do_scales = _scales(dout_scales, head, m + column, tokens)
+            probs = tl.exp2(_product(keys, queries, key_scales, query_scales) * base_2_scale - row_lse[None, :])
             visible = ((m + column)[None, :] >= n[:, None]) & ((m + column)[None, :] < limit[:, None])
             probs = tl.where(visible, probs, 0.0)
-            v_acc = tl.dot(probs.to(do.dtype), do, v_acc, input_precision="ieee")
-            dprobs = tl.dot(values, tl.trans(do), input_precision="ieee")
+            v_acc = _add_weighted(probs, do, v_acc, do_scales)
+            dprobs = _product(values, do, value_scales, do_scales)
             row_delta = tl.load(delta + row + m + column, mask=here, other=0.0)
             dscores = probs * (dprobs - row_delta[None, :])
-            k_acc = tl.dot(dscores.to(queries.dtype), queries, k_acc, input_precision="ieee")
+            k_acc = _add(dscores, queries, k_acc, query_scales)
     _store(dk, k_acc * scale, key_head, begin, tokens, DK_STRIDE, C)
     _store(dv, v_acc, key_head, begin, tokens, DV_STRIDE, C)
+
+
+@triton.jit
+def _scales(scales, head, rows, tokens):
+    """The scales of a head's rows, 0 beyond the last token; None for operands that are not normalized."""
+    if scales is None:
+        return None
+    else:
+        return tl.load(scales + tl.cast(head, tl.int64) * tokens + rows, mask=rows < tokens, other=0.0)
+
+
+@triton.jit
+def _product(a, b, a_scales, b_scales):
+    """a times the transposed b; both have scales, or neither."""
+    if a_scales is None:
+        return tl.dot(a, tl.trans(b), input_precision="ieee")
+    else:
+        return sum_of(a, tl.trans(b)) * a_scales[:, None] * b_scales[None, :]
+
+
+@triton.jit
+def _add_weighted(probs, x, acc, scales):
+    """acc + probs x, where probs are at most 1. In float16 they are at most 128, and x is less than 2."""
+    if scales is None:
+        return tl.dot(probs.to(x.dtype), x, acc, input_precision="ieee")
+    else:
+        largest = tl.max(scales, 0)
+        weights = probs * (scales * inverse(largest) * 128.0)[None, :]
+        return acc + sum_of(weights.to(tl.float16), x) * (largest * 0.0078125)
+
+
+@triton.jit
+def _add(y, x, acc, scales):
+    """acc + y x. In float16 rows of y, multiplied by the scales of x, are less than 128, and x is less than 2."""
+    if scales is None:
+        return tl.dot(y.to(x.dtype), x, acc, input_precision="ieee")
+    else:
+        half, powers = normalized(y * scales[None, :], 64.0, 1)
+        return acc + sum_of(half, x) * powers[:, None]
 
 
 @triton.jit

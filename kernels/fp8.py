@@ -66,18 +66,26 @@ class Maxima(NamedTuple):
 
 
 class FP8Weight(NamedTuple):
-    """A weight [out, in] in FP8."""
+    """A weight [out, in] in FP8, or the weights of E experts: codes [E, N, K] and scales [E, N]."""
 
     rows: Rows
-    columns: Tensor | None  # its codes transposed, [in, out], which the gradient of an input needs
+    columns: Tensor | None  # the codes transposed, [in, out] or [E, K, N]: the gradient of an input needs them
+    by_input: bool = False  # whether the rows are inputs, as those of GPT-OSS's experts are
 
     def part(self, rows: slice) -> "FP8Weight":
         """Some of the rows, without their transposed codes."""
         return FP8Weight(Rows(self.rows.codes[rows], self.rows.scales[rows]), None)
 
     def write(self, w: Tensor) -> None:
-        """Quantizes w [out, in] into its tensors."""
-        quantize_rows(w, out=self.rows)
+        """Quantizes w [out, in] into its tensors, or the weights of experts, [E * out, in] or [E, in, out]."""
+        codes, scales = self.rows
+        stored = w.mT if w.dim() == 3 and not self.by_input else w
+        size = codes.shape[-1]
+        quantize_rows(stored.view(-1, size), out=Rows(codes.view(-1, size), scales.view(-1)))
+        self.write_columns()
+
+    def write_columns(self) -> None:
+        """Transposes the codes of its rows, if it has a place for them."""
         if self.columns is not None:
             transpose(self.rows.codes, out=self.columns)
 
@@ -149,10 +157,13 @@ def transposed(x: Operand, maxima: Maxima | None = None) -> Rows:
 
 
 def transpose(codes: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """The codes [N, K] transposed and contiguous: [K, N], N padded with zeros to a multiple of 16."""
+    """The codes [N, K] transposed and contiguous: [K, N], N padded with zeros to a multiple of 16.
+
+    Those of experts, [E, N, K], are transposed one by one.
+    """
     if _on_gpu(codes):
         return transpose_triton(codes, out)
-    found = _padded(codes.view(torch.uint8).t()).contiguous().view(FP8)
+    found = _padded(codes.view(torch.uint8).mT).contiguous().view(FP8)
     return found if out is None else out.copy_(found)
 
 
@@ -199,13 +210,12 @@ def product_workspace(tokens: int, inputs: int, outputs: int, *, fused: bool) ->
     """Upper bound of the bytes that the gradients of a product [tokens, inputs] to [tokens, outputs] need at once.
 
     For the input's gradient these are the codes of the input, and those of the output's gradient by rows and by
-    columns; then the codes of the input are transposed, and a library has its workspace. The reference operations also
-    upcast their operands.
+    columns; then the codes of the input are transposed. The reference operations also upcast their operands.
     """
     tokens = -(-tokens // ALIGNMENT) * ALIGNMENT
     scales = 8 * (tokens + inputs + outputs)
     if fused:
-        return scales + max(tokens * (inputs + 2 * outputs), tokens * (2 * inputs + outputs) + cublaslt.WORKSPACE)
+        return scales + max(tokens * (inputs + 2 * outputs), tokens * (2 * inputs + outputs))
     return scales + tokens * (2 * inputs + 2 * outputs) + 12 * tokens * (inputs + outputs) + 8 * inputs * outputs
 
 
@@ -311,12 +321,12 @@ def quantize_transposed_triton(x: Tensor, maxima: Tensor) -> Rows:
 
 def transpose_triton(codes: Tensor, out: Tensor | None = None) -> Tensor:
     """`transpose` as a kernel, of contiguous codes."""
-    count, size = codes.shape
+    *experts, count, size = codes.shape
     padded = -(-count // ALIGNMENT) * ALIGNMENT
     shape = {"dtype": torch.uint8, "device": codes.device}
-    out = torch.empty(size, padded, **shape) if out is None else out.view(torch.uint8)
+    out = torch.empty(*experts, size, padded, **shape) if out is None else out.view(torch.uint8)
     if out.numel():
-        grid = (triton.cdiv(padded, 64), triton.cdiv(size, 64))
+        grid = (triton.cdiv(padded, 64), triton.cdiv(size, 64), *experts)
         _transpose_kernel[grid](codes.view(torch.uint8), out, count, padded, SIZE=size, ROWS=64, COLUMNS=64)
     return out.view(FP8)
 
@@ -491,6 +501,9 @@ def _transposed_codes_kernel(
 
 @triton.jit
 def _transpose_kernel(codes, out, count, padded, SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    expert = tl.program_id(2).to(tl.int64)
+    codes += expert * count * SIZE
+    out += expert * padded * SIZE
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (rows < count)[:, None] & (columns < SIZE)[None, :]

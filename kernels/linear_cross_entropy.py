@@ -1,7 +1,8 @@
 """Output projection and cross-entropy over chunks of tokens, so that logits are never stored whole.
 
 The logits of a chunk are rounded to the model's dtype, as Hugging Face's models do; the softmax is in float32 (float64
-for float64) and their gradient takes their place. Nothing here waits for the device. Suffixes are those of
+for float64) and their gradient takes their place. With `half_sums` the three products of fused 16-bit matrices are
+summed in float16 (kernels/half.py). Nothing here waits for the device. Suffixes are those of
 models/spec.py; W columns of the buffer of logits, V of which are used.
 """
 
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rptrain.kernels import half
 from rptrain.kernels.batch import IGNORED
 from rptrain.kernels.launch import capability, fused, power_of_2, programs, tl, triton
 from rptrain.kernels.linear import accumulate_weight_grad
@@ -41,28 +43,50 @@ def loss_workspace_bytes(tokens: int, vocab: int, itemsize: int, *, fused: bool 
     return logits + piece + tokens * (2 * wide_size + 8)
 
 
-def linear_cross_entropy(h_TD: Tensor, w_VD: Tensor, labels_T: Tensor) -> Tensor:
+def linear_cross_entropy(h_TD: Tensor, w_VD: Tensor, labels_T: Tensor, *, half_sums: bool = False) -> Tensor:
     """The sum over labels other than -100 of the cross-entropy: a scalar in the wide type."""
     statistics = _statistics(h_TD)
-    for _ in _chunks(h_TD, w_VD, labels_T, None, statistics):
+    for _ in _chunks(h_TD, w_VD, labels_T, None, statistics, _in_half(h_TD, w_VD, half_sums)):
         pass
     return _total(statistics)
 
 
 def linear_cross_entropy_backward(
-    h_TD: Tensor, w_VD: Tensor, labels_T: Tensor, scale: float, grad_w_VD: Tensor | None
+    h_TD: Tensor,
+    w_VD: Tensor,
+    labels_T: Tensor,
+    scale: float,
+    grad_w_VD: Tensor | None,
+    *,
+    half_sums: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The unscaled loss sum, and the gradient [T, D] of `scale` times it; adds the weight's to its own, if any."""
     statistics = _statistics(h_TD)
     dh_TD = torch.empty_like(h_TD)
-    for span, dlogits in _chunks(h_TD, w_VD, labels_T, scale, statistics):
-        torch.mm(dlogits, w_VD, out=dh_TD[span])
-        accumulate_weight_grad(grad_w_VD, dlogits, h_TD[span])
+    in_half = _in_half(h_TD, w_VD, half_sums)
+    for span, dlogits in _chunks(h_TD, w_VD, labels_T, scale, statistics, in_half):
+        _product(dlogits, w_VD.t(), dh_TD[span], in_half)
+        if not in_half:
+            accumulate_weight_grad(grad_w_VD, dlogits, h_TD[span])
+        elif grad_w_VD is not None:
+            half.product(grad_w_VD, dlogits.t(), h_TD[span].t(), add=True)
     return _total(statistics), dh_TD
 
 
+def _in_half(h_TD: Tensor, w_VD: Tensor, half_sums: bool) -> bool:
+    return half_sums and fused(h_TD, w_VD) and half.takes(h_TD)
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor, in_half: bool) -> None:
+    """out = A B^T."""
+    if in_half:
+        half.product(out, a, b)
+    else:
+        torch.mm(a, b.t(), out=out)
+
+
 def _chunks(
-    h_TD: Tensor, w_VD: Tensor, labels_T: Tensor, scale: float | None, statistics: Tensor
+    h_TD: Tensor, w_VD: Tensor, labels_T: Tensor, scale: float | None, statistics: Tensor, in_half: bool
 ) -> Iterator[tuple[slice, Tensor]]:
     """Spans of tokens and, given `scale`, the gradient of their logits in a buffer that the next chunk uses again."""
     tokens, vocab = h_TD.shape[0], w_VD.shape[0]
@@ -72,7 +96,7 @@ def _chunks(
     for begin in range(0, tokens, chunk):
         span = slice(begin, min(begin + chunk, tokens))
         logits_TW = buffer_TW[: span.stop - begin]
-        torch.mm(h_TD[span], w_VD.t(), out=logits_TW[:, :vocab])
+        _product(h_TD[span], w_VD, logits_TW[:, :vocab], in_half)
         cross_entropy(logits_TW, vocab, labels_T[span], scale, *statistics[:, span])
         yield span, logits_TW[:, :vocab]
 

@@ -5,16 +5,17 @@ from typing import Any, cast
 
 from rptrain.kernels.fp8 import ALIGNMENT
 from rptrain.models.adapters.freeze import Shape
+from rptrain.models.adapters.names import EXPERTS
 from rptrain.models.adapters.products import PLACES
 from rptrain.models.spec import LayerShape, Param
 from rptrain.utils.errors import UserError
 
 
 def with_fp8(spec: Shape) -> Shape:
-    """The model with the products of its blocks in FP8: attention's projections, and dense MLPs.
+    """The model with the products of its blocks in FP8: attention's projections, dense MLPs, and experts.
 
-    Embedding, head, norms, routers, experts and adapters stay as they are, and so do matrices with a size that is not
-    a multiple of 16. Raises UserError if no matrix is left.
+    Embedding, head, norms, routers and adapters stay as they are, and so do matrices with a size that is not a multiple
+    of 16. Raises UserError if no matrix is left.
     """
     units = tuple(
         replace(unit, params=tuple(replace(param, in_fp8=_fits(param)) for param in unit.params)) for unit in spec.units
@@ -30,4 +31,6 @@ def with_fp8(spec: Shape) -> Shape:
 
 
 def _fits(param: Param) -> bool:
-    return param.name in PLACES and all(size % ALIGNMENT == 0 for size in param.shape)
+    if param.name not in (*PLACES, *EXPERTS):
+        return False
+    return all(size % ALIGNMENT == 0 for size in param.matrices[-2:])

@@ -67,23 +67,45 @@ class Param:
         """Whether [E, in, out] is stored as [E, out, in], as in MXFP4 checkpoints."""
         return self.format is not None and any(part.mxfp4 for part in self.parts)
 
+    @property
+    def matrices(self) -> tuple[int, ...]:
+        """The sizes [N, K] of a matrix in memory, or [E, N, K] of those of experts."""
+        if self.transposed:
+            return self.shape[0], self.shape[2], self.shape[1]
+        if self.stack is None:
+            return self.shape
+        return self.stack.count, self.shape[0] // self.stack.count, *self.shape[1:]
+
+    @property
+    def by_input(self) -> bool:
+        """Whether the rows of these matrices are inputs, not outputs."""
+        return len(self.shape) == 3 and not self.transposed
+
     def nbytes(self, itemsize: int) -> int:
         """Bytes in its unit's flat buffer, padding included."""
         return _padded(self.numel) * itemsize if self.format is None else self.format.nbytes(self.numel)
 
     def fp8_bytes(self, *, columns: bool) -> int:
         """Bytes of the parameter in FP8, padding included; `columns`: with its transposed codes."""
-        rows = self.shape[0]
+        rows = self.numel // self.matrices[-1]
         return _padded((2 if columns else 1) * self.numel + 4 * rows)
 
     def fp8_view(self, buffer: Tensor, *, columns: bool) -> fp8.FP8Weight:
         """The parameter in FP8 as views of `fp8_bytes` bytes."""
-        rows, inputs = self.shape
-        scales = buffer[: 4 * rows].view(torch.float32)
-        codes = buffer[4 * rows :][: (2 if columns else 1) * self.numel].view(fp8.FP8).split(self.numel)
-        return fp8.FP8Weight(
-            fp8.Rows(codes[0].view(rows, inputs), scales), codes[1].view(inputs, rows) if columns else None
-        )
+        *outer, inner = self.matrices
+        at = 4 * self.numel // inner
+        codes = buffer[at:][: self.numel].view(fp8.FP8).view(self.matrices)
+        transposed = self.columns_view(buffer[at + self.numel :]) if columns else None
+        return fp8.FP8Weight(fp8.Rows(codes, buffer[:at].view(torch.float32).view(outer)), transposed, self.by_input)
+
+    def columns_view(self, buffer: Tensor) -> Tensor:
+        """The transposed codes as a view of a byte for each."""
+        *experts, rows, inner = self.matrices
+        return buffer[: self.numel].view(fp8.FP8).view(*experts, inner, rows)
+
+    def reads_columns(self, *, backward: bool) -> bool:
+        """Whether a stage reads the transposed codes: for the input's gradient, and forward if rows are inputs."""
+        return backward or self.by_input
 
     def dequantized_view(self, flat: Tensor) -> Tensor:
         """The parameter, with its shape, as a view of its dequantized elements in the stored order."""
@@ -112,6 +134,9 @@ class Unit:
     Layers refer to units; with tied embeddings, the embedding and the head refer to the same unit. A unit that is not
     `trainable` is frozen: it has one generation, no gradient and no states, and never changes. Its parameters may be
     quantized; its flat buffer then has `nbytes` bytes.
+
+    A trainable unit with parameters in FP8 has a wire format: codes and scales of these, and the other parameters in
+    the model's type. Devices read it in place of the flat buffer.
     """
 
     name: str
@@ -135,18 +160,62 @@ class Unit:
     def quantized(self) -> tuple[Param, ...]:
         return tuple(param for param in self.params if param.format is not None)
 
-    def prepared_bytes(self, itemsize: int, *, backward: bool) -> int:
-        """Bytes of the parameters that a device makes from the flat buffer: dequantized ones, then those in FP8."""
-        in_fp8 = sum(param.fp8_bytes(columns=backward) for param in self.params if param.in_fp8)
-        return self.dequantized_numel * itemsize + in_fp8
+    @cached_property
+    def in_fp8(self) -> tuple[Param, ...]:
+        return tuple(param for param in self.params if param.in_fp8)
 
-    def fp8_views(self, buffer: Tensor, *, columns: bool) -> dict[str, fp8.FP8Weight]:
+    @property
+    def wired(self) -> bool:
+        """Whether devices read the wire format."""
+        return self.trainable and bool(self.in_fp8)
+
+    def prepared_bytes(self, itemsize: int, *, backward: bool) -> int:
+        """Bytes of the parameters that a device makes from what is uploaded: dequantized ones, then those in FP8.
+
+        From the wire format these are transposed codes alone.
+        """
+        if self.wired:
+            return sum(_padded(p.numel) for p in self.in_fp8 if p.reads_columns(backward=backward))
+        return self.dequantized_numel * itemsize + sum(
+            param.fp8_bytes(columns=param.reads_columns(backward=backward)) for param in self.in_fp8
+        )
+
+    def fp8_views(self, buffer: Tensor, *, backward: bool) -> dict[str, fp8.FP8Weight]:
         """The parameters in FP8 as views of the bytes that `prepared_bytes` counts for them."""
         views, at = dict[str, fp8.FP8Weight](), 0
-        for param in (param for param in self.params if param.in_fp8):
+        for param in self.in_fp8:
+            columns = param.reads_columns(backward=backward)
             views[param.name] = param.fp8_view(buffer[at:], columns=columns)
             at += param.fp8_bytes(columns=columns)
         return views
+
+    def columns_views(self, buffer: Tensor, *, backward: bool) -> dict[str, Tensor]:
+        """The transposed codes that a stage reads, as views of the bytes that `prepared_bytes` counts."""
+        views, at = dict[str, Tensor](), 0
+        for param in self.in_fp8:
+            if param.reads_columns(backward=backward):
+                views[param.name] = param.columns_view(buffer[at:])
+                at += _padded(param.numel)
+        return views
+
+    def wire_bytes(self, itemsize: int) -> int:
+        """Bytes that a device reads: of the wire format, or of the flat buffer."""
+        if not self.wired:
+            return self.nbytes(itemsize)
+        return sum(p.fp8_bytes(columns=False) if p.in_fp8 else p.nbytes(itemsize) for p in self.params)
+
+    def wire_views(self, buffer: Tensor, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, fp8.FP8Weight]]:
+        """The parameters as views of the wire format's bytes: those in `dtype`, and those in FP8, without columns."""
+        plain, weights, at = dict[str, Tensor](), dict[str, fp8.FP8Weight](), 0
+        for param in self.params:
+            if param.in_fp8:
+                weights[param.name] = param.fp8_view(buffer[at:], columns=False)
+                at += param.fp8_bytes(columns=False)
+            else:
+                nbytes = param.nbytes(dtype.itemsize)
+                plain[param.name] = buffer[at : at + nbytes].view(dtype)[: param.numel].view(param.shape)
+                at += nbytes
+        return plain, weights
 
     @cached_property
     def dequantized_numel(self) -> int:

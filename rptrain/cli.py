@@ -183,7 +183,13 @@ def plan(
     vram: Annotated[str | None, typer.Option(help="Memory of each GPU, e.g. 24GiB.")] = None,
     pcie: Annotated[str | None, typer.Option(help="Rate of each PCIe link, one way, e.g. 25GB/s.")] = None,
     host: Annotated[str | None, typer.Option(help="Host memory, e.g. 800GiB.")] = None,
-    tflops: Annotated[float | None, typer.Option(help="bfloat16 rate of each GPU in TFLOPS, e.g. 165.")] = None,
+    tflops: Annotated[
+        float | None, typer.Option(help="bfloat16 rate of each GPU in TFLOPS, e.g. 165; scales the other rates too.")
+    ] = None,
+    tflops_fp16: Annotated[
+        float | None, typer.Option(help="Rate of float16 with float16 sums in TFLOPS, e.g. 330.")
+    ] = None,
+    tflops_fp8: Annotated[float | None, typer.Option(help="FP8 rate in TFLOPS, e.g. 330.")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Compare with other pipeline schedules.")] = False,
     show_data: Annotated[
         int,
@@ -192,8 +198,8 @@ def plan(
 ) -> None:
     """Show the plan of a config, the memory it needs, and what to change if it does not fit.
 
-    Reads no weights, and the data only with --show-data. With --gpus, --card, --vram, --pcie, --host or --tflops it
-    plans for a hypothetical machine. Exits with status 2 if the run does not fit.
+    Reads no weights, and the data only with --show-data. With --gpus, --card, --vram, --pcie, --host or a rate
+    (--tflops, …) it plans for a hypothetical machine. Exits with status 2 if the run does not fit.
     """
     with exit_codes():
         from rptrain.runs.outputs import Output, check
@@ -209,7 +215,7 @@ def plan(
         from rptrain.planner.machine_flags import MachineFlags
         from rptrain.planner.report import report, write_pictures
 
-        found = report(resolved, MachineFlags(gpus, card, vram, pcie, host, tflops))
+        found = report(resolved, MachineFlags(gpus, card, vram, pcie, host, tflops, tflops_fp16, tflops_fp8))
         _print_plan(found, as_json=as_json, with_comparison=compare, samples=show_data)
         write_pictures(found, drawing, events)
         if not found.fits:
@@ -329,7 +335,10 @@ def doctor(
     folder: RunsFolder = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
 ) -> None:
-    """Check this machine: GPUs and their links, memory, compiler and disk."""
+    """Check this machine: GPUs, their links and rates, memory, compiler and disk.
+
+    The rates of products are kept, and later plans use them.
+    """
     with exit_codes():
         from rptrain.doctor.checks import lines
         from rptrain.doctor.examine import examine

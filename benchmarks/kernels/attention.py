@@ -60,6 +60,7 @@ def _cases(name: str, documents: list[list[int]], heads: int, kv_heads: int, siz
         forward[force], backward[force] = pair(force, q, k, v, dout, mb)
     forward["compiled"], backward["compiled"] = _flex(q, k, v, dout, mb)
     forward["triton"], backward["triton"] = pair("triton", q, k, v, dout, mb)
+    forward["half sums"], backward["half sums"] = pair(None, q, k, v, dout, mb, half_sums=True)
     ours = pair(None, q, k, v, dout, mb)  # what training takes
     flops = forward_flops(documents, heads, size)
     nbytes = sum(x.nbytes for x in (q, k, v, dout))
@@ -69,11 +70,11 @@ def _cases(name: str, documents: list[list[int]], heads: int, kv_heads: int, siz
     ]
 
 
-def pair(force: str | None, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, mb: MicroBatch):
+def pair(force: str | None, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, mb: MicroBatch, *, half_sums: bool = False):
     """Forward and backward of one backend."""
-    out, saved = attention(q, k, v, mb, force)
+    out, saved = attention(q, k, v, mb, force, half_sums=half_sums)
     return (
-        lambda: attention(q, k, v, mb, force),
+        lambda: attention(q, k, v, mb, force, half_sums=half_sums),
         lambda: attention_backward(dout, q, k, v, out, saved, mb),
     )
 

@@ -34,6 +34,7 @@ def _whole(name: str, hidden: int, vocab: int) -> Case:
         return F.cross_entropy(F.linear(h, w).float(), labels, ignore_index=IGNORED, reduction="sum")
 
     others = {"eager": gradients(plain), "compiled": gradients(torch.compile(plain))}
+    others["half sums"] = lambda: lce.linear_cross_entropy_backward(h, w, labels, 1.0, sums, half_sums=True)
     try:
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
     except ImportError:

@@ -86,28 +86,28 @@ def weigh(drows_ND: Tensor, rows_ND: Tensor, weights_TX: Tensor, order_N: Tensor
 def grouped_mm(x_NK: Tensor, w_EKM: Tensor, ends_E: Tensor, bias_EM: Tensor | None) -> Tensor:
     """Rows up to ends_E[e] (from those of the expert before) times w_EKM[e], plus bias_EM[e]: [N, M]."""
     out = x_NK.new_empty(x_NK.shape[0], w_EKM.shape[2])
-    for expert, rows in _groups(ends_E):
+    for expert, rows in groups(ends_E):
         product = x_NK[rows] @ w_EKM[expert]
         out[rows] = product if bias_EM is None else product + bias_EM[expert]
     return out
 
 
 def grouped_mm_add(x_NK: Tensor, w_EKM: Tensor, ends_E: Tensor, y_NM: Tensor) -> None:
-    for expert, rows in _groups(ends_E):
+    for expert, rows in groups(ends_E):
         y_NM[rows].addmm_(x_NK[rows], w_EKM[expert])
 
 
 def grouped_weight_grad(acc_EKM: Tensor, x_NK: Tensor, dy_NM: Tensor, ends_E: Tensor) -> None:
-    for expert, rows in _groups(ends_E):
+    for expert, rows in groups(ends_E):
         acc_EKM[expert].addmm_(x_NK[rows].to(acc_EKM.dtype).T, dy_NM[rows].to(acc_EKM.dtype))
 
 
 def grouped_bias_grad(acc_EM: Tensor, dy_NM: Tensor, ends_E: Tensor) -> None:
-    for expert, rows in _groups(ends_E):
+    for expert, rows in groups(ends_E):
         acc_EM[expert] += dy_NM[rows].to(acc_EM.dtype).sum(0)
 
 
-def _groups(ends_E: Tensor) -> list[tuple[int, slice]]:
+def groups(ends_E: Tensor) -> list[tuple[int, slice]]:
     """Experts that have rows, and which."""
     ends = ends_E.tolist()
     pairs = zip([0, *ends[:-1]], ends, strict=True)

@@ -92,7 +92,7 @@ class AttentionBlock(BlockShape):
         return self._attention_backward(p, g, attention, self.mlp_backward(p, g, mlp, dy_TD, mb), mb)
 
     def _attend(self, p: Params, mb: MicroBatch) -> Attend:
-        extras = {"window": self.window, "sinks": p.get("sinks")}
+        extras = {"window": self.window, "sinks": p.get("sinks"), "half_sums": self.half_sums}
         return lambda q, k, v: attn.attention(q, k, v, mb, self.attention_backend, **extras)
 
     def form(self, p: Params, name: str) -> Form:

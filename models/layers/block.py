@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from rptrain.kernels.fp8 import product_workspace
+from rptrain.kernels.half import TERMS, Halves
 from rptrain.models.adapters.expert_lora import ExpertAdapters
 from rptrain.models.adapters.products import Adapters
 from rptrain.models.spec import Param
@@ -32,6 +33,7 @@ class BlockShape(ABC):
     window: int | None = None  # maximum keys per query, including itself
     adapters: tuple[Adapters | ExpertAdapters, ...] = ()
     fp8: tuple[str, ...] = ()  # products whose weights are in FP8: models/fp8.py
+    half_sums: bool = False  # attention's products are summed in float16: models/half.py
 
     def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
         forward, backward = self._product_work(tokens, itemsize)
@@ -65,10 +67,13 @@ class BlockShape(ABC):
         """
         heads, kv_heads = self._widths
         inside_products = max((adapters.workspace(tokens, itemsize) for adapters in self.adapters), default=0)
-        inside_products += self._fp8_workspace(tokens, fused=fused)
+        inside_products += self._fp8_workspace(tokens, itemsize, fused=fused)
         mlp, mlp_inside = self.mlp_workspace(itemsize)
         if fused:  # the gradients of the block's output and, behind the MLP, of its middle; attention's sums of rows
-            attention = itemsize * (2 * self.hidden + max(2 * heads + 2 * kv_heads, 2 * self.hidden)) + 8 * self.heads
+            inside_attention = itemsize * (2 * heads + 2 * kv_heads)
+            if self._in_half(itemsize):  # copies of q, k, v and the gradient of attention's output
+                inside_attention += Halves.bytes_per_token(2 * self.heads + 2 * self.kv_heads, self.head_size)
+            attention = 2 * itemsize * self.hidden + max(inside_attention, 2 * itemsize * self.hidden) + 8 * self.heads
             return tokens * max(attention, itemsize * self.hidden + mlp) + inside_products
         # the gradients of the residual sum and of q, k and v, also turned back; or those on both sides of the norm
         attention = itemsize * (self.hidden + max(2 * heads + 3 * kv_heads, 2 * self.hidden))
@@ -105,6 +110,9 @@ class BlockShape(ABC):
     def mlp_workspace(self, itemsize: int) -> tuple[int, int]:
         """Bytes per token in the MLP's backward: the maximum between operations, and the maximum inside one."""
 
+    def _in_half(self, itemsize: int) -> bool:
+        return self.half_sums and itemsize == 2 and self.head_size <= TERMS
+
     @property
     def _widths(self) -> tuple[int, int]:
         return self.heads * self.head_size, self.kv_heads * self.head_size
@@ -112,6 +120,7 @@ class BlockShape(ABC):
     def _attention_work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
         heads, kv_heads = self._widths
         attention = 4.0 * tokens * self.attended(length) * heads
+        half = attention if self._in_half(itemsize) else 0.0
         rotation = 2 * (heads + kv_heads)
         forward = {"norm": 2 * self.hidden, "rotation": rotation, "sum and norm": 4 * self.hidden}
         # q and k before their norms; the values' gradient, copied
@@ -120,9 +129,11 @@ class BlockShape(ABC):
         if self.qkv_bias or self.o_bias:
             biases = self.qkv_bias * (heads + 2 * kv_heads) + self.o_bias * self.hidden
             backward["biases, backward"] = biases
+        if half:  # copies in float16; backward also copies the gradient of the output
+            forward["halves"], backward["halves, backward"] = 2 * (heads + 2 * kv_heads), 4 * (heads + kv_heads)
         return (
-            Work(attention=attention, elementwise=scaled(forward, tokens * itemsize)),
-            Work(attention=2 * attention, elementwise=scaled(backward, tokens * itemsize)),
+            Work(attention=attention, half_attention=half, elementwise=scaled(forward, tokens * itemsize)),
+            Work(attention=2 * attention, half_attention=2 * half, elementwise=scaled(backward, tokens * itemsize)),
         )
 
     def _product_work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
@@ -132,7 +143,7 @@ class BlockShape(ABC):
             operations = 2.0 * tokens * inputs * outputs
             if name in self.fp8:
                 back = _row_bytes(outputs, itemsize) + self._gradient_bytes(name, itemsize)
-                forward += Work(fp8=operations, quantization=tokens * self._input_bytes(name, itemsize))
+                forward += Work(fp8=operations, quantization=tokens * self._quantizing_bytes(name, itemsize))
                 backward += Work(fp8=2 * operations, quantization=tokens * back)
             else:
                 forward, backward = forward + Work(matmul=operations), backward + Work(matmul=2 * operations)
@@ -142,7 +153,7 @@ class BlockShape(ABC):
         """Whether a product reads its input in FP8 alone; adapters read it in the model's type."""
         return name in self.fp8 and all(adapters.name != name for adapters in self.adapters)
 
-    def _input_bytes(self, name: str, itemsize: int) -> int:
+    def _quantizing_bytes(self, name: str, itemsize: int) -> int:
         """Bytes per token to quantize the input of a product, beyond what the operation that computes it moves.
 
         Norms and SwiGLU write codes in place of their output where nothing else reads it; norms also beside it.
@@ -164,9 +175,10 @@ class BlockShape(ABC):
         of_input = {"down": itemsize + 1}.get(name, 2)
         return of_output * outputs + of_input * inputs
 
-    def _fp8_workspace(self, tokens: int, *, fused: bool) -> int:
+    def _fp8_workspace(self, tokens: int, itemsize: int, *, fused: bool) -> int:
         """Bytes that products in FP8 need at once; with DoRA also for the norms of rows."""
-        products = [product_workspace(tokens, *self.product_sizes[name], fused=fused) for name in self.fp8]
+        sizes = (self.product_sizes[name] for name in self.fp8 if name in self.product_sizes)
+        products = [product_workspace(tokens, *each, fused=fused) for each in sizes]
         norms = [a.dequantized_bytes for a in self.adapters if isinstance(a, Adapters) and a.name in self.fp8]
         return max(products, default=0) + max(norms, default=0)
 

@@ -6,7 +6,7 @@ MLP's product and its residual are added before rounding. Backward reuses saved 
 products qkv and gate_up overwrite them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -101,15 +101,16 @@ class Head:
     vocab: int
     eps: float
     name: str = "head"
+    half_sums: bool = False  # products are summed in float16: models/half.py
 
     def loss(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor:
         normed, _ = rms_norm(x_TD, p["norm"], self.eps)
-        return linear_cross_entropy(normed, p[self.projection], mb.labels)
+        return linear_cross_entropy(normed, p[self.projection], mb.labels, half_sums=self.half_sums)
 
     def loss_backward(self, p: Params, g: Grads, x_TD: Tensor, mb: MicroBatch, scale: float) -> tuple[Tensor, Tensor]:
         normed, rstd = rms_norm(x_TD, p["norm"], self.eps)
         projection = p[self.projection], mb.labels, scale, g.get(self.projection)
-        loss, dnormed = linear_cross_entropy_backward(normed, *projection)
+        loss, dnormed = linear_cross_entropy_backward(normed, *projection, half_sums=self.half_sums)
         return loss, rms_norm_backward(dnormed, x_TD, p["norm"], rstd, g.get("norm"))
 
     def logits(self, p: Params, x_TD: Tensor) -> Tensor:
@@ -121,13 +122,15 @@ class Head:
         matmul = 2.0 * tokens * self.hidden * self.vocab
         forward = {"norm": 2 * self.hidden, "softmax": self.vocab}
         backward = {"norm, backward": 3 * self.hidden, "softmax, backward": self.vocab}
+        half = matmul if self.half_sums and itemsize == 2 else 0.0
         return (
-            Work(matmul=matmul, elementwise=scaled(forward, tokens * itemsize)),
-            Work(matmul=2 * matmul, elementwise=scaled(backward, tokens * itemsize)),
+            Work(matmul=matmul, half=half, elementwise=scaled(forward, tokens * itemsize)),
+            Work(matmul=2 * matmul, half=2 * half, elementwise=scaled(backward, tokens * itemsize)),
         )
 
     def gradient_work(self, param: Param, tokens: int, itemsize: int) -> Work:
-        return product_gradient(param, tokens)
+        work = product_gradient(param, tokens)
+        return replace(work, half=work.matmul) if self.half_sums and itemsize == 2 else work
 
     def kept_bytes(self, tokens: int, itemsize: int) -> int:
         return 0

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from rptrain.kernels import fp8, grouped_fp8
 from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.grouped import grouped_bias_grad, grouped_mm, grouped_weight_grad
 from rptrain.kernels.linear import accumulate_bias_grad, accumulate_weight_grad, linear, linear_add
@@ -64,8 +65,7 @@ class MoEBlock(AttentionBlock):
         choice = choose(logits, self.active)
         weights = route(logits, choice, self.over_chosen)
         perm = permute(choice, self.experts)
-        inputs = gather(normed, perm)
-        gate_up = self._experts(p, "experts_gate_up", inputs, perm.ends)
+        gate_up = self._experts(p, "experts_gate_up", self._inputs(p, normed, perm), perm.ends)
         return MoESaved(h_TD, rstd, normed, logits, choice, weights, perm, gate_up)
 
     def mlp_output(self, p: Params, saved: MoESaved, mb: MicroBatch | None, *, overwrite: bool = False) -> Tensor:
@@ -81,7 +81,7 @@ class MoEBlock(AttentionBlock):
         dnormed = combine(drows, perm)
         del drows
         if dh is not None or "experts_gate_up" in g:
-            inputs = gather(saved.normed, perm)
+            inputs = self._inputs(p, saved.normed, perm)
             self._experts_backward_weights(p, g, "experts_gate_up", dgate_up, dh, inputs, ends)
             del inputs
         grouped_bias_grad(g.get("experts_gate_up_bias"), dgate_up, ends)
@@ -119,25 +119,46 @@ class MoEBlock(AttentionBlock):
         del drows, activation
         return dweights, swiglu_backward(dactivation, saved.gate_up, saved.gate_up, **self._form)
 
-    def _experts(self, p: Params, name: str, x: Tensor, ends: Tensor) -> Tensor:
+    def _inputs(self, p: Params, normed_TD: Tensor, perm: Permutation) -> Tensor | fp8.Rows:
+        """The tokens' rows by expert; their codes in FP8, unless adapters or scales by expert need the values."""
+        w = p["experts_gate_up"]
+        if isinstance(w, Tensor) or w.by_input or self._expert_adapters("experts_gate_up"):
+            return gather(normed_TD, perm)
+        return grouped_fp8.gather_codes(fp8.quantize_rows(normed_TD), perm)
+
+    def _experts(self, p: Params, name: str, x: Tensor | fp8.Rows, ends: Tensor) -> Tensor:
         """The rows of x times their experts' weights `name`, with bias and adapters, if any."""
-        y = grouped_mm(x, self.whole(p[name]), ends, p.get(f"{name}_bias"))
+        w, bias = p[name], p.get(f"{name}_bias")
+        if isinstance(w, fp8.FP8Weight):
+            y = grouped_fp8.grouped_mm(x, w, ends, bias, p["post_norm"].dtype)
+        else:
+            assert isinstance(x, Tensor)
+            y = grouped_mm(x, self.whole(w), ends, bias)
         if adapters := self._expert_adapters(name):
+            assert isinstance(x, Tensor)
             adapters.add(p, x, y, ends)
         return y
 
     def _experts_backward_input(self, p: Params, name: str, dy: Tensor, ends: Tensor) -> tuple[Tensor, Tensor | None]:
         """The gradient of such a product's input, and the inputs of its adapters' gradients."""
-        dx, adapters = grouped_mm(dy, self.whole(p[name]).mT, ends), self._expert_adapters(name)
+        w, adapters = p[name], self._expert_adapters(name)
+        if isinstance(w, fp8.FP8Weight):
+            dx = grouped_fp8.grouped_mm_transposed(dy, w, ends)
+        else:
+            dx = grouped_mm(dy, self.whole(w).mT, ends)
         return dx, adapters.backward_input(p, dy, dx, ends) if adapters else None
 
     def _experts_backward_weights(
-        self, p: Params, g: Grads, name: str, dy: Tensor, dh: Tensor | None, x: Tensor, ends: Tensor
+        self, p: Params, g: Grads, name: str, dy: Tensor, dh: Tensor | None, x: Tensor | fp8.Rows, ends: Tensor
     ) -> None:
-        if name in g:
+        if name in g and isinstance(w := p[name], fp8.FP8Weight):
+            grouped_fp8.grouped_weight_grad(g[name].view(w.rows.codes.shape), x, dy, ends, by_input=w.by_input)
+        elif name in g:
+            assert isinstance(x, Tensor)
             grouped_weight_grad(self.whole(g[name]), x, dy, ends)
         adapters = self._expert_adapters(name)
         if adapters and dh is not None:
+            assert isinstance(x, Tensor)
             adapters.backward_weights(p, g, dy, dh, x, ends)
 
     def _expert_adapters(self, name: str) -> ExpertAdapters | None:
@@ -146,6 +167,12 @@ class MoEBlock(AttentionBlock):
     def whole(self, stored: Tensor) -> Tensor:
         """[E, in, out]: as GPT-OSS stores the experts, or a view of theirs stacked, [E * out, in]."""
         return stored if stored.dim() == 3 else stored.view(self.experts, -1, stored.shape[1]).mT
+
+    @property
+    def expert_sizes(self) -> dict[str, tuple[int, int]]:
+        """The inputs and outputs of an expert's products, by name."""
+        gate_up, down = (self.hidden, 2 * self.intermediate), (self.intermediate, self.hidden)
+        return {"experts_gate_up": gate_up, "experts_down": down}
 
     @property
     def _form(self) -> dict[str, Any]:
@@ -158,16 +185,18 @@ class MoEBlock(AttentionBlock):
         tokens, and combines the gradients. The gradients of experts' weights are operands.
         """
         router = 2.0 * tokens * self.hidden * self.experts
-        grouped = 6.0 * tokens * self.active * self.hidden * self.intermediate
+        ahead_products, back_products = self._grouped_work(tokens, itemsize)
         touched = min(self.experts, tokens * self.active)
-        weights = touched * 3 * self.hidden * self.intermediate * itemsize
+        matrices = ((name, inputs * outputs) for name, (inputs, outputs) in self.expert_sizes.items())
+        weights = touched * sum(size * (1 if name in self.fp8 else itemsize) for name, size in matrices)
         routed = self.active * self.hidden
         rows = self.hidden + routed  # gathered or combined
+        gathered = rows / itemsize if self._gathers_codes else rows
         activation = self.active * self.intermediate
-        forward = {"router": self.experts, "gather": rows, "activation": 3 * activation}
+        forward = {"router": self.experts, "gather": gathered, "activation": 3 * activation}
         forward |= {"combination": rows, "sum": 3 * self.hidden}
         # the activation is computed again, and multiplied by the experts' weights together with its gradient
-        backward = {"router, backward": 2 * self.experts, "gather": 2 * rows, "activation": 3 * activation}
+        backward = {"router, backward": 2 * self.experts, "gather": rows + gathered, "activation": 3 * activation}
         backward |= {"weights, backward": 4 * activation, "activation, backward": 5 * activation}
         backward |= {"combination": rows, "norm and sum, backward": 4 * self.hidden}
         if self.biases:
@@ -176,14 +205,46 @@ class MoEBlock(AttentionBlock):
             {**scaled(elements, tokens * itemsize), "experts' weights": weights} for elements in (forward, backward)
         )
         return (
-            Work(matmul=router, grouped=grouped, elementwise=ahead),
+            ahead_products + Work(matmul=router, elementwise=ahead),
             # with biases, the weights' gradient also has the product of those of `down` with the gradient
-            Work(matmul=(2 + self.biases) * router, grouped=2 * grouped, elementwise=back),
+            back_products + Work(matmul=(2 + self.biases) * router, elementwise=back),
         )
+
+    def _grouped_work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
+        """The products of experts in forward and in backward; in FP8 operands are quantized for each product."""
+        forward, backward, rows = Work(), Work(), tokens * self.active
+        for name, (inputs, outputs) in self.expert_sizes.items():
+            operations = 2.0 * rows * inputs * outputs
+            if name not in self.fp8:
+                forward, backward = forward + Work(grouped=operations), backward + Work(grouped=2 * operations)
+                continue
+            forward += Work(grouped_fp8=operations, quantization=self._input_bytes(name, tokens, itemsize))
+            backward += Work(grouped_fp8=operations, quantization=rows * outputs * (itemsize + 1))
+            backward += self._gradient_fp8(name, tokens, itemsize)
+        return forward, backward
+
+    def _gradient_fp8(self, name: str, tokens: int, itemsize: int) -> Work:
+        """The gradient of experts' weights in FP8: codes of inputs are transposed, gradients of outputs read twice."""
+        (inputs, outputs), rows = self.expert_sizes[name], tokens * self.active
+        moved = self._input_bytes(name, tokens, itemsize) + rows * (2 * inputs + outputs * (2 * itemsize + 1))
+        return Work(grouped_fp8=2.0 * rows * inputs * outputs, quantization=moved)
+
+    def _input_bytes(self, name: str, tokens: int, itemsize: int) -> int:
+        """Bytes read and written to quantize a product's input."""
+        by_token = name == "experts_gate_up" and self._gathers_codes
+        return tokens * (1 if by_token else self.active) * self.expert_sizes[name][0] * (itemsize + 1)
+
+    @property
+    def _gathers_codes(self) -> bool:
+        """Whether tokens are quantized before their rows are gathered: see `_inputs`. GPT-OSS counts as without."""
+        name = "experts_gate_up"
+        return name in self.fp8 and not self.biases and not self._expert_adapters(name)
 
     def gradient_work(self, param: Param, tokens: int, itemsize: int) -> Work:
         """The gradient work of a parameter: each token reaches `active` experts; biases need no products."""
-        if param.name in ("experts_gate_up", "experts_down"):
+        if param.name in self.fp8 and param.name in self.expert_sizes:
+            return self._gradient_fp8(param.name, tokens, itemsize)
+        if param.name in self.expert_sizes:
             return Work(grouped=2.0 * tokens * param.numel * self.active / self.experts)
         if param.name.startswith("experts"):
             return Work()
@@ -203,3 +264,16 @@ class MoEBlock(AttentionBlock):
         # SwiGLU, a norm, the router's softmax, the operands of one expert's products
         inside = max(3 * activation, 5 * self.hidden, 3 * self.experts, self.hidden + 2 * self.intermediate)
         return between, wide * inside
+
+    def _fp8_workspace(self, tokens: int, itemsize: int, *, fused: bool) -> int:
+        """Bytes in addition to those between operations.
+
+        The activation and its gradient are freed before the products of gate_up.
+        """
+        rows = tokens * self.active
+        freed = {"experts_gate_up": 2 * rows * self.intermediate * itemsize}
+        needed = [super()._fp8_workspace(tokens, itemsize, fused=fused)]
+        for name in (name for name in self.fp8 if name in self.expert_sizes):
+            sizes = rows, self.experts, *self.expert_sizes[name]
+            needed.append(grouped_fp8.workspace(*sizes, largest=tokens, fused=fused) - freed.get(name, 0))
+        return max(needed)

@@ -17,13 +17,15 @@ from torch import Tensor
 from rptrain.bench import clock
 from rptrain.engine.meter import likeness
 from rptrain.kernels import attention as attn
-from rptrain.kernels import fp8
+from rptrain.kernels import fp8, grouped_fp8, half
 from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.grouped import grouped_mm, grouped_weight_grad
+from rptrain.kernels.launch import fused
 from rptrain.kernels.reference.dense import wide
 from rptrain.models.layers.block import BlockShape
+from rptrain.models.layers.mlp import Head
 from rptrain.models.layers.moe import MoEBlock
-from rptrain.models.spec import HeadLayer, Layer, ModelSpec
+from rptrain.models.spec import HeadLayer, Layer, ModelSpec, Param
 
 COPY = 512 << 20  # bytes that the timed copy reads and writes
 EXPERTS = ("experts_gate_up", "experts_down")
@@ -154,11 +156,13 @@ def _products(
     for unit in (spec.units[index] for index in layer.units):
         for param in unit.params:
             if isinstance(layer, MoEBlock) and param.name in EXPERTS:
-                w = layer.whole(torch.randn(param.shape, dtype=dtype, device=device))
-                experts, size, out = w.shape
-                yield _Operation(
-                    f"{param.name} {size} x {out} x {experts}", *_grouped(w, tokens * layer.active, unit.trainable)
-                )
+                (size, out), rows = layer.expert_sizes[param.name], tokens * layer.active
+                if param.in_fp8:
+                    products = _grouped_fp8(param, rows, unit.trainable, dtype, device)
+                else:
+                    w = layer.whole(torch.randn(param.shape, dtype=dtype, device=device))
+                    products = _grouped(w, rows, unit.trainable)
+                yield _Operation(f"{param.name} {size} x {out} x {layer.experts}", *products)
                 continue
             if len(param.shape) != 2 or param.name.endswith("bias"):
                 continue
@@ -166,7 +170,8 @@ def _products(
             w, x, y = (
                 torch.randn(shape, dtype=dtype, device=device) for shape in ((out, size), (tokens, size), (tokens, out))
             )
-            product = _product_fp8 if param.in_fp8 else _product
+            in_half = isinstance(layer, Head) and layer.half_sums and fused(x) and half.takes(x)
+            product = _product_fp8 if param.in_fp8 else _product_half if in_half else _product
             yield _Operation(f"{param.name} {size} x {out}", *product(w, x, y, unit.trainable))
 
 
@@ -179,6 +184,18 @@ def _product(w: Tensor, x: Tensor, y: Tensor, trained: bool) -> tuple[clock.Work
             torch.mm(y.t(), x, out=dw)
 
     return lambda: torch.mm(x, w.t(), out=y), backward
+
+
+def _product_half(w: Tensor, x: Tensor, y: Tensor, trained: bool) -> tuple[clock.Work, clock.Work]:
+    """Products summed in float16."""
+    dw, dx = torch.empty_like(w), torch.empty_like(x)
+
+    def backward() -> None:
+        half.product(dx, y, w.t())
+        if trained:
+            half.product(dw, y.t(), x.t())
+
+    return lambda: half.product(y, x, w), backward
 
 
 def _product_fp8(w: Tensor, x: Tensor, y: Tensor, trained: bool) -> tuple[clock.Work, clock.Work]:
@@ -201,7 +218,7 @@ def _grouped(w: Tensor, rows: int, trained: bool) -> tuple[clock.Work, clock.Wor
     """Products with weights [E, in, out] for equal numbers of tokens per expert."""
     experts, size, out = w.shape
     x, y = (torch.randn(rows, columns, dtype=w.dtype, device=w.device) for columns in (size, out))
-    ends = (torch.arange(1, experts + 1, device=w.device) * rows // experts).int()
+    ends = _even(rows, experts, w.device)
     dw = torch.zeros_like(w, dtype=wide(w.dtype))
 
     def backward() -> None:
@@ -210,6 +227,36 @@ def _grouped(w: Tensor, rows: int, trained: bool) -> tuple[clock.Work, clock.Wor
             grouped_weight_grad(dw, x, y, ends)
 
     return lambda: grouped_mm(x, w, ends), backward
+
+
+def _grouped_fp8(
+    param: Param, rows: int, trained: bool, dtype: torch.dtype, device: torch.device
+) -> tuple[clock.Work, clock.Work]:
+    """As `_grouped`, of operands that are quantized already."""
+    w = param.fp8_view(torch.empty(param.fp8_bytes(columns=True), dtype=torch.uint8, device=device), columns=True)
+    w.write(param.dequantized_view(torch.randn(param.numel, dtype=dtype, device=device)))
+    experts, *sizes = w.rows.codes.shape
+    ends = _even(rows, experts, device)
+    values = [torch.randn(rows, size, dtype=dtype, device=device) for size in sizes]
+    outer, inner = (fp8.quantize_rows(x) for x in values)  # with as many columns as the weight has rows, or columns
+    columns = grouped_fp8.quantize_columns(values[0], inner.scales, ends)
+    turned, dw = grouped_fp8.transpose(inner.codes, ends), torch.zeros(w.rows.codes.shape, device=device)
+    assert w.columns is not None
+    along = partial(grouped_fp8.product, inner, *w.rows, ends, None, dtype)
+    across = partial(grouped_fp8.product, outer, w.columns, None, ends, None, dtype)
+    forward, back = (across, along) if w.by_input else (along, across)
+
+    def backward() -> None:
+        back()
+        if trained:
+            grouped_fp8.accumulate(dw, columns, turned, ends)
+
+    return forward, backward
+
+
+def _even(rows: int, experts: int, device: torch.device) -> Tensor:
+    """Where the rows of each expert end if all have equally many."""
+    return (torch.arange(1, experts + 1, device=device) * rows // experts).int()
 
 
 def _attention(
@@ -235,14 +282,15 @@ def _attention(
     dout = torch.randn_like(q)
     sinks = torch.randn(block.heads, dtype=dtype, device=device) if with_sinks else None
     extras = {"window": block.window, "sinks": sinks}
+    half_sums = block.half_sums
     back = {**extras, "grad_sinks": None if sinks is None else torch.zeros_like(sinks, dtype=wide(dtype))}
     found = []
     for name in _backends(dtype, device, block.head_size, block.window is None and not with_sinks):
-        out, saved = attn.attention(q, k, v, mb, name, **extras)
+        out, saved = attn.attention(q, k, v, mb, name, **extras, half_sums=half_sums)
         found.append(
             _Operation(
                 f"attention ({name})",
-                lambda name=name: attn.attention(q, k, v, mb, name, **extras),
+                lambda name=name: attn.attention(q, k, v, mb, name, **extras, half_sums=half_sums),
                 lambda out=out, saved=saved: attn.attention_backward(dout, q, k, v, out, saved, mb, **back),
             )
         )

@@ -17,6 +17,7 @@ from rptrain.data.loader import RANDOM
 from rptrain.engine.engine import Engine
 from rptrain.engine.iteration import Pending
 from rptrain.engine.meter import Meter
+from rptrain.engine.optim.traffic import fraction_of_codes, update_bytes
 from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.store import ModelStore
 from rptrain.models.adapters.lora import set_magnitudes
@@ -92,7 +93,12 @@ def bench(
             allocations=_grown(done[warmup - 1], done[warmup + steps - 1]),
             process=process,
             locked=engine.locked,
-            adam_bytes=_adam_bytes(store),
+            adam_bytes=update_bytes(
+                store.dtype,
+                job.config.optim.moments,
+                wide_grad=store.wide_grad,
+                codes=fraction_of_codes(unit for unit in store.spec.units if unit.trainable),
+            ),
             lanes=tuple(lanes(job.devices, spans, engine.readings)),
             updates=tuple(updates(engine.readings)),
             measured=measured,
@@ -195,15 +201,3 @@ def _copied(engine: Engine, job: Job, steps: range) -> Copied:
 
 def _grown(before: _Step, after: _Step) -> tuple[int, ...]:
     return tuple(b - a for a, b in zip(before.driver_allocations, after.driver_allocations, strict=True))
-
-
-def _adam_bytes(store: ModelStore) -> float:
-    """Bytes per parameter that an update reads and writes; the gradient is only read."""
-    state = next(state for state in store.units if state.unit.trainable)
-    once, both = [state.grad], [*state.moments.values()]
-    if state.masters is None:
-        both += [state.params[0], *([] if state.remainder is None else [state.remainder])]
-    else:  # from which the parameter is computed
-        both.append(state.masters)
-        once.append(state.params[0])
-    return sum(x.nbytes for x in (*once, *both, *both)) / state.unit.numel

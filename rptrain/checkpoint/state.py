@@ -6,7 +6,9 @@
       trainer_state.json                  step, meta, and the tensors of each unit's file
       complete.json                       sizes and hashes of the rest; written last
 
-Gradients are not stored, because a step consumes them. Frozen units are not stored either (frozen.py).
+Gradients are not stored, because a step consumes them. Frozen units are not stored either (frozen.py). Of a unit that
+devices read in its wire format (engine/wire.py), `previous` has the bytes of that format; older versions stored the
+weights, which are quantized when they are read. The newest generation is made from `param`.
 """
 
 import json
@@ -38,6 +40,7 @@ from rptrain.checkpoint.atomic_dir import (
 )
 from rptrain.checkpoint.base_files import BASE, base_files
 from rptrain.checkpoint.metadata import read_facts
+from rptrain.engine import wire
 from rptrain.engine.optim.moments import kind_of
 from rptrain.engine.store import UnitState
 from rptrain.models.spec import Unit
@@ -128,15 +131,23 @@ def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
     if odd := set(state["units"]) ^ set(expected):
         raise UserError(f"{directory} belongs to another model: {min(odd)} is in one of them only")
     for name, unit in expected.items():
-        _compare(directory / name, state["units"][name], _layout(_tensors(unit)))
+        stored = state["units"][name]
+        _compare(directory / name, stored, _layout(_tensors(unit) | _converted(unit, stored)))
 
     for unit in expected.values():
-        unit.current, unit.before = 0, len(unit.params) - 1
+        unit.current, unit.before = 0, unit.generations - 1
 
     def read(name: str) -> None:
-        tensors = _tensors(expected[name])
+        unit = expected[name]
+        converted = _converted(unit, state["units"][name])
+        tensors = _tensors(unit) | converted
         header = memoryview(bytearray(len(_header(tensors))))
         read_into(directory / name, files[name], [header, *map(as_bytes, tensors.values())])
+        for flat in converted.values():
+            for write in wire.writes(unit.unit, flat, unit.wire[unit.before]):
+                write()
+        for write in unit.wire_writes(unit.current):
+            write()
 
     in_parallel(read, sorted(expected, key=lambda name: files[name]["size"], reverse=True))
     return state
@@ -188,14 +199,26 @@ def _files(units: Sequence[UnitState]) -> dict[str, UnitState]:
 
 def _tensors(state: UnitState) -> dict[str, Tensor]:
     """The saved tensors of a unit, in the file's order: W_T, W_{T-1} (equal after a skipped step), optimizer state."""
-    tensors = {"param": state.params[state.current]}
-    if len(state.params) == 2:
-        tensors["previous"] = state.params[state.before]
+    tensors = {"param": state.params[state.newest]}
+    if state.generations == 2:
+        tensors["previous"] = state.wire[state.before] if state.wire else state.params[state.before]
     if state.remainder is not None:
         tensors["remainder"] = state.remainder
     if state.masters is not None:
         tensors["masters"] = state.masters
     return tensors | state.moments
+
+
+def _converted(state: UnitState, stored: Layout) -> dict[str, Tensor]:
+    """A place for a previous generation that an older version stored as weights, to be converted to the wire format.
+
+    It is in the gradient's buffer, which holds nothing yet.
+    """
+    weights = "previous" in stored and stored["previous"]["dtype"] == stored["param"]["dtype"]
+    if not (weights and len(state.wire) == 2):
+        return {}
+    flat = state.params[0]
+    return {"previous": state.grad.view(torch.uint8)[: flat.nbytes].view(flat.dtype)}
 
 
 def dtype_of(state: Mapping[str, Any]) -> torch.dtype:
@@ -233,6 +256,11 @@ def _compare(file: Path, stored: Layout, expected: Layout) -> None:
         raise UserError(
             f'{file} was saved with model.dtype = "{names[there["dtype"]]}" and cannot be resumed with '
             f'"{names[here["dtype"]]}": set model.dtype, or export the checkpoint and start a new run from it'
+        )
+    if "previous" in stored and stored["previous"]["dtype"] == DTYPES[torch.uint8] != expected["previous"]["dtype"]:
+        raise UserError(
+            f"{file} was saved with engine.fp8 = true and cannot be resumed without: set engine.fp8 = true, or export "
+            "the checkpoint and start a new run from it"
         )
     kinds = {name: kind for kind, name in DTYPES.items()}
     saved, wanted = (kind_of(kinds[layout["exp_avg"]["dtype"]]) for layout in (stored, expected))

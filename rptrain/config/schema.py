@@ -223,9 +223,9 @@ class Engine(Section):
     optimizer_threads: PositiveInt | None = None
     """CPU threads of the optimizer; unset: by the number of cores"""
     fp16_accumulation: bool = False
-    """with float16: GPUs sum products in float16; faster on consumer cards, less exact"""
+    """with float16: GPUs sum products in float16, on GeForce cards also in attention; faster there, less exact"""
     fp8: bool = False
-    """with bfloat16 or float32: multiply matrices of attention and dense MLPs in FP8; RTX 40, L40S, H100 or newer"""
+    """with bfloat16 or float32: multiply the blocks in FP8, sum in float16 on GeForce; RTX 40, L40S, H100 or newer"""
     replan: bool = True
     """measure the layers in the first steps and plan again with the measured times"""
     stall_timeout: float = Field(default=600.0, ge=0, le=10**9)

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from rptrain.doctor import gpu, host
+from rptrain.doctor import gpu, host, products
 from rptrain.doctor.checks import Check
 
 
 def examine(runs: Path) -> list[Check]:
     """Runs all checks, in a few seconds. `runs`: the folder of runs, whose disk is checked; it need not exist."""
+    rates = products.examine()  # first: the driver then says whether other work uses a GPU
     gpus = gpu.examine()
-    return [*gpus, *host.examine(runs, gpus=any("device" in one.figures for one in gpus))]
+    return [*gpus, *rates, *host.examine(runs, gpus=any("device" in one.figures for one in gpus))]

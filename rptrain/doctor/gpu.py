@@ -18,7 +18,7 @@ WAIT_VALUE = 122  # CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, of the dr
 
 
 @dataclass(frozen=True)
-class Rates:
+class CopyRates:
     """Bytes per second of copies to and from page-locked memory: one at a time, and both at once."""
 
     up: float
@@ -34,7 +34,7 @@ class Gpu:
     capability: str
     driver: str | None
     link: Link | None
-    rates: Rates
+    rates: CopyRates
     wait_value: bool | None  # whether a stream can wait for a value in memory; None: unknown
 
 
@@ -53,9 +53,14 @@ def _examine(driver: Driver, index: int) -> Check:
     try:
         return describe(_look(driver, index))
     except RuntimeError as error:  # torch raises it for both; the first line distinguishes them
-        said = str(error).partition("\n")[0]
-        advice = "see in nvidia-smi what else takes it; a GPU that has failed comes back by a restart of the machine"
-        return check(f"cuda:{index}", f"cannot be measured: {said}", advice, device=f"cuda:{index}", error=said)
+        return unmeasured(f"cuda:{index}", index, error)
+
+
+def unmeasured(subject: str, index: int, error: RuntimeError) -> Check:
+    """The warning about a GPU that is full or has failed."""
+    said = str(error).partition("\n")[0]
+    advice = "see in nvidia-smi what else takes it; a GPU that has failed comes back by a restart of the machine"
+    return check(subject, f"cannot be measured: {said}", advice, device=f"cuda:{index}", error=said)
 
 
 def _none(driver: str | None, cuda: str | None) -> Check:
@@ -89,7 +94,7 @@ def _link(link: Link | None) -> str:
     return f"PCIe {link.generation} x{link.width}, "
 
 
-def _advice(link: Link | None, rates: Rates) -> str | None:
+def _advice(link: Link | None, rates: CopyRates) -> str | None:
     if link is None or not link.width or not link.max_width or not link.generation or not link.max_generation:
         return None
     if link.width < link.max_width:
@@ -121,7 +126,7 @@ def _look(driver: Driver, index: int) -> Gpu:
     )
 
 
-def measure(index: int) -> Rates:
+def measure(index: int) -> CopyRates:
     """Measures copies of COPIED bytes in each direction, REPEATS times."""
     with torch.cuda.device(index):
         device = [torch.empty(COPIED, dtype=torch.uint8, device=f"cuda:{index}") for _ in range(2)]
@@ -145,7 +150,7 @@ def measure(index: int) -> Rates:
 
         seconds(0, 1)  # the first copies wake the link
         moved = REPEATS * COPIED
-        return Rates(moved / seconds(0), moved / seconds(1), 2 * moved / seconds(0, 1))
+        return CopyRates(moved / seconds(0), moved / seconds(1), 2 * moved / seconds(0, 1))
 
 
 def _can_wait(index: int) -> bool | None:

@@ -20,7 +20,12 @@ from rptrain.utils import native
 from rptrain.utils.parallel import cores
 from rptrain.utils.units import format_bytes
 
-EXTENSIONS = ("rptrain.engine.optim._adam", "rptrain.engine.optim._embedding_grads", "rptrain.kernels._quant")
+EXTENSIONS = (
+    "rptrain.engine.optim._adam",
+    "rptrain.engine.optim._embedding_grads",
+    "rptrain.kernels._quant",
+    "rptrain.kernels._fp8",
+)
 WRITTEN = 32 << 20  # bytes of the file that measures the disk's speed
 SLOW_DISK = 100e6  # bytes per second; a checkpoint of an 8B model would take a quarter of an hour
 SCARCE = 20 << 30  # free bytes on the disk, less than a checkpoint of a 1.7B model

@@ -91,7 +91,7 @@ class Evaluator:
 
     def _chunks(self, unit: int) -> Sequence[Chunk]:
         store = self._context.store
-        return windows([(unit, store.spec.units[unit].nbytes(store.dtype.itemsize))], 1, CHUNK_BYTES)[0]
+        return windows([(unit, store.spec.units[unit].wire_bytes(store.dtype.itemsize))], 1, CHUNK_BYTES)[0]
 
     def _forward(
         self,

@@ -33,7 +33,7 @@ class Footprint:
     grad_numel: int
     outputs: int  # entries of the output ring
     params: int  # both slots
-    prepared: int  # a stage's parameters that are dequantized, or computed in FP8
+    prepared: int  # what a device makes of a stage's parameters: dequantized, in FP8, or codes transposed
     grads: int
     rings: int  # boundary activations
     indices: int  # index tensors of batches: positions, labels, document boundaries
@@ -56,7 +56,7 @@ def stage_units(spec: ModelShape, stage: Stage) -> tuple[int, ...]:
 
 def stage_bytes(spec: ModelShape, stage: Stage, dtype: torch.dtype) -> int:
     """Bytes of the stage's parameters as they are uploaded."""
-    return sum(spec.units[unit].nbytes(dtype.itemsize) for unit in stage_units(spec, stage))
+    return sum(spec.units[unit].wire_bytes(dtype.itemsize) for unit in stage_units(spec, stage))
 
 
 def stage_prepared(spec: ModelShape, stage: Stage, dtype: torch.dtype) -> int:

@@ -2,7 +2,7 @@
 
 import mmap
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +12,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from rptrain.engine import wire
 from rptrain.engine.optim.moments import Moments, layout
 from rptrain.kernels.quant import Quantized
 from rptrain.models.spec import ModelShape, ModelSpec, Unit
@@ -115,11 +116,14 @@ class UnitState:
     are bytes, as `unit.held` describes; `views` has the parameters that are not in `quantized`. A `file_backed` unit
     stays in its files, and its `params` is empty.
 
-    `params` holds two generations in async (one is read by the devices while the optimizer writes the other) and one in
-    sync. `current` is the index of W_T, `before` the index of W_{T-1}; they are equal after a skipped step. A bfloat16
-    parameter and `remainder` hold a float32 master weight exactly: its bits, plus 0x8000, shifted right by 16, are the
-    parameter; its low 16 bits are the remainder. A float16 parameter is the rounded copy of a float32 master weight in
-    `masters`. For float32 and float64 the parameter is the master, and both are None.
+    There are two generations in async (one is read by the devices while the optimizer writes the other) and one in
+    sync. `current` is the index of W_T, `before` the index of W_{T-1}; they are equal after a skipped step. Generations
+    are those of `params`, except in a unit that is `wired` (models/spec.py): devices read its `wire`, whose generations
+    they are then, and `params` has W_T alone, updated in place. W_{T-1} is left in the wire format only.
+
+    A bfloat16 parameter and `remainder` hold a float32 master weight exactly: its bits, plus 0x8000, shifted right by
+    16, are the parameter; its low 16 bits are the remainder. A float16 parameter is the rounded copy of a float32
+    master weight in `masters`. For float32 and float64 the parameter is the master, and both are None.
     """
 
     unit: Unit
@@ -133,6 +137,7 @@ class UnitState:
     views: list[dict[str, Tensor]] = field(default_factory=list)  # parameters by name, for each generation
     quantized: dict[str, Quantized] = field(default_factory=dict)
     file_backed: FileBackedUnit | None = None
+    wire: list[Tensor] = field(default_factory=list)  # in bytes; see engine/wire.py
 
     def __post_init__(self) -> None:
         self.views = self.views or [self.unit.views(flat) for flat in self.params]
@@ -141,7 +146,29 @@ class UnitState:
     @property
     def spare(self) -> int:
         """The generation that the next step writes; no device reads it by then."""
-        return (self.current + 1) % len(self.params)
+        return (self.current + 1) % self.generations
+
+    @property
+    def generations(self) -> int:
+        return len(self.wire or self.params)
+
+    @property
+    def newest(self) -> int:
+        """The place of W_T in `params`."""
+        return 0 if self.wire else self.current
+
+    @property
+    def written(self) -> int:
+        """The place in `params` of what the next step writes: `newest` if the unit is updated in place."""
+        return 0 if self.wire else self.spare
+
+    def uploaded(self, generation: int) -> Tensor:
+        """The bytes of a generation that devices read."""
+        return self.wire[generation] if self.wire else self.params[generation].view(torch.uint8)
+
+    def wire_writes(self, generation: int) -> Sequence[Callable[[], object]]:
+        """Calls that together write the weights in `params` to a generation of the wire; none without a wire."""
+        return wire.writes(self.unit, self.params[0], self.wire[generation]) if self.wire else ()
 
     def moments_of(self, part: slice) -> dict[str, Tensor]:
         """The optimizer state of a range of elements."""
@@ -166,8 +193,9 @@ class ModelStore:
 
     Bytes per parameter, bfloat16: sync 2 + 2 + 2 + 8 = 14, async 16; float16: sync 2 + 4 + 2 + 8 = 16, async 18. With
     several rounds the gradient is a float32 partial sum, which takes 2 more. Instead of 8 bytes, moments take 4 as
-    `bf16` and 2 1/16 as `int8`. A frozen parameter takes 2, or what its format needs (models/weights/quantized.py).
-    Units in `file_backed` take none; their files are closed with the store.
+    `bf16` and 2 1/16 as `int8`. A wired parameter in FP8 has one generation of its own and codes of 1 byte, in async
+    twice: sync 15, async 16. A frozen parameter takes 2, or what its format needs (models/weights/quantized.py). Units
+    in `file_backed` take none; their files are closed with the store.
     """
 
     def __init__(
@@ -228,6 +256,7 @@ class ModelStore:
             plain, quantized = unit.held(flat, self.dtype)
             return UnitState(unit, [flat], grad, {}, None, views=[plain], quantized=quantized)
         buffers: dict[str, list[Tensor]] = {}
+        sent = [unit.wire_bytes(self.dtype.itemsize)] * self.generations if unit.wired else []
         for name, dtype, shared in _of(unit, self._layout):
             buffers.setdefault(name, []).append(self._arena.take(unit.numel // shared, dtype))
         return UnitState(
@@ -237,6 +266,7 @@ class ModelStore:
             moments={name: buffer for name, (buffer, *_) in buffers.items() if name.startswith("exp_avg")},
             remainder=buffers["remainder"][0] if "remainder" in buffers else None,
             masters=buffers["masters"][0] if "masters" in buffers else None,
+            wire=[self._arena.take(nbytes, torch.uint8) for nbytes in sent],
         )
 
     def view(self, unit: int, name: str) -> Tensor:
@@ -248,24 +278,26 @@ class ModelStore:
         state = self.units[unit]
         if state.file_backed is not None:
             return state.file_backed.held(name)
-        return state.quantized[name] if name in state.quantized else state.views[state.current][name]
+        return state.quantized[name] if name in state.quantized else state.views[state.newest][name]
 
     def weights(self, unit: int) -> dict[str, Tensor]:
         """Every parameter of a unit, newest generation; quantized ones dequantized."""
         state = self.units[unit]
         if state.file_backed is not None:
             return {param.name: self.view(unit, param.name) for param in state.unit.params}
-        return state.views[state.current] | state.unit.dequantize(state.quantized, self.dtype)
+        return state.views[state.newest] | state.unit.dequantize(state.quantized, self.dtype)
 
     def loaded(self) -> None:
-        """Completes the state after weights were written through `held`: the other generation, W_{-1} = W_0, and
-        separate master weights.
+        """Completes the state after weights were written through `held`: the other generation, W_{-1} = W_0, both in
+        the wire format, and separate master weights.
         """
         doubled = [state for state in self.units if len(state.params) == 2]
         pairs = [(state.params[state.spare], state.params[state.current]) for state in doubled]
-        pairs += [(state.masters, state.params[state.current]) for state in self.units if state.masters is not None]
+        pairs += [(state.masters, state.params[state.newest]) for state in self.units if state.masters is not None]
         pieces = [piece for pair in pairs for piece in zip(*(flat.split(COPIED) for flat in pair), strict=True)]
         in_parallel(lambda piece: piece[0].copy_(piece[1]), pieces)
+        wired = (state.wire_writes(generation) for state in self.units for generation in range(len(state.wire)))
+        in_parallel(lambda write: write(), (write for writes in wired for write in writes))
 
     def close(self) -> None:
         self._arena.close()
@@ -291,16 +323,20 @@ def _state_dtypes(dtype: torch.dtype, generations: int, wide_grad: bool, moments
 
 
 def _of(unit: Unit, layout: Layout) -> Layout:
-    """The buffers of a unit; a frozen one has only its parameters, in one generation."""
-    return layout if unit.trainable else layout[:1]
+    """The buffers of a unit, without the wire; a frozen one has only its parameters, in one generation."""
+    if not unit.trainable:
+        return layout[:1]
+    return [layout[0], *(buffer for buffer in layout if buffer[0] != "params")] if unit.wired else layout
 
 
 def _sizes(spec: ModelShape, dtype: torch.dtype, layout: Layout, *, file_backed: bool) -> dict[str, int]:
     trained = [unit for unit in spec.units if unit.trainable]
     sizes = {"frozen": frozen_bytes(spec, dtype, file_backed=file_backed)}
-    for name, kind, shared in layout:
-        size = sum(aligned(unit.numel // shared * kind.itemsize) for unit in trained)
-        sizes[name] = sizes.get(name, 0) + size
+    for unit in trained:
+        for name, kind, shared in _of(unit, layout):
+            sizes[name] = sizes.get(name, 0) + aligned(unit.numel // shared * kind.itemsize)
+    if wired := sum(aligned(unit.wire_bytes(dtype.itemsize)) for unit in trained if unit.wired):
+        sizes["wire"] = wired * sum(name == "params" for name, _, _ in layout)
     return sizes
 
 

@@ -317,7 +317,7 @@ class Worker:
         """Issues the stage's computation as a whole, or layer by layer while its parameters are still being uploaded.
 
         Layer by layer, the optimizer may still be at the later layers when the first ones are computed. Parameters
-        are prepared (dequantized, or quantized to FP8) with the first micro-batch of a slot.
+        are prepared (dequantized, quantized to FP8, or transposed) with the first micro-batch of a slot.
         """
         stream, upload = self._device.compute, run.upload
         first = m == run.slot.micro_batches.start

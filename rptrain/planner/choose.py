@@ -11,11 +11,12 @@ from rptrain.config.schema import Config
 from rptrain.engine.embedding import RowGradients
 from rptrain.engine.footprint import Footprint, Shapes, footprint, ring_parts, stage_parts
 from rptrain.engine.meter import Measured
-from rptrain.engine.optim.moments import Moments, bytes_each
+from rptrain.engine.optim.moments import Moments
+from rptrain.engine.optim.traffic import fraction_of_codes, update_bytes
 from rptrain.engine.store import ModelStore, accumulate_dtype
 from rptrain.engine.transfer.boundary import BoundaryBuffers
 from rptrain.kernels import launch
-from rptrain.models.spec import ModelShape
+from rptrain.models.spec import LayerShape, ModelShape, Unit
 from rptrain.schedule.costs import LayerCost, Work
 from rptrain.schedule.dispatch import Links
 from rptrain.schedule.estimate import Estimate, Setting
@@ -43,6 +44,7 @@ class Workload:
     moments: Moments = "fp32"
     fused: bool = False  # the fused kernels run
     file_backed: bool = False  # frozen weights stay in the model's files
+    half_sums: bool = False  # products of float16 matrices are summed in float16
 
     @classmethod
     def of(cls, config: Config, card: Card) -> Self:
@@ -59,6 +61,7 @@ class Workload:
             moments=config.optim.moments,
             fused=card != CPU and dtype in launch.DTYPES and (launch.HAS_TRITON or not torch.cuda.is_available()),
             file_backed=config.model.hold == "map",
+            half_sums=config.engine.fp16_accumulation,
         )
 
     @property
@@ -69,6 +72,11 @@ class Workload:
     @property
     def shapes(self) -> Shapes:
         return Shapes(self.tokens, self.micro_batches, self.dtype, self.micro_batches > self.round_size, self.fused)
+
+    def update_bytes(self, unit: Unit) -> float:
+        """Bytes per parameter that the update of a trainable unit reads and writes."""
+        codes = fraction_of_codes([unit])
+        return update_bytes(self.dtype, self.moments, wide_grad=self.shapes.wide_grad, codes=codes)
 
     def state_sizes(self, spec: ModelShape) -> dict[str, int]:
         """Bytes of the model's states in host memory, by buffer; see ModelStore.sizes."""
@@ -102,6 +110,22 @@ class RunPlan:
         return micro_batch * self.plan.micro_batches / self.plan.devices
 
 
+def layer_work(spec: ModelShape, layer: LayerShape, workload: Workload) -> tuple[Work, Work]:
+    """The work of a layer's forward and of its backward, without the recomputed forward, for a micro-batch."""
+    tokens, itemsize = workload.tokens, workload.dtype.itemsize
+    units = [spec.units[unit] for unit in layer.units]
+    ahead, back = layer.work(tokens, workload.length, itemsize)
+    for param in (param for unit in units if not unit.trainable for param in unit.params):
+        back = back.without(layer.gradient_work(param, tokens, itemsize))
+    if workload.half_sums:  # except in gradients of weights; those of a head on GeForce are, too
+        params = (param for unit in units if unit.trainable for param in unit.params)
+        gradients = [layer.gradient_work(param, tokens, itemsize) for param in params]
+        ahead = ahead.in_half()
+        back = back.in_half(sum(work.matmul - work.half for work in gradients))
+    trained, wide = sum(unit.numel for unit in units if unit.trainable), accumulate_dtype(workload.dtype).itemsize
+    return ahead, back + Work(elementwise={"gradient accumulators": 2 * trained * wide})  # bytes read and written
+
+
 def layer_costs(
     spec: ModelShape, workload: Workload, machine: Machine, measured: Measured | None
 ) -> tuple[LayerCost, ...]:
@@ -109,22 +133,21 @@ def layer_costs(
 
     The embedding's update counts towards the first layer, which waits for it.
     """
-    itemsize, accumulate = workload.dtype.itemsize, accumulate_dtype(workload.dtype)
-    wide = accumulate.itemsize
+    itemsize, wide = workload.dtype.itemsize, accumulate_dtype(workload.dtype).itemsize
     grad = wide if workload.shapes.wide_grad else itemsize
-    pace = machine.update_seconds(1, bytes_each(workload.moments, accumulate))
+    updates = {
+        index: machine.update_seconds(spec.units[index].numel, workload.update_bytes(spec.units[index]))
+        for index in spec.trained(range(len(spec.units)))
+    }
     if measured is not None and measured.update:
-        pace = measured.update / sum(spec.units[unit].numel for unit in spec.trained(range(len(spec.units))))
+        numel = sum(spec.units[index].numel for index in updates)
+        updates = {index: measured.update * spec.units[index].numel / numel for index in updates}
     costs = []
     updated: set[int] = set()
     for index, layer in enumerate(spec.stack):
         units = [spec.units[unit] for unit in layer.units]
         trained = sum(unit.numel for unit in units if unit.trainable)
-        ahead, back = layer.work(workload.tokens, workload.length, itemsize)
-        for param in (param for unit in units if not unit.trainable for param in unit.params):
-            back = back.without(layer.gradient_work(param, workload.tokens, itemsize))
-        sums = Work(elementwise={"gradient accumulators": 2 * trained * wide})  # bytes read and written
-        forward, backward = machine.card.seconds(ahead), machine.card.seconds(back + sums)
+        forward, backward = map(machine.card.seconds, layer_work(spec, layer, workload))
         if measured is not None:
             forward, backward = measured.forward[index] or forward, measured.backward[index]
         new = {*spec.trained((*layer.units, 0) if index == 0 else layer.units)} - updated
@@ -133,10 +156,10 @@ def layer_costs(
             LayerCost(
                 forward,
                 backward if measured is not None and layer is spec.head else forward + backward,
-                sum(unit.nbytes(itemsize) for unit in units),
+                sum(unit.wire_bytes(itemsize) for unit in units),
                 trained * grad,
                 layer.kept_bytes(workload.tokens, itemsize),
-                pace * sum(spec.units[unit].numel for unit in new),
+                sum(updates[unit] for unit in new),
                 trained * wide,
                 sum(unit.prepared_bytes(itemsize, backward=True) for unit in units),
             )
@@ -160,11 +183,13 @@ def make_plan(
     limit_source: str = "the limit",
     host_limit: int | None = None,
     measured: Measured | None = None,
+    near: Sequence[Stage] | None = None,
 ) -> RunPlan:
     """Chooses the partition with the shortest simulated step within `device_limit` bytes of GPU memory.
 
     Among these partitions, one whose buffers keep the host within `host_limit` bytes is preferred. Raises UserError if
     a single layer does not fit on a GPU, with the layer and what it needs; `limit_source` says what sets the limit.
+    `near` makes the search short (schedule/search.py).
     """
     costs = layer_costs(spec, workload, machine, measured)
     setting = _setting(spec, machine, workload, measured)
@@ -187,7 +212,7 @@ def make_plan(
     def fits_both(stages: Sequence[Stage]) -> bool:
         return fits_device(stages) and (host_limit is None or store + rows + buffers(stages) <= host_limit)
 
-    found = search(costs, setting, fits_both) or search(costs, setting, fits_device)
+    found = search(costs, setting, fits_both, near=near) or search(costs, setting, fits_device, near=near)
     assert found is not None  # single layers fit
     return RunPlan(
         Plan(found.stages, machine.devices, workload.micro_batches, workload.round_size),

@@ -3,7 +3,7 @@
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
@@ -12,7 +12,8 @@ import torch
 
 from rptrain.config.schema import Engine
 from rptrain.engine.store import available_bytes
-from rptrain.schedule.machine import CPU, GB, Card, Machine, card_named
+from rptrain.planner.rates import measured_rates
+from rptrain.schedule.machine import CPU, GB, Card, Machine, Rates, card_named
 from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes
 
@@ -107,15 +108,16 @@ def here(engine: Engine) -> Hardware:
     free = available_bytes() + now
     names = resolve(engine.devices)
     if engine.fp8:
-        _check_fp8({name: torch.cuda.get_device_capability(name) for name in names if name.startswith("cuda")})
+        check_fp8(names)
     gpus = gpu_memory(names, engine.vram_limit)
     limit, source = (engine.host_limit, "engine.host_limit") if engine.host_limit else (free, "free")
     return Hardware(machine(names), gpus, limit, source, free, now + _growth(), here=True)
 
 
-def _check_fp8(capabilities: Mapping[str, tuple[int, int]]) -> None:
-    """Raises UserError if a GPU has no products of FP8 matrices; `capabilities` by device."""
-    for name, (major, minor) in capabilities.items():
+def check_fp8(devices: Iterable[str]) -> None:
+    """Raises UserError if a GPU among these devices has no products of FP8 matrices."""
+    for name in (name for name in devices if name.startswith("cuda")):
+        major, minor = torch.cuda.get_device_capability(name)
         if (major, minor) < FP8_CAPABILITY:
             raise UserError(
                 f"engine.fp8 needs GPUs of compute capability {'.'.join(map(str, FP8_CAPABILITY))} or more (RTX 4090, "
@@ -142,7 +144,7 @@ def planned(
     card. The config's limits apply. Raises UserError if engine.vram_limit is more than the card has, or if the card
     has no FP8 and the config needs it.
     """
-    if engine.fp8 and card.fp8 is None:
+    if engine.fp8 and card.rates.fp8 is None:
         raise UserError(f"engine.fp8 needs GPUs with FP8 matrix units, which the {card.name} lacks: remove engine.fp8")
     if count is None:
         count = len(engine.devices.split(",")) if engine.devices.startswith("cuda:") else 1
@@ -180,15 +182,24 @@ def device_kind(device: str) -> str:
 
 
 def machine(devices: Sequence[str]) -> Machine:
-    """The rates of existing devices: from the profile of a known card, otherwise from the driver's figures."""
+    """The rates of existing devices: measured if `rptrain doctor` measured all of them, otherwise estimated.
+
+    Peaks are those of a known card's profile, otherwise guessed from the driver's figures.
+    """
     host = min(8 * GB * len(os.sched_getaffinity(0)), 150 * GB)
     if not devices[0].startswith("cuda"):
         return Machine(CPU, len(devices), host)
     properties = torch.cuda.get_device_properties(devices[0])
     card = card_named(properties.name)
     if card is None:  # a multiprocessor of recent cards reaches about 1 TFLOP/s
-        card = Card(properties.name, properties.total_memory, properties.multi_processor_count, 1000 * GB, 25 * GB)
-    return Machine(card, len(devices), host)
+        peak = Rates(properties.multi_processor_count, properties.multi_processor_count)
+        card = Card(properties.name, properties.total_memory, peak, 1000 * GB, 25 * GB)
+    return Machine(replace(card, measured=measured_rates(devices)), len(devices), host)
+
+
+def sums_at_half_rate(card: Card) -> bool:
+    """Whether products of 16-bit matrices with float32 sums run at half of the card's rate: GeForce cards do that."""
+    return card.peak.fp16 > 1.5 * card.peak.bf16 or "geforce" in card.name.lower()
 
 
 def gpu_memory(devices: Sequence[str], vram_limit: int | None) -> tuple[Gpu, ...]:

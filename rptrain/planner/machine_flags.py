@@ -23,6 +23,8 @@ class MachineFlags:
     pcie: str | None = None
     host: str | None = None
     tflops: float | None = None
+    tflops_fp16: float | None = None
+    tflops_fp8: float | None = None
 
     @property
     def given(self) -> bool:
@@ -52,8 +54,13 @@ def planned_machine(flags: MachineFlags, config: Config) -> Hardware:
             f'--gpus {flags.gpus} is not the {count} of engine.devices = "{named}": leave it out, or add '
             "engine.devices=auto"
         )
-    if flags.tflops is not None and not 1e-6 <= flags.tflops <= 1e6:
-        mistakes.append(f"--tflops must be a number such as 165, not {flags.tflops:g}")
+    for flag, rate, example in (
+        ("tflops", flags.tflops, 165),
+        ("tflops-fp16", flags.tflops_fp16, 330),
+        ("tflops-fp8", flags.tflops_fp8, 330),
+    ):
+        if rate is not None and not 1e-6 <= rate <= 1e6:
+            mistakes.append(f"--{flag} must be a number such as {example}, not {rate:g}")
     name = "".join(letter for letter in (flags.card or DEFAULT_CARD).lower() if letter.isalnum())
     if name not in CARDS:
         near = difflib.get_close_matches(name, CARDS, 1, 0.5)
@@ -74,6 +81,7 @@ def planned_machine(flags: MachineFlags, config: Config) -> Hardware:
     pcie = size("pcie", flags.pcie and flags.pcie.strip().removesuffix("/s"), "25GB/s")
     if mistakes:
         raise UserError("\n".join(mistakes))
-    card = with_rates(CARDS[name], vram=vram, tflops=flags.tflops, pcie=pcie)
+    rates = {"bf16": flags.tflops, "fp16": flags.tflops_fp16, "fp8": flags.tflops_fp8}
+    card = with_rates(CARDS[name], vram=vram, pcie=pcie, **rates)
     source = None if vram is None else "--vram"
     return hardware.planned(card, flags.gpus, host, config.engine, vram_source=source)

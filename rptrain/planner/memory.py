@@ -3,6 +3,7 @@
 import os
 import resource
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil, prod
 from pathlib import Path
@@ -129,12 +130,16 @@ class MemoryPlan:
 
 
 def plan_run(
-    config: Config, spec: ModelShape, hardware: Hardware, measured: Measured | None = None
+    config: Config,
+    spec: ModelShape,
+    hardware: Hardware,
+    measured: Measured | None = None,
+    near: Sequence[Stage] | None = None,
 ) -> tuple[RunPlan, MemoryPlan]:
     """The plan of a config without "auto", and the memory it needs.
 
-    A round with fewer micro-batches than devices uses fewer devices. Raises UserError if a single layer does not fit
-    on a GPU.
+    A round with fewer micro-batches than devices uses fewer devices. `near` makes the search short
+    (schedule/search.py). Raises UserError if a single layer does not fit on a GPU.
     """
     hardware = hardware.first(config.round_size)
     workload = Workload.of(config, hardware.machine.card)
@@ -150,6 +155,7 @@ def plan_run(
         limit_source=hardware.room_source,
         host_limit=room,
         measured=measured,
+        near=near,
     )
     workers = 0 if hardware.gpus else sum(worker_bytes(spec, run, workload.shapes))
     return run, _memory(config, spec, hardware, run.device, activations=run.boundary_bytes, workers=workers)
@@ -187,9 +193,12 @@ def _memory(
 def state_parts(spec: ModelShape, workload: Workload) -> list[MemoryPart]:
     """The buffers of ModelStore, under the names that a person sees."""
     formats = sorted({param.format.name for unit in spec.units for param in unit.quantized if param.format})
+    twice = ", 2 generations" if workload.asynchronous else ""
+    wired = any(unit.wired for unit in spec.units)
     names = {
         "frozen": f"frozen weights, matrices in {' and '.join(formats)}" if formats else "frozen weights",
-        "params": "weights, 2 generations" if workload.asynchronous else "weights",
+        "params": "weights" if wired else f"weights{twice}",
+        "wire": f"weights in FP8 for the devices{twice}",
         "grad": "gradients, summed over rounds" if workload.shapes.wide_grad else "gradients",
         "remainder": "rest of the float32 weights",
         "masters": "float32 weights",
@@ -304,8 +313,10 @@ def _disk(config: Config, spec: ModelShape, workload: Workload, saved: int) -> M
     """
     itemsize, moments = workload.dtype.itemsize, bytes_each(workload.moments, accumulate_dtype(workload.dtype))
     rest = sum(kind.itemsize for kind in REST.get(workload.dtype, {}).values())
-    each = itemsize * (1 + workload.asynchronous) + moments + rest
-    one = int(each * sum(unit.numel for unit in spec.units if unit.trainable))
+    trained = [unit for unit in spec.units if unit.trainable]
+    one = int((itemsize + moments + rest) * sum(unit.numel for unit in trained))
+    if workload.asynchronous:
+        one += sum(unit.wire_bytes(itemsize) for unit in trained)  # the generation before
     written, keep = saves(config), config.save.save_total_limit
     if keep == 1 and config.save.load_best_model_at_end:
         keep = 2  # the newest and the best

@@ -7,12 +7,14 @@ from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import LoRA, with_lora, without_adapters
 from rptrain.models.fp8 import with_fp8
+from rptrain.models.half import with_half_sums
 from rptrain.models.layers.balance import balanced
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.file_backed import pieces
 from rptrain.models.weights.quantized import with_base
 from rptrain.planner.choose import DTYPES
+from rptrain.planner.hardware import Hardware, sums_at_half_rate
 from rptrain.utils.errors import UserError
 
 
@@ -25,6 +27,16 @@ def training_model(config: Config) -> tuple[Path, ModelSpec]:
     else:
         spec = freeze(spec, config.train.freeze)
     return model_dir, with_fp8(spec) if config.engine.fp8 else spec
+
+
+def for_hardware(spec: ModelSpec, config: Config, hardware: Hardware) -> ModelSpec:
+    """The model as the devices compute it: with float16 sums in attention and head where float32 sums are slow.
+
+    engine.fp8 includes that for models in bfloat16, and engine.fp16_accumulation for models in float16.
+    """
+    engine, dtype = config.engine, config.model.dtype
+    wanted = (engine.fp8 and dtype == "bfloat16") or (engine.fp16_accumulation and dtype == "float16")
+    return with_half_sums(spec) if wanted and sums_at_half_rate(hardware.machine.card) else spec
 
 
 def lora_settings(lora: Lora) -> LoRA:

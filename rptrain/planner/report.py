@@ -5,11 +5,15 @@ The JSON form is one object with these stable keys. Times are in seconds, sizes 
     fits         whether every memory with a known limit is large enough
     problem      why there is no plan, in words; null where there is one
     model        path, architecture, parameters, layers (the head is one), base (lora.base, or null)
-    machine      here, card, tflops, link (a GPU's, each way), devices (in use), gpus (false: workers on the CPU), asked
-                 (devices available)
+    machine      here, card, tflops (the peak in bfloat16), link (a GPU's, each way), devices (in use), gpus (false:
+                 workers on the CPU), asked (devices available), rates (that products reach: bf16, fp16 and fp8 in 1e12
+                 operations per second, null without FP8; source; null for workers on the CPU)
     step         micro_batch_size, length, micro_batches, round_size, tokens, update
     plan         text (rptrain/schedule/plan.py reads it), stages (kind, first, last), seconds_per_step,
                  tokens_per_second, bubble, source; null without a plan
+    types        estimates for the type of products of the config and then for the other one (name, settings,
+                 seconds_per_step, tokens_per_second), suggested (settings, or null); null without another type that can
+                 be used, and for a resumed run, which keeps its type
     roofline     ridge, blocks (name, layers, forward, backward: operations per byte), limit (null: computation hides
                  copies and updates; "up", "down", "optimizer" or "together"), loss, stages; null without a plan or GPUs
     reading      with model.hold = "map", mapped (bytes of file-backed weights), bytes_per_step, room (free
@@ -43,7 +47,8 @@ from rptrain.planner.disk import DiskReading, disk_reading
 from rptrain.planner.hardware import Hardware
 from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.memory import MemoryPlan, least_memory, plan_run, with_saved
-from rptrain.planner.model import find_files, training_model
+from rptrain.planner.model import find_files, for_hardware, training_model
+from rptrain.planner.product_types import ProductType, product_types, suggested
 from rptrain.planner.timings import Conditions, load
 from rptrain.runs.outputs import Output
 from rptrain.runs.run_dir import RunDir, find
@@ -83,6 +88,7 @@ class PlanReport:
     blocks: tuple[BlockIntensity, ...]
     verdict: Verdict | None
     reading: DiskReading | None
+    types: tuple[ProductType, ...]
 
     @property
     def fits(self) -> bool:
@@ -91,7 +97,7 @@ class PlanReport:
     @property
     def ridge(self) -> float:
         machine = self.hardware.machine
-        return ridge(machine.card.tflops, machine.link)
+        return ridge(machine.card.peak.bf16, machine.link)
 
     def data(self, samples: int) -> Preview:
         """Reads the data. Raises UserError for mistakes in it."""
@@ -143,19 +149,30 @@ class PlanReport:
             "machine": {
                 "here": self.hardware.here,
                 "card": machine.card.name,
-                "tflops": machine.card.tflops,
+                "tflops": machine.card.peak.bf16,
                 "link": machine.link,
                 "devices": machine.devices,
                 "gpus": bool(self.hardware.gpus),
                 "asked": self.asked,
+                "rates": self._rates(),
             },
             "step": config.step_sizes(),
             "plan": plan,
+            "types": self._types(),
             "roofline": roofline,
             "reading": self.reading and self.reading.to_dict(),
             "memory": [place.to_dict() for place in self.memory.places],
             "advice": self.advice.to_dict(),
         }
+
+    def _rates(self) -> dict[str, Any] | None:
+        card = self.hardware.machine.card
+        return {**asdict(card.rates), "source": card.rates_source} if self.hardware.gpus else None
+
+    def _types(self) -> dict[str, Any] | None:
+        better = suggested(self.types)
+        estimates = [one.to_dict() for one in self.types]
+        return {"estimates": estimates, "suggested": better and better.to_dict()["settings"]} if estimates else None
 
 
 def report(resolved: Resolved, flags: MachineFlags) -> PlanReport:
@@ -163,6 +180,7 @@ def report(resolved: Resolved, flags: MachineFlags) -> PlanReport:
     config = resolved.config
     hardware = flags.machine(config)
     model_dir, spec = training_model(config)
+    spec = for_hardware(spec, config, hardware)
     files = find_files(config, model_dir, spec) if config.model.hold == "map" and hardware.here else None
     found = _unfinished(resolved) if hardware.here else None
     hardware = with_saved(hardware, found)
@@ -198,6 +216,7 @@ def report(resolved: Resolved, flags: MachineFlags) -> PlanReport:
         _blocks(config, spec) if verdict else (),
         verdict,
         reading,
+        product_types(config, hardware, run) if run is not None and memory.fits and found is None else (),
     )
 
 
@@ -220,8 +239,8 @@ def _blocks(config: Config, spec: ModelShape) -> tuple[BlockIntensity, ...]:
             if isinstance(layer, MoEBlock):
                 sizes = replace(sizes, experts=layer.experts, active=layer.active, window=layer.window)
             units = [spec.units[unit] for unit in layer.units]
-            if any(unit.quantized for unit in units):
-                weight = sum(unit.nbytes(itemsize) for unit in units) / sum(unit.numel for unit in units)
+            if any(unit.quantized or unit.wired for unit in units):
+                weight = sum(unit.wire_bytes(itemsize) for unit in units) / sum(unit.numel for unit in units)
                 sizes = replace(sizes, weight=weight)
             kinds.setdefault(sizes, []).append(layer.name)
     return tuple(

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from rptrain.planner.compare import OURS, ScheduleTime
 from rptrain.planner.memory import MemoryPlace
+from rptrain.planner.product_types import ProductType, suggested
 from rptrain.planner.report import PlanReport
 from rptrain.schedule import picture
 from rptrain.schedule.plan import Stage
@@ -35,6 +36,8 @@ def show(report: PlanReport, console: Console) -> None:
     if report.run is not None:
         width = min(console.width, WIDEST) - 2
         _print(Text("\n" + picture.text(report.timeline(), width), no_wrap=True), 2, console)
+    if report.types:
+        _section("Types of products (estimated)", _types(report.types), console)
     _section("Transfers", _roofline(report), console)
     if report.reading is not None:
         style = "yellow" if report.reading.limits else ""
@@ -126,10 +129,16 @@ def _head(report: PlanReport) -> Iterator[str]:
     if not hardware.gpus:
         yield f"On {machine.devices} CPU worker{'s' if machine.devices > 1 else ''} of {where}"
         return
-    rate = f"{machine.card.tflops:g} TFLOP/s"
-    if config.engine.fp8 and machine.card.fp8:
-        rate += f", {machine.card.fp8:g} in FP8,"
-    yield f"On {machine.devices} × {machine.card.name} of {where}: {rate} and {machine.link / 1e9:g} GB/s each way"
+    card, peak = machine.card, f"{machine.card.peak.bf16:g} TFLOP/s"
+    if config.engine.fp8 and card.peak.fp8:
+        peak += f", {card.peak.fp8:g} in FP8,"
+    yield f"On {machine.devices} × {card.name} of {where}: {peak} and {machine.link / 1e9:g} GB/s each way"
+    rates = f"{card.rates.bf16:.0f} TFLOP/s"
+    if config.engine.fp8 and card.rates.fp8:
+        rates += f", {card.rates.fp8:.0f} in FP8"
+    if config.engine.fp16_accumulation:
+        rates += f", {card.rates.fp16:.0f} with sums in float16"
+    yield f"Products at {rates}, {card.rates_source}"
 
 
 def _plan(report: PlanReport) -> Iterator[str]:
@@ -143,6 +152,15 @@ def _plan(report: PlanReport) -> Iterator[str]:
         f"{format_seconds(found.period)} per step, {report.config.tokens / found.period:,.0f} tokens/s, "
         f"bubble {max(found.bubble, 0):.1%}: estimated with the {report.source}"
     )
+
+
+def _types(types: Sequence[ProductType]) -> Iterator[str]:
+    present, other = types
+    ratio = present.seconds_per_step / other.seconds_per_step
+    yield f"{present.name}, as in the config: {present.tokens_per_second:,.0f} tokens/s"
+    yield f"{other.name}: {other.tokens_per_second:,.0f} tokens/s, {ratio:.2f} times as much"
+    if suggested(types):
+        yield f"{other.setting} would make this run faster."
 
 
 def _roofline(report: PlanReport) -> Iterator[str]:

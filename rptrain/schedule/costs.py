@@ -15,9 +15,12 @@ class Work:
     fp8: float = 0.0  # operations of dense products with weights in FP8, which `matmul` does not include
     grouped: float = 0.0  # operations of products with the weights of experts
     attention: float = 0.0  # operations of attention scores and their product with the values
+    half: float = 0.0  # those of `matmul` that are summed in float16 (kernels/half.py)
+    half_attention: float = 0.0  # those of `attention` that are summed in float16
     elementwise: Mapping[str, float] = field(default_factory=dict)  # bytes read and written on the device, by operation
     # bytes read and written to quantize and transpose operands of products in FP8, less those that codes save
     quantization: float = 0.0
+    grouped_fp8: float = 0.0  # operations with weights of experts in FP8, which `grouped` does not include
 
     @property
     def traffic(self) -> float:
@@ -26,7 +29,7 @@ class Work:
 
     @property
     def flops(self) -> float:
-        return self.matmul + self.fp8 + self.grouped + self.attention
+        return self.matmul + self.fp8 + self.grouped + self.grouped_fp8 + self.attention
 
     def without(self, other: "Work") -> "Work":
         """The work without the products of `other`, and without what is quantized for them."""
@@ -36,8 +39,15 @@ class Work:
             fp8=self.fp8 - other.fp8,
             grouped=self.grouped - other.grouped,
             attention=self.attention - other.attention,
+            half=self.half - other.half,
+            half_attention=self.half_attention - other.half_attention,
             quantization=self.quantization - other.quantization,
+            grouped_fp8=self.grouped_fp8 - other.grouped_fp8,
         )
+
+    def in_half(self, kept: float = 0.0) -> "Work":
+        """The work with its dense products, except `kept` operations of them, summed in float16."""
+        return replace(self, half=self.matmul - kept)
 
     def __add__(self, other: "Work") -> "Work":
         return Work(
@@ -45,11 +55,14 @@ class Work:
             self.fp8 + other.fp8,
             self.grouped + other.grouped,
             self.attention + other.attention,
+            self.half + other.half,
+            self.half_attention + other.half_attention,
             {
                 name: self.elementwise.get(name, 0.0) + other.elementwise.get(name, 0.0)
                 for name in {**self.elementwise, **other.elementwise}
             },
             self.quantization + other.quantization,
+            self.grouped_fp8 + other.grouped_fp8,
         )
 
 
@@ -73,4 +86,4 @@ class LayerCost:
     kept: int = 0  # activations on the device, from the recomputed forward to backward
     update: float = 0.0  # seconds of the CPU optimizer, once per step
     sums: int = 0  # gradient accumulators on the device, uploaded for each backward stage of a later round
-    prepared: int = 0  # dequantized parameters, and those in FP8, on the device, in addition to `params`
+    prepared: int = 0  # dequantized parameters, codes in FP8 or their transposes on the device, beside `params`

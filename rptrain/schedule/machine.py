@@ -11,7 +11,23 @@ GB, GIB = 10**9, 2**30
 MATMUL, GROUPED, ATTENTION, TRAFFIC = 0.80, 0.61, 0.45, 0.85
 HOPPER_FP8 = 0.62  # the fraction of the peak that FP8 products reach there, which add their sums in float32
 LAUNCH = 0.2e-3  # minimum seconds of a pass over a layer: its kernel launches
-ADAM_BYTES = 12  # bytes of memory traffic per parameter: gradient 2, remainder 4, weight 2 read and 4 written
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates of dense matrix products by type, in 1e12 operations per second."""
+
+    bf16: float  # operands in bfloat16 or float16, sums in float32
+    fp16: float  # operands and sums in float16
+    fp8: float | None = None  # operands in FP8, sums in float32; None: the card has no FP8, or it was not measured
+
+
+@dataclass(frozen=True)
+class MeasuredRates:
+    """Rates that `rptrain doctor` measured, and the day in ISO format."""
+
+    rates: Rates
+    date: str
 
 
 @dataclass(frozen=True)
@@ -20,31 +36,62 @@ class Card:
 
     name: str
     vram: int  # bytes
-    tflops: float  # 1e12 operations per second, dense bfloat16 products accumulated in float32
+    peak: Rates  # of the data sheet
     bandwidth: float  # bytes per second of its own memory
     pcie: float  # bytes per second
-    fp8: float | None = None  # 1e12 operations per second, dense FP8 products accumulated in float32; None: has none
-    fp8_fraction: float = MATMUL  # of that peak, which kernels reach
+    fp8_share: float = MATMUL  # the fraction of the peak that FP8 products reach
+    measured: MeasuredRates | None = None  # replaces the fractions of the peak
+
+    @property
+    def rates(self) -> Rates:
+        """The rates that products reach: measured, otherwise assumed fractions of the peak."""
+        assumed = Rates(
+            MATMUL * self.peak.bf16, MATMUL * self.peak.fp16, self.peak.fp8 and self.fp8_share * self.peak.fp8
+        )
+        if self.measured is None:
+            return assumed
+        return replace(self.measured.rates, fp8=self.measured.rates.fp8 or assumed.fp8)
+
+    @property
+    def rates_source(self) -> str:
+        """How `rates` are known, as the end of a sentence."""
+        if self.measured is not None:
+            return f"measured by rptrain doctor on {self.measured.date}"
+        of = "the data sheet's peak" if card_named(self.name) else "a peak that is guessed from the driver's figures"
+        fp8 = f", {self.fp8_share:.2f} in FP8" if self.peak.fp8 and self.fp8_share != MATMUL else ""
+        return f"estimated: {MATMUL:.2f} of {of}{fp8}"
+
+    def times(self, work: Work) -> dict[str, float]:
+        """Seconds by kind of work. Products of experts and attention reach fixed shares of the rates."""
+        rates = self.rates
+        bf16, fp8, bandwidth = 1e12 * rates.bf16, 1e12 * (rates.fp8 or rates.bf16), TRAFFIC * self.bandwidth
+        return {
+            "matmul": (work.matmul - work.half) / bf16,
+            "half": (work.half + work.half_attention * MATMUL / ATTENTION) / (1e12 * rates.fp16),
+            "fp8": (work.fp8 + work.grouped_fp8 * MATMUL / GROUPED) / fp8,
+            "grouped": work.grouped * MATMUL / GROUPED / bf16,
+            "attention": (work.attention - work.half_attention) * MATMUL / ATTENTION / bf16,
+            "elementwise": work.traffic / bandwidth,
+            "quantization": work.quantization / bandwidth,
+        }
 
     def seconds(self, work: Work) -> float:
         """The time of one pass over a layer."""
-        rate, fp8 = self.tflops * 1e12, (self.fp8 or self.tflops) * 1e12
-        products = (work.matmul / MATMUL + work.grouped / GROUPED + work.attention / ATTENTION) / rate
-        products += work.fp8 / (self.fp8_fraction * fp8)
-        return max(products + (work.traffic + work.quantization) / (TRAFFIC * self.bandwidth), LAUNCH)
+        return max(sum(self.times(work).values()), LAUNCH)
 
 
 CARDS = {
-    "rtx3090": Card("RTX 3090", 24 * GIB, 71, 936 * GB, 25 * GB),
-    "rtx4090": Card("RTX 4090", 24 * GIB, 165, 1008 * GB, 25 * GB, 330),
-    "rtx5090": Card("RTX 5090", 32 * GIB, 209, 1792 * GB, 50 * GB, 419),
-    "l40s": Card("L40S", 48 * GIB, 362, 864 * GB, 25 * GB, 733),
-    "a100": Card("A100", 80 * GIB, 312, 2039 * GB, 25 * GB),
-    "a800": Card("A800", 80 * GIB, 312, 2039 * GB, 25 * GB),
-    "h100": Card("H100", 80 * GIB, 989, 3350 * GB, 51 * GB, 1979, HOPPER_FP8),
-    "h200": Card("H200", 140 * GIB, 989, 4800 * GB, 51 * GB, 1979, HOPPER_FP8),
+    "rtx3090": Card("RTX 3090", 24 * GIB, Rates(71, 142), 936 * GB, 25 * GB),
+    "rtx4090": Card("RTX 4090", 24 * GIB, Rates(165, 330, 330), 1008 * GB, 25 * GB),
+    "rtx5090": Card("RTX 5090", 32 * GIB, Rates(209, 419, 419), 1792 * GB, 50 * GB),
+    "l40s": Card("L40S", 48 * GIB, Rates(362, 362, 733), 864 * GB, 25 * GB),
+    "a100": Card("A100", 80 * GIB, Rates(312, 312), 2039 * GB, 25 * GB),
+    "a800": Card("A800", 80 * GIB, Rates(312, 312), 2039 * GB, 25 * GB),
+    "h100": Card("H100", 80 * GIB, Rates(989, 989, 1979), 3350 * GB, 51 * GB, HOPPER_FP8),
+    "h200": Card("H200", 140 * GIB, Rates(989, 989, 1979), 4800 * GB, 51 * GB, HOPPER_FP8),
 }
-CPU = Card("CPU", 0, 0.05, 10 * GB, 10 * GB)  # a CPU worker: proportions of layers matter, times do not
+# A CPU worker: proportions of layers matter, times do not.
+CPU = Card("CPU", 0, Rates(0.05, 0.05), 10 * GB, 10 * GB)
 
 
 @dataclass(frozen=True)
@@ -61,9 +108,9 @@ class Machine:
         """Bytes per second in each direction for a device while all devices copy."""
         return min(self.card.pcie, (self.pcie_total or float("inf")) / self.devices)
 
-    def update_seconds(self, parameters: int, moments: float = 8) -> float:
-        """Seconds of an optimizer step, which reads and writes `moments` bytes of moments per parameter."""
-        return parameters * (ADAM_BYTES + 2 * moments) / self.host_bandwidth
+    def update_seconds(self, parameters: int, nbytes: float) -> float:
+        """Seconds of an optimizer step that reads and writes `nbytes` bytes per parameter."""
+        return parameters * nbytes / self.host_bandwidth
 
 
 def card_named(device: str) -> Card | None:
@@ -77,8 +124,16 @@ def card_named(device: str) -> Card | None:
     return next((card for card in CARDS.values() if card.name.lower() in name), None)
 
 
-def with_rates(card: Card, *, vram: int | None, tflops: float | None, pcie: float | None) -> Card:
-    """The card with the given figures in place of its own; `tflops` scales the rate of FP8, too."""
-    if tflops is not None:
-        card = replace(card, tflops=tflops, fp8=card.fp8 and card.fp8 * tflops / card.tflops)
-    return replace(card, vram=vram or card.vram, pcie=pcie or card.pcie)
+def with_rates(
+    card: Card,
+    *,
+    vram: int | None,
+    pcie: float | None,
+    bf16: float | None = None,
+    fp16: float | None = None,
+    fp8: float | None = None,
+) -> Card:
+    """The card with the given figures in place of its own; the peak of `bf16` scales those that are not given."""
+    peak, scale = card.peak, (bf16 or card.peak.bf16) / card.peak.bf16
+    peak = Rates(bf16 or peak.bf16, fp16 or peak.fp16 * scale, fp8 or (peak.fp8 and peak.fp8 * scale))
+    return replace(card, vram=vram or card.vram, pcie=pcie or card.pcie, peak=peak)

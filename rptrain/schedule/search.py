@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from rptrain.schedule.costs import LayerCost
 from rptrain.schedule.estimate import Estimate, Setting, estimate
@@ -14,6 +14,7 @@ Fits = Callable[[Sequence[Stage]], bool]
 
 STARTS = 4  # partitions of each kind of ends to refine
 REFINEMENTS = 500  # neighbors to evaluate for each of them
+FEW = 100  # neighbors to evaluate in a short search
 TIE = 1e-6  # relative difference below which plans count as equally fast; the one with fewer stages wins
 
 
@@ -54,6 +55,7 @@ def search(
     fits: Fits = lambda stages: True,
     *,
     by: Callable[[Estimate], float] = lambda found: found.period,
+    near: Sequence[Stage] | None = None,
 ) -> Found | None:
     """The stages with the shortest estimated step, or the least of `by`, among those for which `fits` holds.
 
@@ -62,6 +64,9 @@ def search(
     stages of one layer at both ends, which fill and drain the pipeline quickly. The best few are refined by moving,
     joining and splitting stages as long as that helps. If `fits` holds for a partition, it must hold for finer ones;
     it is also called with single stages.
+
+    `near` makes the search short: only the best candidate is refined, by FEW evaluations. The stages in `near`, which
+    were found with other costs, are a candidate too; the others have as many stages of one layer at the ends.
     """
     layers = len(costs)
     seen: dict[Cuts, tuple[float, float]] = {}
@@ -78,13 +83,21 @@ def search(
         return seen[cuts]
 
     kinds: dict[int, set[Cuts]] = defaultdict(set)
-    for ramp, cuts in _candidates(costs, setting, fits):
+    ramps = [0, setting.devices // 2, setting.devices - 1] if setting.lag == 0 and setting.devices > 1 else [0]
+    others = []
+    if near is not None:
+        own = Cuts.of(near)
+        ramps = [ramp for ramp in ramps if own.forward[:ramp] == tuple(range(1, ramp + 1))][-1:]
+        others.append((0, own))
+    for ramp, cuts in (*others, *_candidates(costs, setting, fits, ramps)):
         if value(cuts) is not never:
             kinds[ramp].add(cuts)
     if not kinds:
         return None
     best = [cuts for kind in kinds.values() for cuts in sorted(kind, key=lambda cuts: seen[cuts])[:STARTS]]
-    least = min(seen[_refined(cuts, layers, value)][0] for cuts in best)
+    if near is not None:
+        best = [min(best, key=lambda cuts: seen[cuts])]
+    least = min(seen[_refined(cuts, layers, value, None if near is None else FEW)][0] for cuts in best)
     chosen = min(
         (cuts for cuts in seen if seen[cuts][0] <= least + TIE * abs(least)),
         key=lambda cuts: (len(cuts.forward) + len(cuts.backward), seen[cuts]),
@@ -93,14 +106,15 @@ def search(
     return Found(stages, estimate(costs, stages, setting))
 
 
-def _candidates(costs: Sequence[LayerCost], setting: Setting, fits: Fits) -> Iterator[tuple[int, Cuts]]:
-    """Partitions, each with the number of its single-layer stages at both ends."""
+def _candidates(
+    costs: Sequence[LayerCost], setting: Setting, fits: Fits, ramps: Sequence[int]
+) -> Iterator[tuple[int, Cuts]]:
+    """Partitions, each with the number of its single-layer stages at both ends, one of `ramps`."""
     layers = len(costs)
     papers = partition(costs, setting.devices, setting.micro_batches, lambda stage: fits((stage,)))
     if papers is not None:
         yield 0, Cuts.of(papers)
     forward, backward = [cost.forward for cost in costs], [cost.backward for cost in costs]
-    ramps = [0, setting.devices // 2, setting.devices - 1] if setting.lag == 0 and setting.devices > 1 else [0]
     for fused in _steps(layers):
         body = layers - fused
         if not body:
@@ -126,13 +140,16 @@ def _steps(most: int) -> list[int]:
     return [*steps, most]
 
 
-def _refined(cuts: Cuts, layers: int, value: Callable[[Cuts], tuple[float, float]]) -> Cuts:
-    """The local optimum near a partition, or the best one after REFINEMENTS evaluations."""
+def _refined(cuts: Cuts, layers: int, value: Callable[[Cuts], tuple[float, float]], most: int | None) -> Cuts:
+    """The local optimum near a partition, or the best one after `most` evaluations.
+
+    None: after REFINEMENTS, and then until all neighbors of the last improvement are evaluated.
+    """
     looks = 0
     improved = True
-    while improved and looks < REFINEMENTS:
+    while improved and looks < (REFINEMENTS if most is None else most):
         improved = False
-        for neighbor in _neighbors(cuts, layers):
+        for neighbor in islice(_neighbors(cuts, layers), None if most is None else most - looks):
             looks += 1
             if value(neighbor) < value(cuts):
                 cuts, improved = neighbor, True

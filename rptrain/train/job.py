@@ -24,7 +24,7 @@ from rptrain.planner.advice import advise
 from rptrain.planner.choose import DTYPES, RunPlan
 from rptrain.planner.hardware import Hardware, here
 from rptrain.planner.memory import MemoryPlan, plan_run
-from rptrain.planner.model import find_files, lora_settings, training_model
+from rptrain.planner.model import find_files, for_hardware, lora_settings, training_model
 from rptrain.planner.timings import Conditions
 from rptrain.runs.run_dir import RunDir
 from rptrain.schedule.estimate import estimate
@@ -99,6 +99,7 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     """
     model_dir, spec = training_model(config)
     hardware = hardware or here(config.engine)
+    spec = for_hardware(spec, config, hardware)
     files = find_files(config, model_dir, spec) if weights_needed or spec.frozen else None
     initial_adapter = _initial_adapter(config, spec) if weights_needed and files is not None else None
     _warn_of_idle_devices(config, hardware.devices)
@@ -159,7 +160,7 @@ def resolve_auto(resolved: Resolved, found: tuple[RunDir, Path] | None, hardware
     if found is not None:
         run = found[0]
         return auto.with_values(resolved, auto.recorded(config, run.config()), str(run.config_path))
-    spec = training_model(config)[1]
+    spec = for_hardware(training_model(config)[1], config, hardware)
     return auto.with_values(resolved, auto.resolve_auto(config, spec, hardware), "planned")
 
 

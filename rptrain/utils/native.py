@@ -1,4 +1,4 @@
-"""Calls of native code (adam.c, embedding_grads.c, quant.c) on the threads of a pool."""
+"""Calls of native code (adam.c, embedding_grads.c, quant.c, fp8.c) on the threads of a pool."""
 
 import ctypes
 from collections.abc import Callable, Sequence

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from rptrain.bench import clock, floor
+from rptrain.kernels import grouped_fp8
 from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze
+from rptrain.models.fp8 import with_fp8
 
 from ..models.test_shapes import GPT_OSS, QWEN3_MOE, TINY
 
@@ -91,6 +93,27 @@ def test_the_products_of_experts_compute_what_they_stand_for(monkeypatch) -> Non
     backward()
     assert [(tuple(x.shape), tuple(w.shape)) for x, w, _ in seen] == [((8, 4), (3, 4, 5)), ((8, 5), (3, 5, 4))]
     assert all(ends.tolist() == [2, 5, 8] for _, _, ends in seen)
+
+
+@pytest.mark.parametrize("config", [QWEN3_MOE, GPT_OSS], ids=["qwen3", "gpt-oss"])
+def test_the_products_of_experts_in_fp8_by_hand(config, monkeypatch) -> None:
+    """Of rows of 32 and 16 columns, with the weights' rows as they are stored: outputs, or inputs in GPT-OSS."""
+    seen = []
+    product, accumulate = grouped_fp8.product, grouped_fp8.accumulate
+    monkeypatch.setattr(grouped_fp8, "product", lambda *given: seen.append(product(*given).shape))
+    monkeypatch.setattr(grouped_fp8, "accumulate", lambda acc, *given: seen.append(accumulate(acc, *given) or acc))
+    sizes = {"hidden_size": 32, "moe_intermediate_size": 16, "intermediate_size": 16, "head_dim": 16}
+    spec = with_fp8(registry.build(config | sizes))
+    layer = spec.layers[0]
+    operations = list(floor._products(spec, layer, 8, torch.bfloat16, CPU))
+    gate_up, down = (operation for operation in operations if operation.name.startswith("experts"))
+    assert (gate_up.name, down.name) == ("experts_gate_up 32 x 32 x 5", "experts_down 16 x 32 x 5")
+    down.forward()
+    down.backward()
+    forward, backward, gradient = seen
+    assert (forward, backward) == ((24, 32), (24, 16))
+    assert gradient.shape == ((5, 32, 16) if config is QWEN3_MOE else (5, 16, 32))
+    assert gradient.abs().amax((1, 2)).min() > 0
 
 
 def test_a_move_reads_and_writes_the_bytes() -> None:

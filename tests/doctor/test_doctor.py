@@ -12,12 +12,14 @@ import torch
 from rptrain.doctor import gpu, host
 from rptrain.doctor.checks import Check, check, lines
 from rptrain.doctor.examine import examine
-from rptrain.doctor.gpu import Gpu, Rates, describe
+from rptrain.doctor.gpu import CopyRates, Gpu, describe
 from rptrain.engine.optim import adam
 from rptrain.utils import native
 from rptrain.utils.nvml import Link
 
-GOOD = Gpu("cuda:0", "RTX 4090", 24 << 30, "8.9", "580.1", Link(4, 16, 4, 16), Rates(25e9, 26e9, 45e9), wait_value=True)
+GOOD = Gpu(
+    "cuda:0", "RTX 4090", 24 << 30, "8.9", "580.1", Link(4, 16, 4, 16), CopyRates(25e9, 26e9, 45e9), wait_value=True
+)
 
 
 @pytest.fixture
@@ -77,9 +79,9 @@ def test_a_good_gpu():
 @pytest.mark.parametrize(
     ("changes", "advice"),
     [
-        ({"link": Link(4, 8, 4, 16), "rates": Rates(12e9, 12e9, 20e9)}, "16 lanes and has 8"),
-        ({"link": Link(3, 16, 4, 16), "rates": Rates(12e9, 12e9, 20e9)}, "could be PCIe 4"),
-        ({"rates": Rates(25e9, 9e9, 20e9)}, "carries 32 GB/s"),
+        ({"link": Link(4, 8, 4, 16), "rates": CopyRates(12e9, 12e9, 20e9)}, "16 lanes and has 8"),
+        ({"link": Link(3, 16, 4, 16), "rates": CopyRates(12e9, 12e9, 20e9)}, "could be PCIe 4"),
+        ({"rates": CopyRates(25e9, 9e9, 20e9)}, "carries 32 GB/s"),
         ({"link": Link(4, None, 4, 16)}, None),
         ({"link": None}, None),
     ],

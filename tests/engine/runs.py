@@ -11,6 +11,7 @@ from rptrain.kernels.quant import Quantized
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import with_lora
 from rptrain.models.fp8 import with_fp8
+from rptrain.models.half import with_half_sums
 from rptrain.models.layers.balance import balanced
 from rptrain.models.registry import build
 from rptrain.models.weights.quantized import with_base
@@ -32,11 +33,13 @@ def make_store(
     lora=None,
     base="bf16",
     fp8=False,
+    half_sums=False,
 ):
     """A store with random weights that depend on the seed and each parameter's name alone; `lora` is a LoRA."""
     spec = balanced(build(cfg), cfg.get("router_aux_loss_coef", 0.0))
     spec = with_base(with_lora(spec, lora), base) if lora else freeze(spec, frozen)
     spec = with_fp8(spec) if fp8 else spec
+    spec = with_half_sums(spec) if half_sums else spec
     store = ModelStore(spec, dtype, generations=1 + asynchronous, wide_grad=wide_grad, moments=moments, lock=lock)
     for index, unit in enumerate(spec.units):
         for param in unit.params:
@@ -75,6 +78,7 @@ def run(
     lora=None,
     base="bf16",
     fp8=False,
+    half_sums=False,
     **options,
 ):
     """Trains on `batches`; returns (losses, norms, final weights, spans of the trace)."""
@@ -82,7 +86,7 @@ def run(
     if store is not None:
         return train(store, batches, plan, asynchronous=asynchronous, device=device, **options)
     kind = {"wide_grad": plan.rounds > 1, "lock": device == "cuda", "frozen": frozen, "lora": lora, "base": base}
-    kind["fp8"] = fp8
+    kind |= {"fp8": fp8, "half_sums": half_sums}
     with make_store(cfg, dtype, asynchronous=asynchronous, **kind) as store:
         return train(store, batches, plan, asynchronous=asynchronous, device=device, **options)
 

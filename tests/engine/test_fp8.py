@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from rptrain.models.adapters.lora import LoRA
-from tests.cases import UPDATES
+from tests.cases import UPDATES, long
 
 from . import plain, runs
 from .test_frozen import same_as_first
+from .test_lora import EXPERTS
 
 PLANS = (
     "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=1 M=4 MR=4",
@@ -15,11 +16,17 @@ PLANS = (
     "F0-2 FB3-4 B2-2 B1-1 B0-0 | N=2 M=4 MR=4",
     "FB0-4 | N=4 M=4 MR=4",
 )
+QWEN3_MOE = plain.QWEN3_MOE | {"moe_intermediate_size": 16}
 CASES = {
     "full": {},
     "lora": {"lora": LoRA(r=3, lora_dropout=0.1)},
     "dora": {"lora": LoRA(r=3, use_dora=True)},
     "nf4": {"lora": LoRA(r=3), "base": "nf4"},
+}
+MIXTURES = {
+    "qwen3-moe": {"cfg": QWEN3_MOE},
+    "gpt-oss": {"cfg": plain.GPT_OSS},
+    "mxfp4": {"cfg": plain.GPT_OSS, "lora": LoRA(r=3, target_parameters=EXPERTS), "base": "mxfp4"},
 }
 
 
@@ -27,10 +34,22 @@ CASES = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, dtype, case):
-    batches, options = plain.make_batches(3), {"asynchronous": asynchronous, "dtype": dtype, "rate": 1e-2} | case
-    results = [runs.run(plain.CONFIG, batches, plan, fp8=True, **options) for plan in PLANS]
+    assert_same_bits(asynchronous, dtype, case)
+
+
+@UPDATES
+@pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
+@pytest.mark.parametrize("case", MIXTURES.values(), ids=MIXTURES)
+def test_same_bits_with_experts(asynchronous, dtype, case):
+    assert_same_bits(asynchronous, dtype, case)
+
+
+def assert_same_bits(asynchronous, dtype, case):
+    options = {"cfg": plain.CONFIG, "asynchronous": asynchronous, "dtype": dtype, "rate": 1e-2} | case
+    options["batches"] = plain.make_batches(3)
+    results = [runs.run(plan=plan, fp8=True, **options) for plan in PLANS]
     same_as_first(results)
-    assert runs.run(plain.CONFIG, batches, PLANS[0], **options)[0] != results[0][0]
+    assert runs.run(plan=PLANS[0], **options)[0] != results[0][0]
 
 
 @UPDATES

@@ -37,6 +37,7 @@ def saved_slowly(engine, store, folder, failure):
                     store.units,
                     step=3,
                     meta={"model_dir": str(folder)},
+                    order=snapshot.order,
                     release=snapshot.release,
                     proceed=proceed,
                 )
@@ -48,15 +49,19 @@ def saved_slowly(engine, store, folder, failure):
     return thread, snapshot
 
 
-@pytest.mark.parametrize("kind", [(False, torch.float32), (True, torch.float32), (True, torch.bfloat16)])
-def test_what_is_saved_beside_training_is_the_state_of_its_step(kind, tmp_path):
+@pytest.mark.parametrize(
+    "kind",
+    [(False, torch.float32, False), (True, torch.float32, False), *((True, torch.bfloat16, x) for x in (False, True))],
+)
+def test_what_is_saved_beside_training_is_the_state_of_its_step(kind, tmp_path, monkeypatch):
     """And training comes to the same weights as without, from there on and after a resume."""
-    asynchronous, dtype = kind
+    monkeypatch.setattr("rptrain.checkpoint.state.THREADS", 1)  # a unit at a time
+    asynchronous, dtype, fp8 = kind
     batches = plain.make_batches(6)
-    expected = runs.run(CFG, batches, PLAN, asynchronous=asynchronous, dtype=dtype)[2]
+    expected = runs.run(CFG, batches, PLAN, asynchronous=asynchronous, dtype=dtype, fp8=fp8)[2]
     (tmp_path / "config.json").write_text("{}")
     failure = []
-    with runs.make_store(CFG, dtype, asynchronous=asynchronous) as store:
+    with runs.make_store(CFG, dtype, asynchronous=asynchronous, fp8=fp8) as store:
         tokens = batches[0].sequences * batches[0].length
         with runs.engine_of(store, PLAN, tokens=tokens, asynchronous=asynchronous) as engine:
             go_on(engine, batches[:3])
@@ -67,7 +72,7 @@ def test_what_is_saved_beside_training_is_the_state_of_its_step(kind, tmp_path):
         assert not failure and snapshot.waited > 0
         there = runs.checkpoint_tensors(store)
         assert all(torch.equal(there[name], expected[name]) for name in expected)
-    with runs.make_store(CFG, dtype, asynchronous=asynchronous, seed=9) as store:
+    with runs.make_store(CFG, dtype, asynchronous=asynchronous, seed=9, fp8=fp8) as store:
         load_state(tmp_path / "checkpoint-3", store.units)
         again = runs.run(CFG, batches[3:], PLAN, asynchronous=asynchronous, store=store, applied=3)[2]
     assert all(torch.equal(again[name], expected[name]) for name in expected)

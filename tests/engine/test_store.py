@@ -53,11 +53,12 @@ def runtime(monkeypatch):
 
 def tensors(store):
     for state in store.units:
-        yield from [*state.params, state.grad, *state.moments.values(), state.remainder]
+        yield from [*state.params, *state.wire, state.grad, *state.moments.values(), state.remainder]
 
 
-def test_each_tensor_is_locked_by_itself_in_whole_pages_that_are_there(runtime):
-    with runs.make_store(plain.config(), torch.bfloat16, asynchronous=True, lock=True) as store:
+@pytest.mark.parametrize("fp8", [False, True])
+def test_each_tensor_is_locked_by_itself_in_whole_pages_that_are_there(runtime, fp8):
+    with runs.make_store(plain.config(), torch.bfloat16, asynchronous=True, lock=True, fp8=fp8) as store:
         assert store.locked
         assert runtime.registered == {t.data_ptr(): -(-t.nbytes // PAGE) * PAGE for t in tensors(store)}
         assert all(runtime.resident)

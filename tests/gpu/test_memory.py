@@ -8,6 +8,7 @@ from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.store import accumulate_dtype
 from rptrain.models import registry
 from rptrain.models.fp8 import with_fp8
+from rptrain.models.half import with_half_sums
 from rptrain.models.layers import rope
 
 pytestmark = pytest.mark.gpu
@@ -35,12 +36,13 @@ def allocated(work):
     return result, torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before
 
 
-@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize(("fp8", "half_sums"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("preset", ["qwen3-1.7b", "llama-3.1-8b", "gpt-oss-20b", "qwen3-235b-a22b"])
-def test_bounds_hold_with_fused_kernels(preset, fp8, reproducible):
+def test_bounds_hold_with_fused_kernels(preset, fp8, half_sums, reproducible):
     """A block and the head at 4 x 2,048 tokens; bounds are at most a tenth too large, with FP8 four tenths."""
     spec = registry.build(registry.read_config(registry.locate(preset)))
     spec, slack = (with_fp8(spec), 1.4) if fp8 else (spec, 1.1)
+    spec = with_half_sums(spec) if half_sums else spec
     mb = micro_batch([[LENGTH]] * ROWS)
     cos, sin = rope.tables(torch.tensor(spec.inv_freq, device=DEVICE), mb.positions, spec.rope_scale)
     mb = type(mb)(**{**vars(mb), "cos": cos, "sin": sin, "labels": torch.randint(1000, (TOKENS,), device=DEVICE)})
@@ -74,10 +76,10 @@ def tensors(spec, layer):
     for index in layer.units:
         unit = spec.units[index]
         params |= unit.views(torch.empty(unit.numel, dtype=DTYPE, device=DEVICE).normal_(std=0.02))
-        prepared = unit.prepared_bytes(DTYPE.itemsize, backward=True)
-        buffer = torch.empty(prepared, dtype=torch.uint8, device=DEVICE)
-        for name, weight in unit.fp8_views(buffer, columns=True).items():
-            weight.write(params[name])
-            params[name] = weight
+        for param in unit.in_fp8:
+            buffer = torch.empty(param.fp8_bytes(columns=True), dtype=torch.uint8, device=DEVICE)
+            weight = param.fp8_view(buffer, columns=True)
+            weight.write(params[param.name])
+            params[param.name] = weight
         grads |= unit.views(torch.zeros(unit.numel, dtype=accumulate_dtype(DTYPE), device=DEVICE))
     return params, grads

@@ -17,6 +17,7 @@ from typing import Any
 SHARED = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}  # bytes of a block
 ARCHITECTURES = tuple(SHARED)
 FP8_CARDS = (89, 90, 120)
+SUMS = re.compile(r"mma\S*\.m\d+n\d+k\d+(?:\.row\.col)?\.(\w+)")
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Variant:
     """A kernel with its argument types ("*bf16", "i32", "fp32"), constants and launch options.
 
     `architectures` are those it is meant for; types of bf16 become fp16 on 75, which has no bf16 in hardware. `stack`
-    is what a thread may spill, in bytes: more than none only where it does with any tiles.
+    is what a thread may spill, in bytes: more than none only where it does with any tiles. `half_sums`: whether matrix
+    units must sum in float16.
     """
 
     kernel: Any
@@ -33,6 +35,7 @@ class Variant:
     options: dict[str, int] = field(default_factory=dict)  # num_warps, num_stages
     architectures: tuple[int, ...] = ARCHITECTURES
     stack: int = 0
+    half_sums: bool = False
 
 
 def compiled(variant: Variant, architecture: int) -> dict[str, Any]:
@@ -64,6 +67,8 @@ def compiled(variant: Variant, architecture: int) -> dict[str, Any]:
         "stack_allowed": variant.stack,
         "shared": result.metadata.shared,
         "shared_allowed": SHARED[architecture],
+        "sums": sorted(set(SUMS.findall(result.asm["ptx"]))),  # types in which matrix units sum
+        "half_sums": variant.half_sums,
     }
 
 

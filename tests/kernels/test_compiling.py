@@ -14,7 +14,11 @@ import pytest
 from tests.kernels.compiling import ARCHITECTURES
 
 OPERATIONS = sorted(path.stem.removeprefix("variants_") for path in Path(__file__).parent.glob("variants_*.py"))
-FIRST = {"fp8": 89}  # the first architecture with the matrix units that an operation needs
+FIRST = {
+    "fp8": 89,
+    "grouped_fp8": 89,
+    "half": 80,
+}  # the first architecture with the matrix units that an operation needs
 pytest.importorskip("triton")
 
 Answer = tuple[list[str], list[dict[str, Any]]]
@@ -65,8 +69,9 @@ def test_every_variant_compiles(operation, architecture, compiler):
 
 
 def check(kernels: list[str], found: list[dict[str, Any]]) -> None:
-    """Kernels must not spill, nor take more shared memory than the card has."""
+    """Kernels must not spill, nor take more shared memory than the card has, and sum in float16 where they are to."""
     for usage in found:
         assert usage["stack"] <= usage["stack_allowed"], usage
         assert usage["shared"] <= usage["shared_allowed"], usage
+        assert usage["sums"] == ["f16"] or not usage["half_sums"], usage
     assert kernels and {usage["kernel"] for usage in found} == set(kernels)

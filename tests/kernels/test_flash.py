@@ -29,12 +29,13 @@ def tensors(documents, heads, kv_heads, size, dtype, device, sinks=False) -> lis
     ]
 
 
-def ours(given, mb, window, passes):
+def ours(given, mb, window, passes, half_sums=False):
     q, k, v, dout, sinks = given
-    out, lse = forward_triton(q, k, v, mb.positions, mb.length, window, sinks, passes)
+    half = {"half_sums": half_sums}
+    out, lse = forward_triton(q, k, v, mb.positions, mb.length, window, sinks, passes, **half)
     dsinks = None if sinks is None else torch.ones(sinks.shape, device=q.device)
     layout = (mb.positions, mb.cu_seqlens, mb.length, window)
-    grads = backward_triton(dout, q, k, v, out, lse, *layout, sinks, dsinks, passes=passes)
+    grads = backward_triton(dout, q, k, v, out, lse, *layout, sinks, dsinks, passes=passes, **half)
     results = {"out": out, "lse": lse} | dict(zip(("dq", "dk", "dv"), grads, strict=True))
     return results if dsinks is None else results | {"dsinks": dsinks}
 

@@ -96,6 +96,35 @@ def test_nothing_supervised(dtype, path) -> None:
     assert lce.linear_cross_entropy(h, w, labels) == 0
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kernel"), [(torch.bfloat16, True), long(torch.float16, True), long(torch.float32, True)]
+)
+def test_half_sums_are_as_exact(dtype, path, monkeypatch) -> None:
+    """Beside float32 sums, and the same bits every time; float32 matrices have float32 sums in any case."""
+    monkeypatch.setattr(lce, "CHUNK_BYTES", 2 * 128 * 16)
+    h, w, labels = inputs(21, 72, 101, dtype, path)
+    w[7], h[5] = 20 * w[7], h[5] / 50
+    wide_grads = [torch.ones(w.shape, device=path) for _ in range(3)]
+    full, half, again = (
+        (*lce.linear_cross_entropy_backward(h, w, labels, 0.3, grad_w, half_sums=half_sums), grad_w - 1)
+        for grad_w, half_sums in zip(wide_grads, (False, True, True), strict=True)
+    )
+    assert torch.equal(half[0], lce.linear_cross_entropy(h, w, labels, half_sums=True))
+    for ours, same, theirs, exact in zip(half, again, full, expected(h, w, labels, 0.3), strict=True):
+        assert torch.equal(ours, same) and torch.equal(ours, theirs) == (dtype == torch.float32)
+        error, allowed = ((x.double() - exact).norm() / exact.norm() for x in (ours, theirs))
+        assert error <= max(1.5 * allowed, 2**-10), (error, allowed)
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), [(torch.bfloat16, True)])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning", "ignore:All-NaN:RuntimeWarning")
+def test_half_sums_carry_nan_and_infinity_to_the_loss(value, dtype, path) -> None:
+    h, w, labels = inputs(9, 5, 7, dtype, path)
+    h[4, 2] = value
+    assert lce.linear_cross_entropy(h, w, labels, half_sums=True).isnan()
+
+
 @pytest.mark.parametrize(("dtype", "kernel"), [(torch.float32, False), (torch.float32, True)])
 def test_large_logits_do_not_overflow(dtype, path) -> None:
     h, w, labels = inputs(6, 4, 5, dtype, path)

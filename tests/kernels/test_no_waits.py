@@ -12,7 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from rptrain.kernels import grouped, grouped_lora, linear, lora, moe, moe_rows, quant, rms_norm, rope, swiglu
+from rptrain.kernels import (
+    fp8,
+    grouped,
+    grouped_fp8,
+    grouped_lora,
+    linear,
+    lora,
+    moe,
+    moe_rows,
+    quant,
+    rms_norm,
+    rope,
+    swiglu,
+)
 from rptrain.kernels.attention import attention, attention_backward
 from rptrain.kernels.dropout import Dropout, add_dropout, dropout
 from rptrain.kernels.reference.dense import Clamp, QKNorm, split_heads
@@ -84,6 +97,25 @@ def products_of_experts(rand: Rand, *, width: int) -> Run:
         grouped.grouped_mm(dy, w.mT, ends)
         grouped.grouped_weight_grad(total, x, dy, ends)
         grouped.grouped_bias_grad(bias_total, dy, ends)
+
+    return run
+
+
+def products_of_experts_in_fp8(rand: Rand, *, by_input: bool) -> Run:
+    """On GPUs with FP8; experts have as many inputs as outputs."""
+    x, w, bias, dy = rand(TOKENS, WIDTH), rand(EXPERTS, WIDTH, WIDTH), rand(EXPERTS, WIDTH), rand(TOKENS, WIDTH)
+    ends = torch.tensor([7, 7, 30, 31, TOKENS], dtype=torch.int32, device="cuda")
+    rows, total = fp8.quantize_rows(w.flatten(0, 1)), zeros(EXPERTS, WIDTH, WIDTH)
+    codes = rows.codes.view(w.shape)
+    weight = fp8.FP8Weight(fp8.Rows(codes, rows.scales.view(EXPERTS, WIDTH)), fp8.transpose(codes), by_input)
+    perm = moe.permute(moe.choose(rand(TOKENS // ACTIVE, EXPERTS), ACTIVE), EXPERTS)
+
+    def run() -> None:
+        weight.write(w if by_input else w.flatten(0, 1))
+        grouped_fp8.gather_codes(fp8.quantize_rows(x[: TOKENS // ACTIVE]), perm)
+        grouped_fp8.grouped_mm(x, weight, ends, bias, x.dtype)
+        grouped_fp8.grouped_mm_transposed(dy, weight, ends)
+        grouped_fp8.grouped_weight_grad(total, x, dy, ends, by_input=by_input)
 
     return run
 
@@ -211,6 +243,15 @@ def waits_are_errors() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@dtypes
+@pytest.mark.parametrize("by_input", [False, True], ids=["by_output", "by_input"])
+def test_products_of_experts_in_fp8_never_wait(by_input, dtype) -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("the GPU has no FP8")
+    check(products_of_experts_in_fp8(lambda *shape: random(shape, dtype, "cuda"), by_input=by_input))
 
 
 def check(run: Run) -> None:

@@ -6,7 +6,8 @@ from rptrain.kernels import flash
 from tests.kernels.compiling import ARCHITECTURES, Variant
 
 TYPES = {"positions": "*i64", "cu_seqlens": "*i32", "limits": "*i32", "scale": "fp32"}
-TYPES |= dict.fromkeys(("lse", "delta", "dsinks"), "*fp32")
+SCALES = ("q_scales", "k_scales", "v_scales", "dout_scales")
+TYPES |= dict.fromkeys(("lse", "delta", "dsinks", *SCALES), "*fp32")
 TYPES |= dict.fromkeys(("tokens", "twice_documents", "window", "period"), "i32")
 ALL = ("forward", "dq", "dkdv")
 
@@ -20,18 +21,22 @@ def variants(
     names: tuple[str, ...] = ALL,
     sinks: bool = False,
     stack: int = 0,
+    half_sums: bool = False,
 ) -> list[Variant]:
-    passes = flash.tiles({"bf16": torch.bfloat16, "fp32": torch.float32}[dtype], size, divmod(architecture, 10))
+    kind, card = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype], divmod(architecture, 10)
+    passes = flash.tiles(kind, size, card, half_sums=half_sums)
+    operand = "fp16" if half_sums else dtype
     block = max(16, flash.power_of_2(size))
     found = []
     for name in names:
         kernel = {"forward": flash._forward, "dq": flash._backward_queries, "dkdv": flash._backward_keys}[name]
         tile: flash.Tiles = getattr(passes, name)
         types = {arg: TYPES.get(arg, f"*{dtype}") for arg in kernel.arg_names if not arg.isupper()}
+        types |= dict.fromkeys(types.keys() & {"q", "k", "v", "dout"}, f"*{operand}")
         if passes.tma:
             for arg in types.keys() & {"q", "k", "v", "dout"}:
                 rows = tile.keys if arg in "kv" else tile.queries
-                types[arg] = f"tensordesc<{dtype}[1, {rows}, {block}]>"
+                types[arg] = f"tensordesc<{operand}[1, {rows}, {block}]>"
         constants = {
             arg: (heads if arg in ("Q_STRIDE", "OUT_STRIDE", "DOUT_STRIDE", "DQ_STRIDE") else kv_heads) * size
             for arg in kernel.arg_names
@@ -40,12 +45,11 @@ def variants(
         constants["V_STRIDE"] = (heads + 2 * kv_heads) * size
         constants |= {"GROUP": heads // kv_heads, "C": size, "BLOCK_C": block, "TMA": passes.tma}
         constants |= {"BLOCK_M": tile.queries, "BLOCK_N": tile.keys}
-        if not sinks:
-            absent = types.keys() & {"sinks", "dsinks"}
-            constants |= dict.fromkeys(absent)
-            types = {arg: kind for arg, kind in types.items() if arg not in absent}
+        absent = types.keys() & {*(() if sinks else ("sinks", "dsinks")), *(() if half_sums else SCALES)}
+        constants |= dict.fromkeys(absent)
+        types = {arg: kind for arg, kind in types.items() if arg not in absent}
         options = {"num_warps": tile.warps, "num_stages": tile.stages}
-        found.append(Variant(kernel, types, constants, options, (architecture,), stack))
+        found.append(Variant(kernel, types, constants, options, (architecture,), stack, half_sums))
     return found
 
 
@@ -60,5 +64,9 @@ VARIANTS += variants(75, "bf16", 256, 16, 8, ("dq", "dkdv"), stack=1024)
 for architecture in (75, 86):
     VARIANTS += variants(architecture, "fp32", 256, 16, 8, ("dq",), stack=256)
     VARIANTS += variants(architecture, "fp32", 256, 16, 8, ("forward", "dkdv"))
+for architecture in (80, 86, 89, 90, 120):
+    VARIANTS += variants(architecture, "bf16", 128, 16, 8, half_sums=True)
+    VARIANTS += variants(architecture, "bf16", 64, 64, 8, sinks=True, half_sums=True)
+VARIANTS += variants(86, "bf16", 96, 32, 32, half_sums=True) + variants(90, "bf16", 80, 32, 32, half_sums=True)
 PARTIALS = {"partials": "*fp32", "total": "*fp32", "count": "i32", "width": "i32"}
 VARIANTS += [Variant(flash._add_partials, PARTIALS, {"ROWS": 32, "BLOCK": 64})]

@@ -2,15 +2,19 @@
 
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rptrain.config.schema import Engine
+from rptrain.models.registry import build
 from rptrain.planner import hardware
 from rptrain.planner.hardware import CONTEXT, MARGIN, Gpu, gpu_memory, here, planned
-from rptrain.schedule.machine import CARDS, CPU, card_named
+from rptrain.planner.model import for_hardware
+from rptrain.schedule.machine import CARDS, CPU, Machine, Rates, card_named
 from rptrain.utils.errors import UserError
+from tests.engine import plain
 
 GIB = 1 << 30
 CARD = CARDS["rtx4090"]
@@ -107,6 +111,35 @@ def test_a_card_is_known_by_the_drivers_name():
     }
     found = {name: card_named(name) for name in names}
     assert {name: card and card.name for name, card in found.items()} == names
+
+
+@pytest.mark.parametrize(
+    ("card", "settings", "half_sums"),
+    [
+        ("NVIDIA GeForce RTX 4090", {"dtype": "bfloat16", "fp8": True}, True),
+        ("NVIDIA GeForce RTX 5070 Ti", {"dtype": "bfloat16", "fp8": True}, True),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", {"dtype": "float16", "fp16_accumulation": True}, True),
+        ("NVIDIA GeForce RTX 3090", {"dtype": "float16", "fp16_accumulation": True}, True),
+        ("NVIDIA GeForce RTX 4090", {"dtype": "bfloat16"}, False),
+        ("NVIDIA GeForce RTX 4090", {"dtype": "float16"}, False),
+        ("NVIDIA GeForce RTX 4090", {"dtype": "float32", "fp8": True}, False),
+        ("NVIDIA L40S", {"dtype": "bfloat16", "fp8": True}, False),
+        ("NVIDIA RTX 6000 Ada Generation", {"dtype": "bfloat16", "fp8": True}, False),
+        ("NVIDIA H200", {"dtype": "float16", "fp16_accumulation": True}, False),
+    ],
+)
+def test_geforce_cards_sum_in_float16(card, settings, half_sums):
+    """By the driver's name, with its profile or without; the keys include it for 16-bit models."""
+    found = card_named(card) or replace(CARD, name=card, peak=Rates(100, 100))
+    spec = build(plain.CONFIG)
+    engine = {key: value for key, value in settings.items() if key != "dtype"}
+    config = SimpleNamespace(
+        engine=SimpleNamespace(**{"fp8": False, "fp16_accumulation": False} | engine),
+        model=SimpleNamespace(dtype=settings["dtype"]),
+    )
+    planned = for_hardware(spec, config, SimpleNamespace(machine=Machine(found, 1)))
+    assert {layer.half_sums for layer in planned.stack} == {half_sums}
+    assert half_sums or planned is spec
 
 
 def test_fp8_needs_gpus_that_have_it(two_gpus, monkeypatch):

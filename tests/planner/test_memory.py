@@ -18,6 +18,7 @@ from rptrain.engine.store import ModelStore, _left_in_groups
 from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import LoRA, with_lora
+from rptrain.models.fp8 import with_fp8
 from rptrain.models.weights.quantized import QUANTIZING, with_base
 from rptrain.planner import hardware as devices
 from rptrain.planner.choose import Workload
@@ -97,11 +98,11 @@ from pathlib import Path
 from rptrain.planner import hardware
 from rptrain.config.resolve import resolve
 from rptrain.planner.memory import plan_run
-from rptrain.models import registry
+from rptrain.planner.model import training_model
 from rptrain.train.trainer import train
 
 resolved = resolve(sys.argv[1], sys.argv[2:])
-spec = registry.build(registry.read_config(registry.locate(resolved.config.model.path)))
+_, spec = training_model(resolved.config)
 least, program = anonymous_and_files()[0], hardware.program_bytes()
 before = sum(anonymous_and_files())
 assert least <= program <= before, (least, program, before)
@@ -127,6 +128,7 @@ def case(*overrides):
         case("model.dtype=bfloat16", "optim.update=sync", "engine.devices=cpu:1", "engine.round_size=2"),
         case("model.dtype=bfloat16", "optim.update=async", "engine.devices=cpu:2", "optim.moments=int8"),
         case("model.dtype=float16", "optim.update=async", "engine.devices=cpu:2", "train.global_batch_size=2"),
+        case("model.dtype=bfloat16", "optim.update=async", "engine.devices=cpu:2", "engine.fp8=true"),
         case("model.dtype=float32", "optim.update=async", "engine.devices=cpu:1"),
         case("model.dtype=float32", "optim.update=sync", "engine.devices=cpu:2"),
     ],
@@ -243,6 +245,23 @@ def test_states_are_the_buffers_of_the_store(folder, dtype, moments, update, siz
         assert store._arena._used == run.store_bytes
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("update", ["sync", "async"])
+def test_states_of_a_model_in_fp8_are_the_buffers_of_the_store(folder, dtype, update):
+    """Of layers in FP8 and a frozen one, and the checkpoints that they make."""
+    config, spec, *_ = planned(folder, f"model.dtype={dtype}", f"optim.update={update}", "engine.devices=cpu:2")
+    spec, workload = with_fp8(freeze(spec, ("model.layers.2.*",))), Workload.of(config, CPU)
+    parts = {part.name: part.nbytes for part in state_parts(spec, workload)}
+    twice = ", 2 generations" if update == "async" else ""
+    wired = [unit.wire_bytes(workload.dtype.itemsize) for unit in spec.units if unit.wired]
+    assert len(wired) == 5 and "weights" in parts
+    assert parts[f"weights in FP8 for the devices{twice}"] == sum(-(-n // 4096) * 4096 for n in wired) * (
+        1 + bool(twice)
+    )
+    with ModelStore(spec, workload.dtype, generations=1 + workload.asynchronous) as store:
+        assert store._arena._used == sum(parts.values())
+
+
 def test_workers_are_counted_with_the_stages_that_come_to_them(folder):
     """Of six stages, two workers get the same three each time, in their two slots in turn."""
     config, spec, _, run, _ = planned(folder, "engine.devices=cpu:2", "model.dtype=float32")
@@ -271,6 +290,12 @@ def test_the_disk_holds_what_was_planned(tmp_path, moments, frozen):
     """The files of a run that keeps one checkpoint and writes another, and of its export."""
     tools.write_model(tmp_path / "model")
     _holds_what_was_planned(tmp_path, f"optim.moments={moments}", f"train.freeze={frozen}")
+
+
+@pytest.mark.parametrize("update", ["async", long("sync")])
+def test_the_disk_holds_the_codes_of_a_generation(tmp_path, update):
+    tools.write_model(tmp_path / "model")
+    _holds_what_was_planned(tmp_path, "engine.fp8=true", f"optim.update={update}")
 
 
 def test_the_disk_holds_the_adapter_of_a_tied_embedding_twice(tmp_path):

@@ -24,7 +24,7 @@ from rptrain.planner.memory import least_memory, plan_run
 from rptrain.planner.report import report
 from rptrain.planner.text import describe, verdict_text
 from rptrain.planner.timings import Conditions, Timings
-from rptrain.schedule.machine import CARDS
+from rptrain.schedule.machine import CARDS, MeasuredRates, Rates
 from rptrain.schedule.plan import Plan, Stage
 from rptrain.schedule.roofline import Verdict
 from rptrain.train.trainer import train
@@ -82,6 +82,7 @@ def test_a_large_machine_and_what_is_said_of_it():
         "qwen3-1.7b: 1,720,574,976 parameters, 29 layers, bfloat16",
         "A step: 16 micro-batches of 4 × 2,048 tokens, async",
         "On 8 × RTX 4090 of a hypothetical machine: 165 TFLOP/s and 25 GB/s each way",
+        "Products at 132 TFLOP/s, estimated: 0.80 of the data sheet's peak",
         "estimated with the profile of RTX 4090",
         "layers.0, 28 times: forward",
         "Computation hides transfers and updates",
@@ -156,7 +157,7 @@ def test_this_machine_without_a_gpu():
     write("tiny-tasks")
     found, code = as_json("engine.devices=cpu:2")
     assert code == 0 and found["machine"]["here"] and not found["machine"]["gpus"]
-    assert found["roofline"] is None
+    assert found["roofline"] is None and found["machine"]["rates"] is None and found["types"] is None
     assert [place["kind"] for place in found["memory"]] == ["host memory", "disk space"]
     shown = run("engine.devices=cpu:2")
     assert shown.exit_code == 0 and "memory of 2 CPU workers" in shown.stdout
@@ -336,6 +337,8 @@ def test_training_gives_the_same_advice_before_anything_is_loaded(tmp_path, monk
         (["--tflops", "-1"], "--tflops must be a number such as 165, not -1"),
         (["--tflops", "nan"], "--tflops must be a number such as 165, not nan"),
         (["--tflops", "inf"], "--tflops must be a number such as 165, not inf"),
+        (["--tflops-fp16", "0"], "--tflops-fp16 must be a number such as 330, not 0"),
+        (["--tflops-fp8", "1e9"], "--tflops-fp8 must be a number such as 330, not 1e+09"),
         (["--card", "rtx409"], "not 'rtx409'; did you mean rtx4090?"),
         (["--card", "x"], "--card must be one of rtx3090, rtx4090, rtx5090, l40s, a100, a800, h100, h200, not 'x'\n"),
         (["--gpus", "two"], "Invalid value for '--gpus'"),
@@ -357,7 +360,11 @@ def test_flags_stand_for_the_cards_figures():
     assert found["machine"] == {
         "here": False, "card": "RTX 5090", "tflops": 100.0, "link": 10**10, "devices": 3, "gpus": True,
         "asked": 3,
+        "rates": {"bf16": 80, "fp16": pytest.approx(0.8 * 419 / 2.09), "fp8": pytest.approx(0.8 * 419 / 2.09),
+                  "source": "estimated: 0.80 of the data sheet's peak"},
     }  # fmt: skip
+    given = as_json("--card", "l40s", "--tflops-fp16", "700", "--tflops-fp8", "600")[0]["machine"]
+    assert given["rates"] | {"bf16": 0.8 * 362, "fp16": 560, "fp8": 480} == given["rates"]
     assert found["memory"][1]["limit"] == 20 * GIB - (256 << 20)
     assert as_json("--host", "800GiB")[0]["machine"]["card"] == "RTX 4090"
 
@@ -378,6 +385,84 @@ def test_fewer_micro_batches_than_devices_use_fewer():
     )
 
 
+# Types of products
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names", "suggested"),
+    [
+        ([], ["bfloat16", "FP8 in the blocks"], {"engine.fp8": True}),
+        (["engine.fp8=true"], ["FP8 in the blocks", "bfloat16"], None),
+        (
+            ["--card", "rtx3090", "model.dtype=float16"],
+            ["float16 with float32 sums", "float16 with float16 sums"],
+            {"engine.fp16_accumulation": True},
+        ),
+        (
+            ["--card", "a100", "model.dtype=float16"],
+            ["float16 with float32 sums", "float16 with float16 sums"],
+            None,
+        ),
+    ],
+)
+def test_the_other_type_of_products_is_estimated(arguments, names, suggested):
+    found = as_json(*SERVER, *arguments)[0]
+    present, other = found["types"]["estimates"]
+    assert [present["name"], other["name"]] == names and found["types"]["suggested"] == suggested
+    assert present["seconds_per_step"] == found["plan"]["seconds_per_step"]
+    assert present["tokens_per_second"] == pytest.approx(found["step"]["tokens"] / present["seconds_per_step"])
+    overrides = [f"{key}={str(value).lower()}" for key, value in other["settings"].items()]
+    whole = as_json(*SERVER, *[one for one in arguments if not one.startswith("engine.")], *overrides)[0]["plan"]
+    assert 1 <= other["seconds_per_step"] / whole["seconds_per_step"] < 1.03, "its search is short"
+
+
+def test_a_faster_type_is_suggested():
+    text = " ".join(run(*SERVER).stdout.split())
+    assert "Types of products (estimated) bfloat16, as in the config: 6" in text
+    assert re.search(r"FP8 in the blocks: \d{2,3},\d{3} tokens/s, 1\.[4-8]\d times as much", text)
+    assert "engine.fp8 = true would make this run faster." in text
+    text = " ".join(run(*SERVER, "engine.fp8=true").stdout.split())
+    assert "Products at 132 TFLOP/s, 264 in FP8, estimated" in text
+    assert "bfloat16: 6" in text and "would make" not in text
+
+
+def test_measured_rates_are_named(monkeypatch):
+    measured = MeasuredRates(Rates(150.4, 290, 260), "2026-11-24")
+    monkeypatch.setitem(CARDS, "rtx4090", replace(CARDS["rtx4090"], measured=measured))
+    before = as_json(*SERVER)[0]
+    assert before["machine"]["rates"] == {
+        "bf16": 150.4, "fp16": 290, "fp8": 260, "source": "measured by rptrain doctor on 2026-11-24",
+    }  # fmt: skip
+    assert before["machine"]["tflops"] == 165
+    text = " ".join(run(*SERVER).stdout.split())
+    assert "165 TFLOP/s and 25 GB/s each way Products at 150 TFLOP/s, measured by rptrain doctor on 2026-11-24" in text
+    text = " ".join(run(*SERVER, "model.dtype=float16", "engine.fp16_accumulation=true").stdout.split())
+    assert "Products at 150 TFLOP/s, 290 with sums in float16, measured" in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--card", "rtx3090"],
+        ["model.dtype=float32"],
+        ["model.path={folder}/odd"],
+        ["--gpus", "1", "--vram", "2800MiB", "model.path=mistral-7b", "train.micro_batch_size=1", "lora.r=8"],
+    ],
+    ids=["card", "dtype", "sizes", "memory"],
+)
+def test_a_type_that_cannot_be_used_is_left_out(folder, arguments):
+    """The card has no FP8; its rate in float32 is unknown; no size is a multiple of 16; the codes of a frozen
+    base do not fit."""
+    config = registry.read_config(registry.locate("qwen3-1.7b"))
+    (folder / "odd").mkdir()
+    sizes = {"hidden_size": 2044, "num_attention_heads": 7, "num_key_value_heads": 7, "head_dim": 2}
+    (folder / "odd" / "config.json").write_text(json.dumps(config | sizes | {"intermediate_size": 6140}))
+    arguments = [one.format(folder=folder) for one in arguments]
+    found = as_json(*SERVER, *arguments)[0]
+    assert found["plan"] and found["types"] is None
+    assert "Types of products" not in run(*SERVER, *arguments).stdout
+
+
 # JSON and pictures
 
 KEYS = {
@@ -388,6 +473,7 @@ KEYS = {
         "machine",
         "step",
         "plan",
+        "types",
         "roofline",
         "reading",
         "memory",
@@ -396,9 +482,10 @@ KEYS = {
         "data",
     ],
     "model": ["path", "architecture", "parameters", "layers", "base"],
-    "machine": ["here", "card", "tflops", "link", "devices", "gpus", "asked"],
+    "machine": ["here", "card", "tflops", "link", "devices", "gpus", "asked", "rates"],
     "step": ["micro_batch_size", "length", "micro_batches", "round_size", "tokens", "update"],
     "plan": ["text", "stages", "seconds_per_step", "tokens_per_second", "bubble", "source"],
+    "types": ["estimates", "suggested"],
     "roofline": ["ridge", "blocks", "limit", "loss", "stages"],
     "advice": ["remedies", "missing"],
 }
@@ -406,6 +493,8 @@ KEYS = {
 
 def test_json_has_the_documented_keys():
     found, _ = as_json("--gpus", "8", "--host", "30GiB")
+    assert found["types"] is None, "nothing is compared with a run that does not fit"
+    found["types"] = as_json(*SERVER)[0]["types"]
     for name, keys in KEYS.items():
         assert list(found[name] if name else found) == keys
     for place in found["memory"]:
@@ -520,6 +609,13 @@ def test_the_exit_code_of_the_command():
     line = [sys.executable, "-P", "-m", "rptrain", "plan", "--config", "c.toml", "--gpus", "2", "--host", "20GiB"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "does not fit" in done.stdout and not done.stderr
+
+
+@pytest.mark.parametrize(("card", "half_sums"), [("rtx4090", True), ("l40s", False)])
+def test_geforce_cards_are_planned_with_sums_in_float16(card, half_sums):
+    write("qwen3-1.7b")
+    found = report(resolve("c.toml", ["engine.fp8=true"]), MachineFlags(card=card))
+    assert {layer.half_sums for layer in found.spec.stack} == {half_sums}
 
 
 @pytest.mark.parametrize("preset", registry.presets())

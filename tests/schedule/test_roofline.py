@@ -73,7 +73,7 @@ def test_a_window_limits_the_keys_that_are_seen():
 @pytest.mark.parametrize("card", NOMINAL)
 def test_the_claim_of_c4(card):
     """Dense blocks compute longer than they copy from a batch of 8, blocks of experts from a batch below 100."""
-    point = ridge(CARDS[card].tflops, NOMINAL[card])
+    point = ridge(CARDS[card].peak.bf16, NOMINAL[card])
     for preset in DENSE:
         assert forward_intensity(sizes_of(preset), LENGTH, 8) > point, preset
     for preset in EXPERTS:

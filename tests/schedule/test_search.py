@@ -1,6 +1,7 @@
 """The searched partition against the paper's and against every other."""
 
 import random
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -45,6 +46,25 @@ def test_few_layers_are_cut_in_the_best_way_but_for_a_few_cases():
             missed.append(found.estimate.period / best)
     assert len(missed) <= MISSES
     assert all(by <= MISSED_BY for by in missed)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_short_search_starts_from_the_stages_of_other_costs(seed, monkeypatch):
+    """It is never slower than those stages or the candidates, and a longer one is never slower."""
+    rng = random.Random(seed)
+    costs, setting, fits = random_case(seed, rng.randint(8, 16))
+    whole = search(costs, setting, fits)
+    other = search([replace(cost, forward=cost.forward / 2) for cost in costs], setting, fits)
+    assert whole is not None and other is not None
+    monkeypatch.setattr("rptrain.schedule.search.FEW", 0)
+    least = search(costs, setting, fits, near=other.stages)
+    assert least is not None
+    assert least.estimate.period <= estimate(costs, other.stages, setting).period * (1 + 2e-6)
+    monkeypatch.setattr("rptrain.schedule.search.FEW", 30)
+    short = search(costs, setting, fits, near=other.stages)
+    assert short is not None and short.estimate.period <= least.estimate.period * (1 + 2e-6)
+    again = search(costs, setting, fits, near=whole.stages)
+    assert again is not None and again.estimate.period <= whole.estimate.period * (1 + 2e-6)
 
 
 @pytest.mark.parametrize("seed", [*range(20), 171, 212])  # in the last two it is the best start

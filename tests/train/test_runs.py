@@ -80,6 +80,21 @@ def test_killed_twice_and_resumed(folder, trainers, undisturbed, update, dtype):
     assert len(set(losses)) == 6 and losses[-1] < losses[0]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("update", ["async", "sync"])
+def test_killed_twice_and_resumed_in_fp8(folder, trainers, undisturbed, update):
+    """Codes of the generation before are in the checkpoint, those of the newest one are made again."""
+    kind = (f"optim.update={update}", "model.dtype=bfloat16", "engine.fp8=true")
+    assert trainers.train(folder, *kind, *EVERY_TWO, event=3) == -signal.SIGKILL
+    assert trainers.train(folder, *kind, *EVERY_TWO, "engine.devices=cpu:1", event=6) == -signal.SIGKILL
+    with pytest.raises(UserError, match=r"engine\.fp8 was true, is false"):
+        tools.train_here(folder, *kind[:2], *EVERY_TWO)
+    run = tools.train_here(folder, *kind, *EVERY_TWO)
+    assert [event.step for event in tools.events(run, events.Resumed)] == [2, 4]
+    check_same(run, undisturbed(*kind))
+    assert tools.steps(run) != undisturbed(*kind[:2]).steps
+
+
 @pytest.mark.parametrize("moments", ["bf16", "int8"])
 def test_killed_and_resumed_with_small_moments(folder, trainers, undisturbed, moments):
     """Rounding goes on with the random numbers that it would have drawn."""

@@ -3,7 +3,7 @@
 import ctypes
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NotRequired, Self, TypedDict, Unpack
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rptrain.engine.optim import moments
 from rptrain.utils import native
-from rptrain.utils.native import SUFFIXES, finish
+from rptrain.utils.native import SUFFIXES, ended, finish
 from rptrain.utils.parallel import cores
 
 CHUNK, LANES = 65536, 512  # as in adam.c
@@ -110,10 +110,14 @@ class CpuAdam:
         """Writes the updated parameter `source` to `target`, which may be the same. Updates states in place."""
         finish(self.pool, self._calls(part))
 
-    def begin(self, parts: Sequence[UpdateArgs], then: Callable[[], object]) -> Sequence[Future[object]]:
+    def begin(
+        self, parts: Sequence[UpdateArgs], then: Callable[[], object], after: Sequence[Callable[[], object]] = ()
+    ) -> Sequence[Future[object]]:
         """Submits several parts to the threads; the thread that finishes last calls `then`.
 
-        More parts may be submitted meanwhile. Pass the result to `ended`; the tensors must live until then.
+        More parts may be submitted meanwhile. Pass the result to `ended`; the tensors must live until then. With
+        `after`, it returns once all parts are updated; the threads then make these calls, before `then`, and before
+        they come to the next parts.
         """
         calls = [self._calls(part) for part in parts]
         if self.native:  # a thread visits all parts and takes what is left of each
@@ -121,9 +125,18 @@ class CpuAdam:
             works = [shared] * max(len(takers) for takers in calls)
         else:
             works = [[call] for takers in calls for call in takers]
+        if after:
+            ended(self._submit(works, lambda: None))
+            works = [iter(after)] * min(self.threads, len(after))  # of one iterator: a thread takes what is left
+        return self._submit(works, then)
+
+    def _submit(
+        self, works: Sequence[Iterable[Callable[[], object]]], then: Callable[[], object]
+    ) -> Sequence[Future[object]]:
+        """Submits the calls of each thread; the thread that finishes last calls `then`."""
         left = deque(range(len(works)))
 
-        def work(calls: Sequence[Callable[[], object]]) -> None:
+        def work(calls: Iterable[Callable[[], object]]) -> None:
             for call in calls:
                 call()
             if left.pop() == 0:

@@ -7,6 +7,10 @@ The paper's five ordering constraints (section 4.3.1) hold without a barrier:
 (3) a gradient is read only after the event of its last download;
 (4) devices download into a unit's gradient only once the version made from the previous one was published;
 (5) one thread, one step after the other.
+
+What devices read of a wired unit is its wire, so "written" and "reads" mean the wire there: its spare generation is
+written from the updated weights before the version is published. The weights themselves are updated in place, in async
+too, because no device reads them; a snapshot does, and update n waits until it has released the unit.
 """
 
 import math
@@ -204,8 +208,9 @@ class OptimizerWorker:
         self.applied += 1
         under_way: Sequence[Future[object]] = ()
         for index in self._update_order():
-            parts = self._parts(self._next_unit(index), index, rate, factor)
-            begun = self._adam.begin(parts, partial(self._publish, index, version))
+            state = self._next_unit(index)
+            parts, writes = self._parts(state, index, rate, factor), state.wire_writes(state.spare)
+            begun = self._adam.begin(parts, partial(self._publish, index, version), writes)
             ended(under_way)  # now, so that the threads always have work
             under_way = begun
         ended(under_way)
@@ -227,7 +232,7 @@ class OptimizerWorker:
         self._context.board.publish(("version", index), version, state.current)
 
     def _parts(self, state: UnitState, index: int, rate: float, factor: float) -> Sequence[UpdateArgs]:
-        source, target = state.params[state.current], state.params[state.spare]
+        source, target = state.params[state.newest], state.params[state.written]
         noise, parts = moments.noise(self._seed, self.applied, index), []
         for part, weight_decay in _decay_ranges(state.unit, self._weight_decay):
             of_part = state.moments_of(part)

@@ -55,18 +55,24 @@ class Bound:
     params: dict[str, Weight]
     quantized: list[tuple[Quantized, Tensor]]
     in_fp8: list[tuple[Tensor, fp8.FP8Weight]]
+    from_wire: list[fp8.FP8Weight]  # whose codes arrived, and of which a backward stage transposes a copy
 
     @property
     def prepared(self) -> bool:
         """Whether `prepare` does anything."""
-        return bool(self.quantized or self.in_fp8)
+        return bool(self.quantized or self.in_fp8 or self.from_wire)
 
     def prepare(self) -> None:
-        """Dequantizes, then quantizes to FP8. Runs in the compute stream, after the layer's units have arrived."""
+        """Dequantizes, then quantizes to FP8, and transposes codes that were uploaded.
+
+        Runs in the compute stream, after the layer's units have arrived.
+        """
         for held, place in self.quantized:
             held.dequantize(place)
         for plain, weight in self.in_fp8:
             weight.write(plain)
+        for weight in self.from_wire:
+            weight.write_columns()
 
 
 class ParamLayout(_Layout):
@@ -74,7 +80,7 @@ class ParamLayout(_Layout):
 
     def __init__(self, spec: ModelSpec, stage: Stage, dtype: torch.dtype) -> None:
         units = stage_units(spec, stage)
-        super().__init__([(unit, spec.units[unit].nbytes(dtype.itemsize)) for unit in units])
+        super().__init__([(unit, spec.units[unit].wire_bytes(dtype.itemsize)) for unit in units])
         self._spec, self._stage, self._dtype = spec, stage, dtype
         self._prepared = _Layout(
             [(unit, spec.units[unit].prepared_bytes(dtype.itemsize, backward=stage.backward)) for unit in units]
@@ -86,18 +92,25 @@ class ParamLayout(_Layout):
         for layer in self._spec.stack[self._stage.start : self._stage.stop]:
             params, narrow = dict[str, Weight](), list[tuple[Quantized, Tensor]]()
             in_fp8: list[tuple[Tensor, fp8.FP8Weight]] = []
+            from_wire: list[fp8.FP8Weight] = []
             for index in layer.units:
-                unit = self._spec.units[index]
+                unit, buffer = self._spec.units[index], self._prepared.of(index, prepared)
+                if unit.wired:
+                    plain, weights = unit.wire_views(self.of(index, slot), self._dtype)
+                    columns = unit.columns_views(buffer, backward=self._stage.backward)
+                    weights |= {name: weights[name]._replace(columns=place) for name, place in columns.items()}
+                    from_wire += [weights[name] for name in columns]
+                    params |= plain | weights
+                    continue
                 plain, quantized = unit.held(self.of(index, slot), self._dtype)
-                buffer = self._prepared.of(index, prepared)
                 wide = unit.dequantized_numel * self._dtype.itemsize
                 places = unit.places(buffer[:wide].view(self._dtype))
-                params |= plain | {param.name: param.dequantized_view(places[param.name]) for param in unit.quantized}
+                stored = plain | {param.name: param.dequantized_view(places[param.name]) for param in unit.quantized}
                 narrow += [(held, places[name]) for name, held in quantized.items()]
-                fp8_views = unit.fp8_views(buffer[wide:], columns=self._stage.backward)
-                in_fp8 += [(params[name], weight) for name, weight in fp8_views.items()]
-                params |= fp8_views
-            bound.append(Bound(params, narrow, in_fp8))
+                fp8_views = unit.fp8_views(buffer[wide:], backward=self._stage.backward)
+                in_fp8 += [(stored[name], weight) for name, weight in fp8_views.items()]
+                params |= stored | fp8_views
+            bound.append(Bound(params, narrow, in_fp8, from_wire))
         return bound
 
 
@@ -251,7 +264,7 @@ def staged(
     Blocks until a file-backed chunk was read; chunks are read in the order of their requests.
     """
     if state.file_backed is None:
-        yield state.params[generation].view(torch.uint8)[chunk.start : chunk.stop]
+        yield state.uploaded(generation)[chunk.start : chunk.stop]
         return
     assert staging is not None
     number, buffer = staging.take()

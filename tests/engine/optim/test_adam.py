@@ -390,6 +390,36 @@ def test_what_follows_parts_waits_for_the_last_of_the_threads(fallback, monkeypa
 
 
 @PATHS
+@pytest.mark.parametrize("count", [1, 7])
+def test_calls_after_parts_wait_for_all_of_them_and_come_before_what_follows(fallback, count, monkeypatch):
+    with CpuAdam(BETAS, EPS, 3, force_fallback=fallback) as optimizer:
+        release, numbers, done = threading.Event(), itertools.count(), []
+
+        def call(name):
+            if next(numbers) in (0, 2):  # the first part, and the first call after them
+                assert release.wait(PATIENCE)
+            done.append(name)
+
+        monkeypatch.setattr(optimizer, "_calls", lambda part: [lambda: call("part")])
+        threading.Timer(0.1, release.set).start()
+        after = [lambda: call("after")] * count
+        ended(optimizer.begin([UpdateArgs(), UpdateArgs()], lambda: done.append("end"), after))
+        assert done == ["part"] * 2 + ["after"] * count + ["end"]
+
+
+@PATHS
+@pytest.mark.parametrize("failing", ["part", "after"])
+def test_nothing_follows_where_one_failed(fallback, failing, monkeypatch):
+    with make_adam(fallback) as optimizer:
+        told = []
+        monkeypatch.setattr(optimizer, "_calls", lambda part: [lambda: 1 / (failing != "part")])
+        after = [lambda: told.append("after"), lambda: 1 / (failing != "after")]
+        with pytest.raises(ZeroDivisionError):
+            ended(optimizer.begin([UpdateArgs()], lambda: told.append("end"), after))
+        assert told == ["after"] * (failing == "after")
+
+
+@PATHS
 def test_nothing_follows_parts_of_which_one_failed(fallback, monkeypatch):
     with make_adam(fallback) as optimizer:
         told = []

@@ -102,7 +102,8 @@ def assert_like_peft(ours, theirs, trained, mb) -> None:
     for name, parameter in trained.items():
         size = parameter.grad.abs().max().item()
         assert size > 0
-        near = 5e-5 if "magnitude" in name else 1e-5  # those of keys cancel where keys have a norm
+        # terms of those of keys cancel where keys have a norm, which leaves more of the rounding, by the CPU's order
+        near = 5e-5 if "magnitude" in name or "k_proj" in name else 1e-5
         torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-5, atol=near * size, msg=name)
 
 

@@ -1,0 +1,81 @@
+"""Sizes of the blocks of the attention kernels, by architecture, head size and pass."""
+
+from typing import NamedTuple
+
+import torch
+
+from rptrain.kernels.launch import power_of_2
+
+
+class Tiles(NamedTuple):
+    """Queries and keys of a block, warps of a program, stages of its pipeline."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+class Passes(NamedTuple):
+    """The tiles of each kernel: forward, dq, and dk with dv; whether blocks come by the tensor memory accelerator."""
+
+    forward: Tiles
+    dq: Tiles
+    dkdv: Tiles
+    tma: bool = False
+
+
+# By shared memory (at most 227 KB a program on 9.0 and 10.0, 163 KB on 8.0, else 99 KB) and padded head size. On 8.x,
+# 9.0 and 12.0 no program spills registers with them. Those of large cards at 128 are the fastest of
+# benchmarks/sweep_attention.py on an H200.
+NARROW = {
+    "large": {
+        64: Passes(Tiles(128, 128, 8, 2), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 2), tma=True),
+        128: Passes(Tiles(64, 64, 4, 3), Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 2), tma=True),
+        256: Passes(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(64, 32, 8, 2), tma=True),
+    },
+    "medium": {
+        64: Passes(Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 2), Tiles(32, 128, 8, 2)),
+        128: Passes(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 2)),
+        256: Passes(Tiles(64, 64, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 2)),
+    },
+    "small": {
+        64: Passes(Tiles(128, 64, 8, 2), Tiles(128, 32, 8, 2), Tiles(32, 128, 8, 2)),
+        128: Passes(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(32, 64, 8, 2)),
+        256: Passes(Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 1), Tiles(32, 32, 8, 2)),
+    },
+}
+# For products summed in float16, whose sums are then added to float32 registers.
+HALF = {
+    "large": {64: NARROW["large"][64], 128: NARROW["large"][128]._replace(dkdv=Tiles(32, 64, 8, 2))},
+    "small": {
+        64: Passes(Tiles(128, 32, 8, 3), Tiles(128, 32, 8, 2), Tiles(32, 64, 8, 2)),
+        128: Passes(Tiles(128, 32, 8, 2), Tiles(64, 64, 8, 2), Tiles(32, 64, 8, 2)),
+    },
+}
+# Float32 has products without matrix units (tf32 is too coarse, three of it need more registers than there are).
+WIDE = {
+    64: Passes(Tiles(32, 32, 4, 1), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1)),
+    128: Passes(Tiles(32, 32, 8, 1), Tiles(16, 16, 8, 1), Tiles(32, 32, 8, 1)),
+    256: Passes(Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
+}
+# On 7.x Triton (3.6 to 3.9) multiplies 16 bits too without matrix units, and a program has 64 KB. With any tiles the
+# backward of heads of 256 spills.
+TURING = {
+    64: Passes(Tiles(64, 32, 8, 1), Tiles(32, 32, 8, 1), Tiles(32, 16, 8, 1)),
+    128: Passes(Tiles(32, 32, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
+    256: Passes(Tiles(16, 32, 8, 1), Tiles(8, 16, 8, 1), Tiles(16, 8, 4, 1)),
+}
+
+
+def tiles(dtype: torch.dtype, head_size: int, capability: tuple[int, int], *, half_sums: bool = False) -> Passes:
+    """The tiles for a card of this compute capability."""
+    size = max(64, power_of_2(head_size))
+    if capability < (8, 0):
+        return TURING[size]
+    if dtype == torch.float32:
+        return WIDE[size]
+    if capability == (8, 0) and not half_sums:
+        return NARROW["medium"][size]
+    large = capability[0] in (9, 10) and head_size % 8 == 0  # the accelerator wants 16 bytes
+    return (HALF if half_sums else NARROW)["large" if large else "small"][size]

@@ -1,0 +1,16 @@
+"""Float16 sums for the products of attention and of the head (kernels/half.py)."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+from rptrain.models.adapters.freeze import Shape
+from rptrain.models.spec import LayerShape
+
+
+def with_half_sums(spec: Shape) -> Shape:
+    """The model whose attention and head sum their products in float16, where kernels run that can."""
+
+    def summed(layer: LayerShape) -> Any:
+        return replace(cast(Any, layer), half_sums=True)
+
+    return replace(spec, layers=tuple(map(summed, spec.layers)), head=summed(spec.head))

@@ -1,0 +1,33 @@
+"""The memory traffic of an optimizer step, in one place for plans and measurements."""
+
+from collections.abc import Iterable
+
+import torch
+
+from rptrain.engine.optim.moments import Moments, bytes_each
+from rptrain.engine.store import REST, accumulate_dtype
+from rptrain.models.spec import Unit
+
+
+def update_bytes(dtype: torch.dtype, moments: Moments, *, wide_grad: bool = False, codes: float = 0.0) -> float:
+    """Bytes per parameter that an update in adam.c reads and writes, by the type of the parameters.
+
+    bfloat16 with `fp32` moments: the gradient is read (2); the parameter, its remainder and both moments are read and
+    written (2 + 2 + 8 each way): 26. Parameters in float16 are only written, and their float32 masters are read and
+    written. A `wide_grad` is a partial sum in the type of `accumulate_dtype`. `codes` is the fraction of the parameters
+    that are then read again and written as FP8 codes of 1 byte.
+
+    Async and sync updates read and write the same amount. Two things are left out: in async the caches may also read
+    the lines of the generation that is overwritten, and the norm of a gradient is computed as it arrives, in backward.
+    """
+    wide = accumulate_dtype(dtype)
+    grad = wide.itemsize if wide_grad else dtype.itemsize
+    rest = sum(kind.itemsize for kind in REST.get(dtype, {}).values())
+    params = dtype.itemsize if dtype == torch.float16 else 2 * dtype.itemsize
+    return grad + params + 2 * (rest + bytes_each(moments, wide)) + codes * (dtype.itemsize + 1)
+
+
+def fraction_of_codes(units: Iterable[Unit]) -> float:
+    """The fraction of the parameters of trainable units that devices read as FP8 codes."""
+    params = [param for unit in units for param in unit.params]
+    return sum(param.numel for param in params if param.in_fp8) / sum(param.numel for param in params)

@@ -1,0 +1,119 @@
+"""The rates of products that `rptrain doctor` measured on each GPU, kept in the user's cache folder for later plans."""
+
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import astuple, dataclass
+from math import isfinite
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Literal
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from rptrain.checkpoint.atomic_dir import PARTIAL
+from rptrain.data import cache
+from rptrain.schedule.machine import MeasuredRates, Rates
+
+FILE = "rates.json"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The versions of the libraries that compute products."""
+
+    torch: str
+    cuda: str | None  # that torch was built for
+
+    @classmethod
+    def here(cls) -> "Versions":
+        return cls(torch.__version__, torch.version.cuda)
+
+
+@dataclass(frozen=True)
+class GpuRates:
+    """The measured rates of a GPU. They apply to the same GPU with the same versions."""
+
+    uuid: str
+    name: str
+    versions: Versions
+    measured: MeasuredRates
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The content of `rates.json`."""
+
+    format: Literal[1]
+    gpus: tuple[GpuRates, ...]
+
+
+def uuid(device: str | int) -> str:
+    """The identifier of a GPU, such as "cuda:0", which stays the same in every process and slot."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def measured_rates(devices: Sequence[str]) -> MeasuredRates | None:
+    """The measured rates of these GPUs, of each type the lowest; None if one of the GPUs was not measured."""
+    kept = {gpu.uuid: gpu.measured for gpu in load() if gpu.versions == Versions.here()}
+    found = [kept.get(uuid(device)) for device in devices] if kept else []
+    known = [one for one in found if one is not None]
+    if not known or len(known) < len(devices):
+        return None
+    fp8 = [one.rates.fp8 for one in known if one.rates.fp8 is not None]
+    rates = Rates(
+        min(one.rates.bf16 for one in known),
+        min(one.rates.fp16 for one in known),
+        min(fp8) if len(fp8) == len(known) else None,
+    )
+    return MeasuredRates(rates, min(one.date for one in known))
+
+
+def load() -> tuple[GpuRates, ...]:
+    """The rates in the file, of all GPUs and versions. A file that is not one of ours is ignored, with a warning."""
+    try:
+        path = _path()
+        gpus = TypeAdapter(_Content).validate_json(path.read_bytes(), strict=True).gpus
+    except FileNotFoundError:
+        return ()
+    except (ValidationError, OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+        said = "has unknown content" if isinstance(error, ValidationError) else f"cannot be read ({error})"
+        log.warning("the file of measured rates %s: plans use estimates until rptrain doctor measures again", said)
+        return ()
+    if not all(_possible(gpu.measured.rates) for gpu in gpus):
+        log.warning("%s holds impossible rates: plans use estimates until rptrain doctor measures again", path)
+        return ()
+    return gpus
+
+
+def _possible(rates: Rates) -> bool:
+    return all(rate is None or (isfinite(rate) and rate > 0) for rate in astuple(rates))
+
+
+def keep(found: Iterable[GpuRates]) -> str | None:
+    """Adds rates to the file, which is replaced atomically. Returns why the file cannot be written, or None."""
+    new = {(gpu.uuid, gpu.versions): gpu for gpu in found}
+    old = {(gpu.uuid, gpu.versions): gpu for gpu in load()}
+    content = TypeAdapter(_Content).dump_json(_Content(1, tuple({**old, **new}.values())), indent=2)
+    try:
+        path = _path()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=path.parent, prefix=f".{FILE}", suffix=PARTIAL, delete=False) as file:
+            try:
+                file.write(content)
+                file.flush()
+                os.replace(file.name, path)
+            finally:  # it still exists if it was not finished
+                with suppress(FileNotFoundError):
+                    os.unlink(file.name)
+    except (OSError, RuntimeError) as error:
+        return str(error)
+    return None
+
+
+def _path() -> Path:
+    return cache.default_folder() / FILE

@@ -1,0 +1,175 @@
+"""The rates of products that the doctor measures: which it times, what it says of them, and what it keeps."""
+
+from dataclasses import replace
+from datetime import date
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rptrain.bench import clock
+from rptrain.data import cache
+from rptrain.doctor import examine as whole
+from rptrain.doctor import products
+from rptrain.planner.rates import GpuRates, Versions, load
+from rptrain.schedule.machine import MeasuredRates, Rates
+from rptrain.utils.nvml import GpuStatus
+
+CPU = torch.device("cpu")
+HERE = Versions(torch.__version__, torch.version.cuda)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch, tmp_path):
+    for name, size in (("TOKENS", 32), ("INPUTS", 48), ("OUTPUTS", 64)):
+        monkeypatch.setattr(products, name, size)
+    monkeypatch.setattr(cache, "default_folder", lambda: tmp_path / "cache")
+
+
+@pytest.mark.parametrize("with_fp8", [False, True])
+def test_rates_are_operations_over_seconds(monkeypatch, with_fp8):
+    taken = {"bf16": 4e-6, "fp16": 2e-6, "fp8": 1e-6}
+
+    def seconds(works, device, *, turns, cold):
+        assert (device, turns, cold) == (CPU, products.TURNS, False)
+        for work in works.values():
+            work()
+        return {kind: taken[kind] for kind in works}
+
+    monkeypatch.setattr(clock, "seconds", seconds)
+    operations = 2 * 32 * 48 * 64 / 1e12
+    expected = {kind: pytest.approx(operations / time) for kind, time in taken.items()}
+    assert products.measure(CPU, with_fp8=with_fp8) == Rates(**expected | ({} if with_fp8 else {"fp8": None}))
+
+
+def test_the_products_are_those_of_training(monkeypatch):
+    """Of one pair of matrices: in bfloat16, in float16 with the library's setting, and rounded to FP8."""
+    settings, mm = [], torch.mm
+
+    def watched(x, w, out):
+        settings.append((x.dtype, torch.backends.cuda.matmul.allow_fp16_accumulation))
+        return mm(x, w, out=out)
+
+    monkeypatch.setattr(torch, "mm", watched)
+    torch.manual_seed(0)
+    works = products._works(CPU, with_fp8=True)
+    exact = works["bf16"]().float()
+    works["fp16"]()
+    assert settings == [(torch.bfloat16, False), (torch.float16, True)]
+    assert not torch.backends.cuda.matmul.allow_fp16_accumulation
+    narrow = works["fp8"]()
+    assert narrow.dtype == torch.bfloat16 and 0 < (narrow.float() - exact).norm() / exact.norm() < 0.05
+
+
+class Driver:
+    """A driver of two GPUs, the second of which other work may use."""
+
+    used: int | None = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def gpu(self, uuid):
+        return uuid
+
+    def status(self, gpu):
+        return GpuStatus(None, self.used if gpu == "uuid-1" else 0, None)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """Two GPUs that are measured at once; returns which were, and with FP8 or not."""
+    measured = []
+
+    def measure(device, *, with_fp8):
+        measured.append((str(device), with_fp8))
+        return Rates(140, 280, 250 if with_fp8 else None)
+
+    monkeypatch.setattr(products, "Driver", Driver)
+    monkeypatch.setattr(products, "measure", measure)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: Driver())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: ("NVIDIA GeForce RTX 4090", "Quadro")[index])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: ((8, 9), (8, 6))[index])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"uuid-{index}"))
+    monkeypatch.setattr(products, "HAS_TRITON", True)
+    monkeypatch.setattr(Driver, "used", 0)
+    return measured
+
+
+def test_each_gpu_is_measured_and_kept(two_gpus):
+    first, second = products.examine()
+    assert two_gpus == [("cuda:0", True), ("cuda:1", False)], "the second one has no FP8"
+    assert (first.subject, first.status, second.status) == ("cuda:0 products", "ok", "ok")
+    assert first.text == (
+        "bfloat16 140 TFLOP/s (0.85 of the data sheet's 165), float16 with float16 sums 280 TFLOP/s (0.85 of the data "
+        "sheet's 330), FP8 250 TFLOP/s (0.76 of the data sheet's 330)"
+    )
+    assert second.text == "bfloat16 140 TFLOP/s, float16 with float16 sums 280 TFLOP/s"
+    today = date.today().isoformat()
+    assert first.figures == {
+        "uuid": "uuid-0",
+        "rates": {"bf16": 140, "fp16": 280, "fp8": 250},
+        "peak": {"bf16": 165, "fp16": 330, "fp8": 330},
+        "date": today,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+    }
+    assert second.figures["peak"] is None
+    assert load() == (
+        GpuRates("uuid-0", "NVIDIA GeForce RTX 4090", HERE, MeasuredRates(Rates(140, 280, 250), today)),
+        GpuRates("uuid-1", "Quadro", HERE, MeasuredRates(Rates(140, 280), today)),
+    )
+
+
+def test_without_triton_fp8_is_not_measured(two_gpus, monkeypatch):
+    monkeypatch.setattr(products, "HAS_TRITON", False)
+    products.examine()
+    assert two_gpus == [("cuda:0", False), ("cuda:1", False)]
+
+
+@pytest.mark.parametrize(("used", "counts"), [(60, False), (3, True), (None, True)])
+def test_a_gpu_that_is_in_use_is_not_measured(two_gpus, monkeypatch, used, counts):
+    """Its rates would be too low for every later plan."""
+    monkeypatch.setattr(Driver, "used", used)
+    first, second = products.examine()
+    assert first.status == "ok" and (second.status == "ok") == counts
+    assert len(two_gpus) == len(load()) == 1 + counts
+    if not counts:
+        assert "60% of the time" in second.text and "again" in (second.advice or "")
+
+
+def test_a_gpu_without_memory_left(two_gpus, monkeypatch):
+    def full(device, *, with_fp8):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 64 MiB")
+
+    monkeypatch.setattr(products, "measure", full)
+    first, second = products.examine()
+    assert first.text == second.text == "cannot be measured: CUDA out of memory." and first.status == "warning"
+    assert load() == ()
+
+
+def test_rates_that_cannot_be_kept(two_gpus, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(cache, "default_folder", lambda: tmp_path / "file")
+    first, _ = products.examine()
+    assert first.status == "warning" and first.text.startswith("bfloat16 140")
+    assert "cannot be kept" in (first.advice or "") and "cache folder" in (first.advice or "")
+
+
+def test_the_report_has_them_behind_the_gpus(two_gpus, monkeypatch, tmp_path):
+    monkeypatch.setattr(whole.gpu, "examine", lambda: [replace(products.check("cuda:0", "a GPU"), figures={})])
+    subjects = [one.subject for one in whole.examine(tmp_path)]
+    assert subjects[:4] == ["cuda:0", "cuda:0 products", "cuda:1 products", "software"]
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_is_here(monkeypatch):
+    monkeypatch.undo()
+    found = products.measure(torch.device("cuda", 0), with_fp8=torch.cuda.get_device_capability(0) >= (8, 9))
+    assert 1 < found.bf16 < 5000 and 1 < found.fp16 < 5000

@@ -1,0 +1,64 @@
+"""Float16 sums in attention and the head: which layers ask for them, and what plans count."""
+
+import pytest
+import torch
+
+from rptrain.kernels import attention as attn
+from rptrain.models.half import with_half_sums
+from rptrain.models.layers import mlp
+from rptrain.models.registry import build
+
+from ...engine import plain
+
+TOKENS, LENGTH = 64, 32
+
+
+@pytest.mark.parametrize("config", [plain.CONFIG, plain.QWEN3_MOE, plain.GPT_OSS])
+def test_every_layer_asks_for_them(config, monkeypatch):
+    spec = with_half_sums(build(config))
+    asked = []
+
+    def recorded(*args, half_sums=False, **options):
+        asked.append(half_sums)
+        raise StopIteration
+
+    monkeypatch.setattr(attn, "attention", recorded)
+    monkeypatch.setattr(mlp, "linear_cross_entropy", recorded)
+    monkeypatch.setattr(mlp, "linear_cross_entropy_backward", recorded)
+    x, mb = torch.ones(4, spec.hidden_size), Batch()
+    params = {"norm": torch.ones(spec.hidden_size), "embed": x, "head": x}
+    for layer in spec.layers:
+        with pytest.raises(StopIteration):
+            layer._attend({}, mb)(x, x, x)
+    with pytest.raises(StopIteration):
+        spec.head.loss(params, x, mb)
+    with pytest.raises(StopIteration):
+        spec.head.loss_backward(params, {}, x, mb, 1.0)
+    assert asked == [True] * (len(spec.layers) + 2)
+
+
+class Batch:
+    labels = None
+
+
+def test_work_and_memory_by_hand():
+    """All of attention and of the head, for 16-bit models alone; copies of q, k, v and dout with a scale per head."""
+    shape = plain.config(head_dim=64, num_attention_heads=8, num_key_value_heads=2)
+    full, half = build(shape), with_half_sums(build(shape))
+    for before, after in zip((full.layers[0], full.head), (half.layers[0], half.head), strict=True):
+        assert before.work(TOKENS, LENGTH, 4) == after.work(TOKENS, LENGTH, 4)
+        for plain_work, work in zip(before.work(TOKENS, LENGTH, 2), after.work(TOKENS, LENGTH, 2), strict=True):
+            assert plain_work.half == plain_work.half_attention == 0 and work.flops == plain_work.flops
+            assert work.half_attention == work.attention
+            assert work.half == (work.matmul if after is half.head else 0)
+    param = next(param for unit in half.head.units for param in half.units[unit].params if len(param.shape) == 2)
+    left = half.head.work(TOKENS, LENGTH, 2)[1].without(half.head.gradient_work(param, TOKENS, 2))
+    assert left.half == left.matmul == 2.0 * TOKENS * param.numel
+    workspaces = [layer.workspace_bytes(TOKENS, 2, fused=True) for layer in (full.layers[0], half.layers[0])]
+    assert workspaces[1] - workspaces[0] <= TOKENS * (8 + 2 + 2 + 8) * (2 * 64 + 4)
+    assert workspaces[1] > workspaces[0]
+
+
+def test_heads_that_are_too_large_keep_float32_sums():
+    half = with_half_sums(build(plain.config(head_dim=256)))
+    assert all(work.half_attention == 0 for work in half.layers[0].work(TOKENS, LENGTH, 2))
