@@ -1,5 +1,7 @@
 """Compare the losses of a real model's training in bfloat16 with those in FP8, in async and in sync.
 
+"fp8-float16-sums" also sums products of attention and of the head in float16, as engine.fp8 does on GeForce cards.
+
 python -m benchmarks.learning MODEL OUT.json [KEY=VALUE ...]: MODEL is the directory of SmolLM2-135M-Instruct that
 tests/test_real_model.py describes. The text is `pydoc_data.topics` of the standard library. All runs are trained at the
 same time, with the same batches. The last figure of a line is the mean loss of the last 20 steps over that of bfloat16.
@@ -31,14 +33,22 @@ max_steps = {steps}
 [optim]
 learning_rate = 5e-5
 lr_scheduler_type = "constant"
+[engine]
+vram_limit = "12GiB"
 [save]
 resume = "never"
 """
-FORMATS = {"bf16": (), "fp8": ("engine.fp8=true",)}
+PROGRAM = "from rptrain.cli import main; main()"
+GEFORCE = f"import rptrain.planner.model as model; model.sums_at_half_rate = lambda card: True; {PROGRAM}"
+FORMATS = {  # by name: the program, and its keys
+    "bf16": (PROGRAM, ()),
+    "fp8": (PROGRAM, ("engine.fp8=true",)),
+    "fp8-float16-sums": (GEFORCE, ("engine.fp8=true",)),
+}
 
 
-def start(folder: Path, name: str, keys: tuple[str, ...]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "rptrain", "--config", "learning.toml", f"log.run_name={name}", *keys]
+def start(folder: Path, name: str, program: str, keys: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-c", program, "--config", "learning.toml", f"log.run_name={name}", *keys]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
 
 
@@ -53,9 +63,9 @@ def main(model: str, out: str, keys: tuple[str, ...]) -> None:
         (folder / "topics.jsonl").write_text("".join(json.dumps({"text": topics[name]}) + "\n" for name in topics))
         (folder / "learning.toml").write_text(CONFIG.format(model=Path(model).absolute(), steps=STEPS))
         runs = {
-            (update, name): start(folder, f"{update}-{name}", (f"optim.update={update}", *chosen, *keys))
+            (update, name): start(folder, f"{update}-{name}", program, (f"optim.update={update}", *chosen, *keys))
             for update in ("async", "sync")
-            for name, chosen in FORMATS.items()
+            for name, (program, chosen) in FORMATS.items()
         }
         if failed := [name for name, process in runs.items() if process.wait()]:
             raise SystemExit(f"these runs failed: {failed}")
