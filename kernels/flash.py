@@ -243,6 +243,7 @@ def _forward(
     """A block of queries of one head: softmax over the keys as they come, in base 2."""
     head = tl.program_id(0)
     base_2_scale = _base_2(scale)
+    HALF: tl.constexpr = q_scales is not None
     key_head = head // GROUP
     # The last blocks of all rows come first: they have the most keys.
     blocks, turn = tl.num_programs(1) // period, tl.program_id(1)
@@ -250,7 +251,7 @@ def _forward(
     m, column = begin + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     first, low, clear, end = _keys_of(positions, begin, m, tokens, window, BLOCK_M)
     queries = _load(q, head, begin, tokens, Q_STRIDE, C, BLOCK_C, BLOCK_M, TMA)
-    query_scales = _scales(q_scales, head, m, tokens)
+    query_scales = _scales(q_scales, head, m, tokens, HALF)
     acc = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
     if sinks is None:
         # Finite, so that a row whose keys so far are all hidden stays free of NaN.
@@ -261,7 +262,7 @@ def _forward(
         total = tl.full([BLOCK_M], 1.0, tl.float32)
     for n in range(low, end, BLOCK_N):
         keys = _load(k, key_head, n, tokens, K_STRIDE, C, BLOCK_C, BLOCK_N, TMA)
-        scores = _product(queries, keys, query_scales, _scales(k_scales, key_head, n + column, tokens))
+        scores = _product(queries, keys, query_scales, _scales(k_scales, key_head, n + column, tokens, HALF), HALF)
         if (n < clear) | (n + BLOCK_N > begin + 1):
             visible = ((n + column)[None, :] >= first[:, None]) & ((n + column)[None, :] <= m[:, None])
             scores = tl.where(visible, scores, float("-inf"))
@@ -271,8 +272,8 @@ def _forward(
         total = total * shrink + tl.sum(probs, 1)
         top = new_top
         values = _load(v, key_head, n, tokens, V_STRIDE, C, BLOCK_C, BLOCK_N, TMA)
-        value_scales = _scales(v_scales, key_head, n + column, tokens)
-        acc = _add_weighted(probs, values, acc * shrink[:, None], value_scales)
+        value_scales = _scales(v_scales, key_head, n + column, tokens, HALF)
+        acc = _add_weighted(probs, values, acc * shrink[:, None], value_scales, HALF)
     _store(out, acc / total[:, None], head, begin, tokens, OUT_STRIDE, C)
     tl.store(lse + head.to(tl.int64) * tokens + m, (top + tl.log2(total)) * 0.6931471805599453, mask=m < tokens)
 
@@ -290,6 +291,7 @@ def _backward_queries(
     """dq of a block of queries of one head; and what the next kernel needs: delta, and limits by head 0's programs."""
     head, heads = tl.program_id(0), tl.num_programs(0)
     base_2_scale = _base_2(scale)
+    HALF: tl.constexpr = q_scales is not None
     key_head = head // GROUP
     blocks, turn = tl.num_programs(1) // period, tl.program_id(1)
     begin = ((turn % blocks) * period + period - 1 - turn // blocks) * BLOCK_M
@@ -300,8 +302,8 @@ def _backward_queries(
     do = _load(dout, head, begin, tokens, DOUT_STRIDE, C, BLOCK_C, BLOCK_M, TMA)
     o = _load_rows(out, head, begin, tokens, OUT_STRIDE, C, BLOCK_C, BLOCK_M)
     row_delta = tl.cast(tl.sum(o.to(tl.float32) * do.to(tl.float32), 1), tl.float32)
-    do_scales = _scales(dout_scales, head, m, tokens)
-    if do_scales is not None:
+    do_scales = _scales(dout_scales, head, m, tokens, HALF)
+    if HALF:
         row_delta *= do_scales
     row_lse = _base_2(tl.load(lse + row + m, mask=here, other=0.0))
     tl.store(delta + row + m, row_delta, mask=here)
@@ -312,20 +314,20 @@ def _backward_queries(
 
     first, low, clear, end = _keys_of(positions, begin, m, tokens, window, BLOCK_M)
     queries = _load(q, head, begin, tokens, Q_STRIDE, C, BLOCK_C, BLOCK_M, TMA)
-    query_scales = _scales(q_scales, head, m, tokens)
+    query_scales = _scales(q_scales, head, m, tokens, HALF)
     acc = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
     for n in range(low, end, BLOCK_N):
         keys = _load(k, key_head, n, tokens, K_STRIDE, C, BLOCK_C, BLOCK_N, TMA)
         values = _load(v, key_head, n, tokens, V_STRIDE, C, BLOCK_C, BLOCK_N, TMA)
-        key_scales = _scales(k_scales, key_head, n + column, tokens)
-        value_scales = _scales(v_scales, key_head, n + column, tokens)
-        probs = tl.exp2(_product(queries, keys, query_scales, key_scales) * base_2_scale - row_lse[:, None])
+        key_scales = _scales(k_scales, key_head, n + column, tokens, HALF)
+        value_scales = _scales(v_scales, key_head, n + column, tokens, HALF)
+        probs = tl.exp2(_product(queries, keys, query_scales, key_scales, HALF) * base_2_scale - row_lse[:, None])
         if (n < clear) | (n + BLOCK_N > begin + 1):
             visible = ((n + column)[None, :] >= first[:, None]) & ((n + column)[None, :] <= m[:, None])
             probs = tl.where(visible, probs, 0.0)
-        dprobs = _product(do, values, do_scales, value_scales)
+        dprobs = _product(do, values, do_scales, value_scales, HALF)
         dscores = probs * (dprobs - row_delta[:, None])
-        acc = _add(dscores, keys, acc, key_scales)
+        acc = _add(dscores, keys, acc, key_scales, HALF)
     _store(dq, acc * scale, head, begin, tokens, DQ_STRIDE, C)
 
 
@@ -340,6 +342,7 @@ def _backward_keys(
     """dk and dv of a block of keys of one key head, over all query heads of its group. Scores are keys by queries."""
     key_head = tl.program_id(0)
     base_2_scale = _base_2(scale)
+    HALF: tl.constexpr = q_scales is not None
     # The first blocks of all rows come first: they have the most queries.
     blocks, turn = tl.num_programs(1) // period, tl.program_id(1)
     begin = ((turn % blocks) * period + turn // blocks) * BLOCK_N
@@ -349,8 +352,8 @@ def _backward_keys(
     end = tl.load(limits + last)
     keys = _load(k, key_head, begin, tokens, K_STRIDE, C, BLOCK_C, BLOCK_N, TMA)
     values = _load(v, key_head, begin, tokens, V_STRIDE, C, BLOCK_C, BLOCK_N, TMA)
-    key_scales = _scales(k_scales, key_head, n, tokens)
-    value_scales = _scales(v_scales, key_head, n, tokens)
+    key_scales = _scales(k_scales, key_head, n, tokens, HALF)
+    value_scales = _scales(v_scales, key_head, n, tokens, HALF)
     k_acc = tl.zeros([BLOCK_N, BLOCK_C], tl.float32)
     v_acc = tl.zeros([BLOCK_N, BLOCK_C], tl.float32)
     for g in range(0, GROUP):
@@ -361,57 +364,57 @@ def _backward_keys(
             do = _load(dout, head, m, tokens, DOUT_STRIDE, C, BLOCK_C, BLOCK_M, TMA)
             here = m + column < tokens
             row_lse = _base_2(tl.load(lse + row + m + column, mask=here, other=0.0))
-            query_scales = _scales(q_scales, head, m + column, tokens)
-            do_scales = _scales(dout_scales, head, m + column, tokens)
-            probs = tl.exp2(_product(keys, queries, key_scales, query_scales) * base_2_scale - row_lse[None, :])
+            query_scales = _scales(q_scales, head, m + column, tokens, HALF)
+            do_scales = _scales(dout_scales, head, m + column, tokens, HALF)
+            probs = tl.exp2(_product(keys, queries, key_scales, query_scales, HALF) * base_2_scale - row_lse[None, :])
             visible = ((m + column)[None, :] >= n[:, None]) & ((m + column)[None, :] < limit[:, None])
             probs = tl.where(visible, probs, 0.0)
-            v_acc = _add_weighted(probs, do, v_acc, do_scales)
-            dprobs = _product(values, do, value_scales, do_scales)
+            v_acc = _add_weighted(probs, do, v_acc, do_scales, HALF)
+            dprobs = _product(values, do, value_scales, do_scales, HALF)
             row_delta = tl.load(delta + row + m + column, mask=here, other=0.0)
             dscores = probs * (dprobs - row_delta[None, :])
-            k_acc = _add(dscores, queries, k_acc, query_scales)
+            k_acc = _add(dscores, queries, k_acc, query_scales, HALF)
     _store(dk, k_acc * scale, key_head, begin, tokens, DK_STRIDE, C)
     _store(dv, v_acc, key_head, begin, tokens, DV_STRIDE, C)
 
 
 @triton.jit
-def _scales(scales, head, rows, tokens):
-    """The scales of a head's rows, 0 beyond the last token; None for operands that are not normalized."""
-    if scales is None:
-        return None
-    else:
+def _scales(scales, head, rows, tokens, HALF: tl.constexpr):
+    """The scales of a head's rows, 0 beyond the last token; 1, which nothing reads, if operands are not normalized."""
+    if HALF:
         return tl.load(scales + tl.cast(head, tl.int64) * tokens + rows, mask=rows < tokens, other=0.0)
+    else:
+        return 1.0
 
 
 @triton.jit
-def _product(a, b, a_scales, b_scales):
-    """a times the transposed b; both have scales, or neither."""
-    if a_scales is None:
-        return tl.dot(a, tl.trans(b), input_precision="ieee")
-    else:
+def _product(a, b, a_scales, b_scales, HALF: tl.constexpr):
+    """a times the transposed b."""
+    if HALF:
         return sum_of(a, tl.trans(b)) * a_scales[:, None] * b_scales[None, :]
+    else:
+        return tl.dot(a, tl.trans(b), input_precision="ieee")
 
 
 @triton.jit
-def _add_weighted(probs, x, acc, scales):
+def _add_weighted(probs, x, acc, scales, HALF: tl.constexpr):
     """acc + probs x, where probs are at most 1. In float16 they are at most 128, and x is less than 2."""
-    if scales is None:
-        return tl.dot(probs.to(x.dtype), x, acc, input_precision="ieee")
-    else:
+    if HALF:
         largest = tl.max(scales, 0)
         weights = probs * (scales * inverse(largest) * 128.0)[None, :]
         return acc + sum_of(weights.to(tl.float16), x) * (largest * 0.0078125)
+    else:
+        return tl.dot(probs.to(x.dtype), x, acc, input_precision="ieee")
 
 
 @triton.jit
-def _add(y, x, acc, scales):
+def _add(y, x, acc, scales, HALF: tl.constexpr):
     """acc + y x. In float16 rows of y, multiplied by the scales of x, are less than 128, and x is less than 2."""
-    if scales is None:
-        return tl.dot(y.to(x.dtype), x, acc, input_precision="ieee")
-    else:
+    if HALF:
         half, powers = normalized(y * scales[None, :], 64.0, 1)
         return acc + sum_of(half, x) * powers[:, None]
+    else:
+        return tl.dot(y.to(x.dtype), x, acc, input_precision="ieee")
 
 
 @triton.jit
