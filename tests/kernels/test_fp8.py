@@ -48,6 +48,7 @@ def test_each_code_is_the_nearest() -> None:
     distances = (x[:, None].double() - torch.from_numpy(E4M3[:127]).double()).abs().amin(1)
     errors = (codes.view(FP8).float().double() - x.double()).abs()
     assert torch.equal(errors[x >= 0], distances[x >= 0])
+    assert reference.encode(torch.tensor([464.1, -1e38])).view(torch.uint8).tolist() == [126, 254]
     not_finite = torch.tensor([torch.inf, -torch.inf, torch.nan, -torch.nan])
     assert reference.encode(not_finite).view(torch.uint8).tolist() == [127] * 4
 
