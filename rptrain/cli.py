@@ -184,12 +184,13 @@ def plan(
     pcie: Annotated[str | None, typer.Option(help="Rate of each PCIe link, one way, e.g. 25GB/s.")] = None,
     host: Annotated[str | None, typer.Option(help="Host memory, e.g. 800GiB.")] = None,
     tflops: Annotated[
-        float | None, typer.Option(help="bfloat16 rate of each GPU in TFLOPS, e.g. 165; scales the other rates too.")
+        float | None,
+        typer.Option(help="Peak of each GPU in bfloat16, in TFLOP/s, e.g. 165; scales the other peaks too."),
     ] = None,
     tflops_fp16: Annotated[
-        float | None, typer.Option(help="Rate of float16 with float16 sums in TFLOPS, e.g. 330.")
+        float | None, typer.Option(help="Peak in float16 with float16 sums, in TFLOP/s, e.g. 330.")
     ] = None,
-    tflops_fp8: Annotated[float | None, typer.Option(help="FP8 rate in TFLOPS, e.g. 330.")] = None,
+    tflops_fp8: Annotated[float | None, typer.Option(help="Peak in FP8, in TFLOP/s, e.g. 330.")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Compare with other pipeline schedules.")] = False,
     show_data: Annotated[
         int,
@@ -198,7 +199,7 @@ def plan(
 ) -> None:
     """Show the plan of a config, the memory it needs, and what to change if it does not fit.
 
-    Reads no weights, and the data only with --show-data. With --gpus, --card, --vram, --pcie, --host or a rate
+    Reads no weights, and the data only with --show-data. With --gpus, --card, --vram, --pcie, --host or a peak
     (--tflops, …) it plans for a hypothetical machine. Exits with status 2 if the run does not fit.
     """
     with exit_codes():

@@ -5,6 +5,7 @@ from torch import Tensor
 
 ROUND_UP = 0x1FFFFF  # added to the bits of a float32, carries into the exponent where the mantissa is above 1.75
 NAN = 127  # the code
+LARGEST = 448.0  # finite value
 
 
 def scales_of(largest: Tensor) -> Tensor:
@@ -29,8 +30,12 @@ def quantize(x: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def encode(values: Tensor) -> Tensor:
-    """The nearest codes, ties to even, of float32 values within 448. NaN and infinities become NaN."""
+    """The nearest codes, ties to even, of float32 values; NaN and infinities become NaN.
+
+    Magnitudes above 448, which only rows that are not finite have, become 448.
+    """
     codes = values.to(torch.float8_e4m3fn).view(torch.uint8)
+    codes.masked_fill_(values > LARGEST, 126).masked_fill_(values < -LARGEST, 254)  # in torch 2.11 they are NaN
     return codes.masked_fill_(~values.isfinite(), NAN).view(torch.float8_e4m3fn)
 
 

@@ -156,7 +156,7 @@ class BlockShape(ABC):
     def _quantizing_bytes(self, name: str, itemsize: int) -> int:
         """Bytes per token to quantize the input of a product, beyond what the operation that computes it moves.
 
-        Norms and SwiGLU write codes in place of their output where nothing else reads it; norms also beside it.
+        Norms and SwiGLU write codes in place of their output where nothing else reads it; norms also in addition to it.
         """
         inputs, _ = self.product_sizes[name]
         if name == "o" or (name == "down" and not self._reads_codes(name)):

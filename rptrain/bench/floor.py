@@ -28,7 +28,6 @@ from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import HeadLayer, Layer, ModelSpec, Param
 
 COPY = 512 << 20  # bytes that the timed copy reads and writes
-EXPERTS = ("experts_gate_up", "experts_down")
 BACKENDS = ("hybrid", "triton", "reference")  # backends whose backward always sums in a fixed order
 
 
@@ -155,7 +154,7 @@ def _products(
     """
     for unit in (spec.units[index] for index in layer.units):
         for param in unit.params:
-            if isinstance(layer, MoEBlock) and param.name in EXPERTS:
+            if isinstance(layer, MoEBlock) and param.name in layer.expert_sizes:
                 (size, out), rows = layer.expert_sizes[param.name], tokens * layer.active
                 if param.in_fp8:
                     products = _grouped_fp8(param, rows, unit.trainable, dtype, device)

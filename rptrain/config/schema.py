@@ -225,7 +225,7 @@ class Engine(Section):
     fp16_accumulation: bool = False
     """with float16: GPUs sum products in float16, on GeForce cards also in attention; faster there, less exact"""
     fp8: bool = False
-    """with bfloat16 or float32: multiply the blocks in FP8, sum in float16 on GeForce; RTX 40, L40S, H100 or newer"""
+    """with bfloat16 or float32: multiply blocks in FP8; attention in float16 on GeForce; RTX 40, L40S, H100 or newer"""
     replan: bool = True
     """measure the layers in the first steps and plan again with the measured times"""
     stall_timeout: float = Field(default=600.0, ge=0, le=10**9)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from typing import Any
 
 import psutil
 import torch
@@ -191,15 +192,25 @@ def machine(devices: Sequence[str]) -> Machine:
         return Machine(CPU, len(devices), host)
     properties = torch.cuda.get_device_properties(devices[0])
     card = card_named(properties.name)
-    if card is None:  # a multiprocessor of recent cards reaches about 1 TFLOP/s
-        peak = Rates(properties.multi_processor_count, properties.multi_processor_count)
-        card = Card(properties.name, properties.total_memory, peak, 1000 * GB, 25 * GB)
+    if card is None:
+        card = Card(properties.name, properties.total_memory, _guessed_peak(properties), 1000 * GB, 25 * GB)
     return Machine(replace(card, measured=measured_rates(devices)), len(devices), host)
+
+
+def _guessed_peak(properties: Any) -> Rates:
+    """Rates of a card without a profile: a multiprocessor of recent cards reaches about 1 TFLOP/s in bfloat16."""
+    rate = float(properties.multi_processor_count)
+    has_fp8 = (properties.major, properties.minor) >= FP8_CAPABILITY
+    return Rates(rate, 2 * rate if _is_geforce(properties.name) else rate, 2 * rate if has_fp8 else None)
 
 
 def sums_at_half_rate(card: Card) -> bool:
     """Whether products of 16-bit matrices with float32 sums run at half of the card's rate: GeForce cards do that."""
-    return card.peak.fp16 > 1.5 * card.peak.bf16 or "geforce" in card.name.lower()
+    return card.peak.fp16 > 1.5 * card.peak.bf16 or _is_geforce(card.name)
+
+
+def _is_geforce(name: str) -> bool:
+    return "geforce" in name.lower()
 
 
 def gpu_memory(devices: Sequence[str], vram_limit: int | None) -> tuple[Gpu, ...]:

@@ -75,6 +75,7 @@ def measured_rates(devices: Sequence[str]) -> MeasuredRates | None:
 
 def load() -> tuple[GpuRates, ...]:
     """The rates in the file, of all GPUs and versions. A file that is not one of ours is ignored, with a warning."""
+    path: Path | None = None
     try:
         path = _path()
         gpus = TypeAdapter(_Content).validate_json(path.read_bytes(), strict=True).gpus
@@ -82,10 +83,10 @@ def load() -> tuple[GpuRates, ...]:
         return ()
     except (ValidationError, OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
         said = "has unknown content" if isinstance(error, ValidationError) else f"cannot be read ({error})"
-        log.warning("the file of measured rates %s: plans use estimates until rptrain doctor measures again", said)
+        log.warning("%s %s: plans use estimated rates until rptrain doctor measures again", path or FILE, said)
         return ()
     if not all(_possible(gpu.measured.rates) for gpu in gpus):
-        log.warning("%s holds impossible rates: plans use estimates until rptrain doctor measures again", path)
+        log.warning("%s has impossible rates: plans use estimated rates until rptrain doctor measures again", path)
         return ()
     return gpus
 

@@ -86,4 +86,4 @@ class LayerCost:
     kept: int = 0  # activations on the device, from the recomputed forward to backward
     update: float = 0.0  # seconds of the CPU optimizer, once per step
     sums: int = 0  # gradient accumulators on the device, uploaded for each backward stage of a later round
-    prepared: int = 0  # dequantized parameters, codes in FP8 or their transposes on the device, beside `params`
+    prepared: int = 0  # dequantized parameters, codes in FP8 or transposed codes on the device, in addition to `params`

@@ -18,6 +18,7 @@ SHARED = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10
 ARCHITECTURES = tuple(SHARED)
 FP8_CARDS = (89, 90, 120)
 SUMS = re.compile(r"mma\S*\.m\d+n\d+k\d+(?:\.row\.col)?\.(\w+)")
+ADDS = re.compile(r"\badd(?:\.\w+)*\.f32(?:x2)?\b")
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Variant:
 
     `architectures` are those it is meant for; types of bf16 become fp16 on 75, which has no bf16 in hardware. `stack`
     is what a thread may spill, in bytes: more than none only where it does with any tiles. `half_sums`: whether matrix
-    units must sum in float16.
+    units must sum in float16. `promoted`: whether what they sum must be added to float32 registers by other
+    instructions, in a kernel without other additions.
     """
 
     kernel: Any
@@ -36,6 +38,7 @@ class Variant:
     architectures: tuple[int, ...] = ARCHITECTURES
     stack: int = 0
     half_sums: bool = False
+    promoted: bool = False
 
 
 def compiled(variant: Variant, architecture: int) -> dict[str, Any]:
@@ -69,6 +72,8 @@ def compiled(variant: Variant, architecture: int) -> dict[str, Any]:
         "shared_allowed": SHARED[architecture],
         "sums": sorted(set(SUMS.findall(result.asm["ptx"]))),  # types in which matrix units sum
         "half_sums": variant.half_sums,
+        "adds": len(ADDS.findall(result.asm["ptx"])),
+        "promoted": variant.promoted,
     }
 
 

@@ -69,9 +69,10 @@ def test_every_variant_compiles(operation, architecture, compiler):
 
 
 def check(kernels: list[str], found: list[dict[str, Any]]) -> None:
-    """Kernels must not spill, nor take more shared memory than the card has, and sum in float16 where they are to."""
+    """Kernels must not spill, nor take more shared memory than the card has, and must sum as they are to."""
     for usage in found:
         assert usage["stack"] <= usage["stack_allowed"], usage
         assert usage["shared"] <= usage["shared_allowed"], usage
         assert usage["sums"] == ["f16"] or not usage["half_sums"], usage
+        assert usage["adds"] or not usage["promoted"], usage
     assert kernels and {usage["kernel"] for usage in found} == set(kernels)

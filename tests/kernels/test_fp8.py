@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rptrain.kernels import fp8
+from rptrain.kernels import cublaslt, fp8
 from rptrain.kernels.fp8 import FP8, Rows
 from rptrain.kernels.linear import accumulate_weight_grad, linear, linear_backward, linear_backward_input
 from rptrain.kernels.reference import fp8 as reference
@@ -48,6 +48,7 @@ def test_each_code_is_the_nearest() -> None:
     distances = (x[:, None].double() - torch.from_numpy(E4M3[:127]).double()).abs().amin(1)
     errors = (codes.view(FP8).float().double() - x.double()).abs()
     assert torch.equal(errors[x >= 0], distances[x >= 0])
+    assert reference.encode(torch.tensor([464.1, -1e38])).view(torch.uint8).tolist() == [126, 254]
     not_finite = torch.tensor([torch.inf, -torch.inf, torch.nan, -torch.nan])
     assert reference.encode(not_finite).view(torch.uint8).tolist() == [127] * 4
 
@@ -223,3 +224,12 @@ def test_libraries_by_compute_capability_and_cuda() -> None:
     found = {(8, 0): (), (8, 6): (), (8, 9): both[:1], (9, 0): both, (10, 0): both[:1], (11, 0): (), (12, 0): ()}
     assert {card: fp8._library(card, (13, 0)) for card in found} == found
     assert fp8._library((9, 0), (12, 9)) == both and fp8._library((9, 0), (12, 8)) == both[:1]
+
+
+def test_products_that_are_added_by_compute_capability_cuda_and_library(monkeypatch) -> None:
+    monkeypatch.setattr(cublaslt, "_library", object)
+    cards = (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)
+    assert [card for card in cards if cublaslt.has_products(card, (13, 0))] == [(9, 0)]
+    assert cublaslt.has_products((9, 0), (12, 9)) and not cublaslt.has_products((9, 0), (12, 8))
+    monkeypatch.setattr(cublaslt, "_library", lambda: None)
+    assert not cublaslt.has_products((9, 0), (13, 0))

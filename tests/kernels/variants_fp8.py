@@ -39,7 +39,8 @@ def product(card: int, inner: int, kind: str, add: bool) -> Variant:
     constants = fp8.constants(fp8.UNEVEN if inner % fp8.TERMS else fp8.HOPPER if hopper else fp8.ADA, hopper, add)
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
     strides = {"OUT_STRIDE": 4096, "A_STRIDE": inner, "B_STRIDE": inner, "K": inner}
-    return Variant(fp8._product_kernel, COMMON | {"out": f"*{kind}"}, constants | strides, options, (card,))
+    signature = COMMON | {"out": f"*{kind}"}
+    return Variant(fp8._product_kernel, signature, constants | strides, options, (card,), promoted=not add)
 
 
 def swiglu_rows(kind: str, size: int) -> Variant:

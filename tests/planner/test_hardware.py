@@ -114,6 +114,25 @@ def test_a_card_is_known_by_the_drivers_name():
 
 
 @pytest.mark.parametrize(
+    ("name", "capability", "peak"),
+    [
+        ("NVIDIA GeForce RTX 4080", (8, 9), Rates(76, 152, 152)),
+        ("NVIDIA GeForce RTX 3080", (8, 6), Rates(76, 152)),
+        ("NVIDIA RTX 6000 Ada Generation", (8, 9), Rates(76, 76, 152)),
+        ("NVIDIA A40", (8, 6), Rates(76, 76)),
+    ],
+)
+def test_peaks_of_a_card_without_a_profile_are_guessed(name, capability, peak, monkeypatch):
+    major, minor = capability
+    found = SimpleNamespace(
+        name=name, major=major, minor=minor, total_memory=16 * GIB, multi_processor_count=76, uuid="none"
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    card = hardware.machine(["cuda:0"]).card
+    assert (card.name, card.peak) == (name, peak)
+
+
+@pytest.mark.parametrize(
     ("card", "settings", "half_sums"),
     [
         ("NVIDIA GeForce RTX 4090", {"dtype": "bfloat16", "fp8": True}, True),

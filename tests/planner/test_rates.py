@@ -80,7 +80,7 @@ def test_a_damaged_file_is_ignored_and_replaced(folder, content, caplog):
     (folder / FILE).write_bytes(content)
     with caplog.at_level(logging.WARNING):
         assert measured_rates(["cuda:0"]) is None
-    assert "unknown content" in caplog.text and "rptrain doctor" in caplog.text
+    assert f"{folder / FILE} has unknown content" in caplog.text and "rptrain doctor" in caplog.text
     assert keep([FIRST]) is None and load() == (FIRST,)
 
 
