@@ -1,7 +1,7 @@
 """FP8 (e4m3) with a scale for each row: quantization, and products of quantized matrices.
 
-A scale is a power of two, so that multiplying by it is exact, and codes are rounded by one rule everywhere: to the
-nearest, ties to even; NaN and infinities become NaN. Codes are therefore the same on every device. Products are summed
+The largest value of a row becomes the code 448, and codes are rounded by one rule everywhere: to the nearest, ties to
+even; NaN and infinities become NaN. Codes are therefore the same on every device. Products are summed
 in float32; what the matrix units sum in fewer bits is added to a float32 sum after at most 128 terms.
 
 Products multiply rows with rows, A [M, K] with B [N, K], because the matrix units read 8-bit operands along K.
@@ -27,10 +27,10 @@ class Rows(NamedTuple):
     """A matrix in FP8: row i is codes[i] * scales[i]."""
 
     codes: Tensor  # [N, K], float8_e4m3fn
-    scales: Tensor  # [N], float32 powers of two
+    scales: Tensor  # [N], float32
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """[N, K], exact in bfloat16 and float32 unless a value is below the smallest one."""
+        """[N, K], rounded once."""
         return (self.codes.float() * self.scales[:, None]).to(dtype)
 
 
@@ -116,7 +116,7 @@ def operand(x: Tensor, form: Form) -> Operand:
 
 
 def quantize_rows(x: Tensor, factors: Tensor | None = None, *, out: Rows | None = None) -> Rows:
-    """The rows of x [N, K], whose columns are multiplied by `factors` [K], powers of two, first."""
+    """The rows of x [N, K], whose columns are multiplied by `factors` [K] first."""
     if fused(x):
         return quantize_rows_triton(x, factors, out)
     found = Rows(*reference.quantize(x, factors))
@@ -368,15 +368,10 @@ def constants(tiles: Tiles, hopper: bool, add: bool) -> dict[str, Any]:
 
 
 @triton.jit
-def scale_exponent(bits):
-    """The biased exponent of a scale from the bits of the largest magnitude."""
-    exponent = tl.maximum(((bits + 0x1FFFFF) >> 23) - 8, 1)
-    return tl.where(bits >= 0x7F800000, 127, exponent)
-
-
-@triton.jit
-def power_of_two(exponent):
-    return (exponent << 23).to(tl.float32, bitcast=True)
+def scale_of(bits):
+    """The scale of a row from the bits of its largest magnitude."""
+    scale = tl.maximum(tl.div_rn(bits.to(tl.float32, bitcast=True), 448.0), 1.1754943508222875e-38)  # 2^-126
+    return tl.where(bits >= 0x7F800000, 1.0, scale)
 
 
 @triton.jit
@@ -386,9 +381,9 @@ def magnitude(x):
 
 
 @triton.jit
-def encode(x, exponent):
-    """Codes of float32 values that are divided by the power of two; hardware turns infinities into 448."""
-    x = tl.where(magnitude(x) == 0x7F800000, float("nan"), x * power_of_two(254 - exponent))
+def encode(x, scale):
+    """Codes of float32 values that are divided by the scale; hardware turns infinities into 448."""
+    x = tl.where(magnitude(x) == 0x7F800000, float("nan"), x * tl.div_rn(1.0, scale))
     return x.to(tl.float8e4nv)
 
 
@@ -402,12 +397,12 @@ def _rows_kernel(
     largest = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, SIZE, BLOCK):
         largest = tl.maximum(largest, magnitude(_part(x, factors, start, SIZE, BLOCK, FACTORS)))
-    exponent = scale_exponent(tl.max(largest, 0))
+    scale = scale_of(tl.max(largest, 0))
     for start in range(0, SIZE, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        code = encode(_part(x, factors, start, SIZE, BLOCK, FACTORS), exponent)
+        code = encode(_part(x, factors, start, SIZE, BLOCK, FACTORS), scale)
         tl.store(codes + row * SIZE + columns, code, mask=columns < SIZE)
-    tl.store(scales + row, power_of_two(exponent))
+    tl.store(scales + row, scale)
 
 
 @triton.jit
@@ -469,19 +464,19 @@ def _codes_kernel(
     values = _tile(x, rows, columns, count, SIZE, STRIDE)
     if BY_ROW:
         multiplied = _by_column(values, column_factors, columns, SIZE, COLUMN_FACTORS)
-        exponent = scale_exponent(tl.load(row_maxima + rows, mask=rows < count, other=0))
+        scale = scale_of(tl.load(row_maxima + rows, mask=rows < count, other=0))
         at = row_codes + rows.to(tl.int64)[:, None] * SIZE + columns[None, :]
         inside = (rows < count)[:, None] & (columns < SIZE)[None, :]
-        tl.store(at, encode(multiplied, exponent[:, None]), mask=inside)
+        tl.store(at, encode(multiplied, scale[:, None]), mask=inside)
         if tl.program_id(1) == 0:
-            tl.store(row_scales + rows, power_of_two(exponent), mask=rows < count)
+            tl.store(row_scales + rows, scale, mask=rows < count)
     values = _by_row(values, row_factors, rows, count, ROW_FACTORS)
-    exponent = scale_exponent(tl.load(column_maxima + columns, mask=columns < SIZE, other=0))
+    scale = scale_of(tl.load(column_maxima + columns, mask=columns < SIZE, other=0))
     at = column_codes + columns.to(tl.int64)[:, None] * padded + rows[None, :]
     inside = (columns < SIZE)[:, None] & (rows < padded)[None, :]
-    tl.store(at, tl.trans(encode(values, exponent[None, :])), mask=inside)
+    tl.store(at, tl.trans(encode(values, scale[None, :])), mask=inside)
     if tl.program_id(0) == 0:
-        tl.store(column_scales + columns, power_of_two(exponent), mask=columns < SIZE)
+        tl.store(column_scales + columns, scale, mask=columns < SIZE)
 
 
 @triton.jit
@@ -491,12 +486,12 @@ def _transposed_codes_kernel(
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    exponent = scale_exponent(tl.load(maxima + rows, mask=rows < count, other=0))
-    tile = encode(_tile(x, rows, columns, count, SIZE, STRIDE), exponent[:, None])
+    scale = scale_of(tl.load(maxima + rows, mask=rows < count, other=0))
+    tile = encode(_tile(x, rows, columns, count, SIZE, STRIDE), scale[:, None])
     at = codes + columns.to(tl.int64)[:, None] * padded + rows[None, :]
     tl.store(at, tl.trans(tile), mask=(columns < SIZE)[:, None] & (rows < padded)[None, :])
     if tl.program_id(1) == 0:
-        tl.store(scales + rows, power_of_two(exponent), mask=rows < count)
+        tl.store(scales + rows, scale, mask=rows < count)
 
 
 @triton.jit

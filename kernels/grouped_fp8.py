@@ -98,7 +98,7 @@ def workspace(rows: int, experts: int, inputs: int, outputs: int, *, largest: in
 
 
 def quantize_rows(x_NK: Tensor, factors_EK: Tensor | None, ends_E: Tensor) -> Rows:
-    """The rows of x, whose columns are multiplied by their expert's factors, powers of two, first, where given."""
+    """The rows of x, whose columns are multiplied by their expert's factors first, where given."""
     if fused(x_NK):
         if factors_EK is None:
             return fp8.quantize_rows(x_NK)
@@ -266,12 +266,12 @@ def _grouped_rows_kernel(
     largest = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, SIZE, BLOCK):
         largest = tl.maximum(largest, fp8.magnitude(fp8._part(x, factors, start, SIZE, BLOCK, True)))
-    exponent = fp8.scale_exponent(tl.max(largest, 0))
+    scale = fp8.scale_of(tl.max(largest, 0))
     for start in range(0, SIZE, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        code = fp8.encode(fp8._part(x, factors, start, SIZE, BLOCK, True), exponent)
+        code = fp8.encode(fp8._part(x, factors, start, SIZE, BLOCK, True), scale)
         tl.store(codes + row * SIZE + columns, code, mask=columns < SIZE)
-    tl.store(scales + row, fp8.power_of_two(exponent))
+    tl.store(scales + row, scale)
 
 
 @triton.jit
@@ -304,12 +304,12 @@ def _grouped_codes_kernel(
         return
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     values = _multiplied(x, factors, first + tl.arange(0, ROWS), columns, stop, SIZE, STRIDE)
-    exponent = fp8.scale_exponent(tl.load(maxima + expert * SIZE + columns, mask=columns < SIZE, other=0))
+    scale = fp8.scale_of(tl.load(maxima + expert * SIZE + columns, mask=columns < SIZE, other=0))
     places = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = codes + columns.to(tl.int64)[:, None] * (blocks * ROWS) + places[None, :]
-    tl.store(at, tl.trans(fp8.encode(values, exponent[None, :])), mask=(columns < SIZE)[:, None])
+    tl.store(at, tl.trans(fp8.encode(values, scale[None, :])), mask=(columns < SIZE)[:, None])
     if tl.program_id(0) == start:
-        tl.store(scales + expert * SIZE + columns, fp8.power_of_two(exponent), mask=columns < SIZE)
+        tl.store(scales + expert * SIZE + columns, scale, mask=columns < SIZE)
 
 
 @triton.jit

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels import fp8
-from rptrain.kernels.fp8 import Form, Operand, encode, magnitude, power_of_two, scale_exponent
+from rptrain.kernels.fp8 import Form, Operand, encode, magnitude, scale_of
 from rptrain.kernels.launch import fused, power_of_2, programs, tl, triton, warps
 from rptrain.kernels.reference import dense as reference
 
@@ -189,9 +189,9 @@ def _forward(
         tl.store(y + at, result, mask=inside)
     if CODES:
         result = result.to(tl.float32)
-        exponent = scale_exponent(tl.max(magnitude(result), 0))
-        tl.store(codes + at, encode(result, exponent), mask=inside)
-        tl.store(scales + row, power_of_two(exponent))
+        scale = scale_of(tl.max(magnitude(result), 0))
+        tl.store(codes + at, encode(result, scale), mask=inside)
+        tl.store(scales + row, scale)
 
 
 @triton.jit

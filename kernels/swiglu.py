@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels import fp8
-from rptrain.kernels.fp8 import Form, Maxima, Operand, encode, magnitude, power_of_two, scale_exponent
+from rptrain.kernels.fp8 import Form, Maxima, Operand, encode, magnitude, scale_of
 from rptrain.kernels.launch import fused, power_of_2, tl, triton
 from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.reference.dense import Clamp
@@ -255,14 +255,14 @@ def _forward_rows(gate_up, codes, scales, SIZE: tl.constexpr, BLOCK: tl.constexp
     for start in range(BLOCK, SIZE, BLOCK):
         gate, up = _load(gate_up, row, start, SIZE, BLOCK, False)
         largest = tl.maximum(largest, magnitude(_activation(gate, up, 0.0, dtype, False).to(tl.float32)))
-    exponent = scale_exponent(tl.max(largest, 0))
+    scale = scale_of(tl.max(largest, 0))
     columns = tl.arange(0, BLOCK)
-    tl.store(codes + row * SIZE + columns, encode(product, exponent), mask=columns < SIZE)
+    tl.store(codes + row * SIZE + columns, encode(product, scale), mask=columns < SIZE)
     for start in range(BLOCK, SIZE, BLOCK):
         gate, up = _load(gate_up, row, start, SIZE, BLOCK, False)
-        code = encode(_activation(gate, up, 0.0, dtype, False).to(tl.float32), exponent)
+        code = encode(_activation(gate, up, 0.0, dtype, False).to(tl.float32), scale)
         tl.store(codes + row * SIZE + start + columns, code, mask=start + columns < SIZE)
-    tl.store(scales + row, power_of_two(exponent))
+    tl.store(scales + row, scale)
 
 
 @triton.jit

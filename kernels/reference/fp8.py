@@ -3,36 +3,31 @@
 import torch
 from torch import Tensor
 
-ROUND_UP = 0x1FFFFF  # added to the bits of a float32, carries into the exponent where the mantissa is above 1.75
 NAN = 127  # the code
 LARGEST = 448.0  # finite value
+LEAST = 2.0**-126  # scale
 
 
 def scales_of(largest: Tensor) -> Tensor:
-    """The scale of each row from its largest magnitude, float32: the least power of two that keeps it within 448.
+    """The scale of each row from its largest magnitude, float32, which becomes the code 448.
 
     Rows that are not finite have the scale 1. No scale is below 2 ** -126, so that its inverse is finite.
     """
-    exponents = ((largest.view(torch.int32) + ROUND_UP) >> 23).sub_(8).clamp_(min=1)
-    return (exponents.masked_fill_(~largest.isfinite(), 127) << 23).view(torch.float32)
-
-
-def inverse(scales: Tensor) -> Tensor:
-    """1 / scales, exactly."""
-    return ((254 << 23) - scales.view(torch.int32)).view(torch.float32)
+    scales = largest / torch.full_like(largest, LARGEST)  # on GPUs, torch multiplies by the inverse of a number
+    return scales.clamp_(min=LEAST).masked_fill_(~largest.isfinite(), 1.0)
 
 
 def quantize(x: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor]:
     """Codes [N, K] and scales [N] of the rows of x [N, K], whose columns are multiplied by `factors` [K] first."""
     values = x.float() if factors is None else x.float() * factors
     scales = scales_of(values.abs().amax(1) if values.numel() else values.new_zeros(len(values)))
-    return encode(values * inverse(scales)[:, None]), scales
+    return encode(values * (torch.ones_like(scales) / scales)[:, None]), scales
 
 
 def encode(values: Tensor) -> Tensor:
     """The nearest codes, ties to even, of float32 values; NaN and infinities become NaN.
 
-    Magnitudes above 448, which only rows that are not finite have, become 448.
+    Magnitudes above 448 become 448.
     """
     codes = values.to(torch.float8_e4m3fn).view(torch.uint8)
     codes.masked_fill_(values > LARGEST, 126).masked_fill_(values < -LARGEST, 254)  # in torch 2.11 they are NaN

@@ -27,9 +27,11 @@ def hard(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") -> Te
     return x.to(device, dtype)
 
 
-def powers(count: int, device: str, seed: int = 0) -> Tensor:
-    exponents = torch.randint(-9, 9, (count,), generator=torch.Generator().manual_seed(seed))
-    return torch.exp2(exponents.float()).to(device)
+def factors_of(count: int, device: str, seed: int = 0) -> Tensor:
+    """Factors of many magnitudes, as scales are."""
+    generator = torch.Generator().manual_seed(seed)
+    exponents = torch.randint(-9, 9, (count,), generator=generator)
+    return (torch.exp2(exponents.float()) * (1 + torch.rand(count, generator=generator))).to(device)
 
 
 def same(ours: Rows, theirs: Rows) -> None:
@@ -53,11 +55,18 @@ def test_each_code_is_the_nearest() -> None:
     assert reference.encode(not_finite).view(torch.uint8).tolist() == [127] * 4
 
 
-def test_the_scale_is_the_least_power_of_two_that_keeps_a_row_in_range() -> None:
-    largest = torch.tensor([448.0, 448.1, 1.75, 1.7501, 1.0, 0.0, 1e-45, 3e38, torch.inf, torch.nan])
+def test_the_largest_value_of_a_row_is_exact() -> None:
+    largest = torch.tensor([448.0, 448.1, 1.75, 1.0, 1e-30, 3e38, 0.0, 1e-45, torch.inf, torch.nan])
     scales = reference.scales_of(largest)
-    assert scales.tolist() == [1, 2, 2**-8, 2**-7, 2**-8, 2**-126, 2**-126, 2**120, 1, 1]
-    assert torch.equal(reference.inverse(scales) * scales, torch.ones(10))
+    assert scales.tolist()[6:] == [2**-126, 2**-126, 1, 1] and torch.equal(scales[:6], largest[:6] / largest[0])
+    for _ in range(50):
+        row = random((1, 40), torch.float32, "cpu") * 10.0 ** torch.randint(-20, 20, ())
+        rows = fp8.quantize_rows(row)
+        place = row.abs().argmax()
+        assert rows.codes.float()[0, place].abs() == 448
+        assert (1 / rows.scales).isfinite().all() and rows.dequantize(torch.float32)[0, place] == pytest.approx(
+            row[0, place].item(), rel=1e-6
+        )
 
 
 @dtypes
@@ -65,8 +74,8 @@ def test_the_scale_is_the_least_power_of_two_that_keeps_a_row_in_range() -> None
 @pytest.mark.parametrize("factors", [False, True])
 def test_codes_of_rows_and_columns(rows, columns, dtype, factors, device) -> None:
     x = hard(rows, columns, dtype, device)
-    by_column = powers(columns, device) if factors else None
-    by_row = powers(rows, device, 1) if factors else None
+    by_column = factors_of(columns, device) if factors else None
+    by_row = factors_of(rows, device, 1) if factors else None
     padding = -rows % 16
     expected = Rows(*reference.quantize(x, by_column))
     multiplied = x.float() if by_row is None else x.float() * by_row[:, None]

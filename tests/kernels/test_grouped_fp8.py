@@ -11,7 +11,7 @@ from rptrain.kernels.reference import grouped_fp8 as oracle
 from rptrain.kernels.reference import moe as exactly
 from tests.cases import long
 from tests.kernels.exact import random
-from tests.kernels.test_fp8 import powers, same
+from tests.kernels.test_fp8 import factors_of, same
 
 layouts = pytest.mark.parametrize("by_input", [False, True], ids=["by_output", "by_input"])
 COUNTS = ([1], [0, 5, 0, 130, 3, 0], [0] * 8 + [1, 2], long([37]), long([0, 0, 300]), long([128, 1, 256]))
@@ -61,7 +61,7 @@ def near(ours: Tensor, exact: Tensor) -> None:
 @counts_of_rows
 def test_codes_in_segments(counts, dtype, device) -> None:
     x, ends, size = rows_of(counts, 48, dtype, device), ends_of(counts, device), 48
-    factors, by_expert = powers(len(x), device), powers(len(counts) * size, device, 1).view(-1, size)
+    factors, by_expert = factors_of(len(x), device), factors_of(len(counts) * size, device, 1).view(-1, size)
     for ours in (grouped_fp8.quantize_rows(x, by_expert, ends), grouped_fp8.quantize_rows_triton(x, by_expert, ends)):
         for expert, rows in exactly.groups(ends):
             same(Rows(*(part[rows] for part in ours)), Rows(*by_row.quantize(x[rows], by_expert[expert])))

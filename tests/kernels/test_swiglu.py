@@ -10,7 +10,7 @@ from rptrain.kernels.swiglu import Clamp
 from tests.kernels.exact import dtypes, exact, no_worse, random
 
 from .autograd import SwiGLU
-from .test_fp8 import powers, same
+from .test_fp8 import factors_of, same
 
 sizes = pytest.mark.parametrize(("tokens", "size"), [(5, 3), (1, 1), (3, 1100), (2, 2048)])
 forms = pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_backward_that_finds_maxima(tokens, size, dtype, device, monkeypatch) ->
     """The same results as without, and codes from the maxima as from a pass over the results."""
     monkeypatch.setattr(swiglu, "TILES", swiglu.Tiles(2, 8, 64, 2))
     dy, gate_up = inputs(tokens, size, dtype, device)
-    by_column, by_row = powers(2 * size, device), powers(tokens, device, 1)
+    by_column, by_row = factors_of(2 * size, device), factors_of(tokens, device, 1)
     grad = swiglu.swiglu_backward_triton(dy, gate_up, None, None, False, None)
     activation = swiglu.swiglu_triton(gate_up, False, None)
     found = swiglu.swiglu_backward_measured_triton(dy.clone(), gate_up.clone(), by_column, by_row)

@@ -103,20 +103,27 @@ def test_gradients_of_experts_point_where_exact_ones_do(architecture, dtype, fre
 
 
 def assert_near_exact_gradients(layer, p, exact, g, dtype, micro_batch):
-    torch.manual_seed(3)
-    x, dy = (torch.randn(256, 256).to(dtype) for _ in range(2))
-    mb = micro_batch(build(plain.config(head_dim=64)), [[64]] * 4, torch.randint(61, (256,)))
-    dx = layer.backward(p, g, layer.recompute(p, x, mb), dy, mb)
-    wide = {name: w.double() for name, w in exact.items()}
-    sums = {name: torch.zeros_like(w, dtype=torch.float64) for name, w in g.items()}
-    other = widened(mb)
-    expected = layer.backward(wide, sums, layer.recompute(wide, x.double(), other), dy.double(), other)
-    assert cosine(dx, expected) > 0.997
-    for name, gradient in g.items():
-        assert cosine(gradient, sums[name]) > 0.995, name
-    together = [torch.cat([t[name].double().flatten() for name in g]) for t in (g, sums)]
-    assert cosine(*together) > 0.996
-    assert cosine(*together) < 0.9999
+    """Means over batches: the gradient of a norm of heads has few elements, and its error differs from batch to batch."""
+    found: dict[str, list[float]] = {}
+    for seed in range(6):
+        generator = torch.Generator().manual_seed(seed)
+        x, dy = (torch.randn(256, 256, generator=generator).to(dtype) for _ in range(2))
+        labels = torch.randint(61, (256,), generator=generator)
+        mb = micro_batch(build(plain.config(head_dim=64)), [[64]] * 4, labels)
+        for total in g.values():
+            total.zero_()
+        dx = layer.backward(p, g, layer.recompute(p, x, mb), dy, mb)
+        wide = {name: w.double() for name, w in exact.items()}
+        sums = {name: torch.zeros_like(w, dtype=torch.float64) for name, w in g.items()}
+        other = widened(mb)
+        expected = layer.backward(wide, sums, layer.recompute(wide, x.double(), other), dy.double(), other)
+        together = [torch.cat([t[name].double().flatten() for name in g]) for t in (g, sums)]
+        pairs = {name: (gradient, sums[name]) for name, gradient in g.items()}
+        for name, pair in (pairs | {"input": (dx, expected), "together": together}).items():
+            found.setdefault(name, []).append(cosine(*pair).item())
+    means = {name: sum(each) / len(each) for name, each in found.items()}
+    assert means.pop("input") > 0.997 and 0.9965 < means.pop("together") < 0.9999
+    assert min(means.values()) > 0.995, means
 
 
 @pytest.mark.parametrize("architecture", MIXTURES)
