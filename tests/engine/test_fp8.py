@@ -62,7 +62,7 @@ def assert_same_bits(asynchronous, dtype, case):
 
 
 @UPDATES
-@pytest.mark.parametrize("plan", PLANS[:2], ids=["one worker", "three workers"])
+@pytest.mark.parametrize("plan", PLANS[:2], ids=["one-worker", "three-workers"])
 @pytest.mark.parametrize(
     ("cfg", "lora"),
     [
