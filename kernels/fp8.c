@@ -47,4 +47,5 @@ static inline uint32_t code_of(float value, float factor)
     }
 
 ENTRY(fp8_rows_bf16, uint16_t, upcast)
+ENTRY(fp8_rows_f16, uint16_t, upcast_half)
 ENTRY(fp8_rows_f32, float, SAME)

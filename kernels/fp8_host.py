@@ -9,13 +9,13 @@ from rptrain.kernels.fp8 import Rows
 from rptrain.kernels.reference import fp8 as reference
 from rptrain.utils import native
 
-NATIVE = (torch.bfloat16, torch.float32)  # what fp8.c reads
+NATIVE = (torch.bfloat16, torch.float16, torch.float32)  # what fp8.c reads
 
 
 def quantize_rows_into(w: Tensor, out: Rows) -> None:
     """The rows of w [N, K] on the CPU, contiguous, to `out`; the bits of kernels/fp8.py. Any thread may call it.
 
-    Weights in bfloat16 or float32 need no additional memory.
+    Weights of at most 32 bits need no additional memory.
     """
     assert w.is_cpu and w.is_contiguous() and out.codes.is_contiguous() and out.scales.is_contiguous()
     assert (out.codes.shape, out.scales.shape) == (w.shape, w.shape[:1])

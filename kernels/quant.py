@@ -1,4 +1,4 @@
-"""Weights in 4 and 8 bits: NF4, MXFP4 and int8, quantized on the CPU (quant.c, or PyTorch) and dequantized by Triton.
+"""Weights in 4 and 8 bits: NF4, MXFP4, int8 and FP8, quantized on the CPU (in C, or PyTorch) and dequantized by Triton.
 
 A block of consecutive elements of the flattened tensor shares a scale; the last block may be shorter.
 Dequantization never waits for the device; quantization, which happens once when a model is loaded, does.
@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rptrain.kernels.fp8 import FP8, Rows
+from rptrain.kernels.fp8_host import quantize_rows_into
 from rptrain.kernels.launch import fused, tl, triton
+from rptrain.kernels.reference import fp8 as reference_fp8
 from rptrain.kernels.reference import quant as reference
 from rptrain.utils import native
 
@@ -25,7 +28,7 @@ ALIGNMENT = 256  # bytes: codes and scales in one buffer begin at multiples
 ELEMENTS = 2048  # of a program, in 8 bits
 LANES = 128  # threads of a program, in 4 bits
 WORDS = 4 * LANES  # of 8 codes, of a program
-NATIVE = (torch.bfloat16, torch.float16, torch.float32)  # what quant.c reads
+NATIVE = (torch.bfloat16, torch.float16, torch.float32)  # what quant.c and fp8.c read
 NO_NUMBER = 255  # the exponent of a scale that is none
 
 
@@ -41,6 +44,10 @@ class Format:
     scale_dtype: torch.dtype
     encode: Callable[[Tensor], tuple[Tensor, Tensor]]
     decode: Callable[[Tensor, Tensor], Tensor]
+
+    def whole(self, numel: int) -> int:
+        """The largest number of elements in whole blocks that is not above `numel`; at least one block."""
+        return max(numel // self.block, 1) * self.block
 
     def code_bytes(self, numel: int) -> int:
         return math.ceil(numel * self.bits / 8)
@@ -76,6 +83,11 @@ class Quantized(NamedTuple):
         """The number of elements, in whole blocks."""
         return self.scales.numel() * self.format.block
 
+    @property
+    def checked(self) -> Tensor:
+        """What `finite` reads: the scales, or of FP8 the codes."""
+        return self.codes.view(FP8) if self.format.name == FP8_NAME else self.scales
+
     def part(self, start: int, stop: int) -> "Quantized":
         """Elements [start, stop), whole blocks, as a view."""
         fmt = self.format
@@ -94,7 +106,8 @@ class Quantized(NamedTuple):
 def quantize(w: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
     """Codes [code_bytes] and scales [scale_count] of weights of any shape; the same bits on every device.
 
-    A block of zeros stays zero. The scale of a block that is not all finite is infinite or not a number.
+    A block of zeros stays zero. A block that is not all finite is seen by its scale, which is infinite or NaN, or in
+    FP8 by its codes.
     """
     codes = torch.empty(fmt.code_bytes(w.numel()), dtype=fmt.code_dtype, device=w.device)
     scales = torch.empty(fmt.scale_count(w.numel()), dtype=fmt.scale_dtype, device=w.device)
@@ -112,12 +125,16 @@ def quantize_into(w: Tensor, codes: Tensor, scales: Tensor, fmt: Format) -> None
     if compiled and w.is_cpu and w.dtype in NATIVE:
         assert codes.is_contiguous() and scales.is_contiguous()
         assert (len(codes), len(scales)) == (fmt.code_bytes(len(flat)), fmt.scale_count(len(flat)))
+        if fmt.name == FP8_NAME:
+            _quantize_rows(flat, codes, scales, fmt.block)
+            return
         quantize_here = getattr(compiled, f"quantize_{fmt.name}_{native.SUFFIXES[w.dtype]}")
         places = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (codes, scales))
         quantize_here(ctypes.c_void_p(flat.data_ptr()), ctypes.c_int64(len(flat)), *places)
         return
-    for begin in range(0, flat.numel(), CHUNK):
-        part = flat[begin : begin + CHUNK].float()
+    chunk = fmt.whole(CHUNK)
+    for begin in range(0, flat.numel(), chunk):
+        part = flat[begin : begin + chunk].float()
         blocks = F.pad(part, (0, -part.numel() % fmt.block)).view(-1, fmt.block)
         each, scale = fmt.encode(blocks)
         if fmt.bits == 4:
@@ -129,6 +146,15 @@ def quantize_into(w: Tensor, codes: Tensor, scales: Tensor, fmt: Format) -> None
         scales[begin // fmt.block :][: scale.numel()] = scale
 
 
+def _quantize_rows(flat: Tensor, codes: Tensor, scales: Tensor, size: int) -> None:
+    """Rows of `size` weights to FP8 in native code; the last row may be shorter."""
+    codes, whole = codes.view(FP8), len(flat) // size
+    stop = whole * size
+    quantize_rows_into(flat[:stop].view(whole, size), Rows(codes[:stop].view(whole, size), scales[:whole]))
+    if stop < len(flat):
+        quantize_rows_into(flat[None, stop:], Rows(codes[None, stop:], scales[whole:]))
+
+
 def dequantize(codes: Tensor, scales: Tensor, fmt: Format, out: Tensor) -> Tensor:
     """Writes the weights into `out`, contiguous, of their number of elements and any floating type; returns it.
 
@@ -136,9 +162,9 @@ def dequantize(codes: Tensor, scales: Tensor, fmt: Format, out: Tensor) -> Tenso
     """
     if fused(out):
         return dequantize_triton(codes, scales, fmt, out)
-    width = fmt.block * fmt.bits // 8
-    for begin, part in enumerate(out.view(-1).split(CHUNK)):
-        numel, start = part.numel(), begin * CHUNK
+    width, chunk = fmt.block * fmt.bits // 8, fmt.whole(CHUNK)
+    for begin, part in enumerate(out.view(-1).split(chunk)):
+        numel, start = part.numel(), begin * chunk
         each = codes[fmt.code_bytes(start) :][: fmt.code_bytes(numel)]
         factors = scales[fmt.scale_count(start) :][: fmt.scale_count(numel)]
         padded = F.pad(each, (0, math.ceil(numel / fmt.block) * width - each.numel())).view(-1, width)
@@ -152,6 +178,9 @@ def dequantize_triton(codes: Tensor, scales: Tensor, fmt: Format, out: Tensor) -
         rows = ELEMENTS // fmt.block
         grid = (triton.cdiv(scales.numel(), rows),)
         _int8_kernel[grid](codes, scales, out, out.numel(), BLOCK=fmt.block, ROWS=rows, num_warps=4)
+    elif fmt.name == FP8_NAME:
+        grid = (triton.cdiv(out.numel(), ELEMENTS),)
+        _fp8_kernel[grid](codes, scales, out, out.numel(), SIZE=fmt.block, ELEMENTS=ELEMENTS, num_warps=4)
     else:
         table = _table(fmt.name, out.device)
         words = out.numel() % 8 == 0 and codes.data_ptr() % 4 == 0
@@ -167,7 +196,9 @@ def constants(fmt: Format, words: bool) -> dict[str, Any]:
 
 
 def finite(scales: Tensor) -> bool:
-    """Whether all of these scales, of any format, are finite, and so the weights that they belong to."""
+    """Whether these scales of any format, or codes in FP8, are all finite, and so the weights that they belong to."""
+    if scales.dtype == FP8:
+        return not bool(((scales.view(torch.uint8) & reference_fp8.NAN) == reference_fp8.NAN).any())
     if scales.is_floating_point():
         return all(bool(bound.isfinite()) for bound in torch.aminmax(scales))  # no memory beside; NaN spreads to both
     return not bool((scales == NO_NUMBER).any())
@@ -208,10 +239,27 @@ def _encode_int8(w: Tensor) -> tuple[Tensor, Tensor]:
     return (w / divisors[:, None]).round_().clamp_(-127, 127).to(torch.int8), scales
 
 
+def _encode_fp8(w: Tensor) -> tuple[Tensor, Tensor]:
+    codes, scales = reference_fp8.quantize(w, None)
+    return codes.view(torch.int8), scales
+
+
 NF4 = Format("nf4", 64, 4, True, torch.float32, _encode_nf4, reference.nf4_values)  # nibbles as bitsandbytes has them
 MXFP4 = Format("mxfp4", 32, 4, False, torch.uint8, _encode_mxfp4, reference.mxfp4_values)  # as GPT-OSS has them
 INT8 = Format("int8", 128, 8, False, torch.float32, _encode_int8, reference.int8_values)
-FORMATS = {fmt.name: fmt for fmt in (NF4, MXFP4, INT8)}
+FP8_NAME = "fp8"
+FORMATS = {fmt.name: fmt for fmt in (NF4, MXFP4, INT8)}  # those with blocks of one size
+
+
+@functools.cache
+def fp8_format(size: int) -> Format:
+    """FP8 (e4m3) with a scale for each row of `size` weights: the codes and scales of kernels/fp8.py."""
+    return Format(FP8_NAME, size, 8, False, torch.float32, _encode_fp8, reference.fp8_values)
+
+
+def format_of(name: str, size: int) -> Format:
+    """The format of this name, of a matrix with rows of `size` weights."""
+    return fp8_format(size) if name == FP8_NAME else FORMATS[name]
 
 
 def _aligned(nbytes: int) -> int:
@@ -309,3 +357,20 @@ def _int8_kernel(codes, scales, out, numel, BLOCK: tl.constexpr, ROWS: tl.conste
     code = tl.load(codes + at, mask=at < numel, other=0).to(tl.float32)
     scale = tl.load(scales + rows, mask=rows * BLOCK < numel, other=0.0)
     tl.store(out + at, (code * scale[:, None]).to(out.dtype.element_ty), mask=at < numel)
+
+
+@triton.jit
+def _fp8_kernel(codes, scales, out, numel, SIZE: tl.constexpr, ELEMENTS: tl.constexpr):
+    """Decodes by integer arithmetic, because GPUs before 8.9 have no conversion."""
+    first = tl.program_id(0).to(tl.int64) * ELEMENTS
+    row = first // SIZE
+    lanes = tl.arange(0, ELEMENTS)
+    inside = lanes < tl.minimum(numel - first, ELEMENTS).to(tl.int32)
+    code = tl.load(codes + first + lanes, mask=inside, other=0).to(tl.int32)
+    scale = tl.load(scales + row + ((first - row * SIZE).to(tl.int32) + lanes) // SIZE, mask=inside, other=0.0)
+    size = code & 0x7F
+    normal = ((size << 20) + (120 << 23)).to(tl.float32, bitcast=True)  # the exponent's bias is 127 instead of 7
+    value = tl.where(size < 8, size.to(tl.float32) * 0.001953125, normal)  # in steps of 2^-9
+    value = tl.where(size == 0x7F, float("nan"), value)
+    signed = (value.to(tl.int32, bitcast=True) | ((code & 0x80) << 24)).to(tl.float32, bitcast=True)
+    tl.store(out + first + lanes, (signed * scale).to(out.dtype.element_ty), mask=inside)

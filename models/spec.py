@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rptrain.kernels import fp8
 from rptrain.kernels.batch import MicroBatch
-from rptrain.kernels.quant import Format, Quantized
+from rptrain.kernels.quant import FP8_NAME, Format, Quantized
 from rptrain.schedule.costs import Work
 
 ALIGNMENT = 128  # elements: 256 bytes in 16-bit types, the widest vector loads and DMA bursts in use
@@ -98,6 +98,16 @@ class Param:
         transposed = self.columns_view(buffer[at + self.numel :]) if columns else None
         return fp8.FP8Weight(fp8.Rows(codes, buffer[:at].view(torch.float32).view(outer)), transposed, self.by_input)
 
+    @property
+    def held_in_fp8(self) -> bool:
+        """Whether layers multiply with its codes as the host holds them."""
+        return self.in_fp8 and self.format is not None and self.format.name == FP8_NAME
+
+    def fp8_of(self, held: Quantized) -> fp8.FP8Weight:
+        """The held codes and scales as layers read them, without transposed codes."""
+        codes, scales = held.codes.view(fp8.FP8).view(self.matrices), held.scales.view(self.matrices[:-1])
+        return fp8.FP8Weight(fp8.Rows(codes, scales), None, self.by_input)
+
     def columns_view(self, buffer: Tensor) -> Tensor:
         """The transposed codes as a view of a byte for each."""
         *experts, rows, inner = self.matrices
@@ -164,35 +174,55 @@ class Unit:
     def in_fp8(self) -> tuple[Param, ...]:
         return tuple(param for param in self.params if param.in_fp8)
 
+    @cached_property
+    def codes_uploaded(self) -> tuple[Param, ...]:
+        """The parameters in FP8 whose codes devices read; they transpose them."""
+        return tuple(param for param in self.in_fp8 if self.wired or param.held_in_fp8)
+
+    @cached_property
+    def codes_made(self) -> tuple[Param, ...]:
+        """The parameters in FP8 that devices quantize."""
+        return tuple(param for param in self.in_fp8 if param not in self.codes_uploaded)
+
+    @cached_property
+    def dequantized(self) -> tuple[Param, ...]:
+        """The quantized parameters that devices dequantize."""
+        return tuple(param for param in self.quantized if not param.held_in_fp8)
+
     @property
     def wired(self) -> bool:
         """Whether devices read the wire format."""
         return self.trainable and bool(self.in_fp8)
 
     def prepared_bytes(self, itemsize: int, *, backward: bool) -> int:
-        """Bytes of the parameters that a device makes from what is uploaded: dequantized ones, then those in FP8.
-
-        From the wire format these are transposed codes alone.
+        """Bytes of the parameters that a device makes from what is uploaded: dequantized ones, transposed codes of
+        uploaded ones, and those that it quantizes to FP8.
         """
-        if self.wired:
-            return sum(_padded(p.numel) for p in self.in_fp8 if p.reads_columns(backward=backward))
-        return self.dequantized_numel * itemsize + sum(
-            param.fp8_bytes(columns=param.reads_columns(backward=backward)) for param in self.in_fp8
-        )
+        made = sum(p.fp8_bytes(columns=p.reads_columns(backward=backward)) for p in self.codes_made)
+        return self.dequantized_bytes(itemsize) + self._columns_bytes(backward=backward) + made
+
+    def dequantized_bytes(self, itemsize: int) -> int:
+        """Bytes of the parameters that a device dequantizes, padding included."""
+        return sum(_padded(param.numel) for param in self.dequantized) * itemsize
+
+    def _columns_bytes(self, *, backward: bool) -> int:
+        return sum(_padded(p.numel) for p in self.codes_uploaded if p.reads_columns(backward=backward))
 
     def fp8_views(self, buffer: Tensor, *, backward: bool) -> dict[str, fp8.FP8Weight]:
-        """The parameters in FP8 as views of the bytes that `prepared_bytes` counts for them."""
-        views, at = dict[str, fp8.FP8Weight](), 0
-        for param in self.in_fp8:
+        """The parameters that a device quantizes to FP8, as views of the bytes that `prepared_bytes` counts after the
+        dequantized ones.
+        """
+        views, at = dict[str, fp8.FP8Weight](), self._columns_bytes(backward=backward)
+        for param in self.codes_made:
             columns = param.reads_columns(backward=backward)
             views[param.name] = param.fp8_view(buffer[at:], columns=columns)
             at += param.fp8_bytes(columns=columns)
         return views
 
     def columns_views(self, buffer: Tensor, *, backward: bool) -> dict[str, Tensor]:
-        """The transposed codes that a stage reads, as views of the bytes that `prepared_bytes` counts."""
+        """The transposes of uploaded codes that a stage reads, as views of the same bytes."""
         views, at = dict[str, Tensor](), 0
-        for param in self.in_fp8:
+        for param in self.codes_uploaded:
             if param.reads_columns(backward=backward):
                 views[param.name] = param.columns_view(buffer[at:])
                 at += _padded(param.numel)
@@ -245,20 +275,25 @@ class Unit:
 
     def dequantize(self, quantized: Mapping[str, Quantized], dtype: torch.dtype) -> dict[str, Tensor]:
         """Those of `held` that are quantized, dequantized."""
-        flats = self.places(torch.empty(self.dequantized_numel, dtype=dtype))
+        flats = _places(self.quantized, torch.empty(self.dequantized_numel, dtype=dtype))
         return {p.name: p.dequantized_view(quantized[p.name].dequantize(flats[p.name])) for p in self.quantized}
 
     def places(self, flat: Tensor) -> dict[str, Tensor]:
-        """Splits a buffer of `dequantized_numel` elements into a flat view per quantized parameter, as stored."""
-        places, at = {}, 0
-        for param in self.quantized:
-            places[param.name] = flat[at : at + param.numel]
-            at += _padded(param.numel)
-        return places
+        """Splits a buffer of `dequantized_bytes` into a flat view, as stored, of each parameter of `dequantized`."""
+        return _places(self.dequantized, flat)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The parameters as views of a flat buffer of `numel` elements."""
         return {s.param.name: flat[s.offset : s.stop].view(s.param.shape) for s in self.segments}
+
+
+def _places(params: Iterable[Param], flat: Tensor) -> dict[str, Tensor]:
+    """A flat view for each parameter, one after the other."""
+    places, at = {}, 0
+    for param in params:
+        places[param.name] = flat[at : at + param.numel]
+        at += _padded(param.numel)
+    return places
 
 
 def _padded(numel: int) -> int:

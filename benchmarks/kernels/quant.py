@@ -9,7 +9,8 @@ SIZES = {"qwen3-1.7b block": 50_331_648, "llama-3.1-8b block": 218_103_808, "gpt
 
 
 def cases() -> list[Case]:
-    return [_case(fmt, name, numel) for name, numel in SIZES.items() for fmt in quant.FORMATS.values()]
+    formats = (*quant.FORMATS.values(), quant.fp8_format(2048))
+    return [_case(fmt, name, numel) for name, numel in SIZES.items() for fmt in formats]
 
 
 def _case(fmt: quant.Format, name: str, numel: int) -> Case:

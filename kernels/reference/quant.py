@@ -48,3 +48,8 @@ def mxfp4_values(codes: Tensor, scales: Tensor) -> Tensor:
 def int8_values(codes: Tensor, scales: Tensor) -> Tensor:
     """float32 [blocks, 128] of codes [blocks, 128] and scales [blocks]."""
     return codes.float() * scales[:, None]
+
+
+def fp8_values(codes: Tensor, scales: Tensor) -> Tensor:
+    """float32 [rows, size] of codes [rows, size], the bytes of e4m3, and scales [rows]."""
+    return codes.view(torch.float8_e4m3fn).float() * scales[:, None]

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
+from math import lcm, prod
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 TIED_HEAD = "lm_head.weight"
 BUFFER = ".rotary_emb.inv_freq"  # tensors in old checkpoints that are computed from the config
-DRAWN = 1 << 20  # numbers drawn at a time, so that threads rarely contend; a multiple of 16, torch's unit
+DRAWN = 1 << 20  # numbers drawn at a time, so that threads rarely contend; a multiple of DRAWN_UNIT
+DRAWN_UNIT = 16  # numbers that torch draws together
 CHECKED = 1 << 20  # numbers checked at a time, so that all threads have work
 
 
@@ -142,7 +143,7 @@ def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int]
 def not_finite(spec: ModelSpec, view: Held, units: Collection[int] | None = None) -> str | None:
     """The first tensor of all or some units with a NaN or infinite value; None if there is none.
 
-    Uses all cores and reads each weight once; of a quantized tensor, only its scales.
+    Uses all cores and reads each weight once; of a quantized tensor, only its scales, or its codes in FP8.
     """
     found = set()
 
@@ -153,7 +154,7 @@ def not_finite(spec: ModelSpec, view: Held, units: Collection[int] | None = None
 
     places = _places(spec, units)
     held = ((name, place.held(view)) for name, place in places.items())
-    whole = ((name, target.scales if isinstance(target, Quantized) else target.view(-1)) for name, target in held)
+    whole = ((name, target.checked if isinstance(target, Quantized) else target.view(-1)) for name, target in held)
     in_parallel(look, ((name, piece) for name, tensor in whole for piece in tensor.split(CHECKED)))
     return next((name for name in places if name in found), None)
 
@@ -175,8 +176,10 @@ def initialize(spec: ModelSpec, view: Held, seed: int, units: Collection[int] | 
         digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
         if isinstance(target, Quantized):
-            for begin in range(0, target.numel, DRAWN):
-                held = target.part(begin, min(begin + DRAWN, target.numel))
+            unit = lcm(DRAWN_UNIT, target.format.block)
+            count = DRAWN // unit * unit
+            for begin in range(0, target.numel, count):
+                held = target.part(begin, min(begin + count, target.numel))
                 held.write(_drawn(own.numbers[: held.numel], place.param, generator))
             return
         for piece in target.view(-1).split(DRAWN):

@@ -1,7 +1,8 @@
 """A frozen base in 4 or 8 bits: the choice of matrices, and quantization of a checkpoint's tensors.
 
-Bytes per weight: NF4 0.5 + 4 / 64 = 0.5625, MXFP4 0.5 + 1 / 32 = 0.53, int8 1 + 4 / 128 = 1.03. A block of NF4 and of
-int8 is consecutive elements of a checkpoint's tensor; a block of MXFP4 is consecutive inputs of one output.
+Bytes per weight: NF4 0.5 + 4 / 64 = 0.5625, MXFP4 0.5 + 1 / 32 = 0.53, int8 1 + 4 / 128 = 1.03, FP8 1 + 4 / inputs. A
+block of NF4 and of int8 is consecutive elements of a checkpoint's tensor; a block of MXFP4 is consecutive inputs of one
+output, and a block of FP8 all of its inputs.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rptrain.kernels.quant import FORMATS, MXFP4, Format, Quantized, quantize_into
+from rptrain.kernels.quant import MXFP4, Format, Quantized, format_of, quantize_into
 from rptrain.models.adapters.freeze import Shape
 from rptrain.models.adapters.products import PLACES
 from rptrain.models.spec import ModelShape, Param
@@ -20,7 +21,7 @@ from rptrain.models.weights.safetensors_io import Stored, read_here
 from rptrain.utils.errors import UserError
 
 MATRICES = (*PLACES, "experts_gate_up", "experts_down")  # routers, which are small and sensitive, are not quantized
-READ = 1 << 20  # bytes that a thread reads and quantizes at a time, if a row of blocks has no more
+READ = 1 << 20  # bytes that a thread reads and quantizes at a time, if a block or a row of blocks has no more
 CHUNK_NUMEL = 1 << 18  # elements of rows that a thread dequantizes at a time
 QUANTIZING = 6 * READ  # upper bound of a thread's temporary memory: data, its transpose, and PyTorch's chunks
 
@@ -35,10 +36,10 @@ def with_base(spec: Shape, base: str) -> Shape:
     if base == "bf16":
         return spec
     published = any(part.mxfp4 for unit in spec.units for param in unit.params for part in param.parts)
-    fmt = None if published and base == MXFP4.name else FORMATS[base]
+    chosen = None if published and base == MXFP4.name else base
     inside = {unit for layer in spec.layers for unit in layer.units} & {*spec.frozen}
     units = tuple(
-        replace(unit, params=tuple(_held(param, fmt) for param in unit.params)) if index in inside else unit
+        replace(unit, params=tuple(_held(param, chosen) for param in unit.params)) if index in inside else unit
         for index, unit in enumerate(spec.units)
     )
     if not any(unit.quantized for unit in units):
@@ -46,11 +47,12 @@ def with_base(spec: Shape, base: str) -> Shape:
     return replace(spec, units=units)
 
 
-def _held(param: Param, fmt: Format | None) -> Param:
+def _held(param: Param, base: str | None) -> Param:
     if any(part.mxfp4 for part in param.parts):
-        fmt = MXFP4
-    if param.name not in MATRICES or fmt is None:
+        base = MXFP4.name
+    if param.name not in MATRICES or base is None:
         return param
+    fmt = format_of(base, param.matrices[-1])
     held = replace(param, format=fmt)
     inputs = param.shape[1] if held.transposed else param.shape[-1]
     each = [inputs] if fmt is MXFP4 else [part.rows * prod(param.shape[1:]) for part in param.parts]
@@ -103,7 +105,7 @@ class QuantizedRows(NamedTuple):
 def pieces(stored: Stored, target: Quantized, turned: bool) -> Iterator[QuantizedRows]:
     """All pieces of a tensor; `turned`: [E, in, out], quantized as [E, out, in]."""
     fmt, size = target.format, stored.dtype.itemsize
-    most = READ // size
+    most = fmt.whole(READ // size)
     if not turned:
         for begin in range(0, target.numel, most):
             held = target.part(begin, min(begin + most, target.numel))
@@ -112,7 +114,7 @@ def pieces(stored: Stored, target: Quantized, turned: bool) -> Iterator[Quantize
         return
     experts, inner, outer = stored.shape
     codes, scales = (x.view(experts, outer, -1) for x in (target.codes, target.scales))
-    inputs = max(most // outer // fmt.block, 1) * fmt.block
+    inputs = fmt.whole(most // outer)
     for expert in range(experts):
         for begin in range(0, inner, inputs):
             end = min(begin + inputs, inner)

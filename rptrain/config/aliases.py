@@ -37,7 +37,7 @@ _ALIASES = {
     "lora.use_rslora": "rslora peft_use_rslora",
     "lora.use_dora": "dora peft_use_dora",
     "lora.modules_to_save": "lora_modules_to_save additional_target",
-    "lora.base": "load_in_4bit load_in_8bit bnb_4bit_quant_type quantization_bit quantize_base qlora",
+    "lora.base": "load_in_4bit load_in_8bit bnb_4bit_quant_type quantization_bit quantize_base qlora fp8_base",
     "lora.target_parameters": "lora_target_parameters",
     "lora.adapter": "adapter_name_or_path lora_model_dir",
     "optim.learning_rate": "lr peak_lr max_lr",

@@ -152,8 +152,8 @@ class Lora(Section):
     """DoRA: also train the length of each row of an adapted weight; needs lora_dropout = 0"""
     modules_to_save: tuple[Text, ...] = Field(default=(), strict=False)
     """modules trained as a whole, such as ["embed_tokens", "lm_head"]"""
-    base: Literal["bf16", "nf4", "mxfp4", "int8"] = "bf16"
-    """the frozen matrices: "bf16" keeps model.dtype; "nf4", "mxfp4" and "int8" quantize them"""
+    base: Literal["bf16", "nf4", "mxfp4", "int8", "fp8"] = "bf16"
+    """the frozen matrices: "bf16" keeps model.dtype; the others quantize them; choose "fp8" for engine.fp8"""
     target_parameters: tuple[Text, ...] = Field(default=(), strict=False)
     """experts' parameters with adapters, such as "mlp.experts.down_proj"; unset: none"""
     adapter: PathText | None = None
@@ -341,7 +341,7 @@ class Config(Section):
             return self
         if self.adapters is None and not self.train.freeze:
             raise _mistake("model.hold", '"map" needs frozen weights: add a [lora] table, or use "memory"')
-        if self.lora is not None and self.lora.base in ("nf4", "int8"):
+        if self.lora is not None and self.lora.base in ("nf4", "int8", "fp8"):
             message = (
                 f'files do not hold {self.lora.base}, so model.hold = "map" cannot read it: use "bf16" or "memory"'
             )

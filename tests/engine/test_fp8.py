@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from rptrain.models.adapters.lora import LoRA
+from rptrain.engine.footprint import stage_prepared
+from rptrain.engine.transfer.copies import ParamLayout
+from rptrain.kernels.fp8 import FP8Weight
+from rptrain.models.adapters.lora import LoRA, with_lora
+from rptrain.models.fp8 import with_fp8
+from rptrain.models.registry import build
+from rptrain.models.weights.quantized import with_base
+from rptrain.schedule.plan import Stage
 from tests.cases import UPDATES, long
 
 from . import plain, runs
@@ -22,6 +29,8 @@ CASES = {
     "lora": {"lora": LoRA(r=3, lora_dropout=0.1)},
     "dora": {"lora": LoRA(r=3, use_dora=True)},
     "nf4": {"lora": LoRA(r=3), "base": "nf4"},
+    "fp8": {"lora": LoRA(r=3), "base": "fp8"},
+    "fp8-dora": {"lora": LoRA(r=3, use_dora=True), "base": "fp8"},
 }
 MIXTURES = {
     "qwen3-moe": {"cfg": QWEN3_MOE},
@@ -50,6 +59,56 @@ def assert_same_bits(asynchronous, dtype, case):
     results = [runs.run(plan=plan, fp8=True, **options) for plan in PLANS]
     same_as_first(results)
     assert runs.run(plan=PLANS[0], **options)[0] != results[0][0]
+
+
+@UPDATES
+@pytest.mark.parametrize("plan", PLANS[:2], ids=["one-worker", "three-workers"])
+@pytest.mark.parametrize(
+    ("cfg", "lora"),
+    [
+        pytest.param(plain.CONFIG, LoRA(r=3, lora_dropout=0.1), id="dense"),
+        pytest.param(plain.CONFIG, LoRA(r=3, use_dora=True), id="dora"),
+        pytest.param(
+            plain.CONFIG, LoRA(r=3, target_modules=("q_proj",), modules_to_save=("o_proj",)), id="trained-beside"
+        ),
+        pytest.param(QWEN3_MOE, LoRA(r=3, target_parameters=EXPERTS), id="experts"),
+    ],
+)
+def test_a_base_held_in_fp8_has_the_bits_of_one_quantized_on_the_device(cfg, lora, plan, asynchronous):
+    """And of the adapters after it."""
+    batches, kind = plain.make_batches(3), {"asynchronous": asynchronous, "lora": lora, "fp8": True}
+    with (
+        runs.make_store(cfg, torch.bfloat16, **kind) as store,
+        runs.make_store(cfg, torch.bfloat16, base="fp8", **kind) as held,
+    ):
+        quantized = [(index, param) for index, unit in enumerate(held.spec.units) for param in unit.quantized]
+        for index, param in quantized:
+            held.held(index, param.name).write(store.view(index, param.name))
+        results = [runs.run(None, batches, plan, asynchronous=asynchronous, store=s, rate=1e-2) for s in (store, held)]
+    assert results[0][:2] == results[1][:2]
+    codes = {part.key for _, param in quantized for part in param.parts}
+    assert codes and codes < results[0][2].keys()
+    assert all(torch.equal(results[1][2][name], x) for name, x in results[0][2].items() if name not in codes)
+
+
+@pytest.mark.parametrize("kind", ["F", "B"])
+def test_held_codes_are_read_in_the_slot_and_transposed_for_backward(kind):
+    """A matrix that cannot be multiplied in FP8 is dequantized; forward, nothing else is prepared."""
+    spec = with_fp8(with_base(with_lora(build(plain.CONFIG | {"intermediate_size": 40}), LoRA(r=3)), "fp8"))
+    layout = ParamLayout(spec, Stage(kind, 0, 2), torch.bfloat16)
+    size = stage_prepared(spec, Stage(kind, 0, 2), torch.bfloat16)
+    slot, prepared = torch.zeros(layout.size, dtype=torch.uint8), torch.full((size,), 7, dtype=torch.uint8)
+    for bound in layout.bind(slot, prepared):
+        weights = {name: w for name, w in bound.params.items() if isinstance(w, FP8Weight)}
+        assert set(weights) == {"qkv", "o", "gate_up"}
+        assert [place.data_ptr() for _, place in bound.quantized] == [bound.params["down"].data_ptr()]
+        assert not bound.in_fp8
+        assert len(bound.uploaded) == (3 if kind == "B" else 0)
+        for w in weights.values():
+            for part in w.rows:
+                assert 0 <= part.data_ptr() - slot.data_ptr() <= len(slot) - part.nbytes
+            assert (w.columns is not None) == (kind == "B")
+        bound.prepare()
 
 
 @UPDATES

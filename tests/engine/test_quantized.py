@@ -10,6 +10,7 @@ from rptrain.engine.meter import Meter
 from rptrain.engine.store import ModelStore
 from rptrain.kernels.quant import FORMATS, Quantized
 from rptrain.models.adapters.lora import LoRA, with_lora
+from rptrain.models.fp8 import with_fp8
 from rptrain.models.registry import build
 from rptrain.models.weights.quantized import with_base
 from rptrain.schedule.plan import Plan, Stage
@@ -24,7 +25,10 @@ CASES = {
     "nf4": (plain.CONFIG, "nf4", LoRA(r=4, lora_alpha=8)),
     "mxfp4": (plain.CONFIG, "mxfp4", LoRA(r=3)),
     "int8": (plain.CONFIG, "int8", LoRA(r=3, modules_to_save=("embed_tokens", "input_layernorm"))),
+    "fp8": (plain.CONFIG, "fp8", LoRA(r=3)),
     "qwen3-moe": (plain.QWEN3_MOE, "nf4", LoRA(r=3)),
+    "qwen3-moe-fp8": (plain.QWEN3_MOE, "fp8", LoRA(r=3)),
+    "gpt-oss-fp8": (plain.GPT_OSS, "fp8", LoRA(r=3)),
     "gpt-oss-as-published": (plain.GPT_OSS, "mxfp4", LoRA(r=3)),
     "adapted-experts": (plain.QWEN3_MOE, "nf4", LoRA(r=3, target_modules=(), target_parameters=EXPERTS)),
     "gpt-oss-adapted-experts": (plain.GPT_OSS, "mxfp4", LoRA(r=3, target_parameters=EXPERTS)),
@@ -103,7 +107,7 @@ def test_uploads_are_a_quarter_as_large():
     lora, steps, plan = LoRA(r=1, target_modules=("q_proj",)), 3, Plan.parse("F0-1 FB2-2 B0-1 | N=1 M=4 MR=4")
     batches = plain.make_batches(steps, vocab=32)
     counted = {}
-    for base in ("bf16", "nf4", "mxfp4", "int8"):
+    for base in ("bf16", "nf4", "mxfp4", "int8", "fp8"):
         meter = Meter()
         with runs.make_store(cfg, torch.bfloat16, asynchronous=True, lora=lora, base=base) as store:
             runs.train(store, batches, plan, asynchronous=True, meter=meter)
@@ -115,14 +119,16 @@ def test_uploads_are_a_quarter_as_large():
     assert counted["bf16"] / counted["nf4"] >= 3.5
     assert counted["bf16"] / counted["mxfp4"] >= 3.7
     assert counted["bf16"] / counted["int8"] == pytest.approx(2 / (1 + 4 / 128), rel=0.02)
+    assert counted["bf16"] / counted["fp8"] == pytest.approx(2 / (1 + 4 / 256), rel=0.02)
 
 
-@pytest.mark.parametrize("base", FORMATS)
+@pytest.mark.parametrize("base", [*FORMATS, "fp8"])
 def test_memory_is_what_the_formats_say(base):
     """By hand, of a layer whose matrices are all quantized: host, device, and what a device dequantizes."""
     cfg = plain.config(hidden_size=128, intermediate_size=128, head_dim=64, num_hidden_layers=1, vocab_size=128)
     matrices = 2 * 128 * 256 + 2 * 128 * 128 + 3 * 128 * 128  # q and o, k and v, the MLP
-    each = {"nf4": 0.5 + 4 / 64, "mxfp4": 0.5 + 1 / 32, "int8": 1 + 4 / 128}[base]
+    rows = 256 + 256 + 128 + 256 + 128  # q, k and v, o, gate and up, down
+    each = {"nf4": 0.5 + 4 / 64, "mxfp4": 0.5 + 1 / 32, "int8": 1 + 4 / 128, "fp8": 1 + 4 * rows / matrices}[base]
     spec = with_base(with_lora(build(cfg), LoRA(r=1)), base)
     (unit,) = (unit for unit in spec.units if unit.quantized)
     assert unit.nbytes(2) == each * matrices + 2 * 2 * 128  # and two norms
@@ -137,3 +143,7 @@ def test_memory_is_what_the_formats_say(base):
     shapes = Shapes(tokens=16, micro_batches=1, dtype=torch.bfloat16, wide_grad=False)
     params, dequantized, _, _ = stage_parts(spec, Stage("B", 0, 1), shapes)
     assert (params, dequantized) == (2 * (unit.nbytes(2) + 2 * trained), 2 * matrices)
+    multiplied = with_fp8(spec)  # codes and scales of rows beside what is dequantized, unless the codes are uploaded
+    for kind, copies in (("F", 1), ("B", 2)):
+        prepared = stage_parts(multiplied, Stage(kind, 0, 1), shapes)[1]
+        assert prepared == ((copies - 1) * matrices if base == "fp8" else (2 + copies) * matrices + 4 * rows)

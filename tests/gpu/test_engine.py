@@ -93,7 +93,7 @@ def test_fp8_has_the_same_bits_with_any_plan_and_learns_as_on_the_cpu(lora):
         assert same(first, go(plan, "cuda")), plan
 
 
-@pytest.mark.parametrize("base", FORMATS)
+@pytest.mark.parametrize("base", [*FORMATS, "fp8"])
 def test_a_quantized_base_has_the_same_bits_with_any_plan_and_learns_as_on_the_cpu(base):
     batches = plain.make_batches(1, length=64) * 5
 

@@ -9,7 +9,7 @@ from rptrain.kernels.reference import fp8 as reference
 from rptrain.utils import native
 from tests.kernels.test_fp8 import hard, same
 
-DTYPES = [torch.bfloat16, torch.float32]
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 SIZES = [(5, 3), (1, 1), (65, 130), (33, 64), (7, 4097), (4, 0), (0, 7)]
 
 

@@ -210,7 +210,8 @@ def adapters_of_experts(rand: Rand) -> Run:
 
 def dequantizing(rand: Rand) -> Run:
     out = rand(TOKENS, WIDTH)
-    stored = {fmt: [part.cuda() for part in quant.quantize(out.cpu(), fmt)] for fmt in quant.FORMATS.values()}
+    formats = (*quant.FORMATS.values(), quant.fp8_format(out.shape[-1]))
+    stored = {fmt: [part.cuda() for part in quant.quantize(out.cpu(), fmt)] for fmt in formats}
 
     def run() -> None:
         for fmt, (codes, scales) in stored.items():

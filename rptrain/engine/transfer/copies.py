@@ -55,12 +55,12 @@ class Bound:
     params: dict[str, Weight]
     quantized: list[tuple[Quantized, Tensor]]
     in_fp8: list[tuple[Tensor, fp8.FP8Weight]]
-    from_wire: list[fp8.FP8Weight]  # whose codes arrived, and of which a backward stage transposes a copy
+    uploaded: list[fp8.FP8Weight]  # whose codes arrived, and of which a backward stage transposes a copy
 
     @property
     def prepared(self) -> bool:
         """Whether `prepare` does anything."""
-        return bool(self.quantized or self.in_fp8 or self.from_wire)
+        return bool(self.quantized or self.in_fp8 or self.uploaded)
 
     def prepare(self) -> None:
         """Dequantizes, then quantizes to FP8, and transposes codes that were uploaded.
@@ -71,7 +71,7 @@ class Bound:
             held.dequantize(place)
         for plain, weight in self.in_fp8:
             weight.write(plain)
-        for weight in self.from_wire:
+        for weight in self.uploaded:
             weight.write_columns()
 
 
@@ -92,25 +92,26 @@ class ParamLayout(_Layout):
         for layer in self._spec.stack[self._stage.start : self._stage.stop]:
             params, narrow = dict[str, Weight](), list[tuple[Quantized, Tensor]]()
             in_fp8: list[tuple[Tensor, fp8.FP8Weight]] = []
-            from_wire: list[fp8.FP8Weight] = []
+            uploaded: list[fp8.FP8Weight] = []
             for index in layer.units:
                 unit, buffer = self._spec.units[index], self._prepared.of(index, prepared)
                 if unit.wired:
                     plain, weights = unit.wire_views(self.of(index, slot), self._dtype)
-                    columns = unit.columns_views(buffer, backward=self._stage.backward)
-                    weights |= {name: weights[name]._replace(columns=place) for name, place in columns.items()}
-                    from_wire += [weights[name] for name in columns]
-                    params |= plain | weights
-                    continue
-                plain, quantized = unit.held(self.of(index, slot), self._dtype)
-                wide = unit.dequantized_numel * self._dtype.itemsize
+                    quantized = {}
+                else:
+                    plain, quantized = unit.held(self.of(index, slot), self._dtype)
+                    weights = {param.name: param.fp8_of(quantized[param.name]) for param in unit.codes_uploaded}
+                wide = unit.dequantized_bytes(self._dtype.itemsize)
+                columns = unit.columns_views(buffer[wide:], backward=self._stage.backward)
+                weights |= {name: weights[name]._replace(columns=place) for name, place in columns.items()}
+                uploaded += [weights[name] for name in columns]
                 places = unit.places(buffer[:wide].view(self._dtype))
-                stored = plain | {param.name: param.dequantized_view(places[param.name]) for param in unit.quantized}
-                narrow += [(held, places[name]) for name, held in quantized.items()]
+                stored = plain | {param.name: param.dequantized_view(places[param.name]) for param in unit.dequantized}
+                narrow += [(quantized[name], place) for name, place in places.items()]
                 fp8_views = unit.fp8_views(buffer[wide:], backward=self._stage.backward)
                 in_fp8 += [(stored[name], weight) for name, weight in fp8_views.items()]
-                params |= stored | fp8_views
-            bound.append(Bound(params, narrow, in_fp8, from_wire))
+                params |= stored | weights | fp8_views
+            bound.append(Bound(params, narrow, in_fp8, uploaded))
         return bound
 
 

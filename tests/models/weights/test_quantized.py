@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.engine.store import ModelStore
-from rptrain.kernels.quant import FORMATS, Quantized, quantize
+from rptrain.kernels.quant import FORMATS, MXFP4, Quantized, format_of, fp8_format, quantize
 from rptrain.models import registry
 from rptrain.models.adapters.lora import LoRA, set_magnitudes, with_lora, without_adapters
 from rptrain.models.weights import pretrained, quantized
@@ -14,6 +14,7 @@ from rptrain.utils.errors import UserError
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
 DENSE, MOE = "LlamaForCausalLM", "Qwen3MoeForCausalLM"
+BASES = (*FORMATS, "fp8")
 
 
 @pytest.fixture
@@ -53,6 +54,8 @@ def names(spec):
         (MOE, "mxfp4", {"qkv", "o", "experts_gate_up"}),  # 12 inputs of `down` are no block of 32
         ("GptOssForCausalLM", "mxfp4", {"experts_gate_up", "experts_down"}),  # as it is published
         ("GptOssForCausalLM", "int8", {"qkv", "o", "experts_gate_up", "experts_down"}),
+        (MOE, "fp8", {"qkv", "o", "experts_gate_up", "experts_down"}),  # rows of any length
+        ("GptOssForCausalLM", "fp8", {"qkv", "o", "experts_gate_up", "experts_down"}),
         (DENSE, "bf16", set()),
     ],
 )
@@ -76,14 +79,14 @@ def test_a_model_without_whole_blocks_is_refused(fresh, tmp_path):
         with_base(with_lora(spec, LoRA()), "mxfp4")
 
 
-@pytest.mark.parametrize("read", [4 * 384, 1 << 20])
-@pytest.mark.parametrize("base", FORMATS)
+@pytest.mark.parametrize("read", [4 * 384, 2000, 1 << 20])  # 500 elements are no whole blocks
+@pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("architecture", [DENSE, MOE])
 def test_codes_are_those_of_each_tensor_of_the_checkpoint(stored, monkeypatch, architecture, base, read):
     """By itself, from the file's own values, also where a thread reads a part of it; the rest is as it was."""
     directory, tensors = stored(architecture)
     monkeypatch.setattr(quantized, "READ", read)
-    fmt, quantized_elements = FORMATS[base], 0
+    quantized_elements = 0
     with loaded(directory, base) as store:
         for index, unit in enumerate(without_adapters(store.spec).units):
             for param in unit.params:
@@ -95,7 +98,7 @@ def test_codes_are_those_of_each_tensor_of_the_checkpoint(stored, monkeypatch, a
                     else:
                         numel = tensor.numel()
                         held = store.units[index].quantized[param.name].part(start, start + numel)
-                        codes, scales = quantize(tensor, fmt)
+                        codes, scales = quantize(tensor, format_of(base, tensor.shape[-1]))
                         assert torch.equal(held.codes, codes) and torch.equal(held.scales, scales), part.key
                         expected = held.dequantize(torch.empty(tensor.shape, dtype=torch.bfloat16))
                         quantized_elements += numel
@@ -103,6 +106,16 @@ def test_codes_are_those_of_each_tensor_of_the_checkpoint(stored, monkeypatch, a
                     assert torch.equal(rows, expected), part.key
                     start += tensor.numel()
     assert quantized_elements > 0
+
+
+def test_published_experts_stay_in_mxfp4_and_other_matrices_have_a_scale_per_row(stored):
+    spec = spec_of(stored("GptOssForCausalLM")[0], "fp8")
+    formats = {param.name: param.format for param in spec.units[1].quantized}
+    assert formats == {
+        "qkv": fp8_format(64), "o": fp8_format(64), "experts_gate_up": MXFP4, "experts_down": MXFP4,
+    }  # fmt: skip
+    (qkv,) = (param for param in spec.units[1].quantized if param.name == "qkv")
+    assert qkv.format.scale_count(qkv.numel) == qkv.shape[0]
 
 
 @pytest.mark.parametrize(("architecture", "name"), [(DENSE, "down"), ("GptOssForCausalLM", "experts_gate_up")])
@@ -119,7 +132,7 @@ def test_a_thread_reads_a_piece_at_a_time(stored, monkeypatch, architecture, nam
     assert max(sizes) == (512 if architecture == DENSE else param.format.block * param.shape[2])
 
 
-@pytest.mark.parametrize("base", FORMATS)
+@pytest.mark.parametrize("base", BASES)
 def test_values_that_are_no_numbers_are_refused(stored, base):
     directory, tensors = stored(DENSE)
     name = "model.layers.1.mlp.down_proj.weight"
@@ -129,7 +142,7 @@ def test_values_that_are_no_numbers_are_refused(stored, base):
         loaded(directory, base)
 
 
-@pytest.mark.parametrize("base", ["bf16", "nf4", "mxfp4", "int8"])
+@pytest.mark.parametrize("base", ["bf16", *BASES])
 def test_dora_begins_with_a_few_dequantized_rows_at_a_time(stored, monkeypatch, base):
     """And at the lengths of all of them."""
     spec = spec_of(stored(DENSE, hidden_size=96, intermediate_size=128)[0], base, use_dora=True)
@@ -153,7 +166,7 @@ def test_dora_begins_with_a_few_dequantized_rows_at_a_time(stored, monkeypatch, 
             assert torch.equal(params[adapters.magnitude], expected), adapters.name
 
 
-@pytest.mark.parametrize("base", FORMATS)
+@pytest.mark.parametrize("base", BASES)
 def test_drawn_weights_follow_from_seed_and_name(stored, base):
     spec = spec_of(stored(DENSE)[0], base)
     drawn = []
@@ -167,3 +180,13 @@ def test_drawn_weights_follow_from_seed_and_name(stored, base):
     assert matrix.std().item() == pytest.approx(spec.config["initializer_range"], rel=0.1)
     assert not torch.equal(first[1], other[1])
     assert pretrained.not_finite(spec, drawn[0].held) is None
+
+
+def test_drawing_in_parts_changes_nothing(stored, monkeypatch):
+    spec, drawn = spec_of(stored(DENSE)[0], "fp8"), []
+    for most in (pretrained.DRAWN, 1024):  # of rows of 64 and of 96
+        monkeypatch.setattr(pretrained, "DRAWN", most)
+        store = ModelStore(spec, torch.bfloat16, generations=1)
+        pretrained.initialize(spec, store.held, 1)
+        drawn.append([unit for index in spec.frozen for unit in store.units[index].params])
+    assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))
