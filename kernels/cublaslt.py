@@ -17,6 +17,10 @@ CAPABILITY, CUDA = (9, 0), (12, 9)  # scales by row exist for this compute capab
 COMPUTE_32F, R_32F, R_16BF, R_8F_E4M3 = 68, 0, 14, 28
 TRANSA, TRANSB, A_SCALE, B_SCALE, FAST_ACCUM, A_SCALE_MODE, B_SCALE_MODE = 3, 4, 17, 18, 25, 31, 32
 OUTER_VEC_32F = 3  # a float32 scale for each row
+MIN_ALIGNMENTS = (5, 6, 7, 8)  # of A, B, C and D
+ALIGNMENT = 16  # bytes that algorithms may assume, whatever the addresses are, so that bits do not depend on them
+NOT_SUPPORTED = 15  # CUBLAS_STATUS_NOT_SUPPORTED
+VERSION = 120900  # of the library, at least
 TYPES = {torch.float32: R_32F, torch.bfloat16: R_16BF}
 
 
@@ -39,11 +43,13 @@ def has_products(capability: tuple[int, int], cuda: tuple[int, ...]) -> bool:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """The library that torch has loaded; None if there is none under its name."""
+    """The library that torch has loaded; None if there is none under its name, or an older one."""
     try:
-        return ctypes.CDLL(f"libcublasLt.so.{(torch.version.cuda or '0').partition('.')[0]}")
+        library = ctypes.CDLL(f"libcublasLt.so.{(torch.version.cuda or '0').partition('.')[0]}")
     except OSError:
         return None
+    library.cublasLtGetVersion.restype = ctypes.c_size_t
+    return library if library.cublasLtGetVersion() >= VERSION else None
 
 
 @cache
@@ -54,13 +60,13 @@ def _handle(device: int) -> ctypes.c_void_p:
     return handle
 
 
-def add_product(out: Tensor, x: Tensor, a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor) -> None:
+def add_product(out: Tensor, x: Tensor, a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor) -> bool:
     """out = x + A B^T [M, N], with the codes a [M, K] and b [N, K] and a float32 scale for each of their rows.
 
     `out` and x are float32 or bfloat16, and the same tensor only in float32: in bfloat16, the library would round the
-    product before it is added.
-    Codes are contiguous, and the rows of out and x; N and K are multiples of 16. Sums are float32, and rounded once.
-    The algorithm is the library's first choice for these sizes, so the same sizes give the same bits.
+    product before it is added. Codes are contiguous, and the rows of out and x; N and K are multiples of 16. Sums are
+    float32, and rounded once. The algorithm is the library's first choice for these sizes, so the same sizes give the
+    same bits. False if the library has no algorithm for them; `out` is then unchanged.
     """
     (rows, inner), columns = a.shape, len(b)
     one = ctypes.byref(ctypes.c_float(1.0))
@@ -74,12 +80,15 @@ def add_product(out: Tensor, x: Tensor, a: Tensor, a_scales: Tensor, b: Tensor, 
     ):
         handle = _handle(out.device.index)
         algo = _algorithm(handle, operation, left, right, added, target)
+        if algo is None:
+            return False
         pointers = [ctypes.c_void_p(each.data_ptr()) for each in (b, a, x, out)]
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         _call(
             "cublasLtMatmul", handle, operation, one, pointers[0], left, pointers[1], right, one, pointers[2], added,
             pointers[3], target, ctypes.byref(algo), None, ctypes.c_size_t(0), stream,
         )  # fmt: skip
+        return True
 
 
 @contextmanager
@@ -108,17 +117,17 @@ def _layout(kind: int, rows: int, columns: int, stride: int) -> Iterator[ctypes.
 def _algorithm(
     handle: ctypes.c_void_p, operation: ctypes.c_void_p, left: ctypes.c_void_p, right: ctypes.c_void_p,
     added: ctypes.c_void_p, target: ctypes.c_void_p,
-) -> _Heuristic:  # fmt: skip
-    """The algorithm of a product, without a workspace."""
+) -> _Heuristic | None:  # fmt: skip
+    """The algorithm of a product, without a workspace; None if there is none."""
     found, count = _Heuristic(), ctypes.c_int()
     with _created("MatmulPreference") as preference:
-        _call(
+        for attribute in MIN_ALIGNMENTS:
+            _set("MatmulPreference", preference, attribute, ctypes.c_uint32(ALIGNMENT))
+        status = _call(
             "cublasLtMatmulAlgoGetHeuristic", handle, operation, left, right, added, target, preference,
-            ctypes.c_int(1), ctypes.byref(found), ctypes.byref(count),
+            ctypes.c_int(1), ctypes.byref(found), ctypes.byref(count), allowed=(0, NOT_SUPPORTED),
         )  # fmt: skip
-    if not count.value:
-        raise RuntimeError("cuBLASLt has no algorithm for a product of FP8 matrices with scales by row")
-    return found
+    return found if status == 0 and count.value else None
 
 
 @contextmanager
@@ -137,7 +146,9 @@ def _set(kind: str, target: ctypes.c_void_p, attribute: int, value: "ctypes._Sim
     _call(f"cublasLt{kind}SetAttribute", target, ctypes.c_int(attribute), ctypes.byref(value), size)
 
 
-def _call(name: str, *arguments: object) -> None:
-    status = getattr(_library(), name)(*arguments)
-    if status:
+def _call(name: str, *arguments: object, allowed: tuple[int, ...] = (0,)) -> int:
+    """Returns the status. Raises RuntimeError if it is not allowed."""
+    status = int(getattr(_library(), name)(*arguments))
+    if status not in allowed:
         raise RuntimeError(f"cuBLASLt: {name} failed with status {status}")
+    return status

@@ -186,9 +186,9 @@ def accumulate(acc: Tensor | None, a: Rows, b: Tensor) -> None:
         return
     if not _on_gpu(a.codes):
         acc += reference.product(a.codes, b, a.scales, None)
-    elif _adds_in_library(a.codes, b):
-        cublaslt.add_product(acc, acc, *a, b, torch.ones(len(b), device=b.device))
-    else:
+        return
+    ones = torch.ones(len(b), device=b.device)
+    if not (_adds_in_library(a.codes, b) and cublaslt.add_product(acc, acc, *a, b, ones)):
         accumulate_triton(acc, a, b)
 
 
@@ -201,8 +201,8 @@ def product_add(a: Rows, b: Rows, x: Tensor) -> Tensor:
         return (reference.product(a.codes, b.codes, a.scales, b.scales) + x).to(x.dtype)
     if x.dtype in cublaslt.TYPES and _adds_in_library(a.codes, b.codes):
         out = torch.empty_like(x)
-        cublaslt.add_product(out, x, *a, *b)
-        return out
+        if cublaslt.add_product(out, x, *a, *b):
+            return out
     return product(a, b, x.dtype).add_(x)
 
 

@@ -103,7 +103,7 @@ def test_gradients_of_experts_point_where_exact_ones_do(architecture, dtype, fre
 
 
 def assert_near_exact_gradients(layer, p, exact, g, dtype, micro_batch):
-    """Means over batches: the gradient of a norm of heads has few elements, and its error differs from batch to batch."""
+    """Means over batches, because the error of a norm of heads, which has few elements, differs between batches."""
     found: dict[str, list[float]] = {}
     for seed in range(6):
         generator = torch.Generator().manual_seed(seed)
