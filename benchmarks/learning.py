@@ -3,8 +3,9 @@
 "fp8-float16-sums" also sums products of attention and of the head in float16, as engine.fp8 does on GeForce cards.
 
 python -m benchmarks.learning MODEL OUT.json [KEY=VALUE ...]: MODEL is the directory of SmolLM2-135M-Instruct that
-tests/test_real_model.py describes. The text is `pydoc_data.topics` of the standard library, less than one epoch of it. All runs are trained at the
-same time, with the same batches. The last figure of a line is the mean loss of the last 20 steps over that of bfloat16.
+tests/test_real_model.py describes. The text is `pydoc_data.topics` of the standard library, less than one epoch of it.
+All runs are trained at the same time, with the same batches. The last figure of a line is the mean loss of the last 20
+steps over that of bfloat16.
 """
 
 import json
