@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rptrain.kernels import fp8
-from rptrain.kernels.fp8 import FP8, TERMS, FP8Weight, Rows
+from rptrain.kernels import fp8, fp8_products
+from rptrain.kernels.fp8 import FP8, FP8Weight, Rows
+from rptrain.kernels.fp8_products import TERMS
 from rptrain.kernels.launch import HAS_TRITON, capability, fused, power_of_2, tl, triton
 from rptrain.kernels.moe import Permutation
 from rptrain.kernels.moe_rows import gather
@@ -221,7 +222,7 @@ def product_constants(inner: int, capability: tuple[int, int]) -> dict[str, Any]
     """Constants and options of a product with this inner size: as in kernels/fp8.py, or with fewer terms at a time."""
     hopper = capability[0] in (9, 10)
     terms = TERMS if inner % TERMS == 0 or inner % 64 else 64
-    tiles = fp8.UNEVEN if inner % terms else fp8.HOPPER if hopper else fp8.ADA
+    tiles = fp8_products.UNEVEN if inner % terms else fp8_products.HOPPER if hopper else fp8_products.ADA
     return {
         "ROWS": tiles.rows, "COLUMNS": tiles.columns, "TERMS": terms, "LIMIT": None if hopper else terms,
         "num_warps": tiles.warps, "num_stages": tiles.stages,

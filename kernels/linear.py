@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rptrain.kernels import fp8
+from rptrain.kernels import fp8, fp8_products
 from rptrain.kernels.fp8 import Operand
 from rptrain.kernels.grouped import grouped_weight_grad_triton
 from rptrain.kernels.launch import fused
@@ -24,7 +24,7 @@ def linear(x: Tensor | Operand, w: Weight, bias: Tensor | None = None) -> Tensor
     if isinstance(w, Tensor):
         return F.linear(plain(x), w, bias)
     x = _operand(x)
-    y = fp8.product(x.in_fp8(), w.rows, x.dtype)
+    y = fp8_products.product(x.in_fp8(), w.rows, x.dtype)
     return y if bias is None else y.add_(bias)
 
 
@@ -32,11 +32,11 @@ def linear_add(x: Tensor | Operand, w: Weight, residual: Tensor, *, overwrite: b
     """residual [T, out] plus x [T, in] times the transposed weight, rounded once; `overwrite` may write over residual.
 
     Both ways give the same bits: without `overwrite` the product adds to a copy, as torch does internally. In FP8 the
-    result is always a new tensor, see `fp8.product_add`.
+    result is always a new tensor, see `fp8_products.product_add`.
     """
     if isinstance(w, Tensor):
         return (residual if overwrite else residual.clone()).addmm_(plain(x), w.t())
-    return fp8.product_add(_operand(x).in_fp8(), w.rows, residual)
+    return fp8_products.product_add(_operand(x).in_fp8(), w.rows, residual)
 
 
 def linear_backward_input(dy: Tensor, w: Weight) -> Tensor:
@@ -50,7 +50,7 @@ def _backward_input(dy: fp8.Rows, w: fp8.FP8Weight, dtype: torch.dtype) -> Tenso
     """`linear_backward_input` of a quantized dy, whose columns were multiplied by the scales of w."""
     assert w.columns is not None
     ones = torch.ones(len(w.columns), device=dy.scales.device)
-    return fp8.product(dy, fp8.Rows(w.columns, ones), dtype)
+    return fp8_products.product(dy, fp8.Rows(w.columns, ones), dtype)
 
 
 def linear_backward(
@@ -69,7 +69,7 @@ def linear_backward(
     by_row, by_column = fp8.quantize_both(dy, w.rows.scales, rows.scales, maxima)
     dx = _backward_input(by_row, w, dy.dtype)
     del by_row
-    fp8.accumulate(acc, by_column, fp8.transpose(rows.codes))
+    fp8_products.accumulate(acc, by_column, fp8.transpose(rows.codes))
     return dx
 
 
@@ -88,7 +88,7 @@ def accumulate_weight_grad(
     if in_fp8:
         x = _operand(x)
         codes, scales = fp8.transposed(x, maxima)
-        fp8.accumulate(acc, fp8.quantize_columns(dy, scales), codes)
+        fp8_products.accumulate(acc, fp8.quantize_columns(dy, scales), codes)
         return
     x = plain(x)
     if acc.dtype == x.dtype:

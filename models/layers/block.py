@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from rptrain.kernels.fp8 import product_workspace
+from rptrain.kernels.fp8_products import product_workspace
 from rptrain.kernels.half import TERMS, Halves
 from rptrain.models.adapters.expert_lora import ExpertAdapters
 from rptrain.models.adapters.products import Adapters

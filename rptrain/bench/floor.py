@@ -17,7 +17,7 @@ from torch import Tensor
 from rptrain.bench import clock
 from rptrain.engine.meter import likeness
 from rptrain.kernels import attention as attn
-from rptrain.kernels import fp8, grouped_fp8, half
+from rptrain.kernels import fp8, fp8_products, grouped_fp8, half
 from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.grouped import grouped_mm, grouped_weight_grad
 from rptrain.kernels.launch import fused
@@ -206,11 +206,11 @@ def _product_fp8(w: Tensor, x: Tensor, y: Tensor, trained: bool) -> tuple[clock.
     columns = [fp8.quantize_columns(tensor) for tensor in (x, w, y)]
 
     def backward() -> None:
-        fp8.product(rows[2], columns[1], x.dtype)
+        fp8_products.product(rows[2], columns[1], x.dtype)
         if trained:
-            fp8.product(columns[2], columns[0], x.dtype)
+            fp8_products.product(columns[2], columns[0], x.dtype)
 
-    return lambda: fp8.product(rows[0], rows[1], x.dtype), backward
+    return lambda: fp8_products.product(rows[0], rows[1], x.dtype), backward
 
 
 def _grouped(w: Tensor, rows: int, trained: bool) -> tuple[clock.Work, clock.Work]:

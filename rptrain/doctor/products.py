@@ -10,7 +10,7 @@ from torch import Tensor
 from rptrain.bench import clock
 from rptrain.doctor.checks import Check, check
 from rptrain.doctor.gpu import unmeasured
-from rptrain.kernels import fp8
+from rptrain.kernels import fp8, fp8_products
 from rptrain.kernels.launch import HAS_TRITON
 from rptrain.planner import rates as kept
 from rptrain.planner.hardware import FP8_CAPABILITY
@@ -80,7 +80,7 @@ def _works(device: torch.device, *, with_fp8: bool) -> Mapping[str, clock.Work]:
     }
     if with_fp8:
         rows, columns = fp8.quantize_rows(x), fp8.quantize_rows(w)
-        works["fp8"] = lambda: fp8.product(rows, columns, torch.bfloat16)
+        works["fp8"] = lambda: fp8_products.product(rows, columns, torch.bfloat16)
     return works
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rptrain.kernels import cublaslt, fp8
+from rptrain.kernels import cublaslt, fp8, fp8_products
 from rptrain.kernels.fp8 import FP8, Rows
 from rptrain.kernels.linear import accumulate_weight_grad, linear, linear_backward, linear_backward_input
 from rptrain.kernels.reference import fp8 as reference
@@ -126,11 +126,11 @@ def test_nonfinite_values_become_nan(value, device) -> None:
     w = fp8.quantize_rows(random((16, 40), torch.bfloat16, device))
     for rows in (fp8.quantize_rows(x), fp8.quantize_rows_triton(x, None), fp8.quantize_both_triton(x, None, None)[0]):
         assert rows.codes.float().isnan().nonzero().tolist() == [[3, 5]] and rows.scales.isfinite().all()
-        y = fp8.product(rows, w, torch.float32)
+        y = fp8_products.product(rows, w, torch.float32)
         assert (
             y.isnan().all(1).nonzero().tolist()
             == [[3]]
-            == fp8.product_triton(rows, w, torch.float32).isnan().all(1).nonzero().tolist()
+            == fp8_products.product_triton(rows, w, torch.float32).isnan().all(1).nonzero().tolist()
         )
     columns = fp8.quantize_both_triton(x, None, None)[1]
     assert columns.codes.float().isnan().nonzero().tolist() == [[5, 3]]
@@ -148,23 +148,23 @@ def exactly(a: Rows, b: Rows) -> Tensor:
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (5, 40, 33), (130, 140, 256), (16, 32, 300)])
 def test_products(m, n, k, device, monkeypatch) -> None:
     for name in ("ADA", "UNEVEN"):  # several tiles
-        monkeypatch.setattr(fp8, name, fp8.Tiles(32, 64, 4, 1))
+        monkeypatch.setattr(fp8_products, name, fp8_products.Tiles(32, 64, 4, 1))
     a, b = operands(m, n, k, device)
     exact = exactly(a, b)
-    for product in (fp8.product, fp8.product_triton):
+    for product in (fp8_products.product, fp8_products.product_triton):
         assert (product(a, b, torch.float32) - exact).abs().max() <= 1e-6 * k * exact.abs().max()
         assert (
             product(a, b, torch.bfloat16) - exact
         ).abs().max() <= 2**-8 * exact.abs().max() + 1e-6 * k * exact.abs().max()
     summed = exact / b.scales
-    for accumulate in (fp8.accumulate, fp8.accumulate_triton):
+    for accumulate in (fp8_products.accumulate, fp8_products.accumulate_triton):
         flat = torch.full((m * n + 9,), 2.0, device=device)
         acc = flat[: m * n].view(m, n)  # a part of a buffer
         for _ in range(2):
             accumulate(acc, a, b.codes)
         assert (acc - 2 - 2 * summed).abs().max() <= 2e-6 * k * summed.abs().max().clamp(min=1)
         assert (flat[m * n :] == 2).all()
-    fp8.accumulate(None, a, b.codes)
+    fp8_products.accumulate(None, a, b.codes)
 
 
 @dtypes
@@ -174,10 +174,10 @@ def test_a_product_that_is_added(m, n, k, dtype, device) -> None:
     a, b = operands(m, n, k, device)
     x = random((m, n), dtype, device, 2)
     before, products = x.clone(), exactly(a, b)
-    found, exact = fp8.product_add(a, b, x), x.double() + products
+    found, exact = fp8_products.product_add(a, b, x), x.double() + products
     bound = torch.finfo(dtype).eps / 2 * exact.abs().max() + 2**-13 * products.abs().max()
     assert (found - exact).abs().max() <= bound * (2 if n % 16 or k % 16 else 1) and torch.equal(x, before)
-    assert torch.equal(fp8.product_add(a, b, x), found)
+    assert torch.equal(fp8_products.product_add(a, b, x), found)
 
 
 def test_sums_that_cancel(device) -> None:
@@ -191,7 +191,7 @@ def test_sums_that_cancel(device) -> None:
     rows = [Rows(x.to(device).to(FP8), torch.ones(64, device=device)) for x in (a, b)]
     exact = exactly(*rows)
     large = 448.0**2 * 127  # of what is summed before it is promoted
-    for product in (fp8.product, fp8.product_triton):
+    for product in (fp8_products.product, fp8_products.product_triton):
         error = (product(*rows, torch.float32) - exact).abs().max()
         assert error <= large * 2**-13, error
 
@@ -222,17 +222,17 @@ def test_no_rows(device) -> None:
     w = fp8.quantize_rows(torch.ones(16, 32, dtype=torch.bfloat16, device=device))
     for rows, columns in (fp8.quantize_both(x, None, None), fp8.quantize_both_triton(x, None, None)):
         assert rows.codes.shape == (0, 32) and columns.codes.shape == (32, 0)
-        assert fp8.product(rows, w, torch.bfloat16).shape == (0, 16)
+        assert fp8_products.product(rows, w, torch.bfloat16).shape == (0, 16)
         acc = torch.ones(32, 16, device=device)
-        fp8.accumulate(acc, columns, torch.empty(16, 0, device=device).to(FP8))
+        fp8_products.accumulate(acc, columns, torch.empty(16, 0, device=device).to(FP8))
         assert (acc == 1).all()
 
 
 def test_libraries_by_compute_capability_and_cuda() -> None:
     both = (torch.bfloat16, torch.float32)
     found = {(8, 0): (), (8, 6): (), (8, 9): both[:1], (9, 0): both, (10, 0): both[:1], (11, 0): (), (12, 0): ()}
-    assert {card: fp8._library(card, (13, 0)) for card in found} == found
-    assert fp8._library((9, 0), (12, 9)) == both and fp8._library((9, 0), (12, 8)) == both[:1]
+    assert {card: fp8_products._library(card, (13, 0)) for card in found} == found
+    assert fp8_products._library((9, 0), (12, 9)) == both and fp8_products._library((9, 0), (12, 8)) == both[:1]
 
 
 def test_products_that_are_added_by_compute_capability_cuda_and_library(monkeypatch) -> None:

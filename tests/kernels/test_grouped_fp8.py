@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rptrain.kernels import fp8, grouped_fp8, moe
+from rptrain.kernels import fp8, fp8_products, grouped_fp8, moe
 from rptrain.kernels.fp8 import FP8Weight, Rows
 from rptrain.kernels.reference import fp8 as by_row
 from rptrain.kernels.reference import grouped_fp8 as oracle
@@ -22,7 +22,7 @@ counts_of_rows = pytest.mark.parametrize("counts", COUNTS)
 def small(monkeypatch) -> None:
     """Tiles that tiny products fill."""
     for name in ("ADA", "UNEVEN"):
-        monkeypatch.setattr(fp8, name, fp8.Tiles(32, 64, 4, 1))
+        monkeypatch.setattr(fp8_products, name, fp8_products.Tiles(32, 64, 4, 1))
 
 
 def ends_of(counts: list[int], device: str) -> Tensor:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rptrain.kernels import fp8, swiglu
+from rptrain.kernels import fp8, fp8_products, swiglu
 from tests.kernels.compiling import FP8_CARDS, Variant
 
 SIZES = dict.fromkeys(("count", "padded", "stride", "rows", "columns"), "i32")
@@ -36,11 +36,15 @@ def transposed(kind: str) -> Variant:
 
 def product(card: int, inner: int, kind: str, add: bool) -> Variant:
     hopper = card == 90
-    constants = fp8.constants(fp8.UNEVEN if inner % fp8.TERMS else fp8.HOPPER if hopper else fp8.ADA, hopper, add)
+    constants = fp8_products.constants(
+        fp8_products.UNEVEN if inner % fp8_products.TERMS else fp8_products.HOPPER if hopper else fp8_products.ADA,
+        hopper,
+        add,
+    )
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
     strides = {"OUT_STRIDE": 4096, "A_STRIDE": inner, "B_STRIDE": inner, "K": inner}
     signature = COMMON | {"out": f"*{kind}"}
-    return Variant(fp8._product_kernel, signature, constants | strides, options, (card,), promoted=not add)
+    return Variant(fp8_products._product_kernel, signature, constants | strides, options, (card,), promoted=not add)
 
 
 def swiglu_rows(kind: str, size: int) -> Variant:
