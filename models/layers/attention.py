@@ -102,7 +102,7 @@ class AttentionBlock(BlockShape):
         return Form.ROWS if self._adapters(name) is None else Form.PLAIN | Form.ROWS
 
     def kept(self, x: Operand) -> Operand:
-        """The part of a product's input that backward reads: with adapters there is no gradient of the weight."""
+        """The part of a product's input that backward reads: a weight with adapters gets no gradient."""
         return x if x.plain is None else x._replace(rows=None)
 
     def product(self, p: Params, name: str, x: Tensor | Operand, mb: MicroBatch | None) -> Tensor:

@@ -81,7 +81,7 @@ def load() -> tuple[GpuRates, ...]:
         gpus = TypeAdapter(_Content).validate_json(path.read_bytes(), strict=True).gpus
     except FileNotFoundError:
         return ()
-    except (ValidationError, OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+    except (ValidationError, OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
         said = "has unknown content" if isinstance(error, ValidationError) else f"cannot be read ({error})"
         log.warning("%s %s: plans use estimated rates until rptrain doctor measures again", path or FILE, said)
         return ()
