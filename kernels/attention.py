@@ -11,8 +11,8 @@
 - hybrid: cuDNN's forward, which is deterministic, with the backward of triton; training uses it instead of triton for
   documents of equal length on cards where cuDNN is much faster (9.0, 10.0).
 
-With `half_sums` triton takes the place of flash, cudnn and hybrid, and sums its products in float16
-([decision 22](../docs/decisions/0022-half-precision-sums.md)); for heads that it cannot do this with, nothing changes.
+For q, k and v as ScaledHeads triton takes the place of flash, cudnn and hybrid, and sums its products in float16
+([decision 22](../docs/decisions/0022-half-precision-sums.md)).
 
 A window w lets token i see the tokens i - w + 1 to i of its document. Sinks [H] are one learned score per head
 that takes part in the softmax and has no value (GPT-OSS). Only triton and the reference support windows and sinks.
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from rptrain.kernels import flash
 from rptrain.kernels.batch import MicroBatch
+from rptrain.kernels.half import Heads, ScaledHeads
 from rptrain.kernels.launch import capability as card
 from rptrain.kernels.reference import dense as reference
 
@@ -38,7 +39,6 @@ class Saved(NamedTuple):
     lse: Tensor  # float32 (float64 for float64); reference [T, H], triton and flash [H, T], cudnn by document
     seed: Tensor | None = None
     offset: Tensor | None = None
-    half_sums: bool = False  # of the forward pass; backward does the same
 
 
 def backend(
@@ -51,12 +51,11 @@ def backend(
     deterministic: bool = True,
     capability: tuple[int, int] = (8, 0),
     force: str | None = None,
-    half_sums: bool = False,
 ) -> str:
     """The implementation for such inputs: "reference", "triton", "flash", "cudnn" or "hybrid".
 
     Raises ValueError if `force` does not support them. `uniform`: all documents have the same length.
-    `plain`: neither window nor sinks. `capability`: the card's. `half_sums`: whether products are summed in float16.
+    `plain`: neither window nor sinks. `capability`: the card's.
     """
     cuda = device_type == "cuda"
     framework = cuda and plain and dtype in (torch.bfloat16, torch.float16) and head_size % 8 == 0
@@ -74,8 +73,6 @@ def backend(
                 f"{'' if uniform else ', documents of several lengths'}{'' if plain else ', a window or sinks'}"
             )
         return force
-    if runs["triton"] and half_sums:
-        return "triton"
     if runs["cudnn"] and not deterministic:
         return "cudnn"
     if runs["hybrid"] and capability[0] in (9, 10):
@@ -84,18 +81,22 @@ def backend(
 
 
 def attention(
-    q_THC: Tensor,
-    k_TKC: Tensor,
-    v_TKC: Tensor,
+    q_THC: Heads,
+    k_TKC: Heads,
+    v_TKC: Heads,
     mb: MicroBatch,
     force: str | None = None,
     *,
     window: int | None = None,
     sinks: Tensor | None = None,
-    half_sums: bool = False,
 ) -> tuple[Tensor, Saved]:
-    """out [T, H, C] and the tensors for backward. Each token attends to its own document up to itself."""
-    half_sums = half_sums and flash.sums_in_half(q_THC)
+    """out [T, H, C] and the tensors for backward. Each token attends to its own document up to itself.
+
+    `force` is the implementation for q, k and v as tensors.
+    """
+    if isinstance(q_THC, ScaledHeads):
+        return _attention_triton(q_THC, k_TKC, v_TKC, mb, window, sinks)
+    assert isinstance(k_TKC, Tensor) and isinstance(v_TKC, Tensor)
     chosen = backend(
         q_THC.dtype,
         q_THC.device.type,
@@ -105,12 +106,9 @@ def attention(
         deterministic=torch.are_deterministic_algorithms_enabled(),
         capability=(0, 0) if force else card(q_THC.device),
         force=force,
-        half_sums=half_sums,
     )
     if chosen == "triton":
-        layout = mb.positions, mb.length, window
-        out, lse = flash.forward_triton(q_THC, k_TKC, v_TKC, *layout, sinks, half_sums=half_sums)
-        return out, Saved(chosen, lse, half_sums=half_sums)
+        return _attention_triton(q_THC, k_TKC, v_TKC, mb, window, sinks)
     if chosen == "flash":
         out, lse, seed, offset, _ = aten._flash_attention_forward(q_THC, k_TKC, v_TKC, *_limits(mb), 0.0, True, False)
         return out, Saved(chosen, lse, seed, offset)
@@ -126,11 +124,18 @@ def attention(
     return out, Saved(chosen, lse)
 
 
+def _attention_triton(
+    q: Heads, k: Heads, v: Heads, mb: MicroBatch, window: int | None, sinks: Tensor | None
+) -> tuple[Tensor, Saved]:
+    out, lse = flash.forward_triton(q, k, v, mb.positions, mb.length, window, sinks)
+    return out, Saved("triton", lse)
+
+
 def attention_backward(
     dout: Tensor,
-    q_THC: Tensor,
-    k_TKC: Tensor,
-    v_TKC: Tensor,
+    q_THC: Heads,
+    k_TKC: Heads,
+    v_TKC: Heads,
     out: Tensor,
     saved: Saved,
     mb: MicroBatch,
@@ -145,11 +150,12 @@ def attention_backward(
     They are new tensors, or `into`: views of a wider one, such as the gradient of the fused product, whose tokens
     hold their heads side by side. The gradient of the sinks is added to `grad_sinks` [H] in the wide type.
     """
-    inputs = dout, q_THC, k_TKC, v_TKC, out, saved.lse
     extras = window, sinks, grad_sinks
     if saved.backend == "triton":
         layout = mb.positions, mb.cu_seqlens, mb.length
-        return flash.backward_triton(*inputs, *layout, *extras, into, half_sums=saved.half_sums)
+        return flash.backward_triton(dout, q_THC, k_TKC, v_TKC, out, saved.lse, *layout, *extras, into)
+    assert isinstance(q_THC, Tensor) and isinstance(k_TKC, Tensor) and isinstance(v_TKC, Tensor)
+    inputs = dout, q_THC, k_TKC, v_TKC, out, saved.lse
     if saved.backend == "flash":
         grads = aten._flash_attention_backward(*inputs, *_limits(mb), 0.0, True, saved.seed, saved.offset)
     elif saved.backend == "cudnn":

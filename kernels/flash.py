@@ -5,9 +5,10 @@ and the window set first and limit. Both grow with their argument, so a block's 
 token; they are read on the device, and the grid follows from the number of tokens alone. Of the blocks between them,
 most need no mask.
 
-With `half_sums` the operands of all products are in float16, normalized row by row, and products are summed in float16
-(kernels/half.py). Along tokens rows have scales of their own, which the other operand takes over: probabilities, whose
-scale follows from the largest of them, or gradients of scores, which are normalized row by row again.
+For q, k and v as ScaledHeads the operands of all products are in float16, normalized row by row, and products are
+summed in float16 (kernels/half.py). Along tokens rows have scales of their own, which the other operand takes over:
+probabilities, whose scale follows from the largest of them, or gradients of scores, which are normalized row by row
+again.
 
 The backward has no atomics (it computes scores twice instead): one kernel for dq, where a block of queries goes over
 its keys, and one for dk and dv, where a block of keys goes over its queries, head by head of its group. Each sum has
@@ -20,15 +21,14 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.flash_tiles import Passes, Tiles, tiles
-from rptrain.kernels.half import TERMS, Halves, halve, inverse, normalized, sum_of
-from rptrain.kernels.half import takes as takes_half
+from rptrain.kernels.half import Heads, ScaledHeads, inverse, normalized, scaled_heads, sum_of
 from rptrain.kernels.launch import DTYPES, HAS_TRITON, capability, power_of_2, tl, triton
 
 MAX_HEAD_SIZE = 256
 UNLIMITED = 1 << 30  # a window that hides nothing
 
 
-Scales = tuple[Tensor | None, ...]  # of the rows of q, k, v and, in backward, dout: Halves.scales; or None each
+Scales = tuple[Tensor | None, ...]  # of the rows of q, k, v and, in backward, dout: ScaledHeads.scales; or None each
 UNSCALED: Scales = (None,) * 4
 
 
@@ -37,30 +37,23 @@ def takes(dtype: torch.dtype, head_size: int) -> bool:
     return HAS_TRITON and dtype in DTYPES and head_size <= MAX_HEAD_SIZE
 
 
-def sums_in_half(q_THC: Tensor) -> bool:
-    """Whether the products of such heads can be summed in float16."""
-    return takes_half(q_THC) and q_THC.shape[-1] <= TERMS
-
-
 def forward_triton(
-    q_THC: Tensor,
-    k_TKC: Tensor,
-    v_TKC: Tensor,
+    q_THC: Heads,
+    k_TKC: Heads,
+    v_TKC: Heads,
     positions: Tensor,
     length: int,
     window: int | None = None,
     sinks: Tensor | None = None,
     passes: Passes | None = None,
-    *,
-    half_sums: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """out [T, H, C], and the scores' log-sum-exp [H, T], float32, sinks included.
 
     A token attends to at most `window` keys, including itself. `sinks` [H] are one more score per head, which takes
     probability but has no value. `length` is that of a row; it orders the work and changes no result.
     """
-    passes = passes or _passes(q_THC, half_sums)
-    (q, k, v), scales = _operands(q_THC, k_TKC, v_TKC, passes=passes, half_sums=half_sums)
+    passes = passes or _passes(q_THC)
+    (q, k, v), scales = _operands(q_THC, k_TKC, v_TKC, passes=passes)
     tokens, heads, size = q.shape
     tile = passes.forward
     out = torch.empty(q.shape, dtype=q_THC.dtype, device=q.device)
@@ -76,9 +69,9 @@ def forward_triton(
 
 def backward_triton(
     dout: Tensor,
-    q_THC: Tensor,
-    k_TKC: Tensor,
-    v_TKC: Tensor,
+    q_THC: Heads,
+    k_TKC: Heads,
+    v_TKC: Heads,
     out: Tensor,
     lse: Tensor,
     positions: Tensor,
@@ -89,17 +82,16 @@ def backward_triton(
     grad_sinks: Tensor | None = None,
     into: tuple[Tensor, Tensor, Tensor] | None = None,
     passes: Passes | None = None,
-    *,
-    half_sums: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv: new, or `into`, whose tokens may have any stride but hold their heads side by side.
 
     `positions` [T] and `cu_seqlens` [documents + 1] (int32) say the same. The gradient of `sinks` is added to
     `grad_sinks` [H], float32.
     """
-    passes = passes or _passes(q_THC, half_sums)
-    dq, dk, dv = into or (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q_THC, k_TKC, v_TKC))
-    (q, k, v, dout), scales = _operands(q_THC, k_TKC, v_TKC, dout, passes=passes, half_sums=half_sums)
+    passes = passes or _passes(q_THC)
+    dq, dk, dv = into or (torch.empty(x.shape, dtype=x.dtype, device=dout.device) for x in (q_THC, k_TKC, v_TKC))
+    factor = scaled_heads(_readable(dout, False)) if isinstance(q_THC, ScaledHeads) else dout
+    (q, k, v, dout), scales = _operands(q_THC, k_TKC, v_TKC, factor, passes=passes)
     inputs, out = (q, k, v, dout, lse), _readable(out, passes.tma)
     layout = positions, cu_seqlens, length, window
     delta, limits = dq_triton(dq, *inputs, out, *layout, sinks, grad_sinks, passes, scales)
@@ -126,7 +118,7 @@ def dq_triton(
 ) -> tuple[Tensor, Tensor]:
     """Writes dq, adds to `grad_sinks`. Returns rowsum(dout * out) [H, T], float32, and limit [T], int32.
 
-    `scales` are those of q, k, v and dout where these are the values of Halves.
+    `scales` are those of q, k, v and dout where these are the values of ScaledHeads.
     """
     tokens, heads, size = q.shape
     tile = passes.dq
@@ -174,12 +166,11 @@ def dkdv_triton(
     )  # fmt: skip
 
 
-def _operands(*tensors: Tensor, passes: Passes, half_sums: bool) -> tuple[list[Tensor], Scales]:
-    """The tensors as the kernels read them, and with `half_sums` the scales of their rows."""
-    if not half_sums:
-        return [_readable(x, passes.tma) for x in tensors], UNSCALED[: len(tensors)]
-    halves: list[Halves] = [halve(_readable(x, False)) for x in tensors]
-    return [x.values for x in halves], tuple(x.scales for x in halves)
+def _operands(*heads: Heads, passes: Passes) -> tuple[list[Tensor], Scales]:
+    """The tensors as the kernels read them, and the scales of their rows, if any."""
+    values = [x.values if isinstance(x, ScaledHeads) else x for x in heads]
+    scales = tuple(x.scales if isinstance(x, ScaledHeads) else None for x in heads)
+    return [_readable(x, passes.tma) for x in values], scales
 
 
 def _readable(x_THC: Tensor, tma: bool) -> Tensor:
@@ -229,8 +220,10 @@ def _constants(tile: Tiles, tma: bool, *, q: Tensor, k: Tensor, **others: Tensor
     }
 
 
-def _passes(q: Tensor, half_sums: bool) -> Passes:
-    return tiles(q.dtype, q.shape[-1], capability(q.device), half_sums=half_sums)
+def _passes(q: Heads) -> Passes:
+    scaled = isinstance(q, ScaledHeads)
+    device = q.values.device if scaled else q.device
+    return tiles(q.dtype, q.shape[-1], capability(device), half_sums=scaled)
 
 
 @triton.jit

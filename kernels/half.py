@@ -23,18 +23,28 @@ def takes(x: Tensor) -> bool:
     return HAS_TRITON and x.dtype in TYPES and capability(x.device) >= (8, 0)
 
 
-class Halves(NamedTuple):
+def takes_heads(x: Tensor, size: int) -> bool:
+    """Whether products with heads of this size, in the type and on the device of x, can be summed in float16."""
+    return takes(x) and size <= TERMS
+
+
+class ScaledHeads(NamedTuple):
     """Heads in float16: the row of a token and head is values[t, h] * scales[h, t]."""
 
-    values: Tensor  # [T, H, C], contiguous; magnitudes below 2
-    scales: Tensor  # [H, T], float32 powers of two
+    values: Tensor  # [T, H, C]; magnitudes below 2
+    scales: Tensor  # [H, T], float32 powers of two, contiguous
+    dtype: torch.dtype  # of the heads before
 
-    @staticmethod
-    def bytes_per_token(heads: int, size: int) -> int:
-        return heads * (2 * size + 4)
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
 
 
-def halve(x_THC: Tensor) -> Halves:
+Heads = Tensor | ScaledHeads  # [T, H, C]
+SCALE_BYTES = 4  # of a token and head
+
+
+def scaled_heads(x_THC: Tensor) -> ScaledHeads:
     """The heads in float16; those of a token lie side by side."""
     tokens, heads, size = x_THC.shape
     values = torch.empty(x_THC.shape, dtype=torch.float16, device=x_THC.device)
@@ -42,8 +52,8 @@ def halve(x_THC: Tensor) -> Halves:
     block = power_of_2(size)
     rows = max(4096 // block, 1)
     sizes: dict[str, Any] = {"STRIDE": x_THC.stride(0), "C": size, "BLOCK_C": block, "ROWS": rows}
-    _halve_kernel[(triton.cdiv(tokens, rows), heads)](x_THC, values, scales, tokens, **sizes)
-    return Halves(values, scales)
+    _heads_kernel[(triton.cdiv(tokens, rows), heads)](x_THC, values, scales, tokens, **sizes)
+    return ScaledHeads(values, scales, x_THC.dtype)
 
 
 class Tiles(NamedTuple):
@@ -120,7 +130,7 @@ def sum_of(a, b):
 
 
 @triton.jit
-def _halve_kernel(
+def _heads_kernel(
     x, values, scales, tokens, STRIDE: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
     head, heads = tl.program_id(1), tl.num_programs(1)

@@ -2,7 +2,7 @@
 
 The rotation turns (x[i], x[i + C/2]) by the angle whose cosine and sine are cos, sin [T, C/2]; a factor on the
 attention (YaRN) is in cos and sin already. A normed value is rounded where Hugging Face's modelling code rounds it,
-a rotated one once.
+a rotated one once. For attention that sums in float16, the kernel also scales q, k and v (kernels/half.py).
 """
 
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rptrain.kernels.half import Heads, ScaledHeads, inverse, power_below, takes_heads
 from rptrain.kernels.launch import fused, power_of_2, programs, tl, triton
 from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.reference.dense import QKNorm
@@ -18,18 +19,22 @@ from rptrain.kernels.rms_norm import add_partials
 __all__ = ["QKNorm", "qk_norm_rope", "qk_norm_rope_backward"]
 
 STRIDES = ("dq_token", "dq_head", "dk_token", "dk_head", "dv_token", "dv_head")
-Rotated = tuple[Tensor, Tensor, Tensor, Tensor | None]
+Rotated = tuple[Heads, Heads, Heads, Tensor | None]
 
 
-def qk_norm_rope(qkv: Tensor, cos: Tensor, sin: Tensor, kv_heads: int, norm: QKNorm | None = None) -> Rotated:
+def qk_norm_rope(
+    qkv: Tensor, cos: Tensor, sin: Tensor, kv_heads: int, norm: QKNorm | None = None, *, half_sums: bool = False
+) -> Rotated:
     """q [T, H, C], k and v [T, K, C] of the product qkv [T, (H + 2K) C], and 1 / rms [T, H + K] with norms.
 
-    v is a view of qkv. With norms, qkv is left as it is, and backward needs it. Without, q and k are rotated in
-    place and are views of it too, so nothing is copied.
+    v is a view of qkv. With norms, q and k of qkv are left as they are, and backward needs them. Without, q and k are
+    rotated in place and are views of it too, so nothing is copied. With `half_sums` the three are ScaledHeads in the
+    same places, where kernels run that can sum products of such heads in float16.
     """
     if not fused(qkv):
         return reference.qk_norm_rope(qkv, cos, sin, kv_heads, norm)
-    return qk_norm_rope_triton(qkv, cos, sin, kv_heads, norm)
+    half_sums = half_sums and takes_heads(qkv, 2 * cos.shape[1])
+    return qk_norm_rope_triton(qkv, cos, sin, kv_heads, norm, half_sums=half_sums)
 
 
 def qk_norm_rope_backward(
@@ -53,11 +58,16 @@ def qk_norm_rope_backward(
     return qk_norm_rope_backward_triton(dq, dk, dv, qkv, cos, sin, norm, rstd, grads)
 
 
-def qk_norm_rope_triton(qkv: Tensor, cos: Tensor, sin: Tensor, kv_heads: int, norm: QKNorm | None) -> Rotated:
+def qk_norm_rope_triton(
+    qkv: Tensor, cos: Tensor, sin: Tensor, kv_heads: int, norm: QKNorm | None, *, half_sums: bool = False
+) -> Rotated:
     assert qkv.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
-    q, k, v = reference.split_heads(qkv, kv_heads, 2 * cos.shape[1])
+    target = qkv.view(torch.float16) if half_sums else qkv
+    q, k, v = reference.split_heads(target, kv_heads, 2 * cos.shape[1])
     tokens, heads, size = q.shape
-    rstd = None
+    rstd = scales = None
+    if half_sums:
+        scales = torch.empty(heads + 2 * kv_heads, tokens, dtype=torch.float32, device=qkv.device)
     if norm is not None:
         q, k = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k))
         rstd = torch.empty(tokens, heads + kv_heads, dtype=torch.float32, device=qkv.device)
@@ -65,9 +75,13 @@ def qk_norm_rope_triton(qkv: Tensor, cos: Tensor, sin: Tensor, kv_heads: int, no
         weights = (cos, cos) if norm is None else (norm.q_weight, norm.k_weight)
         options: dict[str, Any] = {"H": heads, "K": kv_heads, "NORM": norm is not None, **_tile(heads, size)}
         _forward[(tokens,)](
-            qkv, q, k, cos, sin, *weights, cos if rstd is None else rstd, 0.0 if norm is None else norm.eps,
+            qkv, q, k, v, scales, cos, sin, *weights, cos if rstd is None else rstd, 0.0 if norm is None else norm.eps,
             q.stride(0), k.stride(0), **options,
         )  # fmt: skip
+    if scales is None:
+        return q, k, v, rstd
+    parts = zip((q, k, v), scales.split((heads, kv_heads, kv_heads)), strict=True)
+    q, k, v = (ScaledHeads(values, part, qkv.dtype) for values, part in parts)
     return q, k, v, rstd
 
 
@@ -151,11 +165,11 @@ def _halves(pointer, head, stride, half, COUNT: tl.constexpr, HALF: tl.constexpr
 
 @triton.jit
 def _heads(
-    source, target, weight, rstd, eps, cos, sin, half,
-    COUNT: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr, NORM: tl.constexpr,
+    source, target, scales, weight, rstd, eps, cos, sin, half,
+    COUNT: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr, NORM: tl.constexpr, ROTATE: tl.constexpr,
 ):  # fmt: skip
-    """Norm and rotation of all queries or all keys of a token."""
-    dtype = target.dtype.element_ty
+    """Norm and rotation of all queries or all keys of a token, or neither for values; then their scales, if any."""
+    dtype = source.dtype.element_ty
     w_first, w_second = 1.0, 1.0
     if NORM:
         w_first = tl.load(weight + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
@@ -166,33 +180,51 @@ def _heads(
         first = tl.load(place, mask=there, other=0).to(tl.float32)
         second = tl.load(place + HALF, mask=there, other=0).to(tl.float32)
         if NORM:
-            inverse = tl.rsqrt(tl.sum(first * first + second * second, 1) / (2 * HALF) + eps)
-            tl.store(rstd + head, inverse, mask=head < COUNT)
-            first = (first * inverse[:, None]).to(dtype).to(tl.float32) * w_first
-            second = (second * inverse[:, None]).to(dtype).to(tl.float32) * w_second
+            inverse_rms = tl.rsqrt(tl.sum(first * first + second * second, 1) / (2 * HALF) + eps)
+            tl.store(rstd + head, inverse_rms, mask=head < COUNT)
+            first = (first * inverse_rms[:, None]).to(dtype).to(tl.float32) * w_first
+            second = (second * inverse_rms[:, None]).to(dtype).to(tl.float32) * w_second
             first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
-        first, second = _rotate(first, second, cos, sin)
+        if ROTATE:
+            first, second = _rotate(first, second, cos, sin)
+            first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
+        if scales is not None:
+            power = power_below(tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1)))
+            tl.store(scales + head * tl.num_programs(0), power, mask=head < COUNT)
+            first, second = first * inverse(power)[:, None], second * inverse(power)[:, None]
         place, there = _halves(target, head, 2 * HALF, half, COUNT, HALF)
-        tl.store(place, first.to(dtype), mask=there)
-        tl.store(place + HALF, second.to(dtype), mask=there)
+        tl.store(place, first.to(target.dtype.element_ty), mask=there)
+        tl.store(place + HALF, second.to(target.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def _forward(
-    qkv, q, k, cos, sin, q_weight, k_weight, rstd, eps, q_stride, k_stride,
+    qkv, q, k, v, scales, cos, sin, q_weight, k_weight, rstd, eps, q_stride, k_stride,
     H: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
     HALF: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """A token a program. Where q and k are views of qkv, each tile is read before it is written."""
+    """A token a program. Where q, k and v are views of qkv, each tile is read before it is written.
+
+    `scales` [H + 2K, T] are those of ScaledHeads; without them values stay as they are.
+    """
     token = tl.program_id(0).to(tl.int64)
     half = tl.arange(0, BLOCK_C)
     c = tl.load(cos + token * HALF + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
     s = tl.load(sin + token * HALF + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
-    qkv += token * ((H + 2 * K) * 2 * HALF)
+    ROW: tl.constexpr = (H + 2 * K) * 2 * HALF
+    qkv += token * ROW
     rstd += token * (H + K)
-    _heads(qkv, q + token * q_stride, q_weight, rstd, eps, c, s, half, H, HALF, BLOCK_H, NORM)
+    k_scales, v_scales = None, None
+    if scales is not None:
+        scales += token
+        k_scales = scales + H * tl.num_programs(0)
+        v_scales = k_scales + K * tl.num_programs(0)
+    _heads(qkv, q + token * q_stride, scales, q_weight, rstd, eps, c, s, half, H, HALF, BLOCK_H, NORM, True)
     keys = qkv + H * 2 * HALF
-    _heads(keys, k + token * k_stride, k_weight, rstd + H, eps, c, s, half, K, HALF, BLOCK_H, NORM)
+    _heads(keys, k + token * k_stride, k_scales, k_weight, rstd + H, eps, c, s, half, K, HALF, BLOCK_H, NORM, True)
+    if scales is not None:
+        values = keys + K * 2 * HALF
+        _heads(values, v + token * ROW, v_scales, k_weight, rstd, eps, c, s, half, K, HALF, BLOCK_H, False, False)
 
 
 @triton.jit

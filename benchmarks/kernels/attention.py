@@ -7,6 +7,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from benchmarks.kernels.case import Case
 from rptrain.kernels.attention import attention, attention_backward
 from rptrain.kernels.batch import MicroBatch
+from rptrain.kernels.half import Heads, scaled_heads
 
 TOKENS = 8192
 SHAPES = {"Qwen3-1.7B": (16, 8, 128), "Llama-3.1-8B": (32, 8, 128)}  # H, K, C
@@ -60,7 +61,7 @@ def _cases(name: str, documents: list[list[int]], heads: int, kv_heads: int, siz
         forward[force], backward[force] = pair(force, q, k, v, dout, mb)
     forward["compiled"], backward["compiled"] = _flex(q, k, v, dout, mb)
     forward["triton"], backward["triton"] = pair("triton", q, k, v, dout, mb)
-    forward["half sums"], backward["half sums"] = pair(None, q, k, v, dout, mb, half_sums=True)
+    forward["float16 sums"], backward["float16 sums"] = pair(None, *map(scaled_heads, (q, k, v)), dout, mb)
     ours = pair(None, q, k, v, dout, mb)  # what training takes
     flops = forward_flops(documents, heads, size)
     nbytes = sum(x.nbytes for x in (q, k, v, dout))
@@ -70,11 +71,11 @@ def _cases(name: str, documents: list[list[int]], heads: int, kv_heads: int, siz
     ]
 
 
-def pair(force: str | None, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, mb: MicroBatch, *, half_sums: bool = False):
+def pair(force: str | None, q: Heads, k: Heads, v: Heads, dout: Tensor, mb: MicroBatch):
     """Forward and backward of one backend."""
-    out, saved = attention(q, k, v, mb, force, half_sums=half_sums)
+    out, saved = attention(q, k, v, mb, force)
     return (
-        lambda: attention(q, k, v, mb, force, half_sums=half_sums),
+        lambda: attention(q, k, v, mb, force),
         lambda: attention_backward(dout, q, k, v, out, saved, mb),
     )
 

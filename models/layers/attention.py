@@ -11,6 +11,7 @@ from rptrain.kernels import attention as attn
 from rptrain.kernels import fp8
 from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.fp8 import Form, Maxima, Operand
+from rptrain.kernels.half import Heads
 from rptrain.kernels.linear import (
     accumulate_bias_grad,
     accumulate_weight_grad,
@@ -26,18 +27,18 @@ from rptrain.models.adapters.products import Adapters, Passed
 from rptrain.models.layers.block import BlockShape
 from rptrain.models.spec import Grads, Params
 
-Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]]  # q, k, v to out, and what backward needs
+Attend = Callable[[Any, Any, Any], tuple[Tensor, Any]]  # q, k, v to out, and what backward needs
 
 
 class AttentionSaved(NamedTuple):
     x: Tensor  # [T, D]
     rstd: Tensor  # [T]
     normed: Operand  # [T, D]
-    qkv: Tensor  # [T, (H + 2K) C]; v is a view of it, and without q/k norm q and k are too
+    qkv: Tensor  # [T, (H + 2K) C]; v is in its memory, and without q/k norm q and k are too
     qk_rstd: Tensor | None  # [T, H + K], with q/k norm
-    q: Tensor  # [T, H, C], rotated; k, v [T, K, C]
-    k: Tensor
-    v: Tensor
+    q: Heads  # [T, H, C], rotated; k, v [T, K, C]
+    k: Heads
+    v: Heads
     out: Tensor  # [T, H, C]
     attended: Operand  # [T, H C], out as the output projection reads it
     attention: Any  # attn.Saved
@@ -52,7 +53,6 @@ class AttentionBlock(BlockShape):
     """
 
     eps: float
-    attention_backend: str | None = None  # None: kernels/attention.py chooses
 
     @abstractmethod
     def mlp(self, p: Params, product: Tensor, x_TD: Tensor, mb: MicroBatch | None) -> Any:
@@ -67,17 +67,16 @@ class AttentionBlock(BlockShape):
         """Accumulates the MLP's gradients in `g`; returns the gradient of the sum of product and input."""
 
     def forward(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor:
-        return self.step(p, x_TD, mb.cos, mb.sin, self._attend(p, mb), mb)
+        product = self._attention(p, x_TD, mb.cos, mb.sin, self._attend(p, mb), mb)[0]
+        return self.mlp_output(p, self.mlp(p, product, x_TD, mb), mb, overwrite=True)
 
-    def step(
-        self, p: Params, x_TD: Tensor, cos: Tensor, sin: Tensor, attend: Attend, mb: MicroBatch | None = None
-    ) -> Tensor:
+    def step(self, p: Params, x_TD: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """Forward with the caller's attention over the rotated q, k and v, for decoding with a cache.
 
-        There is no dropout without `mb`.
+        There is no dropout, and q, k and v keep the model's type.
         """
-        product = self._attention(p, x_TD, cos, sin, attend, mb)[0]
-        return self.mlp_output(p, self.mlp(p, product, x_TD, mb), mb, overwrite=True)
+        product = self._attention(p, x_TD, cos, sin, attend, None)[0]
+        return self.mlp_output(p, self.mlp(p, product, x_TD, None), None, overwrite=True)
 
     def forward_saved(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[Tensor, tuple[AttentionSaved, Any]]:
         attention, mlp = self.recompute(p, x_TD, mb)
@@ -92,8 +91,8 @@ class AttentionBlock(BlockShape):
         return self._attention_backward(p, g, attention, self.mlp_backward(p, g, mlp, dy_TD, mb), mb)
 
     def _attend(self, p: Params, mb: MicroBatch) -> Attend:
-        extras = {"window": self.window, "sinks": p.get("sinks"), "half_sums": self.half_sums}
-        return lambda q, k, v: attn.attention(q, k, v, mb, self.attention_backend, **extras)
+        extras = {"window": self.window, "sinks": p.get("sinks")}
+        return lambda q, k, v: attn.attention(q, k, v, mb, **extras)
 
     def form(self, p: Params, name: str) -> Form:
         """The forms in which product `name` reads its input; adapters read it in the model's type."""
@@ -175,10 +174,11 @@ class AttentionBlock(BlockShape):
     def _attention(
         self, p: Params, x_TD: Tensor, cos: Tensor, sin: Tensor, attend: Attend, mb: MicroBatch | None
     ) -> tuple[Tensor, AttentionSaved]:
-        """The output projection's product [T, D], before the residual is added."""
+        """The output projection's product [T, D], before the residual is added. No `mb`: a step of decoding."""
         _, normed, rstd = rms_norm_operand(x_TD, None, p["input_norm"], self.eps, self.form(p, "qkv"))
         qkv = self.product(p, "qkv", normed, mb)
-        q, k, v, qk_rstd = qk_norm_rope(qkv, cos, sin, self.kv_heads, self._norms(p))
+        half_sums = self.half_sums and mb is not None
+        q, k, v, qk_rstd = qk_norm_rope(qkv, cos, sin, self.kv_heads, self._norms(p), half_sums=half_sums)
         out, attention = attend(q, k, v)
         attended = fp8.operand(out.flatten(1), self.form(p, "o"))
         saved = AttentionSaved(

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from rptrain.kernels.fp8_products import product_workspace
-from rptrain.kernels.half import TERMS, Halves
+from rptrain.kernels.half import SCALE_BYTES, TERMS
 from rptrain.models.adapters.expert_lora import ExpertAdapters
 from rptrain.models.adapters.products import Adapters
 from rptrain.models.spec import Param
@@ -58,6 +58,7 @@ class BlockShape(ABC):
             elements += heads + kv_heads
             statistics += self.heads + self.kv_heads
         inputs = self.normed_bytes("qkv", itemsize) + (heads + 4 if self._reads_codes("o") else 0)
+        inputs += SCALE_BYTES * (self.heads + 2 * self.kv_heads) if self._in_half(itemsize) else 0
         return tokens * (elements * itemsize + inputs + statistics * max(itemsize, 4)) + self.mlp_kept(tokens, itemsize)
 
     def workspace_bytes(self, tokens: int, itemsize: int, *, fused: bool = False) -> int:
@@ -71,8 +72,8 @@ class BlockShape(ABC):
         mlp, mlp_inside = self.mlp_workspace(itemsize)
         if fused:  # the gradients of the block's output and, behind the MLP, of its middle; attention's sums of rows
             inside_attention = itemsize * (2 * heads + 2 * kv_heads)
-            if self._in_half(itemsize):  # copies of q, k, v and the gradient of attention's output
-                inside_attention += Halves.bytes_per_token(2 * self.heads + 2 * self.kv_heads, self.head_size)
+            if self._in_half(itemsize):  # a copy of the gradient of attention's output
+                inside_attention += itemsize * heads + SCALE_BYTES * self.heads
             attention = 2 * itemsize * self.hidden + max(inside_attention, 2 * itemsize * self.hidden) + 8 * self.heads
             return tokens * max(attention, itemsize * self.hidden + mlp) + inside_products
         # the gradients of the residual sum and of q, k and v, also turned back; or those on both sides of the norm
@@ -129,8 +130,8 @@ class BlockShape(ABC):
         if self.qkv_bias or self.o_bias:
             biases = self.qkv_bias * (heads + 2 * kv_heads) + self.o_bias * self.hidden
             backward["biases, backward"] = biases
-        if half:  # copies in float16; backward also copies the gradient of the output
-            forward["halves"], backward["halves, backward"] = 2 * (heads + 2 * kv_heads), 4 * (heads + kv_heads)
+        if half:  # values are scaled in place, and a copy of the gradient of the output
+            forward["values in float16"], backward["output's gradient in float16"] = 2 * kv_heads, 2 * heads
         return (
             Work(attention=attention, half_attention=half, elementwise=scaled(forward, tokens * itemsize)),
             Work(attention=2 * attention, half_attention=2 * half, elementwise=scaled(backward, tokens * itemsize)),

@@ -281,19 +281,26 @@ def _attention(
     dout = torch.randn_like(q)
     sinks = torch.randn(block.heads, dtype=dtype, device=device) if with_sinks else None
     extras = {"window": block.window, "sinks": sinks}
-    half_sums = block.half_sums
     back = {**extras, "grad_sinks": None if sinks is None else torch.zeros_like(sinks, dtype=wide(dtype))}
     found = []
     for name in _backends(dtype, device, block.head_size, block.window is None and not with_sinks):
-        out, saved = attn.attention(q, k, v, mb, name, **extras, half_sums=half_sums)
-        found.append(
-            _Operation(
-                f"attention ({name})",
-                lambda name=name: attn.attention(q, k, v, mb, name, **extras, half_sums=half_sums),
-                lambda out=out, saved=saved: attn.attention_backward(dout, q, k, v, out, saved, mb, **back),
-            )
-        )
+        found.append(_attention_operation(name, (q, k, v), dout, mb, name, extras, back))
+    if block.half_sums and fused(q) and half.takes_heads(q, block.head_size):
+        heads = [half.scaled_heads(x) for x in (q, k, v)]
+        found.append(_attention_operation("float16 sums", heads, dout, mb, None, extras, back))
     return found
+
+
+def _attention_operation(
+    name: str, heads: Sequence[half.Heads], dout: Tensor, mb: MicroBatch, force: str | None, extras: Any, back: Any
+) -> _Operation:
+    q, k, v = heads
+    out, saved = attn.attention(q, k, v, mb, force, **extras)
+    return _Operation(
+        f"attention ({name})",
+        lambda: attn.attention(q, k, v, mb, force, **extras),
+        lambda: attn.attention_backward(dout, q, k, v, out, saved, mb, **back),
+    )
 
 
 def _backends(dtype: torch.dtype, device: torch.device, head_size: int, plain: bool) -> list[str]:

@@ -6,6 +6,7 @@ import torch
 from benchmarks.kernels.attention import micro_batch
 from rptrain.kernels import linear_cross_entropy as lce
 from rptrain.kernels.attention import attention, attention_backward
+from rptrain.kernels.half import scaled_heads
 from rptrain.kernels.reference import dense as reference
 from tests.kernels.exact import random
 
@@ -31,9 +32,9 @@ def test_attention(size, window, documents, dtype):
     q, k, v, dout = (random((TOKENS, heads, size), dtype, "cuda", seed) for seed, heads in enumerate((4, 2, 2, 4)))
 
     def results(half_sums):
-        out, saved = attention(q, k, v, mb, window=window, half_sums=half_sums)
-        assert saved.half_sums == half_sums
-        return out, *attention_backward(dout, q, k, v, out, saved, mb, window=window)
+        heads = [scaled_heads(x) if half_sums else x for x in (q, k, v)]
+        out, saved = attention(*heads, mb, window=window)
+        return out, *attention_backward(dout, *heads, out, saved, mb, window=window)
 
     wide = [x.double() for x in (q, k, v)]
     layout = mb.positions, mb.sequences, mb.length, window

@@ -36,7 +36,7 @@ def allocated(work):
     return result, torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before
 
 
-@pytest.mark.parametrize(("fp8", "half_sums"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(("fp8", "half_sums"), [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("preset", ["qwen3-1.7b", "llama-3.1-8b", "gpt-oss-20b", "qwen3-235b-a22b"])
 def test_bounds_hold_with_fused_kernels(preset, fp8, half_sums, reproducible):
     """A block and the head at 4 x 2,048 tokens; bounds are at most a tenth too large, with FP8 four tenths."""

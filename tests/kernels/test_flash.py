@@ -6,6 +6,7 @@ from torch import Tensor
 
 from rptrain.kernels import flash
 from rptrain.kernels.flash import Passes, Tiles, backward_triton, forward_triton
+from rptrain.kernels.half import scaled_heads
 from rptrain.kernels.reference import dense as reference
 from tests.kernels.exact import close, random
 
@@ -31,11 +32,12 @@ def tensors(documents, heads, kv_heads, size, dtype, device, sinks=False) -> lis
 
 def ours(given, mb, window, passes, half_sums=False):
     q, k, v, dout, sinks = given
-    half = {"half_sums": half_sums}
-    out, lse = forward_triton(q, k, v, mb.positions, mb.length, window, sinks, passes, **half)
-    dsinks = None if sinks is None else torch.ones(sinks.shape, device=q.device)
+    if half_sums:
+        q, k, v = map(scaled_heads, (q, k, v))
+    out, lse = forward_triton(q, k, v, mb.positions, mb.length, window, sinks, passes)
+    dsinks = None if sinks is None else torch.ones(sinks.shape, device=dout.device)
     layout = (mb.positions, mb.cu_seqlens, mb.length, window)
-    grads = backward_triton(dout, q, k, v, out, lse, *layout, sinks, dsinks, passes=passes, **half)
+    grads = backward_triton(dout, q, k, v, out, lse, *layout, sinks, dsinks, passes=passes)
     results = {"out": out, "lse": lse} | dict(zip(("dq", "dk", "dv"), grads, strict=True))
     return results if dsinks is None else results | {"dsinks": dsinks}
 

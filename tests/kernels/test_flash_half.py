@@ -5,6 +5,7 @@ import torch
 
 from rptrain.kernels import flash
 from rptrain.kernels.flash import Passes, Tiles, backward_triton, forward_triton
+from rptrain.kernels.half import scaled_heads
 from tests.cases import long
 from tests.kernels.test_flash import LONGER, SMALL, WIDER, accelerated, bf16, fp16, oracle, ours, tensors
 
@@ -115,9 +116,12 @@ def test_equal_bits_every_time_and_into_views(micro_batch, device) -> None:
     assert all(torch.equal(first[name], again[name]) for name in first)
     whole = torch.full((16, 9, 16), float("nan"), dtype=bf16, device=device)
     into = tuple(whole[:, :8].split([4, 2, 2], 1))
-    apart = [q.transpose(0, 1).contiguous().transpose(0, 1), k.mT.contiguous().mT, v, dout.repeat(1, 1, 2)[:, :, :16]]
+    heads = [scaled_heads(x) for x in (q, k, v)]
+    heads[0] = heads[0]._replace(values=heads[0].values.repeat(1, 2, 1)[:, :4])  # of a wider buffer
+    heads[1] = heads[1]._replace(values=heads[1].values.mT.contiguous().mT)
     layout = mb.positions, mb.cu_seqlens, mb.length, 9
-    backward_triton(apart[3], *apart[:3], first["out"], first["lse"], *layout, into=into, passes=SMALL, half_sums=True)
+    apart = dout.repeat(1, 1, 2)[:, :, :16]
+    backward_triton(apart, *heads, first["out"], first["lse"], *layout, into=into, passes=SMALL)
     for name, place in zip(("dq", "dk", "dv"), into, strict=True):
         assert torch.equal(place, first[name]), name
     assert whole[:, 8].isnan().all()
@@ -136,9 +140,10 @@ def test_no_sum_overflows(micro_batch, device) -> None:
     ones = torch.full((tokens, 1, 128), 1.99, dtype=bf16, device=device)
     mb, passes = micro_batch([[tokens]], device), Passes(*[Tiles(128, 128, 8, 1)] * 3)
     for k in (ones, torch.cat((ones[:1], -ones[1:]))):
-        out, lse = forward_triton(ones, k, ones, mb.positions, mb.length, passes=passes, half_sums=True)
+        heads = [scaled_heads(x) for x in (ones, k, ones)]
+        out, lse = forward_triton(*heads, mb.positions, mb.length, passes=passes)
         assert torch.allclose(out.float(), ones.float(), rtol=2**-7)
     layout = mb.positions, mb.cu_seqlens, mb.length
-    grads = backward_triton(ones, ones, k, ones, out, lse, *layout, passes=passes, half_sums=True)
+    grads = backward_triton(ones, *heads, out, lse, *layout, passes=passes)
     assert all(x.isfinite().all() for x in grads)
     assert torch.allclose(grads[2][0].float(), tokens * ones[0].float(), rtol=2**-7)

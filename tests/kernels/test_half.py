@@ -97,8 +97,8 @@ def test_heads_keep_their_bits(device) -> None:
     """Those not below 2^-17 of the largest of their row; strided tokens, a row of zeros."""
     x = random((9, 5, 24), bf16, device)[:, :3] * 1e30
     x[4, 1], x[5, 2] = 0, x[5, 2] * 1e-35
-    values, scales = half.halve(x)
-    assert values.shape == x.shape and values.is_contiguous() and values.abs().max() < 2
+    values, scales, dtype = half.scaled_heads(x)
+    assert dtype == bf16 and values.shape == x.shape and values.is_contiguous() and values.abs().max() < 2
     assert torch.equal(torch.frexp(scales)[0], torch.full_like(scales, 0.5))
     assert torch.equal((values.double() * scales.T[..., None].double()).to(bf16), x)
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rptrain.kernels import rope
+from rptrain.kernels.half import scaled_heads
 from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.rope import QKNorm
 from tests.kernels.exact import close, dtypes, exact, no_worse, random
@@ -74,6 +75,36 @@ def test_forward(shape, norm, dtype, device) -> None:
         assert torch.equal(qkv, case.qkv) and ours[0].is_contiguous() and ours[1].is_contiguous()
     else:
         assert rstd is None
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # the interpreter's
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 2), (7, 3, 1, 32), (2, 12, 4, 80), (9, 6, 6, 10), (3, 17, 9, 6)])
+@norms
+def test_heads_in_float16_are_those_of_the_rotated_values(shape, norm, dtype, device) -> None:
+    """The same bits as when rotated values are scaled afterwards, in the same memory; q and k before norms stay.
+
+    The scale of a row that is not finite may be another.
+    """
+    case = Inputs(shape, norm, dtype, device)
+    case.qkv[0, 0], case.qkv[-1, -1] = float("nan"), float("inf")
+    case.qkv[-1, : shape[3]] *= 1e-30
+    *plain, rstd = case.forward(rope.qk_norm_rope_triton)
+    qkv = case.qkv.clone()
+    *heads, again = rope.qk_norm_rope_triton(qkv, case.cos, case.sin, case.kv_heads, case.norm, half_sums=True)
+    for x, found in zip(plain, heads, strict=True):
+        expected = scaled_heads(x)
+        assert found.dtype == dtype and found.values.dtype == torch.float16
+        rows = x.isfinite().all(-1)
+        assert torch.equal(found.values[rows], expected.values[rows])
+        assert torch.equal(found.scales.T[rows], expected.scales.T[rows]) and found.scales.isfinite().all()
+        assert torch.equal(found.values.isfinite(), x.isfinite())
+    inside = [x.values.untyped_storage().data_ptr() == qkv.untyped_storage().data_ptr() for x in heads]
+    assert inside == [not norm, not norm, True]
+    if norm:
+        before = (shape[1] + shape[2]) * shape[3]
+        assert torch.equal(rstd, again) or rstd.isnan().any()
+        assert torch.equal(qkv[:, :before].view(torch.int16), case.qkv[:, :before].view(torch.int16))
 
 
 @dtypes

@@ -6,10 +6,10 @@ from tests.kernels.compiling import Variant
 CARDS = (80, 86, 89, 90, 120)
 
 
-def halve(kind: str, size: int) -> Variant:
+def heads(kind: str, size: int) -> Variant:
     types = {"x": f"*{kind}", "values": "*fp16", "scales": "*fp32", "tokens": "i32"}
     constants = {"STRIDE": 4096, "C": size, "BLOCK_C": half.power_of_2(size), "ROWS": 4096 // half.power_of_2(size)}
-    return Variant(half._halve_kernel, types, constants, {}, CARDS)
+    return Variant(half._heads_kernel, types, constants, {}, CARDS)
 
 
 def products(kind: str, hidden: int, vocab: int, tokens: int) -> list[Variant]:
@@ -38,6 +38,6 @@ def product(
 VARIANTS = [
     *products("bf16", 2048, 151936, 4096),
     *products("fp16", 768, 50257, 1000),
-    halve("bf16", 128),
-    halve("fp16", 80),
+    heads("bf16", 128),
+    heads("fp16", 80),
 ]

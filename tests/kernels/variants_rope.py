@@ -1,5 +1,7 @@
 """The rotation's kernels at the shapes of real models."""
 
+from typing import Any
+
 from rptrain.kernels import rope
 from tests.kernels.compiling import Variant
 
@@ -16,10 +18,14 @@ MODELS = {  # H, K, C, norms: Qwen3-1.7B, Qwen2.5-7B, Qwen3-32B, Llama-3.1-8B, G
 }
 
 
-def forward(kind: str, heads: int, kv_heads: int, size: int, norm: bool) -> Variant:
-    constants = {"H": heads, "K": kv_heads, "NORM": norm, **rope._tile(heads, size)}
-    signature = dict.fromkeys(("qkv", "q", "k", "q_weight", "k_weight"), f"*{kind}")
+def forward(kind: str, heads: int, kv_heads: int, size: int, norm: bool, half_sums: bool = False) -> Variant:
+    constants: dict[str, Any] = {"H": heads, "K": kv_heads, "NORM": norm, **rope._tile(heads, size)}
+    signature = dict.fromkeys(("qkv", "q", "k", "v", "q_weight", "k_weight"), f"*{kind}")
     signature |= dict.fromkeys(("cos", "sin", "rstd"), "*fp32")
+    if half_sums:
+        signature |= dict.fromkeys(("q", "k", "v"), "*fp16") | {"scales": "*fp32"}
+    else:
+        constants["scales"] = None
     signature |= {"eps": "fp32", "q_stride": "i32", "k_stride": "i32"}
     return Variant(rope._forward, signature, constants, {"num_warps": constants.pop("num_warps")})
 
@@ -43,6 +49,11 @@ def backward(kind: str, heads: int, kv_heads: int, size: int, norm: bool, stride
 
 VARIANTS = [
     *(forward("bf16", *MODELS[name]) for name in ("qwen3-1.7b", "qwen3-32b", "llama-3.1-8b", "small", "large")),
+    *(
+        forward("bf16", *MODELS[name], half_sums=True)
+        for name in ("qwen3-1.7b", "qwen3-32b", "llama-3.1-8b", "gpt-oss")
+    ),
+    forward("fp16", *MODELS["qwen3-1.7b"], half_sums=True),
     *(backward("bf16", *model) for model in MODELS.values()),
     *(make(kind, *MODELS["qwen3-1.7b"]) for make in (forward, backward) for kind in ("fp16", "fp32")),
     *(backward("fp32", *MODELS[name]) for name in ("small", "medium", "larger")),
