@@ -164,12 +164,12 @@ def quantize_rows_triton(x: Tensor, factors: Tensor | None, out: Rows | None = N
     out = empty(count, size, x.device) if out is None else out
     if count:
         _rows_kernel[(count,)](
-            x, factors, *out, SIZE=size, STRIDE=x.stride(0), FACTORS=factors is not None, **_block(size)
+            x, factors, *out, SIZE=size, STRIDE=x.stride(0), FACTORS=factors is not None, **row_block(size)
         )
     return out
 
 
-def _block(size: int) -> dict[str, Any]:
+def row_block(size: int) -> dict[str, Any]:
     """Columns of a row in registers at a time, 16 in a thread."""
     block = min(power_of_2(size), 8192)
     return {"BLOCK": block, "num_warps": max(1, block // 512)}

@@ -150,7 +150,7 @@ def quantize_rows_triton(x_NK: Tensor, factors_EK: Tensor, ends_E: Tensor) -> Ro
     if count:
         _grouped_rows_kernel[(count,)](
             x_NK, factors_EK, codes, scales, ends_E, len(ends_E), SIZE=size, STRIDE=x_NK.stride(0),
-            EXPERTS=power_of_2(len(ends_E)), **fp8._block(size),
+            EXPERTS=power_of_2(len(ends_E)), **fp8.row_block(size),
         )  # fmt: skip
     return Rows(codes, scales)
 

@@ -182,10 +182,10 @@ def dequantize_triton(codes: Tensor, scales: Tensor, fmt: Format, out: Tensor) -
         grid = (triton.cdiv(out.numel(), ELEMENTS),)
         _fp8_kernel[grid](codes, scales, out, out.numel(), SIZE=fmt.block, ELEMENTS=ELEMENTS, num_warps=4)
     else:
-        table = _table(fmt.name, out.device)
+        values = table(fmt.name, out.device)
         words = out.numel() % 8 == 0 and codes.data_ptr() % 4 == 0
         grid = (triton.cdiv(out.numel(), 8 * WORDS),)
-        _4bit_kernel[grid](codes, scales, table, out, out.numel(), **constants(fmt, words))
+        _4bit_kernel[grid](codes, scales, values, out, out.numel(), **constants(fmt, words))
     return out
 
 
@@ -272,11 +272,11 @@ def make_tables(device: torch.device) -> None:
     What they use in passing would be written over.
     """
     for fmt in (NF4, MXFP4):
-        _table(fmt.name, device)
+        table(fmt.name, device)
 
 
 @functools.cache
-def _table(name: str, device: torch.device) -> Tensor:
+def table(name: str, device: torch.device) -> Tensor:
     """float32 of each code."""
     e2m1 = reference.E2M1
     values = reference.NF4 if name != MXFP4.name else (*e2m1, *(-value for value in e2m1))
@@ -313,15 +313,21 @@ def _4bit_kernel(
             words += (_word(codes, at, left),)
         factors += (tl.load(scales + at * 8 // BLOCK, mask=inside, other=0),)
     for i in tl.static_range(TILES):
-        factor = _power_of_2(factors[i]) if EXPONENTS else factors[i]
+        factor = power_of_2_scale(factors[i]) if EXPONENTS else factors[i]
         x = ()
         for j in tl.static_range(8):
-            x += (tl.load(table + ((words[i] >> (4 * (j ^ HIGH_FIRST))) & 15)) * factor,)
+            x += (tl.load(table + decode_4bit(words[i], j, HIGH_FIRST)) * factor,)
         values = tl.reshape(_side_by_side(x), (LANES, 8))
         begin = (i * LANES + lanes)[:, None] * 8
         at = begin + tl.arange(0, 8)[None, :]
         inside = begin < left if AS_WORDS else at < left  # one for a word: it is stored at once
         tl.store(out + at, values.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def decode_4bit(word, i, HIGH_FIRST: tl.constexpr):
+    """Code i of a word."""
+    return (word >> (4 * (i ^ HIGH_FIRST))) & 15
 
 
 @triton.jit
@@ -343,7 +349,7 @@ def _word(codes, at, left):
 
 
 @triton.jit
-def _power_of_2(exponent):
+def power_of_2_scale(exponent):
     """float32 of 2 ** (exponent - 127), NaN for 255."""
     exponent = exponent.to(tl.int32)
     bits = tl.where(exponent == 0, 0x00400000, exponent << 23)  # 2 ** -127 is subnormal

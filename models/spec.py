@@ -186,8 +186,8 @@ class Unit:
 
     @cached_property
     def dequantized(self) -> tuple[Param, ...]:
-        """The quantized parameters that devices dequantize."""
-        return tuple(param for param in self.quantized if not param.held_in_fp8)
+        """The quantized parameters that devices dequantize: those that layers do not read in FP8."""
+        return tuple(param for param in self.quantized if not param.in_fp8)
 
     @property
     def wired(self) -> bool:

@@ -143,7 +143,7 @@ def test_memory_is_what_the_formats_say(base):
     shapes = Shapes(tokens=16, micro_batches=1, dtype=torch.bfloat16, wide_grad=False)
     params, dequantized, _, _ = stage_parts(spec, Stage("B", 0, 1), shapes)
     assert (params, dequantized) == (2 * (unit.nbytes(2) + 2 * trained), 2 * matrices)
-    multiplied = with_fp8(spec)  # codes and scales of rows beside what is dequantized, unless the codes are uploaded
+    multiplied = with_fp8(spec)  # codes and scales of rows instead, unless the codes are uploaded
     for kind, copies in (("F", 1), ("B", 2)):
         prepared = stage_parts(multiplied, Stage(kind, 0, 1), shapes)[1]
-        assert prepared == ((copies - 1) * matrices if base == "fp8" else (2 + copies) * matrices + 4 * rows)
+        assert prepared == ((copies - 1) * matrices if base == "fp8" else copies * matrices + 4 * rows)

@@ -18,6 +18,7 @@ FIRST = {
     "fp8": 89,
     "grouped_fp8": 89,
     "half": 80,
+    "requantize": 89,
 }  # the first architecture with the matrix units that an operation needs
 pytest.importorskip("triton")
 

@@ -13,7 +13,7 @@ COMMON = SIZES | CODES | FACTORS | SCALES | dict.fromkeys(("maxima", "row_maxima
 
 
 def rows(size: int, kind: str, factors: bool) -> Variant:
-    constants = {"SIZE": size, "STRIDE": size, "FACTORS": factors} | fp8._block(size)
+    constants = {"SIZE": size, "STRIDE": size, "FACTORS": factors} | fp8.row_block(size)
     options = {"num_warps": constants.pop("num_warps")}
     return Variant(fp8._rows_kernel, COMMON | {"x": f"*{kind}"}, constants, options, FP8_CARDS)
 

@@ -14,7 +14,7 @@ COMMON = SIZES | CODES | FLOATS | {"ends": "*i32", "maxima": "*i32"}
 
 
 def rows(size: int, kind: str) -> Variant:
-    constants = {"SIZE": size, "STRIDE": size, "EXPERTS": EXPERTS} | fp8._block(size)
+    constants = {"SIZE": size, "STRIDE": size, "EXPERTS": EXPERTS} | fp8.row_block(size)
     options = {"num_warps": constants.pop("num_warps")}
     return Variant(grouped_fp8._grouped_rows_kernel, COMMON | {"x": f"*{kind}"}, constants, options, FP8_CARDS)
 

@@ -23,6 +23,7 @@ from rptrain.engine.transfer.staging import Staging
 from rptrain.kernels import fp8
 from rptrain.kernels.linear import Weight
 from rptrain.kernels.quant import Quantized
+from rptrain.kernels.requantize import requantize
 from rptrain.models.spec import ModelSpec
 from rptrain.schedule.lower import CHUNK_BYTES, Chunk, windows
 from rptrain.schedule.plan import Slot, Stage
@@ -54,7 +55,8 @@ class Bound:
 
     params: dict[str, Weight]
     quantized: list[tuple[Quantized, Tensor]]
-    in_fp8: list[tuple[Tensor, fp8.FP8Weight]]
+    in_fp8: list[tuple[Tensor | Quantized, fp8.FP8Weight]]
+    dtype: torch.dtype  # of the model
     uploaded: list[fp8.FP8Weight]  # whose codes arrived, and of which a backward stage transposes a copy
 
     @property
@@ -63,14 +65,17 @@ class Bound:
         return bool(self.quantized or self.in_fp8 or self.uploaded)
 
     def prepare(self) -> None:
-        """Dequantizes, then quantizes to FP8, and transposes codes that were uploaded.
+        """Dequantizes, quantizes to FP8, and transposes codes that were uploaded.
 
         Runs in the compute stream, after the layer's units have arrived.
         """
         for held, place in self.quantized:
             held.dequantize(place)
-        for plain, weight in self.in_fp8:
-            weight.write(plain)
+        for held, weight in self.in_fp8:
+            if isinstance(held, Quantized):
+                requantize(held, weight, self.dtype)
+            else:
+                weight.write(held)
         for weight in self.uploaded:
             weight.write_columns()
 
@@ -91,7 +96,7 @@ class ParamLayout(_Layout):
         bound = []
         for layer in self._spec.stack[self._stage.start : self._stage.stop]:
             params, narrow = dict[str, Weight](), list[tuple[Quantized, Tensor]]()
-            in_fp8: list[tuple[Tensor, fp8.FP8Weight]] = []
+            in_fp8: list[tuple[Tensor | Quantized, fp8.FP8Weight]] = []
             uploaded: list[fp8.FP8Weight] = []
             for index in layer.units:
                 unit, buffer = self._spec.units[index], self._prepared.of(index, prepared)
@@ -108,10 +113,11 @@ class ParamLayout(_Layout):
                 places = unit.places(buffer[:wide].view(self._dtype))
                 stored = plain | {param.name: param.dequantized_view(places[param.name]) for param in unit.dequantized}
                 narrow += [(quantized[name], place) for name, place in places.items()]
+                held = plain | quantized
                 fp8_views = unit.fp8_views(buffer[wide:], backward=self._stage.backward)
-                in_fp8 += [(stored[name], weight) for name, weight in fp8_views.items()]
+                in_fp8 += [(held[name], weight) for name, weight in fp8_views.items()]
                 params |= stored | weights | fp8_views
-            bound.append(Bound(params, narrow, in_fp8, uploaded))
+            bound.append(Bound(params, narrow, in_fp8, self._dtype, uploaded))
         return bound
 
 
