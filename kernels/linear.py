@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rptrain.kernels import fp8, fp8_products
+from rptrain.kernels import fp8, fp8_products, half
 from rptrain.kernels.fp8 import Operand
 from rptrain.kernels.grouped import grouped_weight_grad_triton
 from rptrain.kernels.launch import fused
@@ -54,7 +54,13 @@ def _backward_input(dy: fp8.Rows, w: fp8.FP8Weight, dtype: torch.dtype) -> Tenso
 
 
 def linear_backward(
-    acc: Tensor | None, dy: Tensor, x: Tensor | Operand, w: Weight, maxima: fp8.Maxima | None = None
+    acc: Tensor | None,
+    dy: Tensor,
+    x: Tensor | Operand,
+    w: Weight,
+    maxima: fp8.Maxima | None = None,
+    *,
+    half_sums: bool = False,
 ) -> Tensor:
     """The gradient [T, in] of the input x; adds that of the weight to `acc`, as `accumulate_weight_grad` does.
 
@@ -63,7 +69,7 @@ def linear_backward(
     """
     if acc is None or isinstance(w, Tensor):
         dx = linear_backward_input(dy, w)
-        accumulate_weight_grad(acc, dy, x)
+        accumulate_weight_grad(acc, dy, x, half_sums=half_sums)
         return dx
     rows = _operand(x).in_fp8()
     by_row, by_column = fp8.quantize_both(dy, w.rows.scales, rows.scales, maxima)
@@ -74,14 +80,21 @@ def linear_backward(
 
 
 def accumulate_weight_grad(
-    acc: Tensor | None, dy: Tensor, x: Tensor | Operand, *, in_fp8: bool = False, maxima: fp8.Maxima | None = None
+    acc: Tensor | None,
+    dy: Tensor,
+    x: Tensor | Operand,
+    *,
+    in_fp8: bool = False,
+    maxima: fp8.Maxima | None = None,
+    half_sums: bool = False,
 ) -> None:
     """acc [out, in] += dy.T @ x in place; acc is float32, or float64 for float64 inputs. None: nothing is computed.
 
     16-bit inputs are never rounded to 16 bits in between: CUDA multiplies them into the float32 sum. Where torch sums
     products in float16, its libraries have none with a float32 result, so a kernel of ours takes their place. `in_fp8`
     quantizes the rows of x as `linear` does, with their `maxima` where known, and the columns of dy, multiplied by
-    their scales.
+    their scales. `half_sums` sums products of float16 inputs in float16, at most 128 at a time (kernels/half.py), where
+    kernels run that can.
     """
     if acc is None:
         return
@@ -93,6 +106,8 @@ def accumulate_weight_grad(
     x = plain(x)
     if acc.dtype == x.dtype:
         acc.addmm_(dy.t(), x)
+    elif half_sums and x.dtype == torch.float16 and fused(dy, x) and half.takes(x):
+        half.product(acc, dy.t(), x.t(), add=True)
     elif x.dtype == torch.float16 and torch.backends.cuda.matmul.allow_fp16_accumulation and fused(dy, x):
         ends = torch.full((1,), x.shape[0], dtype=torch.int32, device=x.device)
         grouped_weight_grad_triton(acc[None], dy, x, ends)

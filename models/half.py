@@ -1,4 +1,4 @@
-"""Float16 sums for the products of attention and of the head (kernels/half.py)."""
+"""Float16 sums for the products of attention and of the head, and for gradients of weights (kernels/half.py)."""
 
 from dataclasses import replace
 from typing import Any, cast
@@ -8,7 +8,10 @@ from rptrain.models.spec import LayerShape
 
 
 def with_half_sums(spec: Shape) -> Shape:
-    """The model whose attention and head sum their products in float16, where kernels run that can."""
+    """The model whose attention and head sum their products in float16, where kernels run that can.
+
+    So do the gradients of float16 weights.
+    """
 
     def summed(layer: LayerShape) -> Any:
         return replace(cast(Any, layer), half_sums=True)

@@ -311,6 +311,11 @@ class LayerShape(Protocol):
         """Indices of the model's units that the layer reads."""
         ...
 
+    @property
+    def half_sums(self) -> bool:
+        """Whether the layer sums products in float16 where kernels of ours can: models/half.py."""
+        ...
+
     def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
         """The work of forward and of backward without the recomputed forward, for sequences of `length` tokens.
 

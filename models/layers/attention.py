@@ -126,7 +126,7 @@ class AttentionBlock(BlockShape):
         """Returns the gradient of x; accumulates those of the parameters in `g`. `maxima`: see `linear_backward`."""
         if self._adapters(name) is None:
             accumulate_bias_grad(g.get(f"{name}_bias"), dy)
-            return linear_backward(g.get(name), dy, x, p[name], maxima)
+            return linear_backward(g.get(name), dy, x, p[name], maxima, half_sums=self.half_sums)
         dx, passed = self.backward_input(p, name, dy, mb)
         self.backward_weights(p, g, name, dy, passed, x, mb)
         return dx
@@ -162,7 +162,8 @@ class AttentionBlock(BlockShape):
         maxima: Maxima | None = None,
     ) -> None:
         """Accumulates the gradients of a product's parameters in `g`; `maxima` of x: see `accumulate_weight_grad`."""
-        accumulate_weight_grad(g.get(name), dy, x, in_fp8=not isinstance(p[name], Tensor), maxima=maxima)
+        in_fp8 = not isinstance(p[name], Tensor)
+        accumulate_weight_grad(g.get(name), dy, x, in_fp8=in_fp8, maxima=maxima, half_sums=self.half_sums)
         accumulate_bias_grad(g.get(f"{name}_bias"), dy)
         adapters = self._adapters(name)
         if adapters and passed:

@@ -33,7 +33,7 @@ class BlockShape(ABC):
     window: int | None = None  # maximum keys per query, including itself
     adapters: tuple[Adapters | ExpertAdapters, ...] = ()
     fp8: tuple[str, ...] = ()  # products whose weights are in FP8: models/fp8.py
-    half_sums: bool = False  # attention's products are summed in float16: models/half.py
+    half_sums: bool = False  # attention's products, and gradients of weights, are summed in float16: models/half.py
 
     def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
         forward, backward = self._product_work(tokens, itemsize)

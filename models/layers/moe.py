@@ -87,7 +87,7 @@ class MoEBlock(AttentionBlock):
         grouped_bias_grad(g.get("experts_gate_up_bias"), dgate_up, ends)
 
         dlogits = route_backward(dweights, saved.logits, saved.choice, self.over_chosen, *self._balance(saved, mb))
-        accumulate_weight_grad(g.get("router"), dlogits, saved.normed)
+        accumulate_weight_grad(g.get("router"), dlogits, saved.normed, half_sums=self.half_sums)
         accumulate_bias_grad(g.get("router_bias"), dlogits)
         linear_add(dlogits, p["router"].t(), dnormed, overwrite=True)
         return rms_norm_backward(dnormed, saved.x, p["post_norm"], saved.rstd, g.get("post_norm"), dy_TD)

@@ -117,11 +117,11 @@ def layer_work(spec: ModelShape, layer: LayerShape, workload: Workload) -> tuple
     ahead, back = layer.work(tokens, workload.length, itemsize)
     for param in (param for unit in units if not unit.trainable for param in unit.params):
         back = back.without(layer.gradient_work(param, tokens, itemsize))
-    if workload.half_sums:  # except in gradients of weights; those of a head on GeForce are, too
-        params = (param for unit in units if unit.trainable for param in unit.params)
+    if workload.half_sums:  # gradients of weights only on GeForce
+        params = (param for unit in units if unit.trainable and not layer.half_sums for param in unit.params)
         gradients = [layer.gradient_work(param, tokens, itemsize) for param in params]
         ahead = ahead.in_half()
-        back = back.in_half(sum(work.matmul - work.half for work in gradients))
+        back = back.in_half(sum(work.matmul for work in gradients))
     trained, wide = sum(unit.numel for unit in units if unit.trainable), accumulate_dtype(workload.dtype).itemsize
     return ahead, back + Work(elementwise={"gradient accumulators": 2 * trained * wide})  # bytes read and written
 

@@ -7,6 +7,7 @@ from benchmarks.kernels.attention import micro_batch
 from rptrain.kernels import linear_cross_entropy as lce
 from rptrain.kernels.attention import attention, attention_backward
 from rptrain.kernels.half import scaled_heads
+from rptrain.kernels.linear import accumulate_weight_grad
 from rptrain.kernels.reference import dense as reference
 from tests.kernels.exact import random
 
@@ -44,6 +45,21 @@ def test_attention(size, window, documents, dtype):
     for name, truth, ours, repeated, theirs in zip(("out", "dq", "dk", "dv"), exact, half, again, full, strict=True):
         assert torch.equal(ours, repeated), name
         assert error(ours, truth) <= max(1.5 * error(theirs, truth), BOUND), name
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(1024, 512), (96, 1000)])
+def test_gradient_of_a_weight(outputs, inputs):
+    dy, x = (random((4500, size), torch.float16, "cuda", seed) for seed, size in enumerate((outputs, inputs)))
+    exact = 1 + dy.double().t() @ x.double()
+
+    def results(half_sums):
+        acc = torch.ones(outputs, inputs, device="cuda")
+        accumulate_weight_grad(acc, dy, x, half_sums=half_sums)
+        return acc
+
+    full, half, again = results(False), results(True), results(True)
+    assert torch.equal(half, again) and not torch.equal(half, full)
+    assert error(half, exact) <= BOUND
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -12,8 +12,9 @@ from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import LoRA, with_lora
 from rptrain.models.fp8 import with_fp8
+from rptrain.models.half import with_half_sums
 from rptrain.models.weights.quantized import with_base
-from rptrain.planner.choose import LIBRARIES, Workload, layer_costs, make_plan
+from rptrain.planner.choose import LIBRARIES, Workload, layer_costs, layer_work, make_plan
 from rptrain.schedule.costs import Work
 from rptrain.schedule.lower import outputs
 from rptrain.schedule.machine import CARDS, MATMUL, TRAFFIC, Machine
@@ -169,7 +170,7 @@ def test_products_in_fp8_are_planned_at_their_rate():
 
 @pytest.mark.parametrize("frozen", [(), ("model.layers.*",)], ids=["full", "frozen"])
 def test_sums_in_float16_are_planned_at_their_rate(frozen):
-    """By hand, of Llama-3.1-8B: twice the rate for products, but not for weights' gradients, summed in float32."""
+    """By hand, of Llama-3.1-8B: twice the rate for products; for weights' gradients only where layers ask for it."""
     spec, machine = freeze(spec_of("llama-3.1-8b"), frozen), Machine(CARDS["rtx4090"], 1)
     workload = Workload(4, 2048, 16, 16, torch.float16, False)
     before, after = (layer_costs(spec, each, machine, None) for each in (workload, replace(workload, half_sums=True)))
@@ -177,6 +178,11 @@ def test_sums_in_float16_are_planned_at_their_rate(frozen):
         saved = 2 * 4 * 2048 * matrices * (1 / 165e12 - 1 / 330e12) / MATMUL  # of one product with each matrix
         assert before[index].forward - after[index].forward == pytest.approx(saved, rel=1e-6)
         assert before[index].backward - after[index].backward == pytest.approx(2 * saved, rel=1e-6)
+    summed, asked = replace(workload, half_sums=True), with_half_sums(spec)
+    for index, (layer, half) in enumerate(zip(spec.stack, asked.stack, strict=True)):
+        work, kept = layer_work(asked, half, summed)[1], layer_work(spec, layer, summed)[1]
+        assert work.half == work.matmul == kept.matmul, index
+        assert kept.half == kept.matmul * (1 if frozen and layer is not spec.head else 0.5)
 
 
 def test_rounds_need_less_host_memory_for_activations():

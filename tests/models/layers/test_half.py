@@ -40,6 +40,18 @@ def test_every_layer_asks_for_them(config, monkeypatch):
     assert asked == [True] * (len(spec.layers) + 2)
 
 
+@pytest.mark.parametrize("config", [plain.CONFIG, plain.GPT_OSS])
+def test_blocks_ask_for_them_in_gradients_of_weights(config, monkeypatch):
+    asked = []
+    for name in ("linear_backward", "accumulate_weight_grad"):
+        monkeypatch.setattr(attention, name, lambda *args, half_sums=False, **options: asked.append(half_sums))
+    for spec in (build(config), with_half_sums(build(config))):
+        layer, x = spec.layers[0], torch.ones(4, 4)
+        layer.product_backward({"o": x}, {}, "o", x, x, Batch())
+        layer.backward_weights({"o": x}, {}, "o", x, None, x, Batch())
+    assert asked == [False, False, True, True]
+
+
 class Batch:
     labels = cos = sin = None
 
