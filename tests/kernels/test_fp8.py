@@ -170,12 +170,16 @@ def test_products(m, n, k, device, monkeypatch) -> None:
 @dtypes
 @pytest.mark.parametrize(("m", "n", "k"), [(5, 40, 33), (1, 16, 16), (130, 144, 256)])
 def test_a_product_that_is_added(m, n, k, dtype, device) -> None:
-    """On Hopper by cuBLASLt, if sizes are multiples of 16; else the product is rounded before it is added."""
+    """On Hopper by cuBLASLt, if sizes are multiples of 16; else the product is rounded before it is added.
+
+    The matrix units of Hopper keep 13 bits of the largest sum of 32 terms, so eight of them lose up to 2^-10 of it.
+    """
     a, b = operands(m, n, k, device)
     x = random((m, n), dtype, device, 2)
     before, products = x.clone(), exactly(a, b)
     found, exact = fp8_products.product_add(a, b, x), x.double() + products
-    bound = torch.finfo(dtype).eps / 2 * exact.abs().max() + 2**-13 * products.abs().max()
+    lost = 2**-10 if device == "cuda" else 2**-13
+    bound = torch.finfo(dtype).eps / 2 * exact.abs().max() + lost * products.abs().max()
     assert (found - exact).abs().max() <= bound * (2 if n % 16 or k % 16 else 1) and torch.equal(x, before)
     assert torch.equal(fp8_products.product_add(a, b, x), found)
 
