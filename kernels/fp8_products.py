@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rptrain.kernels import cublaslt
 from rptrain.kernels.fp8 import ALIGNMENT, Rows, on_gpu
-from rptrain.kernels.launch import capability, tl, triton
+from rptrain.kernels.launch import capability, rows_and_columns, tl, triton
 from rptrain.kernels.reference import fp8 as reference
 
 TERMS = 128  # of a product that the matrix units sum by themselves
@@ -153,14 +153,7 @@ def _product_kernel(
     OUT_STRIDE: tl.constexpr, A_STRIDE: tl.constexpr, B_STRIDE: tl.constexpr, K: tl.constexpr, ADD: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
-    """Programs that follow one another share columns of A and, 8 at a time, rows: what they read stays in the cache."""
-    GROUP: tl.constexpr = 8
-    down, across = tl.cdiv(rows, ROWS), tl.cdiv(columns, COLUMNS)
-    group = tl.program_id(0) // (GROUP * across)
-    height = tl.minimum(down - group * GROUP, GROUP)
-    place = tl.program_id(0) % (GROUP * across)
-    mine = (group * GROUP + place % height) * ROWS + tl.arange(0, ROWS)
-    theirs = (place // height) * COLUMNS + tl.arange(0, COLUMNS)
+    mine, theirs = rows_and_columns(rows, columns, ROWS, COLUMNS)
     depth = tl.arange(0, TERMS)
     a_at = a + mine.to(tl.int64)[:, None] * A_STRIDE + depth[None, :]
     b_at = b + theirs.to(tl.int64)[None, :] * B_STRIDE + depth[:, None]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rptrain.kernels.launch import HAS_TRITON, capability, power_of_2, tl, triton
+from rptrain.kernels.launch import HAS_TRITON, capability, power_of_2, rows_and_columns, tl, triton
 
 TERMS = 128  # of a sum in float16, at most
 TYPES = (torch.bfloat16, torch.float16)
@@ -149,14 +149,7 @@ def _product_kernel(
     A_ROW: tl.constexpr, A_TERM: tl.constexpr, B_ROW: tl.constexpr, B_TERM: tl.constexpr,
     ADD: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    """Programs that follow one another share columns of A and, 8 at a time, rows: what they read stays in the cache."""
-    GROUP: tl.constexpr = 8
-    down, across = tl.cdiv(rows, ROWS), tl.cdiv(COUNT, COLUMNS)
-    group = tl.program_id(0) // (GROUP * across)
-    height = tl.minimum(down - group * GROUP, GROUP)
-    place = tl.program_id(0) % (GROUP * across)
-    mine = (group * GROUP + place % height) * ROWS + tl.arange(0, ROWS)
-    theirs = (place // height) * COLUMNS + tl.arange(0, COLUMNS)
+    mine, theirs = rows_and_columns(rows, COUNT, ROWS, COLUMNS)
     depth = tl.arange(0, TERMS)
     a_at = a + mine.to(tl.int64)[:, None] * A_ROW + depth[None, :] * A_TERM
     b_at = b + theirs.to(tl.int64)[None, :] * B_ROW + depth[:, None] * B_TERM

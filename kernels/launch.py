@@ -32,7 +32,10 @@ else:
 HAS_TRITON = hasattr(triton, "cdiv")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-__all__ = ["DTYPES", "HAS_TRITON", "capability", "fused", "power_of_2", "programs", "tl", "triton", "warps"]
+__all__ = [
+    "DTYPES", "HAS_TRITON", "capability", "fused", "power_of_2", "programs",
+    "rows_and_columns", "tl", "triton", "warps",
+]  # fmt: skip
 
 
 def fused(*tensors: Tensor) -> bool:
@@ -68,3 +71,18 @@ def programs(device: torch.device, each: int) -> int:
     if device.type != "cuda":
         return 4
     return torch.cuda.get_device_properties(device).multi_processor_count * each
+
+
+@triton.jit
+def rows_and_columns(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The indices of rows and of columns in the tile of a program, of a one-dimensional grid over all tiles.
+
+    Programs that follow one another share the columns and, 8 at a time, the rows, so what they read stays in the cache.
+    """
+    GROUP: tl.constexpr = 8
+    down, across = tl.cdiv(rows, ROWS), tl.cdiv(columns, COLUMNS)
+    group = tl.program_id(0) // (GROUP * across)
+    height = tl.minimum(down - group * GROUP, GROUP)
+    place = tl.program_id(0) % (GROUP * across)
+    row = (group * GROUP + place % height) * ROWS + tl.arange(0, ROWS)
+    return row, (place // height) * COLUMNS + tl.arange(0, COLUMNS)

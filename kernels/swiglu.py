@@ -67,7 +67,7 @@ def swiglu_operand(gate_up: Tensor, form: Form) -> Operand:
     return fp8.operand(swiglu(gate_up), form)
 
 
-def swiglu_backward_measured(
+def swiglu_backward_with_maxima(
     dy: Tensor, gate_up: Tensor, column_factors: Tensor, row_factors: Tensor
 ) -> tuple[Tensor, Maxima | None, Tensor, Maxima | None]:
     """`swiglu_backward` of gate and up in this order, for gradients that are quantized.
@@ -77,7 +77,7 @@ def swiglu_backward_measured(
     them.
     """
     if fused(gate_up):
-        return swiglu_backward_measured_triton(dy, gate_up, column_factors, row_factors)
+        return swiglu_backward_with_maxima_triton(dy, gate_up, column_factors, row_factors)
     return swiglu_backward(dy, gate_up, gate_up, dy), None, dy, None
 
 
@@ -118,10 +118,10 @@ def swiglu_rows_triton(gate_up: Tensor) -> Operand:
     return Operand(gate_up.dtype, rows=rows)
 
 
-def swiglu_backward_measured_triton(
+def swiglu_backward_with_maxima_triton(
     dy: Tensor, gate_up: Tensor, column_factors: Tensor, row_factors: Tensor
 ) -> tuple[Tensor, Maxima, Tensor, Maxima]:
-    """`swiglu_backward_measured` as a kernel; tensors are contiguous."""
+    """`swiglu_backward_with_maxima` as a kernel; tensors are contiguous."""
     tokens, size = dy.shape
     assert dy.is_contiguous() and gate_up.is_contiguous()
     maxima = torch.zeros(2 * tokens + 2 * size, dtype=torch.int32, device=dy.device)

@@ -185,12 +185,14 @@ def plan(
     host: Annotated[str | None, typer.Option(help="Host memory, e.g. 800GiB.")] = None,
     tflops: Annotated[
         float | None,
-        typer.Option(help="Peak of each GPU in bfloat16, in TFLOP/s, e.g. 165; scales the other peaks too."),
+        typer.Option(help="Data sheet peak of each GPU in bfloat16, in TFLOP/s, e.g. 165; scales the others."),
     ] = None,
     tflops_fp16: Annotated[
         float | None, typer.Option(help="Peak in float16 with float16 sums, in TFLOP/s, e.g. 330.")
     ] = None,
-    tflops_fp8: Annotated[float | None, typer.Option(help="Peak in FP8, in TFLOP/s, e.g. 330.")] = None,
+    tflops_fp8: Annotated[
+        float | None, typer.Option(help="Peak in FP8 with float32 sums, in TFLOP/s, e.g. 330.")
+    ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Compare with other pipeline schedules.")] = False,
     show_data: Annotated[
         int,

@@ -20,7 +20,7 @@ from rptrain.kernels.linear_cross_entropy import (
     loss_workspace_bytes,
 )
 from rptrain.kernels.rms_norm import rms_norm, rms_norm_backward, rms_norm_operand
-from rptrain.kernels.swiglu import swiglu_backward, swiglu_backward_measured, swiglu_operand
+from rptrain.kernels.swiglu import swiglu_backward, swiglu_backward_with_maxima, swiglu_operand
 from rptrain.models.layers.attention import AttentionBlock
 from rptrain.models.layers.block import product_gradient
 from rptrain.models.spec import Grads, Param, Params
@@ -61,7 +61,7 @@ class Block(AttentionBlock):
         rows = saved.normed.rows
         if rows is None or "gate_up" not in g:
             return swiglu_backward(dy, saved.gate_up, saved.gate_up, dy), None, None
-        dgate_up, maxima, _, of_activation = swiglu_backward_measured(
+        dgate_up, maxima, _, of_activation = swiglu_backward_with_maxima(
             dy, saved.gate_up, p["gate_up"].rows.scales, rows.scales
         )
         return dgate_up, maxima, of_activation

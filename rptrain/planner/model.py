@@ -30,9 +30,10 @@ def training_model(config: Config) -> tuple[Path, ModelSpec]:
 
 
 def for_hardware(spec: ModelSpec, config: Config, hardware: Hardware) -> ModelSpec:
-    """The model as the devices compute it: with float16 sums in attention and head where float32 sums are slow.
+    """The model as the devices compute it: with float16 sums in kernels of ours where float32 sums are slow.
 
-    engine.fp8 includes that for models in bfloat16, and engine.fp16_accumulation for models in float16.
+    engine.fp8 includes those of attention and the head for models in bfloat16, and engine.fp16_accumulation those and
+    weight gradients for models in float16.
     """
     engine, dtype = config.engine, config.model.dtype
     wanted = (engine.fp8 and dtype == "bfloat16") or (engine.fp16_accumulation and dtype == "float16")

@@ -69,7 +69,7 @@ def test_backward_that_finds_maxima(tokens, size, dtype, device, monkeypatch) ->
     by_column, by_row = factors_of(2 * size, device), factors_of(tokens, device, 1)
     grad = swiglu.swiglu_backward_triton(dy, gate_up, None, None, False, None)
     activation = swiglu.swiglu_triton(gate_up, False, None)
-    found = swiglu.swiglu_backward_measured_triton(dy.clone(), gate_up.clone(), by_column, by_row)
+    found = swiglu.swiglu_backward_with_maxima_triton(dy.clone(), gate_up.clone(), by_column, by_row)
     assert torch.equal(found[0], grad) and torch.equal(found[2], activation)
     ours = fp8.quantize_both_triton(found[0], by_column, by_row, found[1])
     for one, other in zip(ours, fp8.quantize_both(grad, by_column, by_row), strict=True):
