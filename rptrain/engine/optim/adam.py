@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rptrain.engine.optim import moments
-from rptrain.utils import native
+from rptrain.utils import native, numa
 from rptrain.utils.native import SUFFIXES, ended, finish
 from rptrain.utils.parallel import cores
 
@@ -76,8 +76,8 @@ class CpuAdam:
     """Updates flat buffers with AdamW (decoupled weight decay, bias correction; torch.optim.AdamW's maths).
 
     Results depend neither on `threads` nor on whether the native code (`native`) or torch runs. By default `threads` is
-    four fifths of the available cores, at most 16; the rest is left to the threads that launch work for GPUs. Context
-    manager: owns a thread pool.
+    four fifths of the available cores, at most 16; the rest is left to the threads that launch work for
+    GPUs. Each thread is bound to the CPUs of a node. Context manager: owns a thread pool.
     """
 
     def __init__(
@@ -89,9 +89,11 @@ class CpuAdam:
         force_fallback: bool = False,
     ) -> None:
         self.betas, self.eps = betas, eps
+        nodes = numa.topology()
         self.threads = threads or min(cores() - cores() // 5, MAX_THREADS)
         self._library = None if force_fallback else _library()
-        self.pool = ThreadPoolExecutor(self.threads, "adam")
+        places = deque(nodes.spread(self.threads))
+        self.pool = ThreadPoolExecutor(self.threads, "adam", initializer=lambda: numa.bind(places.popleft()))
 
     def __enter__(self) -> Self:
         return self
