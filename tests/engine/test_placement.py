@@ -11,6 +11,7 @@ import torch
 
 from rptrain.engine.devices.cpu import CpuDevice
 from rptrain.engine.devices.cuda import CudaDevice
+from rptrain.engine.optim import adam
 from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.store import Arena
 from rptrain.utils import numa
@@ -72,6 +73,15 @@ def test_threads_of_adam_are_spread_over_the_nodes(monkeypatch):
     with CpuAdam((0.9, 0.95), 1e-8, 4) as optimizer:
         places = [begun.result() for begun in [optimizer.pool.submit(place) for _ in range(4)]]
     assert sorted(map(sorted, places)) == sorted(map(sorted, [*cpus, *cpus]))
+
+
+@pytest.mark.parametrize(("cores", "nodes", "threads"), [(64, 0, 16), (64, 2, 32), (24, 2, 20), (256, 8, 128)])
+def test_threads_of_adam_are_at_most_16_per_node(cores, nodes, threads, monkeypatch):
+    made = Topology(tuple(Node(index, frozenset(range(cores // nodes))) for index in range(nodes)))
+    monkeypatch.setattr(adam, "cores", lambda: cores)
+    monkeypatch.setattr(numa, "topology", lambda: made)
+    with CpuAdam((0.9, 0.95), 1e-8) as optimizer:
+        assert optimizer.threads == threads
 
 
 def test_a_gpu_is_found_by_its_place_on_the_bus(monkeypatch):
