@@ -18,6 +18,7 @@ from rptrain.kernels.quant import Quantized
 from rptrain.models.spec import ModelShape, ModelSpec, Unit
 from rptrain.models.weights.file_backed import FileBackedUnit, FileBackedWeights, file_backed_units
 from rptrain.models.weights.quantized import readable
+from rptrain.utils import numa
 from rptrain.utils.parallel import in_parallel
 
 ALIGNMENT = mmap.PAGESIZE  # bytes: every tensor of an arena is page-locked separately
@@ -34,7 +35,7 @@ def aligned(nbytes: int) -> int:
 
 
 class Arena:
-    """Host memory of an exact size, cut into tensors; page-locked for CUDA.
+    """Host memory of an exact size, cut into tensors; interleaved over NUMA nodes, and page-locked for CUDA.
 
     The memory is mapped and then registered, because torch's pinned allocator rounds sizes up to powers of two. Each
     tensor is registered separately: a copy must not cross from one registration into another. Context manager.
@@ -46,6 +47,7 @@ class Arena:
         self._map.madvise(mmap.MADV_HUGEPAGE)  # first touch and registration at memory speed
         self._map.madvise(mmap.MADV_DONTFORK)
         self._base = torch.frombuffer(self._map, dtype=torch.uint8)
+        numa.topology().interleave(self._base.data_ptr(), self._size)  # every GPU reads and writes all of it
         self._used = 0
         self._pieces: list[Tensor] = []  # bytes in use, and in whole pages
         self._registered: list[int] = []

@@ -26,6 +26,7 @@ from rptrain.kernels.quant import make_tables
 from rptrain.models.spec import ModelSpec
 from rptrain.schedule.lower import RING, Access, StageIO
 from rptrain.schedule.plan import Slot
+from rptrain.utils import numa
 
 # Micro-batches that are issued before the first of them was computed. More would fill the driver's queues and block it.
 MICRO_BATCHES_AHEAD = 2
@@ -115,6 +116,7 @@ class Worker:
     # ---- the thread
 
     def _main(self) -> None:
+        numa.bind(numa.topology().cpus(self._device.numa_node))  # near the GPU that the thread launches work for
         self._device.enter()
         program = self._program()
         number, slot = next(program)

@@ -101,7 +101,9 @@ def program_bytes() -> int:
 
 
 def here(engine: Engine) -> Hardware:
-    """This machine's devices that the config names. Raises UserError if they do not exist, or cannot do engine.fp8.
+    """This machine's devices that the config names.
+
+    Raises UserError if they do not exist, cannot do engine.fp8, or are GPUs of different models.
 
     Call it once, before anything of a run is loaded: the memory of the process then counts as the program's.
     """
@@ -110,6 +112,7 @@ def here(engine: Engine) -> Hardware:
     names = resolve(engine.devices)
     if engine.fp8:
         check_fp8(names)
+    check_alike(engine.devices, names)
     gpus = gpu_memory(names, engine.vram_limit)
     limit, source = (engine.host_limit, "engine.host_limit") if engine.host_limit else (free, "free")
     return Hardware(machine(names), gpus, limit, source, free, now + _growth(), here=True)
@@ -125,6 +128,25 @@ def check_fp8(devices: Iterable[str]) -> None:
                 f"L40S, H100 and newer), and {name} has {major}.{minor}: remove engine.fp8, or leave {name} out of "
                 "engine.devices"
             )
+
+
+def check_alike(text: str, devices: Sequence[str]) -> None:
+    """Raises UserError if the GPUs among the devices that engine.devices = `text` names are of different models.
+
+    A plan has one time for each stage, on any device. Sizes of memory may differ: the plan fits into the smallest.
+    """
+    models: dict[str, list[str]] = {}
+    for name in (name for name in devices if name.startswith("cuda")):
+        found = torch.cuda.get_device_properties(name)
+        model = f"{found.name}, compute capability {found.major}.{found.minor}"
+        models.setdefault(model, []).append(name.removeprefix("cuda:"))
+    if len(models) > 1:
+        most_first = sorted(models.items(), key=lambda item: -len(item[1]))
+        choices = [f'engine.devices = "cuda:{",".join(indices)}" ({model})' for model, indices in most_first]
+        raise UserError(
+            f'engine.devices = "{text}" names GPUs of different models, but a run needs GPUs of one model: set '
+            + " or ".join(choices)
+        )
 
 
 def _growth() -> int:

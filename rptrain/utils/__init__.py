@@ -1,1 +1,1 @@
-"""Helpers that are independent of training: errors, text, threads, native libraries, files, NVML."""
+"""Helpers that are independent of training: errors, text, threads, NUMA nodes, native libraries, files, NVML."""

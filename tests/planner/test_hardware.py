@@ -1,6 +1,7 @@
 """Machines that are here, and planned ones: how many devices, and what memory there is of each."""
 
 import os
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -159,6 +160,47 @@ def test_geforce_cards_sum_in_float16(card, settings, half_sums):
     planned = for_hardware(spec, config, SimpleNamespace(machine=Machine(found, 1)))
     assert {layer.half_sums for layer in planned.stack} == {half_sums}
     assert half_sums or planned is spec
+
+
+@pytest.fixture
+def cards(monkeypatch):
+    """Makes GPUs of some models be here, each with a little less memory than the one before."""
+
+    def make(*models):
+        found = {
+            f"cuda:{index}": SimpleNamespace(name=name, major=major, minor=minor, total_memory=24 * GIB - index)
+            for index, (name, major, minor) in enumerate(models)
+        }
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(found))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", found.__getitem__)
+
+    return make
+
+
+def test_gpus_of_different_models_are_refused_before_their_memory_is_looked_at(cards, monkeypatch):
+    cards(("RTX 3090", 8, 6), ("RTX 4090", 8, 9), ("RTX 4090", 8, 9))
+    looked = []
+    monkeypatch.setattr(hardware, "gpu_memory", lambda devices, limit: looked.append(devices) or 1 / 0)
+    expected = (
+        'engine.devices = "auto" names GPUs of different models, but a run needs GPUs of one model: '
+        'set engine.devices = "cuda:1,2" (RTX 4090, compute capability 8.9) '
+        'or engine.devices = "cuda:0" (RTX 3090, compute capability 8.6)'
+    )
+    with pytest.raises(UserError, match=f"^{re.escape(expected)}$"):
+        here(Engine())
+    assert not looked
+    with pytest.raises(ZeroDivisionError):
+        here(Engine(devices="cuda:1,2"))
+    assert looked == [("cuda:1", "cuda:2")]
+
+
+def test_gpus_are_alike_by_model_and_capability(cards):
+    cards(("H100", 9, 0), ("H100", 9, 0), ("H100", 9, 1))
+    hardware.check_alike("cuda:0,1", ("cuda:0", "cuda:1"))  # memory differs by a byte
+    hardware.check_alike("cpu:2", ("cpu:0", "cpu:1"))
+    with pytest.raises(UserError, match=r'"cuda:1" \(H100, compute capability 9\.0\) or .* = "cuda:2" \(H100, .* 9\.1'):
+        hardware.check_alike("cuda:1,2", ("cuda:1", "cuda:2"))
 
 
 def test_fp8_needs_gpus_that_have_it(two_gpus, monkeypatch):

@@ -77,6 +77,11 @@ class Device(Protocol):
     @property
     def torch_device(self) -> torch.device: ...
 
+    @property
+    def numa_node(self) -> int:
+        """The NUMA node that the device is attached to; -1 if unknown, or if it has no place of its own."""
+        ...
+
     def enter(self) -> None:
         """Makes the device current in the calling thread."""
         ...

@@ -124,6 +124,10 @@ class CpuDevice:
     def torch_device(self) -> torch.device:
         return torch.device("cpu")
 
+    @property
+    def numa_node(self) -> int:
+        return -1
+
     def enter(self) -> None:
         """The CPU is always current."""
 

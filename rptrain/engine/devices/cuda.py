@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rptrain.engine.devices.base import STREAMS, Event, Mark, Probe
+from rptrain.utils import numa
 
 
 class CudaStream:
@@ -134,6 +135,11 @@ class CudaDevice:
     @property
     def torch_device(self) -> torch.device:
         return self._device
+
+    @property
+    def numa_node(self) -> int:
+        found: Any = torch.cuda.get_device_properties(self._device)
+        return numa.node_of(f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0")
 
     def enter(self) -> None:
         torch.cuda.set_device(self._device)

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from rptrain.engine.optim import moments
-from rptrain.utils import native
+from rptrain.utils import native, numa
 from rptrain.utils.native import SUFFIXES, ended, finish
 from rptrain.utils.parallel import cores
 
 CHUNK, LANES = 65536, 512  # as in adam.c
 FALLBACK_CHUNK = 1 << 18  # elements: temporaries stay in the caches
-MAX_THREADS = 16  # more threads gain little, and transfers share the memory bandwidth
+NODE_THREADS = 16  # per NUMA node: more gain little, and transfers share the node's memory bandwidth
 
 
 class _Job(ctypes.Structure):
@@ -76,8 +76,8 @@ class CpuAdam:
     """Updates flat buffers with AdamW (decoupled weight decay, bias correction; torch.optim.AdamW's maths).
 
     Results depend neither on `threads` nor on whether the native code (`native`) or torch runs. By default `threads` is
-    four fifths of the available cores, at most 16; the rest is left to the threads that launch work for GPUs. Context
-    manager: owns a thread pool.
+    four fifths of the available cores, at most 16 per NUMA node; the rest is left to the threads that launch work for
+    GPUs. With several nodes, each thread is bound to the CPUs of one. Context manager: owns a thread pool.
     """
 
     def __init__(
@@ -89,9 +89,11 @@ class CpuAdam:
         force_fallback: bool = False,
     ) -> None:
         self.betas, self.eps = betas, eps
-        self.threads = threads or min(cores() - cores() // 5, MAX_THREADS)
+        nodes = numa.topology()
+        self.threads = threads or min(cores() - cores() // 5, NODE_THREADS * max(1, len(nodes.nodes)))
         self._library = None if force_fallback else _library()
-        self.pool = ThreadPoolExecutor(self.threads, "adam")
+        places = deque(nodes.spread(self.threads))
+        self.pool = ThreadPoolExecutor(self.threads, "adam", initializer=lambda: numa.bind(places.popleft()))
 
     def __enter__(self) -> Self:
         return self

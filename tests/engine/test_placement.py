@@ -1,0 +1,114 @@
+"""Where memory and threads of an engine are on a host with several NUMA nodes, which is made up."""
+
+import ctypes
+import mmap
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rptrain.engine.devices.cpu import CpuDevice
+from rptrain.engine.devices.cuda import CudaDevice
+from rptrain.engine.optim import adam
+from rptrain.engine.optim.adam import CpuAdam
+from rptrain.engine.store import Arena
+from rptrain.utils import numa
+from rptrain.utils.numa import Node, Topology
+
+from . import plain, runs
+
+NAMES = ("cpu:0", "cpu:1", "adam_0", "optimizer", "embedding", "MainThread")
+PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=4 MR=4"
+
+
+def two_nodes(monkeypatch):
+    """Makes every other of this machine's CPUs node 0, and the rest node 1. Returns the CPUs of both."""
+    usable = sorted(os.sched_getaffinity(0))
+    if len(usable) < 2:
+        pytest.skip("needs two CPUs")
+    cpus = frozenset(usable[::2]), frozenset(usable[1::2])
+    made = Topology((Node(0, cpus[0]), Node(1, cpus[1])))
+    monkeypatch.setattr(numa, "topology", lambda: made)
+    return cpus
+
+
+def trained(batches):
+    """Losses, weights, and where threads may run, by their names."""
+    with runs.make_store(plain.CONFIG, torch.bfloat16, asynchronous=True) as store:
+        with runs.engine_of(store, PLAN, tokens=32, threads=2) as engine:
+            losses = []
+            for batch in batches:
+                losses.append(engine.forward_backward(batch).result())
+                engine.step(1e-3)
+            engine.synchronize()
+            threads = {thread.name: thread.native_id for thread in threading.enumerate()}
+            places = {name: os.sched_getaffinity(threads[name]) for name in NAMES}
+        return losses, runs.checkpoint_tensors(store), places
+
+
+def test_threads_are_bound_and_the_bits_stay(monkeypatch):
+    batches, usable = plain.make_batches(3), os.sched_getaffinity(0)
+    losses, weights, free = trained(batches)
+    if not numa.topology().nodes:
+        assert all(cpus == usable for cpus in free.values()), "nothing is bound on a machine with one node"
+    cpus = two_nodes(monkeypatch)
+    monkeypatch.setattr(CpuDevice, "numa_node", property(lambda device: 1 - int(device.name[-1])))
+    got_losses, got, places = trained(batches)
+    assert (places["cpu:0"], places["cpu:1"], places["adam_0"]) == (cpus[1], cpus[0], cpus[0])
+    assert places["MainThread"] == places["optimizer"] == places["embedding"] == usable
+    assert got_losses == losses
+    assert all(torch.equal(got[name], weights[name]) for name in weights)
+
+
+def test_threads_of_adam_are_spread_over_the_nodes(monkeypatch):
+    cpus = two_nodes(monkeypatch)
+    barrier = threading.Barrier(4, timeout=60)
+
+    def place():
+        barrier.wait()
+        return os.sched_getaffinity(0)
+
+    with CpuAdam((0.9, 0.95), 1e-8, 4) as optimizer:
+        places = [begun.result() for begun in [optimizer.pool.submit(place) for _ in range(4)]]
+    assert sorted(map(sorted, places)) == sorted(map(sorted, [*cpus, *cpus]))
+
+
+@pytest.mark.parametrize(("cores", "nodes", "threads"), [(64, 0, 16), (64, 2, 32), (24, 2, 20), (256, 8, 128)])
+def test_threads_of_adam_are_at_most_16_per_node(cores, nodes, threads, monkeypatch):
+    made = Topology(tuple(Node(index, frozenset(range(cores // nodes))) for index in range(nodes)))
+    monkeypatch.setattr(adam, "cores", lambda: cores)
+    monkeypatch.setattr(numa, "topology", lambda: made)
+    with CpuAdam((0.9, 0.95), 1e-8) as optimizer:
+        assert optimizer.threads == threads
+
+
+def test_a_gpu_is_found_by_its_place_on_the_bus(monkeypatch):
+    found = SimpleNamespace(pci_domain_id=0x1, pci_bus_id=0xCA, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", {torch.device("cuda", 1): found}.__getitem__)
+    monkeypatch.setattr(numa, "node_of", {"0001:ca:00.0": 1}.__getitem__)
+    device = CudaDevice.__new__(CudaDevice)
+    device._device = torch.device("cuda", 1)
+    assert device.numa_node == 1
+
+
+def test_all_memory_is_interleaved_before_it_is_touched(monkeypatch):
+    two_nodes(monkeypatch)
+    areas = []
+
+    def mbind(address, nbytes, nodes):
+        pages = (ctypes.c_ubyte * (nbytes // mmap.PAGESIZE))()
+        assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), pages) == 0
+        assert not any(page & 1 for page in pages) and nodes == 0b11
+        areas.append((address, address + nbytes))
+        return True
+
+    monkeypatch.setattr(numa, "_mbind", mbind)
+    with runs.make_store(plain.CONFIG, torch.bfloat16, asynchronous=True) as store, Arena(1) as small:
+        assert len(areas) == 2
+        start, stop = areas[0]
+        for state in store.units:
+            for tensor in (*state.params, state.grad, *state.moments.values(), state.remainder):
+                assert start <= tensor.data_ptr() and tensor.data_ptr() + tensor.nbytes <= stop
+        assert areas[1][0] == small.take(1, torch.uint8).data_ptr()
