@@ -190,7 +190,7 @@ def report(resolved: Resolved, flags: MachineFlags) -> PlanReport:
     used = hardware.first(config.round_size)
     measured = problem = run = verdict = reading = None
     if found is not None and config.engine.replan:
-        measured = load(found[0].path, Conditions.of(config, spec, used.names))
+        measured = load(found[0].path, Conditions.of(config, spec, used))
     try:
         run, memory = plan_run(config, spec, hardware, measured)
         if measured and not memory.fits:  # a run does not use them either
