@@ -1,4 +1,4 @@
-"""The measured times of a run, stored in its folder, so that a resumed run plans with them from the start."""
+"""The measured times of a run, stored in its folder for plans of the resumed run and of `rptrain plan --timings`."""
 
 import logging
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Conditions:
-    """The conditions under which times of a model's layers apply."""
+    """The conditions under which times of a model's layers apply, besides settings that a resumed run cannot change."""
 
     devices: tuple[str, ...]  # each kind once
     tokens: int  # tokens of a micro-batch
@@ -52,7 +52,7 @@ class Conditions:
     def differences(self, other: Self) -> list[str]:
         """The conditions that were different when times were measured than they are in `other`, with both values."""
         values = ((label, getattr(self, name), getattr(other, name)) for name, label in LABELS.items())
-        return [_difference(label, before, after) for label, before, after in values if before != after]
+        return [difference(label, before, after) for label, before, after in values if before != after]
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,7 @@ def load(folder: Path, conditions: Conditions) -> Measured | None:
     return timings.measured
 
 
-def _difference(name: str, before: Any, after: Any) -> str:
+def difference(name: str, before: Any, after: Any) -> str:
+    """A condition that has changed, with both values."""
     before, after = (" and ".join(value) if isinstance(value, tuple) else shown(value) for value in (before, after))
     return f"{name} was {before}, is {after}"

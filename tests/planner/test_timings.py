@@ -38,6 +38,16 @@ def test_what_was_saved_is_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert not caplog.records
 
 
+def test_the_format_of_the_file_stays(tmp_path: Path) -> None:
+    """A run of an earlier version is not measured again."""
+    (tmp_path / FILE).write_text(
+        """{"conditions": {"devices": ["a GPU"], "tokens": 64, "length": 32, "dtype": "bfloat16", "layers": 3},
+        "measured": {"forward": [0.1, 0.2, 0.0], "backward": [0.3, 0.3333333333333333, 0.5], "upload": 1e9,
+        "download": null, "update": 0.25, "steps": 2}}"""
+    )
+    assert load(tmp_path, CONDITIONS) == MEASURED
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
