@@ -193,6 +193,10 @@ def plan(
     tflops_fp8: Annotated[
         float | None, typer.Option(help="Peak in FP8 with float32 sums, in TFLOP/s, e.g. 330.")
     ] = None,
+    timings: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Use the measured times of a run, e.g. runs/NAME, in place of estimates."),
+    ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Compare with other pipeline schedules.")] = False,
     show_data: Annotated[
         int,
@@ -202,7 +206,8 @@ def plan(
     """Show the plan of a config, the memory it needs, and what to change if it does not fit.
 
     Reads no weights, and the data only with --show-data. With --gpus, --card, --vram, --pcie, --host or a peak
-    (--tflops, …) it plans for a hypothetical machine. Exits with status 2 if the run does not fit.
+    (--tflops, …) it plans for a hypothetical machine. With --timings, --card is by default the GPU model on which the
+    run was measured. Exits with status 2 if the run does not fit, or if the times of --timings do not apply.
     """
     with exit_codes():
         from rptrain.runs.outputs import Output, check
@@ -218,7 +223,8 @@ def plan(
         from rptrain.planner.machine_flags import MachineFlags
         from rptrain.planner.report import report, write_pictures
 
-        found = report(resolved, MachineFlags(gpus, card, vram, pcie, host, tflops, tflops_fp16, tflops_fp8))
+        flags = MachineFlags(gpus, card, vram, pcie, host, tflops, tflops_fp16, tflops_fp8)
+        found = report(resolved, flags, timings)
         _print_plan(found, as_json=as_json, with_comparison=compare, samples=show_data)
         write_pictures(found, drawing, events)
         if not found.fits:

@@ -66,6 +66,11 @@ class Hardware:
         return tuple(gpu.name for gpu in self.gpus) or tuple(f"cpu:{index}" for index in range(self.devices))
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The model names of the devices, each once; on a hypothetical machine the name of the card's profile."""
+        return tuple(sorted({device_kind(name) for name in self.names})) if self.here else (self.machine.card.name,)
+
+    @property
     def room(self) -> int | None:
         """Bytes for tensors on each GPU; None for CPU workers."""
         return min((gpu.room for gpu in self.gpus), default=None)

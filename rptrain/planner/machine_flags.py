@@ -1,13 +1,14 @@
 """The machine for `rptrain plan`: this one, or a hypothetical one described on the command line."""
 
 import difflib
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
 from rptrain.config.schema import Config
 from rptrain.config.types import parse_size
 from rptrain.planner import hardware
 from rptrain.planner.hardware import Hardware
-from rptrain.schedule.machine import CARDS, with_rates
+from rptrain.schedule.machine import CARDS, card_named, with_rates
 from rptrain.utils.errors import UserError
 
 DEFAULT_CARD = "rtx4090"
@@ -30,8 +31,19 @@ class MachineFlags:
     def given(self) -> bool:
         return any(value is not None for value in asdict(self).values())
 
-    def machine(self, config: Config) -> Hardware:
-        """The machine with the config's limits. Raises UserError for mistakes and for missing devices."""
+    def machine(self, config: Config, measured: Sequence[str] = ()) -> Hardware:
+        """The machine with the config's limits. Raises UserError for mistakes and for missing devices.
+
+        `measured`: with measured times, the kinds of devices on which they were measured. If no card is named, a
+        hypothetical machine has that kind, and so does the plan if there are no GPUs here.
+        """
+        if measured and {self.tflops, self.tflops_fp16, self.tflops_fp8} != {None}:
+            raise UserError(
+                "peaks do not change measured times: remove --timings, or --tflops, --tflops-fp16 and --tflops-fp8"
+            )
+        card = card_named(measured[0]) if len(measured) == 1 and self.card is None else None
+        if card is not None and (self.given or not _devices_here(config)):
+            return planned_machine(replace(self, card=card.name), config)
         if self.given:
             return planned_machine(self, config)
         try:
@@ -39,6 +51,11 @@ class MachineFlags:
         except UserError as error:
             other = f"--gpus 8 --card {DEFAULT_CARD} plans for a machine that is not here"
             raise UserError(f"{error}; engine.devices=auto {other}") from None
+
+
+def _devices_here(config: Config) -> bool:
+    """Whether the config names devices of this machine: CPU workers, or GPUs if there are any."""
+    return config.engine.devices.startswith("cpu") or hardware.resolve("auto")[0].startswith("cuda")
 
 
 def planned_machine(flags: MachineFlags, config: Config) -> Hardware:

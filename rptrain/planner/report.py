@@ -10,10 +10,12 @@ The JSON form is one object with these stable keys. Times are in seconds, sizes 
                  operations per second, null without FP8; source; null for workers on the CPU)
     step         micro_batch_size, length, micro_batches, round_size, tokens, update
     plan         text (rptrain/schedule/plan.py reads it), stages (kind, first, last), seconds_per_step,
-                 tokens_per_second, bubble, source; null without a plan
+                 tokens_per_second, bubble, source (of the times: a profile, or the folder of a run that measured
+                 them); null without a plan
     types        estimates for the type of products of the config and then for the other one (name, settings,
                  seconds_per_step, tokens_per_second), suggested (settings, or null); null without another type that can
-                 be used, and for a resumed run, which keeps its type
+                 be used, for a resumed run, which keeps its type, and with --timings, because the other type is not
+                 measured
     roofline     ridge, blocks (name, layers, forward, backward: operations per byte), limit (null: computation hides
                  copies and updates; "up", "down", "optimizer" or "together"), loss, stages; null without a plan or GPUs
     reading      with model.hold = "map", mapped (bytes of file-backed weights), bytes_per_step, room (free
@@ -46,6 +48,7 @@ from rptrain.planner.choose import DTYPES, RunPlan
 from rptrain.planner.disk import DiskReading, disk_reading
 from rptrain.planner.hardware import Hardware
 from rptrain.planner.machine_flags import MachineFlags
+from rptrain.planner.measured_run import MeasuredRun
 from rptrain.planner.memory import MemoryPlan, least_memory, plan_run, with_saved
 from rptrain.planner.model import find_files, for_hardware, training_model
 from rptrain.planner.product_types import ProductType, product_types, suggested
@@ -84,7 +87,7 @@ class PlanReport:
     advice: Advice
     run: RunPlan | None
     problem: str | None
-    source: str  # source of the times
+    measured: Path | None  # the folder of the run whose measured times are used; None: estimated times
     blocks: tuple[BlockIntensity, ...]
     verdict: Verdict | None
     reading: DiskReading | None
@@ -93,6 +96,12 @@ class PlanReport:
     @property
     def fits(self) -> bool:
         return self.run is not None and self.memory.fits
+
+    @property
+    def source(self) -> str:
+        """The source of the times."""
+        card = self.hardware.machine.card
+        return f"times measured in {self.measured}" if self.measured else f"profile of {card.name}"
 
     @property
     def ridge(self) -> float:
@@ -175,10 +184,14 @@ class PlanReport:
         return {"estimates": estimates, "suggested": better and better.to_dict()["settings"]} if estimates else None
 
 
-def report(resolved: Resolved, flags: MachineFlags) -> PlanReport:
-    """Reads the model's config.json and plans. Raises UserError for mistakes in it, in the config or in the flags."""
+def report(resolved: Resolved, flags: MachineFlags, timings: Path | None = None) -> PlanReport:
+    """Reads the model's config.json and plans, with the measured times of the run in the folder `timings` if given.
+
+    Raises UserError for mistakes in the model, in the config or in the flags, and if the times do not apply.
+    """
     config = resolved.config
-    hardware = flags.machine(config)
+    source = None if timings is None else MeasuredRun.open(timings)
+    hardware = flags.machine(config, source.kinds if source else ())
     model_dir, spec = training_model(config)
     spec = for_hardware(spec, config, hardware)
     files = find_files(config, model_dir, spec) if config.model.hold == "map" and hardware.here else None
@@ -186,14 +199,21 @@ def report(resolved: Resolved, flags: MachineFlags) -> PlanReport:
     hardware = with_saved(hardware, found)
     if found is not None:
         config = auto.recorded(config, found[0].config())
+    if source is not None:
+        config = source.with_micro_batch(config)
     config = auto.resolve_auto(config, spec, hardware)
     used = hardware.first(config.round_size)
+    folder = timings or (found[0].path if found else None)
     measured = problem = run = verdict = reading = None
-    if found is not None and config.engine.replan:
-        measured = load(found[0].path, Conditions.of(config, spec, used.names))
+    if source is not None:
+        measured = source.times(config, spec, used)
+        if flags.pcie is not None:
+            measured = replace(measured, upload=None, download=None)
+    elif found is not None and config.engine.replan:
+        measured = load(found[0].path, Conditions.of(config, spec, used))
     try:
         run, memory = plan_run(config, spec, hardware, measured)
-        if measured and not memory.fits:  # a run does not use them either
+        if measured and source is None and not memory.fits:  # a run does not use them either
             measured = None
             run, memory = plan_run(config, spec, hardware)
     except UserError as error:
@@ -212,11 +232,11 @@ def report(resolved: Resolved, flags: MachineFlags) -> PlanReport:
         advise(config, spec, hardware, memory),
         run,
         problem,
-        f"times measured in {found[0].path}" if found and measured else f"profile of {hardware.machine.card.name}",
+        folder if measured else None,
         _blocks(config, spec) if verdict else (),
         verdict,
         reading,
-        product_types(config, hardware, run) if run is not None and memory.fits and found is None else (),
+        product_types(config, hardware, run) if run and memory.fits and found is None and source is None else (),
     )
 
 

@@ -124,6 +124,8 @@ def _head(report: PlanReport) -> Iterator[str]:
     if hardware.devices < report.asked:
         kind = "GPUs" if hardware.gpus else "workers"
         yield f"{hardware.devices} of {report.asked} {kind}: a round has {config.round_size} micro-batches"
+    if report.measured:
+        yield f"Times: measured in {report.measured}"
     machine = hardware.machine
     where = "this machine" if hardware.here else "a hypothetical machine"
     if not hardware.gpus:
@@ -133,6 +135,8 @@ def _head(report: PlanReport) -> Iterator[str]:
     if config.engine.fp8 and card.peak.fp8:
         peak += f", {card.peak.fp8:g} in FP8,"
     yield f"On {machine.devices} × {card.name} of {where}: {peak} and {machine.link / 1e9:g} GB/s each way"
+    if report.measured:
+        return
     rates = f"{card.rates.bf16:.0f} TFLOP/s"
     if config.engine.fp8 and card.rates.fp8:
         rates += f", {card.rates.fp8:.0f} in FP8"

@@ -1,28 +1,36 @@
-"""The measured times of a run, stored in its folder, so that a resumed run plans with them from the start."""
+"""The measured times of a run, stored in its folder for plans of the resumed run and of `rptrain plan --timings`."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
 from rptrain.checkpoint.atomic_dir import PARTIAL, beside
+from rptrain.config.errors import shown
 from rptrain.config.schema import Config
 from rptrain.engine.meter import Measured
 from rptrain.models.spec import ModelShape
-from rptrain.planner.hardware import device_kind
+from rptrain.planner.hardware import Hardware
+from rptrain.utils.errors import UserError
 
 FILE = "timings.json"
+LABELS = {
+    "devices": "the kind of device",
+    "tokens": "tokens per micro-batch (train.micro_batch_size × data.max_length)",
+    "length": "data.max_length",
+    "dtype": "model.dtype",
+    "layers": "the number of layers",
+}
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """The conditions under which times of a model's layers apply."""
+    """The conditions under which times of a model's layers apply, besides settings that a resumed run cannot change."""
 
     devices: tuple[str, ...]  # each kind once
     tokens: int  # tokens of a micro-batch
@@ -31,15 +39,20 @@ class Conditions:
     layers: int  # including the head
 
     @classmethod
-    def of(cls, config: Config, spec: ModelShape, devices: Sequence[str]) -> Self:
-        """The conditions of a config without "auto" on this machine's devices."""
+    def of(cls, config: Config, spec: ModelShape, hardware: Hardware) -> Self:
+        """The conditions of a config without "auto" on these devices."""
         return cls(
-            tuple(sorted({device_kind(name) for name in devices})),
+            hardware.kinds,
             config.train.sequences * config.data.max_length,
             config.data.max_length,
             config.model.dtype,
             len(spec.stack),
         )
+
+    def differences(self, other: Self) -> list[str]:
+        """The conditions that were different when times were measured than they are in `other`, with both values."""
+        values = ((label, getattr(self, name), getattr(other, name)) for name, label in LABELS.items())
+        return [difference(label, before, after) for label, before, after in values if before != after]
 
 
 @dataclass(frozen=True)
@@ -49,8 +62,24 @@ class Timings:
     conditions: Conditions
     measured: Measured
 
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be planned with the times, as the end of a sentence; None if it can."""
+        measured, layers = self.measured, self.conditions.layers
+        if {len(measured.forward), len(measured.backward)} != {layers}:
+            counts = f"{len(measured.forward)} (forward) and {len(measured.backward)} (backward)"
+            return f"there are times of {counts} layers, and the model has {layers}"
+        rates = [rate for rate in (measured.upload, measured.download) if rate is not None]
+        positive = (*measured.forward[:-1], *measured.backward, *rates)
+        others = (*measured.forward[-1:], measured.update)  # the head has no forward of its own
+        bad = [x for x in positive if not (isfinite(x) and x > 0)] + [x for x in others if not (isfinite(x) and x >= 0)]
+        return f"{bad[0]:g} is not possible as a time or rate" if bad else None
+
     def save(self, folder: Path) -> None:
-        """Replaces the file atomically. Logs a warning if it cannot be written."""
+        """Replaces the file atomically. Logs a warning if the times are impossible, or if it cannot be written."""
+        if problem := self.problem:
+            log.warning("the measured times are not stored in %s: %s", folder / FILE, problem)
+            return
         aside = beside(folder / FILE, PARTIAL)
         try:
             aside.write_bytes(TypeAdapter(Timings).dump_json(self, indent=2))
@@ -59,23 +88,37 @@ class Timings:
             log.warning("%s cannot be written (%s): a resumed run will measure again", folder / FILE, error.strerror)
 
 
+def read(folder: Path) -> Timings:
+    """The times in a run's folder. Raises UserError if the file cannot be read, or holds impossible times."""
+    path = folder / FILE
+    try:
+        timings = TypeAdapter(Timings).validate_json(path.read_bytes(), strict=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except ValidationError:
+        raise UserError(f"{path} is damaged") from None
+    if problem := timings.problem:
+        raise UserError(f"{path} cannot be used: {problem}")
+    return timings
+
+
 def load(folder: Path, conditions: Conditions) -> Measured | None:
     """The times in a run's folder; None, with a warning if there is a file, if they do not apply to `conditions`."""
     path = folder / FILE
     if not path.exists():
         return None
     try:
-        timings = TypeAdapter(Timings).validate_json(path.read_bytes(), strict=True)
-    except (ValidationError, OSError):
-        log.warning("%s cannot be read: the layers are measured again", path)
+        timings = read(folder)
+    except UserError as error:
+        log.warning("%s: the layers are measured again", error)
         return None
-    measured = timings.measured
-    layers = (*measured.forward, *measured.backward, measured.update)
-    rates = [rate for rate in (measured.upload, measured.download) if rate is not None]
-    if not (all(isfinite(t) and t >= 0 for t in layers) and all(isfinite(r) and r > 0 for r in rates)):
-        log.warning("%s holds impossible times: the layers are measured again", path)
+    if different := timings.conditions.differences(conditions):
+        log.warning("%s does not apply: %s; the layers are measured again", path, "; ".join(different))
         return None
-    if timings.conditions != conditions or {len(measured.forward), len(measured.backward)} != {conditions.layers}:
-        log.warning("%s was measured on other devices or with other sizes: the layers are measured again", path)
-        return None
-    return measured
+    return timings.measured
+
+
+def difference(name: str, before: Any, after: Any) -> str:
+    """A condition that has changed, with both values."""
+    before, after = (" and ".join(value) if isinstance(value, tuple) else shown(value) for value in (before, after))
+    return f"{name} was {before}, is {after}"

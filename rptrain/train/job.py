@@ -80,7 +80,7 @@ class Job:
     @property
     def conditions(self) -> Conditions:
         """The conditions under which step times are measured."""
-        return Conditions.of(self.config, self.spec, self.devices)
+        return Conditions.of(self.config, self.spec, self.hardware)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -363,13 +363,16 @@ class Trainer:
                 yield engine
 
     def _replan(self, engine: Engine) -> bool:
-        """Plan again with measured times, and record them for a resumed run; whether the plan changed."""
+        """Plan again with measured times, and record them for later plans; whether the plan changed."""
         engine.synchronize()
         measured = engine.measured()
         if measured is None:  # every step was skipped
             return False
         self._log.check()
-        Timings(self._job.conditions, measured).save(self._run.path)
+        timings = Timings(self._job.conditions, measured)
+        timings.save(self._run.path)
+        if timings.problem:
+            return False
         plan = replan(self._job, measured)
         if plan.plan == self._job.plan.plan:
             return False

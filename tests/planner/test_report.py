@@ -579,7 +579,7 @@ def test_the_times_of_a_run_that_would_go_on_are_taken(tmp_path):
     spec = before.spec
     layers = len(spec.stack)
     measured = Measured((0.5,) * layers, (1.0,) * layers, None, None, 0.0, 3)
-    Timings(Conditions.of(before.config, spec, before.hardware.names), measured).save(folder.path)
+    Timings(Conditions.of(before.config, spec, before.hardware), measured).save(folder.path)
     after = report(resolve(tmp_path / "run.toml"), MachineFlags())
     assert after.source == f"times measured in {folder.path}"
     assert after.run is not None and after.run.estimate.period >= 2

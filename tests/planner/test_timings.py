@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import rptrain.train.setup
 import rptrain.train.trainer
 from rptrain.config.resolve import resolve
-from rptrain.engine.meter import Measured
+from rptrain.engine.meter import Measured, Meter
 from rptrain.planner import memory
 from rptrain.planner.memory import plan_run
 from rptrain.planner.timings import FILE, Conditions, Timings, load
@@ -37,13 +38,51 @@ def test_what_was_saved_is_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert not caplog.records
 
 
+def test_the_format_of_the_file_stays(tmp_path: Path) -> None:
+    """A run of an earlier version is not measured again."""
+    (tmp_path / FILE).write_text(
+        """{"conditions": {"devices": ["a GPU"], "tokens": 64, "length": 32, "dtype": "bfloat16", "layers": 3},
+        "measured": {"forward": [0.1, 0.2, 0.0], "backward": [0.3, 0.3333333333333333, 0.5], "upload": 1e9,
+        "download": null, "update": 0.25, "steps": 2}}"""
+    )
+    assert load(tmp_path, CONDITIONS) == MEASURED
+
+
 @pytest.mark.parametrize(
-    "change", [{"devices": ("a GPU", "b")}, {"tokens": 32}, {"length": 64}, {"dtype": "float32"}, {"layers": 4}]
+    ("change", "said"),
+    [
+        ({"devices": ("a GPU", "b")}, "the kind of device was a GPU, is a GPU and b;"),
+        ({"tokens": 32}, "tokens per micro-batch (train.micro_batch_size × data.max_length) was 64, is 32;"),
+        ({"length": 64}, "data.max_length was 32, is 64;"),
+        ({"dtype": "float32"}, 'model.dtype was "bfloat16", is "float32";'),
+        ({"layers": 4}, "the number of layers was 3, is 4;"),
+    ],
 )
-def test_times_of_other_conditions_are_not_used(tmp_path, caplog, change):
+def test_times_of_other_conditions_are_not_used(tmp_path, caplog, change, said):
     Timings(CONDITIONS, MEASURED).save(tmp_path)
     assert load(tmp_path, replace(CONDITIONS, **change)) is None
-    assert "measured again" in caplog.text
+    assert f"does not apply: {said} the layers are measured again" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"forward": (0.1, math.nan, 0.0)},
+        {"forward": (0.0, 0.2, 0.0)},
+        {"forward": (0.1, 0.0)},
+        {"forward": ()},
+        {"backward": (0.3, 0.3, 0.0)},
+        {"backward": (0.3, -0.3, 0.5)},
+        {"upload": math.inf},
+        {"update": -0.25},
+    ],
+)
+def test_impossible_times_are_not_stored(tmp_path, caplog, change):
+    Timings(CONDITIONS, MEASURED).save(tmp_path)
+    before = (tmp_path / FILE).read_bytes()
+    Timings(CONDITIONS, replace(MEASURED, **change)).save(tmp_path)
+    assert "the measured times are not stored" in caplog.text
+    assert (tmp_path / FILE).read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -58,9 +97,10 @@ def test_times_of_other_conditions_are_not_used(tmp_path, caplog, change):
         lambda text: text.replace("0.2,", "NaN,"),
         lambda text: text.replace("0.25", "-0.25"),
         lambda text: text.replace("1000000000.0", "0.0"),
+        lambda text: text.replace("0.2,", "0.0,"),
         lambda text: text.replace("a GPU", "a \udcff"),
     ],
-    ids=["cut", "empty", "list", "key", "text", "shorter", "nan", "negative", "zero", "surrogate"],
+    ids=["cut", "empty", "list", "key", "text", "shorter", "nan", "negative", "zero", "zero-time", "surrogate"],
 )
 def test_a_broken_file_is_not_used(tmp_path, caplog, damage):
     Timings(CONDITIONS, MEASURED).save(tmp_path)
@@ -79,7 +119,7 @@ def prepared(folder: Path, *overrides: str) -> Job:
 
 def test_the_conditions_of_a_job(tmp_path: Path) -> None:
     job = prepared(tmp_path, "train.micro_batch_size=2", "data.max_length=16", "model.dtype=float32")
-    found = Conditions.of(job.config, job.spec, job.devices)
+    found = Conditions.of(job.config, job.spec, job.hardware)
     assert (found.tokens, found.length, found.dtype) == (32, 16, "float32")
     assert found.layers == len(job.spec.layers) + 1
     assert len(found.devices) == 1, "two workers of one kind"
@@ -214,6 +254,14 @@ def test_the_times_are_kept_and_a_resumed_run_plans_with_them(folder, metered, o
     kept = json.loads((run.path / FILE).read_text())
     assert (kept["conditions"]["tokens"], kept["conditions"]["layers"]) == (16 * 16, 4)
     assert kept["measured"]["backward"] == list(other_plan[2].backward) != list(other_plan[0].backward)
+
+
+def test_impossible_times_change_no_plan(folder, metered, other_plan, monkeypatch, caplog):
+    measured = Meter.measured
+    monkeypatch.setattr(Meter, "measured", lambda *given: replace(measured(*given), upload=0.0))
+    run = tools.train_here(folder)
+    assert metered == [True] and not other_plan
+    assert not (run.path / FILE).exists() and "0 is not possible as a time or rate" in caplog.text
 
 
 @pytest.mark.parametrize("override", ["engine.replan=false", "train.max_steps=4"])

@@ -1,0 +1,96 @@
+"""A run whose measured times `rptrain plan --timings` uses."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from rptrain.config.schema import Config
+from rptrain.engine.meter import Measured
+from rptrain.models.spec import ModelShape
+from rptrain.planner.advice import with_value
+from rptrain.planner.hardware import Hardware
+from rptrain.planner.timings import FILE, Conditions, Timings, difference, read
+from rptrain.runs import events
+from rptrain.runs.run_dir import RunDir
+from rptrain.schedule.machine import card_named
+from rptrain.utils.errors import UserError
+
+MEASURE = "measure this config: train it for 5 steps or more with engine.replan = true"
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run, its config and its measured times."""
+
+    path: Path
+    config: Config
+    timings: Timings
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Raises UserError if the folder is not a run's, or has no times that can be used."""
+        run = RunDir.open(folder)
+        if not (folder / FILE).exists():
+            raise UserError(f"{folder} has no measured times ({FILE}): name another run, or {MEASURE}")
+        try:
+            return cls(folder, run.config(), read(folder))
+        except UserError as error:
+            raise UserError(f"{error}; name another run, or {MEASURE}") from None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of devices on which the run was measured."""
+        return self.timings.conditions.devices
+
+    def with_micro_batch(self, config: Config) -> Config:
+        """The config with the run's micro-batch in place of "auto", if it divides the config's global batch."""
+        if config.train.micro_batch_size != "auto":
+            return config
+        return with_value(config, "train.micro_batch_size", self.config.train.micro_batch_size) or config
+
+    def times(self, config: Config, spec: ModelShape, hardware: Hardware) -> Measured:
+        """The times, for the plan of a config without "auto". Raises UserError, with all differences, if they do not
+        apply to it.
+        """
+        conditions = self.timings.conditions
+        if not hardware.here:
+            conditions = replace(conditions, devices=tuple(sorted({_profile(kind) for kind in self.kinds})))
+        before, after = _settings(self.config), _settings(config)
+        different = conditions.differences(Conditions.of(config, spec, hardware))
+        different += [
+            difference(key, value, after[key]) for key, value in before.items() if after.get(key, value) != value
+        ]
+        if (parameters := self._parameters()) != spec.num_parameters:
+            different.append(difference("the number of parameters", parameters, spec.num_parameters))
+        if different:
+            raise UserError(
+                f"the times measured in {self.path} do not apply to this plan: {'; '.join(different)}. Change the "
+                f"plan, name another run, or {MEASURE}"
+            )
+        return self.timings.measured
+
+    def _parameters(self) -> int | None:
+        """The number of parameters of the run's model, as recorded at its start."""
+        records = events.read(RunDir(self.path).events_path)
+        return next((record.parameters for record in records if isinstance(record, events.RunStarted)), None)
+
+
+def _profile(device: str) -> str:
+    """The name of a device's profile, by which hypothetical machines know it; without a profile the device's own."""
+    card = card_named(device)
+    return card.name if card else device
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """The settings, by key, that change the times of layers or updates and are not part of `Conditions`."""
+    train, lora = config.train, config.adapters
+    adapters = lora.model_dump(mode="json", exclude={"lora_alpha", "use_rslora", "adapter"}) if lora else {}
+    return {
+        "train.method": "lora" if lora else "full",
+        "train.freeze": list(train.freeze),
+        "train.router_aux_loss_coef": train.router_aux_loss_coef,
+        **{f"lora.{key}": value for key, value in adapters.items()},
+        "optim.moments": config.optim.moments,
+        "engine.fp8": config.engine.fp8,
+        "engine.fp16_accumulation": config.engine.fp16_accumulation,
+    }
