@@ -108,7 +108,8 @@ def _cuda() -> tuple[int, ...]:
 
 def _scaled_mm(a: Rows, b: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     by_row = {"scale_a": a.scales[:, None], "scale_b": scales[None]}
-    return torch._scaled_mm(a.codes, b.t(), **by_row, out_dtype=dtype, use_fast_accum=False)
+    scaled_mm = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage]: stubs of torch 2.13 leave it out
+    return scaled_mm(a.codes, b.t(), **by_row, out_dtype=dtype, use_fast_accum=False)
 
 
 def product_triton(a: Rows, b: Rows, dtype: torch.dtype) -> Tensor:

@@ -7,7 +7,7 @@ from rptrain.kernels.fp8 import ALIGNMENT
 from rptrain.models.adapters.freeze import Shape
 from rptrain.models.adapters.names import EXPERTS
 from rptrain.models.adapters.products import PLACES
-from rptrain.models.spec import LayerShape, Param
+from rptrain.models.spec import LayerShape, ModelShape, Param
 from rptrain.utils.errors import UserError
 
 OUTPUTS = ("down", "experts_down")  # matrices whose products are a block's output
@@ -37,7 +37,7 @@ def with_fp8(spec: Shape) -> Shape:
     return replace(spec, units=units, layers=tuple(map(layer_in_fp8, spec.layers)))
 
 
-def in_last_output(spec: Shape, unit: int, param: Param) -> bool:
+def in_last_output(spec: ModelShape, unit: int, param: Param) -> bool:
     """Whether the product of a unit's parameter is the output of the last block.
 
     In 16 bits, this matrix alone removes a third of the loss that FP8 adds (docs/decisions/0021-fp8-products.md).
