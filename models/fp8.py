@@ -7,25 +7,18 @@ from rptrain.kernels.fp8 import ALIGNMENT
 from rptrain.models.adapters.freeze import Shape
 from rptrain.models.adapters.names import EXPERTS
 from rptrain.models.adapters.products import PLACES
-from rptrain.models.spec import LayerShape, ModelShape, Param
+from rptrain.models.spec import LayerShape, Param
 from rptrain.utils.errors import UserError
-
-OUTPUTS = ("down", "experts_down")  # matrices whose products are a block's output
 
 
 def with_fp8(spec: Shape) -> Shape:
     """The model with the products of its blocks in FP8: attention's projections, dense MLPs, and experts.
 
     Embedding, head, norms, routers and adapters stay as they are, and so do matrices with a size that is not a multiple
-    of 16, and the output of the last block (`in_last_output`). Raises UserError if no matrix is left.
+    of 16. Raises UserError if no matrix is left.
     """
-
-    def marked(index: int, param: Param) -> Param:
-        return replace(param, in_fp8=_fits(param) and not in_last_output(spec, index, param))
-
     units = tuple(
-        replace(unit, params=tuple(marked(index, param) for param in unit.params))
-        for index, unit in enumerate(spec.units)
+        replace(unit, params=tuple(replace(param, in_fp8=_fits(param)) for param in unit.params)) for unit in spec.units
     )
     if not any(param.in_fp8 for unit in units for param in unit.params):
         raise UserError(f"engine.fp8: no matrix of this model's blocks has sizes that are multiples of {ALIGNMENT}")
@@ -35,14 +28,6 @@ def with_fp8(spec: Shape) -> Shape:
         return replace(cast(Any, layer), fp8=tuple(names))
 
     return replace(spec, units=units, layers=tuple(map(layer_in_fp8, spec.layers)))
-
-
-def in_last_output(spec: ModelShape, unit: int, param: Param) -> bool:
-    """Whether the product of a unit's parameter is the output of the last block.
-
-    In 16 bits, this matrix alone removes a third of the loss that FP8 adds (docs/decisions/0021-fp8-products.md).
-    """
-    return param.name in OUTPUTS and unit in spec.layers[-1].units
 
 
 def _fits(param: Param) -> bool:

@@ -13,10 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rptrain.kernels.quant import FP8_NAME, MXFP4, Format, Quantized, format_of, quantize_into
+from rptrain.kernels.quant import MXFP4, Format, Quantized, format_of, quantize_into
 from rptrain.models.adapters.freeze import Shape
 from rptrain.models.adapters.products import PLACES
-from rptrain.models.fp8 import in_last_output
 from rptrain.models.spec import ModelShape, Param
 from rptrain.models.weights.safetensors_io import Stored, read_here
 from rptrain.utils.errors import UserError
@@ -31,22 +30,16 @@ def with_base(spec: Shape, base: str) -> Shape:
     """The model with the matrices of its layers' frozen units in the format `base`; "bf16": unchanged.
 
     Experts that checkpoints may store in MXFP4 stay in MXFP4 with any format; with "mxfp4" nothing else is quantized
-    then, as in the published model. Matrices whose tensors do not consist of whole blocks are not quantized, and in FP8
-    neither is the output of the last block (models/fp8.py). Raises UserError if no matrix can be quantized.
+    then, as in the published model. Matrices whose tensors do not consist of whole blocks are not quantized. Raises
+    UserError if no matrix can be quantized.
     """
     if base == "bf16":
         return spec
     published = any(part.mxfp4 for unit in spec.units for param in unit.params for part in param.parts)
     chosen = None if published and base == MXFP4.name else base
     inside = {unit for layer in spec.layers for unit in layer.units} & {*spec.frozen}
-
-    def held(index: int, param: Param) -> Param:
-        quantized = _held(param, chosen)
-        in_fp8 = quantized.format is not None and quantized.format.name == FP8_NAME
-        return param if in_fp8 and in_last_output(spec, index, param) else quantized
-
     units = tuple(
-        replace(unit, params=tuple(held(index, param) for param in unit.params)) if index in inside else unit
+        replace(unit, params=tuple(_held(param, chosen) for param in unit.params)) if index in inside else unit
         for index, unit in enumerate(spec.units)
     )
     if not any(unit.quantized for unit in units):

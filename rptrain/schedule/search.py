@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise, product
+from itertools import islice, pairwise
 
 from rptrain.schedule.costs import LayerCost
 from rptrain.schedule.estimate import Estimate, Setting, estimate
@@ -15,7 +15,6 @@ Fits = Callable[[Sequence[Stage]], bool]
 STARTS = 4  # partitions of each kind of ends to refine
 REFINEMENTS = 500  # neighbors to evaluate for each of them
 FEW = 100  # neighbors to evaluate in a short search
-PAIRS = 250  # neighbors with two ends moved, at most; with more stages, single ends move the work in smaller steps
 TIE = 1e-6  # relative difference below which plans count as equally fast; the one with fewer stages wins
 
 
@@ -159,36 +158,22 @@ def _refined(cuts: Cuts, layers: int, value: Callable[[Cuts], tuple[float, float
 
 
 def _neighbors(cuts: Cuts, layers: int) -> Iterator[Cuts]:
-    """Variants: the fused stage one layer longer or shorter, an end moved by 1 or 2 layers, stages joined or split.
-
-    With few stages, also an end in forward and one in backward, both moved by 1 layer.
-    """
+    """Variants: the fused stage one layer longer or shorter, an end moved by 1 or 2 layers, stages joined or split."""
     for body in (cuts.body - 1, cuts.body + 1):
         if 0 <= body < layers:
             yield Cuts(body, *(tuple(c for c in part if c < body) for part in (cuts.forward, cuts.backward)))
     for backward, part in ((False, cuts.forward), (True, cuts.backward)):
         for changed in _changes(part, cuts.body):
             yield Cuts(cuts.body, cuts.forward, changed) if backward else Cuts(cuts.body, changed, cuts.backward)
-    if 4 * len(cuts.forward) * len(cuts.backward) <= PAIRS:
-        for i, j in product(range(len(cuts.forward)), range(len(cuts.backward))):
-            for forward in _moved(cuts.forward, cuts.body, i, (-1, 1)):
-                for backward in _moved(cuts.backward, cuts.body, j, (-1, 1)):
-                    yield Cuts(cuts.body, forward, backward)
 
 
 def _changes(part: tuple[int, ...], body: int) -> Iterator[tuple[int, ...]]:
     edges = (0, *part, body)
-    for i in range(len(part)):
-        yield from _moved(part, body, i, (-1, 1, -2, 2))
+    for i, cut in enumerate(part):
+        for moved in (cut - 1, cut + 1, cut - 2, cut + 2):
+            if edges[i] < moved < edges[i + 2]:
+                yield (*part[:i], moved, *part[i + 1 :])
         yield part[:i] + part[i + 1 :]
     for i, (start, stop) in enumerate(pairwise(edges)):
         if stop - start > 1:
             yield (*part[:i], (start + stop) // 2, *part[i:])
-
-
-def _moved(part: tuple[int, ...], body: int, i: int, distances: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Variants with end i moved."""
-    edges = (0, *part, body)
-    for distance in distances:
-        if edges[i] < part[i] + distance < edges[i + 2]:
-            yield (*part[:i], part[i] + distance, *part[i + 1 :])

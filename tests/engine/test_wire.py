@@ -225,13 +225,13 @@ def test_a_state_in_fp8_is_not_resumed_without(tmp_path):
 
 # Bytes
 
-WIDE = plain.config(hidden_size=256, intermediate_size=768, head_dim=64, num_hidden_layers=6, vocab_size=32)
+WIDE = plain.config(hidden_size=256, intermediate_size=768, head_dim=64, num_hidden_layers=2, vocab_size=32)
 
 
 @DTYPES
 def test_uploads_are_codes(dtype):
     """As counted, and as planned; beside them are the scales, the norms and the head."""
-    plan, steps = Plan.parse("F0-5 FB6-6 B0-5 | N=1 M=4 MR=4"), 2
+    plan, steps = Plan.parse("F0-1 FB2-2 B0-1 | N=1 M=4 MR=4"), 2
     batches, counted, shapes = plain.make_batches(steps, vocab=32), {}, Shapes(32, 4, dtype, wide_grad=False)
     for fp8 in (False, True):
         meter = Meter()
@@ -243,25 +243,25 @@ def test_uploads_are_codes(dtype):
         counted[fp8] = sum(r.subject for r in meter.readings if r.kind == "upload" and r.iteration == 1)
         assert counted[fp8] == planned
     matrices = sum(param.numel for unit in with_fp8(build(WIDE)).units for param in unit.in_fp8)
-    rows = 6 * (2 * 256 + 2 * 128 + 256 + 2 * 768) - 256  # of q and o, k and v, down, gate and up; not the last down
+    rows = 2 * (2 * 256 + 2 * 128 + 256 + 2 * 768)  # of both layers: q and o, k and v, down, gate and up
     others = counted[False] - 2 * matrices * dtype.itemsize
-    assert counted[True] - others == pytest.approx(2 * (matrices + 4 * rows), abs=2 * 6 * 4 * 128)
-    assert counted[True] <= (0.55 if dtype == torch.bfloat16 else 0.31) * counted[False]
+    assert counted[True] - others == pytest.approx(2 * (matrices + 4 * rows), abs=2 * 2 * 4 * 128)
+    assert counted[True] <= (0.55 if dtype == torch.bfloat16 else 0.28) * counted[False]
     head = sum(store.spec.units[unit].nbytes(dtype.itemsize) for unit in store.spec.head.units)
     assert (need.params, need.prepared) == (planned - head, matrices)
 
 
 @pytest.mark.parametrize(("generations", "each"), [(1, 15), (2, 16)], ids=["sync", "async"])
 def test_bytes_per_parameter(generations, each):
-    """Scales, norms, the table, the head and the last down projection beside."""
-    cfg = plain.config(hidden_size=256, intermediate_size=768, head_dim=64, num_hidden_layers=16, vocab_size=32)
-    spec, down = with_fp8(build(cfg)), 256 * 768
+    """Scales, norms, the table and the head beside."""
+    cfg = plain.config(hidden_size=512, intermediate_size=1536, head_dim=64, num_hidden_layers=1, vocab_size=32)
+    spec = with_fp8(build(cfg))
     sizes = ModelStore.sizes(spec, torch.bfloat16, generations=generations)
     matrices = sum(param.numel for unit in spec.units for param in unit.in_fp8)
     total, rest = sum(sizes.values()), spec.num_parameters - matrices
-    assert total / spec.num_parameters == pytest.approx(each, rel=0.02)
-    assert sizes["wire"] == pytest.approx(generations * (matrices + 2 * down), rel=0.02)
+    assert total / spec.num_parameters == pytest.approx(each, rel=0.01)
+    assert sizes["wire"] == pytest.approx(generations * matrices, rel=0.01)
     with ModelStore(spec, torch.bfloat16, generations=generations) as store:
         assert store._arena._used == total
         taken = sum(t.nbytes for state in store.units for t in (*state.params, *state.wire))
-    assert taken == pytest.approx((2 + generations) * matrices + 2 * generations * rest + 2 * down, rel=0.01)
+    assert taken == pytest.approx((2 + generations) * matrices + 2 * generations * rest, rel=0.01)

@@ -149,12 +149,10 @@ def test_products_in_fp8_are_planned_at_their_rate():
     block = [plan.costs[0].forward + plan.costs[0].backward for plan in (plain, narrow)]
     assert block[0] - block[1] == pytest.approx(saved, rel=1e-6)
     assert narrow.costs[-1] == plain.costs[-1]
-    down = 4096 * 14336  # of the last block, which stays in 16 bits
     assert narrow.costs[0].params == matrices + 4 * rows + 2 * 2 * 4096  # and two norms
-    assert narrow.costs[-2].params - narrow.costs[0].params == down - 4 * 4096
     assert narrow.costs[0].params < 0.501 * plain.costs[0].params
     assert narrow.costs[0].prepared == matrices
-    assert narrow.store_bytes - plain.store_bytes == pytest.approx(32 * (matrices + 4 * rows) + down, rel=1e-4)
+    assert narrow.store_bytes - plain.store_bytes == pytest.approx(32 * (matrices + 4 * rows), rel=1e-4)
     assert narrow.estimate.period < 0.7 * plain.estimate.period
     uploads = [
         sum(stage_bytes(s, stage, torch.bfloat16) for stage in plain.plan.stages) for s in (spec, with_fp8(spec))
