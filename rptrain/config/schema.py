@@ -213,7 +213,7 @@ class Engine(Section):
     """Devices, memory limits and how the pipeline runs."""
 
     devices: Devices = "auto"
-    """"auto", "cuda" (all GPUs), "cuda:0,1" (these GPUs), or "cpu:N" for N workers on the CPU"""
+    """"auto", "cuda" (all GPUs), "cuda:0,1" (these GPUs), or "cpu:N" (N CPU workers); GPUs must be of one model"""
     vram_limit: Size | None = None
     """memory limit per GPU, such as "24GiB"; unset: all free memory"""
     host_limit: Size | None = None
