@@ -221,7 +221,7 @@ class Engine(Section):
     round_size: Count | Literal["auto"] | None = None
     """micro-batches per round; fewer need less host memory; "auto": the fastest; unset: all of a step"""
     optimizer_threads: PositiveInt | None = None
-    """CPU threads of the optimizer; unset: four fifths of the cores, at most 16 per NUMA node"""
+    """CPU threads of the optimizer; unset: four fifths of the cores of each NUMA node, at most 16 per node"""
     fp16_accumulation: bool = False
     """with float16: GPUs sum products in float16, on GeForce cards also in attention; faster there, less exact"""
     fp8: bool = False
