@@ -213,7 +213,7 @@ class Engine(Section):
     """Devices, memory limits and how the pipeline runs."""
 
     devices: Devices = "auto"
-    """"auto", "cuda" (all GPUs), "cuda:0,1" (these GPUs), or "cpu:N" for N workers on the CPU"""
+    """"auto", "cuda" (all GPUs), "cuda:0,1" (these GPUs), or "cpu:N" (N CPU workers); GPUs must be of one model"""
     vram_limit: Size | None = None
     """memory limit per GPU, such as "24GiB"; unset: all free memory"""
     host_limit: Size | None = None
@@ -221,7 +221,7 @@ class Engine(Section):
     round_size: Count | Literal["auto"] | None = None
     """micro-batches per round; fewer need less host memory; "auto": the fastest; unset: all of a step"""
     optimizer_threads: PositiveInt | None = None
-    """CPU threads of the optimizer; unset: four fifths of the cores, at most 16 per NUMA node"""
+    """CPU threads of the optimizer; unset: four fifths of the cores of each NUMA node, at most 16 per node"""
     fp16_accumulation: bool = False
     """with float16: GPUs sum products in float16, on GeForce cards also in attention; faster there, less exact"""
     fp8: bool = False

@@ -47,7 +47,7 @@ class Arena:
         self._map.madvise(mmap.MADV_HUGEPAGE)  # first touch and registration at memory speed
         self._map.madvise(mmap.MADV_DONTFORK)
         self._base = torch.frombuffer(self._map, dtype=torch.uint8)
-        numa.topology().interleave(self._base.data_ptr(), self._size)  # every GPU reads and writes all of it
+        numa.topology().interleave(self._base.data_ptr(), self._size)  # every GPU and AdamW use all weights
         self._used = 0
         self._pieces: list[Tensor] = []  # bytes in use, and in whole pages
         self._registered: list[int] = []

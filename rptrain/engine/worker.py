@@ -116,7 +116,7 @@ class Worker:
     # ---- the thread
 
     def _main(self) -> None:
-        numa.bind(numa.topology().cpus(self._device.numa_node))  # near the GPU that the thread launches work for
+        numa.bind(numa.topology().near(self._device.numa_node))
         self._device.enter()
         program = self._program()
         number, slot = next(program)

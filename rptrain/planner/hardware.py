@@ -138,7 +138,7 @@ def check_fp8(devices: Iterable[str]) -> None:
 def check_alike(text: str, devices: Sequence[str]) -> None:
     """Raises UserError if the GPUs among the devices that engine.devices = `text` names are of different models.
 
-    A plan has one time for each stage, on any device. Sizes of memory may differ: the plan fits into the smallest.
+    A plan has one time for each stage, on any device. Models are equal only if the names and compute capabilities are.
     """
     models: dict[str, list[str]] = {}
     for name in (name for name in devices if name.startswith("cuda")):

@@ -1,9 +1,10 @@
-"""Where memory and threads of an engine are on a host with several NUMA nodes, which is made up."""
+"""Where memory and threads of an engine are on a host with several simulated NUMA nodes."""
 
 import ctypes
 import mmap
 import os
 import threading
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
@@ -14,22 +15,30 @@ from rptrain.engine.devices.cuda import CudaDevice
 from rptrain.engine.optim import adam
 from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.store import Arena
+from rptrain.models.adapters.lora import LoRA
 from rptrain.utils import numa
 from rptrain.utils.numa import Node, Topology
 
 from . import plain, runs
+from .transfer.test_staging import mapped_store
 
 NAMES = ("cpu:0", "cpu:1", "adam_0", "optimizer", "embedding", "MainThread")
+READERS = ("device 0 reader_0", "device 1 reader_0")
+MISSING = 1 << 10  # the first of CPUs that no machine of ours has, and that the kernel leaves out of a mask
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=4 MR=4"
 
 
 def two_nodes(monkeypatch):
-    """Makes every other of this machine's CPUs node 0, and the rest node 1. Returns the CPUs of both."""
+    """Makes every other of this machine's CPUs node 0, and the rest node 1. Returns the CPUs of both.
+
+    Each node also has ten CPUs that do not exist, so that threads of devices are bound to it.
+    """
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < 2:
         pytest.skip("needs two CPUs")
     cpus = frozenset(usable[::2]), frozenset(usable[1::2])
-    made = Topology((Node(0, cpus[0]), Node(1, cpus[1])))
+    extra = frozenset(range(MISSING, MISSING + 10)), frozenset(range(MISSING + 10, MISSING + 20))
+    made = Topology((Node(0, cpus[0] | extra[0]), Node(1, cpus[1] | extra[1])))
     monkeypatch.setattr(numa, "topology", lambda: made)
     return cpus
 
@@ -62,6 +71,17 @@ def test_threads_are_bound_and_the_bits_stay(monkeypatch):
     assert all(torch.equal(got[name], weights[name]) for name in weights)
 
 
+def test_readers_of_files_are_bound_with_the_thread_of_their_device(monkeypatch, tmp_path):
+    cpus = two_nodes(monkeypatch)
+    monkeypatch.setattr(CpuDevice, "numa_node", property(lambda device: 1 - int(device.name[-1])))
+    lora = mapped_store(tmp_path, plain.CONFIG, {"lora": LoRA(r=3)})
+    with lora as store, runs.engine_of(store, PLAN, tokens=32, threads=2) as engine:
+        engine.forward_backward(plain.make_batches(1)[0]).result()
+        threads = {thread.name: thread.native_id for thread in threading.enumerate()}
+        places = [os.sched_getaffinity(threads[name]) for name in READERS]
+    assert places == [cpus[1], cpus[0]]
+
+
 def test_threads_of_adam_are_spread_over_the_nodes(monkeypatch):
     cpus = two_nodes(monkeypatch)
     barrier = threading.Barrier(4, timeout=60)
@@ -75,13 +95,35 @@ def test_threads_of_adam_are_spread_over_the_nodes(monkeypatch):
     assert sorted(map(sorted, places)) == sorted(map(sorted, [*cpus, *cpus]))
 
 
-@pytest.mark.parametrize(("cores", "nodes", "threads"), [(64, 0, 16), (64, 2, 32), (24, 2, 20), (256, 8, 128)])
-def test_threads_of_adam_are_at_most_16_per_node(cores, nodes, threads, monkeypatch):
-    made = Topology(tuple(Node(index, frozenset(range(cores // nodes))) for index in range(nodes)))
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (4, 4), (8, 7), (64, 16)])
+def test_threads_of_adam_without_nodes(cores, threads, monkeypatch):
     monkeypatch.setattr(adam, "cores", lambda: cores)
-    monkeypatch.setattr(numa, "topology", lambda: made)
+    monkeypatch.setattr(numa, "topology", Topology)
     with CpuAdam((0.9, 0.95), 1e-8) as optimizer:
         assert optimizer.threads == threads
+
+
+@pytest.mark.parametrize(
+    ("cpus", "threads"),
+    [
+        ([32, 32], [16, 16]),
+        ([12, 12], [10, 10]),
+        ([32] * 8, [16] * 8),
+        ([4, 4], [3, 3]),
+        ([2, 14], [1, 12]),
+        ([1, 15], [0, 12]),
+        ([64, 10], [16, 8]),
+        ([1, 1], [1, 0]),
+    ],
+)
+def test_threads_of_adam_leave_cpus_of_each_node_free(cpus, threads, monkeypatch):
+    ends = list(accumulate(cpus))
+    nodes = [frozenset(range(end - count, end)) for end, count in zip(ends, cpus, strict=True)]
+    made = Topology(tuple(Node(index, node) for index, node in enumerate(nodes)))
+    monkeypatch.setattr(numa, "topology", lambda: made)
+    with CpuAdam((0.9, 0.95), 1e-8) as optimizer:
+        places = made.spread(optimizer.threads)
+    assert [places.count(node) for node in nodes] == threads
 
 
 def test_a_gpu_is_found_by_its_place_on_the_bus(monkeypatch):
@@ -105,6 +147,7 @@ def test_all_memory_is_interleaved_before_it_is_touched(monkeypatch):
         return True
 
     monkeypatch.setattr(numa, "_mbind", mbind)
+    monkeypatch.setattr(numa, "_policy", lambda: numa.MPOL_DEFAULT)
     with runs.make_store(plain.CONFIG, torch.bfloat16, asynchronous=True) as store, Arena(1) as small:
         assert len(areas) == 2
         start, stop = areas[0]

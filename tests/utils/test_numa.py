@@ -1,5 +1,7 @@
 """The topology of a machine with two sockets, described in files; system calls on this machine, with one node."""
 
+import ctypes
+import logging
 import mmap
 import os
 import platform
@@ -12,7 +14,8 @@ import torch
 from rptrain.utils import numa
 from rptrain.utils.numa import Node, Topology, bind, node_of, topology
 
-SOCKETS = (frozenset({0, 1, 2, 3, 8, 9, 10, 11}), frozenset({4, 5, 6, 7, 12, 13, 14, 15}))
+SOCKETS = (frozenset({*range(5), *range(10, 15)}), frozenset({*range(5, 10), *range(15, 20)}))
+MPOL_BIND, SET_MEMPOLICY = 2, {"x86_64": 238, "aarch64": 237}
 BOTH = Topology((Node(0, SOCKETS[0]), Node(2, SOCKETS[1])))
 
 
@@ -21,9 +24,9 @@ def sysfs(tmp_path, monkeypatch):
     """Sockets are nodes 0 and 2, a GPU's memory is node 1; GPUs hang on both sockets, and one somewhere."""
     files = {
         "devices/system/node/online": "0-2",
-        "devices/system/node/node0/cpulist": "0-3,8-11",
+        "devices/system/node/node0/cpulist": "0-4,10-14",
         "devices/system/node/node1/cpulist": "",
-        "devices/system/node/node2/cpulist": "4-7,12-15",
+        "devices/system/node/node2/cpulist": "5-9,15-19",
         "bus/pci/devices/0000:17:00.0/numa_node": "0",
         "bus/pci/devices/0000:ca:00.0/numa_node": "2",
         "bus/pci/devices/0001:00:00.0/numa_node": "-1",
@@ -32,7 +35,7 @@ def sysfs(tmp_path, monkeypatch):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
-    allow(monkeypatch, range(16))
+    allow(monkeypatch, range(20))
     return tmp_path
 
 
@@ -45,8 +48,8 @@ def test_nodes_are_those_with_cpus(sysfs):
 
 
 def test_the_cpu_mask_of_the_process_is_kept(sysfs, monkeypatch):
-    allow(monkeypatch, {2, 3, 4, 99})
-    assert topology(sysfs) == Topology((Node(0, frozenset({2, 3})), Node(2, frozenset({4}))))
+    allow(monkeypatch, {2, 3, 5, 99})
+    assert topology(sysfs) == Topology((Node(0, frozenset({2, 3})), Node(2, frozenset({5}))))
     allow(monkeypatch, SOCKETS[1])
     assert topology(sysfs) == Topology(), "the process stays on the socket that it was given"
     allow(monkeypatch, {99})
@@ -59,28 +62,57 @@ def test_there_is_nothing_to_choose_without_a_second_node(sysfs, tmp_path):
     assert topology(tmp_path / "elsewhere") == Topology()
 
 
+@pytest.mark.parametrize("text", ["0-3", "0,x", "-", ""])
+def test_nothing_is_known_from_incomplete_or_damaged_files(sysfs, text):
+    (sysfs / "devices/system/node/online").write_text(text + "\n")  # 3: its cpulist is missing
+    assert topology(sysfs) == Topology()
+    (sysfs / "bus/pci/devices/0000:17:00.0/numa_node").write_text(text + "\n")
+    assert node_of("0000:17:00.0", sysfs) == -1
+
+
 def test_a_device_is_near_the_cpus_of_its_node(sysfs):
     near = {address: node_of(address, sysfs) for address in ("0000:17:00.0", "0000:ca:00.0", "0001:00:00.0", "none")}
     assert near == {"0000:17:00.0": 0, "0000:ca:00.0": 2, "0001:00:00.0": -1, "none": -1}
-    assert [BOTH.cpus(node) for node in near.values()] == [*SOCKETS, frozenset(), frozenset()]
-    assert Topology().cpus(0) == frozenset()
+    assert [BOTH.near(node) for node in near.values()] == [*SOCKETS, frozenset(), frozenset()]
+    assert Topology().near(0) == frozenset()
+
+
+def test_a_device_is_not_kept_on_a_node_where_adam_leaves_fewer_than_two_cpus():
+    uneven = Topology((Node(0, frozenset(range(9))), Node(1, frozenset(range(9, 19)))))
+    assert [node.free for node in uneven.nodes] == [1, 2]
+    assert [uneven.near(number) for number in (0, 1)] == [frozenset(), frozenset(range(9, 19))]
 
 
 def test_threads_are_spread_evenly():
     assert BOTH.spread(5) == [SOCKETS[0], SOCKETS[1], SOCKETS[0], SOCKETS[1], SOCKETS[0]]
     few, many = frozenset({0}), frozenset({1, 2, 3})
     uneven = Topology((Node(0, few), Node(1, many)))
-    assert uneven.spread(4) == [few, many, many, many]
-    assert uneven.spread(6) == [few, many, many, many, few, many]
+    assert uneven.spread(2) == [many, many], "a CPU of each node stays free"
+    assert uneven.spread(4) == [many, many, few, many]
+    assert uneven.spread(6) == [many, many, few, many, many, many]
     assert Topology().spread(2) == [frozenset()] * 2
 
 
 def test_memory_is_interleaved_over_the_nodes(monkeypatch):
     calls = []
     monkeypatch.setattr(numa, "_mbind", lambda *arguments: calls.append(arguments) or True)
+    monkeypatch.setattr(numa, "_policy", lambda: numa.MPOL_DEFAULT)
     assert BOTH.interleave(0x7F0000000000, 1 << 21)
     assert not Topology().interleave(0x7F0000000000, 1 << 21)
     assert calls == [(0x7F0000000000, 1 << 21, 0b101)]
+
+
+@pytest.mark.parametrize(("policy", "reason"), [(numa.MPOL_DEFAULT, "refuses mbind"), (MPOL_BIND, "memory policy")])
+def test_memory_that_is_not_interleaved_is_logged_once(monkeypatch, caplog, policy, reason):
+    calls = []
+    monkeypatch.setattr(numa, "_mbind", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(numa, "_policy", lambda: policy)
+    numa._log_once.cache_clear()
+    with caplog.at_level(logging.INFO, numa.__name__):
+        assert not Topology().interleave(0x7F0000000000, 1 << 21) and not caplog.messages
+        assert not BOTH.interleave(0x7F0000000000, 1 << 21) and not BOTH.interleave(0x7F0000000000, 1 << 21)
+    assert len(caplog.messages) == 1 and reason in caplog.messages[0]
+    assert len(calls) == (2 if policy == numa.MPOL_DEFAULT else 0)
 
 
 # ---- system calls on this machine
@@ -104,6 +136,24 @@ def test_the_kernel_interleaves_memory(memory):
         pytest.skip("this system forbids it")
     assert policy(memory.data_ptr()) == "interleave:0"
     assert not memory.any()
+
+
+def test_a_memory_policy_of_the_user_is_kept(memory):
+    """As numactl --membind sets it; in a thread of its own, whose policy ends with it."""
+    here, got = Topology((Node(0, frozenset({0})),)), []
+
+    def main():
+        call, bits = SET_MEMPOLICY.get(platform.machine(), -1), ctypes.c_ulong(1)
+        refused = ctypes.CDLL(None).syscall(call, MPOL_BIND, ctypes.byref(bits), ctypes.c_ulong(64))
+        got.append(refused or (numa._policy(), here.interleave(memory.data_ptr(), len(memory))))
+
+    thread = threading.Thread(target=main)
+    thread.start()
+    thread.join()
+    if got == [-1]:
+        pytest.skip("this system forbids it")
+    assert got == [(MPOL_BIND, False)]
+    assert numa._policy() == numa.MPOL_DEFAULT, "of this thread"
 
 
 def test_the_kernel_refuses_a_node_that_does_not_exist(memory, monkeypatch):

@@ -79,7 +79,7 @@ class Device(Protocol):
 
     @property
     def numa_node(self) -> int:
-        """The NUMA node that the device is attached to; -1 if unknown, or if it has no place of its own."""
+        """The NUMA node that the device is attached to; -1 if unknown, or for CPU workers."""
         ...
 
     def enter(self) -> None:

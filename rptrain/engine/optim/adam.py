@@ -76,8 +76,8 @@ class CpuAdam:
     """Updates flat buffers with AdamW (decoupled weight decay, bias correction; torch.optim.AdamW's maths).
 
     Results depend neither on `threads` nor on whether the native code (`native`) or torch runs. By default `threads` is
-    four fifths of the available cores, at most 16 per NUMA node; the rest is left to the threads that launch work for
-    GPUs. With several nodes, each thread is bound to the CPUs of one. Context manager: owns a thread pool.
+    four fifths of the available cores of each NUMA node, at most 16; the rest is left to the threads that launch work
+    for GPUs. With several nodes, each thread is bound to the CPUs of one. Context manager: owns a thread pool.
     """
 
     def __init__(
@@ -90,7 +90,8 @@ class CpuAdam:
     ) -> None:
         self.betas, self.eps = betas, eps
         nodes = numa.topology()
-        self.threads = threads or min(cores() - cores() // 5, NODE_THREADS * max(1, len(nodes.nodes)))
+        shares = [node.share for node in nodes.nodes] or [cores() - cores() // 5]
+        self.threads = threads or max(1, sum(min(share, NODE_THREADS) for share in shares))
         self._library = None if force_fallback else _library()
         places = deque(nodes.spread(self.threads))
         self.pool = ThreadPoolExecutor(self.threads, "adam", initializer=lambda: numa.bind(places.popleft()))

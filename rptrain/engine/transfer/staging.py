@@ -63,6 +63,7 @@ class Staging:
     def request(self, chunks: Iterable[Chunk]) -> None:
         """Requests chunks, which are read as buffers become free. They must be taken in the order of their requests."""
         for chunk in chunks:
+            # The pool starts a reader in the calling thread, whose binding to a NUMA node the reader inherits.
             self._pool.submit(self._read, self._requested, chunk)
             self._requested += 1
 
