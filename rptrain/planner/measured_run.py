@@ -25,6 +25,7 @@ class MeasuredRun:
     path: Path
     config: Config
     timings: Timings
+    parameters: int  # of the model, as recorded at the start of the run
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -33,7 +34,7 @@ class MeasuredRun:
         if not (folder / FILE).exists():
             raise UserError(f"{folder} has no measured times ({FILE}): name another run, or {MEASURE}")
         try:
-            return cls(folder, run.config(), read(folder))
+            return cls(folder, run.config(), read(folder), _parameters(run))
         except UserError as error:
             raise UserError(f"{error}; name another run, or {MEASURE}") from None
 
@@ -60,8 +61,8 @@ class MeasuredRun:
         different += [
             difference(key, value, after[key]) for key, value in before.items() if after.get(key, value) != value
         ]
-        if (parameters := self._parameters()) != spec.num_parameters:
-            different.append(difference("the number of parameters", parameters, spec.num_parameters))
+        if self.parameters != spec.num_parameters:
+            different.append(difference("the number of parameters", self.parameters, spec.num_parameters))
         if different:
             raise UserError(
                 f"the times measured in {self.path} do not apply to this plan: {'; '.join(different)}. Change the "
@@ -69,10 +70,14 @@ class MeasuredRun:
             )
         return self.timings.measured
 
-    def _parameters(self) -> int | None:
-        """The number of parameters of the run's model, as recorded at its start."""
-        records = events.read(RunDir(self.path).events_path)
-        return next((record.parameters for record in records if isinstance(record, events.RunStarted)), None)
+
+def _parameters(run: RunDir) -> int:
+    """The number of parameters of the run's model. Raises UserError if it is not recorded."""
+    records = events.read(run.events_path) if run.events_path.exists() else ()
+    for record in records:
+        if isinstance(record, events.RunStarted):
+            return record.parameters
+    raise UserError(f"{run.events_path} cannot be used: it has no record of the model's size")
 
 
 def _profile(device: str) -> str:

@@ -35,6 +35,7 @@ resume = "never"
 """
 BLOCKS = 8
 EVEN = Measured((*(0.01,) * BLOCKS, 0.0), (0.02,) * (BLOCKS + 1), upload=20e9, download=10e9, update=0.005, steps=2)
+EVENTS, NO_SIZE = "events.jsonl", "events.jsonl cannot be used: it has no record of the model's size"
 RTX_4090, L40S = "NVIDIA GeForce RTX 4090", "NVIDIA L40S"
 
 
@@ -159,17 +160,20 @@ def test_all_differences_are_named():
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("name", "damage", "said"),
     [
-        (lambda text: "", "is damaged; name another run"),
-        (lambda text: text.replace("0.005", "-0.005"), "cannot be used: -0.005 is not possible as a time"),
-        (lambda text: text.replace("0.01,", "", 1), "cannot be used: there are times of 8 (forward) and 9 (backward)"),
-        (None, "has no measured times (timings.json): name another run"),
+        (FILE, lambda text: "", "is damaged; name another run"),
+        (FILE, lambda text: text.replace("0.005", "-0.005"), "cannot be used: -0.005 is not possible as a time"),
+        (FILE, lambda text: text.replace("0.01,", "", 1), "used: there are times of 8 (forward) and 9 (backward)"),
+        (FILE, None, "has no measured times (timings.json): name another run"),
+        (EVENTS, lambda text: "{}\n", "events.jsonl:1: not an event record; name another run"),
+        (EVENTS, lambda text: "", f"{NO_SIZE}; name another run"),
+        (EVENTS, None, f"{NO_SIZE}; name another run, or measure this config: train it for 5 steps or more"),
     ],
-    ids=["damaged", "negative", "fewer", "missing"],
+    ids=["damaged", "negative", "fewer", "missing", "damaged-events", "no-start", "no-events"],
 )
-def test_times_that_cannot_be_used_are_refused(damage, said):
-    file = measured_run() / FILE
+def test_times_that_cannot_be_used_are_refused(name, damage, said):
+    file = measured_run() / name
     if damage is None:
         file.unlink()
     else:
