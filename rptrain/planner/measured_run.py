@@ -8,11 +8,12 @@ from rptrain.config.schema import Config
 from rptrain.engine.meter import Measured
 from rptrain.models.spec import ModelShape
 from rptrain.planner.advice import with_value
+from rptrain.planner.choose import Workload
 from rptrain.planner.hardware import Hardware
 from rptrain.planner.timings import FILE, Conditions, Timings, difference, read
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
-from rptrain.schedule.machine import card_named
+from rptrain.schedule.machine import Card, card_named
 from rptrain.utils.errors import UserError
 
 MEASURE = "measure this config: train it for 5 steps or more with engine.replan = true"
@@ -52,6 +53,8 @@ class MeasuredRun:
     def times(self, config: Config, spec: ModelShape, hardware: Hardware) -> Measured:
         """The times, for the plan of a config without "auto". Raises UserError, with all differences, if they do not
         apply to it.
+
+        With several rounds, updates read gradients of another type than with one: their time is scaled by their bytes.
         """
         conditions = self.timings.conditions
         if not hardware.here:
@@ -68,7 +71,9 @@ class MeasuredRun:
                 f"the times measured in {self.path} do not apply to this plan: {'; '.join(different)}. Change the "
                 f"plan, name another run, or {MEASURE}"
             )
-        return self.timings.measured
+        card, measured = hardware.machine.card, self.timings.measured
+        more = _update_bytes(config, spec, card) / _update_bytes(self.config, spec, card)
+        return replace(measured, update=measured.update * more)
 
 
 def _parameters(run: RunDir) -> int:
@@ -84,6 +89,13 @@ def _profile(device: str) -> str:
     """The name of a device's profile, by which hypothetical machines know it; without a profile the device's own."""
     card = card_named(device)
     return card.name if card else device
+
+
+def _update_bytes(config: Config, spec: ModelShape, card: Card) -> float:
+    """Bytes that the update of a step reads and writes."""
+    workload = Workload.of(config, card)
+    units = [spec.units[index] for index in spec.trained(range(len(spec.units)))]
+    return sum(unit.numel * workload.update_bytes(unit) for unit in units)
 
 
 def _settings(config: Config) -> dict[str, Any]:

@@ -153,6 +153,20 @@ def test_settings_that_change_no_times_may_differ():
     assert planned(folder, *changes, "train.global_batch_size=32").measured == folder
 
 
+def test_updates_with_several_rounds_take_longer():
+    """They read and write 28 bytes per parameter, and 26 with one round: the gradients are float32 sums."""
+    several = "engine.round_size=4"
+    one_round, rounds = measured_run(), measured_run(several)
+    for folder, changes, seconds in (
+        (one_round, [several], 0.005 * 28 / 26),
+        (rounds, [], 0.005 * 26 / 28),
+        (rounds, ["engine.round_size=2"], 0.005),
+    ):
+        run = planned(folder, *changes).run
+        assert run is not None
+        assert sum(cost.update for cost in run.costs) == pytest.approx(seconds)
+
+
 def test_all_differences_are_named():
     said = refusal(measured_run(), "engine.fp8=true", "optim.moments=bf16", "--card", "h100")
     assert all(name in said for name in ("kind of device", "optim.moments", "engine.fp8"))
