@@ -240,6 +240,16 @@ def test_an_automatic_micro_batch_is_that_of_the_run():
     assert "tokens per micro-batch" in refusal(folder, "--gpus", "4", *odd), "2 does not divide it"
 
 
+def test_an_automatic_round_is_chosen_with_the_times():
+    slow_head = replace(EVEN, backward=(*EVEN.backward[:-1], 0.1))
+    overrides = ("train.global_batch_size=32", "optim.update=sync", "engine.round_size=auto")
+    estimated = report(resolve("c.toml", overrides), MachineFlags(4, card="rtx 4090"))
+    assert estimated.config.engine.round_size == 8, "two rounds leave devices idle less"
+    found = planned(measured_run(measured=slow_head), *overrides)
+    assert found.config.engine.round_size is None, "a second round would wait for the head"
+    assert "optim.moments was" in refusal(measured_run(), *overrides, "optim.moments=int8")
+
+
 def test_the_times_of_a_trained_run(tmp_path):
     (tmp_path / "trained").mkdir()
     tools.write_model(tmp_path / "trained" / "model")
