@@ -99,15 +99,21 @@ def _update_bytes(config: Config, spec: ModelShape, card: Card) -> float:
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """The settings, by key, that change the times of layers or updates and are not part of `Conditions`."""
+    """The settings, by key, that change the times of layers, copies or updates and are not part of `Conditions`.
+
+    Lists are sorted, because their order does not matter.
+    """
     train, lora = config.train, config.adapters
     adapters = lora.model_dump(mode="json", exclude={"lora_alpha", "use_rslora", "adapter"}) if lora else {}
-    return {
+    settings = {
+        "model.hold": config.model.hold,
         "train.method": "lora" if lora else "full",
         "train.freeze": list(train.freeze),
         "train.router_aux_loss_coef": train.router_aux_loss_coef,
         **{f"lora.{key}": value for key, value in adapters.items()},
         "optim.moments": config.optim.moments,
+        "engine.optimizer_threads": config.engine.optimizer_threads,
         "engine.fp8": config.engine.fp8,
         "engine.fp16_accumulation": config.engine.fp16_accumulation,
     }
+    return {key: sorted(value) if isinstance(value, list) else value for key, value in settings.items()}

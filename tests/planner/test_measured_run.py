@@ -130,6 +130,8 @@ def test_a_plan_that_does_not_fit_keeps_the_times():
         ([], ["lora.r=4"], ': train.method was "full", is "lora"; the number of parameters'),
         (["lora.r=4"], ["lora.r=4", "lora.base=nf4"], ': lora.base was "bf16", is "nf4".'),
         ([], ["optim.moments=int8"], ': optim.moments was "fp32", is "int8".'),
+        ([], ["engine.optimizer_threads=4"], ": engine.optimizer_threads was not set, is 4."),
+        (["lora.r=4"], ["lora.r=4", "model.hold=map"], ': model.hold was "memory", is "map".'),
         (["engine.fp8=true"], [], ": engine.fp8 was true, is false."),
         (
             ["model.dtype=float16"],
@@ -151,6 +153,19 @@ def test_settings_that_change_no_times_may_differ():
     folder = measured_run("lora.r=4")
     changes = ("lora.r=4", "lora.lora_alpha=16", "optim.update=sync", "optim.learning_rate=1e-3", "engine.round_size=4")
     assert planned(folder, *changes, "train.global_batch_size=32").measured == folder
+
+
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        ("lora.target_modules", ["q_proj", "v_proj"]),
+        ("train.freeze", ["model.layers.0.*", "model.layers.1.*"]),
+    ],
+)
+def test_the_order_of_a_list_does_not_matter(key, names):
+    folder = measured_run(f"{key}={json.dumps(names)}")
+    assert planned(folder, f"{key}={json.dumps(names[::-1])}").measured == folder
+    assert f"{key} was {json.dumps(names)}, is" in refusal(folder, f"{key}={json.dumps(names[:1])}")
 
 
 def test_updates_with_several_rounds_take_longer():
