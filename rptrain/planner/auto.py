@@ -7,6 +7,7 @@ from typing import Any
 
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import AUTOMATIC, Config
+from rptrain.engine.meter import Measured
 from rptrain.models.spec import ModelShape
 from rptrain.planner.choose import RunPlan
 from rptrain.planner.hardware import Hardware
@@ -23,8 +24,16 @@ def is_automatic(config: Config) -> bool:
     return "auto" in _values(config)
 
 
-def resolve_auto(config: Config, spec: ModelShape, hardware: Hardware) -> Config:
+def resolve_auto(
+    config: Config,
+    spec: ModelShape,
+    hardware: Hardware,
+    times: Callable[[Config], Measured | None] = lambda choice: None,
+) -> Config:
     """The config with numbers in place of "auto", for this hardware.
+
+    `times` returns the measured times for the plan of a config with numbers, or None to use estimates. It raises
+    UserError if they do not apply to it; the config is then not chosen.
 
     If nothing fits, these are the numbers with the least missing memory, on GPUs first; a plan with them reports it.
     """
@@ -32,7 +41,7 @@ def resolve_auto(config: Config, spec: ModelShape, hardware: Hardware) -> Config
     def plan(choice: Config) -> RunPlan:
         if not least_memory(choice, spec, hardware).fits:  # no search for a plan is needed
             raise UserError("it does not fit")
-        run, memory = plan_run(choice, spec, hardware)
+        run, memory = plan_run(choice, spec, hardware, times(choice))
         memory.check()
         return run
 

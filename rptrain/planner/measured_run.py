@@ -8,11 +8,12 @@ from rptrain.config.schema import Config
 from rptrain.engine.meter import Measured
 from rptrain.models.spec import ModelShape
 from rptrain.planner.advice import with_value
+from rptrain.planner.choose import Workload
 from rptrain.planner.hardware import Hardware
 from rptrain.planner.timings import FILE, Conditions, Timings, difference, read
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
-from rptrain.schedule.machine import card_named
+from rptrain.schedule.machine import Card, card_named
 from rptrain.utils.errors import UserError
 
 MEASURE = "measure this config: train it for 5 steps or more with engine.replan = true"
@@ -25,6 +26,7 @@ class MeasuredRun:
     path: Path
     config: Config
     timings: Timings
+    parameters: int  # of the model, as recorded at the start of the run
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -33,7 +35,7 @@ class MeasuredRun:
         if not (folder / FILE).exists():
             raise UserError(f"{folder} has no measured times ({FILE}): name another run, or {MEASURE}")
         try:
-            return cls(folder, run.config(), read(folder))
+            return cls(folder, run.config(), read(folder), _parameters(run))
         except UserError as error:
             raise UserError(f"{error}; name another run, or {MEASURE}") from None
 
@@ -51,6 +53,8 @@ class MeasuredRun:
     def times(self, config: Config, spec: ModelShape, hardware: Hardware) -> Measured:
         """The times, for the plan of a config without "auto". Raises UserError, with all differences, if they do not
         apply to it.
+
+        With several rounds, updates read gradients of another type than with one: their time is scaled by their bytes.
         """
         conditions = self.timings.conditions
         if not hardware.here:
@@ -60,19 +64,25 @@ class MeasuredRun:
         different += [
             difference(key, value, after[key]) for key, value in before.items() if after.get(key, value) != value
         ]
-        if (parameters := self._parameters()) != spec.num_parameters:
-            different.append(difference("the number of parameters", parameters, spec.num_parameters))
+        if self.parameters != spec.num_parameters:
+            different.append(difference("the number of parameters", self.parameters, spec.num_parameters))
         if different:
             raise UserError(
                 f"the times measured in {self.path} do not apply to this plan: {'; '.join(different)}. Change the "
                 f"plan, name another run, or {MEASURE}"
             )
-        return self.timings.measured
+        card, measured = hardware.machine.card, self.timings.measured
+        more = _update_bytes(config, spec, card) / _update_bytes(self.config, spec, card)
+        return replace(measured, update=measured.update * more)
 
-    def _parameters(self) -> int | None:
-        """The number of parameters of the run's model, as recorded at its start."""
-        records = events.read(RunDir(self.path).events_path)
-        return next((record.parameters for record in records if isinstance(record, events.RunStarted)), None)
+
+def _parameters(run: RunDir) -> int:
+    """The number of parameters of the run's model. Raises UserError if it is not recorded."""
+    records = events.read(run.events_path) if run.events_path.exists() else ()
+    for record in records:
+        if isinstance(record, events.RunStarted):
+            return record.parameters
+    raise UserError(f"{run.events_path} cannot be used: it has no record of the model's size")
 
 
 def _profile(device: str) -> str:
@@ -81,16 +91,29 @@ def _profile(device: str) -> str:
     return card.name if card else device
 
 
+def _update_bytes(config: Config, spec: ModelShape, card: Card) -> float:
+    """Bytes that the update of a step reads and writes."""
+    workload = Workload.of(config, card)
+    units = [spec.units[index] for index in spec.trained(range(len(spec.units)))]
+    return sum(unit.numel * workload.update_bytes(unit) for unit in units)
+
+
 def _settings(config: Config) -> dict[str, Any]:
-    """The settings, by key, that change the times of layers or updates and are not part of `Conditions`."""
+    """The settings, by key, that change the times of layers, copies or updates and are not part of `Conditions`.
+
+    Lists are sorted, because their order does not matter.
+    """
     train, lora = config.train, config.adapters
     adapters = lora.model_dump(mode="json", exclude={"lora_alpha", "use_rslora", "adapter"}) if lora else {}
-    return {
+    settings = {
+        "model.hold": config.model.hold,
         "train.method": "lora" if lora else "full",
         "train.freeze": list(train.freeze),
         "train.router_aux_loss_coef": train.router_aux_loss_coef,
         **{f"lora.{key}": value for key, value in adapters.items()},
         "optim.moments": config.optim.moments,
+        "engine.optimizer_threads": config.engine.optimizer_threads,
         "engine.fp8": config.engine.fp8,
         "engine.fp16_accumulation": config.engine.fp16_accumulation,
     }
+    return {key: sorted(value) if isinstance(value, list) else value for key, value in settings.items()}

@@ -39,6 +39,7 @@ from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
 from rptrain.data.datasets import batches_of, find_tokenizer, training_set
 from rptrain.data.preview import Preview, preview
+from rptrain.engine.meter import Measured
 from rptrain.models.layers.block import BlockShape
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import ModelShape
@@ -201,15 +202,19 @@ def report(resolved: Resolved, flags: MachineFlags, timings: Path | None = None)
         config = auto.recorded(config, found[0].config())
     if source is not None:
         config = source.with_micro_batch(config)
-    config = auto.resolve_auto(config, spec, hardware)
+
+    def times(choice: Config) -> Measured | None:
+        if source is None:
+            return None
+        measured = source.times(choice, spec, hardware.first(choice.round_size))
+        return measured if flags.pcie is None else replace(measured, upload=None, download=None)
+
+    config = auto.resolve_auto(config, spec, hardware, times)
     used = hardware.first(config.round_size)
     folder = timings or (found[0].path if found else None)
-    measured = problem = run = verdict = reading = None
-    if source is not None:
-        measured = source.times(config, spec, used)
-        if flags.pcie is not None:
-            measured = replace(measured, upload=None, download=None)
-    elif found is not None and config.engine.replan:
+    problem = run = verdict = reading = None
+    measured = times(config)
+    if source is None and found is not None and config.engine.replan:
         measured = load(found[0].path, Conditions.of(config, spec, used))
     try:
         run, memory = plan_run(config, spec, hardware, measured)

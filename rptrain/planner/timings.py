@@ -75,17 +75,20 @@ class Timings:
         bad = [x for x in positive if not (isfinite(x) and x > 0)] + [x for x in others if not (isfinite(x) and x >= 0)]
         return f"{bad[0]:g} is not possible as a time or rate" if bad else None
 
-    def save(self, folder: Path) -> None:
-        """Replaces the file atomically. Logs a warning if the times are impossible, or if it cannot be written."""
+    def save(self, folder: Path) -> bool:
+        """Replaces the file atomically; whether the times can be planned with. Logs a warning if they cannot, which
+        leaves the file as it is, or if the file cannot be written.
+        """
         if problem := self.problem:
             log.warning("the measured times are not stored in %s: %s", folder / FILE, problem)
-            return
+            return False
         aside = beside(folder / FILE, PARTIAL)
         try:
             aside.write_bytes(TypeAdapter(Timings).dump_json(self, indent=2))
             aside.replace(folder / FILE)
         except OSError as error:
             log.warning("%s cannot be written (%s): a resumed run will measure again", folder / FILE, error.strerror)
+        return True
 
 
 def read(folder: Path) -> Timings:

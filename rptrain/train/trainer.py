@@ -369,9 +369,7 @@ class Trainer:
         if measured is None:  # every step was skipped
             return False
         self._log.check()
-        timings = Timings(self._job.conditions, measured)
-        timings.save(self._run.path)
-        if timings.problem:
+        if not Timings(self._job.conditions, measured).save(self._run.path):
             return False
         plan = replan(self._job, measured)
         if plan.plan == self._job.plan.plan:

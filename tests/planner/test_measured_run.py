@@ -35,6 +35,7 @@ resume = "never"
 """
 BLOCKS = 8
 EVEN = Measured((*(0.01,) * BLOCKS, 0.0), (0.02,) * (BLOCKS + 1), upload=20e9, download=10e9, update=0.005, steps=2)
+EVENTS, NO_SIZE = "events.jsonl", "events.jsonl cannot be used: it has no record of the model's size"
 RTX_4090, L40S = "NVIDIA GeForce RTX 4090", "NVIDIA L40S"
 
 
@@ -129,6 +130,8 @@ def test_a_plan_that_does_not_fit_keeps_the_times():
         ([], ["lora.r=4"], ': train.method was "full", is "lora"; the number of parameters'),
         (["lora.r=4"], ["lora.r=4", "lora.base=nf4"], ': lora.base was "bf16", is "nf4".'),
         ([], ["optim.moments=int8"], ': optim.moments was "fp32", is "int8".'),
+        ([], ["engine.optimizer_threads=4"], ": engine.optimizer_threads was not set, is 4."),
+        (["lora.r=4"], ["lora.r=4", "model.hold=map"], ': model.hold was "memory", is "map".'),
         (["engine.fp8=true"], [], ": engine.fp8 was true, is false."),
         (
             ["model.dtype=float16"],
@@ -152,6 +155,33 @@ def test_settings_that_change_no_times_may_differ():
     assert planned(folder, *changes, "train.global_batch_size=32").measured == folder
 
 
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        ("lora.target_modules", ["q_proj", "v_proj"]),
+        ("train.freeze", ["model.layers.0.*", "model.layers.1.*"]),
+    ],
+)
+def test_the_order_of_a_list_does_not_matter(key, names):
+    folder = measured_run(f"{key}={json.dumps(names)}")
+    assert planned(folder, f"{key}={json.dumps(names[::-1])}").measured == folder
+    assert f"{key} was {json.dumps(names)}, is" in refusal(folder, f"{key}={json.dumps(names[:1])}")
+
+
+def test_updates_with_several_rounds_take_longer():
+    """They read and write 28 bytes per parameter, and 26 with one round: the gradients are float32 sums."""
+    several = "engine.round_size=4"
+    one_round, rounds = measured_run(), measured_run(several)
+    for folder, changes, seconds in (
+        (one_round, [several], 0.005 * 28 / 26),
+        (rounds, [], 0.005 * 26 / 28),
+        (rounds, ["engine.round_size=2"], 0.005),
+    ):
+        run = planned(folder, *changes).run
+        assert run is not None
+        assert sum(cost.update for cost in run.costs) == pytest.approx(seconds)
+
+
 def test_all_differences_are_named():
     said = refusal(measured_run(), "engine.fp8=true", "optim.moments=bf16", "--card", "h100")
     assert all(name in said for name in ("kind of device", "optim.moments", "engine.fp8"))
@@ -159,17 +189,20 @@ def test_all_differences_are_named():
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("name", "damage", "said"),
     [
-        (lambda text: "", "is damaged; name another run"),
-        (lambda text: text.replace("0.005", "-0.005"), "cannot be used: -0.005 is not possible as a time"),
-        (lambda text: text.replace("0.01,", "", 1), "cannot be used: there are times of 8 (forward) and 9 (backward)"),
-        (None, "has no measured times (timings.json): name another run"),
+        (FILE, lambda text: "", "is damaged; name another run"),
+        (FILE, lambda text: text.replace("0.005", "-0.005"), "cannot be used: -0.005 is not possible as a time"),
+        (FILE, lambda text: text.replace("0.01,", "", 1), "used: there are times of 8 (forward) and 9 (backward)"),
+        (FILE, None, "has no measured times (timings.json): name another run"),
+        (EVENTS, lambda text: "{}\n", "events.jsonl:1: not an event record; name another run"),
+        (EVENTS, lambda text: "", f"{NO_SIZE}; name another run"),
+        (EVENTS, None, f"{NO_SIZE}; name another run, or measure this config: train it for 5 steps or more"),
     ],
-    ids=["damaged", "negative", "fewer", "missing"],
+    ids=["damaged", "negative", "fewer", "missing", "damaged-events", "no-start", "no-events"],
 )
-def test_times_that_cannot_be_used_are_refused(damage, said):
-    file = measured_run() / FILE
+def test_times_that_cannot_be_used_are_refused(name, damage, said):
+    file = measured_run() / name
     if damage is None:
         file.unlink()
     else:
@@ -220,6 +253,16 @@ def test_an_automatic_micro_batch_is_that_of_the_run():
     assert planned(folder, "train.micro_batch_size=auto").config.train.micro_batch_size == 2
     odd = ("train.micro_batch_size=auto", "train.global_batch_size=15")
     assert "tokens per micro-batch" in refusal(folder, "--gpus", "4", *odd), "2 does not divide it"
+
+
+def test_an_automatic_round_is_chosen_with_the_times():
+    slow_head = replace(EVEN, backward=(*EVEN.backward[:-1], 0.1))
+    overrides = ("train.global_batch_size=32", "optim.update=sync", "engine.round_size=auto")
+    estimated = report(resolve("c.toml", overrides), MachineFlags(4, card="rtx 4090"))
+    assert estimated.config.engine.round_size == 8, "two rounds leave devices idle less"
+    found = planned(measured_run(measured=slow_head), *overrides)
+    assert found.config.engine.round_size is None, "a second round would wait for the head"
+    assert "optim.moments was" in refusal(measured_run(), *overrides, "optim.moments=int8")
 
 
 def test_the_times_of_a_trained_run(tmp_path):

@@ -31,11 +31,18 @@ CONFIG = '[model]\npath = "tiny-tasks"\n[[data.train]]\npath = "builtin:random"\
 
 def test_what_was_saved_is_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert load(tmp_path, CONDITIONS) is None
-    Timings(CONDITIONS, replace(MEASURED, steps=1)).save(tmp_path)
-    Timings(CONDITIONS, MEASURED).save(tmp_path)
+    assert Timings(CONDITIONS, replace(MEASURED, steps=1)).save(tmp_path)
+    assert Timings(CONDITIONS, MEASURED).save(tmp_path)
     assert load(tmp_path, CONDITIONS) == MEASURED
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
     assert not caplog.records
+
+
+def test_an_update_without_time_and_an_unwritable_folder_do_not_hinder_plans(tmp_path, caplog):
+    assert Timings(CONDITIONS, replace(MEASURED, update=0.0)).save(tmp_path)
+    assert not caplog.records
+    assert Timings(CONDITIONS, MEASURED).save(tmp_path / "missing")
+    assert "cannot be written" in caplog.text
 
 
 def test_the_format_of_the_file_stays(tmp_path: Path) -> None:
@@ -80,7 +87,7 @@ def test_times_of_other_conditions_are_not_used(tmp_path, caplog, change, said):
 def test_impossible_times_are_not_stored(tmp_path, caplog, change):
     Timings(CONDITIONS, MEASURED).save(tmp_path)
     before = (tmp_path / FILE).read_bytes()
-    Timings(CONDITIONS, replace(MEASURED, **change)).save(tmp_path)
+    assert not Timings(CONDITIONS, replace(MEASURED, **change)).save(tmp_path)
     assert "the measured times are not stored" in caplog.text
     assert (tmp_path / FILE).read_bytes() == before
 
