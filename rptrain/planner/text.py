@@ -131,12 +131,14 @@ def _head(report: PlanReport) -> Iterator[str]:
     if not hardware.gpus:
         yield f"On {machine.devices} CPU worker{'s' if machine.devices > 1 else ''} of {where}"
         return
-    card, peak = machine.card, f"{machine.card.peak.bf16:g} TFLOP/s"
+    card = machine.card
+    if report.measured:
+        yield f"On {machine.devices} × {card.name} of {where}"
+        return
+    peak = f"{card.peak.bf16:g} TFLOP/s"
     if config.engine.fp8 and card.peak.fp8:
         peak += f", {card.peak.fp8:g} in FP8,"
     yield f"On {machine.devices} × {card.name} of {where}: {peak} and {machine.link / 1e9:g} GB/s each way"
-    if report.measured:
-        return
     rates = f"{card.rates.bf16:.0f} TFLOP/s"
     if config.engine.fp8 and card.rates.fp8:
         rates += f", {card.rates.fp8:.0f} in FP8"

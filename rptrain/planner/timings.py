@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +16,8 @@ from rptrain.planner.hardware import Hardware
 from rptrain.utils.errors import UserError
 
 FILE = "timings.json"
+SECONDS = 1e-9, 1e6  # possible times of a layer or an update
+RATES = 1.0, 1e15  # possible rates of copies, in bytes per second
 LABELS = {
     "devices": "the kind of device",
     "tokens": "tokens per micro-batch (train.micro_batch_size × data.max_length)",
@@ -70,9 +71,10 @@ class Timings:
             counts = f"{len(measured.forward)} (forward) and {len(measured.backward)} (backward)"
             return f"there are times of {counts} layers, and the model has {layers}"
         rates = [rate for rate in (measured.upload, measured.download) if rate is not None]
-        positive = (*measured.forward[:-1], *measured.backward, *rates)
-        others = (*measured.forward[-1:], measured.update)  # the head has no forward of its own
-        bad = [x for x in positive if not (isfinite(x) and x > 0)] + [x for x in others if not (isfinite(x) and x >= 0)]
+        seconds = [*measured.forward[:-1], *measured.backward]
+        seconds += [time for time in (*measured.forward[-1:], measured.update) if time != 0]  # the head has no forward
+        bad = [time for time in seconds if not SECONDS[0] <= time <= SECONDS[1]]
+        bad += [rate for rate in rates if not RATES[0] <= rate <= RATES[1]]
         return f"{bad[0]:g} is not possible as a time or rate" if bad else None
 
     def save(self, folder: Path) -> bool:

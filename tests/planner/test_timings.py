@@ -81,6 +81,8 @@ def test_times_of_other_conditions_are_not_used(tmp_path, caplog, change, said):
         {"backward": (0.3, 0.3, 0.0)},
         {"backward": (0.3, -0.3, 0.5)},
         {"upload": math.inf},
+        {"upload": 5e-324},
+        {"backward": (0.3, 1e308, 0.5)},
         {"update": -0.25},
     ],
 )
