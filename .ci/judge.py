@@ -22,6 +22,7 @@ RACES = (
     "tests/engine/*",
     "tests/gpu/*",
     "tests/planner/test_auto.py",
+    "tests/planner/test_measured_run.py",
     "tests/planner/test_memory.py",
     "tests/planner/test_report.py",
     "tests/planner/test_timings.py",
