@@ -1,9 +1,8 @@
 """Compare the speed of settings: `rptrain bench` with each of them in turn, several times.
 
-python -m benchmarks.compare OUT.json [--turns 2] [--common "ARGUMENTS"] "ARGUMENTS" "ARGUMENTS" ...: each text has the
-arguments of one `rptrain bench`, and those of --common come before them. OUT.json is replaced after every run. It has
-the whole report of each run and, for each setting, the median of its tokens per second and their ratio to the first
-setting's.
+python -m benchmarks.compare --out OUT.json "--config RUN.toml" "--config RUN.toml engine.fp8=true": each argument has
+the options and overrides of one `rptrain bench`. OUT.json is written after every run. It has the reports of all runs
+and, of each setting, the median of its speeds in tokens per second, and the ratio of this median to that of the first.
 """
 
 import argparse
@@ -15,51 +14,57 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rptrain.runs.outputs import replace_text
 
-def bench(arguments: list[str]) -> dict[str, Any]:
-    command = [sys.executable, "-P", "-m", "rptrain", "bench", "--json", *arguments]
+
+def bench(setting: str) -> dict[str, Any]:
+    command = [sys.executable, "-P", "-m", "rptrain", "bench", "--json", *shlex.split(setting)]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if run.returncode:
         raise SystemExit(f"exit status {run.returncode} of: {shlex.join(command)}")
     return json.loads(run.stdout)
 
 
-def summary(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """By setting, in the order of their first runs."""
-    speeds: dict[str, list[float]] = {}
-    for one in runs:
-        speeds.setdefault(one["setting"], []).append(one["report"]["throughput"]["tokens_per_second"])
-    medians = {setting: median(found) for setting, found in speeds.items()}
-    first = next(iter(medians.values()))
-    return {setting: {"tokens_per_second": speed, "ratio": speed / first} for setting, speed in medians.items()}
+def summary(settings: list[str], runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the settings that have run: run number i, from 0, was of setting i % len(settings)."""
+    speeds = [run["throughput"]["tokens_per_second"] for run in runs]
+    medians = [median(speeds[place :: len(settings)]) for place in range(min(len(settings), len(runs)))]
+    return [
+        {"setting": setting, "tokens_per_second": speed, "ratio": speed / medians[0]}
+        for setting, speed in zip(settings, medians, strict=False)
+    ]
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--common", default="", type=shlex.split)
-    parser.add_argument("settings", nargs="+")
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.compare", description="Compare the speed of settings of rptrain bench, measured in turn."
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--turns", type=int, default=3, help="runs of each setting (default: 3)")
+    parser.add_argument("settings", nargs="+", help='arguments of one rptrain bench: "--config RUN.toml KEY=VALUE ..."')
     given = parser.parse_args(arguments)
+    if given.turns < 1:
+        parser.error("--turns must be at least 1")
+    if not given.out.parent.is_dir():
+        parser.error(f"there is no folder {given.out.parent}")
+    for setting in given.settings:
+        try:
+            shlex.split(setting)
+        except ValueError as error:
+            parser.error(f"{setting}: {error}")
     commit = subprocess.run(["git", "rev-parse", "--verify", "HEAD"], capture_output=True, text=True, check=False)
     runs: list[dict[str, Any]] = []
-    for turn in range(given.turns):
-        for setting in given.settings:
-            runs.append({"setting": setting, "report": bench([*given.common, *shlex.split(setting)])})
-            found = summary(runs)
-            result = {
-                "commit": commit.stdout.strip() or "unknown",
-                "common": shlex.join(given.common),
-                "settings": found,
-                "runs": runs,
-            }
-            given.out.write_text(json.dumps(result, indent=1) + "\n")
-            speed = runs[-1]["report"]["throughput"]["tokens_per_second"]
-            print(f"turn {turn + 1}: {speed:.0f} tokens/s  {setting or '(nothing more)'}", flush=True)
-    for setting, values in summary(runs).items():
-        print(
-            f"median: {values['tokens_per_second']:.0f} tokens/s, {values['ratio']:.3f}  {setting or '(nothing more)'}"
-        )
+    for setting in given.settings * given.turns:
+        runs.append(bench(setting))
+        result = {
+            "commit": commit.stdout.strip() or "unknown",
+            "settings": summary(given.settings, runs),
+            "runs": runs,
+        }
+        replace_text(given.out, json.dumps(result, indent=1) + "\n")
+        print(f"{runs[-1]['throughput']['tokens_per_second']:.0f} tokens/s: {setting}", flush=True)
+    for found in summary(given.settings, runs):
+        print(f"median {found['tokens_per_second']:.0f} tokens/s, {found['ratio']:.3f}: {found['setting']}")
 
 
 if __name__ == "__main__":

@@ -16,44 +16,62 @@ def out(tmp_path):
 
 @pytest.fixture
 def benched(monkeypatch):
-    """The arguments of each run. The speeds are made up, and those after the last are missing."""
-    speeds, given = iter([10, 20, 14, 30, 12, 40]), []
+    """The settings of the runs. Their speeds are made up, and there are six of them."""
+    speeds, settings = iter([10, 20, 90, 30, 12, 120]), []
 
-    def bench(arguments):
-        given.append(arguments)
+    def bench(setting):
+        settings.append(setting)
         if (speed := next(speeds, None)) is None:
             raise SystemExit("exit status 2")
         return {"throughput": {"tokens_per_second": speed}}
 
     monkeypatch.setattr(compare, "bench", bench)
-    return given
+    return settings
 
 
-def test_settings_take_turns(out, benched, capsys):
-    compare.main([str(out), "--turns", "3", "--common", "--config 'a b.toml'", "", "engine.fp8=true lora.base=fp8"])
-    one, other = ["--config", "a b.toml"], ["--config", "a b.toml", "engine.fp8=true", "lora.base=fp8"]
-    assert benched == [one, other] * 3
+@pytest.mark.parametrize("second", ["--config b.toml", "--config a.toml"])
+def test_settings_take_turns(out, benched, capsys, second):
+    """Also a setting that is compared with itself."""
+    settings = ["--config a.toml", second]
+    compare.main(["--out", str(out), *settings])
+    assert benched == settings * 3
     found = json.loads(out.read_text())
-    assert found["settings"] == {
-        "": {"tokens_per_second": 12, "ratio": 1},
-        "engine.fp8=true lora.base=fp8": {"tokens_per_second": 30, "ratio": 2.5},
-    }
-    assert [run["report"]["throughput"]["tokens_per_second"] for run in found["runs"]] == [10, 20, 14, 30, 12, 40]
-    assert capsys.readouterr().out.splitlines()[-1] == "median: 30 tokens/s, 2.500  engine.fp8=true lora.base=fp8"
+    assert [one["setting"] for one in found["settings"]] == settings
+    assert [one["tokens_per_second"] for one in found["settings"]] == [12, 30]
+    assert [one["ratio"] for one in found["settings"]] == [1, 2.5]
+    assert [run["throughput"]["tokens_per_second"] for run in found["runs"]] == [10, 20, 90, 30, 12, 120]
+    assert capsys.readouterr().out.splitlines()[-1] == f"median 30 tokens/s, 2.500: {second}"
 
 
 def test_what_was_measured_before_a_failure_is_kept(out, benched):
     with pytest.raises(SystemExit, match="exit status 2"):
-        compare.main([str(out), "--turns", "4", "a", "b"])
+        compare.main(["--out", str(out), "--turns", "4", "--floor a", "b"])
     assert len(json.loads(out.read_text())["runs"]) == 6
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--turns", "0", "a"), "--turns must be at least 1"),
+        (("a 'b",), "a 'b: No closing quotation"),
+        (("--out", "missing/compare.json", "a"), "there is no folder missing"),
+    ],
+)
+def test_bad_arguments_are_refused_before_a_run(out, benched, capsys, arguments, message):
+    with pytest.raises(SystemExit):
+        compare.main(["--out", str(out), *arguments])
+    assert message in capsys.readouterr().err and benched == []
+
+
 @pytest.mark.long
-def test_whole_runs(tmp_path, out):
+def test_whole_runs(tmp_path, out, capfd):
     tools.write_model(tmp_path / "model")
     tools.write_config(tmp_path)
-    common = f"--config {tmp_path}/run.toml --warmup 1 --steps 1 model.dtype=bfloat16"
-    compare.main([str(out), "--turns", "1", "--common", common, "", "engine.fp8=true"])
+    setting = f"--config '{tmp_path}/run.toml' --warmup 1 --steps 1 model.dtype=bfloat16"
+    compare.main(["--out", str(out), "--turns", "1", setting, f"{setting} engine.fp8=true"])
     found = json.loads(out.read_text())
-    assert list(found["settings"]) == ["", "engine.fp8=true"] and found["settings"][""]["ratio"] == 1
-    assert all(run["report"]["throughput"]["tokens_per_second"] > 0 for run in found["runs"])
+    assert found["settings"][0]["ratio"] == 1
+    assert all(run["throughput"]["tokens_per_second"] > 0 for run in found["runs"])
+    with pytest.raises(SystemExit, match=r"exit status 2 of: .* engine\.fp8=7"):
+        compare.main(["--out", str(out), f"{setting} engine.fp8=7"])
+    assert "engine.fp8" in capfd.readouterr().err
