@@ -1,4 +1,4 @@
-"""Event records of a run (`events.jsonl`), and the display of its progress."""
+"""Event records of a run (`events.jsonl`), each with its sentence."""
 
 import json
 import logging
@@ -10,15 +10,12 @@ from os import SEEK_END
 from pathlib import Path
 from time import time as now
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from rptrain.runs.line_file import LineFile
 from rptrain.runs.records import Bool, Float, Int, UnixTime, known_fields
 from rptrain.utils.errors import UserError
-from rptrain.utils.units import DASH, format_bytes, format_duration, format_loss
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from rptrain.utils.units import DASH, format_bytes, format_loss
 
 SHOWN_ROWS = 8  # rows of the data that a sentence lists
 SCHEMA = 1  # of every record; within a schema, changes only add records, or fields at the end of a record
@@ -475,76 +472,11 @@ class EventLog:
         self._lost, self._reason = self._lost + 1, str(error.strerror)
 
 
-class Progress:
-    """Shows the progress of training: a bar on a terminal, lines elsewhere, nothing if `quiet`."""
-
-    def __init__(self, total_steps: int, *, quiet: bool = False, console: "Console | None" = None) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Bar
-
-        self._total = total_steps
-        self._first: Step | None = None  # the pace is measured from this step on
-        self._quiet = quiet
-        self._console = console or Console()
-        columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
-        self._bar = Bar(*columns, console=self._console) if self._console.is_terminal and not quiet else None
-        self._task = self._bar.add_task("", total=total_steps) if self._bar else None
-
-    def update(self, step: Step) -> None:
-        self._first = self._first or step
-        text = describe(step, self._total, self._first)
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=step.step, description=text)
-        else:
-            self.note(text)
-
-    def note(self, text: str) -> None:
-        """Prints a line, above the bar if there is one. Training continues if the line cannot be printed."""
-        if not self._quiet:
-            try:
-                self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
-            except OSError:  # the disk is full: a later line may succeed
-                return
-            except SystemExit:  # rich exits if the output pipe was closed
-                self._quiet = True
-
-    def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-
-def emit(log: EventLog, progress: Progress, event: Event) -> None:
-    """Writes a record. Prints its sentence if it is a warning or an error, or names the best checkpoint."""
-    log.write(event)
-    if (sentence := event.sentence()) and (event.severity != "info" or isinstance(event, BestLoaded)):
-        progress.note(sentence)
-
-
 def describe_score(name: str, score: float | None) -> tuple[str, str]:
     """The name and the value of an evaluation as text, such as "exact match" and "97.4%"."""
     if name == VALIDATION_LOSS:
         return "validation loss", "not finite" if score is None else format_loss(score)
     return name.replace("_", " "), DASH if score is None else f"{score:.1%}"
-
-
-def describe(step: Step, total_steps: int, first: Step) -> str:
-    """A line about a step, with the remaining time at the pace since the step `first`."""
-    parts = [f"step {step.step}/{total_steps}"]
-    if step.skipped:
-        parts.append("skipped: the gradients were not finite")
-    elif step.loss is not None:
-        parts.append(f"loss {format_loss(step.loss)}")
-    parts.append(f"{step.tokens_per_second:,.0f} tokens/s")
-    if step.step > first.step:
-        rest = (step.time - first.time) / (step.step - first.step) * (total_steps - step.step)
-        parts.append(f"ETA {format_duration(rest)}")
-    return "  ".join(parts)
 
 
 def _finite(value: Any) -> Any:

@@ -34,6 +34,7 @@ from rptrain.train.failure import record_failure
 from rptrain.train.job import Job, prepare_job, replan, resolve_auto
 from rptrain.train.lr import learning_rate
 from rptrain.train.nonfinite import RESTART_ADVICE, SkippedSteps
+from rptrain.train.progress import Progress, record
 from rptrain.train.resume import Resume, restore
 from rptrain.train.save import Saver, checkpoint_meta
 from rptrain.train.setup import load_weights, open_engine, open_store, starting_scale
@@ -61,8 +62,8 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
         job, measure = _plan_with_recorded_times(job, run)
         log = resume.log if resume is not None and resume.run == run else None
         log = log or stack.enter_context(events.EventLog(run.events_path))
-        progress = stack.enter_context(events.Progress(job.total_steps, quiet=quiet))
-        emit = partial(events.emit, log, progress)
+        progress = stack.enter_context(Progress(job.total_steps, quiet=quiet))
+        emit = partial(record, log, progress)
         log.listen(trackers.open_trackers(job.config, run, stack, emit))
         telemetry = stack.enter_context(Telemetry(run.path, job.devices, emit, log.check))
         store = stack.enter_context(open_store(job))
@@ -158,7 +159,7 @@ class Trainer:
         job: Job,
         run: RunDir,
         log: events.EventLog,
-        progress: events.Progress,
+        progress: Progress,
         store: ModelStore,
         saver: Saver,
         control: Control,
@@ -167,7 +168,7 @@ class Trainer:
         measure: bool,
     ) -> None:
         self._job, self._run, self._log, self._progress, self._store = job, run, log, progress, store
-        self._emit = partial(events.emit, log, progress)
+        self._emit = partial(record, log, progress)
         self._saver, self._control, self._telemetry = saver, control, telemetry
         self._measure = measure  # the first steps, to plan the others with their times
         self._done = 0  # steps before the engine was opened
