@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
     if given.turns < 1:
         parser.error("--turns must be at least 1")
     if not given.out.parent.is_dir():
-        parser.error(f"there is no folder {given.out.parent}")
+        parser.error(f"the folder {given.out.parent} does not exist")
     for setting in given.settings:
         try:
             shlex.split(setting)

@@ -54,7 +54,7 @@ def test_what_was_measured_before_a_failure_is_kept(out, benched):
     [
         (("--turns", "0", "a"), "--turns must be at least 1"),
         (("a 'b",), "a 'b: No closing quotation"),
-        (("--out", "missing/compare.json", "a"), "there is no folder missing"),
+        (("--out", "missing/compare.json", "a"), "the folder missing does not exist"),
     ],
 )
 def test_bad_arguments_are_refused_before_a_run(out, benched, capsys, arguments, message):
