@@ -76,29 +76,29 @@ class Topology:
         """Interleaves the pages of mapped memory, which nothing has touched yet, over the nodes.
 
         Pages go to another node if theirs is full. Returns False, and the memory stays as it is, if there are no nodes
-        to choose from, if the thread has a memory policy (such as that of numactl), or if the system refuses; the last
-        two are logged once.
+        to choose from, if the thread has a memory policy (such as that of numactl), or if the system refuses, which is
+        logged once.
         """
         if not self.nodes:
             return False
         if _policy() != MPOL_DEFAULT:
-            _log_once("the process was started with a memory policy, which is kept")
             return False
-        if not _mbind(address, nbytes, sum(1 << node.number for node in self.nodes)):
-            _log_once("the system refuses mbind (in Docker, --cap-add SYS_NICE allows it)")
-            return False
-        return True
+        interleaved = _mbind(address, nbytes, sum(1 << node.number for node in self.nodes))
+        if not interleaved:
+            _warn_of_refusal()
+        return interleaved
 
 
 def topology(root: Path = SYSFS) -> Topology:
     """This machine's nodes, for the calling thread's CPU mask, from the sysfs mounted at `root`."""
     folder = root / "devices/system/node"
     try:
-        cpus = {number: _numbers(folder / f"node{number}/cpulist") for number in sorted(_numbers(folder / "online"))}
+        online = sorted(_numbers(folder / "online"))
+        cpus = {number: _numbers(folder / f"node{number}/cpulist") for number in online}
     except (OSError, ValueError):  # another system, or a sandbox with a part of sysfs
         return Topology()
     usable = os.sched_getaffinity(0)
-    nodes = tuple(Node(number, frozenset(of & usable)) for number, of in cpus.items() if of & usable)
+    nodes = tuple(Node(number, frozenset(found & usable)) for number, found in cpus.items() if found & usable)
     return Topology(nodes if len(nodes) > 1 else ())
 
 
@@ -132,8 +132,11 @@ def _numbers(path: Path) -> set[int]:
 
 
 @cache
-def _log_once(reason: str) -> None:
-    log.info("host memory is not interleaved over NUMA nodes: %s", reason)
+def _warn_of_refusal() -> None:
+    log.warning(
+        "host memory is not interleaved over NUMA nodes: the system refuses mbind; in Docker, --cap-add SYS_NICE "
+        "allows it"
+    )
 
 
 def _policy() -> int:
