@@ -6,13 +6,13 @@ recomputed output nobody takes.
 """
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.commit import commit
 from benchmarks.kernels.attention import micro_batch
 from rptrain.bench import clock
 from rptrain.bench.floor import floor
@@ -125,11 +125,10 @@ def show(preset, kind, whole, result):
 def main(out, presets):
     Reproducible(cuda=True)
     results = [measure(preset) for preset in presets or ("qwen3-1.7b", "llama-3.1-8b")]
-    commit = subprocess.run(["git", "rev-parse", "--verify", "HEAD"], capture_output=True, text=True, check=False)
     report = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "commit": commit.stdout.strip() or "unknown",
+        "commit": commit(),
         "blocks": results,
     }
     Path(out).write_text(json.dumps(report, indent=1) + "\n")

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.commit import commit
 from rptrain.runs.outputs import replace_text
 
 
@@ -26,7 +27,7 @@ def bench(setting: str) -> dict[str, Any]:
 
 
 def summary(settings: list[str], runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of the settings that have run: run number i, from 0, was of setting i % len(settings)."""
+    """The median of each setting that has run. `runs` holds their reports, with the settings in turn."""
     speeds = [run["throughput"]["tokens_per_second"] for run in runs]
     medians = [median(speeds[place :: len(settings)]) for place in range(min(len(settings), len(runs)))]
     return [
@@ -52,12 +53,11 @@ def main(arguments: list[str]) -> None:
             shlex.split(setting)
         except ValueError as error:
             parser.error(f"{setting}: {error}")
-    commit = subprocess.run(["git", "rev-parse", "--verify", "HEAD"], capture_output=True, text=True, check=False)
     runs: list[dict[str, Any]] = []
     for setting in given.settings * given.turns:
         runs.append(bench(setting))
         result = {
-            "commit": commit.stdout.strip() or "unknown",
+            "commit": commit(),
             "settings": summary(given.settings, runs),
             "runs": runs,
         }

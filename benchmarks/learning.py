@@ -16,6 +16,7 @@ from pydoc_data.topics import topics
 from statistics import mean
 from tempfile import TemporaryDirectory
 
+from benchmarks.commit import commit
 from rptrain.runs import events
 
 STEPS, LAST = 120, 20
@@ -80,8 +81,7 @@ def main(model: str, out: str, keys: tuple[str, ...]) -> None:
     for update, means in ends.items():
         for name, end in means.items():
             print(f"{update} {name}: {end:.4f}  {end / means['bf16']:.5f}")
-    commit = subprocess.run(["git", "rev-parse", "--verify", "HEAD"], capture_output=True, text=True, check=False)
-    report = {"commit": commit.stdout.strip() or "unknown", "keys": keys, "means": ends, "losses": found}
+    report = {"commit": commit(), "keys": keys, "means": ends, "losses": found}
     Path(out).write_text(json.dumps(report, indent=1) + "\n")
 
 

@@ -7,13 +7,13 @@ against a copy of the same size, operations against a large matrix product, both
 
 import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import torch
 import torch.utils.deterministic
 
+from benchmarks.commit import commit
 from rptrain.bench import clock
 
 DEVICE = torch.device("cuda")
@@ -74,11 +74,10 @@ def main(out, operations):
     ]
     ours, theirs = (sum(column) for column in zip(*rivals, strict=True)) if rivals else (0.0, 0.0)
     print(f"in all: ours {ours * 1e3:.2f} ms, the better of {' and '.join(RIVALS)} {theirs * 1e3:.2f} ms")
-    commit = subprocess.run(["git", "rev-parse", "--verify", "HEAD"], capture_output=True, text=True, check=False)
     report = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "commit": commit.stdout.strip() or "unknown",
+        "commit": commit(),
         "sums": {"ours": ours, "better of compiled and liger": theirs},
         "cases": results,
     }
