@@ -8,8 +8,9 @@ from rptrain.config.schema import Config
 from rptrain.config.types import parse_size
 from rptrain.planner import hardware
 from rptrain.planner.hardware import Hardware
-from rptrain.schedule.machine import CARDS, card_named, with_rates
+from rptrain.schedule.machine import CARDS, card_named, is_named_after, with_rates
 from rptrain.utils.errors import UserError
+from rptrain.utils.units import format_bytes
 
 DEFAULT_CARD = "rtx4090"
 
@@ -43,6 +44,11 @@ class MachineFlags:
             )
         card = card_named(measured[0]) if len(measured) == 1 and self.card is None else None
         if card is not None and (self.given or not _devices_here(config)):
+            if self.vram is None and not is_named_after(measured[0], card):
+                raise UserError(
+                    f"the run was measured on {measured[0]}, whose memory may not be the {format_bytes(card.vram)} of "
+                    f"{card.name}: add --vram, or --card {_key(card.name)} if it is"
+                )
             return planned_machine(replace(self, card=card.name), config)
         if self.given:
             return planned_machine(self, config)
@@ -56,6 +62,11 @@ class MachineFlags:
 def _devices_here(config: Config) -> bool:
     """Whether the config names devices of this machine: CPU workers, or GPUs if there are any."""
     return config.engine.devices.startswith("cpu") or hardware.resolve("auto")[0].startswith("cuda")
+
+
+def _key(name: str) -> str:
+    """The key of a card's name in `CARDS`."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def planned_machine(flags: MachineFlags, config: Config) -> Hardware:
@@ -78,7 +89,7 @@ def planned_machine(flags: MachineFlags, config: Config) -> Hardware:
     ):
         if rate is not None and not 1e-6 <= rate <= 1e6:
             mistakes.append(f"--{flag} must be a number such as {example}, not {rate:g}")
-    name = "".join(letter for letter in (flags.card or DEFAULT_CARD).lower() if letter.isalnum())
+    name = _key(flags.card or DEFAULT_CARD)
     if name not in CARDS:
         near = difflib.get_close_matches(name, CARDS, 1, 0.5)
         hint = f"; did you mean {near[0]}?" if near else ""

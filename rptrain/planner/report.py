@@ -10,8 +10,8 @@ The JSON form is one object with these stable keys. Times are in seconds, sizes 
                  operations per second, null without FP8; source; null for workers on the CPU)
     step         micro_batch_size, length, micro_batches, round_size, tokens, update
     plan         text (rptrain/schedule/plan.py reads it), stages (kind, first, last), seconds_per_step,
-                 tokens_per_second, bubble, source (of the times: a profile, or the folder of a run that measured
-                 them); null without a plan
+                 tokens_per_second, bubble, source (of the times, such as "times measured in runs/my" or "profile of
+                 RTX 4090"); null without a plan
     types        estimates for the type of products of the config and then for the other one (name, settings,
                  seconds_per_step, tokens_per_second), suggested (settings, or null); null without another type that can
                  be used, for a resumed run, which keeps its type, and with --timings, because the other type is not

@@ -133,7 +133,11 @@ def _head(report: PlanReport) -> Iterator[str]:
         return
     card = machine.card
     if report.measured:
-        yield f"On {machine.devices} × {card.name} of {where}"
+        copies = ""
+        if report.run is not None and report.run.setting.links is not None:
+            links = report.run.setting.links
+            copies = f"; copies at {links.up / 1e9:.3g} GB/s to each GPU and {links.down / 1e9:.3g} GB/s from it"
+        yield f"On {machine.devices} × {card.name} of {where}{copies}"
         return
     peak = f"{card.peak.bf16:g} TFLOP/s"
     if config.engine.fp8 and card.peak.fp8:
@@ -173,10 +177,11 @@ def _roofline(report: PlanReport) -> Iterator[str]:
     if report.verdict is None:
         yield "unknown without a plan" if report.run is None else "none: CPU workers share the host's memory"
         return
-    yield f"Computation takes longer than copies above {report.ridge:,.0f} operations per byte (roofline)."
-    for block in report.blocks:
-        times = f", {block.layers} times" if block.layers > 1 else ""
-        yield f"{block.name}{times}: forward {block.forward:,.0f}, backward {block.backward:,.0f}"
+    if report.measured is None:  # otherwise the GPU's peak does not count
+        yield f"Computation takes longer than copies above {report.ridge:,.0f} operations per byte (roofline)."
+        for block in report.blocks:
+            times = f", {block.layers} times" if block.layers > 1 else ""
+            yield f"{block.name}{times}: forward {block.forward:,.0f}, backward {block.backward:,.0f}"
     yield verdict_text(report.verdict)
 
 

@@ -78,8 +78,9 @@ class Timings:
         return f"{bad[0]:g} is not possible as a time or rate" if bad else None
 
     def save(self, folder: Path) -> bool:
-        """Replaces the file atomically; whether the times can be planned with. Logs a warning if they cannot, which
-        leaves the file as it is, or if the file cannot be written.
+        """Replaces the file atomically. Returns whether plans can use the times.
+
+        Logs a warning if they cannot, and leaves the file as it is. Logs a warning too if the file cannot be written.
         """
         if problem := self.problem:
             log.warning("the measured times are not stored in %s: %s", folder / FILE, problem)

@@ -124,6 +124,12 @@ def card_named(device: str) -> Card | None:
     return next((card for card in CARDS.values() if card.name.lower() in name), None)
 
 
+def is_named_after(device: str, card: Card) -> bool:
+    """Whether a driver's device name is the card's name, without another word such as "40GB" or "Ti"."""
+    words = [word for word in device.lower().split() if word not in ("nvidia", "geforce")]
+    return words == card.name.lower().split()
+
+
 def with_rates(
     card: Card,
     *,

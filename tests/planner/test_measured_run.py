@@ -95,9 +95,12 @@ def test_a_slow_last_layer_moves_the_partition():
 def test_the_source_of_the_times_is_named():
     folder = measured_run()
     text = " ".join(plan(folder, "--gpus", "4").stdout.split())
-    assert f"Times: measured in {folder} On 4 × RTX 4090 of a hypothetical machine" in text
+    assert f"Times: measured in {folder} On 4 × RTX 4090 of a hypothetical machine; copies at 20 GB/s to" in text
+    assert "and 10 GB/s from it" in text
     assert f"estimated with the times measured in {folder}" in text
-    assert "Products at" not in text and "Types of products" not in text
+    assert not any(peaks in text for peaks in ("Products at", "Types of products", "operations per byte"))
+    slower = " ".join(plan(folder, "--gpus", "4", "--pcie", "5GB/s").stdout.split())
+    assert "copies at 5 GB/s to each GPU and 5 GB/s from it" in slower
     found = json.loads(plan(folder, "--gpus", "4", "--json", "--compare").stdout)
     assert found["plan"]["source"] == f"times measured in {folder}" and found["types"] is None
     times = {one["schedule"]: one["seconds"] for one in found["comparison"]}
@@ -227,6 +230,23 @@ def test_a_folder_that_is_no_run_is_refused():
 def test_the_card_of_the_run_is_planned_for(devices, arguments, machine):
     found = json.loads(plan(measured_run(devices=devices), "--json", *arguments).stdout)["machine"]
     assert (found["card"], found["devices"], found["here"]) == (*machine, False)
+
+
+@pytest.mark.parametrize(
+    ("device", "card", "memory"),
+    [
+        ("NVIDIA A100-PCIE-40GB", "a100", "80.0 GiB of A100"),
+        ("NVIDIA GeForce RTX 3090 Ti", "rtx3090", "24.0 GiB of RTX 3090"),
+    ],
+)
+def test_the_memory_of_a_variant_of_a_card_is_asked_for(device, card, memory):
+    folder = measured_run(devices=[device])
+    assert f"{device}, whose memory may not be the {memory}: add --vram" in refusal(folder)
+    assert f"or --card {card} " in refusal(folder, "--gpus", "4")
+    places = json.loads(plan(folder, "--json", "--vram", "20GiB").stdout)["memory"]
+    (limit,) = (place["limit"] for place in places if place["source"] == "--vram")
+    assert 19 << 30 < limit <= 20 << 30
+    assert plan(folder, "--card", card).exit_code == 0
 
 
 @pytest.mark.parametrize(
