@@ -106,20 +106,21 @@ def test_what_a_computation_needed_was_there_before_it_began(plan, asynchronous)
 
 def test_a_stage_that_is_updated_late_is_computed_layer_by_layer_and_its_waits_are_no_computation():
     for pause in PAUSES:  # a machine that is busy with other work needs a longer one
+        delayed = []  # when each delay was over
 
-        def slow(where, pause=pause):
+        def slow(where, pause=pause, delayed=delayed):
             if where.startswith("optimizer update of layers.1"):
                 time.sleep(pause)
+                delayed.append(time.perf_counter())
 
         spans = [span for span in traced(TWO, asynchronous=False, probe=slow) if span.iteration > 0]
         first = next(span for span in spans if span.slot.index == 0)
-        assert len(first.pieces) == 2
-        before, after = first.pieces
-        assert after.parameters.published - before.parameters.published > 0.9 * pause
-        computed = sum(piece.end() - piece.start() for piece in first.pieces)
-        if computed < first.end() - first.start() - 0.5 * pause:
+        assert len(first.pieces) in (1, 2)
+        assert delayed[0] < first.pieces[-1].parameters.published
+        waited = first.end() - first.start() - sum(piece.end() - piece.start() for piece in first.pieces)
+        if first.pieces[0].parameters.published < delayed[0] and waited > 0.5 * pause:
             return
-    raise AssertionError(f"{computed} of {first.end() - first.start()} seconds are computation")
+    raise AssertionError(f"{len(first.pieces)} pieces, and {waited} seconds between them")
 
 
 def idle(spans, device=0):
