@@ -4,17 +4,21 @@
 
 python -m benchmarks.learning MODEL OUT.json [KEY=VALUE ...]: MODEL is the directory of SmolLM2-135M-Instruct that
 tests/test_real_model.py describes. The text is `pydoc_data.topics` of the standard library, less than one epoch of it.
-All runs are trained at the same time, with the same batches. The last figure of a line is the mean loss of the last 20
-steps over that of bfloat16.
+All runs are trained at the same time, spread over the GPUs, with the same batches. The last figure of a line is the
+mean loss of the last 20 steps over that of bfloat16.
 """
 
 import json
+import os
 import subprocess
 import sys
+from itertools import cycle
 from pathlib import Path
 from pydoc_data.topics import topics
 from statistics import mean
 from tempfile import TemporaryDirectory
+
+import torch
 
 from benchmarks.commit import commit
 from rptrain.runs import events
@@ -49,9 +53,10 @@ FORMATS = {  # by name: the program, and its keys
 }
 
 
-def start(folder: Path, name: str, program: str, keys: tuple[str, ...]) -> subprocess.Popen[bytes]:
+def start(folder: Path, name: str, program: str, keys: tuple[str, ...], gpu: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", "-c", program, "--config", "learning.toml", f"log.run_name={name}", *keys]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)}
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, env=environment)
 
 
 def losses(folder: Path, name: str) -> list[float | None]:
@@ -64,8 +69,11 @@ def main(model: str, out: str, keys: tuple[str, ...]) -> None:
         folder = Path(temporary)
         (folder / "topics.jsonl").write_text("".join(json.dumps({"text": topics[name]}) + "\n" for name in topics))
         (folder / "learning.toml").write_text(CONFIG.format(model=Path(model).absolute(), steps=STEPS))
+        gpus = cycle(range(max(torch.cuda.device_count(), 1)))
         runs = {
-            (update, name): start(folder, f"{update}-{name}", program, (f"optim.update={update}", *chosen, *keys))
+            (update, name): start(
+                folder, f"{update}-{name}", program, (f"optim.update={update}", *chosen, *keys), next(gpus)
+            )
             for update in ("async", "sync")
             for name, (program, chosen) in FORMATS.items()
         }

@@ -160,13 +160,13 @@ def test_graphs_change_nothing(plan, monkeypatch):
 @pytest.mark.multigpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_several_gpus_give_the_bits_of_one(asynchronous):
+@pytest.mark.parametrize(("fp8", "half_sums"), [(False, False), (True, False), (True, True)])
+def test_several_gpus_give_the_bits_of_one(asynchronous, fp8, half_sums):
     """On as many as there are, four at most."""
     batches = plain.make_batches(6, length=64)
+    options = {"asynchronous": asynchronous, "fp8": fp8, "half_sums": half_sums}
     results = [
-        runs.run(
-            CFG, batches, f"{plan} | N={n} M=4 MR=4", asynchronous=asynchronous, dtype=torch.bfloat16, device="cuda"
-        )
+        runs.run(CFG, batches, f"{plan} | N={n} M=4 MR=4", dtype=torch.bfloat16, device="cuda", **options)
         for plan in PLANS
         for n in range(1, min(torch.cuda.device_count(), 4) + 1)
     ]
