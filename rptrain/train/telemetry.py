@@ -103,6 +103,7 @@ class Telemetry:
         with self._lock:
             now = time.perf_counter()
             seconds, self._last = now - self._last, now
+            phase = self.phase  # read with the lanes: no engine is watched outside of its phase
             lanes: tuple[LaneRecord, ...] = ()
             optimizer = None
             if self._watched is not None:
@@ -112,7 +113,7 @@ class Telemetry:
                 optimizer = OptimizerState(activity.optimizer, activity.queue, activity.update_seconds)
                 self._before = activity.lanes
         process, free = self._process.memory_info().rss, available_bytes()
-        return Snapshot(time.time(), round(seconds, 4), self.phase, process, free, lanes, optimizer)
+        return Snapshot(time.time(), round(seconds, 4), phase, process, free, lanes, optimizer)
 
     def _lanes(self, activity: Activity, done: int) -> Iterator[LaneRecord]:
         before = self._before or (None,) * len(activity.lanes)

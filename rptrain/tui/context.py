@@ -37,5 +37,5 @@ class Context:
     def look_after(self) -> None:
         """Moves logs of processes started here into their runs, and forgets ended processes."""
         for launched in self.launched.values():
+            launched.process.poll()  # first: the log of a process that has ended moves now
             launched.move_log()
-            launched.process.poll()

@@ -22,7 +22,7 @@ from rptrain.utils.numa import Node, Topology
 from . import plain, runs
 from .transfer.test_staging import mapped_store
 
-NAMES = ("cpu:0", "cpu:1", "adam_0", "optimizer", "embedding", "MainThread")
+NAMES = ("cpu:0", "cpu:1", "adam_0", "adam_1", "optimizer", "embedding", "MainThread")
 READERS = ("device 0 reader_0", "device 1 reader_0")
 MISSING = 1 << 10  # the first of CPUs that no machine of ours has, and that the kernel leaves out of a mask
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=4 MR=4"
@@ -45,6 +45,7 @@ def two_nodes(monkeypatch):
 
 def trained(batches):
     """Losses, weights, and where threads may run, by their names."""
+    both = threading.Barrier(2, timeout=60)
     with runs.make_store(plain.CONFIG, torch.bfloat16, asynchronous=True) as store:
         with runs.engine_of(store, PLAN, tokens=32, threads=2) as engine:
             losses = []
@@ -52,8 +53,10 @@ def trained(batches):
                 losses.append(engine.forward_backward(batch).result())
                 engine.step(1e-3)
             engine.synchronize()
+            for begun in [engine._optimizer._adam.pool.submit(both.wait) for _ in range(2)]:
+                begun.result()  # a pool starts a thread when there is work for it, and the thread binds itself then
             threads = {thread.name: thread.native_id for thread in threading.enumerate()}
-            places = {name: os.sched_getaffinity(threads[name]) for name in NAMES}
+            places = {name: frozenset(os.sched_getaffinity(threads[name])) for name in NAMES}
         return losses, runs.checkpoint_tensors(store), places
 
 
@@ -65,7 +68,8 @@ def test_threads_are_bound_and_the_bits_stay(monkeypatch):
     cpus = two_nodes(monkeypatch)
     monkeypatch.setattr(CpuDevice, "numa_node", property(lambda device: 1 - int(device.name[-1])))
     got_losses, got, places = trained(batches)
-    assert (places["cpu:0"], places["cpu:1"], places["adam_0"]) == (cpus[1], cpus[0], cpus[0])
+    assert (places["cpu:0"], places["cpu:1"]) == (cpus[1], cpus[0])
+    assert {places["adam_0"], places["adam_1"]} == {*map(frozenset, cpus)}, "in the order in which they began to run"
     assert places["MainThread"] == places["optimizer"] == places["embedding"] == usable
     assert got_losses == losses
     assert all(torch.equal(got[name], weights[name]) for name in weights)

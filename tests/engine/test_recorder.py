@@ -54,10 +54,15 @@ def test_a_device_that_computes():
     gate = Gate(f"{slot} micro-batch 2")
 
     def look(engine):
-        tools.wait_for(lambda: others_wait(engine.activity()))
+        tools.wait_for(lambda: at_rest(engine) and others_wait(engine.activity()))
         first = engine.activity()
         time.sleep(PAUSE)
         return first, engine.activity()
+
+    def at_rest(engine):
+        """Both devices have begun the last micro-batch that they can begin: nothing finishes until the gate is open."""
+        begun = [tuple(recorder._in_progress)[-1:] for recorder in engine._context.recorder.devices]
+        return all(newest and newest[0].micro_batch == 3 for newest in begun)
 
     def others_wait(found):
         receiving = found.optimizer.startswith("receiving gradient")

@@ -10,8 +10,9 @@ import torch
 
 from rptrain.engine import store as memory
 from rptrain.engine.store import Arena
-from rptrain.utils.parallel import cores
+from rptrain.utils.parallel import cores, in_parallel
 
+from ..run_tools import PATIENCE
 from . import plain, runs
 
 PAGE = mmap.PAGESIZE
@@ -24,15 +25,20 @@ class Runtime:
         self.refused = refused
         self.calls = 0
         self.registered, self.resident = {}, []
+        self.refuser = None  # the thread whose call was refused
+        self.known = threading.Event()  # set: that thread has taken note of it
         self._lock = threading.Lock()
 
     def cudaHostRegister(self, address, nbytes, flags):
         assert flags == 1
         pages = (ctypes.c_ubyte * (nbytes // PAGE))()
         assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), pages) == 0
+        if self.refuser is not None:
+            assert self.known.wait(PATIENCE)
         with self._lock:
             self.calls += 1
             if self.calls - 1 == self.refused:
+                self.refuser = threading.get_ident()
                 return 2
             assert all(at + size <= address or address + nbytes <= at for at, size in self.registered.items())
             self.registered[address] = nbytes
@@ -74,7 +80,18 @@ def test_memory_is_zero_locked_or_not(runtime):
 
 
 @pytest.mark.parametrize("refused", [0, 7, 23])
-def test_where_one_is_refused_none_stays_locked(runtime, refused):
+def test_where_one_is_refused_none_stays_locked(runtime, refused, monkeypatch):
+    """Each of the other threads may make one more call, which it had decided on before the refusal was known."""
+
+    def noted(function, items):
+        def call(item):
+            function(item)
+            if runtime.refuser == threading.get_ident():
+                runtime.known.set()
+
+        in_parallel(call, items)
+
+    monkeypatch.setattr(memory, "in_parallel", noted)
     runtime.refused = refused
     with runs.make_store(plain.config(), torch.bfloat16, asynchronous=False, lock=True) as store:
         assert not store.locked

@@ -185,13 +185,30 @@ def test_killed_after_the_last_save(folder, trainers, undisturbed):
     check_same(run, undisturbed())
 
 
+# Runs at the start of a process: its run does not end before the signal was sent, however late that is.
+HELD = """
+import os, time
+from rptrain.runs.events import EventLog, Step
+write = EventLog.write
+def held(log, event):
+    write(log, event)
+    while isinstance(event, Step) and event.step == 80 and not os.path.exists(os.environ["SENT"]):
+        time.sleep(0.01)
+EventLog.write = held
+"""
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "code", "every"),
     [(signal.SIGKILL, -signal.SIGKILL, 10), (signal.SIGINT, 130, 0)],
 )
-def test_the_command_killed_and_interrupted(folder, undisturbed, number, code, every):
+def test_the_command_killed_and_interrupted(folder, undisturbed, monkeypatch, number, code, every):
     """What a shell starts, and then the same again. An interrupt is obeyed with a checkpoint, wherever it comes."""
+    (folder / "site").mkdir()
+    (folder / "site/sitecustomize.py").write_text(HELD)
+    monkeypatch.setenv("PYTHONPATH", str(folder / "site"))
+    monkeypatch.setenv("SENT", str(folder / "sent"))
     overrides = ("train.max_steps=100", "optim.lr_scheduler_type=linear", f"save.save_steps={every}")
     tools.write_config(folder)
     command = tools.command("--config", folder / "run.toml", *overrides)
@@ -200,6 +217,7 @@ def test_the_command_killed_and_interrupted(folder, undisturbed, number, code, e
     if every:  # a checkpoint is written beside the steps that follow it
         tools.wait_for(lambda: bool(tools.events(run, events.CheckpointSaved)))
     command.send_signal(number)
+    (folder / "sent").touch()
     _, err = command.communicate(timeout=tools.PATIENCE)
     assert command.returncode == code, err
     if number == signal.SIGINT:

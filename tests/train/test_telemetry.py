@@ -1,6 +1,7 @@
 """What a trainer writes of its devices while it trains: whole, bounded, and of no harm to the run."""
 
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +15,9 @@ from rptrain.engine.recorder import Activity, LaneState, Pass
 from rptrain.runs.events import EventLog
 from rptrain.runs.lanes import FILE, OLD_FILE, LaneRecord, Snapshot
 from rptrain.runs.run_dir import RunDir
-from rptrain.runs.view import RunView
+from rptrain.runs.view import RECENT, RunView
 from rptrain.schedule.plan import Plan
-from rptrain.train import telemetry, validation
+from rptrain.train import telemetry, trainer, validation
 from rptrain.train.save import Saver
 from rptrain.train.telemetry import Telemetry
 
@@ -45,7 +46,17 @@ def activity(seconds: float, up: int, current: Pass | None, waiting: str | None 
 
 
 def snapshots(folder: Path, name: str = FILE) -> list[Snapshot]:
-    found = [Snapshot.from_line(line) for line in (folder / name).read_bytes().splitlines()]
+    return parsed((folder / name).read_bytes())
+
+
+def written(folder: Path) -> list[Snapshot]:
+    """The complete lines so far, while the thread writes: a reader may see a part of the newest one."""
+    content = (folder / FILE).read_bytes()
+    return parsed(content[: content.rfind(b"\n") + 1])
+
+
+def parsed(content: bytes) -> list[Snapshot]:
+    found = [Snapshot.from_line(line) for line in content.splitlines()]
     assert None not in found
     return [shot for shot in found if shot is not None]
 
@@ -62,9 +73,9 @@ def test_what_was_done_since_the_last_record(tmp_path, quick):
     )
     with Telemetry(tmp_path, ("cpu:0",), print, check) as kept:
         with kept.watching(engine, 10):  # type: ignore[arg-type]
-            tools.wait_for(lambda: len([shot for shot in snapshots(tmp_path) if shot.lanes]) > 3)
+            tools.wait_for(lambda: len([shot for shot in written(tmp_path) if shot.lanes]) > 3)
         with kept.doing("saving"):
-            tools.wait_for(lambda: snapshots(tmp_path)[-1].phase == "saving")
+            tools.wait_for(lambda: written(tmp_path)[-1].phase == "saving")
     first, second, third, *_ = (shot for shot in snapshots(tmp_path) if shot.lanes)
     assert first.lanes == (LaneRecord("cpu:0", "computing", "F0-3", "F", 0, 2, 15, None, {"F": 1.0}, 100),)
     assert second.lanes == (LaneRecord("cpu:0", "idle", busy={"F": 0.5}, up=50),)
@@ -72,6 +83,31 @@ def test_what_was_done_since_the_last_record(tmp_path, quick):
     assert first.phase == "training" and first.optimizer is not None and first.optimizer.queue == 1
     assert first.process > 1 << 20 and first.free > 0 and began <= first.time <= time.time()
     assert snapshots(tmp_path)[-1].lanes == ()
+
+
+def test_a_record_has_the_phase_of_its_lanes(tmp_path, quick, monkeypatch):
+    """Also if the phase changes between the two readings."""
+    asked, reached, opened = [], threading.Event(), threading.Event()
+
+    class Noted(FakeEngine):
+        def activity(self) -> Activity:
+            asked.append(True)
+            return super().activity()
+
+    def held() -> int:
+        if asked:
+            reached.set()
+            assert opened.wait(tools.PATIENCE)
+        return 1 << 40
+
+    monkeypatch.setattr(telemetry, "available_bytes", held)
+    with Telemetry(tmp_path, ("cpu:0",), print, check) as kept:
+        with kept.watching(Noted(activity(1.0, 1, None)), 0):  # type: ignore[arg-type]
+            assert reached.wait(tools.PATIENCE)
+        with kept.doing("saving"):
+            opened.set()
+            tools.wait_for(lambda: [shot.phase for shot in written(tmp_path)][-1:] == ["saving"])
+    assert [shot.phase for shot in snapshots(tmp_path) if shot.lanes] == ["training"]
 
 
 def test_the_files_stay_small(tmp_path, quick, monkeypatch):
@@ -86,12 +122,17 @@ def test_the_files_stay_small(tmp_path, quick, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_written_keeps_the_newest_records(tmp_path, quick, monkeypatch):
+    oldest: set[float] = set()
+
+    def count_oldest() -> int:
+        """The number of records that were the oldest one so far. The file is empty for a moment in between."""
+        oldest.update(shot.time for shot in written(tmp_path)[:1])
+        return len(oldest)
+
     monkeypatch.setattr(telemetry, "MAX_BYTES", 1000)
     (tmp_path / OLD_FILE).mkdir()  # in the way of the rename
     with Telemetry(tmp_path, (), print, check):
-        tools.wait_for(lambda: (tmp_path / FILE).stat().st_size > 0)
-        first = snapshots(tmp_path)[0]
-        tools.wait_for(lambda: (tmp_path / FILE).stat().st_size > 0 and snapshots(tmp_path)[0] != first)
+        tools.wait_for(lambda: count_oldest() > 1)
     assert (tmp_path / FILE).stat().st_size < 1500
 
 
@@ -107,7 +148,7 @@ def test_a_disk_that_is_full_costs_records_only(tmp_path, quick, monkeypatch):
 
     monkeypatch.setattr(telemetry.LineFile, "append", noted)
     with Telemetry(tmp_path, (), print, check):
-        tools.wait_for(lambda: len(snapshots(tmp_path)) > 1)
+        tools.wait_for(lambda: len(written(tmp_path)) > 1)
         torn = False
         while not torn:  # a line that came between the size and the limit leaves none
             before = len(lost)
@@ -145,8 +186,8 @@ def until_recorded(enter: Callable[..., Any], run: Path) -> Callable[..., Any]:
     def entered(kept: Telemetry, *given: Any) -> Iterator[None]:
         with enter(kept, *given):
             yield
-            before = len(snapshots(run))
-            tools.wait_for(lambda: len(snapshots(run)) > before + 1)
+            before = len(written(run))
+            tools.wait_for(lambda: len(written(run)) > before + 1)
 
     return entered
 
@@ -160,7 +201,7 @@ def test_nothing_is_written_where_the_folder_was(tmp_path, quick, monkeypatch, f
     folder = tmp_path / "run"
     folder.mkdir()
     with EventLog(folder / "events.jsonl") as log, Telemetry(folder, (), print, log.check):
-        tools.wait_for(lambda: len(snapshots(folder)) > 1)
+        tools.wait_for(lambda: len(written(folder)) > 1)
         folder.rename(tmp_path / "gone")
         if deleted:
             shutil.rmtree(tmp_path / "gone")
@@ -175,9 +216,15 @@ def test_nothing_is_written_where_the_folder_was(tmp_path, quick, monkeypatch, f
 def test_a_run_tells_what_its_view_shows(tmp_path, quick, monkeypatch):
     tools.write_model(tmp_path / "model")
     tools.plan_with(monkeypatch, tools.STAGES)
-    began = time.perf_counter()
+    began, load = time.perf_counter(), trainer.load_weights
     for name in ("doing", "watching"):
         monkeypatch.setattr(Telemetry, name, until_recorded(getattr(Telemetry, name), tmp_path / "runs/run"))
+
+    def once_recorded(*given: Any, **named: Any) -> Any:
+        tools.wait_for(lambda: len(written(tmp_path / "runs/run")) > 0)
+        return load(*given, **named)
+
+    monkeypatch.setattr(trainer, "load_weights", once_recorded)
     run = tools.train_here(tmp_path)
     took = time.perf_counter() - began
     view = RunView(run.path)
@@ -186,9 +233,12 @@ def test_a_run_tells_what_its_view_shows(tmp_path, quick, monkeypatch):
     assert view.devices == ("cpu:0", "cpu:1") and view.staleness == 1
     assert view.plan[0].startswith(tools.STAGES) and view.planned_bubble is not None and view.floor_step
     assert view.host is not None and view.host.limit is not None and 0 < view.host.total < view.host.limit
-    phases = [shot.phase for shot in view.recent]
+    recorded = snapshots(run.path)
+    assert view.taken_up is not None
+    assert [*view.recent] == [shot for shot in recorded if shot.time >= view.taken_up][-RECENT:]
+    phases = [shot.phase for shot in recorded]
     assert phases.index("loading") < phases.index("training") and "exporting" in phases
-    lanes = [lane for shot in view.recent for lane in shot.lanes]
+    lanes = [lane for shot in recorded for lane in shot.lanes]
     assert {lane.device for lane in lanes} == {"cpu:0", "cpu:1"}
     assert {kind for lane in lanes for kind in lane.busy} == {"F", "FB", "B"}
     assert all(0 <= seconds <= took for lane in lanes for seconds in lane.busy.values())
@@ -203,7 +253,7 @@ def test_pauses_and_evaluations_are_told(tmp_path, quick, monkeypatch):
     states = []
 
     def is_now(state: str) -> None:
-        tools.wait_for(lambda: RunView(run.path).state == snapshots(run.path)[-1].phase == state)
+        tools.wait_for(lambda: RunView(run.path).state == state == written(run.path)[-1].phase)
         states.append(state)
 
     def measured(*arguments):
@@ -225,10 +275,13 @@ def test_pauses_and_evaluations_are_told(tmp_path, quick, monkeypatch):
 
 def test_that_little_memory_is_left_is_told_once(tmp_path, quick, monkeypatch):
     taken, free, told = psutil.Process().memory_info().rss, [1 << 40], []
+    little = taken // 100  # little even if the process has freed memory since
     monkeypatch.setattr(telemetry, "available_bytes", lambda: free[0])
     with Telemetry(tmp_path, (), told.append, check):
-        for left, count in ((taken, 0), (taken // 25, 1), (taken, 1), (taken // 25, 1)):
-            free[0], before = left, len(snapshots(tmp_path))
-            tools.wait_for(lambda before=before: len(snapshots(tmp_path)) > before + 2)
+        for left, count in ((taken, 0), (little, 1), (taken, 1), (little, 1)):
+            free[0] = left
+            before = len(written(tmp_path))  # counted afterwards: the second of the next records has the new value
+            tools.wait_for(lambda before=before: len(written(tmp_path)) > before + 2)
             assert len(told) == count
-    assert told[0].free == taken // 25 and told[0].taken >= taken // 2
+    assert told[0].free == little
+    assert (told[0].taken, told[0].free) in [(shot.process, shot.free) for shot in snapshots(tmp_path)]

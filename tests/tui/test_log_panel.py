@@ -59,7 +59,7 @@ async def test_the_newest_stays_in_sight_until_one_scrolls():
 async def test_the_layout_comes_to_rest_at_any_size(make: Made, tmp_path: Path, size: tuple[int, int]):
     run = make_run(tmp_path / "runs")
     async with make(attach=run).run_test(size=size) as pilot:
-        await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
+        await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen) and pilot.app.screen.state != "new")
         body = pilot.app.screen.query_one("#log-body")
         await settled(pilot)
         seen = set()

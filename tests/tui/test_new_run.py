@@ -289,7 +289,8 @@ async def test_start_saves_begins_a_process_and_shows_it(
         await pilot.press("ctrl+r")
         await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
         await until(pilot, lambda: "failed to start" in screen_text(pilot.app))
-        assert 'said: 1 --config rptrain.toml save.resume=never log.run_name="tiny-tasks"' in screen_text(pilot.app)
+        said = 'said: 1 --config rptrain.toml save.resume=never log.run_name="tiny-tasks"'
+        await until(pilot, lambda: said in screen_text(pilot.app))
         assert helper.closed == 1 and (tmp_path / "rptrain.toml").exists()
 
 

@@ -238,6 +238,12 @@ async def test_an_export_is_a_process_of_its_own(make: Made, tmp_path: Path, mon
         'echo "$@" > said; while ! test -e go; do sleep 0.02; done; mv go gone; echo "no [room] left"; exit $(cat gone)'
     )
     monkeypatch.setattr(launch, "EXPORT", ("sh", "-c", script, "export"))
+
+    def end(code: str) -> None:
+        """The script may find the file as soon as there is one, so it has its content by then."""
+        Path("code").write_text(code)
+        Path("code").rename("go")
+
     app = make(attach=run)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await opened(pilot)
@@ -252,7 +258,7 @@ async def test_an_export_is_a_process_of_its_own(make: Made, tmp_path: Path, mon
         await press_until(pilot, "enter", lambda: "an export to out is running" in screen_text(app))
         app._shared.helper.close()
         await pilot.press("f2")
-        Path("go").write_text("1")
+        end("1")
         await until(pilot, lambda: "no [room] left" in screen_text(app) and "see .out.rptrain-log" in screen_text(app))
         await press_until(pilot, "f3", lambda: "finished" in screen_text(app))
         await press_until(pilot, "e", lambda: "Export llama" in screen_text(app))
@@ -260,7 +266,7 @@ async def test_an_export_is_a_process_of_its_own(make: Made, tmp_path: Path, mon
         await press_until(pilot, "e", lambda: "Export llama" in screen_text(app))
         await type_over(pilot, "second")
         await press_until(pilot, "enter", Path(".second.rptrain-log").exists)
-    Path("go").write_text("0")
+    end("0")
     await wait_for(lambda: Path(".second.rptrain-log").read_text() == "no [room] left\n")  # the interface is gone
 
 

@@ -1,7 +1,6 @@
 """Runs: the list, and what is done with a run of it."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from textual.widgets import Input, OptionList
 
 from rptrain.tui.screens.new_run import NewRun
 from rptrain.tui.screens.run import RunScreen
+from rptrain.tui.screens.runs import Runs
 from rptrain.tui.services import launch
 from rptrain.tui.services.summaries import RunFolder
 from rptrain.tui.widgets.plot import Plot
@@ -76,15 +76,17 @@ async def test_enter_opens_and_escape_comes_back(make: Made, runs: Path):
 @driven
 async def test_the_list_rests_behind_a_run_and_is_new_when_one_comes_back(make: Made, runs: Path, monkeypatch):
     monkeypatch.setattr("rptrain.tui.screens.runs.PAUSE", 0.05)
-    looks: list[float] = []
+    looks: list[None] = []
     look = RunFolder.look
-    monkeypatch.setattr(RunFolder, "look", lambda folder: looks.append(time.monotonic()) or look(folder))
+    monkeypatch.setattr(RunFolder, "look", lambda folder: looks.append(None) or look(folder))
     async with make().run_test(size=(80, 24)) as pilot:
         await listed(pilot)
+        behind = pilot.app.screen
+        assert isinstance(behind, Runs)
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
         make_run(runs, "newer", steps=3, began=BEGAN + 10)
-        await until(pilot, lambda: time.monotonic() - looks[-1] > 0.5)
+        await until(pilot, lambda: not behind._in_sight.is_set())
         count = len(looks)
         await asyncio.sleep(0.5)
         assert len(looks) == count

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -38,19 +39,28 @@ def test_operations_of_torch_have_one_thread_each_meanwhile(three_threads):
     assert torch.get_num_threads() == 3
 
 
-def test_the_first_error_is_raised_once_all_threads_have_ended(three_threads):
-    count = threading.active_count()
-    begun = []
+def test_the_first_error_is_raised_once_all_threads_have_ended(three_threads, monkeypatch):
+    """No other call ends before an item was given up."""
+    before = {*threading.enumerate()}
+    begun, given_up, cancel = [], threading.Event(), Future.cancel
+
+    def noted(future):
+        canceled = cancel(future)
+        if canceled:  # it had not begun
+            given_up.set()
+        return canceled
 
     def call(item):
         begun.append(item)
         if item:
+            assert given_up.wait(60)
             time.sleep(0.3)
         raise ValueError(f"item {item}")
 
+    monkeypatch.setattr(Future, "cancel", noted)
     with pytest.raises(ValueError, match="item 0"):
         in_parallel(call, range(50), threads=2)
-    assert threading.active_count() == count
+    assert {*threading.enumerate()} <= before
     assert len(begun) < 50
     assert torch.get_num_threads() == 3
 

@@ -1,6 +1,7 @@
 """Frozen units in files: the bits of a base in memory, through few small buffers, however fast they are read."""
 
 import os
+import threading
 import time
 from contextlib import contextmanager
 
@@ -14,7 +15,7 @@ from rptrain.engine.transfer import copies, staging
 from rptrain.kernels.quant import Quantized
 from rptrain.models.adapters.lora import LoRA, without_adapters
 from rptrain.models.weights import pretrained
-from rptrain.models.weights.file_backed import FileBackedWeights, file_backed_units
+from rptrain.models.weights.file_backed import FileBackedUnit, FileBackedWeights, file_backed_units
 from tests.cases import long
 
 from ... import run_tools as tools
@@ -135,9 +136,16 @@ def test_reading_is_ahead_of_what_is_computed(tmp_path):
 
 
 @pytest.mark.parametrize("change", ["cut", "touched"])
-def test_a_file_that_changes_ends_the_run_and_is_named(tmp_path, change):
+def test_a_file_that_changes_ends_the_run_and_is_named(tmp_path, monkeypatch, change):
     batches, plan = plain.make_batches(4), f"{PLAN} | N=2 M=4 MR=4"
     file = tmp_path / pretrained.SINGLE
+    reading, read = threading.Lock(), FileBackedUnit.read
+
+    def alone(unit, start, buffer):
+        with reading:  # the file does not change between a reading and the check that follows it
+            read(unit, start, buffer)
+
+    monkeypatch.setattr(FileBackedUnit, "read", alone)
     with (
         mapped_store(tmp_path, *CASES["lora"]) as store,
         pytest.raises(EngineError) as caught,
@@ -146,9 +154,8 @@ def test_a_file_that_changes_ends_the_run_and_is_named(tmp_path, change):
         for number, batch in enumerate(batches):
             engine.forward_backward(batch).result()
             engine.step(1e-3).result()
-            if number == 0 and change == "cut":
-                os.truncate(file, 2000)
-            elif number == 0:
-                os.utime(file, ns=(0, 0))
+            if number == 0:
+                with reading:
+                    os.truncate(file, 2000) if change == "cut" else os.utime(file, ns=(0, 0))
     said = {"cut": "before all of it was read", "touched": "was changed while it was in use"}[change]
     assert said in str(caught.value) and str(file) in str(caught.value)
