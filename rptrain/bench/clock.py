@@ -42,7 +42,7 @@ def seconds(works: Mapping[K, Work], device: torch.device, *, turns: int = TURNS
 
 
 def captured(work: Work) -> Work:
-    """`work`, warmed up, as a CUDA graph; unchanged if it cannot be captured."""
+    """`work` of the current device, warmed up, as a CUDA graph; unchanged if it cannot be captured."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -51,7 +51,7 @@ def captured(work: Work) -> Work:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=stream):  # the default one stays on the first device that captured
             work()
     except torch.OutOfMemoryError:
         raise

@@ -1,12 +1,13 @@
 """`rptrain bench` on a GPU: memory as the driver and as the allocator count it, the floor, and a steady state."""
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
-from rptrain.bench import run
+from rptrain.bench import clock, run
 from rptrain.config.resolve import resolve
 
 from .. import run_tools as tools
@@ -49,3 +50,15 @@ def test_a_gpu_is_measured(tmp_path: Path) -> None:
     assert device["busy"] + sum(device["idle"].values()) == pytest.approx(1, abs=1e-9) and device["busy"] > 0
     assert found["memory"]["host"]["locked"]
     assert 0 < found["floor"]["achieved"] < 1
+
+
+@pytest.mark.multigpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_work_is_captured_on_each_gpu() -> None:
+    for index in range(torch.cuda.device_count()):
+        with torch.cuda.device(index), warnings.catch_warnings(action="error"):
+            counter = torch.zeros((), device="cuda")
+            run_again = clock.captured(lambda counter=counter: counter.add_(1))
+            before = counter.item()
+            run_again()
+            assert counter.item() == before + 1
