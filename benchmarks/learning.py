@@ -9,7 +9,6 @@ mean loss of the last 20 steps over that of bfloat16.
 """
 
 import json
-import os
 import subprocess
 import sys
 from itertools import cycle
@@ -53,10 +52,9 @@ FORMATS = {  # by name: the program, and its keys
 }
 
 
-def start(folder: Path, name: str, program: str, keys: tuple[str, ...], gpu: int) -> subprocess.Popen[bytes]:
+def start(folder: Path, name: str, program: str, keys: tuple[str, ...]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", "-c", program, "--config", "learning.toml", f"log.run_name={name}", *keys]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)}
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, env=environment)
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
 
 
 def losses(folder: Path, name: str) -> list[float | None]:
@@ -69,10 +67,13 @@ def main(model: str, out: str, keys: tuple[str, ...]) -> None:
         folder = Path(temporary)
         (folder / "topics.jsonl").write_text("".join(json.dumps({"text": topics[name]}) + "\n" for name in topics))
         (folder / "learning.toml").write_text(CONFIG.format(model=Path(model).absolute(), steps=STEPS))
-        gpus = cycle(range(max(torch.cuda.device_count(), 1)))
+        devices = cycle(
+            [f'engine.devices="cuda:{index}"' for index in range(torch.cuda.device_count())]
+            or ['engine.devices="cpu:1"']
+        )
         runs = {
             (update, name): start(
-                folder, f"{update}-{name}", program, (f"optim.update={update}", *chosen, *keys), next(gpus)
+                folder, f"{update}-{name}", program, (f"optim.update={update}", next(devices), *chosen, *keys)
             )
             for update in ("async", "sync")
             for name, (program, chosen) in FORMATS.items()

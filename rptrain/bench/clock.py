@@ -50,8 +50,8 @@ def captured(work: Work) -> Work:
             work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph, stream=stream):  # the default one stays on the first device that captured
+    try:  # with this stream, because torch's default one stays on the device that captured first
+        with torch.cuda.graph(graph, stream=stream):
             work()
     except torch.OutOfMemoryError:
         raise

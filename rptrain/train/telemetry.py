@@ -103,7 +103,7 @@ class Telemetry:
         with self._lock:
             now = time.perf_counter()
             seconds, self._last = now - self._last, now
-            phase = self.phase  # read with the lanes: no engine is watched outside of its phase
+            phase = self.phase  # under the lock, because the phase begins before an engine is watched and ends after
             lanes: tuple[LaneRecord, ...] = ()
             optimizer = None
             if self._watched is not None:

@@ -35,7 +35,7 @@ class Context:
         return launched
 
     def look_after(self) -> None:
-        """Moves logs of processes started here into their runs, and forgets ended processes."""
+        """Notices which processes started here have ended, and moves the logs of processes into their runs."""
         for launched in self.launched.values():
-            launched.process.poll()  # first: the log of a process that has ended moves now
+            launched.process.poll()  # before the log is moved, so that no log of an ended process stays behind
             launched.move_log()

@@ -160,7 +160,7 @@ def test_a_failure_while_the_caller_waits_for_a_loss_is_told_in_full():
 
 
 def test_a_worker_is_at_most_two_micro_batches_ahead(monkeypatch):
-    """Of a device that computes slowly, the first one not before the second was issued."""
+    """The device computes slowly, and ends the first micro-batch only after the second was issued."""
     counts = {"issued": 0, "done": 0}
     ahead = []
 

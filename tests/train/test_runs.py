@@ -213,11 +213,13 @@ def test_the_command_killed_and_interrupted(folder, undisturbed, monkeypatch, nu
     tools.write_config(folder)
     command = tools.command("--config", folder / "run.toml", *overrides)
     run = RunDir(folder / "runs/run")
-    tools.wait_for(lambda: run.events_path.exists() and len(tools.steps(run)) >= 13)
-    if every:  # a checkpoint is written beside the steps that follow it
-        tools.wait_for(lambda: bool(tools.events(run, events.CheckpointSaved)))
-    command.send_signal(number)
-    (folder / "sent").touch()
+    try:
+        tools.wait_for(lambda: run.events_path.exists() and len(tools.steps(run)) >= 13)
+        if every:  # a checkpoint is written beside the steps that follow it
+            tools.wait_for(lambda: bool(tools.events(run, events.CheckpointSaved)))
+        command.send_signal(number)
+    finally:
+        (folder / "sent").touch()
     _, err = command.communicate(timeout=tools.PATIENCE)
     assert command.returncode == code, err
     if number == signal.SIGINT:

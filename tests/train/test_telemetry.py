@@ -253,7 +253,9 @@ def test_pauses_and_evaluations_are_told(tmp_path, quick, monkeypatch):
     states = []
 
     def is_now(state: str) -> None:
-        tools.wait_for(lambda: RunView(run.path).state == state == written(run.path)[-1].phase)
+        tools.wait_for(
+            lambda: RunView(run.path).state == state and [shot.phase for shot in written(run.path)][-1:] == [state]
+        )
         states.append(state)
 
     def measured(*arguments):

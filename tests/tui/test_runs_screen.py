@@ -89,7 +89,7 @@ async def test_the_list_rests_behind_a_run_and_is_new_when_one_comes_back(make: 
         await until(pilot, lambda: not behind._in_sight.is_set())
         count = len(looks)
         await asyncio.sleep(0.5)
-        assert len(looks) <= count + 1, "the look that had begun, and none of the ten that would follow"
+        assert len(looks) <= count + 1, "one for which the wait was over already, and none of the ten that would follow"
         await pilot.press("escape")
         await until(pilot, lambda: "newer" in screen_text(pilot.app))
 

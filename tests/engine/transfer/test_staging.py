@@ -156,6 +156,9 @@ def test_a_file_that_changes_ends_the_run_and_is_named(tmp_path, monkeypatch, ch
             engine.step(1e-3).result()
             if number == 0:
                 with reading:
-                    os.truncate(file, 2000) if change == "cut" else os.utime(file, ns=(0, 0))
+                    if change == "cut":
+                        os.truncate(file, 2000)
+                    else:
+                        os.utime(file, ns=(0, 0))
     said = {"cut": "before all of it was read", "touched": "was changed while it was in use"}[change]
     assert said in str(caught.value) and str(file) in str(caught.value)
