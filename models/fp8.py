@@ -21,7 +21,10 @@ def with_fp8(spec: Shape) -> Shape:
         replace(unit, params=tuple(replace(param, in_fp8=_fits(param)) for param in unit.params)) for unit in spec.units
     )
     if not any(param.in_fp8 for unit in units for param in unit.params):
-        raise UserError(f"engine.fp8: no matrix of this model's blocks has sizes that are multiples of {ALIGNMENT}")
+        raise UserError(
+            f"engine.fp8: no matrix of this model's blocks has sizes that are multiples of {ALIGNMENT}; "
+            "remove engine.fp8"
+        )
 
     def layer_in_fp8(layer: LayerShape) -> Any:
         names = (param.name for unit in layer.units for param in units[unit].params if param.in_fp8)

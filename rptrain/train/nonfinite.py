@@ -42,13 +42,17 @@ class SkippedSteps:
                 )
         elif self._in_a_row == self._job.config.optim.max_skipped_steps:
             raise TrainingError(
-                f"the gradients of the last {self._in_a_row} steps, up to step {step}, were not finite: the model "
-                f"has diverged. {RESTART_ADVICE}"
+                f"the gradients of the last {self._in_a_row} steps, up to step {step}, were not finite: "
+                f"{self._cause(step)}"
             )
         if step == self._job.total_steps and not math.isfinite(loss.result()):
-            raise TrainingError(
-                f"the loss of the last step is {loss.result()}: the model has diverged. {RESTART_ADVICE}"
-            )
+            raise TrainingError(f"the loss of the last step is {loss.result()}: {self._cause(step)}")
+
+    def _cause(self, step: int) -> str:
+        if self._in_a_row == step:
+            path = self._job.config.model.path
+            return f"this was so from step 1 on, before any update. Check the weights in {path} and the data"
+        return f"the model has diverged. {RESTART_ADVICE}"
 
     def _record(self, step: int, micro_batches: list[int]) -> StepSkipped:
         size, taken = self._job.config.train.sequences, self._job.batches.taken(step - 1).tolist()

@@ -41,6 +41,25 @@ def test_a_run_that_diverges_ends(steps, message, update, tmp_path):
     assert isinstance(list(events.read(run.events_path))[-1], events.Failed)
 
 
+@pytest.mark.parametrize("steps", [2, 40])
+def test_a_loss_that_was_never_finite_is_no_divergence(steps, tmp_path, monkeypatch):
+    head = StagePass._head
+
+    def spoiled(work, scale, loss):
+        head(work, scale, loss)
+        loss.fill_(math.nan)
+        work._dy.fill_(math.nan)
+
+    monkeypatch.setattr(StagePass, "_head", spoiled)
+    tools.write_model(tmp_path / "model")
+    tools.write_config(tmp_path)
+    settings = ("optim.max_skipped_steps=3", f"train.max_steps={steps}")
+    result = tools.invoke("--config", tmp_path / "run.toml", *settings)
+    assert result.exit_code == 1, result.output
+    assert f"before any update. Check the weights in {tmp_path}/model and the data" in result.stderr
+    assert "learning_rate" not in result.stderr
+
+
 @pytest.mark.parametrize("rows", ["tasks", "random"])
 def test_the_rows_of_a_step_that_is_skipped_are_named(rows, tmp_path, monkeypatch, capsys):
     """The loss of micro-batch 2 of steps 3 and 5 is NaN: the run continues, and says where that was. Two in a row would
