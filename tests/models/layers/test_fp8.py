@@ -56,9 +56,7 @@ def test_the_matrices_of_blocks_alone_are_multiplied_in_fp8():
     assert names(with_fp8(with_lora(build(plain.CONFIG), LoRA(r=16)))) == dense
     assert names(with_fp8(freeze(build(plain.CONFIG), ["*.mlp.*"]))) == dense
     assert names(with_fp8(build(plain.config(intermediate_size=40)))) == dense - {"down"}
-    with pytest.raises(
-        UserError, match=r"no matrix .* has sizes that are multiples of 16; remove engine\.fp8"
-    ):
+    with pytest.raises(UserError, match=r"no matrix .* has sizes that are multiples of 16; remove engine\.fp8"):
         with_fp8(build(plain.config(hidden_size=24, head_dim=6)))
 
 
