@@ -22,8 +22,14 @@ def seconds(works: Mapping[K, Work], device: torch.device, *, turns: int = TURNS
     """
     if device.type != "cuda":
         return {name: median(_on_cpu(work) for _ in range(turns)) for name, work in works.items()}
+    with torch.cuda.device(device):
+        return _on_cuda(works, turns, cold=cold)
+
+
+def _on_cuda(works: Mapping[K, Work], turns: int, *, cold: bool) -> dict[K, float]:
+    """The median of each on the current device."""
     runs = {name: captured(work) for name, work in works.items()}
-    flush = torch.empty(FLUSH, dtype=torch.uint8, device=device)
+    flush = torch.empty(FLUSH, dtype=torch.uint8, device="cuda")
     found: dict[K, list[float]] = {name: [] for name in runs}
     for turn in range(-1, turns):  # the first is not counted
         stamps = {}
@@ -34,7 +40,7 @@ def seconds(works: Mapping[K, Work], device: torch.device, *, turns: int = TURNS
             start.record()
             run()
             end.record()
-        torch.cuda.synchronize(device)
+        torch.cuda.synchronize()
         if turn >= 0:
             for name, (start, end) in stamps.items():
                 found[name].append(start.elapsed_time(end) / 1e3)

@@ -103,7 +103,7 @@ def test_memory_is_interleaved_over_the_nodes(monkeypatch):
 
 @pytest.mark.parametrize(("policy", "refusals"), [(numa.MPOL_DEFAULT, 2), (MPOL_BIND, 0)])
 def test_memory_that_is_not_interleaved(monkeypatch, caplog, policy, refusals):
-    """A refusal is told once. A policy that the user chose is kept without a word."""
+    """A refusal is logged once. A policy that the user chose is kept without a message."""
     calls = []
     monkeypatch.setattr(numa, "_mbind", lambda *arguments: calls.append(arguments) is not None)
     monkeypatch.setattr(numa, "_policy", lambda: policy)
