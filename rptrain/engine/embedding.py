@@ -7,7 +7,8 @@ token order, so the sums do not depend on the number of devices.
 import math
 import queue
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 import torch
@@ -26,8 +27,8 @@ GATHERERS = 4  # threads that gather rows; in sync the first stage waits for the
 class RowGradients:
     """Gradient rows of the embedding table, summed over an iteration's micro-batches and applied once.
 
-    A row's gradient is the sum over its tokens, in order, over all micro-batches, in the accumulation dtype. `tokens`
-    is the number of tokens in a step, M x T. One buffer, allocated once, has a row for each token id that a step can
+    A row's gradient is the sum over its tokens, in order, over all micro-batches in the order of `begin`, in the
+    accumulation dtype. `tokens` is the number of tokens in a step, M x T. One buffer, allocated once, has a row for each token id that a step can
     contain; rows whose sums are complete sooner come first.
     """
 
@@ -44,7 +45,7 @@ class RowGradients:
         self._rows = torch.empty(0, dtype=torch.int64)  # rows of the table that occur, ordered by their last occurrence
         self._places = self._rows  # [M, T], index of each token's row among them
         self._sums = self._buffer[:0]
-        self._ends: Sequence[int] = ()  # complete sums after each micro-batch
+        self._ends: deque[int] = deque()  # complete sums after each micro-batch that is still to come
         self._whole = self._applied = 0  # sums
 
     @staticmethod
@@ -53,25 +54,28 @@ class RowGradients:
         rows, wide = min(tokens, spec.vocab_size), accumulate_dtype(dtype)
         return rows * row_stride(spec.hidden_size, wide) * wide.itemsize + (rows + tokens) * torch.int64.itemsize
 
-    def begin(self, input_ids: Tensor) -> None:
-        """Starts an iteration with tokens [M, T]. The gradient of the previous one must no longer be in use."""
+    def begin(self, input_ids: Tensor, order: Iterable[int]) -> None:
+        """Starts an iteration with tokens [M, T], whose micro-batches will be added in `order`.
+
+        The gradient of the previous iteration must no longer be in use.
+        """
         if not self._tied:
             self._cpu.clear(self._table, self._rows)
         rows, places = torch.unique(input_ids, return_inverse=True)
         last = torch.zeros_like(rows)
-        for m, row in enumerate(places):
-            last[row] = m
-        order = last.argsort(stable=True)
-        self._rows, self._places = rows[order], order.argsort()[places]
-        self._ends = last.bincount(minlength=len(places)).cumsum(0).tolist()
+        for turn, m in enumerate(order):
+            last[places[m]] = turn
+        by_end = last.argsort(stable=True)
+        self._rows, self._places = rows[by_end], by_end.argsort()[places]
+        self._ends = deque(last.bincount(minlength=len(places)).cumsum(0).tolist())
         self._whole = self._applied = 0
         self._sums = self._buffer[: len(self._rows)]
         self._cpu.zero(self._sums)
 
     def add(self, micro_batch: int, gradient: Tensor) -> None:
-        """Adds the gradient [T, D] of a micro-batch's embeddings. Micro-batches must come in order."""
+        """Adds the gradient [T, D] of the next micro-batch's embeddings."""
         self._cpu.add(self._sums, self._places[micro_batch], gradient)
-        self._whole = self._ends[micro_batch]
+        self._whole = self._ends.popleft()
 
     def apply(self) -> None:
         """Adds the complete sums to the unit's gradient: to the head's if tied, otherwise to rows of zeros."""
@@ -110,14 +114,13 @@ class EmbeddingWorker:
             self._where = f"embedding of iteration {iteration.number}"
             generation = context.board.wait(("version", 0), context.read_version(iteration.number))
             table = context.store.units[0].views[generation]["embed"]
-            for m, ids in enumerate(iteration.input_ids):
-                pass_index = iteration.number * context.plan.rounds + m // context.plan.round_size
-                out, key, number = context.buffers.locate(Access(0, 0), pass_index, m)
+            for m in context.plan.arrivals(context.plan.concurrent):
+                out, key, number = context.buffers.locate(Access(0, 0), iteration.number, m)
                 if number:
                     context.board.wait(key, number - 1)  # the gradient was read by host code, which has finished
                 if context.probe is not None:
                     context.probe(f"embedding m{m}")
-                self._gather(table, ids, out)
+                self._gather(table, iteration.input_ids[m], out)
                 context.board.publish(key, number)
 
     def _gather(self, table: Tensor, ids: Tensor, out: Tensor) -> None:

@@ -75,7 +75,7 @@ class Engine:
         validate(plan, len(store.spec.stack))
         assert len(devices) == plan.devices
         assert store.generations == 1 + optimizer.asynchronous
-        assert store.wide_grad == (plan.rounds > 1)
+        assert store.wide_grad == (plan.rounds > 1) and store.replicas == plan.replicas
         self.plan, self.store = plan, store
         self.trace = Trace() if trace else None
         self._meter = meter
@@ -86,7 +86,7 @@ class Engine:
         with ExitStack() as stack:
             stack.callback(Reproducible(cuda=self._cuda, fp16_accumulation=fp16_accumulation).restore)
             bounds, width = boundaries(plan.stages), store.spec.hidden_size
-            buffers = BoundaryBuffers(bounds, plan.round_size, tokens, width, store.dtype, lock=self._cuda)
+            buffers = BoundaryBuffers(bounds, plan, tokens, width, store.dtype, lock=self._cuda)
             stack.callback(buffers.close)
             staging: StagingBuffers | None = None
             if len(store.in_memory) < len(store.units):

@@ -114,7 +114,8 @@ def _unregister(registered: list[int]) -> None:
 class UnitState:
     """The flat buffers of a unit, each of `unit.numel` elements, except scales of blocks in `moments`.
 
-    A frozen unit has only parameters, in one generation, and its `grad` is empty. The parameters of a quantized unit
+    A frozen unit has only parameters, in one generation, and no `grads`. There is a gradient for each group of replicas
+    that computes one; `grad`, the first, becomes their sum. The parameters of a quantized unit
     are bytes, as `unit.held` describes; `views` has the parameters that are not in `quantized`. A `file_backed` unit
     stays in its files, and its `params` is empty.
 
@@ -130,7 +131,7 @@ class UnitState:
 
     unit: Unit
     params: list[Tensor]
-    grad: Tensor
+    grads: list[Tensor]
     moments: dict[str, Tensor]  # exp_avg, exp_avg_sq and their scales; see moments.layout
     remainder: Tensor | None
     current: int = 0
@@ -144,6 +145,11 @@ class UnitState:
     def __post_init__(self) -> None:
         self.views = self.views or [self.unit.views(flat) for flat in self.params]
         self.before = self.spare if self.params else self.current  # W_{-1}, equal to W_0
+
+    @property
+    def grad(self) -> Tensor:
+        """The gradient that the optimizer reads."""
+        return self.grads[0]
 
     @property
     def spare(self) -> int:
@@ -207,12 +213,16 @@ class ModelStore:
         *,
         generations: int,
         wide_grad: bool = False,
+        replicas: int = 1,
         moments: Moments = "fp32",
         lock: bool = False,
         file_backed: FileBackedWeights | None = None,
     ) -> None:
+        """`replicas`: the number of groups that compute partial gradients, which are then `wide_grad`."""
+        assert wide_grad or replicas == 1
         self.spec, self.dtype, self.generations, self.wide_grad = spec, dtype, generations, wide_grad
-        self._layout, self._file_backed = _state_dtypes(dtype, generations, wide_grad, moments), file_backed
+        self.replicas, self._file_backed = replicas, file_backed
+        self._layout = _state_dtypes(dtype, generations, wide_grad, moments, replicas)
         self._arena = Arena(sum(_sizes(spec, dtype, self._layout, file_backed=file_backed is not None).values()))
         self.units = [self._unit(index, unit) for index, unit in enumerate(spec.units)]
         if lock:
@@ -225,11 +235,13 @@ class ModelStore:
         *,
         generations: int,
         wide_grad: bool = False,
+        replicas: int = 1,
         moments: Moments = "fp32",
         file_backed: bool = False,
     ) -> dict[str, int]:
         """Bytes of host memory that a store takes, by buffer: "frozen", "params", "grad", "exp_avg", …"""
-        return _sizes(spec, dtype, _state_dtypes(dtype, generations, wide_grad, moments), file_backed=file_backed)
+        layout = _state_dtypes(dtype, generations, wide_grad, moments, replicas)
+        return _sizes(spec, dtype, layout, file_backed=file_backed)
 
     @property
     def locked(self) -> bool:
@@ -252,19 +264,19 @@ class ModelStore:
 
     def _unit(self, index: int, unit: Unit) -> UnitState:
         if self._file_backed is not None and index in self._file_backed.units:
-            return UnitState(unit, [], torch.empty(0), {}, None, file_backed=self._file_backed.units[index])
+            return UnitState(unit, [], [], {}, None, file_backed=self._file_backed.units[index])
         if unit.quantized:
-            flat, grad = self._arena.take(unit.nbytes(self.dtype.itemsize), torch.uint8), torch.empty(0)
+            flat = self._arena.take(unit.nbytes(self.dtype.itemsize), torch.uint8)
             plain, quantized = unit.held(flat, self.dtype)
-            return UnitState(unit, [flat], grad, {}, None, views=[plain], quantized=quantized)
+            return UnitState(unit, [flat], [], {}, None, views=[plain], quantized=quantized)
         buffers: dict[str, list[Tensor]] = {}
         sent = [unit.wire_bytes(self.dtype.itemsize)] * self.generations if unit.wired else []
-        for name, dtype, shared in _of(unit, self._layout):
+        for name, dtype, shared in _of(self.spec, index, self._layout):
             buffers.setdefault(name, []).append(self._arena.take(unit.numel // shared, dtype))
         return UnitState(
             unit,
             params=buffers["params"],
-            grad=buffers["grad"][0] if unit.trainable else torch.empty(0, dtype=self.grad_dtype),
+            grads=buffers.get("grad", []),
             moments={name: buffer for name, (buffer, *_) in buffers.items() if name.startswith("exp_avg")},
             remainder=buffers["remainder"][0] if "remainder" in buffers else None,
             masters=buffers["masters"][0] if "masters" in buffers else None,
@@ -316,28 +328,36 @@ class ModelStore:
 Layout = Sequence[tuple[str, torch.dtype, int]]  # buffers: name, dtype, elements of a unit per entry
 
 
-def _state_dtypes(dtype: torch.dtype, generations: int, wide_grad: bool, moments: Moments) -> Layout:
+def _state_dtypes(dtype: torch.dtype, generations: int, wide_grad: bool, moments: Moments, replicas: int) -> Layout:
     """The buffers of a trainable unit."""
     wide = accumulate_dtype(dtype)
-    buffers = [*[("params", dtype, 1)] * generations, ("grad", wide if wide_grad else dtype, 1)]
+    buffers = [*[("params", dtype, 1)] * generations, *[("grad", wide if wide_grad else dtype, 1)] * replicas]
     buffers += layout(moments, wide)
     return [*buffers, *((name, kind, 1) for name, kind in REST.get(dtype, {}).items())]
 
 
-def _of(unit: Unit, layout: Layout) -> Layout:
-    """The buffers of a unit, without the wire; a frozen one has only its parameters, in one generation."""
+def _of(spec: ModelShape, index: int, layout: Layout) -> Layout:
+    """The buffers of a unit, without the wire; a frozen one has only its parameters, in one generation.
+
+    An embedding that is not tied has one gradient: the host computes it.
+    """
+    unit = spec.units[index]
     if not unit.trainable:
         return layout[:1]
+    if index == 0 and not spec.tied:
+        grads = [buffer for buffer in layout if buffer[0] == "grad"]
+        layout = [*(buffer for buffer in layout if buffer[0] != "grad"), grads[0]]
     return [layout[0], *(buffer for buffer in layout if buffer[0] != "params")] if unit.wired else layout
 
 
 def _sizes(spec: ModelShape, dtype: torch.dtype, layout: Layout, *, file_backed: bool) -> dict[str, int]:
-    trained = [unit for unit in spec.units if unit.trainable]
     sizes = {"frozen": frozen_bytes(spec, dtype, file_backed=file_backed)}
-    for unit in trained:
-        for name, kind, shared in _of(unit, layout):
-            sizes[name] = sizes.get(name, 0) + aligned(unit.numel // shared * kind.itemsize)
-    if wired := sum(aligned(unit.wire_bytes(dtype.itemsize)) for unit in trained if unit.wired):
+    trained = spec.trained(range(len(spec.units)))
+    for index in trained:
+        for name, kind, shared in _of(spec, index, layout):
+            sizes[name] = sizes.get(name, 0) + aligned(spec.units[index].numel // shared * kind.itemsize)
+    units = [spec.units[index] for index in trained]
+    if wired := sum(aligned(unit.wire_bytes(dtype.itemsize)) for unit in units if unit.wired):
         sizes["wire"] = wired * sum(name == "params" for name, _, _ in layout)
     return sizes
 

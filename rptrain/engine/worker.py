@@ -38,7 +38,6 @@ class _SlotRun:
 
     iteration: Iteration
     slot: Slot
-    pass_index: int  # iteration × rounds + round: numbers the uses of the boundary buffers
     io: StageIO
     parity: int  # which of the two parameter slots
     params: list[Bound]  # by layer of the stage
@@ -187,7 +186,6 @@ class Worker:
         run = _SlotRun(
             iteration,
             slot,
-            iteration.number * self._context.plan.rounds + slot.round,
             self._context.bounds.stages[slot.stage_index],
             parity,
             self._layouts[slot.stage_index].bind(self._params[parity], self._prepared),
@@ -234,15 +232,15 @@ class Worker:
     def _receive(self, run: _SlotRun, m: int, entry: int) -> tuple[Tensor, Tensor | None, Event]:
         """Uploads the stage's input activations and, for a B stage, the gradient of its output."""
         io = run.io
-        x = self._upload_input(self._x, entry, io.x_in, run.pass_index, m)
-        dy = self._upload_input(self._dy, entry, io.dy_in, run.pass_index, m) if io.dy_in else None
+        x = self._upload_input(self._x, entry, io.x_in, run.iteration.number, m)
+        dy = self._upload_input(self._dy, entry, io.dy_in, run.iteration.number, m) if io.dy_in else None
         arrived = self._device.activation_upload.record()
         self._device.compute.wait(arrived)
         return x, dy, arrived
 
-    def _upload_input(self, ring: Ring, entry: int, access: Access, pass_index: int, m: int) -> Tensor:
+    def _upload_input(self, ring: Ring, entry: int, access: Access, iteration: int, m: int) -> Tensor:
         stream = self._device.activation_upload
-        source, key, number = self._context.buffers.locate(access, pass_index, m)
+        source, key, number = self._context.buffers.locate(access, iteration, m)
         written = self._wait(key, number - 1)
         if written is not None:
             stream.wait(written)
@@ -351,7 +349,7 @@ class Worker:
         stream.wait(done)
         sent = done
         for output in outputs:
-            target, key, number = self._context.buffers.locate(output.access, run.pass_index, m)
+            target, key, number = self._context.buffers.locate(output.access, run.iteration.number, m)
             read = self._wait(key, number - 1) if number else None
             if read is not None:
                 stream.wait(read)
@@ -365,16 +363,16 @@ class Worker:
     # ---- gradients and losses
 
     def _start_sums(self, iteration: Iteration, slot: Slot, layout: GradLayout) -> None:
-        """Sets gradient accumulators to zero or, in a later round, to the partial sums of the previous round."""
+        """Sets gradient accumulators to zero or, in a later round of the group, to the sums of its previous rounds."""
         sums, compute = self._sums[: layout.size], self._device.compute
-        if slot.round == 0:
+        if slot.turn == 0:
             with self._recorder.computing_gradients(compute, iteration.number, slot, "zeroing"):
                 compute.run(f"{slot} sums", lambda: sums.zero_())
             return
-        previous = iteration.number * self._context.plan.rounds + slot.round - 1
+        previous = iteration.number * self._context.plan.turns + slot.turn - 1
         for unit in layout.units:
-            compute.wait(self._wait(("grad", unit), previous))
-            source, offset = self._context.store.units[unit].grad, layout.offsets[unit]
+            compute.wait(self._wait(("grad", unit, slot.group), previous))
+            source, offset = self._context.store.units[unit].grads[slot.group], layout.offsets[unit]
             target = sums[offset : offset + len(source)]
             compute.run(f"{slot} partial sums", lambda t=target, s=source: t.copy_(s, non_blocking=True))
 

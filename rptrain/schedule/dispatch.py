@@ -45,7 +45,7 @@ class _Builder:
         self.rings: list[list[tuple[int, int]]] = [[] for _ in range(plan.devices)]  # tasks: computation, output copy
         self.leaving: dict[int, list[int]] = {}  # device to the downloads of its last gradients
         self.updates: dict[tuple[int, int], int] = {}  # (iteration, layer) to the task that makes the version
-        self.left: dict[int, list[int]] = {}  # layer to the downloads of its gradients in the previous round
+        self.left: dict[tuple[int, int], list[int]] = {}  # (group, layer) to the downloads of its gradients, last turn
 
     def add(self, task: Task) -> int:
         self.tasks.append(task)
@@ -125,16 +125,16 @@ class _Builder:
         return pieces
 
     def _partial_sums(self, iteration: int, slot: Slot, start: list[int]) -> list[int]:
-        """Uploads of the previous round's partial sums, in order, in the compute stream before the computation.
+        """Uploads of the group's previous partial sums, in order, in the compute stream before the computation.
 
         They do not slow the link's other copies in this simulation.
         """
-        if self.links is None or slot.round == 0 or not slot.stage.backward:
+        if self.links is None or slot.turn == 0 or not slot.stage.backward:
             return []
         copies: list[int] = []
         for layer in slot.stage.layers:
             seconds = self.costs[layer].sums / self.links.up
-            after = (*(copies[-1:] or start), *self.left[layer])
+            after = (*(copies[-1:] or start), *self.left[slot.group, layer])
             copies.append(
                 self.add(
                     Task(
@@ -189,7 +189,7 @@ class _Builder:
                         )
                     )
                 )  # fmt: skip
-            self.left[layer] = run.grads[first:]
+            self.left[slot.group, layer] = run.grads[first:]
         self.leaving[slot.device] = run.grads
         self.holds.append(Hold(slot.device, self._sum(slot, "grads"), last, run.grads[-1]))
 
@@ -232,7 +232,7 @@ def dispatch(
 
     As in the engine, a stage starts once all of its parameters have arrived, and a device holds the parameters of two
     stages. Gradients are downloaded during the next stage, once the previous ones were read. Activations have priority.
-    A version is uploaded once its layer was updated. Backward stages of a later round upload gradient accumulators.
+    A version is uploaded once its layer was updated. Backward stages of a group's later rounds upload gradient accumulators.
     """
     builder = _Builder(plan, costs, links, lag)
     for iteration in range(iterations):

@@ -2,10 +2,12 @@
 
 Paper section 3.2: the forward stages F, the fused stage FB (the paper's B1) and the backward
 stages B form one sequence of slots; slot i of a round runs on device (g0 + i) mod N, and g0 carries over from
-round to round and from iteration to iteration, so the pipeline is never flushed.
+round to round and from iteration to iteration, so the pipeline is never flushed. With R replicas, the rounds of an
+iteration are dealt to R groups, each a pipeline of its own over N / R devices, or over one device that it shares.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,6 +52,8 @@ class Slot:
     device: int
     round: int
     micro_batches: range
+    group: int = 0  # of replicas
+    turn: int = 0  # counts the rounds of the group within the iteration
 
     def __str__(self) -> str:
         first, last = self.micro_batches[0], self.micro_batches[-1]
@@ -61,46 +65,80 @@ class Plan:
     """The plan of every iteration.
 
     `stages` are in dispatch order: forward stages, the fused stage, backward stages. `micro_batches` (M) are
-    processed in rounds of `round_size` (M_R), on `devices` (N) devices.
+    processed in rounds of `round_size` (M_R), on `devices` (N) devices. Round r belongs to group r mod R of `replicas`
+    (R) groups. If N ≥ R, each group has N / R devices; if N < R, each device computes whole rounds.
     """
 
     stages: tuple[Stage, ...]
     devices: int
     micro_batches: int
     round_size: int
+    replicas: int = 1
 
     @property
     def rounds(self) -> int:
         return self.micro_batches // self.round_size
 
+    @property
+    def turns(self) -> int:
+        """Rounds of each group in an iteration."""
+        return self.rounds // self.replicas
+
+    @property
+    def concurrent(self) -> int:
+        """Groups that are computed at the same time."""
+        return min(self.devices, self.replicas)
+
+    def group_pass(self, iteration: int, micro_batch: int) -> tuple[int, int]:
+        """The group that computes a micro-batch, and the number of its round among all rounds of the group."""
+        turn, group = divmod(micro_batch // self.round_size, self.replicas)
+        return group, iteration * self.turns + turn
+
+    def arrivals(self, groups: int) -> Iterator[int]:
+        """The micro-batches of an iteration in the order in which this many groups at a time begin them."""
+        for first in range(0, self.rounds, groups):
+            rounds = range(first, min(first + groups, self.rounds))
+            for position in range(self.round_size):
+                yield from (r * self.round_size + position for r in rounds)
+
     def slots(self, iteration: int) -> tuple[Slot, ...]:
         """The slots of an iteration (counted from 0) in dispatch order."""
         per_round = len(self.stages)
-        start = iteration * per_round * self.rounds  # g0 before the modulus: every earlier slot
         return tuple(
             Slot(
                 index=r * per_round + s,
                 stage_index=s,
                 stage=stage,
-                device=(start + r * per_round + s) % self.devices,
+                device=self._device(iteration, r, s),
                 round=r,
                 micro_batches=range(r * self.round_size, (r + 1) * self.round_size),
+                group=r % self.replicas,
+                turn=r // self.replicas,
             )
             for r in range(self.rounds)
             for s, stage in enumerate(self.stages)
         )
 
+    def _device(self, iteration: int, round: int, stage_index: int) -> int:
+        if self.devices < self.replicas:
+            return (iteration * self.rounds + round) % self.devices
+        turn, group = divmod(round, self.replicas)
+        width = self.devices // self.replicas
+        before = (iteration * self.turns + turn) * len(self.stages)  # g0 before the modulus: the group's earlier slots
+        return group * width + (before + stage_index) % width
+
     def __str__(self) -> str:
         stages = " ".join(str(stage) for stage in self.stages)
-        return f"{stages} | N={self.devices} M={self.micro_batches} MR={self.round_size}"
+        replicas = f" R={self.replicas}" if self.replicas > 1 else ""
+        return f"{stages} | N={self.devices} M={self.micro_batches} MR={self.round_size}{replicas}"
 
     @classmethod
     def parse(cls, text: str) -> "Plan":
         stages, _, numbers = text.partition("|")
-        match = re.fullmatch(r"\s*N=(\d+) M=(\d+) MR=(\d+)\s*", numbers)
+        match = re.fullmatch(r"\s*N=(\d+) M=(\d+) MR=(\d+)(?: R=(\d+))?\s*", numbers)
         if match is None:
             raise ValueError(f"not a plan: {text!r} (such as 'F0-3 FB4-5 B2-3 B0-1 | N=2 M=4 MR=4')")
-        return cls(tuple(Stage.parse(word) for word in stages.split()), *map(int, match.groups()))
+        return cls(tuple(Stage.parse(word) for word in stages.split()), *map(int, match.groups(default="1")))
 
     def grid(self, iterations: int = 1) -> str:
         """A line per device with its slots in order."""

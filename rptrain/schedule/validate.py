@@ -20,6 +20,10 @@ def validate(plan: Plan, num_layers: int) -> None:
 
     if plan.devices < 1 or plan.round_size < 1 or plan.micro_batches % plan.round_size:
         raise PlanError(f"{plan.micro_batches} micro-batches do not make whole rounds of {plan.round_size}")
+    if plan.replicas < 1 or plan.rounds % plan.replicas:
+        raise PlanError(f"{plan.rounds} rounds cannot be divided among {plan.replicas} replicas")
+    if plan.devices > plan.replicas and plan.devices % plan.replicas:
+        raise PlanError(f"{plan.devices} devices cannot be divided among {plan.replicas} replicas")
     fused = [i for i, stage in enumerate(plan.stages) if stage.kind == "FB"]
     if len(fused) != 1:
         raise fail(fused[1] if fused else len(plan.stages), "a plan has exactly one fused stage FB")

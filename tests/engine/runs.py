@@ -26,6 +26,7 @@ def make_store(
     *,
     asynchronous,
     wide_grad=False,
+    replicas=1,
     lock=False,
     seed=0,
     moments="fp32",
@@ -40,7 +41,8 @@ def make_store(
     spec = with_base(with_lora(spec, lora), base) if lora else freeze(spec, frozen)
     spec = with_fp8(spec) if fp8 else spec
     spec = with_half_sums(spec) if half_sums else spec
-    store = ModelStore(spec, dtype, generations=1 + asynchronous, wide_grad=wide_grad, moments=moments, lock=lock)
+    kind = {"generations": 1 + asynchronous, "wide_grad": wide_grad, "replicas": replicas, "moments": moments}
+    store = ModelStore(spec, dtype, **kind, lock=lock)
     for index, unit in enumerate(spec.units):
         for param in unit.params:
             name = unit.name.removesuffix(".trained") + param.name
@@ -85,8 +87,8 @@ def run(
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     if store is not None:
         return train(store, batches, plan, asynchronous=asynchronous, device=device, **options)
-    kind = {"wide_grad": plan.rounds > 1, "lock": device == "cuda", "frozen": frozen, "lora": lora, "base": base}
-    kind |= {"fp8": fp8, "half_sums": half_sums}
+    kind = {"wide_grad": plan.rounds > 1, "replicas": plan.replicas, "lock": device == "cuda"}
+    kind |= {"frozen": frozen, "lora": lora, "base": base, "fp8": fp8, "half_sums": half_sums}
     with make_store(cfg, dtype, asynchronous=asynchronous, **kind) as store:
         return train(store, batches, plan, asynchronous=asynchronous, device=device, **options)
 

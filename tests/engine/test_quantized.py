@@ -138,7 +138,7 @@ def test_memory_is_what_the_formats_say(base):
     assert sum(ModelStore.sizes(spec, torch.bfloat16, generations=1).values()) == host + lora
     with ModelStore(spec, torch.bfloat16, generations=1) as store:
         (state,) = (state for state in store.units if state.quantized)
-        assert [flat.nbytes for flat in state.params] == [unit.nbytes(2)] and not len(state.grad)
+        assert [flat.nbytes for flat in state.params] == [unit.nbytes(2)] and not state.grads
         assert all(isinstance(held, Quantized) for held in state.quantized.values())
     shapes = Shapes(tokens=16, micro_batches=1, dtype=torch.bfloat16, wide_grad=False)
     params, dequantized, _, _ = stage_parts(spec, Stage("B", 0, 1), shapes)

@@ -20,10 +20,12 @@ enum { CHUNK = 65536, LANES = 512 };
 typedef struct {
     int64_t next, count; /* the first chunk that nobody has taken; elements */
     int64_t noise;       /* what element 0 draws its random numbers from; element i from noise + i */
+    int64_t groups;      /* buffers in `grads` */
     const void *source, *grad;
     void *target, *remainder, *exp_avg, *exp_avg_sq;
     float *exp_avg_scale, *exp_avg_sq_scale; /* of each block, for codes */
     float *masters;                          /* the master weights of float16 parameters */
+    void *grads;                             /* pointers to the buffers that are added up */
     double grad_scale, beta1, beta2, rest1, rest2, decay, step_size, root_scale, eps;
 } Job;
 
@@ -167,13 +169,30 @@ ADAM_CODES(adam_f16_f16_i8, uint16_t, void, uint16_t, upcast_half, MASTER, HALVE
 ADAM_CODES(adam_f16_f32_i8, uint16_t, void, float, SAME, MASTER, HALVE)
 ADAM_CODES(adam_f32_f32_i8, float, void, float, SAME, READ, WRITE)
 
-/* Sums of squares of `grad`, one a chunk, into `target`: element i of a chunk goes to lane i % LANES; lanes
- * are then added in halves. */
-#define SQUARE_SUM(NAME, GRAD, UPCAST)                                                                        \
+/* Adds `groups` buffers, element by element, into the first of them as a balanced binary tree: neighbors, then
+ * neighbors of the sums, and so on. */
+#define ADD(NAME, REAL)                                                                                       \
+    static CLONES void NAME(const Job *job, int64_t start, int64_t stop)                                      \
+    {                                                                                                        \
+        REAL *const *grads = (REAL *const *)job->grads;                                                      \
+        for (int64_t stride = 1; stride < job->groups; stride *= 2)                                          \
+            for (int64_t group = 0; group + stride < job->groups; group += 2 * stride) {                     \
+                REAL *to = grads[group] + start;                                                             \
+                const REAL *from = grads[group + stride] + start;                                            \
+                INDEPENDENT                                                                                  \
+                for (int64_t i = 0; i < stop - start; i++)                                                   \
+                    to[i] += from[i];                                                                        \
+            }                                                                                                \
+    }
+
+/* Adds `grads`, and writes the sums of squares of the result, one a chunk, to `target`: element i of a chunk goes to
+ * lane i % LANES; lanes are then added in halves. */
+#define SQUARE_SUM(NAME, GRAD, UPCAST, ADDED)                                                                      \
     CLONES void NAME(Job *job)                                                                               \
     {                                                                                                        \
         double *sums = job->target;                                                                          \
         for (int64_t start, stop; take(job, &start, &stop);) {                                               \
+            ADDED(job, start, stop);                                                                         \
             double lanes[LANES] = {0};                                                                       \
             const GRAD *row = (const GRAD *)job->grad + start;                                               \
             int64_t left = stop - start;                                                                     \
@@ -189,7 +208,11 @@ ADAM_CODES(adam_f32_f32_i8, float, void, float, SAME, READ, WRITE)
         }                                                                                                    \
     }
 
-SQUARE_SUM(square_sum_bf16, uint16_t, upcast)
-SQUARE_SUM(square_sum_f16, uint16_t, upcast_half)
-SQUARE_SUM(square_sum_f32, float, SAME)
-SQUARE_SUM(square_sum_f64, double, SAME)
+#define NOT_ADDED(job, start, stop) ((void)0)
+
+ADD(add_f32, float)
+ADD(add_f64, double)
+SQUARE_SUM(square_sum_bf16, uint16_t, upcast, NOT_ADDED)
+SQUARE_SUM(square_sum_f16, uint16_t, upcast_half, NOT_ADDED)
+SQUARE_SUM(square_sum_f32, float, SAME, add_f32)
+SQUARE_SUM(square_sum_f64, double, SAME, add_f64)

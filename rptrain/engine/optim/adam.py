@@ -3,7 +3,7 @@
 import ctypes
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NotRequired, Self, TypedDict, Unpack
@@ -24,9 +24,9 @@ NODE_THREADS = 16  # per NUMA node: more gain little, and transfers share the no
 
 class _Job(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("next", "count", "noise")),
+        *((name, ctypes.c_int64) for name in ("next", "count", "noise", "groups")),
         *((name, ctypes.c_void_p) for name in ("source", "grad", "target", "remainder", "exp_avg", "exp_avg_sq")),
-        *((name, ctypes.c_void_p) for name in ("exp_avg_scale", "exp_avg_sq_scale", "masters")),
+        *((name, ctypes.c_void_p) for name in ("exp_avg_scale", "exp_avg_sq_scale", "masters", "grads")),
         *((name, ctypes.c_double) for name in ("grad_scale", "beta1", "beta2", "rest1", "rest2")),
         *((name, ctypes.c_double) for name in ("decay", "step_size", "root_scale", "eps")),
     )
@@ -177,18 +177,26 @@ class CpuAdam:
             for index, piece in enumerate(zip(*pieces.values(), strict=True))
         ]
 
-    def square_sum(self, grad: Tensor) -> float:
-        """The sum of squares of a flat buffer, in float64 and in a fixed order."""
+    def square_sum(self, grad: Tensor, *others: Tensor) -> float:
+        """The sum of squares of a flat buffer, in float64 and in a fixed order.
+
+        `others` are added to `grad` before, as a balanced binary tree, and are overwritten. Only float32 and float64
+        are added.
+        """
+        grads = (grad, *others)
         sums = torch.empty(-(-len(grad) // CHUNK), dtype=torch.float64)
         if self._library:
-            finish(self.pool, self._native(f"square_sum_{SUFFIXES[grad.dtype]}", {"grad": grad, "target": sums}, {}))
+            places = (ctypes.c_void_p * len(grads))(*(each.data_ptr() for each in grads))
+            given = {"grads": ctypes.addressof(places), "groups": len(grads)}
+            finish(self.pool, self._native(f"square_sum_{SUFFIXES[grad.dtype]}", {"grad": grad, "target": sums}, given))
         else:
-            parts = zip(grad.split(FALLBACK_CHUNK), sums.split(FALLBACK_CHUNK // CHUNK), strict=True)
-            finish(self.pool, [partial(_square_sums, part, target) for part, target in parts])
+            parts = zip(*(each.split(FALLBACK_CHUNK) for each in grads), strict=True)
+            targets = sums.split(FALLBACK_CHUNK // CHUNK)
+            finish(self.pool, [partial(_square_sums, part, to) for part, to in zip(parts, targets, strict=True)])
         return math.fsum(sums.tolist())
 
     def _native(
-        self, name: str, tensors: dict[str, Tensor], factors: dict[str, float], noise: int = 0
+        self, name: str, tensors: dict[str, Tensor], factors: Mapping[str, float], noise: int = 0
     ) -> Sequence[Callable[[], object]]:
         count = len(tensors["grad"])
         assert all(t.is_cpu and t.dim() == 1 and t.is_contiguous() for t in tensors.values())
@@ -239,8 +247,12 @@ def split(master: Tensor, param: Tensor, remainder: Tensor) -> None:
     remainder.view(torch.int16).copy_(bits)
 
 
-def _square_sums(grad: Tensor, sums: Tensor) -> None:
-    """Writes the sums of squares of each chunk of `grad` to `sums`, added in the order of adam.c."""
+def _square_sums(grads: Sequence[Tensor], sums: Tensor) -> None:
+    """Adds `grads` into the first, and writes the sums of squares of its chunks to `sums`, in the order of adam.c."""
+    for stride in (1 << level for level in range((len(grads) - 1).bit_length())):
+        for target, source in zip(grads[:: 2 * stride], grads[stride :: 2 * stride], strict=False):
+            target.add_(source)
+    grad = grads[0]
     padding = -len(grad) % CHUNK
     squares = torch.nn.functional.pad(grad.double(), (0, padding)).square_().view(-1, CHUNK // LANES, LANES)
     lanes = squares[:, 0].clone()

@@ -133,8 +133,12 @@ class OptimizerWorker:
             self._where = "waiting"
 
     def _collect(self, iteration: Iteration) -> float:
-        """Waits for each unit's gradient, in the order in which backward stages finish. Returns the sum of squares."""
-        context, rounds = self._context, self._context.plan.rounds
+        """Waits for each unit's gradient, in the order in which backward stages finish. Returns the sum of squares.
+
+        The groups' gradients are added in a fixed order, whichever arrives first.
+        """
+        context, plan = self._context, self._context.plan
+        last = (iteration.number + 1) * plan.turns - 1
         head = threading.Event()  # set once the head's gradient, if rows are added to it, has arrived
         if not context.store.spec.tied:
             head.set()
@@ -142,11 +146,13 @@ class OptimizerWorker:
         sums = {}
         for unit in self._arrival_order():
             self._where = f"receiving gradient: {_label(context.store.spec.units[unit].name)}"
-            context.board.wait(("grad", unit), iteration.number * rounds + rounds - 1).synchronize()
+            for group in range(plan.replicas):
+                context.board.wait(("grad", unit, group), last).synchronize()
+            grad, *others = context.store.units[unit].grads
+            if unit or others:
+                sums[unit] = self._adam.square_sum(grad, *others)
             if unit == 0:
                 head.set()
-            else:
-                sums[unit] = self._adam.square_sum(context.store.units[unit].grad)
         self._where = "receiving gradient: embedding"
         context.board.wait(("rows",), iteration.number)
         if self._rows is not None:
@@ -165,12 +171,12 @@ class OptimizerWorker:
         rows: after them, the devices have finished the iteration.
         """
         context = self._context
+        order = [*context.plan.arrivals(context.plan.replicas)]  # the same on any number of devices
         if self._rows is not None:
-            self._rows.begin(iteration.input_ids)
+            self._rows.begin(iteration.input_ids, order)
         last = Access(0, context.bounds.chain[0] - 1)
-        for m in range(context.plan.micro_batches):
-            pass_index = iteration.number * context.plan.rounds + m // context.plan.round_size
-            gradient, key, number = context.buffers.locate(last, pass_index, m)
+        for m in order:
+            gradient, key, number = context.buffers.locate(last, iteration.number, m)
             context.board.wait(key, number - 1).synchronize()
             if context.probe is not None:
                 context.probe(f"gradient rows m{m}")

@@ -1,4 +1,4 @@
-"""Host buffers for activations between stages: one for each boundary and micro-batch of a round."""
+"""Host buffers for activations between stages: one for each boundary and micro-batch of a round, in each group."""
 
 from collections.abc import Hashable
 
@@ -7,41 +7,45 @@ from torch import Tensor
 
 from rptrain.engine.store import Arena, aligned
 from rptrain.schedule.lower import Access, Boundaries
+from rptrain.schedule.plan import Plan
 
 
 class BoundaryBuffers:
     """[T, D] tensors in host memory, and the numbers under which their accesses appear on the board.
 
-    A pass is one round of one iteration, counted from 0 over the run. The accesses of a buffer form one chain over
+    A pass is one round of a group, counted from 0 over all iterations. The accesses of a buffer form one chain over
     all passes; access k waits for access k - 1, of any thread. Boundary 0 has two sets, used in turn: the host
     writes the embedding of the next pass while the gradient of this one still arrives.
     """
 
     def __init__(
-        self, bounds: Boundaries, round_size: int, tokens: int, hidden: int, dtype: torch.dtype, *, lock: bool
+        self, bounds: Boundaries, plan: Plan, tokens: int, hidden: int, dtype: torch.dtype, *, lock: bool
     ) -> None:
-        self.chain = bounds.chain
-        self._round_size = round_size
-        self._arena = Arena(self.nbytes(len(bounds.chain), round_size, tokens, hidden, dtype))
+        self.chain, self._plan = bounds.chain, plan
+        at_once = plan.round_size * plan.replicas
+        self._arena = Arena(self.nbytes(len(bounds.chain), at_once, tokens, hidden, dtype))
         self._buffers = {
-            (boundary, parity, m): self._arena.take(tokens * hidden, dtype).view(tokens, hidden)
+            (group, boundary, parity, place): self._arena.take(tokens * hidden, dtype).view(tokens, hidden)
+            for group in range(plan.replicas)
             for boundary in bounds.chain
             for parity in range(2 if boundary == 0 else 1)
-            for m in range(round_size)
+            for place in range(plan.round_size)
         }
         if lock:
             self._arena.lock()
 
     @staticmethod
-    def nbytes(boundaries: int, round_size: int, tokens: int, hidden: int, dtype: torch.dtype) -> int:
-        return (boundaries + 1) * round_size * aligned(tokens * hidden * dtype.itemsize)
+    def nbytes(boundaries: int, micro_batches: int, tokens: int, hidden: int, dtype: torch.dtype) -> int:
+        """Bytes for this many micro-batches: those of a round, of all groups together."""
+        return (boundaries + 1) * micro_batches * aligned(tokens * hidden * dtype.itemsize)
 
-    def locate(self, access: Access, pass_index: int, micro_batch: int) -> tuple[Tensor, Hashable, int]:
+    def locate(self, access: Access, iteration: int, micro_batch: int) -> tuple[Tensor, Hashable, int]:
         """The buffer, its key on the board, and the number of this access in its chain."""
-        boundary, place = access.boundary, micro_batch % self._round_size
-        turn, parity = divmod(pass_index, 2) if boundary == 0 else (pass_index, 0)
-        number = turn * self.chain[boundary] + access.order
-        return self._buffers[boundary, parity, place], ("boundary", boundary, parity, place), number
+        boundary, place = access.boundary, micro_batch % self._plan.round_size
+        group, index = self._plan.group_pass(iteration, micro_batch)
+        uses, parity = divmod(index, 2) if boundary == 0 else (index, 0)
+        where = group, boundary, parity, place
+        return self._buffers[where], ("boundary", *where), uses * self.chain[boundary] + access.order
 
     @property
     def locked(self) -> bool:

@@ -293,7 +293,7 @@ class Download(_Transfer):
         super().__init__(context, device.grad_download, layout, layout.sizes[::-1], iteration, count, chunk)
         self._where, self._source = f"{slot} download", source
         self._recorder = context.recorder.devices[slot.device]
-        self._pass = iteration * context.plan.rounds + slot.round
+        self._group, self._pass = slot.group, iteration * context.plan.turns + slot.turn
         self._left = Counter(chunk.unit for window in self._windows for chunk in window)
 
     @property
@@ -308,9 +308,9 @@ class Download(_Transfer):
     def _copy(self, chunk: Chunk) -> None:
         offset = self._layout.offsets[chunk.unit]
         source = self._source[offset + chunk.start : offset + chunk.stop]
-        target = self._context.store.units[chunk.unit].grad[chunk.start : chunk.stop]
+        target = self._context.store.units[chunk.unit].grads[self._group][chunk.start : chunk.stop]
         self._recorder.downloaded(source.nbytes)
         self._stream.run(self._where, lambda: self._move("download", chunk.unit, target, source))
         self._left[chunk.unit] -= 1
         if not self._left[chunk.unit]:
-            self._context.board.publish(("grad", chunk.unit), self._pass, self._stream.record())
+            self._context.board.publish(("grad", chunk.unit, self._group), self._pass, self._stream.record())

@@ -242,7 +242,7 @@ def test_an_iteration_is_one_sum_in_token_order(pool, tied, native, dtype, monke
         for early, (ids, generator) in enumerate(iterations(4)):
             gradient = values((4, 50, 160), dtype, generator)
             head = values(table.shape, dtype, generator) if tied else torch.zeros_like(table)
-            gradients.begin(ids)
+            gradients.begin(ids, range(len(ids)))
             if tied:  # the head's gradient comes whenever it comes
                 table.copy_(head)
             for m in range(4):
@@ -264,7 +264,7 @@ def test_takes_what_is_planned(pool, tokens, hidden, dtype):
     """Also where every token differs; and a buffer that is not used any more is given back."""
     with runs.make_store(plain.config(hidden_size=hidden), dtype, asynchronous=False) as store:
         gradients = RowGradients(store.units[0], tokens, tied=False, pool=pool, threads=2)
-        gradients.begin(torch.arange(tokens).view(2, -1) % 61)
+        gradients.begin(torch.arange(tokens).view(2, -1) % 61, range(2))
         taken = (gradients._buffer, gradients._rows, gradients._places)
         assert sum(t.nbytes for t in taken) == RowGradients.nbytes(store.spec, dtype, tokens)
         assert len(gradients._sums) == len(gradients._buffer)
