@@ -5,7 +5,7 @@ shares are fractions of 1.
 
     model        path, architecture, parameters, layers (the head is one), base (lora.base, or null)
     machine      devices (name, kind), torch, rptrain (their versions)
-    step         micro_batch_size, length, micro_batches, round_size, tokens, update
+    step         micro_batch_size, length, micro_batches, round_size, replicas, tokens, update
     plan         text (rptrain/schedule/plan.py reads it), seconds_per_step (what the planner estimated)
     throughput   seconds_per_step (the median), steps (the seconds of each measured one), tokens_per_second (of all of
                  them together), losses (of all steps, those of the warm-up too; null where one is not finite), skipped

@@ -11,6 +11,7 @@ from rich.text import Text
 from rptrain.bench.floor import Floor
 from rptrain.bench.idle import CAUSES
 from rptrain.bench.report import Report
+from rptrain.planner.text import step_sentence
 from rptrain.utils.units import format_bytes, format_seconds
 
 LEAST = 0.0005  # fraction of the time; a cause that takes less on every device is not shown
@@ -43,12 +44,7 @@ def _head(values: dict[str, Any]) -> Iterator[str]:
     model, step = values["model"], values["step"]
     base = "" if model["base"] in (None, "bf16") else f", the base in {model['base']}"
     yield f"{model['path']}: {model['parameters']:,} parameters, {model['layers']} layers{base}"
-    rounds = step["micro_batches"] // step["round_size"]
-    of_rounds = f" in {rounds} rounds of {step['round_size']}" if rounds > 1 else ""
-    yield (
-        f"A step: {step['micro_batches']} micro-batches{of_rounds} of {step['micro_batch_size']} × "
-        f"{step['length']:,} tokens, {step['update']}; weights and tokens are random"
-    )
+    yield f"{step_sentence(step)}; weights and tokens are random"
     devices = values["machine"]["devices"]
     yield f"On {len(devices)} × {devices[0]['kind']}: {values['plan']['text']}"
 

@@ -22,7 +22,8 @@ from pydantic_core import PydanticCustomError
 from rptrain.config.types import MAX_COUNT, Beta, Count, Devices, Names, Number, PathText, RunName, Size, Text
 
 LOSS_SCALE, LOSS_SCALE_STEPS = 65536.0, 2000
-AUTOMATIC = ("train.micro_batch_size", "engine.round_size")  # keys that can be "auto" until a run begins
+# Keys that can be "auto" until a run begins
+AUTOMATIC = ("train.micro_batch_size", "engine.round_size", "engine.replicas")
 
 
 def _mistake(key: str, message: str) -> PydanticCustomError:
@@ -219,7 +220,9 @@ class Engine(Section):
     host_limit: Size | None = None
     """host memory limit of the process, such as "200GiB"; unset: all free memory"""
     round_size: Count | Literal["auto"] | None = None
-    """micro-batches per round; fewer need less host memory; "auto": the fastest; unset: all of a step"""
+    """micro-batches per round; fewer need less host memory; "auto": the fastest; unset: all that a replica has"""
+    replicas: Count | Literal["auto"] = 1
+    """divide GPUs into N groups that each compute a part of every step; faster for small models; "auto": the fastest"""
     optimizer_threads: PositiveInt | None = None
     """CPU threads of the optimizer; unset: four fifths of the cores of each NUMA node, at most 16 per node"""
     fp16_accumulation: bool = False
@@ -283,6 +286,17 @@ class Config(Section):
         if self.train.micro_batches % size:
             message = f"{size} does not divide the {self.train.micro_batches} micro-batches of a step"
             raise _mistake("engine.round_size", message)
+        return self
+
+    @model_validator(mode="after")
+    def _replicas(self) -> "Config":
+        replicas, size = self.engine.replicas, self.engine.round_size
+        if replicas == "auto" or size == "auto" or self.train.micro_batch_size == "auto":
+            return self
+        count = self.train.micro_batches
+        if count % (replicas * (size or 1)):
+            of = f"{count // size} rounds" if size else f"{count} micro-batches"
+            raise _mistake("engine.replicas", f"{replicas} does not divide the {of} of a step")
         return self
 
     @model_validator(mode="after")
@@ -373,7 +387,13 @@ class Config(Section):
     def round_size(self) -> int:
         """Micro-batches of a round, once "auto" is resolved."""
         assert self.engine.round_size != "auto"
-        return self.engine.round_size or self.train.micro_batches
+        return self.engine.round_size or self.train.micro_batches // self.replicas
+
+    @property
+    def replicas(self) -> int:
+        """Groups of devices, once "auto" is resolved."""
+        assert self.engine.replicas != "auto"
+        return self.engine.replicas
 
     @property
     def tokens(self) -> int:
@@ -387,6 +407,7 @@ class Config(Section):
             "length": self.data.max_length,
             "micro_batches": self.train.micro_batches,
             "round_size": self.round_size,
+            "replicas": self.replicas,
             "tokens": self.tokens,
             "update": self.optim.update,
         }

@@ -28,8 +28,8 @@ class RowGradients:
     """Gradient rows of the embedding table, summed over an iteration's micro-batches and applied once.
 
     A row's gradient is the sum over its tokens, in order, over all micro-batches in the order of `begin`, in the
-    accumulation dtype. `tokens` is the number of tokens in a step, M x T. One buffer, allocated once, has a row for each token id that a step can
-    contain; rows whose sums are complete sooner come first.
+    accumulation dtype. `tokens` is the number of tokens in a step, M x T. One buffer, allocated once, has a row for
+    each token id that a step can contain; rows whose sums are complete sooner come first.
     """
 
     def __init__(self, state: UnitState, tokens: int, *, tied: bool, pool: Executor, threads: int) -> None:

@@ -145,8 +145,10 @@ class _Adviser:
             kept = save.save_total_limit or saves(self._config) or 1
             yield [Change("save.save_total_limit", n, kept / n) for n in range(kept - 1, 0, -1)]
         yield [Change("train.micro_batch_size", n, train.sequences / n) for n in _divisors(train.sequences)]
-        size = self._config.round_size
-        yield [Change("engine.round_size", n, size / n) for n in _divisors(train.micro_batches) if n < size]
+        size, each = self._config.round_size, train.micro_batches // self._config.replicas
+        yield [Change("engine.round_size", n, size / n) for n in _divisors(each) if n < size]
+        if self._config.replicas > 1:
+            yield [Change("engine.replicas", 1, self._config.replicas)]
         if self._config.optim.update == "async":
             yield [Change("optim.update", "sync", SWITCH)]
         if self._config.optim.moments == "fp32":

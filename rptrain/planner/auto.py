@@ -15,7 +15,7 @@ from rptrain.planner.memory import least_memory, plan_run
 from rptrain.utils.errors import UserError
 
 MICRO_BATCHES = 256  # micro-batches per step: more and smaller ones are tried only if nothing else fits
-ROUNDS = (1, 2, 4)
+ROUNDS = (1, 2, 4)  # of each group of devices
 WORTH = 0.005  # a later choice must shorten the step by this fraction
 
 
@@ -61,8 +61,9 @@ def search_auto(config: Config, devices: int, plan: Callable[[Config], RunPlan])
     """The config with the numbers whose plan has the shortest step, in place of "auto".
 
     `plan` makes the plan of a config with numbers, and raises UserError if it does not fit. Among about equally fast
-    choices the first wins: few rounds, and large micro-batches, one more of them than devices, so that handing over
-    between devices costs nothing. If nothing fits, the UserError of the smallest choice is raised.
+    choices the first wins: few groups of devices (with LoRA, whose gradients are small, many), few rounds, and large
+    micro-batches, one more of them than devices, so that handing over between devices costs nothing. If nothing fits,
+    the UserError of the smallest choice is raised.
     """
     best: tuple[float, Config] | None = None
     refusals: dict[int, UserError] = {}
@@ -100,37 +101,45 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // n for n in small)}, reverse=True)
 
 
-def _values(config: Config) -> tuple[Any, Any]:
-    return config.train.micro_batch_size, config.engine.round_size
+def _values(config: Config) -> tuple[Any, Any, Any]:
+    return config.train.micro_batch_size, config.engine.round_size, config.engine.replicas
 
 
-def _with(config: Config, rows: int, round_size: int | None) -> Config:
+def _with(config: Config, rows: int, round_size: int | None, replicas: int) -> Config:
     train = config.train.model_copy(update={"micro_batch_size": rows})
-    engine = config.engine.model_copy(update={"round_size": round_size})
+    engine = config.engine.model_copy(update={"round_size": round_size, "replicas": replicas})
     return config.model_copy(update={"train": train, "engine": engine})
 
 
 def _choices(config: Config, devices: int) -> list[Config]:
-    """All choices: few rounds first, then large micro-batches; last, those with fewer micro-batches than devices."""
-    rows, size = _values(config)
+    """All choices: few groups and few rounds first, then large micro-batches; last, those that leave devices idle."""
+    rows, size, replicas = _values(config)
     total = config.train.global_batch_size
-    possible = divisors(total) if rows == "auto" else [rows]
-    choices: list[tuple[int, int | None]] = []
-    for rounds in ROUNDS if size == "auto" else (1,):
-        for n in possible:
-            count = total // n
-            if size == "auto" and count % rounds == 0:
-                choices.append((n, None if rounds == 1 else count // rounds))
-            elif size is None or (size != "auto" and count % size == 0):
-                choices.append((n, size))
+    groups = [*reversed(divisors(devices))] if replicas == "auto" else [replicas]
+    if config.adapters is not None:
+        groups.reverse()
+    choices: list[tuple[int, int | None, int]] = []
+    for n_groups in groups:
+        for rounds in ROUNDS if size == "auto" else (1,):
+            for n in divisors(total) if rows == "auto" else [rows]:
+                count = total // n
+                chosen = size if size != "auto" else None if rounds == 1 else count // (n_groups * rounds)
+                if _divides(count, chosen, n_groups, rounds):
+                    choices.append((n, chosen, n_groups))
     if not choices:
-        raise UserError(
-            f"engine.round_size = {size} does not divide any number of micro-batches that {total} sequences allow"
-        )
+        keys = {"engine.round_size": size, "engine.replicas": replicas}
+        given = " and ".join(f"{key} = {value}" for key, value in keys.items() if value not in ("auto", None, 1))
+        raise UserError(f"{given} does not divide any number of micro-batches that {total} sequences allow")
 
-    def order(choice: tuple[int, int | None]) -> tuple[bool, int]:
-        count = total // choice[0]
-        return count > MICRO_BATCHES, max(0, devices + 1 - (choice[1] or count))
+    def order(choice: tuple[int, int | None, int]) -> tuple[bool, int]:
+        n, size, n_groups = choice
+        count = total // n
+        return count > MICRO_BATCHES, max(0, devices + n_groups - (size * n_groups if size else count))
 
     choices.sort(key=order)
     return [_with(config, *choice) for choice in choices]
+
+
+def _divides(count: int, size: int | None, replicas: int, rounds: int) -> bool:
+    """Whether `count` micro-batches make whole rounds of `size`, the same number in each group of replicas."""
+    return count % (replicas * (size or rounds)) == 0

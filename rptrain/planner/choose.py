@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import ceil
 from typing import Self
 
 import torch
@@ -33,7 +34,10 @@ LIBRARIES = 512 << 20  # bytes of a GPU's limit for matrix and attention librari
 
 @dataclass(frozen=True)
 class Workload:
-    """The workload of a plan: M micro-batches of `sequences` x `length` tokens per step, in rounds of `round_size`."""
+    """The workload of a plan: M micro-batches of `sequences` x `length` tokens per step, in rounds of `round_size`.
+
+    The rounds are divided among `replicas` groups of devices.
+    """
 
     sequences: int
     length: int
@@ -45,6 +49,7 @@ class Workload:
     fused: bool = False  # the fused kernels run
     file_backed: bool = False  # frozen weights stay in the model's files
     half_sums: bool = False  # products of float16 matrices are summed in float16
+    replicas: int = 1
 
     @classmethod
     def of(cls, config: Config, card: Card) -> Self:
@@ -62,6 +67,7 @@ class Workload:
             fused=card != CPU and dtype in launch.DTYPES and (launch.HAS_TRITON or not torch.cuda.is_available()),
             file_backed=config.model.hold == "map",
             half_sums=config.engine.fp16_accumulation,
+            replicas=config.replicas,
         )
 
     @property
@@ -85,6 +91,7 @@ class Workload:
             self.dtype,
             generations=1 + self.asynchronous,
             wide_grad=self.shapes.wide_grad,
+            replicas=self.replicas,
             moments=self.moments,
             file_backed=self.file_backed,
         )
@@ -207,7 +214,8 @@ def make_plan(
 
     def buffers(stages: Sequence[Stage]) -> int:
         count = outputs(stages)[1]
-        return BoundaryBuffers.nbytes(count, workload.round_size, workload.tokens, spec.hidden_size, workload.dtype)
+        at_once = workload.round_size * workload.replicas
+        return BoundaryBuffers.nbytes(count, at_once, workload.tokens, spec.hidden_size, workload.dtype)
 
     def fits_both(stages: Sequence[Stage]) -> bool:
         return fits_device(stages) and (host_limit is None or store + rows + buffers(stages) <= host_limit)
@@ -215,7 +223,7 @@ def make_plan(
     found = search(costs, setting, fits_both, near=near) or search(costs, setting, fits_device, near=near)
     assert found is not None  # single layers fit
     return RunPlan(
-        Plan(found.stages, machine.devices, workload.micro_batches, workload.round_size),
+        Plan(found.stages, machine.devices, workload.micro_batches, workload.round_size, workload.replicas),
         footprint(spec, found.stages, workload.shapes),
         store,
         buffers(found.stages),
@@ -226,13 +234,15 @@ def make_plan(
 
 
 def _setting(spec: ModelShape, machine: Machine, workload: Workload, measured: Measured | None) -> Setting:
+    """The setting of one group of devices. A device that computes several groups takes their rounds in turn."""
     up, down = machine.link, machine.link
     if measured is not None:
         up, down = measured.upload or up, measured.download or down
     boundary = workload.tokens * spec.hidden_size * workload.dtype.itemsize
+    replicas = workload.replicas
     return Setting(
-        machine.devices,
-        workload.micro_batches,
+        max(machine.devices // replicas, 1),
+        workload.micro_batches // replicas * ceil(replicas / machine.devices),
         workload.round_size,
         int(workload.asynchronous),
         Links(up, down, boundary),

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch
 
-from rptrain.config.schema import Engine
+from rptrain.config.schema import Config, Engine
 from rptrain.engine.store import available_bytes
 from rptrain.planner.rates import measured_rates
 from rptrain.schedule.machine import CPU, GB, Card, Machine, Rates, card_named
@@ -87,6 +87,24 @@ class Hardware:
         """The hardware with at most `count` of the devices."""
         count = min(count, self.devices)
         return replace(self, machine=replace(self.machine, devices=count), gpus=self.gpus[:count])
+
+    def used(self, config: Config) -> "Hardware":
+        """The devices that a config without "auto" keeps busy: at most one per micro-batch of a round, in each group.
+
+        Raises UserError if they cannot be divided into groups.
+        """
+        replicas, size = config.replicas, config.round_size
+        used = self.first(size * replicas)
+        if used.devices > replicas and used.devices % replicas:
+            kind = "GPUs" if self.gpus else "CPU workers"
+            groups = [n for n in range(1, used.devices + 1) if used.devices % n == 0]
+            nearest = sorted(groups, key=lambda n: abs(n - replicas))[:2]
+            fewer = used.devices // replicas * replicas
+            raise UserError(
+                f"engine.replicas = {replicas} does not divide {used.devices} {kind}: use {fewer} {kind} "
+                f"(engine.devices), or {' or '.join(map(str, sorted(nearest)))} replicas"
+            )
+        return used
 
     def limited(self, engine: Engine) -> "Hardware":
         """The hardware with the limits of another config, as far as that much memory exists."""

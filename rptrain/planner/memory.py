@@ -138,10 +138,10 @@ def plan_run(
 ) -> tuple[RunPlan, MemoryPlan]:
     """The plan of a config without "auto", and the memory it needs.
 
-    A round with fewer micro-batches than devices uses fewer devices. `near` makes the search short
+    Rounds with fewer micro-batches than devices use fewer devices. `near` makes the search short
     (schedule/search.py). Raises UserError if a single layer does not fit on a GPU.
     """
-    hardware = hardware.first(config.round_size)
+    hardware = hardware.used(config)
     workload = Workload.of(config, hardware.machine.card)
     room = hardware.host
     if room is not None:
@@ -166,14 +166,14 @@ def least_memory(config: Config, spec: ModelShape, hardware: Hardware) -> Memory
 
     On each GPU, one layer per stage; on the host, the activations of the fewest stages whose slots fit on a GPU.
     """
-    hardware = hardware.first(config.round_size)
+    hardware = hardware.used(config)
     workload = Workload.of(config, hardware.machine.card)
     stages = 1
     if hardware.room is not None:
         whole = stage_parts(spec, Stage("FB", 0, len(spec.stack)), workload.shapes)
         stages = max(1, ceil(sum(whole[:3]) / max(hardware.room, 1)))
     boundary = aligned(workload.tokens * spec.hidden_size * workload.dtype.itemsize)
-    activations = (stages + 1) * workload.round_size * boundary
+    activations = (stages + 1) * workload.round_size * workload.replicas * boundary
     device = least_footprint(spec, workload.shapes)
     return _memory(config, spec, hardware, device, activations=activations, workers=0)
 

@@ -8,7 +8,7 @@ The JSON form is one object with these stable keys. Times are in seconds, sizes 
     machine      here, card, tflops (the peak in bfloat16), link (a GPU's, each way), devices (in use), gpus (false:
                  workers on the CPU), asked (devices available), rates (that products reach: bf16, fp16 and fp8 in 1e12
                  operations per second, null without FP8; source; null for workers on the CPU)
-    step         micro_batch_size, length, micro_batches, round_size, tokens, update
+    step         micro_batch_size, length, micro_batches, round_size, replicas, tokens, update
     plan         text (rptrain/schedule/plan.py reads it), stages (kind, first, last), seconds_per_step,
                  tokens_per_second, bubble, source (of the times, such as "times measured in runs/my" or "profile of
                  RTX 4090"); null without a plan
@@ -206,11 +206,11 @@ def report(resolved: Resolved, flags: MachineFlags, timings: Path | None = None)
     def times(choice: Config) -> Measured | None:
         if source is None:
             return None
-        measured = source.times(choice, spec, hardware.first(choice.round_size))
+        measured = source.times(choice, spec, hardware.used(choice))
         return measured if flags.pcie is None else replace(measured, upload=None, download=None)
 
     config = auto.resolve_auto(config, spec, hardware, times)
-    used = hardware.first(config.round_size)
+    used = hardware.used(config)
     folder = timings or (found[0].path if found else None)
     problem = run = verdict = reading = None
     measured = times(config)

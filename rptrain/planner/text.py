@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
@@ -108,6 +109,17 @@ def describe(stages: Sequence[Stage]) -> str:
     return ", ".join(texts)
 
 
+def step_sentence(sizes: dict[str, Any]) -> str:
+    """The sizes of a step (`Config.step_sizes`)."""
+    rounds = sizes["micro_batches"] // sizes["round_size"]
+    of_rounds = f" in {rounds} rounds of {sizes['round_size']}" if rounds > 1 else ""
+    replicas = f", {sizes['replicas']} replicas" if sizes["replicas"] > 1 else ""
+    return (
+        f"A step: {sizes['micro_batches']} micro-batches{of_rounds} of {sizes['micro_batch_size']} × "
+        f"{sizes['length']:,} tokens{replicas}, {sizes['update']}"
+    )
+
+
 def _head(report: PlanReport) -> Iterator[str]:
     config, spec, hardware = report.config, report.spec, report.hardware
     base = config.adapters and config.adapters.base
@@ -115,15 +127,11 @@ def _head(report: PlanReport) -> Iterator[str]:
     products = ", products in FP8" if config.engine.fp8 else ""
     kind = f"{config.model.dtype}{products}{held}"
     yield f"{config.model.path}: {spec.num_parameters:,} parameters, {len(spec.stack)} layers, {kind}"
-    rounds = config.train.micro_batches // config.round_size
-    of_rounds = f" in {rounds} rounds of {config.round_size}" if rounds > 1 else ""
-    yield (
-        f"A step: {config.train.micro_batches} micro-batches{of_rounds} of {config.train.sequences} × "
-        f"{config.data.max_length:,} tokens, {config.optim.update}"
-    )
+    yield step_sentence(config.step_sizes())
     if hardware.devices < report.asked:
         kind = "GPUs" if hardware.gpus else "workers"
-        yield f"{hardware.devices} of {report.asked} {kind}: a round has {config.round_size} micro-batches"
+        each = " in each replica" if config.replicas > 1 else ""
+        yield f"{hardware.devices} of {report.asked} {kind}: a round has {config.round_size} micro-batches{each}"
     if report.measured:
         yield f"Times: measured in {report.measured}"
     machine = hardware.machine

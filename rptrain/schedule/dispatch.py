@@ -232,7 +232,8 @@ def dispatch(
 
     As in the engine, a stage starts once all of its parameters have arrived, and a device holds the parameters of two
     stages. Gradients are downloaded during the next stage, once the previous ones were read. Activations have priority.
-    A version is uploaded once its layer was updated. Backward stages of a group's later rounds upload gradient accumulators.
+    A version is uploaded once its layer was updated. Backward stages of a group's later rounds upload gradient
+    accumulators.
     """
     builder = _Builder(plan, costs, links, lag)
     for iteration in range(iterations):

@@ -114,7 +114,7 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     validation = None if held_out is None else batches_of(held_out, config)
     train = config.train
     total = train.max_steps or max(1, ceil(train.num_epochs * batches.steps_per_epoch))
-    used = hardware.first(config.round_size)
+    used = hardware.used(config)
     return Job(
         config,
         model_dir,
@@ -187,6 +187,7 @@ def _plan(config: Config, spec: ModelSpec, hardware: Hardware) -> tuple[RunPlan,
 
 
 def _warn_of_idle_devices(config: Config, devices: int) -> None:
-    size = config.round_size
-    if size < devices and config.engine.devices != "auto":
-        log.warning("%d micro-batches per round keep only %d of %d devices busy: using %d", size, size, devices, size)
+    busy = config.round_size * config.replicas
+    if busy < devices and config.engine.devices != "auto":
+        size = config.round_size
+        log.warning("%d micro-batches per round keep only %d of %d devices busy: using %d", size, busy, devices, busy)

@@ -24,6 +24,7 @@ def open_store(job: Job) -> ModelStore:
         job.dtype,
         generations=1 + job.asynchronous,
         wide_grad=job.plan.plan.rounds > 1,
+        replicas=job.plan.plan.replicas,
         moments=job.config.optim.moments,
         lock=job.devices[0].startswith("cuda"),
         file_backed=file_backed,

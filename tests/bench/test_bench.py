@@ -31,7 +31,7 @@ CONFIG = tools.CONFIG.replace("builtin:random", "{folder}/rows-that-are-not-ther
 KEYS = {
     "model": {"path", "architecture", "parameters", "layers", "base"},
     "machine": {"devices", "torch", "rptrain"},
-    "step": {"micro_batch_size", "length", "micro_batches", "round_size", "tokens", "update"},
+    "step": {"micro_batch_size", "length", "micro_batches", "round_size", "replicas", "tokens", "update"},
     "plan": {"text", "seconds_per_step"},
     "throughput": {"seconds_per_step", "steps", "tokens_per_second", "losses", "skipped"},
     "first_step": {"seconds", "preparing", "memory", "weights", "step"},
