@@ -9,6 +9,7 @@ from rptrain.engine.devices.cuda import CudaDevice
 from rptrain.engine.optim.loss_scale import LossScale
 from rptrain.kernels.quant import FORMATS
 from rptrain.models.adapters.lora import LoRA
+from rptrain.schedule.plan import Plan
 
 from ..engine import plain, runs
 from ..engine.transfer.test_staging import make_small, mapped_store
@@ -161,14 +162,17 @@ def test_graphs_change_nothing(plan, monkeypatch):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize(("fp8", "half_sums"), [(False, False), (True, False), (True, True)])
-def test_several_gpus_give_the_bits_of_one(asynchronous, fp8, half_sums):
+@pytest.mark.parametrize("sizes", ["M=4 MR=4", "M=4 MR=2 R=2", "M=4 MR=1 R=2", "M=4 MR=1 R=4"])
+def test_several_gpus_give_the_bits_of_one(asynchronous, fp8, half_sums, sizes):
     """On as many as there are, four at most."""
     batches = plain.make_batches(6, length=64)
     options = {"asynchronous": asynchronous, "fp8": fp8, "half_sums": half_sums}
+    most = min(torch.cuda.device_count(), 4)
+    plans = [Plan.parse(f"{stages} | N={n} {sizes}") for stages in PLANS for n in range(1, most + 1)]
     results = [
-        runs.run(CFG, batches, f"{plan} | N={n} M=4 MR=4", dtype=torch.bfloat16, device="cuda", **options)
-        for plan in PLANS
-        for n in range(1, min(torch.cuda.device_count(), 4) + 1)
+        runs.run(CFG, batches, plan, dtype=torch.bfloat16, device="cuda", **options)
+        for plan in plans
+        if plan.devices < plan.replicas or plan.devices % plan.replicas == 0
     ]
     assert all(same(results[0], other) for other in results[1:])
 
