@@ -127,7 +127,7 @@ class Engine:
 
     def _start_workers(self, staging: StagingBuffers | None) -> None:
         store, plan = self.store, self.plan
-        shapes = Shapes(self._tokens, plan.micro_batches, store.dtype, store.wide_grad)
+        shapes = Shapes(self._tokens, plan.micro_batches, store.dtype, store.wide_grad, width=plan.width)
         sizes = footprint(store.spec, plan.stages, shapes)
         for index, device in enumerate(self._devices):
             staged = None if staging is None else Staging(self._context, index, staging.of[index])

@@ -1,52 +1,63 @@
-"""The device memory that a plan needs: parameter and gradient slots, rings, and the workspace of the largest stage."""
+"""The device memory that a plan needs: parameters, gradient accumulators, rings, and the largest stage's workspace."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from rptrain.engine.store import accumulate_dtype
 from rptrain.engine.transfer.inputs import index_bytes
 from rptrain.models.spec import ModelShape
-from rptrain.schedule.lower import RING, outputs
+from rptrain.schedule.lower import CHUNK_BYTES, RING, outputs
 from rptrain.schedule.plan import Stage
 
 ROTATION = 1024  # bytes per token: cosines, sines and their angles; heads of 128 take 768
 
 
+ALIGNMENT = 512  # bytes; a stage's parameters and gradient accumulators take a multiple of it
+
+
 @dataclass(frozen=True)
 class Shapes:
-    """The sizes for which device memory is planned: T tokens per micro-batch."""
+    """The sizes for which device memory is planned: T tokens per micro-batch.
+
+    The stages of a device are every `width`-th slot of its group.
+    """
 
     tokens: int
     micro_batches: int
     dtype: torch.dtype
     wide_grad: bool  # gradients are downloaded as float32 partial sums
     fused: bool = False  # the fused kernels run, which keep no upcast copies
+    width: int = 1  # devices of a group
+
+
+class StageMemory(NamedTuple):
+    """Bytes that a stage needs on a device."""
+
+    params: int
+    prepared: int  # what the device makes of the parameters: dequantized, in FP8, or codes transposed
+    sums: int  # gradient accumulators
+    work: int  # saved tensors and temporaries
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Elements of the slots, and bytes of each part of device memory."""
+    """Bytes of each part of device memory, and the number of entries of the output ring."""
 
-    param_bytes: int  # one parameter slot
-    grad_numel: int
-    outputs: int  # entries of the output ring
-    params: int  # both slots
-    prepared: int  # what a device makes of a stage's parameters: dequantized, in FP8, or codes transposed
-    grads: int
+    outputs: int
+    params: int  # those of a stage and of the next one
+    prepared: int
+    sums: int  # those of a stage, and of the one before until they were downloaded
+    rounded: int  # a chunk of rounded gradients
     rings: int  # boundary activations
     indices: int  # index tensors of batches: positions, labels, document boundaries
-    work: int  # saved tensors and temporaries of the largest stage
-
-    @property
-    def slots(self) -> tuple[int, int, int, int]:
-        """Bytes of the parts whose size the largest stage sets; see `stage_parts`."""
-        return self.params, self.prepared, self.grads, self.work
+    work: int  # of the largest stage
 
     @property
     def total(self) -> int:
-        return sum(self.slots) + self.rings + self.indices
+        return self.params + self.prepared + self.sums + self.rounded + self.rings + self.indices + self.work
 
 
 def stage_units(spec: ModelShape, stage: Stage) -> tuple[int, ...]:
@@ -65,24 +76,47 @@ def stage_prepared(spec: ModelShape, stage: Stage, dtype: torch.dtype) -> int:
     return sum(unit.prepared_bytes(dtype.itemsize, backward=stage.backward) for unit in units)
 
 
-def stage_grad_numel(spec: ModelShape, stage: Stage) -> int:
-    """Elements of the gradients that the stage computes."""
+def stage_memory(spec: ModelShape, stage: Stage, shapes: Shapes) -> StageMemory:
+    """The memory that a stage needs, in whole ALIGNMENTs where two stages share a buffer."""
     units = spec.trained(stage_units(spec, stage)) if stage.backward else ()
-    return sum(spec.units[unit].numel for unit in units)
-
-
-def stage_parts(spec: ModelShape, stage: Stage, shapes: Shapes) -> tuple[int, int, int, int]:
-    """Bytes of parameter slots, prepared parameters, gradient slots and workspace that a stage needs.
-
-    A plan needs the largest of each.
-    """
-    itemsize, wide = shapes.dtype.itemsize, accumulate_dtype(shapes.dtype).itemsize
-    return (
-        2 * stage_bytes(spec, stage, shapes.dtype),
+    sums = sum(spec.units[unit].numel for unit in units) * accumulate_dtype(shapes.dtype).itemsize
+    return StageMemory(
+        _whole(stage_bytes(spec, stage, shapes.dtype)),
         stage_prepared(spec, stage, shapes.dtype),
-        stage_grad_numel(spec, stage) * (wide + (wide if shapes.wide_grad else itemsize)),
+        _whole(sums),
         _work(spec, stage, shapes) + shapes.tokens * ROTATION,
     )
+
+
+def shared_bytes(stages: Sequence[StageMemory], width: int, largest_layer: int) -> tuple[int, int, int, int]:
+    """Bytes for all stages of a plan: parameters, prepared parameters, gradient accumulators, workspace.
+
+    Parameters are uploaded while the device's previous stage is computed, and accumulators are downloaded while the
+    next one is, so that both buffers hold any two stages that follow one another on a device. The stage at one place of
+    `stages` is followed by the one `width` places later. An evaluation uploads single layers beside the next stage.
+    """
+    following = [stages[(index + width) % len(stages)] for index in range(len(stages))]
+    pairs = [*zip(stages, following, strict=True)]
+    largest = max(stage.params for stage in stages)
+    return (
+        max(largest + _whole(largest_layer), *(one.params + other.params for one, other in pairs)),
+        max(stage.prepared for stage in stages),
+        max(one.sums + other.sums for one, other in pairs),
+        max(stage.work for stage in stages),
+    )
+
+
+def largest_layer(spec: ModelShape, dtype: torch.dtype) -> int:
+    """Bytes of the parameters of the largest layer."""
+    return max(sum(spec.units[unit].wire_bytes(dtype.itemsize) for unit in layer.units) for layer in spec.stack)
+
+
+def rounded_bytes(spec: ModelShape, shapes: Shapes) -> int:
+    """Bytes of the buffer through which rounded gradients are downloaded; none if the accumulators are."""
+    if shapes.wide_grad or shapes.dtype == accumulate_dtype(shapes.dtype):
+        return 0
+    units = {unit for layer in spec.stack for unit in spec.trained(layer.units)}
+    return min(CHUNK_BYTES, max((spec.units[unit].numel for unit in units), default=0) * shapes.dtype.itemsize)
 
 
 def ring_parts(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> tuple[int, int, int]:
@@ -94,20 +128,14 @@ def ring_parts(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> tup
 
 def footprint(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> Footprint:
     """The device memory that a plan with these stages needs."""
-    parts = zip(*(stage_parts(spec, stage, shapes) for stage in stages), strict=True)
-    params, prepared, grads, work = (max(part) for part in parts)
+    memory = [stage_memory(spec, stage, shapes) for stage in stages]
+    params, prepared, sums, work = shared_bytes(memory, shapes.width, largest_layer(spec, shapes.dtype))
     entries, rings, indices = ring_parts(spec, stages, shapes)
-    return Footprint(
-        max(stage_bytes(spec, stage, shapes.dtype) for stage in stages),
-        max(stage_grad_numel(spec, stage) for stage in stages),
-        entries,
-        params,
-        prepared,
-        grads,
-        rings,
-        indices,
-        work,
-    )
+    return Footprint(entries, params, prepared, sums, rounded_bytes(spec, shapes), rings, indices, work)
+
+
+def _whole(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _work(spec: ModelShape, stage: Stage, shapes: Shapes) -> int:

@@ -165,9 +165,9 @@ class DeviceRecorder:
             self._span.compute(ComputeInterval(launched, start, end, parameters))
 
     @contextmanager
-    def computing_gradients(self, stream: Stream, iteration: int, slot: Slot, work: Work) -> Iterator[None]:
-        """Around the zeroing or the rounding of a slot's gradient accumulators."""
-        span = self._new_span(iteration, slot, work)
+    def computing_gradients(self, stream: Stream, iteration: int, slot: Slot) -> Iterator[None]:
+        """Around the zeroing of a slot's gradient accumulators."""
+        span = self._new_span(iteration, slot, "zeroing")
         if span is None:
             yield
             return

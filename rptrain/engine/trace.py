@@ -15,7 +15,7 @@ from rptrain.engine.board import HISTORY, Board
 from rptrain.engine.meter import Stamp
 from rptrain.schedule.plan import Slot
 
-Work = int | Literal["zeroing", "rounding"]  # the number of a micro-batch, or an operation on gradient accumulators
+Work = int | Literal["zeroing"]  # the number of a micro-batch, or an operation on gradient accumulators
 KEPT = 4  # submissions that are kept, more than there are iterations in progress
 
 

@@ -22,6 +22,7 @@ from rptrain.engine.transfer.copies import Bound, Download, GradLayout, ParamLay
 from rptrain.engine.transfer.inputs import DocumentShape, Inputs
 from rptrain.engine.transfer.ring import Ring
 from rptrain.engine.transfer.staging import Staging
+from rptrain.engine.transfer.two_ended import TwoEnded
 from rptrain.kernels.quant import make_tables
 from rptrain.models.spec import ModelSpec
 from rptrain.schedule.lower import RING, Access, StageIO
@@ -39,10 +40,23 @@ class _SlotRun:
     iteration: Iteration
     slot: Slot
     io: StageIO
-    parity: int  # which of the two parameter slots
+    parity: int  # the end of the parameters' buffer: 0 or 1
+    end: int  # the end of the accumulators' buffer: 0 or 1
     params: list[Bound]  # by layer of the stage
     sums: list[dict[str, Tensor]]  # gradient accumulators by layer; none in a forward stage
     upload: Upload  # of the parameters
+
+
+@dataclass
+class _Summed:
+    """The place of a backward stage's gradient accumulators, and the event after which they were downloaded.
+
+    The event is None while some of the downloads are not issued.
+    """
+
+    start: int
+    stop: int
+    downloaded: Event | None = None
 
 
 @dataclass(frozen=True)
@@ -66,14 +80,16 @@ class Worker:
         spec: ModelSpec = context.store.spec
         dtype, wide = context.store.dtype, accumulate_dtype(context.store.dtype)
         self._spec = spec
-        self._params = [device.empty(sizes.param_bytes, torch.uint8) for _ in range(2)]
+        self._params = TwoEnded(device.empty(sizes.params, torch.uint8))
         self._prepared = device.empty(sizes.prepared, torch.uint8)  # for the stage that is computed
         if any(unit.quantized for unit in spec.units):
             make_tables(device.torch_device)
         self._param_read: list[Event | None] = [None, None]
-        self._sums = device.empty(sizes.grad_numel, wide)
-        self._grads = device.empty(sizes.grad_numel, context.store.grad_dtype)
-        self._grads_read: Event | None = None
+        self._sums = TwoEnded(device.empty(sizes.sums // wide.itemsize, wide))
+        grad = context.store.grad_dtype
+        self._rounded = device.empty(sizes.rounded // grad.itemsize, grad) if sizes.rounded else None
+        self._summed: deque[_Summed] = deque(maxlen=2)  # of the last backward stages, one at each end
+        self._backward = 0  # backward stages so far; selects the end of the accumulators of the next one
 
         def ring(entries: int) -> Ring:
             boundary = (tokens, spec.hidden_size)
@@ -154,8 +170,8 @@ class Worker:
         while isinstance(iteration := self._queue.get(), Evaluation):
             if self._staging is not None:
                 upload.finish()
-            free = (self._turn + 1) % 2  # the other one holds the upload for the next slot
-            self._evaluator.run(iteration, self._params[free], self._param_read[free])
+            end = self._turn % 2  # holds the upload for the next slot
+            self._evaluator.run(iteration, self._params.rest(end, upload.nbytes), self._param_read[1 - end])
         if iteration is None:
             self._flush()
             return None
@@ -164,13 +180,13 @@ class Worker:
 
     def _upload(self, number: int, slot: Slot, turn: int) -> Upload:
         layout = self._layouts[slot.stage_index]
-        target = self._params[turn % 2]
+        target = self._params.part(turn % 2, layout.size)
         return Upload(self._context, self._device, layout, number, slot, target, self._staging)
 
     def _flush(self) -> None:
         if self._download is not None:
             self._download.flush()
-            self._grads_read = self._device.grad_download.record()
+            self._summed[-1].downloaded = self._device.grad_download.record()
             self._download = None
 
     def _wait(self, key: Hashable, number: int) -> Any:
@@ -183,17 +199,20 @@ class Worker:
         device, stage, layout = self._device, slot.stage, self._grad_layouts[slot.stage_index]
         if upload.is_blocked():
             self._flush()
+        end = self._backward % 2
+        params = self._layouts[slot.stage_index]
         run = _SlotRun(
             iteration,
             slot,
             self._context.bounds.stages[slot.stage_index],
             parity,
-            self._layouts[slot.stage_index].bind(self._params[parity], self._prepared),
-            layout.bind(self._sums) if stage.backward else [],
+            end,
+            params.bind(self._params.part(parity, params.size), self._prepared),
+            layout.bind(self._sums.part(end, layout.size)) if stage.backward else [],
             upload,
         )
         if stage.backward:
-            self._start_sums(iteration, slot, layout)
+            self._start_sums(iteration, slot, layout, end)
         if stage.kind == "FB" and self._losses_read is not None:
             device.compute.wait(self._losses_read)
         other = self._param_read[1 - parity]
@@ -213,7 +232,7 @@ class Worker:
             self._recorder.issued()
         self._param_read[parity] = self._ahead[-1]
         if stage.backward:
-            self._end_sums(iteration, slot, layout)
+            self._end_sums(iteration, slot, layout, end)
         if stage.kind == "FB":
             self._send_losses(iteration, slot)
 
@@ -285,7 +304,7 @@ class Worker:
         where = self._where
         if timed is None:
             key = (run.slot.stage_index, layout, scale if stage.kind == "FB" else None)
-            issue = partial(self._device.replay, key, (run.parity, entry), where)
+            issue = partial(self._device.replay, key, (run.parity, run.end, entry), where)
         else:
             issue = partial(stream.run, where)
         self._launch(run, m, work, scale, issue)
@@ -362,11 +381,18 @@ class Worker:
 
     # ---- gradients and losses
 
-    def _start_sums(self, iteration: Iteration, slot: Slot, layout: GradLayout) -> None:
+    def _start_sums(self, iteration: Iteration, slot: Slot, layout: GradLayout, end: int) -> None:
         """Sets gradient accumulators to zero or, in a later round of the group, to the sums of its previous rounds."""
-        sums, compute = self._sums[: layout.size], self._device.compute
+        sums, compute = self._sums.part(end, layout.size), self._device.compute
+        start, stop = self._sums.range(end, layout.size)
+        for before in self._summed:
+            if start < before.stop and before.start < stop:
+                if before.downloaded is None:
+                    self._flush()
+                assert before.downloaded is not None
+                compute.wait(before.downloaded)
         if slot.turn == 0:
-            with self._recorder.computing_gradients(compute, iteration.number, slot, "zeroing"):
+            with self._recorder.computing_gradients(compute, iteration.number, slot):
                 compute.run(f"{slot} sums", lambda: sums.zero_())
             return
         previous = iteration.number * self._context.plan.turns + slot.turn - 1
@@ -376,17 +402,16 @@ class Worker:
             target = sums[offset : offset + len(source)]
             compute.run(f"{slot} partial sums", lambda t=target, s=source: t.copy_(s, non_blocking=True))
 
-    def _end_sums(self, iteration: Iteration, slot: Slot, layout: GradLayout) -> None:
-        """Rounds the accumulators into the gradient slot for download, which frees them for the next stage."""
+    def _end_sums(self, iteration: Iteration, slot: Slot, layout: GradLayout, end: int) -> None:
+        """Begins the download of the accumulators. The next backward stage has its own at the other end."""
         self._flush()
-        compute = self._device.compute
-        if self._grads_read is not None:
-            compute.wait(self._grads_read)
-        sums, grads = self._sums[: layout.size], self._grads[: layout.size]
-        with self._recorder.computing_gradients(compute, iteration.number, slot, "rounding"):
-            compute.run(f"{slot} rounding", lambda: grads.copy_(sums))
-        self._device.grad_download.wait(compute.record())
-        self._download = Download(self._context, self._device, layout, iteration.number, slot, grads)
+        sums = self._sums.part(end, layout.size)
+        if layout.size:
+            self._summed.append(_Summed(*self._sums.range(end, layout.size)))
+            self._backward += 1
+        stream = self._device.grad_download
+        stream.wait(self._device.compute.record())
+        self._download = Download(self._context, self._device, layout, iteration.number, slot, sums, self._rounded)
 
     def _send_losses(self, iteration: Iteration, slot: Slot) -> None:
         """Downloads the losses after the gradient of the last micro-batch, for which the stream has waited."""

@@ -10,7 +10,16 @@ import torch
 
 from rptrain.config.schema import Config
 from rptrain.engine.embedding import RowGradients
-from rptrain.engine.footprint import Footprint, Shapes, footprint, ring_parts, stage_parts
+from rptrain.engine.footprint import (
+    Footprint,
+    Shapes,
+    footprint,
+    largest_layer,
+    ring_parts,
+    rounded_bytes,
+    shared_bytes,
+    stage_memory,
+)
 from rptrain.engine.meter import Measured
 from rptrain.engine.optim.moments import Moments
 from rptrain.engine.optim.traffic import fraction_of_codes, update_bytes
@@ -75,14 +84,20 @@ class Workload:
         """Tokens of a micro-batch."""
         return self.sequences * self.length
 
+    def shapes(self, devices: int = 1) -> Shapes:
+        """The sizes for which the memory of one of `devices` devices is planned."""
+        width = max(devices // self.replicas, 1)
+        return Shapes(self.tokens, self.micro_batches, self.dtype, self.wide_grad, self.fused, width)
+
     @property
-    def shapes(self) -> Shapes:
-        return Shapes(self.tokens, self.micro_batches, self.dtype, self.micro_batches > self.round_size, self.fused)
+    def wide_grad(self) -> bool:
+        """Whether gradients are partial sums of rounds."""
+        return self.micro_batches > self.round_size
 
     def update_bytes(self, unit: Unit) -> float:
         """Bytes per parameter that the update of a trainable unit reads and writes."""
         codes = fraction_of_codes([unit])
-        return update_bytes(self.dtype, self.moments, wide_grad=self.shapes.wide_grad, codes=codes)
+        return update_bytes(self.dtype, self.moments, wide_grad=self.wide_grad, codes=codes)
 
     def state_sizes(self, spec: ModelShape) -> dict[str, int]:
         """Bytes of the model's states in host memory, by buffer; see ModelStore.sizes."""
@@ -90,7 +105,7 @@ class Workload:
             spec,
             self.dtype,
             generations=1 + self.asynchronous,
-            wide_grad=self.shapes.wide_grad,
+            wide_grad=self.wide_grad,
             replicas=self.replicas,
             moments=self.moments,
             file_backed=self.file_backed,
@@ -141,7 +156,7 @@ def layer_costs(
     The embedding's update counts towards the first layer, which waits for it.
     """
     itemsize, wide = workload.dtype.itemsize, accumulate_dtype(workload.dtype).itemsize
-    grad = wide if workload.shapes.wide_grad else itemsize
+    grad = wide if workload.wide_grad else itemsize
     updates = {
         index: machine.update_seconds(spec.units[index].numel, workload.update_bytes(spec.units[index]))
         for index in spec.trained(range(len(spec.units)))
@@ -203,14 +218,16 @@ def make_plan(
     store = sum(workload.state_sizes(spec).values())
     rows = row_bytes(spec, workload)
     room = None if device_limit is None else device_limit - LIBRARIES
-    _check_single_layers(spec, workload.shapes, room, limit_source)
-    parts = cache(lambda stage: stage_parts(spec, stage, workload.shapes))
+    shapes, largest = workload.shapes(machine.devices), largest_layer(spec, workload.dtype)
+    _check_single_layers(spec, shapes, room, limit_source)
+    memory = cache(lambda stage: stage_memory(spec, stage, shapes))
+    rounded = rounded_bytes(spec, shapes)
 
     def fits_device(stages: Sequence[Stage]) -> bool:
         if room is None:
             return True
-        largest = sum(max(part) for part in zip(*map(parts, stages), strict=True))
-        return largest + sum(ring_parts(spec, stages, workload.shapes)[1:]) <= room
+        shared = sum(shared_bytes([*map(memory, stages)], shapes.width, largest))
+        return shared + rounded + sum(ring_parts(spec, stages, shapes)[1:]) <= room
 
     def buffers(stages: Sequence[Stage]) -> int:
         count = outputs(stages)[1]
@@ -224,7 +241,7 @@ def make_plan(
     assert found is not None  # single layers fit
     return RunPlan(
         Plan(found.stages, machine.devices, workload.micro_batches, workload.round_size, workload.replicas),
-        footprint(spec, found.stages, workload.shapes),
+        footprint(spec, found.stages, shapes),
         store,
         buffers(found.stages),
         found.estimate,

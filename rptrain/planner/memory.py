@@ -14,7 +14,7 @@ from rptrain.checkpoint.atomic_dir import SLACK
 from rptrain.config.schema import Config
 from rptrain.data.loader import RANDOM, RANDOM_ROWS
 from rptrain.engine.engine import ITERATIONS_AHEAD
-from rptrain.engine.footprint import Footprint, Shapes, stage_bytes, stage_parts
+from rptrain.engine.footprint import Footprint, Shapes, stage_memory
 from rptrain.engine.iteration import iteration_bytes
 from rptrain.engine.meter import Measured
 from rptrain.engine.optim.moments import bytes_each
@@ -157,7 +157,7 @@ def plan_run(
         measured=measured,
         near=near,
     )
-    workers = 0 if hardware.gpus else sum(worker_bytes(spec, run, workload.shapes))
+    workers = 0 if hardware.gpus else sum(worker_bytes(spec, run, workload.shapes(hardware.devices)))
     return run, _memory(config, spec, hardware, run.device, activations=run.boundary_bytes, workers=workers)
 
 
@@ -168,13 +168,13 @@ def least_memory(config: Config, spec: ModelShape, hardware: Hardware) -> Memory
     """
     hardware = hardware.used(config)
     workload = Workload.of(config, hardware.machine.card)
-    stages = 1
+    stages, shapes = 1, workload.shapes(hardware.devices)
     if hardware.room is not None:
-        whole = stage_parts(spec, Stage("FB", 0, len(spec.stack)), workload.shapes)
-        stages = max(1, ceil(sum(whole[:3]) / max(hardware.room, 1)))
+        whole = stage_memory(spec, Stage("FB", 0, len(spec.stack)), shapes)
+        stages = max(1, ceil((whole.params + whole.prepared + whole.sums) / max(hardware.room, 1)))
     boundary = aligned(workload.tokens * spec.hidden_size * workload.dtype.itemsize)
     activations = (stages + 1) * workload.round_size * workload.replicas * boundary
-    device = least_footprint(spec, workload.shapes)
+    device = least_footprint(spec, shapes)
     return _memory(config, spec, hardware, device, activations=activations, workers=0)
 
 
@@ -199,7 +199,7 @@ def state_parts(spec: ModelShape, workload: Workload) -> list[MemoryPart]:
         "frozen": f"frozen weights, matrices in {' and '.join(formats)}" if formats else "frozen weights",
         "params": "weights" if wired else f"weights{twice}",
         "wire": f"weights in FP8 for the devices{twice}",
-        "grad": "gradients, summed over rounds" if workload.shapes.wide_grad else "gradients",
+        "grad": "gradients, summed over rounds" if workload.wide_grad else "gradients",
         "remainder": "rest of the float32 weights",
         "masters": "float32 weights",
     }
@@ -262,16 +262,23 @@ def _host(
 def worker_bytes(spec: ModelShape, run: RunPlan, shapes: Shapes) -> list[int]:
     """Bytes of its buffers that each CPU worker writes to.
 
-    Buffers have the size of the largest stage, but a stage may never come to a worker, or always to the same one of
-    its two parameter slots.
+    Buffers have the size of the largest stages, but a stage may never come to a worker, or always to the same end of a
+    buffer.
     """
     taken = []
     for stages in _programs(run.plan):
-        params = [stages[turn::2] for turn in (0, 1)]
-        slots = sum(max((stage_bytes(spec, stage, shapes.dtype) for stage in turn), default=0) for turn in params)
-        _, *others = (max(part) for part in zip(*(stage_parts(spec, s, shapes) for s in stages), strict=True))
-        taken.append(slots + sum(others) + run.device.rings + run.device.indices)
+        memory = [stage_memory(spec, stage, shapes) for stage in stages]
+        params = min(_at_ends([one.params for one in memory]), run.device.params)
+        sums = min(_at_ends([one.sums for one in memory if one.sums]), run.device.sums)
+        rest = max(one.prepared for one in memory) + max(one.work for one in memory)
+        rest += run.device.rounded + run.device.rings + run.device.indices
+        taken.append(params + sums + rest)
     return taken
+
+
+def _at_ends(sizes: Sequence[int]) -> int:
+    """The largest sizes at both ends of a buffer that are used in turn."""
+    return sum(max(sizes[end::2], default=0) for end in (0, 1))
 
 
 def _programs(plan: Plan) -> list[list[Stage]]:
@@ -287,7 +294,7 @@ def _gpu(gpu: Gpu, need: Footprint) -> MemoryPlace:
     parts = (
         MemoryPart("parameters of two stages", need.params),
         *([MemoryPart("dequantized or FP8 parameters of a stage", need.prepared)] if need.prepared else []),
-        MemoryPart("gradients of a stage", need.grads),
+        MemoryPart("gradients of two stages", need.sums + need.rounded),
         MemoryPart("boundary activations", need.rings),
         MemoryPart("tokens of two steps", need.indices),
         MemoryPart("workspace of the largest stage", need.work),

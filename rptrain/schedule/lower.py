@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from rptrain.schedule.plan import Stage
 
-CHUNK_BYTES = 16 << 20  # a copy engine has no priorities: an activation waits for one chunk at most
+# A copy engine has no priorities, so an activation waits for one chunk at most. Each chunk costs its thread a launch,
+# which takes long while other threads launch too.
+CHUNK_BYTES = 64 << 20
 
 RING = 2  # entries of a device's rings of inputs and outputs: one is in use while the other is transferred
 

@@ -85,6 +85,11 @@ class Plan:
         return self.rounds // self.replicas
 
     @property
+    def width(self) -> int:
+        """Devices of a group."""
+        return max(self.devices // self.replicas, 1)
+
+    @property
     def concurrent(self) -> int:
         """Groups that are computed at the same time."""
         return min(self.devices, self.replicas)
@@ -123,9 +128,8 @@ class Plan:
         if self.devices < self.replicas:
             return (iteration * self.rounds + round) % self.devices
         turn, group = divmod(round, self.replicas)
-        width = self.devices // self.replicas
         before = (iteration * self.turns + turn) * len(self.stages)  # g0 before the modulus: the group's earlier slots
-        return group * width + (before + stage_index) % width
+        return group * self.width + (before + stage_index) % self.width
 
     def __str__(self) -> str:
         stages = " ".join(str(stage) for stage in self.stages)

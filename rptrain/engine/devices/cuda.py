@@ -20,9 +20,10 @@ class CudaStream:
     Work allocates from `pool`, if there is one.
     """
 
-    def __init__(self, device: "CudaDevice", pool: torch.cuda.MemPool | None = None) -> None:
+    def __init__(self, device: "CudaDevice", pool: torch.cuda.MemPool | None = None, priority: int = 0) -> None:
+        """Kernels of a stream with a lower `priority` number start first."""
         self._device, self._pool = device, pool
-        self._stream = torch.cuda.Stream(device.torch_device)
+        self._stream = torch.cuda.Stream(device.torch_device, priority=priority)
         self._capturing = threading.Lock()  # held during a capture
 
     def run(self, where: str, work: Callable[[], object]) -> None:
@@ -119,7 +120,9 @@ class CudaDevice:
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total) if limit else 1.0, index)
         with torch.cuda.device(index):
             pool = torch.cuda.MemPool()
-            streams = {name: CudaStream(self, pool if name == "compute" else None) for name in STREAMS}
+            # Gradients are rounded in their download's stream: a short kernel that does not wait for computation.
+            pools, priorities = {"compute": pool}, {"grad_download": -1}
+            streams = {name: CudaStream(self, pools.get(name), priorities.get(name, 0)) for name in STREAMS}
             self._origin = torch.cuda.Event(enable_timing=True)
             self._origin.record()
             self._origin.synchronize()

@@ -28,7 +28,7 @@ from rptrain.models.spec import ModelSpec
 from rptrain.schedule.lower import CHUNK_BYTES, Chunk, windows
 from rptrain.schedule.plan import Slot, Stage
 
-DRAINED = 16 * CHUNK_BYTES  # bytes of gradients per window: a few milliseconds of a link
+DRAINED = 4 * CHUNK_BYTES  # bytes of gradients per window: a few milliseconds of a link
 
 
 class _Layout:
@@ -122,7 +122,7 @@ class ParamLayout(_Layout):
 
 
 class GradLayout(_Layout):
-    """The offsets of a stage's trainable units in a device's gradient slots, in elements."""
+    """The offsets of a stage's trainable units among its gradient accumulators, in elements."""
 
     def __init__(self, spec: ModelSpec, stage: Stage) -> None:
         super().__init__([(unit, spec.units[unit].numel) for unit in spec.trained(stage_units(spec, stage))])
@@ -190,9 +190,11 @@ class _Transfer(ABC):
     @abstractmethod
     def _copy(self, chunk: Chunk) -> None: ...
 
-    def _move(self, kind: Kind, unit: int, target: Tensor, source: Tensor) -> None:
-        """Copies; runs in the stream."""
-        with self._context.recorder.timed(self._stream.stamp, self._iteration, kind, source.nbytes, unit):
+    def _move(self, kind: Kind, unit: int, target: Tensor, source: Tensor, rounded: Tensor | None = None) -> None:
+        """Copies, by way of a place in `rounded` if it is given; runs in the stream."""
+        with self._context.recorder.timed(self._stream.stamp, self._iteration, kind, target.nbytes, unit):
+            if rounded is not None:
+                source = rounded[: len(source)].copy_(source)
             target.copy_(source, non_blocking=True)
 
 
@@ -234,6 +236,11 @@ class Upload(_Transfer):
         """Whether a unit's version was not published yet, so that `finish` would wait for the optimizer."""
         board = self._context.board
         return not all(board.ready(("version", unit), self._version) for unit in self._layout.units)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the stage's parameters on the device."""
+        return self._layout.size
 
     @property
     def is_issued(self) -> bool:
@@ -280,18 +287,28 @@ def staged(
 
 
 class Download(_Transfer):
-    """Downloads a gradient slot during the slot after it, the last layers first, because async updates them first.
+    """Downloads a stage's gradients during the slot after it, the last layers first, because async updates them first.
+
+    Each chunk is first rounded into `rounded`, if that is given, which all chunks share: the stream orders them.
 
     Windows have DRAINED bytes, or more if there are too few micro-batches, and do not spread over the whole slot: the
     update cannot begin before the last window, and the iteration after the next waits for it.
     """
 
     def __init__(
-        self, context: Context, device: Device, layout: GradLayout, iteration: int, slot: Slot, source: Tensor
+        self,
+        context: Context,
+        device: Device,
+        layout: GradLayout,
+        iteration: int,
+        slot: Slot,
+        source: Tensor,
+        rounded: Tensor | None,
     ) -> None:
-        count, chunk = min(len(slot.micro_batches), -(-source.nbytes // DRAINED)), CHUNK_BYTES // source.itemsize
+        itemsize = context.store.grad_dtype.itemsize
+        count, chunk = min(len(slot.micro_batches), -(-len(source) * itemsize // DRAINED)), CHUNK_BYTES // itemsize
         super().__init__(context, device.grad_download, layout, layout.sizes[::-1], iteration, count, chunk)
-        self._where, self._source = f"{slot} download", source
+        self._where, self._source, self._rounded = f"{slot} download", source, rounded
         self._recorder = context.recorder.devices[slot.device]
         self._group, self._pass = slot.group, iteration * context.plan.turns + slot.turn
         self._left = Counter(chunk.unit for window in self._windows for chunk in window)
@@ -309,8 +326,8 @@ class Download(_Transfer):
         offset = self._layout.offsets[chunk.unit]
         source = self._source[offset + chunk.start : offset + chunk.stop]
         target = self._context.store.units[chunk.unit].grads[self._group][chunk.start : chunk.stop]
-        self._recorder.downloaded(source.nbytes)
-        self._stream.run(self._where, lambda: self._move("download", chunk.unit, target, source))
+        self._recorder.downloaded(target.nbytes)
+        self._stream.run(self._where, lambda: self._move("download", chunk.unit, target, source, self._rounded))
         self._left[chunk.unit] -= 1
         if not self._left[chunk.unit]:
             self._context.board.publish(("grad", chunk.unit, self._group), self._pass, self._stream.record())

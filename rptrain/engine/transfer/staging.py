@@ -14,7 +14,7 @@ from rptrain.models.weights.file_backed import file_backed_units
 from rptrain.models.weights.safetensors_io import as_bytes
 from rptrain.schedule.lower import CHUNK_BYTES, Chunk
 
-BUFFERS = 16  # buffers of a chunk each: 256 MiB, which takes longer to read than a micro-batch to compute
+BUFFERS = 6  # buffers of a chunk each: 384 MiB, which takes longer to read than a micro-batch to compute
 READERS = 4  # threads: a single one copies less from the page cache than a fast disk reads
 
 
