@@ -90,6 +90,26 @@ class Plan:
             for s, stage in enumerate(self.stages)
         )
 
+    @property
+    def warm_up(self) -> int:
+        """The number of iterations until every device has computed each of its stages in both of its parameter slots,
+        and one more. Every graph has been captured by then.
+        """
+        turns = [0] * self.devices
+        met: set[tuple[int, int, int]] = set()  # device, stage, parameter slot
+        states: set[tuple[int, ...]] = set()
+        last = number = 0
+        while (state := (self.slots(number)[0].device, *(turn % 2 for turn in turns))) not in states:
+            states.add(state)
+            for slot in self.slots(number):
+                place = (slot.device, slot.stage_index, turns[slot.device] % 2)
+                turns[slot.device] += 1
+                if place not in met:
+                    met.add(place)
+                    last = number
+            number += 1
+        return last + 2
+
     def __str__(self) -> str:
         stages = " ".join(str(stage) for stage in self.stages)
         return f"{stages} | N={self.devices} M={self.micro_batches} MR={self.round_size}"
