@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from rptrain.train.clock import Clock, StepTimes
+from rptrain.train.clock import Clock
 
 
 def test_pauses_and_the_time_between_two_engines_do_not_count(monkeypatch: pytest.MonkeyPatch):
