@@ -138,6 +138,7 @@ def test_an_update_is_of_what_trains():
 
 def test_the_table_and_the_floor(monkeypatch):
     monkeypatch.setattr(floor, "COPY", 1 << 16)
+    monkeypatch.setattr(rptrain.train.replan, "replan", lambda job, times: job.plan)
     for columns in ("80", "120"):
         monkeypatch.setenv("COLUMNS", columns)
         result = bench("--floor")
@@ -247,6 +248,7 @@ def test_the_way_to_the_first_step_is_that_of_the_first_engine(monkeypatch):
     def clock():  # long after, from the second engine on
         return time.perf_counter() + 1e6 * (len(opened) > 1)
 
+    monkeypatch.setattr(rptrain.train.replan, "replan", lambda job, times: job.plan)
     monkeypatch.setattr(run, "open_engine", noted)
     monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=clock))
     assert measured().startup.seconds < 1e6
