@@ -288,7 +288,9 @@ def test_an_automatic_round_is_chosen_with_the_times():
 def test_the_times_of_a_trained_run(tmp_path):
     (tmp_path / "trained").mkdir()
     tools.write_model(tmp_path / "trained" / "model")
-    run = tools.train_here(tmp_path / "trained", "train.max_steps=5")
+    with pytest.MonkeyPatch.context() as patch:
+        tools.replan_with(patch, "FB0-3")
+        run = tools.train_here(tmp_path / "trained", "train.max_steps=8")
     config = ("plan", "--config", tmp_path / "trained" / "run.toml", "--timings", run.path)
     result = tools.invoke(*config, "engine.devices=cpu:3", "--json")
     assert result.exit_code == 0, result.stderr
