@@ -221,17 +221,18 @@ def test_it_measures_the_plan_that_training_would_use(monkeypatch, first, new, p
     monkeypatch.setattr(run, "_time_steps", timed)
     monkeypatch.setattr(run, "COMPARED", 2)
     tools.plan_with(monkeypatch, STAGES)
-    assert measured("engine.replan=false").to_dict()["plan"]["text"].startswith(STAGES)
+    sizes = ("engine.devices=cpu:1", "train.micro_batch_size=4", "train.global_batch_size=16")
+    assert measured(*sizes, "engine.replan=false").to_dict()["plan"]["text"].startswith(STAGES)
     assert calls == []
-    found = run.bench(resolve("run.toml", ()), steps=2, warmup=1, tell=told.append)
+    found = run.bench(resolve("run.toml", sizes), steps=2, warmup=1, tell=told.append)
     assert len(calls) == 1 and calls[0].steps == 4, "two for the head, two for the blocks"
     assert found.to_dict()["plan"]["text"].startswith(f"{plan} |")
     assert {name.split()[0] for lane in found.lanes for name, *_ in lane.issuing} == {*plan.split()}
     of_plans = [text.partition(" of ")[2] for text in told if text.startswith("step 1 ")]
     assert of_plans == [
-        "9 to plan with",
+        "7 to plan with",
         "2 with the first plan",
-        "5 to warm up the new plan",
+        "3 to warm up the new plan",
         "2 with the new plan",
         "4",
     ]
