@@ -283,16 +283,16 @@ def test_the_times_are_kept_and_a_resumed_run_plans_with_them(folder, metered, m
     assert kept["measured"]["backward"] == list(measured[2].backward) != list(measured[0].backward)
 
 
-@pytest.mark.parametrize("possible", [False, long(True)])
-def test_missing_and_impossible_times_change_no_plan(folder, metered, monkeypatch, caplog, possible):
-    """They are missing if every step was skipped."""
+@pytest.mark.parametrize("missing", [False, long(True)], ids=["impossible", "missing"])
+def test_missing_and_impossible_times_change_no_plan(folder, metered, monkeypatch, caplog, missing):
+    """Times are missing if every measured step was skipped."""
     of = Meter.measured
-    monkeypatch.setattr(Meter, "measured", lambda *given: None if possible else replace(of(*given), upload=0.0))
+    monkeypatch.setattr(Meter, "measured", lambda *given: None if missing else replace(of(*given), upload=0.0))
     measured = tools.replan_with(monkeypatch, tools.STAGES)
     run = tools.train_here(folder, *SHORT[:-1])
     assert metered == [True] and not measured
     assert run.finished and not (run.path / FILE).exists()
-    assert ("0 is not possible as a time or rate" in caplog.text) == (not possible)
+    assert ("0 is not possible as a time or rate" in caplog.text) == (not missing)
 
 
 @pytest.mark.parametrize("override", ["engine.replan=false", "train.max_steps=6"])
