@@ -25,10 +25,13 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+import rptrain.train.replan
 import rptrain.train.save
+import rptrain.train.trainer
 from rptrain import cli
 from rptrain.checkpoint.atomic_dir import KIND, STATE, written_aside
 from rptrain.config.resolve import Resolved, resolve
+from rptrain.engine.meter import Measured
 from rptrain.models import registry
 from rptrain.models.weights import pretrained
 from rptrain.planner import memory
@@ -36,6 +39,7 @@ from rptrain.planner.choose import RunPlan
 from rptrain.runs import events as metrics
 from rptrain.runs.run_dir import RunDir
 from rptrain.schedule.plan import Plan
+from rptrain.train.job import Job
 from rptrain.train.trainer import Trainer, train
 
 PRESET = registry.PRESETS / "tiny-tasks"
@@ -145,6 +149,23 @@ def plan_with(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(memory, "make_plan", lambda *sizes, **limits: with_stages(make(*sizes, **limits), text))
 
 
+def replan_with(monkeypatch: pytest.MonkeyPatch, text: str) -> list[Measured]:
+    """Measured times give these stages, whatever they are and however short the run is, and estimates give one stage.
+    Two steps of each plan are compared. Returns the times that were planned with.
+    """
+    calls: list[Measured] = []
+
+    def replan(job: Job, measured: Measured) -> RunPlan:
+        calls.append(measured)
+        return with_stages(job.plan, text)
+
+    plan_with(monkeypatch, "FB0-3")
+    monkeypatch.setattr(rptrain.train.replan, "replan", replan)
+    monkeypatch.setattr(rptrain.train.trainer, "COMPARED", 2)
+    monkeypatch.setattr(rptrain.train.trainer, "is_worthwhile", lambda job, steps: True)
+    return calls
+
+
 # What a run left
 
 
@@ -197,15 +218,16 @@ class Trainers:
         event: int | None = None,
         save: tuple[int, int] | None = None,
         seconds: float | None = None,
+        replan: str | None = None,
     ) -> int:
         """The exit code, negative for a signal. The child kills itself in the middle of the record of step `event`,
         or before call `save[1]` that syncs, renames or deletes a file once the save of step `save[0]` has begun, or
-        so many seconds after its first record, `run_started`.
+        so many seconds after its first record, `run_started`. `replan`: the stages that measured times give.
         """
         assert self._server.stdin is not None and self._server.stdout is not None
         write_config(folder)
         order = {"file": str(folder / "run.toml"), "overrides": overrides}
-        order |= {"event": event, "save": save, "seconds": seconds}
+        order |= {"event": event, "save": save, "seconds": seconds, "replan": replan}
         self._server.stdin.write(json.dumps(order) + "\n")
         self._server.stdin.flush()
         return int(self._server.stdout.readline())
@@ -263,8 +285,15 @@ def _die_after(seconds: float) -> None:
 
 
 def _train(
-    file: str, overrides: Sequence[str], event: int | None, save: Sequence[int] | None, seconds: float | None
+    file: str,
+    overrides: Sequence[str],
+    event: int | None,
+    save: Sequence[int] | None,
+    seconds: float | None,
+    replan: str | None,
 ) -> None:
+    if replan is not None:
+        replan_with(pytest.MonkeyPatch(), replan)
     if seconds is not None:
         _die_after(seconds)
     if event is not None:

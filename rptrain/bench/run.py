@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
 
 import torch
 
@@ -23,10 +25,9 @@ from rptrain.engine.store import ModelStore
 from rptrain.models.adapters.lora import set_magnitudes
 from rptrain.models.weights import pretrained
 from rptrain.planner.hardware import here, program_bytes
-from rptrain.schedule.plan import Plan
-from rptrain.train.job import Job, prepare_job, replan, resolve_auto
+from rptrain.train.job import Job, prepare_job, resolve_auto
+from rptrain.train.replan import COMPARED, Candidate, Comparison
 from rptrain.train.setup import open_engine, open_store
-from rptrain.train.trainer import MEASURE
 
 RATE = 1e-6  # the learning rate: the weights hardly change
 
@@ -49,9 +50,9 @@ def bench(
     with_floor: bool = False,
     tell: Callable[[str], object],
 ) -> Report:
-    """Measures `steps` steps after `warmup` others (default: `warmup_steps`), with the plan that training would use.
+    """Measures `steps` steps after `warmup` others (default: `Job.warm_up`), with the plan that training would use.
 
-    If training would plan again with measured times, the steps that measure them come first. `tell` is called with
+    Unless `engine.replan` is false, the steps with which training chooses its plan come first. `tell` is called with
     the next action. Raises UserError for mistakes in the input, before memory is allocated. Writes no files.
     """
     tell("planning")
@@ -68,12 +69,8 @@ def bench(
         filled = time.perf_counter()
         first: tuple[float, float] | None = None  # when the first engine was open, and when it had finished a step
         if job.config.engine.replan:
-            with open_engine(job, store, meter=Meter()) as engine:
-                opened = time.perf_counter()
-                first = opened, _train(engine, job, MEASURE, tell, "step {} of {} to plan with")[0].end
-                measured = engine.measured()
-            job = job if measured is None else replace(job, plan=replan(job, measured))
-        warmup = warmup_steps(job.plan.plan) if warmup is None else warmup
+            job, first = _choose_plan(job, store, tell)
+        warmup = job.warm_up if warmup is None else warmup
         sampler = stack.enter_context(Sampler(job.devices))
         with open_engine(job, store, meter=Meter(layers=False), trace=True) as engine:
             opened = time.perf_counter()
@@ -114,22 +111,30 @@ def _initialize(job: Job, store: ModelStore) -> None:
     store.loaded()
 
 
-def warmup_steps(plan: Plan) -> int:
-    """Iterations until no device computes a stage in a new parameter slot, and one more."""
-    turns = [0] * plan.devices
-    met: set[tuple[int, int, int]] = set()  # device, stage, parameter slot
-    states: set[tuple[int, ...]] = set()
-    last = number = 0
-    while (state := (plan.slots(number)[0].device, *(turn % 2 for turn in turns))) not in states:
-        states.add(state)
-        for slot in plan.slots(number):
-            place = (slot.device, slot.stage_index, turns[slot.device] % 2)
-            turns[slot.device] += 1
-            if place not in met:
-                met.add(place)
-                last = number
-        number += 1
-    return last + 2
+def _choose_plan(job: Job, store: ModelStore, tell: Callable[[str], object]) -> tuple[Job, tuple[float, float]]:
+    """The job with the plan that training would use, chosen as in training: measured times, and steps of both plans.
+
+    Also returns when the first engine was open, and when it had finished a step.
+    """
+    with open_engine(job, store, meter=Meter(warm_up=job.warm_up)) as engine:
+        opened = time.perf_counter()
+        done = _train(engine, job, job.warm_up + job.measuring, tell, "step {} of {} to plan with")
+        first = opened, done[0].end
+        candidate = Candidate.of(job, engine.measured())
+        if candidate is None or candidate.job.plan.plan == job.plan.plan:
+            return job if candidate is None else candidate.job, first
+        before = _time_steps(engine, job, tell, "step {} of {} with the first plan")
+    with open_engine(candidate.job, store) as engine:
+        _train(engine, job, candidate.job.warm_up, tell, "step {} of {} to warm up the new plan")
+        comparison = Comparison(before, _time_steps(engine, job, tell, "step {} of {} with the new plan"))
+    tell(comparison.sentence())
+    return job if comparison.slower else candidate.job, first
+
+
+def _time_steps(engine: Engine, job: Job, tell: Callable[[str], object], text: str) -> float:
+    """Trains some steps; the median of their seconds."""
+    ends = [step.end for step in _train(engine, job, COMPARED, tell, text)]
+    return median(end - start for start, end in pairwise(ends))
 
 
 def _prepare(resolved: Resolved) -> Job:

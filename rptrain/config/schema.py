@@ -230,7 +230,7 @@ class Engine(Section):
     fp8: bool = False
     """with bfloat16 or float32: multiply blocks in FP8; attention in float16 on GeForce; RTX 40, L40S, H100 or newer"""
     replan: bool = True
-    """measure the layers in the first steps and plan again with the measured times"""
+    """measure layers in early steps, plan again with their times, and keep the faster plan; not in short runs"""
     stall_timeout: float = Field(default=600.0, ge=0, le=10**9)
     """seconds without progress until a report of what every thread waits for is written; 0: never"""
     trace: bool = False

@@ -14,7 +14,7 @@ from rptrain.engine.embedding import EmbeddingWorker
 from rptrain.engine.errors import Aborted
 from rptrain.engine.footprint import Shapes, footprint
 from rptrain.engine.iteration import Evaluation, Pending, PendingLoss, StepRequest, StepResult, make_iteration
-from rptrain.engine.meter import Measured, Meter, Reading
+from rptrain.engine.meter import Measured, Meter, Reading, measured_stages
 from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
 from rptrain.engine.optim.worker import OptimizerWorker
@@ -94,7 +94,8 @@ class Engine:
                 stack.callback(staging.close)
             self.locked = store.locked and buffers.locked and (staging is None or staging.locked)
             lag = int(optimizer.asynchronous)
-            recorder = Recorder(plan.devices, trace=self.trace, meter=meter, watched=watched)
+            measured = measured_stages(store.spec, plan.stages) if meter is not None and meter.layers else ()
+            recorder = Recorder(plan.devices, trace=self.trace, meter=meter, measured=measured, watched=watched)
             self._context = Context(plan, bounds, store, buffers, lag, probe, recorder)
             self._publish_weights()
             adam = CpuAdam(optimizer.betas, optimizer.eps, optimizer.threads)
@@ -248,7 +249,7 @@ class Engine:
     def measured(self) -> Measured | None:
         """Ends the measurement and returns the times of the steps so far; call `synchronize` to include all of them.
 
-        None without `meter`, or if no step after the first one was applied.
+        None without `meter`, or if too few steps after its warm-up were applied.
         """
         self._context.recorder.meter = None
         return None if self._meter is None else self._meter.measured(self.store.spec)

@@ -5,15 +5,14 @@ The time stamps are in the streams: nothing waits for them, and nothing that is 
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from statistics import median
 from typing import Literal
 
 from rptrain.models.spec import HeadLayer, Layer, ModelSpec
-
-WARM_UP = 1  # iterations that are left out, in which caches, allocators and libraries warm up
+from rptrain.schedule.plan import Stage
 
 Stamp = Callable[[], float]  # seconds on the scale of `time.perf_counter`; waits until the stream has passed it
 Kind = Literal["forward", "backward", "upload", "download", "update"]
@@ -53,11 +52,12 @@ class Reading:
 class Meter:
     """Collects readings from an engine's threads. Thread-safe.
 
-    `layers`: also measures each pass over a layer, so stages are not replayed as graphs.
+    `layers`: also measures each pass over a layer of the `measured_stages`, which are not replayed as graphs then.
+    `warm_up`: iterations that are left out, in which graphs are captured, and caches and allocators warm up.
     """
 
-    def __init__(self, *, layers: bool = True) -> None:
-        self.layers = layers
+    def __init__(self, *, layers: bool = True, warm_up: int = 1) -> None:
+        self.layers, self.warm_up = layers, warm_up
         self._lock = threading.Lock()
         self._readings: list[Reading] = []
 
@@ -78,7 +78,7 @@ class Meter:
             return tuple(self._readings)
 
     def measured(self, spec: ModelSpec) -> Measured | None:
-        """Typical times of the complete steps; None if there are none yet.
+        """Typical times of the complete steps; None if there are none, or if some kind of layer was measured in none.
 
         A step is complete once its update is, which comes last. Skipped steps have no update and do not count. A rate
         is the rate of all copies of an iteration together; the median over iterations is taken.
@@ -87,7 +87,7 @@ class Meter:
         complete = {reading.iteration for reading in readings if reading.kind == "update"}
         if not complete:
             return None
-        layers: dict[tuple[Kind, Likeness], list[float]] = defaultdict(list)
+        layers: dict[Pass, list[float]] = defaultdict(list)
         totals: dict[tuple[Kind, int], tuple[int, float]] = defaultdict(lambda: (0, 0.0))  # bytes, seconds
         for reading in readings:
             if reading.iteration not in complete:
@@ -98,6 +98,9 @@ class Meter:
             else:
                 nbytes, before = totals[reading.kind, reading.iteration]
                 totals[reading.kind, reading.iteration] = nbytes + reading.subject, before + seconds
+
+        if self.layers and _passes(spec) - layers.keys():
+            return None
 
         def rate(kind: Kind) -> float | None:
             rates = [nbytes / seconds for (of, _), (nbytes, seconds) in totals.items() if of == kind]
@@ -133,12 +136,13 @@ def timed(
     unit: int | None = None,
 ) -> AbstractContextManager[None]:
     """Measures work inside a stream, given the stream's `stamp`. Does nothing without a meter."""
-    if meter is None or iteration < WARM_UP:
+    if meter is None or iteration < meter.warm_up:
         return nullcontext()
     return meter.timed(stamp, iteration, kind, subject, unit)
 
 
 Likeness = tuple[type, tuple[tuple[str, object], ...], tuple[str, ...]]
+Pass = tuple[Kind, Likeness]  # forward or backward through layers of one kind
 
 
 def likeness(spec: ModelSpec, layer: Layer | HeadLayer) -> Likeness:
@@ -147,3 +151,35 @@ def likeness(spec: ModelSpec, layer: Layer | HeadLayer) -> Likeness:
     names = [f.name for f in fields(layer) if f.name not in ("name", "units")]
     trained = (param.name for unit in spec.trained(layer.units) for param in spec.units[unit].params)
     return type(layer), tuple((name, getattr(layer, name)) for name in names), tuple(sorted(trained))
+
+
+def measured_stages(spec: ModelSpec, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """A few short stages in which every kind of layer is timed, forward and backward.
+
+    The fused stage, because only it has the head, and then the stage that times most of what is left, the shortest one
+    of several, until nothing is left. In dispatch order: in consecutive iterations they then hardly overlap.
+    """
+    timed_in = {stage: _timed(spec, stage) for stage in stages}
+    chosen = [stage for stage in stages if stage.kind == "FB"]
+    left = _passes(spec).difference(*(timed_in[stage] for stage in chosen))
+    while left:
+        best = max(stages, key=lambda stage: (len(left & timed_in[stage]), -len(stage.layers)))
+        assert left & timed_in[best], "a plan has every layer"
+        chosen.append(best)
+        left -= timed_in[best]
+    return tuple(stage for stage in stages if stage in chosen)
+
+
+def _passes(spec: ModelSpec) -> set[Pass]:
+    """All passes that are timed. The head has none forward."""
+    forward: set[Pass] = {("forward", likeness(spec, layer)) for layer in spec.layers}
+    backward: set[Pass] = {("backward", likeness(spec, layer)) for layer in spec.stack}
+    return forward | backward
+
+
+def _timed(spec: ModelSpec, stage: Stage) -> set[Pass]:
+    """The passes that are timed in a stage. Of its last layer, a backward stage computes less than the forward pass."""
+    kinds = [likeness(spec, spec.stack[layer]) for layer in stage.layers]
+    forward: set[Pass] = {("forward", kind) for kind in (kinds[:-1] if stage.backward else kinds)}
+    backward: set[Pass] = {("backward", kind) for kind in kinds if stage.backward}
+    return forward | backward

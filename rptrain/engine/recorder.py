@@ -17,7 +17,7 @@ from rptrain.engine.board import Board
 from rptrain.engine.devices.base import Mark, Stream
 from rptrain.engine.meter import Meter, Stamp
 from rptrain.engine.trace import Arrival, ComputeInterval, Copy, Span, Trace, Work
-from rptrain.schedule.plan import Kind, Slot
+from rptrain.schedule.plan import Kind, Slot, Stage
 
 LayerTimer = Callable[[meter.Kind, int], AbstractContextManager[None]]  # kind of pass, the layer's place in the stack
 
@@ -75,9 +75,20 @@ class Activity:
 class Recorder:
     """The records of an engine: a `DeviceRecorder` for each device, a trace and a meter where they are asked for."""
 
-    def __init__(self, devices: int, *, trace: Trace | None = None, meter: Meter | None = None, watched: bool = False):
-        """`watched`: device states have times, at the price of two marks per computation."""
+    def __init__(
+        self,
+        devices: int,
+        *,
+        trace: Trace | None = None,
+        meter: Meter | None = None,
+        measured: tuple[Stage, ...] = (),
+        watched: bool = False,
+    ) -> None:
+        """`measured`: the stages whose layers are measured. `watched`: device states have times, at the price of two
+        marks per computation.
+        """
         self.trace, self.meter = trace, meter
+        self._measured = measured
         self.board = Board() if trace is None else trace.board
         self.devices = tuple(DeviceRecorder(self, watched=watched) for _ in range(devices))
 
@@ -97,10 +108,15 @@ class Recorder:
         """Measures the work inside, with the time stamps of its stream, if there is a meter."""
         return meter.timed(self.meter, stamp, iteration, kind, subject, unit)
 
-    def layer_timer(self, stream: Stream, iteration: int) -> LayerTimer | None:
-        """Measures passes over layers; None if they are not measured, so that a stage can be replayed as one graph."""
+    def layer_timer(self, stream: Stream, iteration: int, slot: Slot) -> LayerTimer | None:
+        """Measures passes over layers; None if they are not measured, so that a stage can be replayed as one graph.
+
+        An iteration measures one stage in one round: several devices that launch layer by layer delay each other.
+        """
         measured_by = self.meter
-        if measured_by is None or not measured_by.layers:
+        if measured_by is None or not self._measured or iteration < measured_by.warm_up or slot.round > 0:
+            return None
+        if slot.stage != self._measured[(iteration - measured_by.warm_up) % len(self._measured)]:
             return None
         return partial(meter.timed, measured_by, stream.stamp, iteration)
 

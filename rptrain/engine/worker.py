@@ -288,7 +288,7 @@ class Worker:
         iteration, stage, stream = run.iteration, run.slot.stage, self._device.compute
         self._inputs.select(iteration, m, stream)
         layout = DocumentShape.of(iteration.documents[m], iteration.length)
-        timed = self._context.recorder.layer_timer(stream, iteration.number)
+        timed = self._context.recorder.layer_timer(stream, iteration.number, run.slot)
         work = StagePass(
             self._spec,
             stage,

@@ -16,7 +16,7 @@ from rptrain.runs.run_dir import RunDir
 from rptrain.schedule.machine import Card, card_named
 from rptrain.utils.errors import UserError
 
-MEASURE = "measure this config: train it for 5 steps or more with engine.replan = true"
+MEASURE = "measure this config: train it for 120 steps or more with engine.replan = true"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rptrain.schedule.costs import LayerCost
 from rptrain.schedule.lower import CHUNK_BYTES, RING, boundaries
 from rptrain.schedule.partition import stage_time
-from rptrain.schedule.plan import Plan, Slot
+from rptrain.schedule.plan import Plan, Slot, Stage
 from rptrain.schedule.simulate import HOST, Hold, Program, Task
 
 PARAMETERS = 1  # priority on a link: behind activations, which have 0 (paper section 4.2)
@@ -43,7 +43,11 @@ class _Builder:
         self.lanes: list[list[_Run]] = [[] for _ in range(plan.devices)]  # each device's slots so far
         self.outputs: dict[int, int] = {}  # previous slot: micro-batch to the task that writes it
         self.rings: list[list[tuple[int, int]]] = [[] for _ in range(plan.devices)]  # tasks: computation, output copy
-        self.leaving: dict[int, list[int]] = {}  # device to the downloads of its last gradients
+        self.summed: list[list[_Run]] = [[] for _ in range(plan.devices)]  # each device's backward slots so far
+        stages = plan.stages
+        following = [stages[(index + plan.width) % len(stages)] for index in range(len(stages))]
+        pairs = zip(stages, following, strict=True)
+        self.room = max(self.sums(one) + self.sums(other) for one, other in pairs)  # bytes for accumulators
         self.updates: dict[tuple[int, int], int] = {}  # (iteration, layer) to the task that makes the version
         self.left: dict[tuple[int, int], list[int]] = {}  # (group, layer) to the downloads of its gradients, last turn
 
@@ -63,7 +67,7 @@ class _Builder:
         lane = self.lanes[slot.device]
         run = _Run(slot, [], [], [], [])
         run.params = self._params(iteration, slot, lane)
-        start = [*run.params, *([lane[-1].compute[-1]] if lane else [])]
+        start = [*run.params, *([lane[-1].compute[-1]] if lane else []), *self._accumulators(slot)]
         run.sums = self._partial_sums(iteration, slot, start)
         ring = self.rings[slot.device]
         outputs: dict[int, int] = {}
@@ -78,8 +82,6 @@ class _Builder:
                 entry = ring[-RING] if len(ring) >= RING else ()  # frees the reused ring entries
                 arrived = self._copy_in(iteration, slot, m, (*source, *embedded, *entry[:1]))
                 before += [arrived, *entry[1:]]
-            if m == slot.micro_batches[-1] and slot.stage.backward:
-                before += self.leaving.get(slot.device, [])  # the slot for rounded gradients is free
             index = self.add(
                 Task(
                     "compute",
@@ -171,9 +173,10 @@ class _Builder:
         self.holds.append(Hold(slot.device, self._sum(slot, "prepared"), run.compute[0], last))
         if not slot.stage.backward:
             return
-        self.holds.append(Hold(slot.device, self._sum(slot, "sums"), (run.sums or run.compute)[0], last))
+        self.summed[slot.device].append(run)
         if self.links is None:
             run.grads = [last]
+            self.holds.append(Hold(slot.device, self.sums(slot.stage), (run.sums or run.compute)[0], last))
             return
         for layer in reversed(slot.stage.layers):
             of_layer = range(layer, layer + 1)
@@ -190,8 +193,19 @@ class _Builder:
                     )
                 )  # fmt: skip
             self.left[slot.group, layer] = run.grads[first:]
-        self.leaving[slot.device] = run.grads
-        self.holds.append(Hold(slot.device, self._sum(slot, "grads"), last, run.grads[-1]))
+        self.holds.append(Hold(slot.device, self.sums(slot.stage), (run.sums or run.compute)[0], run.grads[-1]))
+
+    def sums(self, stage: Stage) -> int:
+        """Bytes of a stage's gradient accumulators."""
+        return sum(self.costs[layer].sums for layer in stage.layers) if stage.backward else 0
+
+    def _accumulators(self, slot: Slot) -> list[int]:
+        """The downloads that free the accumulators of a backward slot; stages use both ends of a buffer in turn."""
+        before = self.summed[slot.device]
+        if not slot.stage.backward or self.links is None:
+            return []
+        overlap = before[-1:] if before and self.sums(before[-1].slot.stage) + self.sums(slot.stage) > self.room else []
+        return [task for run in (*before[-2:-1], *overlap) for task in run.grads]
 
     def _sum(self, slot: Slot, part: str) -> int:
         return sum(getattr(self.costs[layer], part) for layer in slot.stage.layers)
@@ -231,7 +245,8 @@ def dispatch(
     """The tasks of `iterations` steps. Without `links`, transfers take no time. `lag` is 1 in async, 0 in sync.
 
     As in the engine, a stage starts once all of its parameters have arrived, and a device holds the parameters of two
-    stages. Gradients are downloaded during the next stage, once the previous ones were read. Activations have priority.
+    stages. Gradients are downloaded during the next stage, once the previous ones were read, and their accumulators
+    serve the stage after that. Activations have priority.
     A version is uploaded once its layer was updated. Backward stages of a group's later rounds upload gradient
     accumulators.
     """

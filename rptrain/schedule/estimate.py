@@ -43,8 +43,8 @@ def estimate(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setti
     whole slot after its own first. Without links this is exact. With links, a micro-batch takes as long as the slowest
     of computation, upload and download, where the links carry the parameters of the device's next stage and the
     gradients of its previous one. Copies in the idle time between two slots are not counted. Gradients are downloaded
-    once the update has read the previous ones. The end of the device's next backward stage, the upload of partial sums
-    in a later round and the start of the optimizer come after that. Activations delay neither direction.
+    once the update has read the previous ones. The device's next backward stage but one, the upload of partial sums in
+    a later round and the start of the optimizer come after that. Activations delay neither direction.
     """
     n, rounds, last = setting.devices, setting.micro_batches // setting.round_size, setting.round_size - 1
     times = [stage_time(costs, stage) for stage in stages]
@@ -57,7 +57,8 @@ def estimate(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setti
     # a step runs on a different device each time, and on the first again after N steps. Of the two steps in progress,
     # the later one may end with the earlier, so an even number is measured; the first steps can be different.
     warm_up, measured = (0, 1) if setting.lag == 0 else (2 * n, 2 * n)
-    free, gone = [0.0] * n, [0.0] * n  # when a device is free, and when its last gradients were downloaded
+    # When a device is free, and when its last gradients, and those before them, were downloaded.
+    free, gone, freed = [0.0] * n, [0.0] * n, [0.0] * n
     left = [0.0] * len(stages)  # when a stage's gradients were downloaded in the previous round
     device, end = 0, 0.0
     ends: list[float] = []
@@ -69,8 +70,11 @@ def estimate(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setti
             first = end = 0.0
             for s, (time, span, hop, update, moved) in per_round:  # comparisons: max() takes most of the search's time
                 start = free[device]
-                if r and moved is not None:
-                    start = max(start, left[s]) + moved.sums
+                if moved is not None:
+                    if freed[device] > start:
+                        start = freed[device]
+                    if r:
+                        start = max(start, left[s]) + moved.sums
                 if first + hop > start:
                     start = first + hop
                 if version + update > start:
@@ -80,10 +84,9 @@ def estimate(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setti
                 if first + span > end:
                     end = first + span
                 if moved is not None:
-                    if gone[device] + time > end:
-                        end = gone[device] + time
+                    freed[device] = gone[device]
                     read = optimizer[iteration + 1] + moved.read if iteration else 0.0
-                    left[s] = gone[device] = max(end + moved.down, read + moved.last)
+                    left[s] = gone[device] = max(max(end, gone[device]) + moved.down, read + moved.last)
                 free[device] = end
                 device = device + 1 if device + 1 < n else 0
         ends.append(max(*free, *gone) if setting.lag == 0 else end)

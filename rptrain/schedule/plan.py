@@ -131,6 +131,27 @@ class Plan:
         before = (iteration * self.turns + turn) * len(self.stages)  # g0 before the modulus: the group's earlier slots
         return group * self.width + (before + stage_index) % self.width
 
+    @property
+    def warm_up(self) -> int:
+        """The number of iterations until every device has computed each of its stages with parameters, and gradients,
+        at both ends of their buffers, and one more. Every graph has been captured by then.
+        """
+        turns, backward = [0] * self.devices, [0] * self.devices
+        met: set[tuple[int, int, int, int]] = set()  # device, stage, end of parameters, of gradients
+        states: set[tuple[int, ...]] = set()
+        last = number = 0
+        while (state := (self.slots(number)[0].device, *(turn % 2 for turn in (*turns, *backward)))) not in states:
+            states.add(state)
+            for slot in self.slots(number):
+                place = (slot.device, slot.stage_index, turns[slot.device] % 2, backward[slot.device] % 2)
+                turns[slot.device] += 1
+                backward[slot.device] += slot.stage.backward
+                if place not in met:
+                    met.add(place)
+                    last = number
+            number += 1
+        return last + 2
+
     def __str__(self) -> str:
         stages = " ".join(str(stage) for stage in self.stages)
         replicas = f" R={self.replicas}" if self.replicas > 1 else ""

@@ -1,7 +1,7 @@
 """Check everything about a run before memory is allocated and weights are read."""
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from rptrain.data.datasets import batches_of, find_tokenizer, training_set, vali
 from rptrain.data.loader import Batches
 from rptrain.data.sequences import Sequences
 from rptrain.data.template import load_template
-from rptrain.engine.meter import Measured
+from rptrain.engine.meter import measured_stages
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.planner import auto
@@ -27,13 +27,9 @@ from rptrain.planner.memory import MemoryPlan, plan_run
 from rptrain.planner.model import find_files, for_hardware, lora_settings, training_model
 from rptrain.planner.timings import Conditions
 from rptrain.runs.run_dir import RunDir
-from rptrain.schedule.estimate import estimate
 from rptrain.utils.errors import UserError
-from rptrain.utils.units import format_bytes
 
 log = logging.getLogger(__name__)
-
-MIN_GAIN = 0.01  # a new plan must shorten a step by more than this fraction
 
 
 @dataclass(frozen=True)
@@ -83,6 +79,16 @@ class Job:
         return Conditions.of(self.config, self.spec, self.hardware)
 
     @property
+    def warm_up(self) -> int:
+        """The steps of a new engine until all stages are replayed as graphs."""
+        return self.plan.plan.warm_up
+
+    @property
+    def measuring(self) -> int:
+        """The steps that measure layers: two for each measured stage."""
+        return 2 * len(measured_stages(self.spec, self.plan.plan.stages))
+
+    @property
     def dtype(self) -> torch.dtype:
         return DTYPES[self.config.model.dtype]
 
@@ -130,26 +136,6 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
         memory,
         total,
     )
-
-
-def replan(job: Job, measured: Measured) -> RunPlan:
-    """The plan with measured times, if its steps are shorter by more than MIN_GAIN; otherwise the job's own stages.
-
-    If the new plan does not fit in host memory, the job's own stages are kept, with a warning.
-    """
-    plan, memory = plan_run(job.config, job.spec, job.hardware, measured)
-    present = estimate(plan.costs, job.plan.plan.stages, plan.setting)
-    own = replace(job.plan, estimate=present, costs=plan.costs, setting=plan.setting)
-    if plan.estimate.period > present.period * (1 - MIN_GAIN):
-        return own
-    if memory.host.missing:
-        log.warning(
-            "the plan with measured times needs %s of host memory, but %s: keeping the present plan",
-            format_bytes(memory.host.total),
-            memory.host.allowed,
-        )
-        return own
-    return plan
 
 
 def resolve_auto(resolved: Resolved, found: tuple[RunDir, Path] | None, hardware: Hardware) -> Resolved:

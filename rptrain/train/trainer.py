@@ -23,26 +23,25 @@ from rptrain.kernels.batch import Batch
 from rptrain.models.weights import pretrained
 from rptrain.planner.hardware import here
 from rptrain.planner.memory import with_saved
-from rptrain.planner.timings import Timings, load
 from rptrain.runs import events
 from rptrain.runs.control import LOOK, STOP, Control, StopRequested
 from rptrain.runs.process import ProcessId
 from rptrain.runs.run_dir import RunDir, begin, find
 from rptrain.train import trackers, validation
 from rptrain.train.best import load_best
+from rptrain.train.clock import Clock, StepTimes
 from rptrain.train.failure import record_failure
-from rptrain.train.job import Job, prepare_job, replan, resolve_auto
+from rptrain.train.job import Job, prepare_job, resolve_auto
 from rptrain.train.lr import learning_rate
 from rptrain.train.nonfinite import RESTART_ADVICE, SkippedSteps
 from rptrain.train.progress import Progress, record
+from rptrain.train.replan import COMPARED, Candidate, Comparison, is_worthwhile, with_recorded_times
 from rptrain.train.resume import Resume, restore
 from rptrain.train.save import Saver, checkpoint_meta
 from rptrain.train.setup import load_weights, open_engine, open_store, starting_scale
 from rptrain.train.telemetry import Telemetry, slots
 from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import RunDeleted, TrainingError, UserError
-
-MEASURE = 3  # steps to run before the others are planned again with measured times; the first one is not measured
 
 
 def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
@@ -59,7 +58,7 @@ def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
         resume = None if found is None else Resume.open(*found, stack)
         resolved, job = _prepare(resolved, resume)
         run, checkpoint = begin(resolved, found)
-        job, measure = _plan_with_recorded_times(job, run)
+        job, measure = with_recorded_times(job, run.path)
         log = resume.log if resume is not None and resume.run == run else None
         log = log or stack.enter_context(events.EventLog(run.events_path))
         progress = stack.enter_context(Progress(job.total_steps, quiet=quiet))
@@ -98,48 +97,6 @@ def _prepare(resolved: Resolved, resume: Resume | None) -> tuple[Resolved, Job]:
     return resolved, job
 
 
-def _plan_with_recorded_times(job: Job, run: RunDir) -> tuple[Job, bool]:
-    """The job, planned with the step times that the run has recorded; and whether to measure them first."""
-    if not job.config.engine.replan:
-        return job, False
-    measured = load(run.path, job.conditions)
-    if measured is None:
-        return job, True
-    return replace(job, plan=replan(job, measured)), False
-
-
-class Clock:
-    """Measures how long training ran, without pauses."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0  # since the last lap, until `running` was entered
-        self._since = 0.0
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        self._since = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds += time.perf_counter() - self._since
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Within `running`."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._since += time.perf_counter() - began
-
-    def lap(self) -> float:
-        """The seconds since the last lap. Within `running`."""
-        now = time.perf_counter()
-        seconds = self._seconds + now - self._since
-        self._seconds, self._since = 0.0, now
-        return seconds
-
-
 @dataclass
 class _RunningStep:
     """A step that was submitted to the engine and is not reported yet."""
@@ -170,13 +127,15 @@ class Trainer:
         self._job, self._run, self._log, self._progress, self._store = job, run, log, progress, store
         self._emit = partial(record, log, progress)
         self._saver, self._control, self._telemetry = saver, control, telemetry
-        self._measure = measure  # the first steps, to plan the others with their times
+        self._measure = measure  # some steps, to plan the others with their times
         self._done = 0  # steps before the engine was opened
         self._applied = 0  # how many of these were not skipped
         self._loss_scale = starting_scale(job)  # when the engine is opened
         self._last = job.total_steps  # the last step; early stopping makes it an earlier one
         self._running: _RunningStep | None = None  # the newest step, until it is reported
+        self._next = 0  # steps that were submitted
         self._clock = Clock()
+        self._step_times = StepTimes(COMPARED)
         self._tokens = 0  # since the last recorded step
         self._skipped = SkippedSteps(job, self._emit)
         self._early_stopping = validation.EarlyStopping(job.config.train.early_stopping_patience)
@@ -210,33 +169,70 @@ class Trainer:
     # ---- steps
 
     def _train(self) -> None:
-        """Run the remaining steps. The first ones are measured; the rest uses a new plan if their times suggest one."""
-        total, measured = self._job.total_steps, self._done + MEASURE
-        if self._measure and measured + 2 <= total:  # with fewer steps there is nothing to gain
-            with self._open_engine(meter=Meter()) as engine:
-                self._loop(engine, range(self._done, measured))
-                if self._last <= measured:  # stopped early
-                    return
-                if not self._replan(engine):
-                    self._loop(engine, range(measured, total))
-                    return
-                self._saver.wait()  # the next engine's updates would not wait for this save
-            self._done, self._applied, self._loss_scale = measured, engine.applied, engine.loss_scale
-        with self._open_engine() as engine:
-            self._loop(engine, range(self._done, total))
+        """Run the remaining steps. If that is worthwhile, the first ones choose the plan of the others."""
+        self._next = self._done
+        if self._measure and is_worthwhile(self._job, self._job.total_steps - self._done):
+            self._choose_plan()
+        if self._next < self._last:
+            with self._open_engine() as engine:
+                self._loop(engine)
 
-    def _loop(self, engine: Engine, steps: range) -> None:
-        """Run these steps. Each is reported while the next one runs, so the pipeline never drains between them."""
+    def _choose_plan(self) -> None:
+        """Measure some steps, plan again with their times, and compare steps of both plans.
+
+        Runs the remaining steps unless the first plan is faster, which needs a new engine.
+        """
+        first = self._job
+        with self._open_engine(meter=Meter(warm_up=first.warm_up)) as engine:
+            if not self._loop(engine, first.warm_up + first.measuring):
+                return
+            engine.synchronize()
+            candidate = Candidate.of(first, engine.measured())
+            if candidate is None or candidate.job.plan.plan == first.plan.plan:
+                self._keep(candidate)
+                self._loop(engine)
+                return
+            seconds = self._time_steps(engine)
+            if self._next == self._last:
+                return
+            self._leave(engine)
+        self._use(candidate.job)
+        self._progress.note(f"planned again with measured times: {self._job.plan.plan}")
+        with self._open_engine() as engine:
+            self._loop(engine, self._job.warm_up)
+            comparison = Comparison(seconds, self._time_steps(engine))
+            if self._next == self._last:
+                return
+            self._progress.note(comparison.sentence())
+            if not comparison.slower:
+                self._keep(None if comparison.gain is None else candidate)
+                self._loop(engine)
+                return
+            self._leave(engine)
+        self._use(first)
+
+    def _loop(self, engine: Engine, steps: int | None = None) -> bool:
+        """Run this many of the remaining steps, by default all; whether any are left.
+
+        Each is reported while the next one runs, so the pipeline never drains between them.
+        """
+        stop = self._last if steps is None else self._next + steps
         with self._clock.running():
-            for step in steps:
+            while self._next < min(stop, self._last):
                 self._log.check()
-                submitted = self._submit(engine, step)
+                submitted = self._submit(engine, self._next)
                 self._report(engine)  # the step before
                 self._running = submitted
-                self._after_step(engine, step + 1)
-                if step + 1 == self._last:
-                    break
+                self._next += 1
+                self._after_step(engine, self._next)
             self._report(engine)
+        return self._next < self._last
+
+    def _time_steps(self, engine: Engine) -> float | None:
+        """Run some steps; the median of their seconds."""
+        self._step_times = StepTimes(COMPARED)
+        self._loop(engine, COMPARED)
+        return self._step_times.median
 
     def _submit(self, engine: Engine, step: int) -> _RunningStep:
         """Start a step, which counts from 0, without waiting for it."""
@@ -251,6 +247,7 @@ class Trainer:
             return
         done, self._running = self._running, None
         loss, update = done.loss.result(), done.update.result()
+        self._step_times.finished()
         self._watchdog.heartbeat(done.step)
         self._tokens += done.batch.tokens
         self._skipped.update(done.step, done.loss, update)
@@ -283,18 +280,19 @@ class Trainer:
         validate = job.validation is not None and (step == self._last or _is_due(step, job.config.train.eval_steps))
         if not (step == self._last or save or validate or control.stops or control.saves or control.pauses):
             return
-        began = time.perf_counter()
-        self._report(engine)
-        drained = time.perf_counter() - began
-        with self._clock.paused():
-            if validate:
-                self._validate(engine, step)
-            last = step == self._last
-            if control.pauses:
-                self._pause(engine, step)
-            stop = control.stops and not last
-            if last or save or stop or control.saves:
-                self._save(engine, step, required=last or stop, drained=drained)
+        with self._step_times.interrupted():
+            began = time.perf_counter()
+            self._report(engine)
+            drained = time.perf_counter() - began
+            with self._clock.paused():
+                if validate:
+                    self._validate(engine, step)
+                last = step == self._last
+                if control.pauses:
+                    self._pause(engine, step)
+                stop = control.stops and not last
+                if last or save or stop or control.saves:
+                    self._save(engine, step, required=last or stop, drained=drained)
         if stop:
             self._stop(step)
 
@@ -363,22 +361,21 @@ class Trainer:
             with self._watchdog, self._telemetry.watching(engine, self._done):
                 yield engine
 
-    def _replan(self, engine: Engine) -> bool:
-        """Plan again with measured times, and record them for later plans; whether the plan changed."""
-        engine.synchronize()
-        measured = engine.measured()
-        if measured is None:  # every step was skipped
-            return False
-        self._log.check()
-        if not Timings(self._job.conditions, measured).save(self._run.path):
-            return False
-        plan = replan(self._job, measured)
-        if plan.plan == self._job.plan.plan:
-            return False
-        self._job = replace(self._job, plan=plan)
+    def _leave(self, engine: Engine) -> None:
+        """Prepare to open another engine for the steps after the last one."""
+        self._saver.wait()  # the next engine's updates would not wait for this save
+        self._done, self._applied, self._loss_scale = self._next, engine.applied, engine.loss_scale
+
+    def _use(self, job: Job) -> None:
+        """Use the job's plan for the next engine."""
+        self._job = job
         self._record_plan()
-        self._progress.note(f"planned again with measured times: {plan.plan}")
-        return True
+
+    def _keep(self, candidate: Candidate | None) -> None:
+        """Record the measured times of a plan that stays in use, for later plans."""
+        if candidate is not None:
+            self._log.check()
+            candidate.timings.save(self._run.path)
 
     def _learning_rate(self, step: int) -> float:
         optim = self._job.config.optim

@@ -15,6 +15,7 @@ import pytest
 import torch
 from typer.testing import Result
 
+import rptrain.train.replan
 from rptrain.bench import floor, memory, report, run, trace
 from rptrain.bench.idle import CAUSES, gaps
 from rptrain.bench.memory import Peak
@@ -137,6 +138,7 @@ def test_an_update_is_of_what_trains():
 
 def test_the_table_and_the_floor(monkeypatch):
     monkeypatch.setattr(floor, "COPY", 1 << 16)
+    monkeypatch.setattr(rptrain.train.replan, "replan", lambda job, times: job.plan)
     for columns in ("80", "120"):
         monkeypatch.setenv("COLUMNS", columns)
         result = bench("--floor")
@@ -162,7 +164,7 @@ def test_the_table_and_the_floor(monkeypatch):
         assert part in text
     assert result.stderr.splitlines() == [
         "planning", "measuring the roofline time", "allocating memory",
-        *(f"step {step} of 3 to plan with" for step in (1, 2, 3)),
+        *(f"step {step} of 7 to plan with" for step in range(1, 8)),
         *(f"step {step} of 4" for step in (1, 2, 3, 4)),
     ]  # fmt: skip
 
@@ -191,21 +193,50 @@ def test_the_floor_is_that_of_all_devices(monkeypatch):
     assert values["layers"][0]["operations"][0].keys() == {"name", "forward", "backward"}
 
 
-def test_it_measures_the_plan_that_training_would_use(monkeypatch):
-    calls = []
+@pytest.mark.parametrize(
+    ("first", "new", "plan", "said"),
+    [
+        (0.5, 0.4, "FB0-3", "the new plan is 25% faster (400 ms per step, 500 ms with the first plan)"),
+        (
+            0.4,
+            0.5,
+            STAGES,
+            "the new plan is slower (500 ms per step, 400 ms with the first plan): using the first plan",
+        ),
+    ],
+    ids=["faster", "slower"],
+)
+def test_it_measures_the_plan_that_training_would_use(monkeypatch, first, new, plan, said):
+    calls, told, seconds, time_steps = [], [], iter((first, new)), run._time_steps
 
     def replan(job, times):
         calls.append(times)
         return tools.with_stages(job.plan, "FB0-3")
 
-    monkeypatch.setattr(run, "replan", replan)
+    def timed(*arguments):
+        assert time_steps(*arguments) > 0
+        return next(seconds)
+
+    monkeypatch.setattr(rptrain.train.replan, "replan", replan)
+    monkeypatch.setattr(run, "_time_steps", timed)
+    monkeypatch.setattr(run, "COMPARED", 2)
     tools.plan_with(monkeypatch, STAGES)
-    assert measured("engine.replan=false").to_dict()["plan"]["text"].startswith(STAGES)
+    sizes = ("engine.devices=cpu:1", "train.micro_batch_size=4", "train.global_batch_size=16")
+    assert measured(*sizes, "engine.replan=false").to_dict()["plan"]["text"].startswith(STAGES)
     assert calls == []
-    found = measured()
-    assert len(calls) == 1 and calls[0].steps == 2
-    assert found.to_dict()["plan"]["text"].startswith("FB0-3 |")
-    assert {name.split()[0] for lane in found.lanes for name, *_ in lane.issuing} == {"FB0-3"}
+    found = run.bench(resolve("run.toml", sizes), steps=2, warmup=1, tell=told.append)
+    assert len(calls) == 1 and calls[0].steps == 4, "two for the head, two for the blocks"
+    assert found.to_dict()["plan"]["text"].startswith(f"{plan} |")
+    assert {name.split()[0] for lane in found.lanes for name, *_ in lane.issuing} == {*plan.split()}
+    of_plans = [text.partition(" of ")[2] for text in told if text.startswith("step 1 ")]
+    assert of_plans == [
+        "7 to plan with",
+        "2 with the first plan",
+        "3 to warm up the new plan",
+        "2 with the new plan",
+        "4",
+    ]
+    assert any(text.startswith(said) for text in told)
 
 
 def test_the_way_to_the_first_step_is_that_of_the_first_engine(monkeypatch):
@@ -218,6 +249,7 @@ def test_the_way_to_the_first_step_is_that_of_the_first_engine(monkeypatch):
     def clock():  # long after, from the second engine on
         return time.perf_counter() + 1e6 * (len(opened) > 1)
 
+    monkeypatch.setattr(rptrain.train.replan, "replan", lambda job, times: job.plan)
     monkeypatch.setattr(run, "open_engine", noted)
     monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=clock))
     assert measured().startup.seconds < 1e6
@@ -419,16 +451,3 @@ def test_a_plan_for_more_devices_than_stages_is_measured_too():
     found = measured("engine.devices=cpu:3", "engine.replan=false", steps=3)
     assert Plan.parse(found.to_dict()["plan"]["text"]).devices == 3
     assert all(used.busy > 0 for used in found.usages)
-
-
-@pytest.mark.parametrize(
-    ("plan", "steps"),
-    [
-        ("FB0-4 | N=1 M=4 MR=4", 3),  # one slot a step: the other place in the second
-        ("F0-3 FB4-4 B0-3 | N=1 M=4 MR=4", 3),
-        ("F0-3 FB4-4 | N=1 M=4 MR=4", 2),
-        ("F0-3 FB4-4 B0-3 | N=2 M=4 MR=4", 5),
-    ],
-)
-def test_warm_up_lasts_until_every_stage_was_everywhere(plan, steps) -> None:
-    assert run.warmup_steps(Plan.parse(plan)) == steps

@@ -188,7 +188,7 @@ def test_updates_with_several_rounds_take_longer():
 def test_all_differences_are_named():
     said = refusal(measured_run(), "engine.fp8=true", "optim.moments=bf16", "--card", "h100")
     assert all(name in said for name in ("kind of device", "optim.moments", "engine.fp8"))
-    assert said.endswith("train it for 5 steps or more with engine.replan = true\n")
+    assert said.endswith("train it for 120 steps or more with engine.replan = true\n")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_all_differences_are_named():
         (FILE, None, "has no measured times (timings.json): name another run"),
         (EVENTS, lambda text: "{}\n", "events.jsonl:1: not an event record; name another run"),
         (EVENTS, lambda text: "", f"{NO_SIZE}; name another run"),
-        (EVENTS, None, f"{NO_SIZE}; name another run, or measure this config: train it for 5 steps or more"),
+        (EVENTS, None, f"{NO_SIZE}; name another run, or measure this config: train it for 120 steps or more"),
     ],
     ids=["damaged", "negative", "fewer", "missing", "damaged-events", "no-start", "no-events"],
 )
@@ -288,7 +288,9 @@ def test_an_automatic_round_is_chosen_with_the_times():
 def test_the_times_of_a_trained_run(tmp_path):
     (tmp_path / "trained").mkdir()
     tools.write_model(tmp_path / "trained" / "model")
-    run = tools.train_here(tmp_path / "trained", "train.max_steps=5")
+    with pytest.MonkeyPatch.context() as patch:
+        tools.replan_with(patch, "FB0-3")
+        run = tools.train_here(tmp_path / "trained", "train.max_steps=8")
     config = ("plan", "--config", tmp_path / "trained" / "run.toml", "--timings", run.path)
     result = tools.invoke(*config, "engine.devices=cpu:3", "--json")
     assert result.exit_code == 0, result.stderr

@@ -78,3 +78,16 @@ def test_invalid_plans_are_shown_with_the_place_marked(stages, message, mark):
 def test_micro_batches_make_whole_rounds():
     with pytest.raises(PlanError, match="whole rounds"):
         validate(Plan((Stage("FB", 0, 1),), 1, 5, 2), 1)
+
+
+@pytest.mark.parametrize(
+    ("plan", "steps"),
+    [
+        ("FB0-4 | N=1 M=4 MR=4", 3),  # one slot a step: the other place in the second
+        ("F0-3 FB4-4 B0-3 | N=1 M=4 MR=4", 3),
+        ("F0-3 FB4-4 | N=1 M=4 MR=4", 3),
+        ("F0-3 FB4-4 B0-3 | N=2 M=4 MR=4", 5),
+    ],
+)
+def test_warm_up_lasts_until_every_stage_was_everywhere(plan, steps):
+    assert Plan.parse(plan).warm_up == steps

@@ -35,7 +35,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 def before_each_change(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]) -> None:
     """Calls it ahead of everything that a save does to the disk; one file is written at a time meanwhile.
 
-    The main thread trains on and writes the measured times, which do not belong to the save.
+    What the main thread writes while it trains on does not belong to the save.
     """
     monkeypatch.setattr(rptrain.checkpoint.state, "THREADS", 1)
     busy: list[bool] = []

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import rptrain.train.trainer
 from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.engine.devices import cpu
 from rptrain.engine.devices.base import STREAMS
@@ -125,14 +124,16 @@ def test_killed_twice_and_resumed_in_float16(folder, trainers, undisturbed, upda
 
 @pytest.mark.parametrize("update", ["async", "sync"])
 def test_another_plan_after_the_first_steps_keeps_the_loss_scale(folder, undisturbed, monkeypatch, update):
+    """The second engine begins after step 7, and the run ends before plans are compared."""
     kind = (f"optim.update={update}", "model.dtype=float16", "optim.loss_scale=262144", "optim.loss_scale_steps=1")
+    kind += ("engine.devices=cpu:1", "train.max_steps=9")
     expected = undisturbed(*kind)
-    monkeypatch.setattr(
-        rptrain.train.trainer, "replan", lambda job, measured: tools.with_stages(job.plan, tools.STAGES)
-    )
+    tools.replan_with(monkeypatch, tools.STAGES)
     run = tools.train_here(folder, *kind)
     check_same(run, expected)
     assert len(tools.events(run, events.Plan)) == 2
+    scales = [(event.step, event.scale) for event in tools.events(run, events.LossScale)]
+    assert {scale for step, scale in scales if step <= 7} != {262144.0}, "it has changed before"
 
 
 def test_a_loss_scale_below_1_ends_the_run(folder):
