@@ -404,13 +404,13 @@ class Worker:
 
     def _end_sums(self, iteration: Iteration, slot: Slot, layout: GradLayout, end: int) -> None:
         """Begins the download of the accumulators. The next backward stage has its own at the other end."""
+        if not layout.size:  # all of its weights are frozen
+            return
         self._flush()
+        self._summed.append(_Summed(*self._sums.range(end, layout.size)))
+        self._backward += 1
         sums = self._sums.part(end, layout.size)
-        if layout.size:
-            self._summed.append(_Summed(*self._sums.range(end, layout.size)))
-            self._backward += 1
-        stream = self._device.grad_download
-        stream.wait(self._device.compute.record())
+        self._device.grad_download.wait(self._device.compute.record())
         self._download = Download(self._context, self._device, layout, iteration.number, slot, sums, self._rounded)
 
     def _send_losses(self, iteration: Iteration, slot: Slot) -> None:
