@@ -350,7 +350,7 @@ def test_the_trace_file_has_a_lane_for_each_thing(folder, monkeypatch):
             assert sum(e["dur"] for e in idle if e["name"] == cause) == pytest.approx(share * window, abs=1e-3)
     computed = {e["name"] for e in slices if names[e["pid"], e["tid"]] == "compute"}
     assert {f"{stage} m{m}" for stage in STAGES.split() for m in range(4)} <= computed
-    assert {"B1-2 zeroing", "B1-2 rounding"} <= computed
+    assert "B1-2 zeroing" in computed
     moved = [e["args"]["bytes"] for e in slices if names[e["pid"], e["tid"]] == "gradient download"]
     assert moved and min(moved) > 0
 

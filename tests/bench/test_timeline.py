@@ -76,16 +76,14 @@ def test_what_waits_for_gradients():
     spans = [
         span(FB, "zeroing", 0, 1, piece(0, 0, 1)),
         span(FB, 0, 0, 1, piece(0, 1, 2)),
-        span(FB, "rounding", 0, 1, piece(0, 3, 4)),
         span(LATER, 2, 0, 1, piece(0, 5, 6), piece(6, 7, 8)),
         span(LATER, 3, 0, 1, piece(0, 8, 9)),
     ]
     assert (LATER.round, LATER.device, LATER.stage.backward) == (1, 1, True)
     _, lane = lanes(["cpu:0", "cpu:1"], spans, [])
     assert [(c.name, c.rest) for c in lane.computations] == [
-        ("FB1-2 zeroing", "other"),
+        ("FB1-2 zeroing", "gradients"),
         ("FB1-2 m0", "other"),
-        ("FB1-2 rounding", "gradients"),
         ("B0-0 m2", "gradients"),
         ("B0-0 m2", "other"),
         ("B0-0 m3", "other"),
@@ -97,7 +95,7 @@ def test_launching_is_what_a_thread_does_while_it_is_not_blocked():
         span(FB, "zeroing", 0, 10, piece(0, 0, 50)),
         span(FB, 0, 10, 15, piece(0, 100, 104), piece(0, 110, 113)),
         span(FB, 1, 20, 29, piece(0, 120, 125), blocked=(Blocked("boundary", 12, 14),)),
-        span(B, "rounding", 30, 40, piece(0, 200, 201), blocked=(Blocked("version", 28, 33),)),
+        span(B, "zeroing", 30, 40, piece(0, 200, 201), blocked=(Blocked("version", 28, 33),)),
     ]
     _, lane = lanes(["cpu:0", "cpu:1"], spans, [])
     assert lane.launches == (Launch("FB1-2", 3, 7), Launch("FB1-2", 9, 5))

@@ -189,7 +189,7 @@ def test_a_frozen_parameter_takes_its_own_bytes_and_no_more(asynchronous):
     assert sum(ModelStore.sizes(spec, torch.bfloat16, **options).values()) == expected
     with ModelStore(spec, torch.bfloat16, **options) as store:
         for state in store.units:
-            kept = [*state.params, state.grad, *state.moments.values()]
+            kept = [*state.params, *state.grads, *state.moments.values()]
             kept += [] if state.remainder is None else [state.remainder]
             each = sum(trained) if state.unit.trainable else 2
             assert sum(tensor.nbytes for tensor in kept) == each * state.unit.numel, state.unit.name

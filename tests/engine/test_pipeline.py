@@ -106,7 +106,7 @@ def test_a_stage_computes_its_first_layer_before_its_last_is_updated():
         "micro-batch 2",
         "micro-batch 1 input",
         "micro-batch 3 output",
-        "rounding",
+        "download",
         "optimizer",
         "embedding m3",
         "gradient rows m2",
@@ -189,7 +189,7 @@ def test_gradients_drain_in_the_first_windows_of_the_next_slot(drained, monkeypa
 
     def noted(download, *arguments):
         made(download, *arguments)
-        found.append((len(download._windows), arguments[-1].nbytes))
+        found.append((len(download._windows), arguments[-2].nbytes))
 
     monkeypatch.setattr(copies, "DRAINED", drained)
     monkeypatch.setattr(copies.Download, "__init__", noted)

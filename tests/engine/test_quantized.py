@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from rptrain.engine.footprint import Shapes, stage_parts
+from rptrain.engine.footprint import ALIGNMENT, Shapes, stage_memory
 from rptrain.engine.meter import Meter
 from rptrain.engine.store import ModelStore
 from rptrain.kernels.quant import FORMATS, Quantized
@@ -141,9 +141,10 @@ def test_memory_is_what_the_formats_say(base):
         assert [flat.nbytes for flat in state.params] == [unit.nbytes(2)] and not state.grads
         assert all(isinstance(held, Quantized) for held in state.quantized.values())
     shapes = Shapes(tokens=16, micro_batches=1, dtype=torch.bfloat16, wide_grad=False)
-    params, dequantized, _, _ = stage_parts(spec, Stage("B", 0, 1), shapes)
-    assert (params, dequantized) == (2 * (unit.nbytes(2) + 2 * trained), 2 * matrices)
+    memory = stage_memory(spec, Stage("B", 0, 1), shapes)
+    assert memory.params == -(-(unit.nbytes(2) + 2 * trained) // ALIGNMENT) * ALIGNMENT
+    assert memory.prepared == 2 * matrices
     multiplied = with_fp8(spec)  # codes and scales of rows instead, unless the codes are uploaded
     for kind, copies in (("F", 1), ("B", 2)):
-        prepared = stage_parts(multiplied, Stage(kind, 0, 1), shapes)[1]
+        prepared = stage_memory(multiplied, Stage(kind, 0, 1), shapes).prepared
         assert prepared == ((copies - 1) * matrices if base == "fp8" else copies * matrices + 4 * rows)

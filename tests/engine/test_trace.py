@@ -78,8 +78,7 @@ def test_what_a_computation_needed_was_there_before_it_began(plan, asynchronous)
         for slot in parsed.slots(iteration):
             own = [span for span in spans if span.iteration == iteration and span.slot == slot]
             zeroed = ["zeroing"] if slot.stage.backward and slot.round == 0 else []
-            rounded = ["rounding"] if slot.stage.backward else []
-            assert [span.work for span in own] == [*zeroed, *slot.micro_batches, *rounded]
+            assert [span.work for span in own] == [*zeroed, *slot.micro_batches]
             micro_batches = [span for span in own if span.micro_batch is not None]
             assert [len(span.copies) for span in micro_batches] == [
                 2 if slot.stage.kind == "B" else 1
@@ -150,7 +149,7 @@ def assert_largest(cause, causes):
         ("upload", ONE, 0, "parameters", True),
         ("optimizer", ONE, 0, "optimizer", False),
         ("optimizer", ONE, 0, "optimizer", True),
-        ("download", ONE, 0, "gradients", False),  # rounded ones have no place
+        ("download", ONE, 0, "optimizer", False),  # the update waits for it
         ("update of embedding", ONE, 0, "optimizer", False),  # the embedding waits
         ("partial sums", FUSED, 0, "gradients", True),
     ],

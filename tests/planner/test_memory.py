@@ -14,6 +14,7 @@ import pytest
 
 from rptrain.checkpoint.atomic_dir import SLACK
 from rptrain.config.resolve import resolve
+from rptrain.engine.footprint import footprint
 from rptrain.engine.store import ModelStore, _left_in_groups
 from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze
@@ -263,25 +264,31 @@ def test_states_of_a_model_in_fp8_are_the_buffers_of_the_store(folder, dtype, up
 
 
 def test_workers_are_counted_with_the_stages_that_come_to_them(folder):
-    """Of six stages, two workers get the same three each time, in their two slots in turn."""
+    """Of six stages, two workers get the same three each time, in turn at both ends of the buffer for parameters.
+
+    The accumulators of their two backward stages are always at the same ends.
+    """
     config, spec, _, run, _ = planned(folder, "engine.devices=cpu:2", "model.dtype=float32")
-    run = replace(run, plan=Plan.parse("F0-1 F2-5 FB6-6 B4-5 B2-3 B0-1 | N=2 M=4 MR=4"))
-    counted = worker_bytes(spec, run, Workload.of(config, CPU).shapes)
+    plan, shapes = Plan.parse("F0-1 F2-5 FB6-6 B4-5 B2-3 B0-1 | N=2 M=4 MR=4"), Workload.of(config, CPU).shapes(2)
+    counted = worker_bytes(spec, replace(run, plan=plan, device=footprint(spec, plan.stages, shapes)), shapes)
     block, head = (sum(spec.units[u].numel for u in layer.units) for layer in (spec.stack[0], spec.head))
-    slots = 2 * max(2 * block, head), 2 * 4 * block  # F0-1 FB6-6 B2-3, F2-5 B4-5 B0-1
-    sums = max(2 * block, head), 2 * block
-    for worker, params, grads in zip(counted, slots, sums, strict=True):
-        other = worker - 4 * params - 8 * grads  # rings and work
+    params = 2 * max(2 * block, head), 6 * block  # F0-1 FB6-6 B2-3, F2-5 B4-5 B0-1, of which two are together
+    sums = head + 2 * block, 4 * block
+    for worker, both in zip(counted, zip(params, sums, strict=True), strict=True):
+        other = worker - 4 * sum(both)  # rings and work
         assert 0 < other < 4 * block
 
 
-def test_a_worker_whose_stages_come_in_twos_has_another_half_in_each_slot(folder):
+def test_a_worker_whose_backward_stages_come_in_twos_uses_less_of_their_buffer(folder):
+    """Two of them are always at the same ends; three take turns. The parameters fill their buffer both times."""
     config, spec, _, run, _ = planned(folder, "engine.devices=cpu:1", "model.dtype=float32")
     block, head = (sum(spec.units[u].numel for u in layer.units) for layer in (spec.stack[0], spec.head))
     even = replace(run, plan=Plan.parse("F0-1 FB2-6 B1-1 B0-0 | N=1 M=4 MR=4"))
     odd = replace(run, plan=Plan.parse("F0-1 FB2-6 B0-1 | N=1 M=4 MR=4"))
-    taken = [worker_bytes(spec, of_kind, Workload.of(config, CPU).shapes)[0] for of_kind in (even, odd)]
-    assert taken[1] - taken[0] == 4 * (4 * block + head - 2 * block)
+    shapes = Workload.of(config, CPU).shapes()
+    plans = [replace(one, device=footprint(spec, one.plan.stages, shapes)) for one in (even, odd)]
+    taken = [worker_bytes(spec, of_kind, shapes)[0] - of_kind.device.rings for of_kind in plans]
+    assert taken[1] - taken[0] == 4 * ((6 * block + head) - (5 * block + head))
 
 
 @pytest.mark.parametrize("frozen", ["[]", '["*.mlp.*", "model.layers.1.*"]'])
