@@ -29,9 +29,10 @@ def tensors(store):
 def trained(cfg, parts, *, asynchronous, dtype, micro_batches=4, between=lambda store: None):
     """Trains on the same batches with one plan after another; (losses, norms, state)."""
     batches = plain.make_batches(STEPS, micro_batches=micro_batches)
-    wide = Plan.parse(parts[0][0]).rounds > 1
+    plan = Plan.parse(parts[0][0])
+    kind = {"wide_grad": plan.rounds > 1, "replicas": plan.replicas}
     losses, norms, done = [], [], 0
-    with runs.make_store(cfg, dtype, asynchronous=asynchronous, wide_grad=wide) as store:
+    with runs.make_store(cfg, dtype, asynchronous=asynchronous, **kind) as store:
         for plan, steps in parts:
             if done:
                 between(store)
