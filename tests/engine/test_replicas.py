@@ -46,7 +46,7 @@ QUICK = ("gpt-oss-aux", "embedding-saved", "nf4", "fp8", "float16")
 
 SIZES = [
     # replicas, micro-batches, round size, workers: fewer than groups, also where they do not divide them; as many; more
-    (2, 4, 1, (1, 2, 4)),
+    (2, 8, 2, (1, 2, 4)),
     (3, 6, 1, (2, 3, 6)),
     (4, 4, 1, (1, 3, 8)),
     long(2, 12, 6, (1, 2, 4, 6, 8)),
@@ -59,7 +59,7 @@ SIZES = [
 
 @pytest.mark.parametrize(("replicas", "micro_batches", "round_size", "workers"), SIZES)
 @pytest.mark.parametrize("cfg", [long(UNTIED, id="untied"), pytest.param(TIED, id="tied")])
-@pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, long(torch.bfloat16)])  # sums of rows in bfloat16 are often exact
 @UPDATES
 def test_same_bits_on_any_number_of_workers_and_any_plan(
     asynchronous, dtype, cfg, replicas, micro_batches, round_size, workers
@@ -118,7 +118,8 @@ def gradients(monkeypatch, batch, plan):
     """One step: by unit, the partial gradient of each group as it arrived, and their sum."""
     found, add = {}, CpuAdam.square_sum
     plan = Plan.parse(plan)
-    with runs.make_store(TIED, torch.float32, asynchronous=False, wide_grad=True, replicas=plan.replicas) as store:
+    kind = {"wide_grad": plan.rounds > 1, "replicas": plan.replicas}
+    with runs.make_store(TIED, torch.float32, asynchronous=False, **kind) as store:
         units = {state.grads[0].data_ptr(): index for index, state in enumerate(store.units)}
 
         def noted(adam, grad, *others):
@@ -149,7 +150,7 @@ TREES = {
 
 @pytest.mark.parametrize("replicas", [2, 3, 4, 6])
 def test_groups_have_the_gradients_of_their_rounds_and_these_are_added_as_a_tree(replicas, monkeypatch):
-    """Two rounds of each group, whose gradient is that of a run with only these rounds."""
+    """Each group computes two rounds. Its gradient equals that of a run with only their micro-batches, in one round."""
     (batch,) = plain.make_batches(1, micro_batches=2 * replicas)
     workers = {2: 2, 3: 2, 4: 4, 6: 3}[replicas]
     found = gradients(monkeypatch, batch, f"{PLANS[0]} | N={workers} M={2 * replicas} MR=1 R={replicas}")
@@ -159,7 +160,7 @@ def test_groups_have_the_gradients_of_their_rounds_and_these_are_added_as_a_tree
     assert replicas < 4 or any(not torch.equal(total, sum(parts)) for parts, total in found.values())
     for group in {0, replicas - 1}:
         own = part_of(batch, [group, group + replicas])
-        alone = gradients(monkeypatch, own, f"{PLANS[2]} | N=1 M=2 MR=1")
+        alone = gradients(monkeypatch, own, f"{PLANS[2]} | N=1 M=2 MR=2")
         del alone[0]  # has the rows of the embedding
         assert all(torch.equal(found[unit][0][group], total) for unit, (_, total) in alone.items())
 
@@ -169,7 +170,7 @@ def test_groups_have_the_gradients_of_their_rounds_and_these_are_added_as_a_tree
 def test_delays_anywhere_change_nothing(asynchronous, workers):
     batches = plain.make_batches(3)
     options = {"asynchronous": asynchronous, "dtype": torch.bfloat16}
-    usual = runs.run(TIED, batches, f"{PLANS[0]} | N=2 M=4 MR=1 R=2", **options)
+    usual = runs.run(TIED, batches, f"{PLANS[2]} | N=2 M=4 MR=1 R=2", **options)
     rng, lock, places = random.Random(workers), threading.Lock(), set()
 
     def probe(where):
@@ -199,8 +200,8 @@ def test_a_group_may_be_later_than_the_other(slow):
 @pytest.mark.parametrize("cfg", [long(UNTIED, id="untied"), pytest.param(TIED, id="tied")])
 @UPDATES
 def test_other_plans_and_workers_between_steps_continue_to_the_bit(asynchronous, cfg):
-    ends = "M=4 MR=1 R=2"
-    options = {"asynchronous": asynchronous, "dtype": torch.bfloat16}
+    ends = "M=4 MR=2 R=2"
+    options = {"asynchronous": asynchronous, "dtype": torch.float32}
     parts = [(f"{PLANS[0]} | N=2 {ends}", 2), (f"{PLANS[1]} | N=4 {ends}", 2), (f"{PLANS[2]} | N=1 {ends}", 2)]
     assert same(trained(cfg, parts, **options), trained(cfg, [(parts[0][0], 6)], **options))
 
