@@ -11,6 +11,7 @@ from rptrain.engine.optim import adam
 from rptrain.engine.optim.adam import CHUNK, CpuAdam, UpdateArgs, join, split
 from rptrain.utils.native import ended
 
+from ...cases import long
 from ...run_tools import PATIENCE
 from .updates import (
     BETAS,
@@ -339,6 +340,71 @@ def test_square_sum_shows_what_is_not_finite(fallback):
         assert optimizer.square_sum(torch.empty(0)) == 0
 
 
+def tree(grads):
+    """Neighbors are added, then neighbors of the sums, until one is left."""
+    while len(grads) > 1:
+        grads = [sum(grads[i + 1 : i + 2], grads[i]) for i in range(0, len(grads), 2)]
+    return grads[0]
+
+
+def groups(count, replicas, dtype=torch.float32):
+    return [values(count, 40 + group, dtype) for group in range(replicas)]
+
+
+@pytest.mark.parametrize("replicas", range(1, 6))
+@pytest.mark.parametrize("dtype", [torch.float32, long(torch.float64)])
+@pytest.mark.parametrize("count", LENGTHS)
+def test_gradients_are_added_as_a_tree_into_the_first_on_any_threads_and_path(count, dtype, replicas):
+    expected = tree(groups(count, replicas, dtype))
+    squares = set()
+    for fallback, threads in ((False, 1), (False, 4), (True, 1), (True, 4)):
+        with make_adam(fallback, threads) as optimizer:
+            grads = groups(count, replicas, dtype)
+            squares.add(optimizer.square_sum(*grads))
+            assert torch.equal(grads[0].view(torch.uint8), expected.view(torch.uint8))
+            squares.add(optimizer.square_sum(grads[0]))
+    assert len(squares) == 1
+    assert squares.pop() == pytest.approx(float(expected.double().square().sum()), rel=1e-12)
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 5])
+def test_sums_of_gradients_are_those_in_double_rounded_once_a_level(replicas):
+    grads = [values(70_001, 40 + group).clamp(-1e3, 1e3) for group in range(replicas)]
+    exact, scale = sum(g.double() for g in grads), sum(g.double().abs() for g in grads)
+    with make_adam() as optimizer:
+        optimizer.square_sum(*grads)
+    levels = (replicas - 1).bit_length()
+    assert ((grads[0].double() - exact).abs() <= levels * scale * 2.0**-24 * 1.001 + 1e-44).all()
+
+
+def test_fallback_adds_gradients_across_its_chunks():
+    count = adam.FALLBACK_CHUNK + 3333
+    with make_adam() as native, make_adam(fallback=True) as fallback:
+        ours, theirs = groups(count, 3), groups(count, 3)
+        assert native.square_sum(*ours) == fallback.square_sum(*theirs)
+    assert_same_bits({"sum": ours[0]}, {"sum": theirs[0]})
+
+
+@PATHS
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_value_that_is_not_finite_is_seen_in_any_group(fallback, value):
+    with make_adam(fallback) as optimizer:
+        for group in range(5):
+            grads = [torch.ones(CHUNK + 10) for _ in range(5)]
+            grads[group][CHUNK + 5] = value
+            assert not math.isfinite(optimizer.square_sum(*grads))
+            assert not grads[0][CHUNK + 5].isfinite() and grads[0][:CHUNK].eq(5).all()
+
+
+@PATHS
+def test_a_group_may_be_a_view_and_its_neighbors_stay(fallback):
+    whole = [torch.full((CHUNK + 30,), float(group)) for group in range(3)]
+    with make_adam(fallback) as optimizer:
+        assert optimizer.square_sum(*(each[10:-10] for each in whole)) == 9 * (CHUNK + 10)
+    for group, each in enumerate(whole):
+        assert each[:10].eq(group).all() and each[-10:].eq(group).all()
+
+
 def test_the_measurement_beside_a_copy():
     found = bench_adam.measure(CHUNK + 9, threads=2)
     assert (found["parameters"], found["threads"]) == (CHUNK + 9, 2)
@@ -356,6 +422,11 @@ def test_every_instruction_set_gives_the_same_bits(tmp_path):
                 run_all[f"{dtype} sum"] = torch.tensor(
                     [optimizer.square_sum(values(CHUNK + 1357, 1, dtype))], dtype=torch.float64
                 )
+            for replicas, dtype in itertools.product((2, 3, 4, 5), (torch.float32, torch.float64)):
+                grads = groups(CHUNK + 1357, replicas, dtype)
+                square = optimizer.square_sum(*grads)
+                run_all[f"{dtype} {replicas} sum"] = torch.tensor([square], dtype=torch.float64)
+                run_all[f"{dtype} {replicas}"] = grads[0]
             results.append(run_all)
     for other in results[1:]:
         assert_same_bits(results[0], other)
