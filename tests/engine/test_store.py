@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rptrain.engine import store as memory
-from rptrain.engine.store import Arena
+from rptrain.engine.store import Arena, ModelStore, aligned
 from rptrain.utils.parallel import cores, in_parallel
 
 from ..run_tools import PATIENCE
@@ -123,3 +123,35 @@ def test_both_generations_and_masters_hold_what_was_loaded(generations, dtype, m
             assert all(torch.equal(flat, state.params[0]) for flat in state.params)
             assert (state.masters is None) == (dtype == torch.bfloat16)
             assert state.masters is None or torch.equal(state.masters, state.params[0].float())
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_each_group_has_a_gradient_except_of_an_embedding_that_the_host_computes(tied, asynchronous, replicas):
+    """Bytes per parameter: 4 for bfloat16 and its remainder, 8 for moments, 2 for a second generation, 4 per group."""
+    cfg, kind = plain.config(tie_word_embeddings=tied), {"wide_grad": True, "replicas": replicas}
+    with runs.make_store(cfg, torch.bfloat16, asynchronous=asynchronous, **kind) as store:
+        held = 0
+        for index, state in enumerate(store.units):
+            groups = replicas if index or tied else 1
+            assert [grad.dtype for grad in state.grads] == [torch.float32] * groups
+            assert len({grad.data_ptr() for grad in state.grads}) == groups and state.grad is state.grads[0]
+            buffers = [*state.params, *state.grads, *state.moments.values(), state.remainder]
+            each = sum(buffer.nbytes for buffer in buffers)
+            assert each == (12 + 2 * asynchronous + 4 * groups) * state.unit.numel
+            held += sum(aligned(buffer.nbytes) for buffer in buffers)
+        sizes = ModelStore.sizes(store.spec, torch.bfloat16, generations=1 + asynchronous, **kind)
+        assert sum(sizes.values()) == held == len(store._arena._map)
+
+
+def test_replicas_need_gradients_that_can_be_added():
+    with pytest.raises(AssertionError):
+        runs.make_store(plain.config(), torch.bfloat16, asynchronous=True, replicas=2)
+
+
+def test_each_gradient_of_a_group_is_locked(runtime):
+    kind = {"lock": True, "wide_grad": True, "replicas": 3}
+    with runs.make_store(plain.config(), torch.bfloat16, asynchronous=True, **kind) as store:
+        assert store.locked
+        assert {grad.data_ptr() for state in store.units for grad in state.grads} <= runtime.registered.keys()

@@ -12,6 +12,7 @@ from rptrain.schedule.dispatch import Links, dispatch
 from rptrain.schedule.lower import RING
 from rptrain.schedule.plan import Plan
 from rptrain.schedule.simulate import COMPUTATION, HOST, simulate
+from rptrain.schedule.validate import validate
 from tests.schedule.plans import equal_stages, random_costs, random_stages
 
 EQUAL = [(forward, ratio) for forward in range(4) for ratio in (1, 2, 3)]  # 1 to 13 stages
@@ -55,11 +56,19 @@ class Times:
                 yield iteration, slot, *(spans.get(key, [])[first:last] for spans in lists)
 
 
+REPLICATED = 40  # random cases from this seed on have replicas
+SEEDS = pytest.mark.parametrize("seed", range(REPLICATED + 16))
+
+
 def random_case(seed, **costs):
     rng = random.Random(seed)
-    layers, devices, rounds = rng.randint(1, 8), rng.randint(1, 4), rng.choice([1, 1, 2])
+    layers, devices, rounds, replicas = rng.randint(1, 8), rng.randint(1, 4), rng.choice([1, 1, 2]), 1
     size = rng.randint(devices, 2 * devices + 2)
-    plan = Plan(random_stages(rng, layers), devices, rounds * size, size)
+    if seed >= REPLICATED:
+        replicas = rng.randint(2, 5)
+        devices = rng.choice([n for n in range(1, 9) if n < replicas or n % replicas == 0])
+    plan = Plan(random_stages(rng, layers), devices, replicas * rounds * size, size, replicas)
+    validate(plan, layers)
     return plan, random_costs(rng, layers, updates=(0, 1, 3), **costs), rng.randint(0, 1)
 
 
@@ -113,7 +122,7 @@ def test_at_most_two_steps_are_under_way_in_async():
 
 
 @pytest.mark.parametrize("links", [None, LINKS], ids=["compute", "links"])
-@pytest.mark.parametrize("seed", range(40))
+@SEEDS
 def test_every_micro_batch_and_every_device_keeps_its_order(seed, links):
     plan, _, timeline, times = run(seed, links)
     arrived, free = {}, defaultdict(float)
@@ -140,7 +149,7 @@ def test_every_micro_batch_and_every_device_keeps_its_order(seed, links):
 
 
 @pytest.mark.parametrize("links", [None, LINKS], ids=["compute", "links"])
-@pytest.mark.parametrize("seed", range(40))
+@SEEDS
 def test_a_lane_does_one_thing_at_a_time(seed, links):
     times = run(seed, links)[3]
     for done in times.lanes.values():
@@ -148,7 +157,7 @@ def test_a_lane_does_one_thing_at_a_time(seed, links):
 
 
 @pytest.mark.parametrize("links", [None, LINKS], ids=["compute", "links"])
-@pytest.mark.parametrize("seed", range(40))
+@SEEDS
 def test_weights_are_read_after_the_update_they_come_from(seed, links):
     """Sync reads what the step before made, async what the one before that did."""
     _, lag, _, times = run(seed, links)
@@ -178,7 +187,7 @@ def test_async_does_not_wait_for_the_step_before():
     assert first_of_second[1][0] < first_of_second[1][1]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@SEEDS
 def test_activations_go_before_parameters(seed):
     """No parameters set out while an input was there to be copied and had a place to go to."""
     _, lag, _, times = run(seed, LINKS)
@@ -194,7 +203,7 @@ def test_activations_go_before_parameters(seed):
                 assert not (task.kind == "params" and ready <= start < inputs[i][0])
 
 
-@pytest.mark.parametrize("seed", range(40))
+@SEEDS
 def test_a_device_holds_parameters_and_gradients_of_two_stages(seed):
     plan, costs, lag = random_case(seed, params=17)
     times = Times(plan, simulate(dispatch(plan, costs, links=LINKS, lag=lag, iterations=4)))
@@ -266,3 +275,52 @@ def test_costs_without_bytes_are_as_quick_over_links_that_are_quick():
     links = Links(up=1e18, down=1e18, boundary=1, latency=0)
     quick = simulate(dispatch(plan, costs, links=links, iterations=3)).makespan
     assert quick == pytest.approx(simulate(dispatch(plan, costs, iterations=3)).makespan)
+
+
+@pytest.mark.parametrize("links", [None, LINKS], ids=["compute", "links"])
+@pytest.mark.parametrize("seed", range(12))
+def test_groups_of_devices_take_as_long_as_one_of_them_alone(seed, links):
+    """They compute at the same time, share only the optimizer, and each device holds what it would hold alone."""
+    alone, costs, lag = random_case(seed, params=17)
+    replicas = 2 + seed % 3
+    numbers = [replicas * number for number in (alone.devices, alone.micro_batches)]
+    plan = Plan(alone.stages, *numbers, alone.round_size, replicas)
+    validate(plan, len(costs))
+    whole, one = (simulate(dispatch(each, costs, links=links, lag=lag, iterations=4)) for each in (plan, alone))
+    assert [whole.end_of(i) for i in range(4)] == [one.end_of(i) for i in range(4)]
+    for device in range(plan.devices):
+        assert whole.busy(device) == one.busy(device % alone.devices)
+        assert whole.peak(device) == one.peak(device % alone.devices)
+    assert whole.peak(HOST) == replicas * one.peak(HOST)
+    sums, alone_sums = (sum(task.kind == "sums" for task in each.program.tasks) for each in (whole, one))
+    assert sums == replicas * alone_sums
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_fewer_devices_than_groups_compute_rounds_in_turn(seed):
+    """As long as one device alone with its rounds, where each device has as many."""
+    alone, costs, lag = random_case(seed)
+    devices, factor = 1 + seed % 3, 2 + seed % 2
+    size, micro_batches = alone.round_size, devices * factor * alone.micro_batches
+    plan = Plan(alone.stages, devices, micro_batches, size, devices * factor)
+    validate(plan, len(costs))
+    single = Plan(alone.stages, 1, factor * alone.micro_batches, size)
+    whole, one = (simulate(dispatch(each, costs, lag=lag, iterations=4)) for each in (plan, single))
+    assert [whole.end_of(i) for i in range(4)] == [one.end_of(i) for i in range(4)]
+    assert {whole.busy(device) for device in range(devices)} == {one.busy(0)}
+
+
+def test_sums_come_back_only_in_later_rounds_of_their_group():
+    """One device and two groups of one round, then of two: each group has gradient accumulators of its own."""
+    costs = [LayerCost(0, 20, params=10, grads=20, sums=20)]
+    links = Links(up=1, down=1, boundary=1, chunk=100, latency=0)
+    for micro_batches, rounds in ((2, []), (4, [2, 3])):
+        program = dispatch(Plan.parse(f"FB0-0 | N=1 M={micro_batches} MR=1 R=2"), costs, links=links)
+        tasks = {(task.kind, task.round): index for index, task in enumerate(program.tasks)}
+        sums = [task for task in program.tasks if task.kind == "sums"]
+        assert [task.round for task in sums] == rounds
+        for task in sums:
+            of_grads = {program.tasks[index].round for index in task.after if program.tasks[index].kind == "grads"}
+            assert tasks["grads", task.round - 2] in task.after
+            assert of_grads <= {task.round - 2, task.round - 1}  # those before free the place of the accumulators
+        assert simulate(program).end_of(0) > 0

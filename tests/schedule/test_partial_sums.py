@@ -14,10 +14,10 @@ from rptrain.schedule.partition import partition
 from rptrain.schedule.picture import svg, text
 from rptrain.schedule.plan import Plan
 from rptrain.schedule.simulate import Hold, simulate
-from tests.schedule.test_dispatch import LINKS, Times, random_case
+from tests.schedule.test_dispatch import LINKS, SEEDS, Times, random_case
 
 
-@pytest.mark.parametrize("seed", range(40))
+@SEEDS
 def test_they_come_after_their_way_down_and_before_their_stage(seed):
     plan, costs, lag = random_case(seed, params=17)
     timeline = simulate(dispatch(plan, costs, links=LINKS, lag=lag, iterations=3))
@@ -26,12 +26,12 @@ def test_they_come_after_their_way_down_and_before_their_stage(seed):
         if not slot.stage.backward:
             continue
         for layer in slot.stage.layers:
-            if slot.round == 0:
-                assert (iteration, 0, layer) not in times.sums
+            if slot.turn == 0:
+                assert (iteration, slot.round, layer) not in times.sums
                 continue
             start, end = times.sums[iteration, slot.round, layer]
-            assert end - start == costs[layer].sums / LINKS.up
-            assert start >= max(end for _, end in times.grads[iteration, slot.round - 1, layer])
+            assert end - start == pytest.approx(costs[layer].sums / LINKS.up)
+            assert start >= max(end for _, end in times.grads[iteration, slot.round - plan.replicas, layer])
             assert end <= computed[0][0]
 
 
