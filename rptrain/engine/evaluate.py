@@ -42,7 +42,7 @@ class Evaluator:
         self.where: str | None = None
 
     def run(self, evaluation: Evaluation, slot: Tensor, read: Event | None) -> None:
-        """Computes the losses of every N-th micro-batch of a round; a layer is uploaded once per round.
+        """Computes the losses of every N-th micro-batch of a round of all groups; a layer is uploaded once for them.
 
         `slot`: a buffer for parameters, free after `read`. Between layers, activations stay in the host buffers of
         boundary 0, which are not in use between iterations.
@@ -51,9 +51,10 @@ class Evaluator:
         plan, spec, units = context.plan, context.store.spec, context.store.units
         table = units[0].views[units[0].current]["embed"]
         self._inputs.upload(iteration, device.activation_upload)
-        for first in range(0, plan.micro_batches, plan.round_size):
-            # every N-th of a round, so that no two devices share host buffers
-            mine = range(first + self._index, first + plan.round_size, plan.devices)
+        at_once = plan.round_size * plan.replicas
+        for first in range(0, plan.micro_batches, at_once):
+            # every N-th of these, so that no two devices share host buffers
+            mine = range(first + self._index, first + at_once, plan.devices)
             hidden = {m: context.buffers.locate(Access(0, 0), 0, m)[0] for m in mine}
             sent: dict[int, Event] = {}
             if self._staging is not None:
@@ -82,7 +83,7 @@ class Evaluator:
                 read.synchronize()  # rounds share the buffers, and the driver's queues fill
         download = device.activation_download
         download.wait(device.compute.record())
-        for m in (m for m in range(plan.micro_batches) if m % plan.round_size % plan.devices == self._index):
+        for m in (m for m in range(plan.micro_batches) if m % at_once % plan.devices == self._index):
             target, source = iteration.losses[m], self._losses[m]
             download.run("", lambda t=target, s=source: t.copy_(s, non_blocking=True))
         download.record().synchronize()

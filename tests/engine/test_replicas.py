@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from collections import defaultdict
 from dataclasses import replace
 from itertools import cycle
 
@@ -221,6 +222,24 @@ def test_an_evaluation_has_the_same_bits_with_and_without_replicas():
             engine.step(1e-3)
             found.add((*losses, engine.evaluate(other) != losses[0]))
     assert len(found) == 1 and found.pop()[2]
+
+
+def test_each_device_evaluates_micro_batches():
+    """One of each round of a single micro-batch, in two turns."""
+    (batch,), found, lock = plain.make_batches(1, micro_batches=8), defaultdict(set), threading.Lock()
+
+    def probe(where):
+        if where.startswith("evaluation, layer") and not where.endswith(("input", "output")):
+            with lock:
+                found[threading.current_thread().name.split()[0]].add(where.split()[-1])
+
+    plan = f"{PLANS[0]} | N=4 M=8 MR=1 R=4"
+    with (
+        runs.make_store(TIED, torch.bfloat16, asynchronous=True, wide_grad=True, replicas=4) as store,
+        runs.engine_of(store, plan, tokens=batch.sequences * batch.length, probe=probe) as engine,
+    ):
+        engine.evaluate(batch)
+    assert found == {f"cpu:{device}": {str(device), str(device + 4)} for device in range(4)}
 
 
 @UPDATES
