@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from rptrain.engine import store
 from rptrain.engine.engine import Engine
+from rptrain.engine.transfer.staging import BUFFERS
 from rptrain.planner import disk
 from rptrain.runs import events
 from rptrain.utils.errors import UserError
@@ -77,8 +78,8 @@ def test_the_process_holds_less_by_what_is_mapped(folder, monkeypatch):
     (planned, before), (mapped, after) = found["memory"], found["map"]
     pages = -(-LAYER // 4096) * 4096
     assert planned["frozen weights"] - mapped["frozen weights"] == 60 * pages + 4096  # and the last norm
-    assert mapped["buffers of file-backed weights"] == 16 * pages
-    assert before - after == (60 - 16) * pages + 4096
+    assert mapped["buffers of file-backed weights"] == BUFFERS * pages
+    assert before - after == (60 - BUFFERS) * pages + 4096
 
 
 def test_numbers_that_are_none_end_it_before_training(folder):
