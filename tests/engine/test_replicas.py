@@ -210,7 +210,7 @@ def test_other_plans_and_workers_between_steps_continue_to_the_bit(asynchronous,
 def test_an_evaluation_has_the_same_bits_with_and_without_replicas():
     batch, other = plain.make_batches(2)
     found = set()
-    for ends in ("N=1 M=4 MR=4", "N=2 M=4 MR=2 R=2", "N=1 M=4 MR=1 R=2", "N=4 M=4 MR=1 R=2"):
+    for ends in ("N=1 M=4 MR=4", "N=2 M=4 MR=1", "N=2 M=4 MR=2 R=2", "N=1 M=4 MR=1 R=2", "N=4 M=4 MR=1 R=2"):
         plan = Plan.parse(f"{PLANS[0]} | {ends}")
         kind = {"wide_grad": plan.rounds > 1, "replicas": plan.replicas}
         with (
