@@ -75,6 +75,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("[train]\nglobal_batch_size = 3\nmicro_batch_size = 2", "c.toml:7: `train.global_batch_size`: 3 is no"),
         ("[train]\nmicro_batch_size = 3", "c.toml:6: `train.global_batch_size`: 16 is not a multiple"),
         ("[engine]\nround_size = 3", "c.toml:7: `engine.round_size`: 3 does not divide the 16 micro-batches"),
+        ("[engine]\nreplicas = 3", "c.toml:7: `engine.replicas`: 3 does not divide the 16 micro-batches of a step"),
+        (
+            "[engine]\nround_size = 8\nreplicas = 4",
+            "c.toml:8: `engine.replicas`: 4 does not divide the 2 rounds of a step",
+        ),
         ("[engine]\nvram_limit = '24x'", 'c.toml:7: `engine.vram_limit` must be a size such as "24GiB"'),
         ("[engine]\nvram_limit = 0", "c.toml:7: `engine.vram_limit` must be greater than 0, not 0"),
         ("[engine]\ndevices = 'gpu'", 'c.toml:7: `engine.devices` must be "auto"'),

@@ -68,6 +68,34 @@ def test_a_round_size_that_is_given_is_kept(folder):
         search_auto(config_of(folder, "train.micro_batch_size=auto", "engine.round_size=5"), 2, planner({}))
 
 
+def replicas_planner(periods, asked):
+    """Plans whose period follows from the number of replicas; a number that is not listed does not fit."""
+
+    def plan(config):
+        asked.append((config.replicas, config.round_size))
+        if config.replicas not in periods:
+            raise UserError("it does not fit")
+        return SimpleNamespace(estimate=SimpleNamespace(period=periods[config.replicas]))
+
+    return plan
+
+
+def test_the_quickest_replicas_are_taken(folder):
+    config = config_of(folder, "train.micro_batch_size=4", "engine.replicas=auto")
+    assert is_automatic(config)
+    asked = []
+    best = search_auto(config, 4, replicas_planner({1: 3.0, 2: 2.0, 4: 2.5}, asked))
+    assert best.engine.replicas == 2 and best.engine.round_size is None and best.round_size == 8
+    assert asked == [(1, 16), (2, 8), (4, 4)]  # the divisors of the number of devices
+    alike = replicas_planner({1: 1.0, 2: 1.0, 4: 0.999}, [])
+    assert search_auto(config, 4, alike).replicas == 1
+    lora = config_of(folder, "train.micro_batch_size=4", "engine.replicas=auto", "train.method=lora")
+    assert search_auto(lora, 4, alike).replicas == 4
+    given = config_of(folder, "train.micro_batch_size=auto", "engine.replicas=3")
+    with pytest.raises(UserError, match=r"engine.replicas = 3 does not divide any number of micro-batches that 64"):
+        search_auto(given, 3, alike)
+
+
 def test_where_nothing_fits_the_smallest_says_why(folder):
     with pytest.raises(UserError, match=r"\(1, 64\) does not fit"):
         search_auto(config_of(folder, "train.micro_batch_size=auto"), 2, planner({}))
@@ -96,7 +124,7 @@ def test_a_run_records_the_numbers_and_goes_on_with_them(folder, monkeypatch):
     assert resolve(again.config_path).config.train.max_steps == 3
 
 
-@pytest.mark.parametrize("key", ["train.micro_batch_size", "engine.round_size"])
+@pytest.mark.parametrize("key", ["train.micro_batch_size", "engine.round_size", "engine.replicas"])
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "automatic", "[1]"])
 def test_what_is_neither_a_number_nor_auto_is_said_once(folder, key, value):
     with pytest.raises(UserError) as caught:

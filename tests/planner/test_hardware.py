@@ -16,6 +16,7 @@ from rptrain.planner.model import for_hardware
 from rptrain.schedule.machine import CARDS, CPU, Machine, Rates, card_named
 from rptrain.utils.errors import UserError
 from tests.engine import plain
+from tests.run_tools import write_config
 
 GIB = 1 << 30
 CARD = CARDS["rtx4090"]
@@ -72,6 +73,19 @@ def test_fewer_devices_and_other_limits():
     assert {gpu.limit for gpu in raised.gpus} == {23 * GIB} and raised.host == 800 * GIB
     unknown = replace(found, host=None, host_most=None)
     assert unknown.limited(Engine(host_limit=GIB)).host == GIB
+
+
+def test_devices_that_replicas_use(tmp_path):
+    def used(devices, *overrides):
+        config = write_config(tmp_path, "train.micro_batch_size=16", *overrides).config  # four micro-batches per step
+        return planned(CARD, devices, None, Engine()).used(config).devices
+
+    assert [used(devices) for devices in (1, 3, 4, 8)] == [1, 3, 4, 4]
+    assert [used(devices, "engine.replicas=2") for devices in (1, 2, 4, 8)] == [1, 2, 4, 4]
+    assert used(8, "engine.replicas=2", "engine.round_size=1") == 2  # a group has a micro-batch at a time
+    assert used(3, "engine.replicas=4") == 3
+    with pytest.raises(UserError, match=r"replicas = 2 does not divide 3 GPUs: use 2 GPUs .*, or 1 or 3 replicas"):
+        used(3, "engine.replicas=2")
 
 
 @pytest.fixture

@@ -273,6 +273,18 @@ def test_rounds_on_any_number_of_devices(folder, staged):
     assert tools.steps(runs[0]) == tools.steps(runs[1])
 
 
+def test_replicas_on_any_number_of_devices(folder, trainers, undisturbed, staged):
+    """Killed on two devices and resumed on one, with "auto": the run keeps its number of replicas."""
+    kind = ("engine.replicas=2", "optim.max_grad_norm=0.5")
+    expected = undisturbed(*kind)
+    assert expected.state != undisturbed("optim.max_grad_norm=0.5").state
+    check_same(tools.train_here(folder, *kind, "engine.devices=cpu:1"), expected)
+    assert trainers.train(folder, *kind, *EVERY_TWO, "engine.devices=cpu:2", event=3) == -signal.SIGKILL
+    run = tools.train_here(folder, "engine.replicas=auto", kind[1], *EVERY_TWO, "engine.devices=cpu:1")
+    assert tools.events(run, events.Resumed) and run.config().replicas == 2
+    check_same(run, expected)
+
+
 def test_another_order_and_other_weights_with_another_seed(folder, undisturbed):
     """The comparisons above can fail."""
     assert tools.state(tools.train_here(folder, "train.seed=1")) != undisturbed().state
