@@ -222,7 +222,7 @@ class Engine(Section):
     round_size: Count | Literal["auto"] | None = None
     """micro-batches per round; fewer need less host memory; "auto": the fastest; unset: all that a replica has"""
     replicas: Count | Literal["auto"] = 1
-    """divide GPUs into N groups that each compute a part of every step; faster for small models; "auto": the fastest"""
+    """groups of GPUs that each compute a part of every step; more are faster for small models; "auto": the fastest"""
     optimizer_threads: PositiveInt | None = None
     """CPU threads of the optimizer; unset: four fifths of the cores of each NUMA node, at most 16 per node"""
     fp16_accumulation: bool = False

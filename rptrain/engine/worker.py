@@ -41,7 +41,7 @@ class _SlotRun:
     slot: Slot
     io: StageIO
     parity: int  # the end of the parameters' buffer: 0 or 1
-    end: int  # the end of the accumulators' buffer: 0 or 1
+    end: int  # the end of the accumulators' buffer: 0 or 1; 0 in a forward stage
     params: list[Bound]  # by layer of the stage
     sums: list[dict[str, Tensor]]  # gradient accumulators by layer; none in a forward stage
     upload: Upload  # of the parameters
@@ -199,7 +199,7 @@ class Worker:
         device, stage, layout = self._device, slot.stage, self._grad_layouts[slot.stage_index]
         if upload.is_blocked():
             self._flush()
-        end = self._backward % 2
+        end = self._backward % 2 if stage.backward else 0
         params = self._layouts[slot.stage_index]
         run = _SlotRun(
             iteration,
@@ -404,11 +404,11 @@ class Worker:
 
     def _end_sums(self, iteration: Iteration, slot: Slot, layout: GradLayout, end: int) -> None:
         """Begins the download of the accumulators. The next backward stage has its own at the other end."""
+        self._backward += 1
         if not layout.size:  # all of its weights are frozen
             return
         self._flush()
         self._summed.append(_Summed(*self._sums.range(end, layout.size)))
-        self._backward += 1
         sums = self._sums.part(end, layout.size)
         self._device.grad_download.wait(self._device.compute.record())
         self._download = Download(self._context, self._device, layout, iteration.number, slot, sums, self._rounded)

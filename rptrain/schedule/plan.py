@@ -143,7 +143,8 @@ class Plan:
         while (state := (self.slots(number)[0].device, *(turn % 2 for turn in (*turns, *backward)))) not in states:
             states.add(state)
             for slot in self.slots(number):
-                place = (slot.device, slot.stage_index, turns[slot.device] % 2, backward[slot.device] % 2)
+                end = backward[slot.device] % 2 if slot.stage.backward else 0
+                place = (slot.device, slot.stage_index, turns[slot.device] % 2, end)
                 turns[slot.device] += 1
                 backward[slot.device] += slot.stage.backward
                 if place not in met:

@@ -175,5 +175,6 @@ def _plan(config: Config, spec: ModelSpec, hardware: Hardware) -> tuple[RunPlan,
 def _warn_of_idle_devices(config: Config, devices: int) -> None:
     busy = config.round_size * config.replicas
     if busy < devices and config.engine.devices != "auto":
-        size = config.round_size
-        log.warning("%d micro-batches per round keep only %d of %d devices busy: using %d", size, busy, devices, busy)
+        each = " in each replica" if config.replicas > 1 else ""
+        text = "%d micro-batches per round%s keep only %d of %d devices busy: using %d"
+        log.warning(text, config.round_size, each, busy, devices, busy)

@@ -128,14 +128,14 @@ class GradLayout(_Layout):
         super().__init__([(unit, spec.units[unit].numel) for unit in spec.trained(stage_units(spec, stage))])
         self._spec, self._stage = spec, stage
 
-    def bind(self, slot: Tensor) -> list[dict[str, Tensor]]:
-        """For each layer of the stage, its gradients as views of a slot."""
+    def bind(self, sums: Tensor) -> list[dict[str, Tensor]]:
+        """For each layer of the stage, its gradients as views of the accumulators."""
         return [
             {
                 name: view
                 for unit in layer.units
                 if unit in self.offsets
-                for name, view in self._spec.units[unit].views(self.of(unit, slot)).items()
+                for name, view in self._spec.units[unit].views(self.of(unit, sums)).items()
             }
             for layer in self._spec.stack[self._stage.start : self._stage.stop]
         ]
