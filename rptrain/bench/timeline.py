@@ -130,7 +130,7 @@ def _name(span: Span) -> str:
 def _computations(span: Span) -> Iterator[Computation]:
     """The computations of a span. The first waits for all inputs, and a later one only for its layer's parameters."""
     stage = span.slot.stage
-    sums_come = stage.backward and span.slot.round > 0 and span.micro_batch == span.slot.micro_batches.start
+    sums_come = stage.backward and span.slot.turn > 0 and span.micro_batch == span.slot.micro_batches.start
     rest: Cause = "gradients" if span.work == "zeroing" or sums_come else "other"
     inputs = tuple(Input(copy.issued, copy.began(), copy.arrived()) for copy in span.copies)
     freed = max((stamp() for stamp in span.freed), default=None)

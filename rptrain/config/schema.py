@@ -222,7 +222,7 @@ class Engine(Section):
     round_size: Count | Literal["auto"] | None = None
     """micro-batches per round; fewer need less host memory; "auto": the fastest; unset: all that a replica has"""
     replicas: Count | Literal["auto"] = 1
-    """groups of GPUs that each compute a part of every step; more are faster for small models; "auto": the fastest"""
+    """groups of GPUs that share a step; "auto": the fastest; speeds up small models, costs host memory"""
     optimizer_threads: PositiveInt | None = None
     """CPU threads of the optimizer; unset: four fifths of the cores of each NUMA node, at most 16 per node"""
     fp16_accumulation: bool = False
@@ -295,8 +295,12 @@ class Config(Section):
             return self
         count = self.train.micro_batches
         if count % (replicas * (size or 1)):
-            of = f"{count // size} rounds" if size else f"{count} micro-batches"
-            raise _mistake("engine.replicas", f"{replicas} does not divide the {of} of a step")
+            of = (
+                f"{count} micro-batches of a step"
+                if size is None
+                else f"rounds of a step: {count // size}, by engine.round_size"
+            )
+            raise _mistake("engine.replicas", f"{replicas} does not divide the {of}")
         return self
 
     @model_validator(mode="after")

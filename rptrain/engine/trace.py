@@ -15,7 +15,7 @@ from rptrain.engine.board import HISTORY, Board
 from rptrain.engine.meter import Stamp
 from rptrain.schedule.plan import Slot
 
-Work = int | Literal["zeroing"]  # the number of a micro-batch, or an operation on gradient accumulators
+Work = int | Literal["zeroing"]  # the number of a micro-batch, or the zeroing of gradient accumulators
 KEPT = 4  # submissions that are kept, more than there are iterations in progress
 
 
@@ -65,7 +65,7 @@ class ComputeInterval:
 
 @dataclass
 class Span:
-    """A unit of work of a slot: a micro-batch or, in a backward stage, an operation on gradient accumulators.
+    """A unit of work of a slot: a micro-batch or, in a backward stage, the zeroing of gradient accumulators.
 
     A micro-batch has a piece per layer if the stage's parameters were still being uploaded, otherwise one piece.
     """

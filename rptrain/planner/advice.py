@@ -119,6 +119,8 @@ class _Adviser:
             if config is None:
                 continue
             hardware = self._hardware.limited(config.engine)
+            if not hardware.divisible(config):
+                continue
             if least_memory(config, self._spec, hardware).fits:  # otherwise there is no need to search for a plan
                 memory = plan_run(config, self._spec, hardware)[1]
                 if memory.fits:

@@ -54,7 +54,8 @@ def resolve_auto(
     try:
         return search_auto(config, hardware.devices, plan)
     except UserError:
-        return min(_choices(config, hardware.devices), key=missing)
+        choices = _choices(config, hardware.devices)
+        return min(filter(hardware.divisible, choices), key=missing, default=choices[0])
 
 
 def search_auto(config: Config, devices: int, plan: Callable[[Config], RunPlan]) -> Config:
@@ -123,9 +124,10 @@ def _choices(config: Config, devices: int) -> list[Config]:
         for rounds in ROUNDS if size == "auto" else (1,):
             for n in divisors(total) if rows == "auto" else [rows]:
                 count = total // n
-                chosen = size if size != "auto" else None if rounds == 1 else count // (n_groups * rounds)
-                if _divides(count, chosen, n_groups, rounds):
-                    choices.append((n, chosen, n_groups))
+                if size == "auto" and count % (n_groups * rounds) == 0:
+                    choices.append((n, None if rounds == 1 else count // (n_groups * rounds), n_groups))
+                elif size != "auto" and count % (n_groups * (size or 1)) == 0:
+                    choices.append((n, size, n_groups))
     if not choices:
         keys = {"engine.round_size": size, "engine.replicas": replicas}
         given = " and ".join(f"{key} = {value}" for key, value in keys.items() if value not in ("auto", None, 1))
@@ -138,8 +140,3 @@ def _choices(config: Config, devices: int) -> list[Config]:
 
     choices.sort(key=order)
     return [_with(config, *choice) for choice in choices]
-
-
-def _divides(count: int, size: int | None, replicas: int, rounds: int) -> bool:
-    """Whether `count` micro-batches make whole rounds of `size`, the same number in each group of replicas."""
-    return count % (replicas * (size or rounds)) == 0

@@ -263,6 +263,7 @@ def _setting(spec: ModelShape, machine: Machine, workload: Workload, measured: M
         workload.round_size,
         int(workload.asynchronous),
         Links(up, down, boundary),
+        ceil(replicas / machine.devices),
     )
 
 

@@ -88,23 +88,28 @@ class Hardware:
         count = min(count, self.devices)
         return replace(self, machine=replace(self.machine, devices=count), gpus=self.gpus[:count])
 
+    def divisible(self, config: Config) -> bool:
+        """Whether the devices that a config without "auto" keeps busy can be divided into its groups."""
+        devices = min(config.round_size * config.replicas, self.devices)
+        return devices < config.replicas or devices % config.replicas == 0
+
     def used(self, config: Config) -> "Hardware":
         """The devices that a config without "auto" keeps busy: at most one per micro-batch of a round, in each group.
 
         Raises UserError if they cannot be divided into groups.
         """
-        replicas, size = config.replicas, config.round_size
-        used = self.first(size * replicas)
-        if used.devices > replicas and used.devices % replicas:
-            kind = "GPUs" if self.gpus else "CPU workers"
-            groups = [n for n in range(1, used.devices + 1) if used.devices % n == 0]
-            nearest = sorted(groups, key=lambda n: abs(n - replicas))[:2]
-            fewer = used.devices // replicas * replicas
-            raise UserError(
-                f"engine.replicas = {replicas} does not divide {used.devices} {kind}: use {fewer} {kind} "
-                f"(engine.devices), or {' or '.join(map(str, sorted(nearest)))} replicas"
-            )
-        return used
+        replicas, used = config.replicas, self.first(config.round_size * config.replicas)
+        if self.divisible(config):
+            return used
+        kind = "GPUs" if self.gpus else "CPU workers"
+        rounds = config.train.micro_batches // (config.engine.round_size or 1)  # as many as there can be
+        groups = [n for n in range(1, used.devices + 1) if used.devices % n == rounds % n == 0]
+        nearest = sorted(sorted(groups, key=lambda n: abs(n - replicas))[:2])
+        raise UserError(
+            f"engine.replicas = {replicas} does not divide {used.devices} {kind}: use "
+            f"{used.devices // replicas * replicas} {kind} (engine.devices), or set engine.replicas to "
+            f"{' or '.join(map(str, nearest))}"
+        )
 
     def limited(self, engine: Engine) -> "Hardware":
         """The hardware with the limits of another config, as far as that much memory exists."""

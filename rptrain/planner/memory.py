@@ -199,7 +199,7 @@ def state_parts(spec: ModelShape, workload: Workload) -> list[MemoryPart]:
         "frozen": f"frozen weights, matrices in {' and '.join(formats)}" if formats else "frozen weights",
         "params": "weights" if wired else f"weights{twice}",
         "wire": f"weights in FP8 for the devices{twice}",
-        "grad": "gradients, summed over rounds" if workload.wide_grad else "gradients",
+        "grad": _gradients(workload),
         "remainder": "rest of the float32 weights",
         "masters": "float32 weights",
     }
@@ -208,6 +208,12 @@ def state_parts(spec: ModelShape, workload: Workload) -> list[MemoryPart]:
         name = names.get(buffer, "optimizer state")
         sizes[name] = sizes.get(name, 0) + size
     return [MemoryPart(name, size) for name, size in sizes.items() if size or name != names["frozen"]]
+
+
+def _gradients(workload: Workload) -> str:
+    if workload.replicas > 1:
+        return f"gradients of {workload.replicas} replicas"
+    return "gradients, summed over rounds" if workload.wide_grad else "gradients"
 
 
 def _staging(spec: ModelShape, workload: Workload, hardware: Hardware) -> list[MemoryPart]:

@@ -107,7 +107,7 @@ class _Builder:
         lane.append(run)
 
     def _params(self, iteration: int, slot: Slot, lane: list[_Run]) -> list[int]:
-        """Uploads of parameters, in pieces, into the slot that the device's last but one stage has freed."""
+        """Uploads of parameters, in pieces, into the end of the buffer that the last but one stage has freed."""
         if self.links is None:
             return []
         free = (lane[-2].compute[-1],) if len(lane) > 1 else ()
@@ -173,7 +173,8 @@ class _Builder:
         self.holds.append(Hold(slot.device, self._sum(slot, "prepared"), run.compute[0], last))
         if not slot.stage.backward:
             return
-        self.summed[slot.device].append(run)
+        if self.sums(slot.stage):
+            self.summed[slot.device].append(run)
         if self.links is None:
             run.grads = [last]
             self.holds.append(Hold(slot.device, self.sums(slot.stage), (run.sums or run.compute)[0], last))
@@ -202,7 +203,7 @@ class _Builder:
     def _accumulators(self, slot: Slot) -> list[int]:
         """The downloads that free the accumulators of a backward slot; stages use both ends of a buffer in turn."""
         before = self.summed[slot.device]
-        if not slot.stage.backward or self.links is None:
+        if not self.sums(slot.stage) or self.links is None:
             return []
         overlap = before[-1:] if before and self.sums(before[-1].slot.stage) + self.sums(slot.stage) > self.room else []
         return [task for run in (*before[-2:-1], *overlap) for task in run.grads]

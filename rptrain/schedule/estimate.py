@@ -21,6 +21,7 @@ class Setting:
     round_size: int
     lag: int
     links: Links | None = None  # None: transfers take no time
+    groups: int = 1  # groups of replicas that a device computes in turn; each has partial sums of its own
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ def estimate(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setti
     warm_up, measured = (0, 1) if setting.lag == 0 else (2 * n, 2 * n)
     # When a device is free, and when its last gradients, and those before them, were downloaded.
     free, gone, freed = [0.0] * n, [0.0] * n, [0.0] * n
-    left = [0.0] * len(stages)  # when a stage's gradients were downloaded in the previous round
+    # When a stage's gradients were downloaded in the group's previous round.
+    left = [[0.0] * len(stages) for _ in range(setting.groups)]
     device, end = 0, 0.0
     ends: list[float] = []
     # When the update before a step (sync), or before the previous step (async), began; step 0 has none.
@@ -67,14 +69,15 @@ def estimate(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setti
     for iteration in range(warm_up + measured):
         version = optimizer[iteration] if setting.lag == 0 or iteration > 1 else -inf
         for r in range(rounds):
+            of_group, later = left[r % setting.groups], r >= setting.groups
             first = end = 0.0
             for s, (time, span, hop, update, moved) in per_round:  # comparisons: max() takes most of the search's time
                 start = free[device]
                 if moved is not None:
                     if freed[device] > start:
                         start = freed[device]
-                    if r:
-                        start = max(start, left[s]) + moved.sums
+                    if later:
+                        start = max(start, of_group[s]) + moved.sums
                 if first + hop > start:
                     start = first + hop
                 if version + update > start:
@@ -86,7 +89,7 @@ def estimate(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setti
                 if moved is not None:
                     freed[device] = gone[device]
                     read = optimizer[iteration + 1] + moved.read if iteration else 0.0
-                    left[s] = gone[device] = max(max(end, gone[device]) + moved.down, read + moved.last)
+                    of_group[s] = gone[device] = max(max(end, gone[device]) + moved.down, read + moved.last)
                 free[device] = end
                 device = device + 1 if device + 1 < n else 0
         ends.append(max(*free, *gone) if setting.lag == 0 else end)
@@ -106,7 +109,7 @@ class _Gradients:
 
 
 def _gradients(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setting) -> Sequence[_Gradients | None]:
-    """The times of each stage; None for forward stages, and if transfers take no time."""
+    """The times of each stage; None for stages without trained weights in backward, and if transfers take no time."""
     links = setting.links
     if links is None:
         return [None] * len(stages)
@@ -118,7 +121,7 @@ def _gradients(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Set
             sum(costs[i].sums for i in stage.layers) / links.up,
             read[stage.start],
         )
-        if stage.backward
+        if stage.backward and any(costs[i].grads or costs[i].sums for i in stage.layers)
         else None
         for stage in stages
     ]

@@ -133,8 +133,10 @@ class Plan:
 
     @property
     def warm_up(self) -> int:
-        """The number of iterations until every device has computed each of its stages with parameters, and gradients,
-        at both ends of their buffers, and one more. Every graph has been captured by then.
+        """The number of iterations after which graphs are captured, and one more.
+
+        Until then, every device has computed each of its stages with parameters, and gradients, at both ends of their
+        buffers. Rounds of one or two micro-batches may take an iteration longer.
         """
         turns, backward = [0] * self.devices, [0] * self.devices
         met: set[tuple[int, int, int, int]] = set()  # device, stage, end of parameters, of gradients

@@ -78,7 +78,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("[engine]\nreplicas = 3", "c.toml:7: `engine.replicas`: 3 does not divide the 16 micro-batches of a step"),
         (
             "[engine]\nround_size = 8\nreplicas = 4",
-            "c.toml:8: `engine.replicas`: 4 does not divide the 2 rounds of a step",
+            "c.toml:8: `engine.replicas`: 4 does not divide the rounds of a step: 2, by engine.round_size",
         ),
         ("[engine]\nvram_limit = '24x'", 'c.toml:7: `engine.vram_limit` must be a size such as "24GiB"'),
         ("[engine]\nvram_limit = 0", "c.toml:7: `engine.vram_limit` must be greater than 0, not 0"),

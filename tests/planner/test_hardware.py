@@ -84,7 +84,7 @@ def test_devices_that_replicas_use(tmp_path):
     assert [used(devices, "engine.replicas=2") for devices in (1, 2, 4, 8)] == [1, 2, 4, 4]
     assert used(8, "engine.replicas=2", "engine.round_size=1") == 2  # a group has a micro-batch at a time
     assert used(3, "engine.replicas=4") == 3
-    with pytest.raises(UserError, match=r"replicas = 2 does not divide 3 GPUs: use 2 GPUs .*, or 1 or 3 replicas"):
+    with pytest.raises(UserError, match=r"replicas = 2 does not divide 3 GPUs: use 2 GPUs .*set engine.replicas to 1"):
         used(3, "engine.replicas=2")
 
 

@@ -17,8 +17,9 @@ def update_bytes(dtype: torch.dtype, moments: Moments, *, wide_grad: bool = Fals
     written. A `wide_grad` is a partial sum in the type of `accumulate_dtype`. `codes` is the fraction of the parameters
     that are then read again and written as FP8 codes of 1 byte.
 
-    Async and sync updates read and write the same amount. Two things are left out: in async the caches may also read
-    the lines of the generation that is overwritten, and the norm of a gradient is computed as it arrives, in backward.
+    Async and sync updates read and write the same amount. Left out: in async the caches may also read the lines of
+    the generation that is overwritten; the norm, and with replicas the sum, of gradients is computed as they arrive, in
+    backward.
     """
     wide = accumulate_dtype(dtype)
     grad = wide.itemsize if wide_grad else dtype.itemsize

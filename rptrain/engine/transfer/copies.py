@@ -162,6 +162,8 @@ class _Transfer(ABC):
 
     def issue(self, after: Event) -> None:
         """Issues late chunks and the next window, after `after`, up to the first chunk that is not ready."""
+        if not self._windows and not self._late:
+            return
         self._stream.wait(after)
         if self._windows:
             self._late.extend(self._windows.popleft())
