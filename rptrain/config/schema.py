@@ -294,13 +294,11 @@ class Config(Section):
         if replicas == "auto" or size == "auto" or self.train.micro_batch_size == "auto":
             return self
         count = self.train.micro_batches
-        if count % (replicas * (size or 1)):
-            of = (
-                f"{count} micro-batches of a step"
-                if size is None
-                else f"rounds of a step: {count // size}, by engine.round_size"
-            )
-            raise _mistake("engine.replicas", f"{replicas} does not divide the {of}")
+        if size is None and count % replicas:
+            raise _mistake("engine.replicas", f"{replicas} does not divide the {count} micro-batches of a step")
+        if size is not None and count % (replicas * size):
+            message = f"{replicas} does not divide the rounds of a step: {count // size}, by engine.round_size"
+            raise _mistake("engine.replicas", message)
         return self
 
     @model_validator(mode="after")

@@ -102,7 +102,8 @@ class Hardware:
         if self.divisible(config):
             return used
         kind = "GPUs" if self.gpus else "CPU workers"
-        rounds = config.train.micro_batches // (config.engine.round_size or 1)  # as many as there can be
+        size = 1 if config.engine.round_size is None else config.round_size
+        rounds = config.train.micro_batches // size  # as many as there can be
         groups = [n for n in range(1, used.devices + 1) if used.devices % n == rounds % n == 0]
         nearest = sorted(sorted(groups, key=lambda n: abs(n - replicas))[:2])
         raise UserError(
