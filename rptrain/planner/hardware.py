@@ -22,10 +22,11 @@ MARGIN = 256 << 20  # bytes of a GPU that stay unused without a limit: displays,
 PROGRAM = 384 << 20  # bytes of a training process without everything planned, for hypothetical machines
 FP8_CAPABILITY = (8, 9)  # the least with FP8 matrix units
 CONTEXT = 512 << 20  # bytes of a CUDA context on a hypothetical GPU
-# Growth of a process once it trains, measured with torch 2.13 on the CPU: modules that
-# `torch.use_deterministic_algorithms` imports. Stacks of threads and newly used code are less than the rounding of
-# buffers.
+# Growth of a process once it trains, measured with torch 2.13: for GPUs, the modules that
+# `torch.use_deterministic_algorithms` imports, beside which stacks of threads and newly used code are less than the
+# rounding of buffers; for CPU devices, which need no such setting, that code and those stacks.
 LATER = {"torch._inductor.config": 72 << 20, "triton": 66 << 20}
+LATER_CPU = 28 << 20
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def here(engine: Engine) -> Hardware:
     check_alike(engine.devices, names)
     gpus = gpu_memory(names, engine.vram_limit)
     limit, source = (engine.host_limit, "engine.host_limit") if engine.host_limit else (free, "free")
-    return Hardware(machine(names), gpus, limit, source, free, now + _growth(), here=True)
+    return Hardware(machine(names), gpus, limit, source, free, now + _growth(cuda=bool(gpus)), here=True)
 
 
 def check_fp8(devices: Iterable[str]) -> None:
@@ -178,8 +179,10 @@ def check_alike(text: str, devices: Sequence[str]) -> None:
         )
 
 
-def _growth() -> int:
+def _growth(*, cuda: bool) -> int:
     """Bytes that training adds to the program."""
+    if not cuda:
+        return LATER_CPU
     return sum(
         nbytes
         for module, nbytes in LATER.items()
