@@ -4,6 +4,7 @@ import json
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -120,18 +121,15 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """A run with the first plan; each is trained once."""
-    made: dict[tuple[str, ...], RunDir] = {}
 
     def outcome(*overrides: str) -> RunDir:
-        if overrides not in made:
-            folder = tmp_path_factory.mktemp("undisturbed")
-            tools.write_model(folder / "model")
-            with pytest.MonkeyPatch.context() as patch:
-                tools.plan_with(patch, ONE)
-                made[overrides] = tools.train_here(folder, *overrides, "engine.replan=false")
-        return made[overrides]
+        folder = tmp_path_factory.mktemp("undisturbed")
+        tools.write_model(folder / "model")
+        with pytest.MonkeyPatch.context() as patch:
+            tools.plan_with(patch, ONE)
+            return tools.train_here(folder, *overrides, "engine.replan=false")
 
-    return outcome
+    return cache(outcome)
 
 
 def check_same(run: RunDir, expected: RunDir) -> None:

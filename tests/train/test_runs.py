@@ -5,6 +5,7 @@ import signal
 import stat
 import time
 from collections.abc import Callable
+from functools import cache
 from itertools import groupby, pairwise, product
 from pathlib import Path
 from random import Random
@@ -37,17 +38,14 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """State and steps of a run that nothing happened to; each is trained once."""
-    made: dict[tuple[str, ...], SimpleNamespace] = {}
 
     def outcome(*overrides: str) -> SimpleNamespace:
-        if overrides not in made:
-            folder = tmp_path_factory.mktemp("undisturbed")
-            tools.write_model(folder / "model")
-            run = tools.train_here(folder, *overrides)
-            made[overrides] = SimpleNamespace(state=tools.state(run), steps=tools.steps(run))
-        return made[overrides]
+        folder = tmp_path_factory.mktemp("undisturbed")
+        tools.write_model(folder / "model")
+        run = tools.train_here(folder, *overrides)
+        return SimpleNamespace(state=tools.state(run), steps=tools.steps(run))
 
-    return outcome
+    return cache(outcome)
 
 
 @pytest.fixture
