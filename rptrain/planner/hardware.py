@@ -22,9 +22,9 @@ MARGIN = 256 << 20  # bytes of a GPU that stay unused without a limit: displays,
 PROGRAM = 384 << 20  # bytes of a training process without everything planned, for hypothetical machines
 FP8_CAPABILITY = (8, 9)  # the least with FP8 matrix units
 CONTEXT = 512 << 20  # bytes of a CUDA context on a hypothetical GPU
-# Growth of a process once it trains, measured with torch 2.13: for GPUs, the modules that
-# `torch.use_deterministic_algorithms` imports, beside which stacks of threads and newly used code are less than the
-# rounding of buffers; for CPU devices, which need no such setting, that code and those stacks.
+# Growth of a process once it trains, measured with torch 2.13 on the CPU. For GPUs: modules, of which
+# `torch.use_deterministic_algorithms` imports the compiler's; memory.CUDA includes the rest. CPU workers do not need
+# these modules: theirs is the size of thread stacks and of code that is first used.
 LATER = {"torch._inductor.config": 72 << 20, "triton": 66 << 20}
 LATER_CPU = 28 << 20
 
@@ -180,7 +180,7 @@ def check_alike(text: str, devices: Sequence[str]) -> None:
 
 
 def _growth(*, cuda: bool) -> int:
-    """Bytes that training adds to the program."""
+    """Bytes that training on GPUs, or on CPU workers, adds to the program."""
     if not cuda:
         return LATER_CPU
     return sum(

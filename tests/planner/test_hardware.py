@@ -31,6 +31,13 @@ def test_workers_on_the_cpu_have_the_hosts_memory():
     assert (limited.host, limited.host_source) == (5 * GIB, "engine.host_limit")
 
 
+def test_modules_that_only_gpus_need_are_not_counted_for_workers_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(hardware, "program_bytes", lambda: 3 * GIB)
+    monkeypatch.setattr(hardware, "LATER", {"this": 5, "sys": 7, "a_module_that_is_not_installed": 11})
+    assert here(Engine(devices="cpu:1")).program == 3 * GIB + hardware.LATER_CPU
+    assert hardware._growth(cuda=True) == 5
+
+
 def test_a_planned_machine_has_what_the_config_names():
     assert planned(CARD, None, None, Engine(devices="cuda:0,2,3")).devices == 3
     assert planned(CARD, None, None, Engine()).devices == 1
