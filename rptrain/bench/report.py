@@ -23,9 +23,8 @@ shares are fractions of 1.
                  counted; base_bytes: of upload_bytes, those of layers' frozen weights
     optimizer    seconds (of an update), parameters_per_second (that train), bytes_per_parameter (read and written),
                  bytes_per_second; null without an update
-    launches     share (at most: the host's launch time over the devices' computation), stages (stage, host: the
-                 median for a micro-batch, least, device: the median). A thread that is far ahead waits within its
-                 launches for room in the device's queue, so that the least counts, and is still too much
+    launches     share (the host's launch time over the devices' computation), stages (stage, host, device: medians for
+                 a micro-batch)
     floor        tokens_per_second (of all devices, each layer's forward recomputed), without_recompute, achieved (of
                  the first), copy (rate), layers (name, count, forward, backward, recomputed, operations: name,
                  forward, backward; for a micro-batch); null without --floor
@@ -118,8 +117,8 @@ class Report:
 
     @property
     def launch_share(self) -> float:
-        """An upper bound of launch time over computation time; every stage computes every micro-batch once per step."""
-        return sum(stage.least for stage in self.launches) / sum(stage.device for stage in self.launches)
+        """Launch time over computation time; every stage computes every micro-batch once per step."""
+        return sum(stage.host for stage in self.launches) / sum(stage.device for stage in self.launches)
 
     @property
     def floor_tokens_per_second(self) -> tuple[float, float]:

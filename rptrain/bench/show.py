@@ -93,10 +93,10 @@ def _transfers(values: dict[str, Any]) -> Iterator[str]:
 
 def _launches(values: dict[str, Any]) -> Iterator[str]:
     launches = values["launches"]
-    stage = max(launches["stages"], key=lambda of: of["least"] / of["device"])
+    stage = max(launches["stages"], key=lambda of: of["host"] / of["device"])
     yield (
-        f"at most {launches['share']:.1%} of the devices' computation time; the most for {stage['stage']}: "
-        f"{format_seconds(stage['least'])} of {format_seconds(stage['device'])} per micro-batch"
+        f"{launches['share']:.1%} of the devices' computation time; the most for {stage['stage']}: "
+        f"{format_seconds(stage['host'])} of {format_seconds(stage['device'])} per micro-batch"
     )
 
 

@@ -31,11 +31,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Launch:
-    """The seconds that a worker's thread took to issue a micro-batch, and the device to compute it.
-
-    A thread that is far ahead waits within its launches for room in the device's queue, so only the least of many
-    values is the time of launching.
-    """
+    """The seconds that a worker's thread took to issue a micro-batch, without waits, and the device to compute it."""
 
     stage: str
     host: float
@@ -99,11 +95,10 @@ def _transfers(readings: Iterable[Reading]) -> dict[str, list[Transfer]]:
 
 @dataclass(frozen=True)
 class StageLaunches:
-    """Launches of a stage for a micro-batch: median and least time of the host, and median time of the device."""
+    """Launches of a stage for a micro-batch: median times of the host and of the device."""
 
     stage: str
     host: float
-    least: float
     device: float
 
 
@@ -116,7 +111,6 @@ def by_stage(launches: Iterable[Launch]) -> list[StageLaunches]:
         StageLaunches(
             stage,
             median(launch.host for launch in of),
-            min(launch.host for launch in of),
             median(launch.device for launch in of),
         )
         for stage, of in found.items()
@@ -153,7 +147,7 @@ def _computations(span: Span) -> Iterator[Computation]:
 def _launch(span: Span, host: Host) -> Launch:
     return Launch(
         str(span.slot.stage),
-        span.issued - span.begun - host.blocked_for(span.begun, span.issued),
+        span.issued - span.begun - span.waited - host.blocked_for(span.begun, span.issued),
         sum(piece.end() - piece.start() for piece in span.pieces),
     )
 

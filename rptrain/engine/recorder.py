@@ -32,7 +32,7 @@ REASONS = {  # what a device's thread waits for, by the first word of the board'
 
 @dataclass(frozen=True)
 class Pass:
-    """A micro-batch that was issued to a device, in the pieces that are computed without a wait in between."""
+    """A micro-batch that was issued to a device, in pieces that are computed without a wait inside."""
 
     iteration: int  # counts from 0 since the engine was opened
     slot: Slot
@@ -179,6 +179,14 @@ class DeviceRecorder:
         self._in_progress[-1].pieces.append((start, end))
         if self._span is not None:
             self._span.compute(ComputeInterval(launched, start, end, parameters))
+
+    @contextmanager
+    def waiting_for_room(self) -> Iterator[None]:
+        """Around a wait of the thread until its device has computed some of what was issued."""
+        start = time.perf_counter()
+        yield
+        if self._span is not None:
+            self._span.waited += time.perf_counter() - start
 
     @contextmanager
     def computing_gradients(self, stream: Stream, iteration: int, slot: Slot) -> Iterator[None]:

@@ -11,12 +11,14 @@ from rptrain.kernels.batch import MicroBatch
 from rptrain.models.spec import Grads, ModelSpec, Params
 from rptrain.schedule.plan import Stage
 
+PIECE_STEPS = 8  # of a pass that are issued together
+
 
 class StagePass:
-    """Computes a stage in the compute stream: call `step(i)` once for each layer of the stage, in order.
+    """Computes a stage in the compute stream: call `run` with each of `pieces`, in order.
 
-    Step i is the first to read the parameters of the stage's i-th layer. The last step of a backward stage computes
-    the backward pass of all layers.
+    A step is a pass over one layer. The first steps go forward through the stage's layers, in order; step i is the
+    first to read the parameters of the i-th layer. In a backward stage, the other steps go back through the layers.
     """
 
     def __init__(
@@ -41,25 +43,45 @@ class StagePass:
         self._h, self._dy = x, dy
         self._saved: list[Any] = []
 
-    def run(self, scale: float, loss: Tensor) -> None:
-        """Runs all steps."""
-        for i in range(len(self._stage.layers)):
-            self.step(i, scale, loss)
+    def pieces(self, *, by_layer: bool = False) -> list[range]:
+        """The steps in pieces of about the same length; `by_layer`: those that go forward one at a time."""
+        forward = len(self._stage.layers) if by_layer else 0
+        return [range(i, i + 1) for i in range(forward)] + _split(range(forward, self._steps))
 
-    def step(self, i: int, scale: float, loss: Tensor) -> None:
-        """Runs one step. The loss is multiplied by `scale` for its gradients; a fused stage writes it to `loss`."""
+    def layers(self, steps: range) -> range:
+        """The layers, by their place in the stage, whose parameters these steps are the first to read."""
+        return steps[: max(len(self._stage.layers) - steps.start, 0)]
+
+    def run(self, steps: range, scale: float, loss: Tensor) -> None:
+        """Runs steps. The loss is multiplied by `scale` for its gradients; a fused stage writes it to `loss`."""
+        for i in steps:
+            self._step(i, scale, loss)
+
+    @property
+    def _steps(self) -> int:
+        """The number of steps. The head goes forward and back in one."""
+        count = len(self._stage.layers)
+        return {"F": count, "FB": 2 * count - 1, "B": 2 * count}[self._stage.kind]
+
+    def _step(self, i: int, scale: float, loss: Tensor) -> None:
         stage = self._stage
         if i == 0:
             self._mb = self._describe()
         last = i == len(stage.layers) - 1
-        if not stage.backward:
+        if i >= len(stage.layers):
+            self._backward(self._steps - 1 - i)
+        elif not stage.backward:
             self._forward(i)
         elif stage.kind == "FB" and last:
             self._head(scale, loss)
         else:
             self._recompute(i, last)
         if stage.backward and last:
-            self._backward()
+            del self._h  # frees memory that is not read again
+        if stage.backward and i == self._steps - 1:
+            assert self._dy is not None
+            self._outputs[stage.start].copy_(self._dy)
+            del self._dy
 
     def _forward(self, i: int) -> None:
         index = self._stage.start + i
@@ -83,12 +105,14 @@ class StagePass:
             total, self._dy = self._spec.head.loss_backward(self._params[-1], self._sums[-1], self._h, self._mb, scale)
         loss.copy_(total)
 
-    def _backward(self) -> None:
-        dy = self._dy
+    def _backward(self, i: int) -> None:
+        index = self._stage.start + i
+        dy, saved = self._dy, self._saved
         assert dy is not None
-        del self._h, self._dy  # frees memory that is not read again
-        for i in reversed(range(len(self._saved))):
-            index = self._stage.start + i
-            with self._timed("backward", index):
-                dy = self._spec.layers[index].backward(self._params[i], self._sums[i], self._saved.pop(), dy, self._mb)
-        self._outputs[self._stage.start].copy_(dy)
+        with self._timed("backward", index):
+            self._dy = self._spec.layers[index].backward(self._params[i], self._sums[i], saved.pop(), dy, self._mb)
+
+
+def _split(steps: range) -> list[range]:
+    count = -(-len(steps) // PIECE_STEPS)
+    return [steps[len(steps) * k // count : len(steps) * (k + 1) // count] for k in range(count)]

@@ -67,7 +67,7 @@ class ComputeInterval:
 class Span:
     """A unit of work of a slot: a micro-batch or, in a backward stage, the zeroing of gradient accumulators.
 
-    A micro-batch has a piece per layer if the stage's parameters were still being uploaded, otherwise one piece.
+    The pieces of a micro-batch are those of its stage pass.
     """
 
     iteration: int
@@ -80,6 +80,7 @@ class Span:
     copies: list[Copy] = field(default_factory=list)
     pieces: list[ComputeInterval] = field(default_factory=list)
     freed: list[Stamp] = field(default_factory=list)  # when the buffers of its outputs became free
+    waited: float = 0.0  # seconds that the thread waited for the device, which had enough to compute
     embedded: float = -inf  # when the weights that its iteration's embedding read were published
 
     @property

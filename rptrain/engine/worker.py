@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,8 +29,10 @@ from rptrain.schedule.lower import RING, Access, StageIO
 from rptrain.schedule.plan import Slot
 from rptrain.utils import numa
 
-# Micro-batches that are issued before the first of them was computed. More would fill the driver's queues and block it.
+# Micro-batches, and pieces of them, that are issued before the first was computed. With more operations in its queues
+# the driver blocks launches, and those of the other devices with them.
 MICRO_BATCHES_AHEAD = 2
+PIECES_AHEAD = 4
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class Worker:
         self._x, self._dy, self._out = ring(RING), ring(RING), ring(sizes.outputs)
         self._computed = 0  # micro-batches so far; selects the rings' entries
         self._ahead: deque[Event] = deque()  # ends of the last micro-batches that were issued
+        self._pieces: deque[Event] = deque()  # ends of the last pieces of micro-batches that were issued
         self._inputs = Inputs(device, spec, context.plan.micro_batches, tokens, wide)
         self._losses = device.empty(context.plan.micro_batches, wide)
         self._loss = device.empty(1, wide)[0]  # the loss of the micro-batch that is computed
@@ -301,13 +304,8 @@ class Worker:
             timed,
         )
         scale = self._scale(run)
-        where = self._where
-        if timed is None:
-            key = (run.slot.stage_index, layout, scale if stage.kind == "FB" else None)
-            issue = partial(self._device.replay, key, (run.parity, run.end, entry), where)
-        else:
-            issue = partial(stream.run, where)
-        self._launch(run, m, work, scale, issue)
+        graph = (run.slot.stage_index, layout, scale if stage.kind == "FB" else None)
+        self._launch(run, m, work, scale, None if timed else (graph, (run.parity, run.end, entry)))
         if stage.kind == "FB":
             stream.run("", lambda: self._losses[m].copy_(self._loss))
         done = stream.record()
@@ -331,29 +329,41 @@ class Worker:
         return scale
 
     def _launch(
-        self, run: _SlotRun, m: int, work: StagePass, scale: float, issue: Callable[[Callable[[], object]], None]
+        self, run: _SlotRun, m: int, work: StagePass, scale: float, graph: tuple[Hashable, Hashable] | None
     ) -> None:
-        """Issues the stage's computation as a whole, or layer by layer while its parameters are still being uploaded.
+        """Issues the stage's computation in pieces, or layer by layer while its parameters are still being uploaded.
 
         Layer by layer, the optimizer may still be at the later layers when the first ones are computed. Parameters
         are prepared (dequantized, quantized to FP8, or transposed) with the first micro-batch of a slot.
+
+        `graph`: key and buffer slots, with which pieces are replayed (devices/base.py), unless layer by layer.
         """
-        stream, upload = self._device.compute, run.upload
+        stream, upload, stage, where = self._device.compute, run.upload, run.slot.stage, self._where
         first = m == run.slot.micro_batches.start
-        if first and not upload.is_issued:
-            for i, layer in enumerate(run.slot.stage.layers):
-                units = self._spec.stack[layer].units
-                stream.wait(upload.finish(units))
-                with self._recorder.computing(stream, upload.arrival(units)):
-                    self._prepare(run.slot, run.params[i])
-                    stream.run(self._where, lambda i=i: work.step(i, scale, self._loss))
-            return
-        if first:
+        by_layer = first and not upload.is_issued
+        arrival = None
+        if first and not by_layer:
             stream.wait(upload.finish())
-        with self._recorder.computing(stream, upload.arrival() if first else None):
-            for bound in run.params if first else ():
-                self._prepare(run.slot, bound)
-            issue(lambda: work.run(scale, self._loss))
+            arrival = upload.arrival()
+        for steps in work.pieces(by_layer=by_layer):
+            if len(self._pieces) == PIECES_AHEAD:
+                with self._recorder.waiting_for_room():
+                    self._pieces.popleft().synchronize()
+            layers = work.layers(steps) if first else range(0)
+            if by_layer and layers:
+                units = self._spec.stack[stage.layers[layers.start]].units
+                stream.wait(upload.finish(units))
+                arrival = upload.arrival(units)
+            piece = partial(work.run, steps, scale, self._loss)
+            with self._recorder.computing(stream, arrival):
+                for i in layers:
+                    self._prepare(run.slot, run.params[i])
+                if graph is None or by_layer:
+                    stream.run(where, piece)
+                else:
+                    key, buffer_slots = graph
+                    self._device.replay((key, steps), buffer_slots, where, piece)
+            self._pieces.append(stream.record())
 
     def _prepare(self, slot: Slot, bound: Bound) -> None:
         """Fills the buffer that all stages share; the stream has finished the previous stage by then."""

@@ -5,9 +5,11 @@ import time
 from itertools import pairwise
 
 import pytest
+import torch
 
-from rptrain.engine import worker
+from rptrain.engine import stage_pass, worker
 from rptrain.engine.errors import EngineError
+from rptrain.engine.recorder import DeviceRecorder
 from rptrain.engine.stage_pass import StagePass
 from rptrain.engine.transfer import copies
 from rptrain.schedule.plan import Plan
@@ -170,9 +172,9 @@ def test_a_worker_is_at_most_two_micro_batches_ahead(monkeypatch):
             counts["issued"] += 1
             ahead.append(counts["issued"] - counts["done"])
 
-        def step(self, i, scale, loss):
-            super().step(i, scale, loss)
-            if i == len(self._stage.layers) - 1:
+        def run(self, steps, scale, loss):
+            super().run(steps, scale, loss)
+            if steps.stop == self.pieces()[-1].stop:
                 tools.wait_for(lambda: len(ahead) > 1)
                 time.sleep(0.01)
                 counts["done"] += 1
@@ -180,6 +182,40 @@ def test_a_worker_is_at_most_two_micro_batches_ahead(monkeypatch):
     monkeypatch.setattr(worker, "StagePass", Counted)
     runs.run(CFG, plain.make_batches(2), "F0-3 FB4-4 B0-3 | N=1 M=4 MR=4", asynchronous=True)
     assert len(ahead) == 2 * 3 * 4 and max(ahead) == worker.MICRO_BATCHES_AHEAD
+
+
+def test_of_a_long_pass_a_worker_issues_a_few_pieces_ahead(monkeypatch):
+    """The device computes slowly, and ends the first piece only after others were issued."""
+    counts = {"issued": 0, "done": 0}
+    ahead = []
+
+    computing, run = DeviceRecorder.computing, StagePass.run
+
+    def issue(recorder, *arguments):
+        counts["issued"] += 1
+        ahead.append(counts["issued"] - counts["done"])
+        return computing(recorder, *arguments)
+
+    def compute(work, *arguments):
+        run(work, *arguments)
+        tools.wait_for(lambda: len(ahead) >= worker.PIECES_AHEAD)
+        time.sleep(0.002)
+        counts["done"] += 1
+
+    monkeypatch.setattr(DeviceRecorder, "computing", issue)
+    monkeypatch.setattr(StagePass, "run", compute)
+    monkeypatch.setattr(stage_pass, "PIECE_STEPS", 1)
+    runs.run(CFG, plain.make_batches(2), "FB0-4 | N=1 M=4 MR=4", asynchronous=True)
+    assert len(ahead) == 2 * 4 * 9 and max(ahead) == worker.PIECES_AHEAD
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_pieces_of_any_length_give_the_same_bits(asynchronous, monkeypatch):
+    plan = "F0-1 FB2-4 B0-1 | N=2 M=4 MR=2"
+    whole = runs.run(CFG, plain.make_batches(3), plan, asynchronous=asynchronous)
+    monkeypatch.setattr(stage_pass, "PIECE_STEPS", 1)
+    pieces = runs.run(CFG, plain.make_batches(3), plan, asynchronous=asynchronous)
+    assert pieces[:2] == whole[:2] and all(torch.equal(pieces[2][name], value) for name, value in whole[2].items())
 
 
 @pytest.mark.parametrize("drained", [1, 30_000, 1 << 30])

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rptrain.engine import stage_pass
 from rptrain.engine.stage_pass import StagePass
 from rptrain.schedule.plan import Stage
 
@@ -39,18 +40,23 @@ class Layer:
         return x.sum(), x * scale
 
 
-def run(stage, outputs, dy=None):
-    log = []
-    spec = SimpleNamespace(layers=[Layer(f"l{i}", log) for i in range(3)], head=Layer("head", log))
+def make(stage, outputs=(), dy=None, log=None, count=3):
+    log = [] if log is None else log
+    spec = SimpleNamespace(layers=[Layer(f"l{i}", log) for i in range(count)], head=Layer("head", log))
     layers = Stage.parse(stage)
     params = [{"w": torch.tensor([10.0**i])} for i in layers.layers]
     written = {boundary: torch.full((1,), torch.nan) for boundary in outputs}
     described = lambda: log.append("mb")  # noqa: E731
-    loss = torch.full((), torch.nan)
-    work = StagePass(
+    return StagePass(
         spec, layers, described, params, params, torch.zeros(1), dy, written, lambda kind, index: nullcontext()
-    )
-    work.run(2.0, loss)
+    ), written
+
+
+def run(stage, outputs, dy=None, *, by_layer=False):
+    log, loss = [], torch.full((), -1.0)
+    work, written = make(stage, outputs, dy, log)
+    for steps in work.pieces(by_layer=by_layer):
+        work.run(steps, 2.0, loss)
     return log, {boundary: value.item() for boundary, value in written.items()}, loss.item()
 
 
@@ -74,3 +80,42 @@ def test_a_fused_stage_goes_through_the_head_and_back(stage, seen):
     assert log[1 + len(seen)] == f"head loss of {total}" and loss == total
     assert [entry.split()[0] for entry in log[2 + len(seen) :]] == seen[::-1]
     assert written == {3 - len(seen): 2 * total - total}
+
+
+@pytest.mark.parametrize(("stage", "dy"), [("F0-2", None), ("FB1-3", None), ("FB3-3", None), ("B0-2", 7.0)])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_pieces_compute_what_the_whole_pass_does(stage, dy, steps, monkeypatch):
+    parsed = Stage.parse(stage)
+    outputs = (parsed.start,) if parsed.backward else (parsed.stop,)
+    gradient = None if dy is None else torch.tensor([dy])
+    whole = run(stage, outputs, gradient)
+    monkeypatch.setattr(stage_pass, "PIECE_STEPS", steps)
+    assert run(stage, outputs, gradient) == whole
+    assert run(stage, outputs, gradient, by_layer=True) == whole
+
+
+def lengths(stage, **options):
+    pieces = make(stage, count=28)[0].pieces(**options)
+    assert [i for steps in pieces for i in steps] == list(range(pieces[-1].stop))
+    return [len(steps) for steps in pieces]
+
+
+def test_pieces_have_about_the_same_number_of_steps():
+    assert lengths("F0-2") == [3]
+    assert lengths("F0-8") == [4, 5]
+    assert lengths("B0-3") == [8]
+    assert lengths("FB28-28") == [1]
+    assert lengths("FB0-28") == [7, 7, 7, 7, 7, 7, 7, 8]
+
+
+def test_by_layer_each_layer_is_a_piece_forward():
+    assert lengths("F0-2", by_layer=True) == [1, 1, 1]
+    assert lengths("B0-9", by_layer=True) == [1] * 10 + [5, 5]
+    assert lengths("FB28-28", by_layer=True) == [1]
+
+
+def test_a_piece_knows_the_layers_that_it_is_the_first_to_read():
+    work, _ = make("FB0-28", count=28)
+    pieces = work.pieces()
+    assert [i for steps in pieces for i in work.layers(steps)] == list(range(29))
+    assert work.layers(pieces[4]) == range(28, 29) and not work.layers(pieces[5])

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rptrain.engine import stage_pass
 from rptrain.engine.devices.cuda import CudaDevice
 from rptrain.engine.optim.loss_scale import LossScale
 from rptrain.kernels.quant import FORMATS
@@ -156,6 +157,16 @@ def test_graphs_change_nothing(plan, monkeypatch):
     )
     assert same(first, go())
     assert len(captured) == launched
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_pieces_of_any_length_give_the_same_bits(plan, monkeypatch):
+    def go(steps):
+        monkeypatch.setattr(stage_pass, "PIECE_STEPS", steps)
+        return runs.run(CFG, batches, f"{plan} | N=1 M=4 MR=4", asynchronous=True, dtype=torch.bfloat16, device="cuda")
+
+    batches = [plain.uniform(batch) for batch in plain.make_batches(8, length=64)]
+    assert same(go(16), go(2))
 
 
 @pytest.mark.multigpu

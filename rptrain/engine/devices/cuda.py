@@ -107,7 +107,7 @@ class CudaDevice:
     """One GPU. `limit` caps the memory of torch's allocator, in bytes, without the CUDA context.
 
     `replay` launches work operation by operation the first time, which compiles kernels and fills the libraries'
-    caches, and then captures one CUDA graph for each set of buffer slots: from then on the work costs the host one
+    caches, and then captures a CUDA graph for each set of buffer slots: from then on the work costs the host one
     launch. All graphs share one pool of memory: the computations of a stream follow one another, so a graph may reuse
     the memory of another one.
     """
