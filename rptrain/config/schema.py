@@ -224,7 +224,7 @@ class Engine(Section):
     replicas: Count | Literal["auto"] = 1
     """groups of GPUs that share a step; "auto": the fastest; speeds up small models, costs host memory"""
     optimizer_threads: PositiveInt | None = None
-    """CPU threads of the optimizer; unset: four fifths of the cores of each NUMA node, at most 16 per node"""
+    """CPU threads of the optimizer; unset: four fifths of the cores of each NUMA node, at most 32 per node"""
     fp16_accumulation: bool = False
     """with float16: GPUs sum products in float16, on GeForce cards also in attention; faster there, less exact"""
     fp8: bool = False

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rptrain.doctor import gpu, host, products
+from rptrain.doctor import gpu, host, links, products
 from rptrain.doctor.checks import Check
 
 
@@ -10,4 +10,11 @@ def examine(runs: Path) -> list[Check]:
     """Runs all checks, in a few seconds. `runs`: the folder of runs, whose disk is checked; it need not exist."""
     rates = products.examine()  # first: the driver then says whether other work uses a GPU
     gpus = gpu.examine()
-    return [*gpus, *rates, *host.examine(runs, gpus=any("device" in one.figures for one in gpus))]
+    together = links.examine(idle=all("rates" in one.figures for one in rates))
+    return [
+        *gpus,
+        *gpu.models(),
+        *together,
+        *rates,
+        *host.examine(runs, gpus=any("device" in one.figures for one in gpus)),
+    ]

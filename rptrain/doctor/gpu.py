@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 import torch
 
 from rptrain.doctor.checks import Check, check
+from rptrain.planner.hardware import check_alike
+from rptrain.utils.errors import UserError
 from rptrain.utils.nvml import Driver, Link
 from rptrain.utils.units import format_bytes
 
@@ -46,6 +48,16 @@ def examine() -> list[Check]:
             return [_none(driver.version, torch.version.cuda)]
     with Driver() as driver:
         return [_examine(driver, index) for index in range(count)]
+
+
+def models() -> list[Check]:
+    """A warning if the GPUs are of different models."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    try:
+        check_alike("auto", [f"cuda:{index}" for index in range(count)])
+    except UserError as error:
+        return [check("GPUs", "of different models", str(error))]
+    return []
 
 
 def _examine(driver: Driver, index: int) -> Check:

@@ -16,7 +16,7 @@ import rptrain
 from rptrain.doctor.checks import Check, check
 from rptrain.engine.optim import adam
 from rptrain.engine.store import Arena, available_bytes
-from rptrain.utils import native
+from rptrain.utils import native, numa
 from rptrain.utils.parallel import cores
 from rptrain.utils.units import format_bytes
 
@@ -74,7 +74,8 @@ def _cpu() -> Check:
     usable = cores()
     name = _cpu_name()
     text = f"{usable} cores, {name}" if usable == os.cpu_count() else f"{usable} of {os.cpu_count()} cores, {name}"
-    return check("CPU", text, cores=usable, name=name)
+    nodes = max(1, len(numa.topology().nodes))
+    return check("CPU", text if nodes == 1 else f"{text}, {nodes} NUMA nodes", cores=usable, name=name, nodes=nodes)
 
 
 def _cpu_name() -> str:

@@ -21,7 +21,7 @@ from rptrain.engine.store import Arena, UnitState, accumulate_dtype
 from rptrain.models.spec import ModelShape
 from rptrain.schedule.lower import Access
 
-GATHERERS = 4  # threads that gather rows; in sync the first stage waits for them
+GATHERERS = 8  # threads that gather rows; short first stages on several devices wait for them
 
 
 class RowGradients:

@@ -1,6 +1,5 @@
 """Devices of this or of a hypothetical machine, and the memory of each device and of the host."""
 
-import os
 import platform
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,9 +12,11 @@ import torch
 
 from rptrain.config.schema import Config, Engine
 from rptrain.engine.store import available_bytes
-from rptrain.planner.rates import measured_rates
+from rptrain.planner.rates import measured_links, measured_rates
 from rptrain.schedule.machine import CPU, GB, Card, Machine, Rates, card_named
+from rptrain.utils import numa
 from rptrain.utils.errors import UserError
+from rptrain.utils.parallel import cores
 from rptrain.utils.units import format_bytes
 
 MARGIN = 256 << 20  # bytes of a GPU that stay unused without a limit: displays, growth of other processes
@@ -220,7 +221,7 @@ def resolve(text: str) -> tuple[str, ...]:
         return tuple(f"cpu:{index}" for index in range(int(text.partition(":")[2] or 1)))
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if text == "auto" and not count:
-        return resolve(f"cpu:{len(os.sched_getaffinity(0))}")
+        return resolve(f"cpu:{cores()}")
     wanted = range(count) if text in ("auto", "cuda") else [int(i) for i in text.partition(":")[2].split(",")]
     missing = [index for index in wanted if index >= count]
     if missing or not count:
@@ -237,18 +238,21 @@ def device_kind(device: str) -> str:
 
 
 def machine(devices: Sequence[str]) -> Machine:
-    """The rates of existing devices: measured if `rptrain doctor` measured all of them, otherwise estimated.
+    """The rates of existing devices and of their links: measured if `rptrain doctor` measured all, otherwise estimated.
 
     Peaks are those of a known card's profile, otherwise guessed from the driver's figures.
     """
-    host = min(8 * GB * len(os.sched_getaffinity(0)), 150 * GB)
+    host = min(8 * GB * cores(), 150 * GB * numa.sockets())
     if not devices[0].startswith("cuda"):
-        return Machine(CPU, len(devices), host)
+        return Machine(CPU, len(devices), host, cores())
     properties = torch.cuda.get_device_properties(devices[0])
     card = card_named(properties.name)
     if card is None:
         card = Card(properties.name, properties.total_memory, _guessed_peak(properties), 1000 * GB, 25 * GB)
-    return Machine(replace(card, measured=measured_rates(devices)), len(devices), host)
+    card, links = replace(card, measured=measured_rates(devices)), measured_links(devices)
+    if links is None:
+        return Machine(card, len(devices), host, cores())
+    return Machine(replace(card, pcie=links.alone), len(devices), host, cores(), links.together)
 
 
 def _guessed_peak(properties: Any) -> Rates:

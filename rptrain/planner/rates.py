@@ -1,4 +1,4 @@
-"""The rates of products that `rptrain doctor` measured on each GPU, kept in the user's cache folder for later plans."""
+"""The rates of products and links that `rptrain doctor` measured, kept in the user's cache folder for later plans."""
 
 import logging
 import os
@@ -45,11 +45,22 @@ class GpuRates:
 
 
 @dataclass(frozen=True)
+class LinkRates:
+    """Rates of copies between GPUs and the host, in bytes per second each way, while both ways are in use."""
+
+    uuids: tuple[str, ...]  # the GPUs, sorted
+    alone: float  # of the slowest GPU while no other one copies
+    together: float  # of all GPUs at once
+    date: str  # ISO 8601
+
+
+@dataclass(frozen=True)
 class _Content:
     """The content of `rates.json`."""
 
     format: Literal[1]
-    gpus: tuple[GpuRates, ...]
+    gpus: tuple[GpuRates, ...] = ()
+    links: tuple[LinkRates, ...] = ()
 
 
 def uuid(device: str | int) -> str:
@@ -59,7 +70,7 @@ def uuid(device: str | int) -> str:
 
 def measured_rates(devices: Sequence[str]) -> MeasuredRates | None:
     """The measured rates of these GPUs, of each type the lowest; None if one of the GPUs was not measured."""
-    kept = {gpu.uuid: gpu.measured for gpu in load() if gpu.versions == Versions.here()}
+    kept = {gpu.uuid: gpu.measured for gpu in load().gpus if gpu.versions == Versions.here()}
     found = [kept.get(uuid(device)) for device in devices] if kept else []
     known = [one for one in found if one is not None]
     if not known or len(known) < len(devices):
@@ -73,33 +84,41 @@ def measured_rates(devices: Sequence[str]) -> MeasuredRates | None:
     return MeasuredRates(rates, min(one.date for one in known))
 
 
-def load() -> tuple[GpuRates, ...]:
-    """The rates in the file, of all GPUs and versions. A file that is not one of ours is ignored, with a warning."""
+def measured_links(devices: Sequence[str]) -> LinkRates | None:
+    """The rates of the smallest set of GPUs that contains these; None if there is none, or without GPUs."""
+    kept = load().links
+    wanted = {uuid(device) for device in devices} if kept else set[str]()
+    sets = [links for links in kept if wanted.issubset(links.uuids)]
+    return min(sets, key=lambda links: len(links.uuids), default=None)
+
+
+def load() -> _Content:
+    """The content of the file. A file that is not one of ours is ignored, with a warning."""
     path: Path | None = None
     try:
         path = _path()
-        gpus = TypeAdapter(_Content).validate_json(path.read_bytes(), strict=True).gpus
+        content = TypeAdapter(_Content).validate_json(path.read_bytes(), strict=True)
     except FileNotFoundError:
-        return ()
+        return _Content(1)
     except (ValidationError, OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
         said = "has unknown content" if isinstance(error, ValidationError) else f"cannot be read ({error})"
         log.warning("%s %s: plans use estimated rates until rptrain doctor measures again", path or FILE, said)
-        return ()
-    if not all(_possible(gpu.measured.rates) for gpu in gpus):
+        return _Content(1)
+    rates = [rate for gpu in content.gpus for rate in astuple(gpu.measured.rates)]
+    rates += [rate for links in content.links for rate in (links.alone, links.together)]
+    if not all(rate is None or (isfinite(rate) and rate > 0) for rate in rates):
         log.warning("%s has impossible rates: plans use estimated rates until rptrain doctor measures again", path)
-        return ()
-    return gpus
+        return _Content(1)
+    return content
 
 
-def _possible(rates: Rates) -> bool:
-    return all(rate is None or (isfinite(rate) and rate > 0) for rate in astuple(rates))
-
-
-def keep(found: Iterable[GpuRates]) -> str | None:
+def keep(gpus: Iterable[GpuRates] = (), links: Iterable[LinkRates] = ()) -> str | None:
     """Adds rates to the file, which is replaced atomically. Returns why the file cannot be written, or None."""
-    new = {(gpu.uuid, gpu.versions): gpu for gpu in found}
-    old = {(gpu.uuid, gpu.versions): gpu for gpu in load()}
-    content = TypeAdapter(_Content).dump_json(_Content(1, tuple({**old, **new}.values())), indent=2)
+    before = load()
+    all_gpus = {(gpu.uuid, gpu.versions): gpu for gpu in (*before.gpus, *gpus)}
+    all_links = {of.uuids: of for of in (*before.links, *links)}
+    kept = _Content(1, tuple(all_gpus.values()), tuple(all_links.values()))
+    content = TypeAdapter(_Content).dump_json(kept, indent=2)
     try:
         path = _path()
         path.parent.mkdir(parents=True, exist_ok=True)

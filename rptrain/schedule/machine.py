@@ -1,6 +1,7 @@
 """Machines as values: cards, their rates and links, so that plans can be made for hypothetical machines."""
 
 from dataclasses import dataclass, replace
+from math import inf
 
 from rptrain.schedule.costs import Work
 
@@ -96,11 +97,12 @@ CPU = Card("CPU", 0, Rates(0.05, 0.05), 10 * GB, 10 * GB)
 
 @dataclass(frozen=True)
 class Machine:
-    """N devices of one kind, and the bandwidth of host memory, which limits the optimizer on the CPU."""
+    """N devices of one kind, and the host's cores and bandwidth of memory, which limit the optimizer on the CPU."""
 
     card: Card
     devices: int
     host_bandwidth: float = 100 * GB  # bytes per second
+    cores: int = 32
     pcie_total: float | None = None  # bytes per second of all devices together, if they share a link
 
     @property
@@ -108,9 +110,12 @@ class Machine:
         """Bytes per second in each direction for a device while all devices copy."""
         return min(self.card.pcie, (self.pcie_total or float("inf")) / self.devices)
 
-    def update_seconds(self, parameters: int, nbytes: float) -> float:
-        """Seconds of an optimizer step that reads and writes `nbytes` bytes per parameter."""
-        return parameters * nbytes / self.host_bandwidth
+    def update_seconds(self, parameters: int, nbytes: float, core_rate: float = inf) -> float:
+        """Seconds of an optimizer step that reads and writes `nbytes` bytes per parameter.
+
+        `core_rate`: the parameters per second that a core can update.
+        """
+        return parameters * max(nbytes / self.host_bandwidth, 1 / (core_rate * self.cores))
 
 
 def card_named(device: str) -> Card | None:

@@ -102,6 +102,15 @@ def topology(root: Path = SYSFS) -> Topology:
     return Topology(nodes if len(nodes) > 1 else ())
 
 
+def sockets(root: Path = SYSFS) -> int:
+    """The number of processors whose CPUs the process may use; 1 if it is unknown."""
+    paths = (root / f"devices/system/cpu/cpu{cpu}/topology/physical_package_id" for cpu in os.sched_getaffinity(0))
+    try:
+        return len({path.read_text().strip() for path in paths})
+    except OSError:
+        return 1
+
+
 def node_of(pci_address: str, root: Path = SYSFS) -> int:
     """The node that a PCI device, such as "0000:17:00.0", is attached to; -1 if unknown."""
     path = root / "bus/pci/devices" / pci_address / "numa_node"

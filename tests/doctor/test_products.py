@@ -10,8 +10,8 @@ import torch
 from rptrain.bench import clock
 from rptrain.data import cache
 from rptrain.doctor import examine as whole
-from rptrain.doctor import products
-from rptrain.planner.rates import GpuRates, Versions, load
+from rptrain.doctor import links, products
+from rptrain.planner.rates import GpuRates, LinkRates, Versions, load
 from rptrain.schedule.machine import MeasuredRates, Rates
 from rptrain.utils.nvml import GpuStatus
 
@@ -88,6 +88,8 @@ def two_gpus(monkeypatch):
         measured.append((str(device), with_fp8))
         return Rates(140, 280, 250 if with_fp8 else None)
 
+    names = {0: "NVIDIA GeForce RTX 4090", 1: "Quadro"}
+    properties = {i: SimpleNamespace(uuid=f"uuid-{i}", name=name, major=8, minor=9) for i, name in names.items()}
     monkeypatch.setattr(products, "Driver", Driver)
     monkeypatch.setattr(products, "measure", measure)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -96,7 +98,7 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: ("NVIDIA GeForce RTX 4090", "Quadro")[index])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: ((8, 9), (8, 6))[index])
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"uuid-{index}"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[int(str(index)[-1])])
     monkeypatch.setattr(products, "HAS_TRITON", True)
     monkeypatch.setattr(Driver, "used", 0)
     return measured
@@ -121,7 +123,7 @@ def test_each_gpu_is_measured_and_kept(two_gpus):
         "cuda": torch.version.cuda,
     }
     assert second.figures["peak"] is None
-    assert load() == (
+    assert load().gpus == (
         GpuRates("uuid-0", "NVIDIA GeForce RTX 4090", HERE, MeasuredRates(Rates(140, 280, 250), today)),
         GpuRates("uuid-1", "Quadro", HERE, MeasuredRates(Rates(140, 280), today)),
     )
@@ -139,7 +141,7 @@ def test_a_gpu_that_is_in_use_is_not_measured(two_gpus, monkeypatch, used, count
     monkeypatch.setattr(Driver, "used", used)
     first, second = products.examine()
     assert first.status == "ok" and (second.status == "ok") == counts
-    assert len(two_gpus) == len(load()) == 1 + counts
+    assert len(two_gpus) == len(load().gpus) == 1 + counts
     if not counts:
         assert "60% of the time" in second.text and "again" in (second.advice or "")
 
@@ -151,7 +153,7 @@ def test_a_gpu_without_memory_left(two_gpus, monkeypatch):
     monkeypatch.setattr(products, "measure", full)
     first, second = products.examine()
     assert first.text == second.text == "cannot be measured: CUDA out of memory." and first.status == "warning"
-    assert load() == ()
+    assert load().gpus == ()
 
 
 def test_rates_that_cannot_be_kept(two_gpus, monkeypatch, tmp_path):
@@ -164,8 +166,69 @@ def test_rates_that_cannot_be_kept(two_gpus, monkeypatch, tmp_path):
 
 def test_the_report_has_them_behind_the_gpus(two_gpus, monkeypatch, tmp_path):
     monkeypatch.setattr(whole.gpu, "examine", lambda: [replace(products.check("cuda:0", "a GPU"), figures={})])
-    subjects = [one.subject for one in whole.examine(tmp_path)]
-    assert subjects[:4] == ["cuda:0", "cuda:0 products", "cuda:1 products", "software"]
+    monkeypatch.setattr(links, "measure", lambda indices: LinkRates(("uuid-0", "uuid-1"), 20e9, 25e9, "2026-11-25"))
+    findings = whole.examine(tmp_path)
+    assert [one.subject for one in findings[:6]] == [
+        "cuda:0", "GPUs", "links", "cuda:0 products", "cuda:1 products", "software"
+    ]  # fmt: skip
+    assert findings[1].status == "warning" and 'engine.devices = "cuda:1" (Quadro' in (findings[1].advice or "")
+    assert findings[2].text == "20.0 GB/s each way with copies both ways; 2 GPUs at once 25.0 GB/s (0.62 of 2 links)"
+    assert load().links == (LinkRates(("uuid-0", "uuid-1"), 20e9, 25e9, "2026-11-25"),)
+
+
+def test_links_are_not_measured_beside_other_work(two_gpus, monkeypatch, tmp_path):
+    monkeypatch.setattr(whole.gpu, "examine", list)
+    monkeypatch.setattr(Driver, "used", 60)
+    monkeypatch.setattr(links, "measure", lambda indices: pytest.fail("measured"))
+    found = next(one for one in whole.examine(tmp_path) if one.subject == "links")
+    assert found.status == "warning" and "other work" in found.text and not load().links
+
+
+def test_links_without_memory_left(two_gpus, monkeypatch):
+    def full(indices):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 64 MiB")
+
+    monkeypatch.setattr(links, "measure", full)
+    (found,) = links.examine(idle=True)
+    assert found.status == "warning" and found.text == "cannot be measured: CUDA out of memory."
+
+
+def test_links_that_cannot_be_kept(two_gpus, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(cache, "default_folder", lambda: tmp_path / "file")
+    monkeypatch.setattr(links, "measure", lambda indices: LinkRates(("uuid-0",), 20e9, 20e9, "2026-11-25"))
+    (found,) = links.examine(idle=True)
+    assert found.text == "20.0 GB/s each way with copies both ways" and "cannot be kept" in (found.advice or "")
+
+
+class Link:
+    """A link whose copies take 1 s, or 1 s each where several share it."""
+
+    def __init__(self, now):
+        self.now = now
+
+    def copy(self):
+        self.now[0] += 1.0
+
+    def wait(self):
+        pass
+
+
+def test_links_are_measured_alone_and_together(two_gpus, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(links, "_Link", lambda index: Link(now))
+    monkeypatch.setattr(links.time, "perf_counter", lambda: now[0])
+    moved = links.REPEATS * links.COPIED
+    found = links.measure([1, 0])
+    assert found.uuids == ("uuid-0", "uuid-1") and (found.alone, found.together) == (moved, moved)
+
+
+@pytest.mark.gpu
+def test_the_links_that_are_here(monkeypatch):
+    monkeypatch.undo()
+    count = torch.cuda.device_count()
+    found = links.measure(range(count))
+    assert 1e9 < found.alone < 1e12 and found.alone < 1.3 * found.together < 1.7 * count * found.alone
 
 
 @pytest.mark.gpu

@@ -99,7 +99,7 @@ def test_threads_of_adam_are_spread_over_the_nodes(monkeypatch):
     assert sorted(map(sorted, places)) == sorted(map(sorted, [*cpus, *cpus]))
 
 
-@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (4, 4), (8, 7), (64, 16)])
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (4, 4), (8, 7), (64, 32)])
 def test_threads_of_adam_without_nodes(cores, threads, monkeypatch):
     monkeypatch.setattr(adam, "cores", lambda: cores)
     monkeypatch.setattr(numa, "topology", Topology)
@@ -110,13 +110,13 @@ def test_threads_of_adam_without_nodes(cores, threads, monkeypatch):
 @pytest.mark.parametrize(
     ("cpus", "threads"),
     [
-        ([32, 32], [16, 16]),
+        ([48, 48], [32, 32]),
         ([12, 12], [10, 10]),
-        ([32] * 8, [16] * 8),
+        ([32] * 8, [26] * 8),
         ([4, 4], [3, 3]),
         ([2, 14], [1, 12]),
         ([1, 15], [0, 12]),
-        ([64, 10], [16, 8]),
+        ([64, 10], [32, 8]),
         ([1, 1], [1, 0]),
     ],
 )

@@ -10,8 +10,8 @@ import torch
 
 from rptrain.data import cache
 from rptrain.planner import hardware
-from rptrain.planner.rates import FILE, GpuRates, Versions, keep, load, measured_rates
-from rptrain.schedule.machine import CARDS, CPU, MeasuredRates, Rates
+from rptrain.planner.rates import FILE, GpuRates, LinkRates, Versions, keep, load, measured_links, measured_rates
+from rptrain.schedule.machine import CARDS, CPU, GB, MeasuredRates, Rates
 
 FIRST = GpuRates(
     "aaaa", "NVIDIA RTX 4090", Versions("2.13.0", "13.0"), MeasuredRates(Rates(140, 280, 250), "2026-11-24")
@@ -39,12 +39,12 @@ def folder(tmp_path, monkeypatch):
 def test_rates_come_back(folder, caplog):
     assert measured_rates(["cuda:0"]) is None and not folder.exists()
     assert keep([FIRST]) is None
-    assert load() == (FIRST,) and measured_rates(["cuda:0"]) == FIRST.measured
+    assert load().gpus == (FIRST,) and measured_rates(["cuda:0"]) == FIRST.measured
     assert [file.name for file in folder.iterdir()] == [FILE], "nothing stays beside it"
     later = replace(FIRST, measured=MeasuredRates(Rates(141, 281), "2026-12-01"))
     other = replace(FIRST, versions=Versions("2.14.0", "13.0"))
     assert keep([SECOND, other]) is None and keep([later]) is None
-    assert set(load()) == {later, other, SECOND}
+    assert set(load().gpus) == {later, other, SECOND}
     assert not caplog.records
 
 
@@ -61,7 +61,7 @@ def test_the_slowest_gpu_sets_the_rates():
 @pytest.mark.parametrize("versions", [Versions("2.14.0", "13.0"), Versions("2.13.0", "12.9"), Versions("2.13.0", None)])
 def test_other_versions_do_not_apply(versions):
     keep([replace(FIRST, versions=versions)])
-    assert load() and measured_rates(["cuda:0"]) is None
+    assert load().gpus and measured_rates(["cuda:0"]) is None
 
 
 DAMAGED = {
@@ -81,7 +81,7 @@ def test_a_damaged_file_is_ignored_and_replaced(folder, content, caplog):
     with caplog.at_level(logging.WARNING):
         assert measured_rates(["cuda:0"]) is None
     assert f"{folder / FILE} has unknown content" in caplog.text and "rptrain doctor" in caplog.text
-    assert keep([FIRST]) is None and load() == (FIRST,)
+    assert keep([FIRST]) is None and load().gpus == (FIRST,)
 
 
 @pytest.mark.parametrize("rate", ["0.0", "-3.0", "NaN", "Infinity", '"140"'])
@@ -91,13 +91,13 @@ def test_impossible_rates_are_ignored(folder, rate, caplog):
     assert text.count("140.0") == 1
     (folder / FILE).write_text(text.replace("140.0", rate))
     with caplog.at_level(logging.WARNING):
-        assert load() == ()
+        assert load().gpus == ()
     assert caplog.records
 
 
 def test_a_folder_in_its_place_is_ignored(folder, caplog):
     (folder / FILE).mkdir(parents=True)
-    assert load() == () and "cannot be read" in caplog.text
+    assert load().gpus == () and "cannot be read" in caplog.text
     assert "directory" in (keep([FIRST]) or "").lower()
     assert [file.name for file in folder.iterdir()] == [FILE]
 
@@ -132,4 +132,44 @@ def test_the_file_is_text_that_people_can_read(folder):
                 "measured": {"rates": {"bf16": 140.0, "fp16": 280.0, "fp8": 250.0}, "date": "2026-11-24"},
             }
         ],
+        "links": [],
     }
+
+
+PAIR = LinkRates(("aaaa", "bbbb"), 24e9, 30e9, "2026-11-25")
+
+
+def test_links_apply_to_the_gpus_that_were_measured_and_to_some_of_them(folder):
+    assert measured_links(["cuda:0"]) is None
+    more = LinkRates(("aaaa", "bbbb", "cccc"), 23e9, 31e9, "2026-11-25")
+    assert keep([FIRST]) is None and keep(links=[more, PAIR]) is None
+    assert load().gpus == (FIRST,) and load().links == (more, PAIR)
+    assert measured_links(["cuda:0", "cuda:1"]) == measured_links(["cuda:1"]) == PAIR, "the smallest set"
+    assert measured_links(["cuda:2"]) == more
+    again = replace(PAIR, together=40e9)
+    assert keep(links=[again]) is None and measured_links(["cuda:0"]) == again
+
+
+def test_machines_take_measured_links():
+    keep(links=[PAIR])
+    found = hardware.machine(["cuda:0", "cuda:1"])
+    assert (found.card.pcie, found.pcie_total, found.link) == (24e9, 30e9, 15e9)
+    assert hardware.machine(["cuda:1"]).link == 24e9
+    assert hardware.machine(["cuda:2"]).link == CARDS["rtx4090"].pcie
+
+
+@pytest.mark.parametrize("changed", [{"alone": 0.0}, {"together": -1.0}])
+def test_impossible_links_are_ignored(changed, caplog):
+    keep(links=[replace(PAIR, **changed)])
+    with caplog.at_level(logging.WARNING):
+        assert not load().links
+    assert "impossible rates" in caplog.text
+
+
+@pytest.mark.parametrize(("cpus", "sockets", "bandwidth"), [(8, 1, 64), (32, 1, 150), (32, 2, 256), (96, 2, 300)])
+def test_the_hosts_bandwidth_grows_with_its_cores_and_sockets(cpus, sockets, bandwidth, monkeypatch):
+    monkeypatch.setattr(hardware, "cores", lambda: cpus)
+    monkeypatch.setattr(hardware.numa, "sockets", lambda: sockets)
+    for devices in (["cuda:0"], ["cpu:0"]):
+        found = hardware.machine(devices)
+        assert (found.host_bandwidth, found.cores) == (bandwidth * GB, cpus)

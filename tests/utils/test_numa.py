@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rptrain.utils import numa
-from rptrain.utils.numa import Node, Topology, bind, node_of, topology
+from rptrain.utils.numa import Node, Topology, bind, node_of, sockets, topology
 
 SOCKETS = (frozenset({*range(5), *range(10, 15)}), frozenset({*range(5, 10), *range(15, 20)}))
 MPOL_BIND, SET_MEMPOLICY = 2, {"x86_64": 238, "aarch64": 237}
@@ -30,7 +30,8 @@ def sysfs(tmp_path, monkeypatch):
         "bus/pci/devices/0000:ca:00.0/numa_node": "2",
         "bus/pci/devices/0001:00:00.0/numa_node": "-1",
     }
-    for name, text in files.items():
+    ids = {f"devices/system/cpu/cpu{cpu}/topology/physical_package_id": cpu in SOCKETS[1] for cpu in range(20)}
+    for name, text in (files | {name: str(int(second)) for name, second in ids.items()}).items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
@@ -53,6 +54,14 @@ def test_the_cpu_mask_of_the_process_is_kept(sysfs, monkeypatch):
     assert topology(sysfs) == Topology(), "the process stays on the socket that it was given"
     allow(monkeypatch, {99})
     assert topology(sysfs) == Topology()
+
+
+def test_sockets_are_those_with_cpus(sysfs, monkeypatch):
+    assert sockets(sysfs) == 2
+    allow(monkeypatch, SOCKETS[1])
+    assert sockets(sysfs) == 1
+    allow(monkeypatch, {5, 99})
+    assert sockets(sysfs) == 1, "unknown: CPU 99 has no file"
 
 
 def test_there_is_nothing_to_choose_without_a_second_node(sysfs, tmp_path):

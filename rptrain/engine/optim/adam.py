@@ -19,7 +19,7 @@ from rptrain.utils.parallel import cores
 
 CHUNK, LANES = 65536, 512  # as in adam.c
 FALLBACK_CHUNK = 1 << 18  # elements: temporaries stay in the caches
-NODE_THREADS = 16  # per NUMA node: more gain little, and transfers share the node's memory bandwidth
+NODE_THREADS = 32  # per NUMA node; int8 moments gain up to there, and each task of a thread takes the interpreter lock
 
 
 class _Job(ctypes.Structure):
@@ -76,7 +76,7 @@ class CpuAdam:
     """Updates flat buffers with AdamW (decoupled weight decay, bias correction; torch.optim.AdamW's maths).
 
     Results depend neither on `threads` nor on whether the native code (`native`) or torch runs. By default `threads` is
-    four fifths of the available cores of each NUMA node, at most 16; the rest is left to the threads that launch work
+    four fifths of the available cores of each NUMA node, at most 32; the rest is left to the threads that launch work
     for GPUs. With several nodes, each thread is bound to the CPUs of one. Context manager: owns a thread pool.
     """
 
