@@ -90,7 +90,8 @@ class Worker:
         self._sums = TwoEnded(device.empty(sizes.sums // wide.itemsize, wide))
         grad = context.store.grad_dtype
         self._rounded = device.empty(sizes.rounded // grad.itemsize, grad) if sizes.rounded else None
-        self._summed: deque[_Summed] = deque(maxlen=2)  # of the last backward stages, one at each end
+        self._summed: dict[int, _Summed] = {}  # of the last backward stage at each end
+        self._latest: _Summed | None = None  # of the last backward stage
         self._backward = 0  # backward stages so far; selects the end of the accumulators of the next one
 
         def ring(entries: int) -> Ring:
@@ -189,7 +190,8 @@ class Worker:
     def _flush(self) -> None:
         if self._download is not None:
             self._download.flush()
-            self._summed[-1].downloaded = self._device.grad_download.record()
+            assert self._latest is not None
+            self._latest.downloaded = self._device.grad_download.record()
             self._download = None
 
     def _wait(self, key: Hashable, number: int) -> Any:
@@ -392,25 +394,30 @@ class Worker:
     # ---- gradients and losses
 
     def _start_sums(self, iteration: Iteration, slot: Slot, layout: GradLayout, end: int) -> None:
-        """Sets gradient accumulators to zero or, in a later round of the group, to the sums of its previous rounds."""
+        """Sets gradient accumulators to zero or, in a later round of the group, to the sums of its previous rounds.
+
+        These are uploaded while the device computes the last micro-batches of the slot before.
+        """
         sums, compute = self._sums.part(end, layout.size), self._device.compute
         start, stop = self._sums.range(end, layout.size)
-        for before in self._summed:
+        stream = compute if slot.turn == 0 else self._device.param_upload
+        for before in self._summed.values():
             if start < before.stop and before.start < stop:
                 if before.downloaded is None:
                     self._flush()
                 assert before.downloaded is not None
-                compute.wait(before.downloaded)
+                stream.wait(before.downloaded)
         if slot.turn == 0:
             with self._recorder.computing_gradients(compute, iteration.number, slot):
                 compute.run(f"{slot} sums", lambda: sums.zero_())
             return
         previous = iteration.number * self._context.plan.turns + slot.turn - 1
         for unit in layout.units:
-            compute.wait(self._wait(("grad", unit, slot.group), previous))
+            stream.wait(self._wait(("grad", unit, slot.group), previous))
             source, offset = self._context.store.units[unit].grads[slot.group], layout.offsets[unit]
             target = sums[offset : offset + len(source)]
-            compute.run(f"{slot} partial sums", lambda t=target, s=source: t.copy_(s, non_blocking=True))
+            stream.run(f"{slot} partial sums", lambda t=target, s=source: t.copy_(s, non_blocking=True))
+        compute.wait(stream.record())
 
     def _end_sums(self, iteration: Iteration, slot: Slot, layout: GradLayout, end: int) -> None:
         """Begins the download of the accumulators. The next backward stage has its own at the other end."""
@@ -418,7 +425,7 @@ class Worker:
         if not layout.size:  # all of its weights are frozen
             return
         self._flush()
-        self._summed.append(_Summed(*self._sums.range(end, layout.size)))
+        self._latest = self._summed[end] = _Summed(*self._sums.range(end, layout.size))
         sums = self._sums.part(end, layout.size)
         self._device.grad_download.wait(self._device.compute.record())
         self._download = Download(self._context, self._device, layout, iteration.number, slot, sums, self._rounded)
