@@ -11,7 +11,8 @@ from rptrain.doctor.gpu import COPIED, unmeasured
 from rptrain.planner import rates as kept
 from rptrain.planner.rates import LinkRates
 
-REPEATS = 8  # copies in a row
+REPEATS = 16  # copies in a row
+TURNS = 4  # timings, of which the shortest counts
 
 
 def examine(*, idle: bool) -> list[Check]:
@@ -37,7 +38,6 @@ def measure(indices: Sequence[int]) -> LinkRates:
     Takes 128 MiB of each GPU, and as much page-locked memory for each. Raises RuntimeError if there is too little.
     """
     links = [_Link(index) for index in indices]
-    _seconds(links)  # the first copies wake the links
     alone = min(REPEATS * COPIED / _seconds([link]) for link in links)
     together = len(links) * REPEATS * COPIED / _seconds(links)
     uuids = tuple(sorted(kept.uuid(index) for index in indices))
@@ -66,13 +66,16 @@ class _Link:
 
 
 def _seconds(links: Sequence[_Link]) -> float:
-    """The seconds until all copies of these links have ended."""
-    start = time.perf_counter()
-    for link in links:
-        link.copy()
-    for link in links:
-        link.wait()
-    return time.perf_counter() - start
+    """The seconds until all copies of these links have ended. The first copies also wake the links."""
+    taken = []
+    for _ in range(TURNS):
+        start = time.perf_counter()
+        for link in links:
+            link.copy()
+        for link in links:
+            link.wait()
+        taken.append(time.perf_counter() - start)
+    return min(taken)
 
 
 def describe(links: LinkRates, advice: str | None = None) -> Check:

@@ -111,6 +111,8 @@ class Worker:
         )
         self._layouts = [ParamLayout(spec, stage, dtype) for stage in context.plan.stages]
         self._grad_layouts = [GradLayout(spec, stage) for stage in context.plan.stages]
+        self._params_of: dict[tuple[int, int], list[Bound]] = {}  # by stage and end of the parameters' buffer
+        self._sums_of: dict[tuple[int, int], list[dict[str, Tensor]]] = {}  # by stage and end of the accumulators'
         self._download: Download | None = None
         self._turn = 0  # slots so far; selects the parameter slot of the next one
         self._where = "waiting"
@@ -205,15 +207,14 @@ class Worker:
         if upload.is_blocked():
             self._flush()
         end = self._backward % 2 if stage.backward else 0
-        params = self._layouts[slot.stage_index]
         run = _SlotRun(
             iteration,
             slot,
             self._context.bounds.stages[slot.stage_index],
             parity,
             end,
-            params.bind(self._params.part(parity, params.size), self._prepared),
-            layout.bind(self._sums.part(end, layout.size)) if stage.backward else [],
+            self._bind_params(slot.stage_index, parity),
+            self._bind_sums(slot.stage_index, end) if stage.backward else [],
             upload,
         )
         if stage.backward:
@@ -240,6 +241,20 @@ class Worker:
             self._end_sums(iteration, slot, layout, end)
         if stage.kind == "FB":
             self._send_losses(iteration, slot)
+
+    def _bind_params(self, stage: int, end: int) -> list[Bound]:
+        """The parameters of a stage at an end of the buffer: hundreds of views, made once because that takes long."""
+        if (stage, end) not in self._params_of:
+            layout = self._layouts[stage]
+            self._params_of[stage, end] = layout.bind(self._params.part(end, layout.size), self._prepared)
+        return self._params_of[stage, end]
+
+    def _bind_sums(self, stage: int, end: int) -> list[dict[str, Tensor]]:
+        """The gradient accumulators of a backward stage at an end of their buffer."""
+        if (stage, end) not in self._sums_of:
+            layout = self._grad_layouts[stage]
+            self._sums_of[stage, end] = layout.bind(self._sums.part(end, layout.size))
+        return self._sums_of[stage, end]
 
     def _micro_batch(self, run: _SlotRun, m: int) -> tuple[Event, Event, Event]:
         """Issues one micro-batch. Its events: inputs have arrived, computation has ended, outputs are on the host."""
@@ -396,11 +411,12 @@ class Worker:
     def _start_sums(self, iteration: Iteration, slot: Slot, layout: GradLayout, end: int) -> None:
         """Sets gradient accumulators to zero or, in a later round of the group, to the sums of its previous rounds.
 
-        These are uploaded while the device computes the last micro-batches of the slot before.
+        These are uploaded while the device computes the last micro-batches of the slot before, in the stream of
+        downloads: parameters do not wait for them.
         """
         sums, compute = self._sums.part(end, layout.size), self._device.compute
         start, stop = self._sums.range(end, layout.size)
-        stream = compute if slot.turn == 0 else self._device.param_upload
+        stream = compute if slot.turn == 0 else self._device.grad_download
         for before in self._summed.values():
             if start < before.stop and before.start < stop:
                 if before.downloaded is None:
