@@ -405,9 +405,10 @@ def test_a_group_may_be_a_view_and_its_neighbors_stay(fallback):
         assert each[:10].eq(group).all() and each[-10:].eq(group).all()
 
 
-def test_the_measurement_beside_a_copy():
-    found = bench_adam.measure(CHUNK + 9, threads=2)
-    assert (found["parameters"], found["threads"]) == (CHUNK + 9, 2)
+@pytest.mark.parametrize(("moments", "measured"), [("fp32", CHUNK + 9), ("int8", CHUNK)])
+def test_the_measurement_beside_a_copy(moments, measured):
+    found = bench_adam.measure(CHUNK + 9, 2, moments)
+    assert (found["parameters"], found["threads"]) == (measured, 2)
     assert found["share"] == pytest.approx(found["update_bytes_per_second"] / found["copy_bytes_per_second"])
 
 
