@@ -297,8 +297,8 @@ def _room(name: str, vram_limit: int | None, context: int, source: str, *, free:
         raise UserError(f"engine.vram_limit is {format_bytes(vram_limit)}, but {name} has {format_bytes(total)}")
     room = min(vram_limit - context, free) if vram_limit is not None else free - MARGIN
     if room <= 0:
+        has = f"{format_bytes(free)} free" if free >= 0 else format_bytes(total)
         raise UserError(
-            f"{source} leaves nothing for tensors: {name} has {format_bytes(free)} free, and the CUDA context "
-            f"takes {format_bytes(context)}"
+            f"{source} leaves nothing for tensors: {name} has {has}, and the CUDA context takes {format_bytes(context)}"
         )
     return room

@@ -57,8 +57,10 @@ def test_the_memory_of_a_planned_gpu():
         planned(CARD, 1, None, Engine(vram_limit=32 * GIB))
     with pytest.raises(UserError, match=r"^engine\.vram_limit leaves nothing for tensors"):
         planned(CARD, 1, None, Engine(vram_limit=CONTEXT))
-    with pytest.raises(UserError, match=r"^--vram leaves nothing for tensors"):
-        planned(replace(CARD, vram=CONTEXT), 1, None, Engine(), vram_source="--vram")
+    with pytest.raises(
+        UserError, match=r"^--vram leaves nothing for tensors: RTX 4090 has 100 MiB, and the CUDA context"
+    ):
+        planned(replace(CARD, vram=100 << 20), 1, None, Engine(), vram_source="--vram")
 
 
 def test_what_sets_the_room_of_gpus(two_gpus):
