@@ -110,7 +110,7 @@ class Hardware:
         nearest = sorted(sorted(groups, key=lambda n: abs(n - replicas))[:2])
         raise UserError(
             f"engine.replicas = {replicas} does not divide {used.devices} {kind}: use "
-            f"{used.devices // replicas * replicas} {kind} (engine.devices), or set engine.replicas to "
+            f"{used.devices // replicas * replicas} {kind} (engine.devices), or start a new run with engine.replicas = "
             f"{' or '.join(map(str, nearest))}"
         )
 
