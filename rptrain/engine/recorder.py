@@ -109,7 +109,7 @@ class Recorder:
         return meter.timed(self.meter, stamp, iteration, kind, subject, unit)
 
     def layer_timer(self, stream: Stream, iteration: int, slot: Slot) -> LayerTimer | None:
-        """Measures passes over layers; None if they are not measured, so that a stage can be replayed as one graph.
+        """Measures passes over layers; None if they are not measured, so that a stage can be replayed as graphs.
 
         An iteration measures one stage in one round: several devices that launch layer by layer delay each other.
         """
@@ -132,12 +132,14 @@ class DeviceRecorder:
         self._up = self._down = 0  # bytes of copies that were issued
         self._busy: dict[Kind, float] = {"F": 0.0, "FB": 0.0, "B": 0.0}
         self._in_progress: deque[Pass] = deque()
+        self._issuing: Pass | None = None  # the micro-batch of which pieces are still to come
         self._span: Span | None = None  # the micro-batch that is being issued, in a traced engine
         self._left: dict[int, Mark] = {}  # by entry of the output ring: when its last output had reached the host
 
     def begin(self, iteration: int, slot: Slot, micro_batch: int) -> None:
         self._span = self._new_span(iteration, slot, micro_batch)
-        self._in_progress.append(Pass(iteration, slot, micro_batch))
+        self._issuing = Pass(iteration, slot, micro_batch)
+        self._in_progress.append(self._issuing)
 
     @contextmanager
     def receiving(self, stream: Stream, nbytes: int) -> Iterator[None]:
@@ -207,6 +209,7 @@ class DeviceRecorder:
 
     def issued(self) -> None:
         """The micro-batch, and the transfers that go with it, were issued."""
+        self._issuing = None
         if self._span is not None:
             self._span.issued = time.perf_counter()
 
@@ -225,10 +228,10 @@ class DeviceRecorder:
 
     def state(self, waits_for: Hashable | None) -> LaneState:
         """The device's state, accurate to a micro-batch. `waits_for`: the board's key that its thread waits for."""
-        busy, in_progress = dict(self._busy), tuple(self._in_progress)
+        busy, issuing, in_progress = dict(self._busy), self._issuing, tuple(self._in_progress)
         for one in in_progress:
             busy[one.slot.stage.kind] += one.seconds
-        left = [one for one in in_progress if not one.pieces or not one.pieces[-1][1].passed()]
+        left = [one for one in in_progress if one is issuing or not one.pieces or not one.pieces[-1][1].passed()]
         computing = bool(left) and left[0].computing
         waiting = None
         if waits_for is not None and not computing:

@@ -48,10 +48,6 @@ class StagePass:
         forward = len(self._stage.layers) if by_layer else 0
         return [range(i, i + 1) for i in range(forward)] + _split(range(forward, self._steps))
 
-    def layers(self, steps: range) -> range:
-        """The layers, by their place in the stage, whose parameters these steps are the first to read."""
-        return steps[: max(len(self._stage.layers) - steps.start, 0)]
-
     def run(self, steps: range, scale: float, loss: Tensor) -> None:
         """Runs steps. The loss is multiplied by `scale` for its gradients; a fused stage writes it to `loss`."""
         for i in steps:

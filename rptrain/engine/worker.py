@@ -4,6 +4,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from rptrain.engine.footprint import Footprint
 from rptrain.engine.iteration import Evaluation, Iteration
 from rptrain.engine.stage_pass import StagePass
 from rptrain.engine.store import accumulate_dtype
+from rptrain.engine.trace import Arrival
 from rptrain.engine.transfer.copies import Bound, Download, GradLayout, ParamLayout, Upload
 from rptrain.engine.transfer.inputs import DocumentShape, Inputs
 from rptrain.engine.transfer.ring import Ring
@@ -29,7 +31,7 @@ from rptrain.schedule.lower import RING, Access, StageIO
 from rptrain.schedule.plan import Slot
 from rptrain.utils import numa
 
-# Micro-batches, and pieces of them, that are issued before the first was computed. With more operations in its queues
+# The most micro-batches, and pieces of them, that are issued and not computed yet. With more operations in its queues
 # the driver blocks launches, and those of the other devices with them.
 MICRO_BATCHES_AHEAD = 2
 PIECES_AHEAD = 4
@@ -348,39 +350,56 @@ class Worker:
     def _launch(
         self, run: _SlotRun, m: int, work: StagePass, scale: float, graph: tuple[Hashable, Hashable] | None
     ) -> None:
-        """Issues the stage's computation in pieces, or layer by layer while its parameters are still being uploaded.
+        """Issues the stage's computation in pieces.
 
-        Layer by layer, the optimizer may still be at the later layers when the first ones are computed. Parameters
-        are prepared (dequantized, quantized to FP8, or transposed) with the first micro-batch of a slot.
+        Parameters are prepared (dequantized, quantized to FP8, or transposed) with the first micro-batch of a slot. If
+        some of them are still to be uploaded then, it is issued layer by layer.
 
-        `graph`: key and buffer slots, with which pieces are replayed (devices/base.py), unless layer by layer.
+        `graph`: key and buffer slots, with which pieces are replayed (devices/base.py); None: they are launched.
         """
-        stream, upload, stage, where = self._device.compute, run.upload, run.slot.stage, self._where
-        first = m == run.slot.micro_batches.start
-        by_layer = first and not upload.is_issued
-        arrival = None
-        if first and not by_layer:
+        stream, upload = self._device.compute, run.upload
+        first, arrival = m == run.slot.micro_batches.start, None
+        if first and not upload.is_issued:
+            self._launch_by_layer(run, work, scale)
+            return
+        if first:
             stream.wait(upload.finish())
             arrival = upload.arrival()
-        for steps in work.pieces(by_layer=by_layer):
-            if len(self._pieces) == PIECES_AHEAD:
-                with self._recorder.waiting_for_room():
-                    self._pieces.popleft().synchronize()
-            layers = work.layers(steps) if first else range(0)
-            if by_layer and layers:
-                units = self._spec.stack[stage.layers[layers.start]].units
-                stream.wait(upload.finish(units))
-                arrival = upload.arrival(units)
-            piece = partial(work.run, steps, scale, self._loss)
-            with self._recorder.computing(stream, arrival):
-                for i in layers:
-                    self._prepare(run.slot, run.params[i])
-                if graph is None or by_layer:
-                    stream.run(where, piece)
+        for steps in work.pieces():
+            with self._issuing(arrival):
+                for bound in run.params if first and steps.start == 0 else ():  # not between pieces: Device.replay
+                    self._prepare(run.slot, bound)
+                piece = partial(work.run, steps, scale, self._loss)
+                if graph is None:
+                    stream.run(self._where, piece)
                 else:
                     key, buffer_slots = graph
-                    self._device.replay((key, steps), buffer_slots, where, piece)
-            self._pieces.append(stream.record())
+                    self._device.replay((key, steps), buffer_slots, self._where, piece)
+
+    def _launch_by_layer(self, run: _SlotRun, work: StagePass, scale: float) -> None:
+        """Issues each layer once it is uploaded: the optimizer may still update the later ones meanwhile."""
+        stream, layers, arrival = self._device.compute, run.slot.stage.layers, None
+        for steps in work.pieces(by_layer=True):
+            new = steps.start if steps.start < len(layers) else None  # the layer that is read for the first time
+            if new is not None:
+                units = self._spec.stack[layers[new]].units
+                stream.wait(run.upload.finish(units))
+                arrival = run.upload.arrival(units)
+            with self._issuing(arrival):
+                if new is not None:
+                    self._prepare(run.slot, run.params[new])
+                stream.run(self._where, partial(work.run, steps, scale, self._loss))
+
+    @contextmanager
+    def _issuing(self, arrival: Arrival | None) -> Iterator[None]:
+        """Around the launch of a piece: waits for room in the driver's queue, and records the piece."""
+        stream = self._device.compute
+        if len(self._pieces) == PIECES_AHEAD:
+            with self._recorder.waiting_for_room():
+                self._pieces.popleft().synchronize()
+        with self._recorder.computing(stream, arrival):
+            yield
+        self._pieces.append(stream.record())
 
     def _prepare(self, slot: Slot, bound: Bound) -> None:
         """Fills the buffer that all stages share; the stream has finished the previous stage by then."""
@@ -442,9 +461,10 @@ class Worker:
             return
         self._flush()
         self._latest = self._summed[end] = _Summed(*self._sums.range(end, layout.size))
-        sums = self._sums.part(end, layout.size)
-        self._device.grad_download.wait(self._device.compute.record())
-        self._download = Download(self._context, self._device, layout, iteration.number, slot, sums, self._rounded)
+        sums, computed = self._sums.part(end, layout.size), self._device.compute.record()
+        self._download = Download(
+            self._context, self._device, layout, iteration.number, slot, sums, self._rounded, computed
+        )
 
     def _send_losses(self, iteration: Iteration, slot: Slot) -> None:
         """Downloads the losses after the gradient of the last micro-batch, for which the stream has waited."""

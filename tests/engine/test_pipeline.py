@@ -218,6 +218,22 @@ def test_pieces_of_any_length_give_the_same_bits(asynchronous, monkeypatch):
     assert pieces[:2] == whole[:2] and all(torch.equal(pieces[2][name], value) for name, value in whole[2].items())
 
 
+@pytest.mark.parametrize("before", ["F1-1", "FB2-4", "B1-1"])
+def test_sums_of_earlier_rounds_arrive_while_the_stage_before_is_computed(before):
+    plan = Plan.parse("F0-0 F1-1 FB2-4 B1-1 B0-0 | N=1 M=4 MR=2")
+    stages = [str(stage) for stage in plan.stages]
+    after, arriving, waited = stages[stages.index(before) + 1], threading.Event(), []
+
+    def hold(where):
+        if f":{after}@0r1" in where and where.endswith("partial sums"):
+            arriving.set()
+        if f":{before}@0r1" in where and where.endswith("micro-batch 3") and not waited:
+            waited.append(arriving.wait(10))
+
+    runs.run(CFG, plain.make_batches(1), plan, asynchronous=False, probe=hold)
+    assert waited == [True]
+
+
 @pytest.mark.parametrize("drained", [1, 30_000, 1 << 30])
 def test_gradients_drain_in_the_first_windows_of_the_next_slot(drained, monkeypatch):
     found = []
@@ -225,7 +241,7 @@ def test_gradients_drain_in_the_first_windows_of_the_next_slot(drained, monkeypa
 
     def noted(download, *arguments):
         made(download, *arguments)
-        found.append((len(download._windows), arguments[-2].nbytes))
+        found.append((len(download._windows), arguments[-3].nbytes))
 
     monkeypatch.setattr(copies, "DRAINED", drained)
     monkeypatch.setattr(copies.Download, "__init__", noted)

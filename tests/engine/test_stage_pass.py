@@ -112,10 +112,3 @@ def test_by_layer_each_layer_is_a_piece_forward():
     assert lengths("F0-2", by_layer=True) == [1, 1, 1]
     assert lengths("B0-9", by_layer=True) == [1] * 10 + [5, 5]
     assert lengths("FB28-28", by_layer=True) == [1]
-
-
-def test_a_piece_knows_the_layers_that_it_is_the_first_to_read():
-    work, _ = make("FB0-28", count=28)
-    pieces = work.pieces()
-    assert [i for steps in pieces for i in work.layers(steps)] == list(range(29))
-    assert work.layers(pieces[4]) == range(28, 29) and not work.layers(pieces[5])

@@ -89,7 +89,9 @@ class Device(Protocol):
     def replay(self, key: Hashable, buffer_slots: Hashable, where: str, work: Callable[[], object]) -> None:
         """Runs work in the compute stream, as a graph if the device supports graphs.
 
-        Equal keys promise the same operations; equal `buffer_slots` promise that they act on the same memory.
+        Equal keys promise the same operations; equal `buffer_slots` promise that they act on the same memory. Works of
+        one pass may follow one another, each with its key; nothing that allocates may run between them, because a graph
+        leaves its results for the next one in memory that the allocator counts as free.
         """
         ...
 

@@ -306,11 +306,14 @@ class Download(_Transfer):
         slot: Slot,
         source: Tensor,
         rounded: Tensor | None,
+        computed: Event,
     ) -> None:
+        """`computed`: the event after which `source` has all gradients."""
         itemsize = context.store.grad_dtype.itemsize
         count, chunk = min(len(slot.micro_batches), -(-len(source) * itemsize // DRAINED)), CHUNK_BYTES // itemsize
         super().__init__(context, device.grad_download, layout, layout.sizes[::-1], iteration, count, chunk)
         self._where, self._source, self._rounded = f"{slot} download", source, rounded
+        self._computed = computed
         self._recorder = context.recorder.devices[slot.device]
         self._group, self._pass = slot.group, iteration * context.plan.turns + slot.turn
         self._left = Counter(chunk.unit for window in self._windows for chunk in window)
@@ -322,6 +325,7 @@ class Download(_Transfer):
 
     def flush(self) -> None:
         """Issues every remaining chunk; blocks until the optimizer has read the previous gradients."""
+        self._stream.wait(self._computed)
         self._issue_all(self._layout.units)
 
     def _copy(self, chunk: Chunk) -> None:
