@@ -31,7 +31,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Launch:
-    """The seconds that a worker's thread took to issue a micro-batch, without waits, and the device to compute it."""
+    """The seconds of a worker's thread for issuing a micro-batch, without waits, and of the device for computing it."""
 
     stage: str
     host: float

@@ -10,7 +10,7 @@ def examine(runs: Path) -> list[Check]:
     """Runs all checks, in a few seconds. `runs`: the folder of runs, whose disk is checked; it need not exist."""
     rates = products.examine()  # first: the driver then says whether other work uses a GPU
     gpus = gpu.examine()
-    together = links.examine(idle=all("rates" in one.figures for one in rates))
+    together = links.examine(idle=not any("used" in one.figures for one in rates))
     return [
         *gpus,
         *gpu.models(),

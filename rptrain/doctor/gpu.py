@@ -2,6 +2,7 @@
 
 import ctypes
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -65,14 +66,14 @@ def _examine(driver: Driver, index: int) -> Check:
     try:
         return describe(_look(driver, index))
     except RuntimeError as error:  # torch raises it for both; the first line distinguishes them
-        return unmeasured(f"cuda:{index}", index, error)
+        return unmeasured(f"cuda:{index}", error, device=f"cuda:{index}")
 
 
-def unmeasured(subject: str, index: int, error: RuntimeError) -> Check:
+def unmeasured(subject: str, error: RuntimeError, **figures: Any) -> Check:
     """The warning about a GPU that is full or has failed."""
     said = str(error).partition("\n")[0]
     advice = "see in nvidia-smi what else takes it; a GPU that has failed comes back by a restart of the machine"
-    return check(subject, f"cannot be measured: {said}", advice, device=f"cuda:{index}", error=said)
+    return check(subject, f"cannot be measured: {said}", advice, error=said, **figures)
 
 
 def _none(driver: str | None, cuda: str | None) -> Check:

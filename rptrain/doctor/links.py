@@ -11,7 +11,7 @@ from rptrain.doctor.gpu import COPIED, unmeasured
 from rptrain.planner import rates as kept
 from rptrain.planner.rates import LinkRates
 
-REPEATS = 16  # copies in a row
+IN_A_ROW = 16  # copies each way
 TURNS = 4  # timings, of which the shortest counts
 
 
@@ -25,8 +25,9 @@ def examine(*, idle: bool) -> list[Check]:
         return [check("links", "not measured: other work uses a GPU", advice)]
     try:
         found = measure(range(count))
+        torch.cuda.empty_cache()
     except RuntimeError as error:  # out of memory, or a GPU has failed
-        return [unmeasured("links", 0, error)]
+        return [unmeasured("links", error)]
     problem = kept.keep(links=[found])
     advice = problem and f"plans use estimates, because the rates cannot be kept ({problem})"
     return [describe(found, advice)]
@@ -38,8 +39,8 @@ def measure(indices: Sequence[int]) -> LinkRates:
     Takes 128 MiB of each GPU, and as much page-locked memory for each. Raises RuntimeError if there is too little.
     """
     links = [_Link(index) for index in indices]
-    alone = min(REPEATS * COPIED / _seconds([link]) for link in links)
-    together = len(links) * REPEATS * COPIED / _seconds(links)
+    alone = min(IN_A_ROW * COPIED / _seconds([link]) for link in links)
+    together = len(links) * IN_A_ROW * COPIED / _seconds(links)
     uuids = tuple(sorted(kept.uuid(index) for index in indices))
     return LinkRates(uuids, alone, together, date.today().isoformat())
 
@@ -54,10 +55,10 @@ class _Link:
         self._ways = ((up, device[0], host[0]), (down, host[1], device[1]))  # stream, target, source
 
     def copy(self) -> None:
-        """Issues REPEATS copies in each direction."""
+        """Issues IN_A_ROW copies in each direction."""
         for stream, target, source in self._ways:
             with torch.cuda.stream(stream):
-                for _ in range(REPEATS):
+                for _ in range(IN_A_ROW):
                     target.copy_(source, non_blocking=True)
 
     def wait(self) -> None:

@@ -45,14 +45,14 @@ def _examine(driver: Driver, index: int) -> tuple[Check, GpuRates | None]:
     used = None if handle is None else driver.status(handle).utilization
     if used is not None and used > BUSY:
         advice = "run rptrain doctor again when nothing else uses the GPU: plans are made with measured rates"
-        return check(subject, f"not measured: other work uses the GPU {used}% of the time", advice), None
+        return check(subject, f"not measured: other work uses the GPU {used}% of the time", advice, used=used), None
     name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
     try:
         with torch.cuda.device(index):
             rates = measure(torch.device("cuda", index), with_fp8=HAS_TRITON and capability >= FP8_CAPABILITY)
             torch.cuda.empty_cache()
     except RuntimeError as error:  # out of memory, or the GPU has failed
-        return unmeasured(subject, index, error), None
+        return unmeasured(subject, error, device=f"cuda:{index}"), None
     found = GpuRates(uuid, name, Versions.here(), MeasuredRates(rates, date.today().isoformat()))
     return describe(subject, found), found
 

@@ -22,7 +22,7 @@ from rptrain.engine.footprint import (
 )
 from rptrain.engine.meter import Measured
 from rptrain.engine.optim.moments import Moments
-from rptrain.engine.optim.traffic import core_rate, fraction_of_codes, update_bytes
+from rptrain.engine.optim.traffic import fraction_of_codes, thread_rate, update_bytes
 from rptrain.engine.store import ModelStore, accumulate_dtype
 from rptrain.engine.transfer.boundary import BoundaryBuffers
 from rptrain.kernels import launch
@@ -159,7 +159,7 @@ def layer_costs(
     grad = wide if workload.wide_grad else itemsize
     updates = {
         index: machine.update_seconds(
-            spec.units[index].numel, workload.update_bytes(spec.units[index]), core_rate(workload.moments)
+            spec.units[index].numel, workload.update_bytes(spec.units[index]), thread_rate(workload.moments)
         )
         for index in spec.trained(range(len(spec.units)))
     }

@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from rptrain.config.schema import Config, Engine
+from rptrain.engine.optim.adam import default_threads
 from rptrain.engine.store import available_bytes
 from rptrain.planner.rates import measured_links, measured_rates
 from rptrain.schedule.machine import CPU, GB, Card, Machine, Rates, card_named
@@ -146,7 +147,8 @@ def here(engine: Engine) -> Hardware:
     check_alike(engine.devices, names)
     gpus = gpu_memory(names, engine.vram_limit)
     limit, source = (engine.host_limit, "engine.host_limit") if engine.host_limit else (free, "free")
-    return Hardware(machine(names), gpus, limit, source, free, now + _growth(cuda=bool(gpus)), here=True)
+    program = now + _growth(cuda=bool(gpus))
+    return Hardware(machine(names, engine.optimizer_threads), gpus, limit, source, free, program, here=True)
 
 
 def check_fp8(devices: Iterable[str]) -> None:
@@ -237,22 +239,23 @@ def device_kind(device: str) -> str:
     return platform.processor() or platform.machine()
 
 
-def machine(devices: Sequence[str]) -> Machine:
-    """The rates of existing devices and of their links: measured if `rptrain doctor` measured all, otherwise estimated.
+def machine(devices: Sequence[str], threads: int | None = None) -> Machine:
+    """The rates of existing devices, and of the host with these `threads` of the optimizer.
 
-    Peaks are those of a known card's profile, otherwise guessed from the driver's figures.
+    Rates of products, and rates of links, are measured if `rptrain doctor` measured those of all devices, otherwise
+    estimated. Peaks are those of a known card's profile, otherwise guessed from the driver's figures.
     """
-    host = min(8 * GB * cores(), 150 * GB * numa.sockets())
+    host, threads = min(8 * GB * cores(), 150 * GB * numa.sockets()), threads or default_threads()
     if not devices[0].startswith("cuda"):
-        return Machine(CPU, len(devices), host, cores())
+        return Machine(CPU, len(devices), host, threads)
     properties = torch.cuda.get_device_properties(devices[0])
     card = card_named(properties.name)
     if card is None:
         card = Card(properties.name, properties.total_memory, _guessed_peak(properties), 1000 * GB, 25 * GB)
     card, links = replace(card, measured=measured_rates(devices)), measured_links(devices)
     if links is None:
-        return Machine(card, len(devices), host, cores())
-    return Machine(replace(card, pcie=links.alone), len(devices), host, cores(), links.together)
+        return Machine(card, len(devices), host, threads)
+    return Machine(replace(card, pcie=links.alone), len(devices), host, threads, links.together, links.date)
 
 
 def _guessed_peak(properties: Any) -> Rates:

@@ -104,12 +104,15 @@ def load() -> _Content:
         said = "has unknown content" if isinstance(error, ValidationError) else f"cannot be read ({error})"
         log.warning("%s %s: plans use estimated rates until rptrain doctor measures again", path or FILE, said)
         return _Content(1)
-    rates = [rate for gpu in content.gpus for rate in astuple(gpu.measured.rates)]
-    rates += [rate for links in content.links for rate in (links.alone, links.together)]
-    if not all(rate is None or (isfinite(rate) and rate > 0) for rate in rates):
-        log.warning("%s has impossible rates: plans use estimated rates until rptrain doctor measures again", path)
-        return _Content(1)
-    return content
+    gpus = [gpu for gpu in content.gpus if _possible(*astuple(gpu.measured.rates))]
+    links = [links for links in content.links if _possible(links.alone, links.together)]
+    if len(gpus) < len(content.gpus) or len(links) < len(content.links):
+        log.warning("%s has impossible rates, which plans leave out until rptrain doctor measures again", path)
+    return _Content(1, tuple(gpus), tuple(links))
+
+
+def _possible(*rates: float | None) -> bool:
+    return all(rate is None or (isfinite(rate) and rate > 0) for rate in rates)
 
 
 def keep(gpus: Iterable[GpuRates] = (), links: Iterable[LinkRates] = ()) -> str | None:

@@ -150,7 +150,8 @@ def _head(report: PlanReport) -> Iterator[str]:
     peak = f"{card.peak.bf16:g} TFLOP/s"
     if config.engine.fp8 and card.peak.fp8:
         peak += f", {card.peak.fp8:g} in FP8,"
-    yield f"On {machine.devices} × {card.name} of {where}: {peak} and {machine.link / 1e9:.3g} GB/s each way"
+    source = "" if machine.links_measured is None else f", measured by rptrain doctor on {machine.links_measured}"
+    yield f"On {machine.devices} × {card.name} of {where}: {peak} and {machine.link / 1e9:.3g} GB/s each way{source}"
     rates = f"{card.rates.bf16:.0f} TFLOP/s"
     if config.engine.fp8 and card.rates.fp8:
         rates += f", {card.rates.fp8:.0f} in FP8"

@@ -127,9 +127,10 @@ class _Builder:
         return pieces
 
     def _partial_sums(self, iteration: int, slot: Slot, start: list[int]) -> list[int]:
-        """Uploads of the group's previous partial sums, in order, in the compute stream before the computation.
+        """Uploads of the group's previous partial sums, in order, before the computation.
 
-        They do not slow the link's other copies in this simulation.
+        In this simulation the device does not compute meanwhile, and they do not slow the link's other copies; the
+        engine uploads them while the stage before is computed.
         """
         if self.links is None or slot.turn == 0 or not slot.stage.backward:
             return []

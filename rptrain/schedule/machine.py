@@ -97,25 +97,26 @@ CPU = Card("CPU", 0, Rates(0.05, 0.05), 10 * GB, 10 * GB)
 
 @dataclass(frozen=True)
 class Machine:
-    """N devices of one kind, and the host's cores and bandwidth of memory, which limit the optimizer on the CPU."""
+    """N devices of one kind, and what limits the optimizer: its threads, and the bandwidth of host memory."""
 
     card: Card
     devices: int
     host_bandwidth: float = 100 * GB  # bytes per second
-    cores: int = 32
-    pcie_total: float | None = None  # bytes per second of all devices together, if they share a link
+    threads: int = 26  # of the optimizer: of 32 cores
+    pcie_total: float | None = None  # bytes per second each way of all devices together, if they share a link
+    links_measured: str | None = None  # ISO date
 
     @property
     def link(self) -> float:
         """Bytes per second in each direction for a device while all devices copy."""
         return min(self.card.pcie, (self.pcie_total or float("inf")) / self.devices)
 
-    def update_seconds(self, parameters: int, nbytes: float, core_rate: float = inf) -> float:
+    def update_seconds(self, parameters: int, nbytes: float, thread_rate: float = inf) -> float:
         """Seconds of an optimizer step that reads and writes `nbytes` bytes per parameter.
 
-        `core_rate`: the parameters per second that a core can update.
+        `thread_rate`: the parameters per second that a thread can update.
         """
-        return parameters * max(nbytes / self.host_bandwidth, 1 / (core_rate * self.cores))
+        return parameters * max(nbytes / self.host_bandwidth, 1 / (thread_rate * self.threads))
 
 
 def card_named(device: str) -> Card | None:

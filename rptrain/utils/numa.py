@@ -103,10 +103,16 @@ def topology(root: Path = SYSFS) -> Topology:
 
 
 def sockets(root: Path = SYSFS) -> int:
-    """The number of processors whose CPUs the process may use; 1 if it is unknown."""
+    """The number of processors whose CPUs the process may use; 1 if it is unknown.
+
+    It is at most the number of nodes, because a virtual machine may show each CPU as a processor.
+    """
+    nodes = len(topology(root).nodes)
+    if not nodes:
+        return 1
     paths = (root / f"devices/system/cpu/cpu{cpu}/topology/physical_package_id" for cpu in os.sched_getaffinity(0))
     try:
-        return len({path.read_text().strip() for path in paths})
+        return min(len({path.read_text().strip() for path in paths}), nodes)
     except OSError:
         return 1
 

@@ -218,7 +218,7 @@ def test_links_are_measured_alone_and_together(two_gpus, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(links, "_Link", lambda index: Link(now))
     monkeypatch.setattr(links.time, "perf_counter", lambda: now[0])
-    moved = links.REPEATS * links.COPIED
+    moved = links.IN_A_ROW * links.COPIED
     found = links.measure([1, 0])
     assert found.uuids == ("uuid-0", "uuid-1") and (found.alone, found.together) == (moved, moved)
 

@@ -102,7 +102,7 @@ def test_work_with_sums_in_float16():
 
 
 def test_an_update_takes_the_hosts_bandwidth():
-    machine = Machine(CARDS["rtx4090"], 8, host_bandwidth=1e11, cores=16)
+    machine = Machine(CARDS["rtx4090"], 8, host_bandwidth=1e11, threads=16)
     assert machine.update_seconds(10**9, 26) == pytest.approx(0.26)
-    assert machine.update_seconds(10**9, 26, core_rate=1e9) == pytest.approx(0.26)
-    assert machine.update_seconds(10**9, 26, core_rate=0.2e9) == pytest.approx(1 / (16 * 0.2))
+    assert machine.update_seconds(10**9, 26, thread_rate=1e9) == pytest.approx(0.26)
+    assert machine.update_seconds(10**9, 26, thread_rate=0.2e9) == pytest.approx(1 / (16 * 0.2))

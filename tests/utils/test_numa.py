@@ -62,6 +62,10 @@ def test_sockets_are_those_with_cpus(sysfs, monkeypatch):
     assert sockets(sysfs) == 1
     allow(monkeypatch, {5, 99})
     assert sockets(sysfs) == 1, "unknown: CPU 99 has no file"
+    allow(monkeypatch, range(20))
+    for cpu in range(20):
+        (sysfs / f"devices/system/cpu/cpu{cpu}/topology/physical_package_id").write_text(f"{cpu}\n")
+    assert sockets(sysfs) == 2, "at most one per node"
 
 
 def test_there_is_nothing_to_choose_without_a_second_node(sysfs, tmp_path):

@@ -45,6 +45,12 @@ def instruction_set() -> str | None:
     return library.instruction_set().decode()
 
 
+def default_threads() -> int:
+    """Four fifths of the available cores of each NUMA node, at most NODE_THREADS."""
+    shares = [node.share for node in numa.topology().nodes] or [cores() - cores() // 5]
+    return max(1, sum(min(share, NODE_THREADS) for share in shares))
+
+
 class UpdateArgs(TypedDict):
     """A range of a unit with equal weight decay: one-dimensional contiguous CPU tensors of one length.
 
@@ -76,8 +82,8 @@ class CpuAdam:
     """Updates flat buffers with AdamW (decoupled weight decay, bias correction; torch.optim.AdamW's maths).
 
     Results depend neither on `threads` nor on whether the native code (`native`) or torch runs. By default `threads` is
-    four fifths of the available cores of each NUMA node, at most 32; the rest is left to the threads that launch work
-    for GPUs. With several nodes, each thread is bound to the CPUs of one. Context manager: owns a thread pool.
+    `default_threads`; the other cores are left to the threads that launch work for GPUs. With several nodes, each
+    thread is bound to the CPUs of one. Context manager: owns a thread pool.
     """
 
     def __init__(
@@ -89,11 +95,9 @@ class CpuAdam:
         force_fallback: bool = False,
     ) -> None:
         self.betas, self.eps = betas, eps
-        nodes = numa.topology()
-        shares = [node.share for node in nodes.nodes] or [cores() - cores() // 5]
-        self.threads = threads or max(1, sum(min(share, NODE_THREADS) for share in shares))
+        self.threads = threads or default_threads()
         self._library = None if force_fallback else _library()
-        places = deque(nodes.spread(self.threads))
+        places = deque(numa.topology().spread(self.threads))
         self.pool = ThreadPoolExecutor(self.threads, "adam", initializer=lambda: numa.bind(places.popleft()))
 
     def __enter__(self) -> Self:

@@ -29,12 +29,12 @@ def update_bytes(dtype: torch.dtype, moments: Moments, *, wide_grad: bool = Fals
     return grad + params + 2 * (rest + bytes_each(moments, wide)) + codes * (dtype.itemsize + 1)
 
 
-def core_rate(moments: Moments) -> float:
-    """The parameters per second that a core can update, if that and not memory is the limit.
+def thread_rate(moments: Moments) -> float:
+    """The parameters per second that a thread can update, if that and not memory is the limit.
 
-    Measured with int8 moments: 0.24e9 with 32 hardware threads of 16 cores and AVX-512, 0.3e9 with AVX2 and few cores.
+    Measured with int8 moments: 0.26e9 to 0.39e9 with 30 to 8 threads and AVX-512, 0.3e9 with two threads and AVX2.
     """
-    return 0.25e9 if moments == "int8" else inf
+    return 0.3e9 if moments == "int8" else inf
 
 
 def fraction_of_codes(units: Iterable[Unit]) -> float:
