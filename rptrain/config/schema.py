@@ -223,7 +223,7 @@ class Engine(Section):
     """micro-batches per round; fewer need less host memory; "auto": the fastest; unset: all that a replica has"""
     replicas: Count | Literal["auto"] = 1
     """groups of GPUs that share a step; "auto": the fastest; speeds up small models, costs host memory"""
-    optimizer_threads: PositiveInt | None = None
+    optimizer_threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads of the optimizer; unset: four fifths of the cores of each NUMA node, at most 32 per node"""
     fp16_accumulation: bool = False
     """with float16: GPUs sum products in float16, on GeForce cards also in attention; faster there, less exact"""

@@ -77,6 +77,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("[engine]\nround_size = 3", "c.toml:7: `engine.round_size`: 3 does not divide the 16 micro-batches"),
         ("[engine]\nreplicas = 3", "c.toml:7: `engine.replicas`: 3 does not divide the 16 micro-batches of a step"),
         (
+            "[engine]\noptimizer_threads = 1025",
+            "c.toml:7: `engine.optimizer_threads` must be less than or equal to 1024, not 1025",
+        ),
+        (
             "[engine]\nround_size = 8\nreplicas = 4",
             "c.toml:8: `engine.replicas`: 4 does not divide the rounds of a step: 2, by engine.round_size",
         ),

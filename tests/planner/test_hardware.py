@@ -61,6 +61,11 @@ def test_the_memory_of_a_planned_gpu():
         planned(replace(CARD, vram=100 << 20), 1, None, Engine(), vram_source="--vram")
 
 
+def test_the_threads_of_a_planned_machine():
+    assert planned(CARD, 1, None, Engine()).machine == Machine(CARD, 1)
+    assert planned(CARD, 1, None, Engine(optimizer_threads=8)).machine.threads == 8
+
+
 def test_what_sets_the_room_of_gpus(two_gpus):
     assert planned(CARD, 2, None, Engine()).room_source == CARD.name
     assert planned(CARD, 2, None, Engine(), vram_source="--vram").room_source == "--vram"
