@@ -211,10 +211,8 @@ def planned(
     gpus = tuple(Gpu(f"cuda:{index}", CONTEXT, room, source, card.vram) for index in range(count))
     limits = [(size, name) for size, name in ((host, "--host"), (engine.host_limit, "engine.host_limit")) if size]
     limit, named = min(limits, default=(None, "not known"))
-    of = Machine(card, count)
-    if engine.optimizer_threads is not None:
-        of = replace(of, threads=engine.optimizer_threads)
-    return Hardware(of, gpus, limit, named, host, PROGRAM, here=False)
+    hypothetical = Machine(card, count, threads=engine.optimizer_threads or Machine.threads)
+    return Hardware(hypothetical, gpus, limit, named, host, PROGRAM, here=False)
 
 
 def resolve(text: str) -> tuple[str, ...]:
