@@ -19,11 +19,13 @@ HISTORY = 4  # payloads kept for each key; at most two iterations are in progres
 class Board:
     """Counters that threads publish and wait for.
 
-    A wait for n returns once every number up to n was published; two devices may publish out of order.
+    A wait for n returns once every number up to n was published; two devices may publish out of order. A number wakes
+    only the threads that wait for its key: each of the others would take the interpreter's lock.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._published: dict[Hashable, threading.Condition] = {}  # of keys that were waited for
         self._counts: dict[Hashable, int] = {}
         self._constant: dict[Hashable, Any] = {}
         self._payloads: dict[Hashable, dict[int, Any]] = {}
@@ -31,7 +33,7 @@ class Board:
         self._aborted = False
 
     def publish(self, key: Hashable, number: int, payload: Any = None) -> None:
-        with self._changed:
+        with self._lock:
             history = self._payloads.setdefault(key, {})
             count = self._counts.setdefault(key, min(number, 0) - 1)
             assert number > count, (key, number, count)
@@ -41,54 +43,60 @@ class Board:
                 count += 1
                 history.pop(count - HISTORY, None)
             self._counts[key] = count
-            self._changed.notify_all()
+            self._notify(key)
 
     def publish_constant(self, key: Hashable, payload: Any = None) -> None:
         """Publishes every number under `key`, with this payload."""
-        with self._changed:
+        with self._lock:
             self._constant[key] = payload
-            self._changed.notify_all()
+            self._notify(key)
 
     def wait(self, key: Hashable, number: int) -> Any:
         """Blocks until `number` was published under `key` and returns its payload. Raises Aborted.
 
         The payload is None if it is no longer kept.
         """
-        with self._changed:
+        with self._lock:
             if not self._reached(key, number):
                 name = threading.current_thread().name
                 self._waiting[name] = (key, number)
-                self._changed.wait_for(lambda: self._aborted or self._reached(key, number))
+                published = self._published.setdefault(key, threading.Condition(self._lock))
+                published.wait_for(lambda: self._aborted or self._reached(key, number))
                 del self._waiting[name]
             if self._aborted:
                 raise Aborted
             return self._constant[key] if key in self._constant else self._payloads[key].get(number)
 
     def ready(self, key: Hashable, number: int) -> bool:
-        with self._changed:
+        with self._lock:
             return self._reached(key, number)
+
+    def _notify(self, key: Hashable) -> None:
+        if key in self._published:
+            self._published[key].notify_all()
 
     def _reached(self, key: Hashable, number: int) -> bool:
         return key in self._constant or (key in self._counts and self._counts[key] >= number)
 
     def count(self, key: Hashable) -> int:
         """The count of numbers, from 0 without a gap, that were published under `key`."""
-        with self._changed:
+        with self._lock:
             return max(self._counts.get(key, -1), -1) + 1
 
     def waiting(self) -> dict[str, tuple[Hashable, int]]:
         """The key and number that each blocked thread waits for."""
-        with self._changed:
+        with self._lock:
             return dict(self._waiting)
 
     def abort(self) -> None:
         """Releases every present and future waiter with Aborted."""
-        with self._changed:
+        with self._lock:
             self._aborted = True
-            self._changed.notify_all()
+            for published in self._published.values():
+                published.notify_all()
         with suppress(RuntimeError):  # not held, unless a Ctrl-C arrived just as this thread acquired it
             while True:
-                self._changed.release()
+                self._lock.release()
 
     @property
     def aborted(self) -> bool:

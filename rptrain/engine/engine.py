@@ -137,7 +137,7 @@ class Engine:
     def _open(self, name: str, limit: int | None, probe: Probe | None, stack: ExitStack) -> Device:
         kind, _, index = name.partition(":")
         if kind == "cuda":
-            device: Device = CudaDevice(int(index), limit, probe)
+            device: Device = CudaDevice(int(index), limit, probe, page_locked=self.locked)
         else:
             device = CpuDevice(name, self._context.aborted, self._context.fail, probe)
         stack.callback(device.close)

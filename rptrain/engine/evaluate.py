@@ -72,7 +72,7 @@ class Evaluator:
                 for chunk in (chunk for unit in layout.units for chunk in self._chunks(unit)):
                     state, target = units[chunk.unit], layout.of(chunk.unit, slot)[chunk.start : chunk.stop]
                     with staged(self._staging, state, device.param_upload, state.current, chunk) as source:
-                        device.param_upload.run("", lambda t=target, s=source: t.copy_(s, non_blocking=True))
+                        device.param_upload.copy("", target, source)
                 device.compute.wait(device.param_upload.record())
                 bound = layout.bind(slot, self._prepared)[0]
                 if bound.prepared:
@@ -110,7 +110,7 @@ class Evaluator:
         x = self._x.claim(turn, device.activation_upload)
         if m in sent:
             device.activation_upload.wait(sent[m])
-        device.activation_upload.run(f"{self.where} input", lambda: x.copy_(hidden, non_blocking=True))
+        device.activation_upload.copy(f"{self.where} input", x, hidden)
         device.compute.wait(device.activation_upload.record())
         self._inputs.select(iteration, m, device.compute)
         layout = DocumentShape.of(iteration.documents[m], iteration.length)
@@ -130,6 +130,6 @@ class Evaluator:
         if not head:
             download = device.activation_download
             download.wait(done)
-            download.run(f"{self.where} output", lambda: hidden.copy_(out, non_blocking=True))
+            download.copy(f"{self.where} output", hidden, out)
             sent[m] = download.record()
             self._out.release(turn, sent[m])

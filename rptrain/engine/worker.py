@@ -287,7 +287,7 @@ class Worker:
             stream.wait(written)
         target = ring.claim(entry, stream)
         with self._recorder.receiving(stream, source.nbytes):
-            stream.run(f"{self._where} input", lambda: target.copy_(source, non_blocking=True))
+            stream.copy(f"{self._where} input", target, source)
         self._context.board.publish(key, number, stream.record())
         return target
 
@@ -326,7 +326,7 @@ class Worker:
         graph = (run.slot.stage_index, layout, scale if stage.kind == "FB" else None)
         self._launch(run, m, work, scale, None if timed else (graph, (run.parity, run.end, entry)))
         if stage.kind == "FB":
-            stream.run("", lambda: self._losses[m].copy_(self._loss))
+            stream.copy("", self._losses[m], self._loss)
         done = stream.record()
         self._x.release(entry, done)
         if dy is not None:
@@ -418,7 +418,7 @@ class Worker:
             read = self._wait(key, number - 1) if number else None
             if read is not None:
                 stream.wait(read)
-            stream.run(f"{self._where} output", lambda t=target, s=output.tensor: t.copy_(s, non_blocking=True))
+            stream.copy(f"{self._where} output", target, output.tensor)
             sent = stream.record()
             self._context.board.publish(key, number, sent)
             self._out.release(output.entry, sent)
@@ -451,7 +451,7 @@ class Worker:
             stream.wait(self._wait(("grad", unit, slot.group), previous))
             source, offset = self._context.store.units[unit].grads[slot.group], layout.offsets[unit]
             target = sums[offset : offset + len(source)]
-            stream.run(f"{slot} partial sums", lambda t=target, s=source: t.copy_(s, non_blocking=True))
+            stream.copy(f"{slot} partial sums", target, source)
         compute.wait(stream.record())
 
     def _end_sums(self, iteration: Iteration, slot: Slot, layout: GradLayout, end: int) -> None:

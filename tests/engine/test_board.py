@@ -39,6 +39,28 @@ def test_old_payloads_are_forgotten():
     assert board.wait("key", 9 - HISTORY) is None
 
 
+def test_a_number_wakes_only_the_threads_that_wait_for_its_key():
+    looked = []
+
+    class Watched(Board):
+        def _reached(self, key, number):
+            looked.append(key)
+            return super()._reached(key, number)
+
+    board = Watched()
+    thread = threading.Thread(target=board.wait, args=("a", 0))
+    thread.start()
+    while not board.waiting():
+        pass
+    looked.clear()
+    for number in range(1000):
+        board.publish("b", number)
+    assert not looked
+    board.publish("a", 0)
+    thread.join(PATIENCE)
+    assert looked == ["a"]
+
+
 def test_abort_releases_waiters_and_who_waits_is_shown():
     board, seen = Board(), []
 
@@ -72,7 +94,7 @@ def test_abort_frees_a_lock_that_a_signal_left_taken():
     thread.start()
     while not board.waiting():
         pass
-    board._changed.acquire()
+    board._lock.acquire()
     board.abort()
     thread.join(PATIENCE)
     assert ended

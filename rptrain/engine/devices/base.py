@@ -35,6 +35,10 @@ class Stream(Protocol):
         """Appends work; `where` names it in errors."""
         ...
 
+    def copy(self, where: str, target: Tensor, source: Tensor) -> None:
+        """Appends a copy of contiguous elements of one dtype, as `run` would. Both are memory that the engine owns."""
+        ...
+
     def wait(self, event: Event) -> None:
         """Makes work that is appended later start after `event`, which may belong to any device."""
         ...

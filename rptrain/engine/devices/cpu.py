@@ -77,6 +77,9 @@ class CpuStream:
     def run(self, where: str, work: Callable[[], object]) -> None:
         self._queue.put((where, work))
 
+    def copy(self, where: str, target: Tensor, source: Tensor) -> None:
+        self.run(where, lambda: target.copy_(source))
+
     def wait(self, event: Event) -> None:
         self._queue.put(("", event.synchronize))
 

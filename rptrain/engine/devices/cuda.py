@@ -10,8 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rptrain.engine.devices import driver
 from rptrain.engine.devices.base import STREAMS, Event, Mark, Probe
 from rptrain.utils import numa
+
+
+class CudaEvent:
+    """A recorded event, of which the driver's part is used again once nothing refers to it: making one takes long."""
+
+    def __init__(self, event: torch.cuda.Event, unused: list[torch.cuda.Event]) -> None:
+        self.event, self._unused = event, unused
+
+    def __del__(self) -> None:
+        self._unused.append(self.event)
+
+    def synchronize(self) -> None:
+        self.event.synchronize()
 
 
 class CudaStream:
@@ -24,6 +38,9 @@ class CudaStream:
         """Kernels of a stream with a lower `priority` number start first."""
         self._device, self._pool = device, pool
         self._stream = torch.cuda.Stream(device.torch_device, priority=priority)
+        self._handle = self._stream.cuda_stream
+        self._events: list[torch.cuda.Event] = []  # those of `record` that nothing refers to
+        self._marks: list[torch.cuda.Event] = []
         self._capturing = threading.Lock()  # held during a capture
 
     def run(self, where: str, work: Callable[[], object]) -> None:
@@ -34,6 +51,21 @@ class CudaStream:
             if self._pool is not None:
                 stack.enter_context(torch.cuda.use_mem_pool(self._pool))
             work()
+
+    def copy(self, where: str, target: Tensor, source: Tensor) -> None:
+        if not self._device.page_locked:
+            self.run(where, lambda: target.copy_(source, non_blocking=True))
+            return
+        if self._device.probe is not None:
+            self._device.probe(where)
+        assert target.nbytes == source.nbytes, (target.shape, source.shape)
+        driver.copy(target.data_ptr(), source.data_ptr(), target.nbytes, self._handle)
+
+    def launch(self, where: str, graph: torch.cuda.CUDAGraph) -> None:
+        """Launches a graph that draws no random numbers."""
+        if self._device.probe is not None:
+            self._device.probe(where)
+        driver.launch(graph.raw_cuda_graph_exec(), self._handle)
 
     def capture(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """Captures the operations of `work` as a graph that allocates from the stream's pool. None of them runs.
@@ -57,12 +89,20 @@ class CudaStream:
         self._pool = None
 
     def wait(self, event: Event) -> None:
-        assert isinstance(event, torch.cuda.Event)
-        self._stream.wait_event(event)
+        assert isinstance(event, CudaEvent)
+        driver.wait(self._handle, event.event.cuda_event)
 
-    def record(self) -> Event:
-        event = torch.cuda.Event(blocking=True)  # waiting threads leave their core to others
-        event.record(self._stream)
+    def record(self) -> CudaEvent:
+        return CudaEvent(self._record(self._events, blocking=True), self._events)  # waiting threads leave their core
+
+    def _record(self, unused: list[torch.cuda.Event], **kind: bool) -> torch.cuda.Event:
+        try:
+            event = unused.pop()
+        except IndexError:
+            event = torch.cuda.Event(**kind)
+            event.record(self._stream)  # makes it
+            return event
+        driver.record(event.cuda_event, self._handle)
         return event
 
     def busy(self) -> bool:
@@ -75,9 +115,7 @@ class CudaStream:
             self._capturing.release()
 
     def mark(self) -> Mark:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(self._stream)
-        return CudaMark(self._device, event)
+        return CudaMark(self._device, CudaEvent(self._record(self._marks, enable_timing=True), self._marks))
 
     def stamp(self) -> Callable[[], float]:
         return self.mark()  # work is run as it is appended
@@ -88,13 +126,13 @@ class CudaMark:
     """A time stamp; a call waits until the stream has passed it."""
 
     device: "CudaDevice"
-    event: torch.cuda.Event
+    recorded: CudaEvent
 
     def __call__(self) -> float:
-        return self.device.seconds(self.event)
+        return self.device.seconds(self.recorded.event)
 
     def passed(self) -> bool:
-        return self.event.query()
+        return self.recorded.event.query()
 
 
 def _abandon(graph: torch.cuda.CUDAGraph) -> None:
@@ -106,15 +144,19 @@ def _abandon(graph: torch.cuda.CUDAGraph) -> None:
 class CudaDevice:
     """One GPU. `limit` caps the memory of torch's allocator, in bytes, without the CUDA context.
 
+    `page_locked`: all host memory of copies is, so that no copy blocks.
+
     `replay` launches work operation by operation the first time, which compiles kernels and fills the libraries'
     caches, and then captures a CUDA graph for each set of buffer slots: from then on the work costs the host one
     launch. All graphs share one pool of memory: the computations of a stream follow one another, so a graph may reuse
     the memory of another one.
     """
 
-    def __init__(self, index: int, limit: int | None = None, probe: Probe | None = None) -> None:
+    def __init__(
+        self, index: int, limit: int | None = None, probe: Probe | None = None, *, page_locked: bool = False
+    ) -> None:
         self.name = f"cuda:{index}"
-        self.probe = probe
+        self.probe, self.page_locked = probe, page_locked
         self._device = torch.device("cuda", index)
         total = torch.cuda.get_device_properties(index).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total) if limit else 1.0, index)
@@ -155,7 +197,7 @@ class CudaDevice:
         graph = self._graphs.get((key, buffer_slots))
         if graph is None:
             graph = self._graphs[key, buffer_slots] = self.compute.capture(work)
-        self.compute.run(where, graph.replay)
+        self.compute.launch(where, graph)
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(numel, dtype=dtype, device=self._device)

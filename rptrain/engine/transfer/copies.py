@@ -192,12 +192,15 @@ class _Transfer(ABC):
     @abstractmethod
     def _copy(self, chunk: Chunk) -> None: ...
 
-    def _move(self, kind: Kind, unit: int, target: Tensor, source: Tensor, rounded: Tensor | None = None) -> None:
-        """Copies, by way of a place in `rounded` if it is given; runs in the stream."""
-        with self._context.recorder.timed(self._stream.stamp, self._iteration, kind, target.nbytes, unit):
-            if rounded is not None:
-                source = rounded[: len(source)].copy_(source)
-            target.copy_(source, non_blocking=True)
+    def _move(self, kind: Kind, where: str, unit: int, target: Tensor, source: Tensor, rounded: Tensor | None) -> None:
+        """Appends the copy of a chunk, by way of a place in `rounded` if it is given."""
+        with self._context.recorder.timed(self._stream.mark, self._iteration, kind, target.nbytes, unit):
+            if rounded is None:
+                self._stream.copy(where, target, source)
+                return
+            place = rounded[: len(source)]
+            self._stream.run(f"{where} rounding", lambda: place.copy_(source))
+            self._stream.copy(where, target, place)
 
 
 class Upload(_Transfer):
@@ -268,7 +271,7 @@ class Upload(_Transfer):
         target = self._target[offset + chunk.start : offset + chunk.stop]
         self._recorder.uploaded(target.nbytes)
         with staged(self._staging, state, self._stream, generation, chunk) as source:
-            self._stream.run(self._where, lambda: self._move("upload", chunk.unit, target, source))
+            self._move("upload", self._where, chunk.unit, target, source, None)
 
 
 @contextmanager
@@ -333,7 +336,7 @@ class Download(_Transfer):
         source = self._source[offset + chunk.start : offset + chunk.stop]
         target = self._context.store.units[chunk.unit].grads[self._group][chunk.start : chunk.stop]
         self._recorder.downloaded(target.nbytes)
-        self._stream.run(self._where, lambda: self._move("download", chunk.unit, target, source, self._rounded))
+        self._move("download", self._where, chunk.unit, target, source, self._rounded)
         self._left[chunk.unit] -= 1
         if not self._left[chunk.unit]:
             self._context.board.publish(("grad", chunk.unit, self._group), self._pass, self._stream.record())

@@ -64,14 +64,9 @@ class Inputs:
 
     def select(self, iteration: Iteration, m: int, stream: Stream) -> None:
         """Selects the micro-batch that is computed next."""
-        sources = [batches[iteration.number % 2][m] for batches in self._batches]
         targets = (self._positions, self._labels, self._cu_seqlens, self._sample)
-
-        def copy() -> None:
-            for target, source in zip(targets, sources, strict=True):
-                target.copy_(source)
-
-        stream.run("", copy)
+        for target, batches in zip(targets, self._batches, strict=True):
+            stream.copy("", target, batches[iteration.number % 2][m])
 
     def describe(self, iteration: Iteration, layout: DocumentShape) -> MicroBatch:
         """The selected micro-batch. It computes, so call it in work that a stream runs."""
