@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from rptrain.engine import stage_pass
-from rptrain.engine.devices.cuda import CudaDevice
+from rptrain.engine.devices import driver
+from rptrain.engine.devices.cuda import CudaDevice, CudaStream
 from rptrain.engine.optim.loss_scale import LossScale
 from rptrain.kernels.quant import FORMATS
 from rptrain.models.adapters.lora import LoRA
@@ -138,13 +139,13 @@ def test_graphs_change_nothing(plan, monkeypatch):
     batches = plain.make_batches(8, length=64)
     batches[2:6:2] = [plain.uniform(batch) for batch in batches[2:6:2]]
     batches[3] = replace(batches[3], supervised=batches[3].supervised // 4)  # another scale of the loss
-    captured, replay = [], torch.cuda.CUDAGraph.replay
+    captured, launch = [], CudaStream.launch
 
-    def counted(graph):
+    def counted(stream, where, graph):
         captured.append(id(graph))
-        replay(graph)
+        launch(stream, where, graph)
 
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted)
+    monkeypatch.setattr(CudaStream, "launch", counted)
 
     def go():
         return runs.run(CFG, batches, f"{plan} | N=1 M=4 MR=4", asynchronous=True, dtype=torch.bfloat16, device="cuda")
@@ -157,6 +158,43 @@ def test_graphs_change_nothing(plan, monkeypatch):
     )
     assert same(first, go())
     assert len(captured) == launched
+
+
+def test_events_are_used_again_only_after_nothing_refers_to_them():
+    device = CudaDevice(0, page_locked=True)
+    device.enter()
+    kept, marks = device.compute.record(), [device.compute.mark()]
+    handles = {device.compute.record().event.cuda_event for _ in range(10)}
+    assert len(handles) == 1 and kept.event.cuda_event not in handles
+    marks.append(device.compute.mark())
+    assert marks[0]() <= marks[1]() and all(mark.passed() for mark in marks)
+    device.grad_download.wait(kept)
+    device.grad_download.record().synchronize()
+    del kept, marks
+    device.close()
+
+
+@pytest.mark.parametrize("page_locked", [True, False])
+def test_copies_follow_their_stream(page_locked):
+    device = CudaDevice(0, page_locked=page_locked)
+    device.enter()
+    host = torch.arange(1 << 20, dtype=torch.int32)
+    host = host.pin_memory() if page_locked else host
+    target, back = device.empty(1 << 20, torch.int32), torch.zeros_like(host, pin_memory=page_locked)
+    device.param_upload.copy("upload", target, host)
+    device.compute.wait(device.param_upload.record())
+    device.compute.run("double", lambda: target.mul_(2))
+    device.grad_download.wait(device.compute.record())
+    device.grad_download.copy("download", back, target)
+    device.grad_download.record().synchronize()
+    assert torch.equal(back, host * 2)
+    device.close()
+
+
+def test_a_failed_call_of_the_driver_is_an_error():
+    torch.cuda.init()
+    with pytest.raises(RuntimeError, match="CUDA error 1: "):
+        driver.copy(1, 1, 16, 0)
 
 
 @pytest.mark.parametrize("plan", PLANS)
