@@ -2,9 +2,9 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,8 +39,8 @@ class CudaStream:
         self._device, self._pool = device, pool
         self._stream = torch.cuda.Stream(device.torch_device, priority=priority)
         self._handle = self._stream.cuda_stream
-        self._events: list[torch.cuda.Event] = []  # those of `record` that nothing refers to
-        self._marks: list[torch.cuda.Event] = []
+        self._unused_events: list[torch.cuda.Event] = []
+        self._unused_marks: list[torch.cuda.Event] = []
         self._capturing = threading.Lock()  # held during a capture
 
     def run(self, where: str, work: Callable[[], object]) -> None:
@@ -93,7 +93,8 @@ class CudaStream:
         driver.wait(self._handle, event.event.cuda_event)
 
     def record(self) -> CudaEvent:
-        return CudaEvent(self._record(self._events, blocking=True), self._events)  # waiting threads leave their core
+        event = self._record(self._unused_events, blocking=True)  # waiting threads leave their core to others
+        return CudaEvent(event, self._unused_events)
 
     def _record(self, unused: list[torch.cuda.Event], **kind: bool) -> torch.cuda.Event:
         try:
@@ -115,24 +116,40 @@ class CudaStream:
             self._capturing.release()
 
     def mark(self) -> Mark:
-        return CudaMark(self._device, CudaEvent(self._record(self._marks, enable_timing=True), self._marks))
+        return self._device.mark(self._record(self._unused_marks, enable_timing=True), self._unused_marks)
 
     def stamp(self) -> Callable[[], float]:
         return self.mark()  # work is run as it is appended
 
 
-@dataclass(frozen=True)
 class CudaMark:
-    """A time stamp; a call waits until the stream has passed it."""
+    """A time stamp; a call waits until the stream has passed it.
 
-    device: "CudaDevice"
-    recorded: CudaEvent
+    Later, the worker's thread replaces the event with its time (`CudaDevice.mark`): the event can be used again.
+    """
+
+    def __init__(self, device: "CudaDevice", event: torch.cuda.Event, unused: list[torch.cuda.Event]) -> None:
+        self._device, self._event, self._unused = device, event, unused
+        self._seconds: float | None = None
 
     def __call__(self) -> float:
-        return self.device.seconds(self.recorded.event)
+        if self._seconds is None:
+            found = self._device.seconds(self._event)
+            if self._seconds is None:  # else the event may have been used again meanwhile
+                return found
+        return self._seconds
 
     def passed(self) -> bool:
-        return self.recorded.event.query()
+        return self._seconds is not None or self._event.query() or self._seconds is not None
+
+    def resolve(self) -> bool:
+        """Replaces the event with its time if it has passed."""
+        if not driver.passed(self._event.cuda_event):
+            return False
+        since = driver.elapsed(self._device.origin.cuda_event, self._event.cuda_event)
+        self._seconds = self._device.origin_seconds + since
+        self._unused.append(self._event)
+        return True
 
 
 def _abandon(graph: torch.cuda.CUDAGraph) -> None:
@@ -165,15 +182,16 @@ class CudaDevice:
             # Gradients are rounded in their download's stream: a short kernel that does not wait for computation.
             pools, priorities = {"compute": pool}, {"grad_download": -1}
             streams = {name: CudaStream(self, pools.get(name), priorities.get(name, 0)) for name in STREAMS}
-            self._origin = torch.cuda.Event(enable_timing=True)
-            self._origin.record()
-            self._origin.synchronize()
-            self._origin_seconds = time.perf_counter()
+            self.origin = torch.cuda.Event(enable_timing=True)
+            self.origin.record()
+            self.origin.synchronize()
+            self.origin_seconds = time.perf_counter()
         self.compute = streams["compute"]
         self.param_upload = streams["param_upload"]
         self.grad_download = streams["grad_download"]
         self.activation_upload = streams["activation_upload"]
         self.activation_download = streams["activation_download"]
+        self._marks: deque[CudaMark] = deque()  # that have not been resolved, in order
         self._launched: set[Hashable] = set()
         self._graphs: dict[tuple[Hashable, Hashable], torch.cuda.CUDAGraph] = {}
 
@@ -205,7 +223,15 @@ class CudaDevice:
     def seconds(self, event: torch.cuda.Event) -> float:
         """The time of a timing event on the scale of `time.perf_counter`; waits for it."""
         event.synchronize()
-        return self._origin_seconds + self._origin.elapsed_time(event) / 1e3
+        return self.origin_seconds + self.origin.elapsed_time(event) / 1e3
+
+    def mark(self, event: torch.cuda.Event, unused: list[torch.cuda.Event]) -> CudaMark:
+        """A mark of a recorded event, which goes to `unused` later. Resolves older marks; of the worker's thread."""
+        while self._marks and self._marks[0].resolve():
+            self._marks.popleft()
+        mark = CudaMark(self, event, unused)
+        self._marks.append(mark)
+        return mark
 
     def finish(self) -> None:
         torch.cuda.synchronize(self._device)
