@@ -114,7 +114,8 @@ ADAM(adam_f16_f16_bf16, float, sqrtf, uint16_t, void, uint16_t, upcast_half, MAS
 ADAM(adam_f16_f32_bf16, float, sqrtf, uint16_t, void, float, SAME, MASTER, HALVE, uint16_t, upcast, dithered)
 ADAM(adam_f32_f32_bf16, float, sqrtf, float, void, float, SAME, READ, WRITE, uint16_t, upcast, dithered)
 
-/* With moments in codes, block by block: their scales are known once all of a block was computed. */
+/* With moments in codes, block by block: their scales are known once all of a block was computed. Several short loops:
+ * in a single one, compilers that vectorize run out of registers. */
 #define ADAM_CODES(NAME, PARAM, REMAINDER, GRAD, UPCAST, LOAD, STORE)                                         \
     CLONES void NAME(Job *job)                                                                               \
     {                                                                                                        \
@@ -138,18 +139,21 @@ ADAM(adam_f32_f32_bf16, float, sqrtf, float, void, float, SAME, READ, WRITE, uin
                 const uint32_t noise = (uint32_t)(job->noise + first);                                       \
                 float ms[BLOCK], roots[BLOCK];                                                               \
                 uint32_t m_top = bits_of(LEAST), r_top = bits_of(LEAST);                                     \
+                for (int k = 0; k < BLOCK; k++) {                                                            \
+                    ms[k] = mean_of(exp_avg[first + k], m_unit);                                             \
+                    roots[k] = root_of(exp_avg_sq[first + k], r_unit);                                       \
+                }                                                                                            \
+                for (int k = 0; k < BLOCK; k++) {                                                            \
+                    float g = UPCAST(grad[first + k]) * grad_scale;                                          \
+                    ms[k] = beta1 * ms[k] + rest1 * g;                                                       \
+                    roots[k] = sqrtf(least(beta2 * (roots[k] * roots[k]) + rest2 * (g * g), MOST));          \
+                    m_top = larger(m_top, fabsf(ms[k]));                                                     \
+                    r_top = larger(r_top, roots[k]);                                                         \
+                }                                                                                            \
                 INDEPENDENT                                                                                  \
                 for (int k = 0; k < BLOCK; k++) {                                                            \
                     int64_t i = first + k;                                                                   \
-                    float g = UPCAST(grad[i]) * grad_scale;                                                   \
-                    float m = beta1 * mean_of(exp_avg[i], m_unit) + rest1 * g;                               \
-                    float root = root_of(exp_avg_sq[i], r_unit);                                             \
-                    root = sqrtf(least(beta2 * (root * root) + rest2 * (g * g), MOST));                      \
-                    ms[k] = m;                                                                               \
-                    roots[k] = root;                                                                         \
-                    m_top = larger(m_top, fabsf(m));                                                         \
-                    r_top = larger(r_top, root);                                                             \
-                    float master = LOAD(i) * decay - step_size * m / (root * root_scale + eps);              \
+                    float master = LOAD(i) * decay - step_size * ms[k] / (roots[k] * root_scale + eps);      \
                     STORE(i, master);                                                                        \
                 }                                                                                            \
                 const float m_per = M_TOP / of_bits(m_top), r_per = R_TOP / of_bits(r_top);                  \
