@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from rptrain.schedule.plan import Stage
 
-# A copy engine has no priorities, so an activation waits for one chunk at most. Each chunk costs its thread a launch,
-# which takes long while other threads launch too.
+# A copy engine has no priorities, so an activation waits for chunks that were issued before it. Each chunk costs its
+# thread a launch, which takes long while other threads launch too.
 CHUNK_BYTES = 64 << 20
 
 RING = 2  # entries of a device's rings of inputs and outputs: one is in use while the other is transferred
@@ -92,7 +92,7 @@ def windows(sizes: Sequence[tuple[int, int]], count: int, chunk: int) -> tuple[t
     """Splits units, given as (unit, elements), into chunks of at most `chunk` elements, and the chunks, in order,
     into `count` windows of about equal bytes (paper section 4.2.2).
 
-    Each micro-batch's window carries its share, an activation never waits for more than one chunk, and units are
+    Each micro-batch's window carries its share, so that an activation does not wait for a whole stage, and units are
     complete in the given order (the paper assigns the longest tensors first, which completes all of them late).
     """
     total = sum(numel for _, numel in sizes)

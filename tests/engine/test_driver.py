@@ -5,6 +5,7 @@ import ctypes
 import pytest
 
 from rptrain.engine.devices import driver
+from rptrain.engine.devices.cuda import CudaMark
 
 
 class Driver:
@@ -64,3 +65,24 @@ def test_a_failed_call_raises_the_drivers_text(made):
     for call in (lambda: driver.record(1, 2), lambda: driver.passed(1), lambda: driver.elapsed(1, 2)):
         with pytest.raises(RuntimeError, match="CUDA error 700: an illegal memory access was encountered"):
             call()
+
+
+def test_a_mark_whose_event_is_recorded_again_while_it_is_read_keeps_its_time():
+    """The worker's thread resolves a mark, and records its event again, while another thread waits for it."""
+
+    class Event:
+        cuda_event = 1
+
+    class Device:
+        origin, origin_seconds = Event(), 10.0
+
+        def seconds(self, event):
+            assert mark.resolve()
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+
+    unused = []
+    mark = CudaMark(Device(), Event(), unused)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "_driver", lambda: Driver(0))
+        assert mark() == mark() == 11.5
+    assert mark.passed() and len(unused) == 1

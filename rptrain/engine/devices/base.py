@@ -36,7 +36,10 @@ class Stream(Protocol):
         ...
 
     def copy(self, where: str, target: Tensor, source: Tensor) -> None:
-        """Appends a copy of contiguous elements of one dtype, as `run` would. Both are memory that the engine owns."""
+        """Appends a copy of contiguous elements of one dtype; `where` names it in errors.
+
+        Host memory must be of an arena (engine/store.py): a device may require that it is page-locked.
+        """
         ...
 
     def wait(self, event: Event) -> None:

@@ -16,7 +16,7 @@ from rptrain.utils import numa
 
 
 class CudaEvent:
-    """A recorded event, of which the driver's part is used again once nothing refers to it: making one takes long."""
+    """A recorded event. Its CUDA event is reused once nothing refers to this object, because creating one is slow."""
 
     def __init__(self, event: torch.cuda.Event, unused: list[torch.cuda.Event]) -> None:
         self.event, self._unused = event, unused
@@ -61,11 +61,11 @@ class CudaStream:
         assert target.nbytes == source.nbytes, (target.shape, source.shape)
         driver.copy(target.data_ptr(), source.data_ptr(), target.nbytes, self._handle)
 
-    def launch(self, where: str, graph: torch.cuda.CUDAGraph) -> None:
-        """Launches a graph that draws no random numbers."""
+    def launch(self, where: str, graph: int) -> None:
+        """Launches the instantiated graph with this handle. It must not draw random numbers."""
         if self._device.probe is not None:
             self._device.probe(where)
-        driver.launch(graph.raw_cuda_graph_exec(), self._handle)
+        driver.launch(graph, self._handle)
 
     def capture(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """Captures the operations of `work` as a graph that allocates from the stream's pool. None of them runs.
@@ -134,9 +134,14 @@ class CudaMark:
 
     def __call__(self) -> float:
         if self._seconds is None:
-            found = self._device.seconds(self._event)
-            if self._seconds is None:  # else the event may have been used again meanwhile
-                return found
+            try:
+                found = self._device.seconds(self._event)
+            except RuntimeError:  # also if the event was recorded again after `resolve`
+                if self._seconds is None:
+                    raise
+            else:
+                if self._seconds is None:
+                    return found
         return self._seconds
 
     def passed(self) -> bool:
@@ -161,7 +166,7 @@ def _abandon(graph: torch.cuda.CUDAGraph) -> None:
 class CudaDevice:
     """One GPU. `limit` caps the memory of torch's allocator, in bytes, without the CUDA context.
 
-    `page_locked`: all host memory of copies is, so that no copy blocks.
+    `page_locked`: all host memory used in copies is page-locked, so copies do not block.
 
     `replay` launches work operation by operation the first time, which compiles kernels and fills the libraries'
     caches, and then captures a CUDA graph for each set of buffer slots: from then on the work costs the host one
@@ -193,7 +198,7 @@ class CudaDevice:
         self.activation_download = streams["activation_download"]
         self._marks: deque[CudaMark] = deque()  # that have not been resolved, in order
         self._launched: set[Hashable] = set()
-        self._graphs: dict[tuple[Hashable, Hashable], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[Hashable, Hashable], tuple[torch.cuda.CUDAGraph, int]] = {}  # with their handles
 
     @property
     def torch_device(self) -> torch.device:
@@ -206,16 +211,17 @@ class CudaDevice:
 
     def enter(self) -> None:
         torch.cuda.set_device(self._device)
+        self.compute.busy()  # a call of the runtime: it makes the device's context current, which the driver requires
 
     def replay(self, key: Hashable, buffer_slots: Hashable, where: str, work: Callable[[], object]) -> None:
         if key not in self._launched:
             self._launched.add(key)
             self.compute.run(where, work)
             return
-        graph = self._graphs.get((key, buffer_slots))
-        if graph is None:
-            graph = self._graphs[key, buffer_slots] = self.compute.capture(work)
-        self.compute.launch(where, graph)
+        if (key, buffer_slots) not in self._graphs:
+            graph = self.compute.capture(work)
+            self._graphs[key, buffer_slots] = graph, graph.raw_cuda_graph_exec()
+        self.compute.launch(where, self._graphs[key, buffer_slots][1])
 
     def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(numel, dtype=dtype, device=self._device)
@@ -226,7 +232,10 @@ class CudaDevice:
         return self.origin_seconds + self.origin.elapsed_time(event) / 1e3
 
     def mark(self, event: torch.cuda.Event, unused: list[torch.cuda.Event]) -> CudaMark:
-        """A mark of a recorded event, which goes to `unused` later. Resolves older marks; of the worker's thread."""
+        """A mark of a recorded event, which goes to `unused` later. Resolves older marks.
+
+        Call it from the worker's thread.
+        """
         while self._marks and self._marks[0].resolve():
             self._marks.popleft()
         mark = CudaMark(self, event, unused)
@@ -238,7 +247,7 @@ class CudaDevice:
 
     def close(self) -> None:
         self.finish()
-        for graph in self._graphs.values():
+        for graph, _ in self._graphs.values():
             graph.reset()
         self._graphs.clear()
         torch._C._cuda_clearCublasWorkspaces()  # the compute stream's memory is in its pool
