@@ -8,8 +8,9 @@ import math
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from rptrain.models.spec import ModelShape
 from rptrain.schedule.lower import Access
 
 GATHERERS = 8  # threads that gather rows; short first stages on several devices wait for them
+PARTS = 4  # of a micro-batch: each takes the interpreter lock a few times, and two micro-batches fill the threads
 
 
 class RowGradients:
@@ -89,11 +91,19 @@ class RowGradients:
 
 
 class EmbeddingWorker:
-    """The thread that gathers embedding rows into boundary 0, ahead of the first stage."""
+    """The thread that gathers embedding rows into boundary 0, ahead of the first stage.
+
+    It visits the micro-batches in order and submits each, in parts, to a pool as soon as its buffer is free. The last
+    part to end publishes the micro-batch, so that several are gathered at once.
+
+    Parts never read a table that is being overwritten: in sync and async, update n overwrites the version that
+    iteration n reads, and waits for all gradient rows of iteration n, which devices compute from the published rows.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._pool = ThreadPoolExecutor(GATHERERS, "embedding rows")
+        self._outputs: dict[Hashable, Sequence[Tensor]] = {}  # the parts of each buffer, by its key on the board
         self._where = "waiting"
         self._queue: queue.SimpleQueue[Iteration | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
@@ -106,26 +116,42 @@ class EmbeddingWorker:
 
     def join(self) -> None:
         self._thread.join()
-        self._pool.shutdown()
+        self._pool.shutdown()  # after the parts that were submitted, none of which waits for another thread
 
     def _main(self) -> None:
         context = self._context
         while (iteration := self._queue.get()) is not None:
             self._where = f"embedding of iteration {iteration.number}"
+            parts = iteration.input_ids.tensor_split(PARTS, dim=1)
+            ids = [*zip(*(part.unbind() for part in parts), strict=True)]  # of each micro-batch, before any is urgent
             generation = context.board.wait(("version", 0), context.read_version(iteration.number))
             table = context.store.units[0].views[generation]["embed"]
             for m in context.plan.arrivals(context.plan.concurrent):
-                out, key, number = context.buffers.locate(Access(0, 0), iteration.number, m)
-                if number:
-                    context.board.wait(key, number - 1)  # the gradient was read by host code, which has finished
-                if context.probe is not None:
-                    context.probe(f"embedding m{m}")
-                self._gather(table, iteration.input_ids[m], out)
+                self._submit_parts(iteration.number, m, table, ids[m])
+
+    def _submit_parts(self, iteration: int, m: int, table: Tensor, ids: Sequence[Tensor]) -> None:
+        context = self._context
+        out, key, number = context.buffers.locate(Access(0, 0), iteration, m)
+        if number:
+            context.board.wait(key, number - 1)  # the gradient was read by host code, which has finished
+        if context.probe is not None:
+            context.probe(f"embedding m{m}")
+        if key not in self._outputs:
+            self._outputs[key] = out.tensor_split(PARTS)
+        left = deque(range(PARTS))
+
+        def gather(ids: Tensor, out: Tensor) -> None:
+            gather_rows(table, ids, out)
+            if left.pop() == 0:
                 context.board.publish(key, number)
 
-    def _gather(self, table: Tensor, ids: Tensor, out: Tensor) -> None:
-        def part(ids: Tensor, out: Tensor) -> None:
-            torch.index_select(table, 0, ids, out=out)
+        def where() -> str:
+            return f"embedding of iteration {iteration}, micro-batch {m}"
 
-        for _ in self._pool.map(part, ids.tensor_split(GATHERERS), out.tensor_split(GATHERERS)):
-            pass  # raises the exception of a part
+        for part in zip(ids, self._outputs[key], strict=True):
+            self._pool.submit(context.guard, where, partial(gather, *part))
+
+
+def gather_rows(table: Tensor, ids: Tensor, out: Tensor) -> None:
+    """Copies rows [T, D] of the table to `out`."""
+    torch.index_select(table, 0, ids, out=out)
