@@ -12,6 +12,7 @@ from rptrain.engine.store import ModelStore
 from rptrain.engine.transfer.boundary import BoundaryBuffers
 from rptrain.schedule.lower import Boundaries
 from rptrain.schedule.plan import Plan
+from rptrain.utils.errors import describe
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Context:
         with self._lock:
             if self.failure is None:
                 thread = threading.current_thread().name
-                self.failure = EngineError(f"{thread}, {where}: {type(error).__name__}: {error}")
+                self.failure = EngineError(f"{thread}, {where}: {describe(error, with_type=True)}")
                 self.failure.__cause__ = error
         self.board.abort()
 

@@ -7,7 +7,7 @@ from rptrain.engine.errors import EngineError
 from rptrain.runs.events import EventLog, Failed
 from rptrain.runs.run_dir import RunDir
 from rptrain.train.save import Saver
-from rptrain.utils.errors import RunDeleted, TrainingError, UserError
+from rptrain.utils.errors import RunDeleted, TrainingError, UserError, describe
 
 
 def record_failure(error: Exception, run: RunDir, log: EventLog, saver: Saver) -> None:
@@ -19,10 +19,10 @@ def record_failure(error: Exception, run: RunDir, log: EventLog, saver: Saver) -
         log.check()
     if (cause := _fixable(error)) is None:
         with suppress(RunDeleted):
-            log.write(Failed(f"{type(error).__name__}: {error}"))
+            log.write(Failed(describe(error, with_type=True)))
         return
     saver.wait()  # the run may be resumed from the checkpoint that it is writing
-    failure = TrainingError(f"{cause}. {_how_to_resume(run)}")
+    failure = TrainingError(f"{describe(cause)}. {_how_to_resume(run)}")
     log.write(Failed(str(failure)))
     raise failure from error
 

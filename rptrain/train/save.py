@@ -20,7 +20,7 @@ from rptrain.runs.run_dir import RunDir
 from rptrain.train.best import checkpoints_by_loss
 from rptrain.train.job import Job
 from rptrain.train.validation import EarlyStopping
-from rptrain.utils.errors import UserError
+from rptrain.utils.errors import UserError, describe
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Saver:
         try:
             future.result()
         except (OSError, UserError) as error:
-            self._emit(SaveFailed(step, str(error)))
+            self._emit(SaveFailed(step, describe(error)))
             if required:
                 raise
 
@@ -120,7 +120,7 @@ class Saver:
             try:
                 prune(self._run.checkpoints_path, self._config.save_total_limit, best)
             except (OSError, UserError) as error:
-                log.warning("an old checkpoint could not be removed: %s", error)
+                log.warning("an old checkpoint could not be removed: %s", describe(error))
         finally:
             if done is not None:
                 done()

@@ -12,7 +12,7 @@ from typing import Any
 from rptrain.config.schema import Config
 from rptrain.runs.events import Evaluation, Event, Step, TrackerFailed
 from rptrain.runs.run_dir import RunDir
-from rptrain.utils.errors import UserError
+from rptrain.utils.errors import UserError, describe
 
 MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
 
@@ -65,7 +65,7 @@ def _error_of(call: Callable[[], object]) -> str | None:
     try:
         call()
     except Exception as error:  # noqa: BLE001 (third-party code that talks to servers may raise anything)
-        return f"{type(error).__name__}: {error}"
+        return describe(error, with_type=True)
     return None
 
 

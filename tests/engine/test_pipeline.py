@@ -131,6 +131,22 @@ def test_a_failure_anywhere_surfaces_with_its_place_and_ends_every_thread(place)
     assert {*threading.enumerate()} <= before
 
 
+def test_an_exception_whose_text_raises_ends_every_thread():
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    before = {*threading.enumerate()}
+
+    def fail(where):
+        if "FB4-4" in where and where.endswith("micro-batch 2"):
+            raise Mute
+
+    with pytest.raises(EngineError, match=r"FB4-4.*: Mute \(its message cannot be shown: __str__ raised RuntimeError"):
+        runs.run(CFG, plain.make_batches(3), PLAN, asynchronous=True, probe=fail)
+    assert {*threading.enumerate()} <= before
+
+
 def test_gradient_rows_that_fail_end_every_wait():
     """The other rounds wait for boundary 0, whose gradients nobody takes any more."""
 
