@@ -10,6 +10,7 @@ from typing import Any
 from rptrain.models import gpt_oss, llama, mistral, qwen2, qwen3, qwen3_moe
 from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
+from rptrain.utils.paths import expanded
 
 BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
     "LlamaForCausalLM": llama.build,
@@ -40,7 +41,7 @@ def locate(model_path: str) -> Path:
 
     Nothing is downloaded. Raises UserError, with the presets and the nearest name, if nothing is found.
     """
-    directory = Path(model_path).expanduser()
+    directory = expanded(model_path)
     if model_path and os.path.isfile(directory / "config.json"):
         return directory
     if model_path in presets():
@@ -96,11 +97,11 @@ def cached() -> list[tuple[str, Path]]:
 
 def _hub_cache() -> Path:
     if explicit := os.environ.get("HF_HUB_CACHE"):
-        return Path(explicit).expanduser()
+        return expanded(explicit)
     if home := os.environ.get("HF_HOME"):
-        return Path(home).expanduser() / "hub"
+        return expanded(home) / "hub"
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "huggingface" / "hub"
+    return expanded(base) / "huggingface" / "hub"
 
 
 def _cached(hub_id: str) -> Path | None:

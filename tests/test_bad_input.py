@@ -101,6 +101,10 @@ def test_a_config_that_is_not_there(folder):
         ("data.max_length=1000000000", "is free on this machine: lower train.global_batch_size or data.max_length"),
         ("train.0=1", "unknown key `train.0`: "),
         ("nonsense", "write key=value, such as train.max_steps=20"),
+        ("model.path=~nosuchuser/x", '`model.path` must be a path with an existing user after "~" (./~name is a file'),
+        ("lora.adapter=~nosuchuser/x", "`lora.adapter` must be a path with an existing user"),
+        ("save.output_dir=~nosuchuser/x", "`save.output_dir` must be a path with an existing user"),
+        ("data.train.0.path=~nosuchuser/x", "`data.train.0.path` must be a path with an existing user"),
         ("data.train.0.path=builtin:task", "the built-in sets are builtin:tasks and builtin:random"),
     ],
 )
@@ -500,6 +504,12 @@ def damage_checkpoint(run: RunDir) -> None:
 def test_any_temperature_will_do(folder, temperature):
     result = tools.invoke("generate", "model", "--prompt", "a", "--max-new-tokens", 4, "--temperature", temperature)
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("temperature", ["inf", "nan"])
+def test_a_temperature_that_is_not_finite(folder, temperature):
+    result = tools.invoke("generate", "model", "--prompt", "a", "--temperature", temperature)
+    assert result.exit_code == 2 and "--temperature" in result.stderr, result.output
 
 
 def test_exports_that_cannot_be_written(folder):

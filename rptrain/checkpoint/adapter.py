@@ -21,6 +21,7 @@ from rptrain.models.weights import pretrained, safetensors_io
 from rptrain.models.weights.pretrained import TIED_HEAD, View
 from rptrain.models.weights.safetensors_io import Stored
 from rptrain.utils.errors import UserError
+from rptrain.utils.paths import expanded
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # PEFT puts it before the names of the model's own checkpoint
@@ -91,7 +92,7 @@ class AdapterFiles:
 
 def base_name(model_path: str, model_dir: Path) -> str:
     """The name of the base model in an adapter: its absolute path, or its name on the hub."""
-    return str(model_dir.absolute()) if Path(model_path).expanduser().is_dir() else model_path
+    return str(model_dir.absolute()) if expanded(model_path).is_dir() else model_path
 
 
 def saved_modules(spec: ModelSpec) -> list[str]:
@@ -132,7 +133,7 @@ def write(aside: Aside, spec: ModelSpec, view: View, adapter: Adapter, dtype: to
 
 def read(directory: str | Path) -> AdapterFiles:
     """The adapter in a directory. UserError if it is not an adapter, or of a kind that is not supported."""
-    directory = Path(directory).expanduser()
+    directory = expanded(directory)
     if not (directory / CONFIG).is_file():
         raise UserError(f"{directory} is not an adapter: it has no {CONFIG}")
     config = registry.read_config(directory / CONFIG)

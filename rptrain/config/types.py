@@ -1,10 +1,12 @@
 """Types of config values with a notation of their own: sizes, devices, names."""
 
 import re
-from os.path import expanduser
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PositiveFloat, PositiveInt
+
+from rptrain.utils.errors import UserError
+from rptrain.utils.paths import expanded_text
 
 MOST_WORKERS = 1024  # on the CPU
 MAX_COUNT = 10**9  # steps, sequences, tokens, ranks; factor of an adapter
@@ -62,7 +64,10 @@ def _folder_name(name: str) -> str:
 def _path(path: str) -> str:
     if "\0" in path:
         raise ValueError("must be a path without null characters")
-    return expanduser(path)
+    try:
+        return expanded_text(path)
+    except UserError:
+        raise ValueError('must be a path with an existing user after "~" (./~name is a file of that name)') from None
 
 
 def parse_names(value: object) -> object:

@@ -23,6 +23,7 @@ from rptrain.data.formats import Tally
 from rptrain.data.tokens import TOKENS, Builder, Document, Stream
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
+from rptrain.utils.paths import expanded
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +39,8 @@ class Damaged(Exception):
 
 
 def default_folder() -> Path:
-    """The default of `data.cache_dir`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rptrain"
+    """The default of `data.cache_dir`. Raises UserError if the home directory is unknown."""
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "rptrain"
 
 
 def tokenizer_hash(tokenizer: Any) -> str:

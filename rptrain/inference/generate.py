@@ -1,6 +1,7 @@
 """Text generation with a trained model: a run, a checkpoint, or a model directory."""
 
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,8 @@ def generate_text(
     a source that is neither a run, a checkpoint nor a model directory.
     """
     source = Path(source)
+    if not isfinite(temperature):
+        raise UserError(f"--temperature must be a finite number, not {temperature}")
     for number, prompt in enumerate(prompts, 1):
         if prompt != prompt.encode(errors="replace").decode():
             raise UserError(f"prompt {number} is not UTF-8 text")

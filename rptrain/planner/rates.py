@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.data import cache
 from rptrain.schedule.machine import MeasuredRates, Rates
+from rptrain.utils.errors import UserError
 
 FILE = "rates.json"
 
@@ -100,7 +101,7 @@ def load() -> _Content:
         content = TypeAdapter(_Content).validate_json(path.read_bytes(), strict=True)
     except FileNotFoundError:
         return _Content(1)
-    except (ValidationError, OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
+    except (ValidationError, OSError, UserError) as error:  # UserError: the home directory is unknown
         said = "has unknown content" if isinstance(error, ValidationError) else f"cannot be read ({error})"
         log.warning("%s %s: plans use estimated rates until rptrain doctor measures again", path or FILE, said)
         return _Content(1)
@@ -133,7 +134,7 @@ def keep(gpus: Iterable[GpuRates] = (), links: Iterable[LinkRates] = ()) -> str 
             finally:  # it still exists if it was not finished
                 with suppress(FileNotFoundError):
                     os.unlink(file.name)
-    except (OSError, RuntimeError) as error:
+    except (OSError, UserError) as error:
         return str(error)
     return None
 

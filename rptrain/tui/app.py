@@ -24,6 +24,7 @@ from rptrain.tui.services.preferences import Look
 from rptrain.tui.themes import THEMES
 from rptrain.tui.widgets.sizes import MEDIUM, TALL, WIDE
 from rptrain.utils.errors import UserError
+from rptrain.utils.paths import expanded
 from rptrain.utils.text import printable
 
 CONFIG = Path("rptrain.toml")
@@ -152,6 +153,14 @@ def make_app(
         if attach is None:
             raise
         draft = Draft.instead_of(config)
-    folder = runs_folder or Path(draft.shown("save.output_dir") or "runs").expanduser()
+    folder = runs_folder or _runs_folder(draft)
     context = Context(draft, folder, helper or ChildHelper(), preferences.load(settings), settings)
     return RptrainApp(context, attach)
+
+
+def _runs_folder(draft: Draft) -> Path:
+    """The folder of save.output_dir; its default if the config names none that can be, which New run shows."""
+    try:
+        return expanded(draft.shown("save.output_dir") or "runs")
+    except UserError:
+        return Path("runs")

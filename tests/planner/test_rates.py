@@ -17,6 +17,7 @@ from rptrain.schedule.machine import CARDS, CPU, GB, MeasuredRates, Rates
 FIRST = GpuRates(
     "aaaa", "NVIDIA RTX 4090", Versions("2.13.0", "13.0"), MeasuredRates(Rates(140, 280, 250), "2026-11-24")
 )
+DEFAULT_FOLDER = cache.default_folder  # before the tests' own takes its place
 SECOND = replace(FIRST, uuid="bbbb", measured=MeasuredRates(Rates(150, 270, 260), "2026-11-23"))
 
 
@@ -104,10 +105,9 @@ def test_a_folder_in_its_place_is_ignored(folder, caplog):
 
 
 def test_a_user_without_a_home(monkeypatch):
-    def refuse():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(cache, "default_folder", refuse)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    monkeypatch.setattr(cache, "default_folder", DEFAULT_FOLDER)
     assert measured_rates(["cuda:0"]) is None and "home" in (keep([FIRST]) or "")
 
 

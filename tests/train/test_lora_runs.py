@@ -131,7 +131,11 @@ def test_where_the_base_of_an_adapter_is_can_be_written_into_it(folder):
     with pytest.raises(UserError, match=r"set base_model_name_or_path in .* to its directory \(no model '"):
         generate_text(run.model_path, *asked)
     file = run.model_path / "adapter_config.json"
-    file.write_text(file.read_text().replace(f"{folder}/model", f"{folder}/elsewhere"))
+    text = file.read_text()
+    file.write_text(text.replace(f"{folder}/model", "~nosuchuser/model"))
+    with pytest.raises(UserError, match=r"to its directory \(~nosuchuser/model: there is no user"):
+        generate_text(run.model_path, *asked)
+    file.write_text(text.replace(f"{folder}/model", f"{folder}/elsewhere"))
     assert generate_text(run.model_path, *asked) == answers
 
 

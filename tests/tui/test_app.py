@@ -171,3 +171,10 @@ async def test_doctor(make: Made, helper: Scripted):
         helper.answers[heavy.doctor] = HelperError("the helper process ended")
         await pilot.press("r")
         await until(pilot, lambda: "the helper process ended" in screen_text(pilot.app))
+
+
+@driven
+async def test_an_output_folder_of_an_unknown_user_can_be_corrected(make: Made, tmp_path: Path):
+    (tmp_path / "rptrain.toml").write_text('[save]\noutput_dir = "~nosuchuser/runs"\n')
+    async with make().run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "`save.output_dir` must be a path" in screen_text(pilot.app))

@@ -13,6 +13,8 @@ from rptrain.tui.screens.dialog import Dialog
 from rptrain.tui.services.paths import PathSuggester
 from rptrain.tui.widgets.choice import Choice
 from rptrain.tui.widgets.entry import Entry
+from rptrain.utils.errors import UserError
+from rptrain.utils.paths import expanded
 from rptrain.utils.text import one_line
 
 
@@ -64,4 +66,7 @@ class AskTarget(Dialog[Target | None]):
     def _done(self) -> None:
         if text := self.query_one("#to", Input).value.strip():
             merge = self._adapters and self.query_one("#merge", Choice).value == "merged model"
-            self.answer(Target(Path(text).expanduser(), merge))
+            try:
+                self.answer(Target(expanded(text), merge))
+            except UserError as error:
+                self.notify(str(error), severity="error")

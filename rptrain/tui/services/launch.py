@@ -16,6 +16,7 @@ from rptrain.checkpoint.atomic_dir import beside
 from rptrain.runs.events import EventLog
 from rptrain.runs.tail import end_of
 from rptrain.utils.errors import UserError
+from rptrain.utils.paths import expanded
 
 RPTRAIN = (sys.executable, "-P", "-m", "rptrain")  # -P: without the current directory on the path
 COMMAND = (*RPTRAIN, "train")
@@ -68,7 +69,7 @@ def start(config: Path, output_dir: str, run_name: str, environment: Mapping[str
 
     The log of a failed start is kept until the next start with that name.
     """
-    parent = Path(output_dir).expanduser()
+    parent = expanded(output_dir)
     name, number = run_name, 1
     try:
         parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from rptrain.data.read import READERS
 from rptrain.tui.services.paths import is_text
 from rptrain.utils.errors import UserError
+from rptrain.utils.paths import expanded
 
 DEEP = 3  # folders below a place that are looked into
 MAX_FOLDERS = 4000  # folders that are looked into in all
@@ -78,7 +79,7 @@ def _folders(places: Sequence[str]) -> Iterator[tuple[str, Path]]:
     """Each place and the folders in it, the nearest first, none twice; hidden ones are left out."""
     seen: set[str] = set()
     for place in places:
-        level = [Path(place).expanduser()]
+        level = [expanded(place)]
         for _ in range(DEEP):
             below: list[Path] = []
             for directory in level:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rptrain.config.types import PathText
 from rptrain.utils.errors import UserError
+from rptrain.utils.paths import expanded
 
 Look = Literal["dark", "light"]
 
@@ -24,7 +25,7 @@ class Preferences(BaseModel):
 
 def place() -> Path:
     base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(base).expanduser() / "rptrain" / "tui.toml"
+    return expanded(base) / "rptrain" / "tui.toml"
 
 
 def load(path: Path) -> Preferences:

@@ -1,0 +1,24 @@
+"""Paths that begin with a home directory."""
+
+from pathlib import Path
+
+import pytest
+
+from rptrain.utils.errors import UserError
+from rptrain.utils.paths import expanded, expanded_text
+
+
+def test_the_home_directory_replaces_the_tilde(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert expanded("~/x") == expanded(Path("~/x")) == Path("/home/me/x")
+    assert [expanded_text(path) for path in ("~", "a/~b", "./~b/", "")] == ["/home/me", "a/~b", "./~b/", ""]
+
+
+def test_a_home_that_is_unknown(monkeypatch):
+    with pytest.raises(
+        UserError, match=r'^~nosuchuser/x: there is no user "nosuchuser": write the full path, or ./~no'
+    ):
+        expanded("~nosuchuser/x")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with pytest.raises(UserError, match=r"^~/x: the home directory is unknown: "):
+        expanded("~/x")
