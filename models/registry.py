@@ -10,6 +10,7 @@ from typing import Any
 from rptrain.models import gpt_oss, llama, mistral, qwen2, qwen3, qwen3_moe
 from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
+from rptrain.utils.files import read_small_text
 from rptrain.utils.paths import expanded
 
 BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
@@ -64,7 +65,9 @@ def read_config(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(read_small_text(file))
+    except UserError:  # a ValueError, too
+        raise
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,7 @@
 """What a person gets wrong ends with 2 and a message that says what to do, before weights are loaded."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from hashlib import sha256
@@ -10,11 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rptrain.checkpoint.atomic_dir import read_manifest
 from rptrain.models import registry
+from rptrain.planner import timings
 from rptrain.planner.choose import LIBRARIES, Workload, make_plan
 from rptrain.runs import events
 from rptrain.runs.events import EventLog
+from rptrain.runs.line_file import LineFile
 from rptrain.runs.run_dir import RunDir
+from rptrain.runs.tail import end_of
 from rptrain.schedule.machine import CPU, Machine
 from rptrain.utils.errors import UserError
 
@@ -526,3 +531,48 @@ def test_exports_that_cannot_be_written(folder):
         assert result.exit_code == 2 and message in result.stderr
     result = tools.invoke("export", run.path, "--to", "run.toml/inside")
     assert result.exit_code == 1 and "run.toml" in result.stderr and "Traceback" not in result.stderr
+
+
+# Files that are something else
+
+
+def pipe(file: Path) -> None:
+    os.mkfifo(file)
+
+
+def sparse(file: Path) -> None:
+    """12 GiB that take no space on the disk."""
+    file.touch()
+    os.truncate(file, 12 << 30)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["run.toml", "model/config.json", "model/tokenizer_config.json", "model/LICENSE"])
+def test_files_that_do_not_fit_in_memory(folder, name):
+    tools.write_config(folder)
+    (folder / name).unlink(missing_ok=True)
+    sparse(folder / name)
+    result = tools.invoke("--config", "run.toml", "data.train.0.path=builtin:tasks")
+    assert result.exit_code == 2 and f"{name} is too large: 12.0 GiB, and at most" in result.stderr, result.output
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", [pipe, sparse])
+def test_files_of_a_run(folder, make):
+    """A run is listed without them; only the record that they cannot be read is an error."""
+    run = RunDir(folder / "runs/run")
+    run.path.mkdir(parents=True)
+    tools.write_config(folder)
+    (folder / "run.toml").rename(run.config_path)
+    for name in ("events.jsonl", "lanes.jsonl", "timings.json", "complete.json"):
+        make(run.path / name)
+    assert tools.invoke("runs", "--runs", "runs").exit_code == 0
+    assert end_of(run.events_path, 10).strip("\0") == ""
+    with pytest.raises(UserError, match=r"is not a regular file|is too large"):
+        timings.read(run.path)
+    with pytest.raises(UserError, match=r"is not complete|is too large"):
+        read_manifest(run.path)
+    if make is pipe:
+        for kind in (events.EventLog, LineFile):
+            with pytest.raises(UserError, match="is not a regular file"):
+                kind(run.events_path)

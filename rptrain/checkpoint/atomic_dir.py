@@ -14,6 +14,7 @@ from typing import Any
 
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_ranges import OpenFile
+from rptrain.utils.files import read_small_text
 from rptrain.utils.parallel import in_parallel
 from rptrain.utils.units import format_bytes
 
@@ -141,7 +142,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     if not file.is_file():
         raise Damaged(f"{directory} is not complete: it has no {MANIFEST}")
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        manifest = json.loads(read_small_text(file))
         version = manifest["format"]
         sizes = {name: entry["size"] for name, entry in manifest["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

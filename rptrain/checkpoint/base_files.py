@@ -3,8 +3,10 @@
 from pathlib import Path
 
 from rptrain.utils.errors import UserError
+from rptrain.utils.files import read_small
 
 BASE = "base"  # the folder in a checkpoint
+MAX_FILE = 512 << 20  # bytes: more than a tokenizer has
 TEMPLATE = "chat_template.jinja"
 PATTERNS = (
     "config.json",
@@ -26,10 +28,15 @@ PATTERNS = (
 def base_files(model_dir: Path, chat_template: str | None = None) -> dict[str, bytes]:
     """The contents of the config, tokenizer, template and license files of a model directory, by name.
 
-    `chat_template` is Jinja text that replaces the model's own template. UserError if config.json is missing.
+    `chat_template` is Jinja text that replaces the model's own template. UserError if config.json is missing, or if
+    a file is larger than MAX_FILE.
     """
     if not (model_dir / "config.json").is_file():
         raise UserError(f"the base model's config.json is no longer in {model_dir}")
-    paths = sorted({path for pattern in PATTERNS for path in model_dir.glob(pattern) if path.is_file()})
-    files = {path.relative_to(model_dir).as_posix(): path.read_bytes() for path in paths}
+    files = {path.relative_to(model_dir).as_posix(): read_small(path, MAX_FILE) for path in base_paths(model_dir)}
     return files if chat_template is None else files | {TEMPLATE: chat_template.encode()}
+
+
+def base_paths(model_dir: Path) -> list[Path]:
+    """The paths of these files, sorted."""
+    return sorted({path for pattern in PATTERNS for path in model_dir.glob(pattern) if path.is_file()})

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from rptrain.checkpoint.atomic_dir import KIND, MANIFEST, STATE, Damaged, check_hash, read_manifest
+from rptrain.utils.files import read_small
 
 RUN_CONFIG = "config.toml"  # a run's config, next to its folder `checkpoints`
 
@@ -111,7 +112,7 @@ def read_facts(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             check_hash(directory / name, entry)
     if STATE not in files:
         raise Damaged(f"{directory / MANIFEST} is damaged: it does not name {STATE}")
-    text = (directory / STATE).read_bytes()
+    text = read_small(directory / STATE)
     try:
         TypeAdapter(_State).validate_json(text, strict=True)
     except ValidationError as error:

@@ -14,6 +14,7 @@ from rptrain.config.errors import ConfigError, dotted, explain, leaves
 from rptrain.config.schema import Config
 from rptrain.config.toml_lines import KeyPath, key_lines
 from rptrain.utils.errors import UserError
+from rptrain.utils.files import read_small_text
 
 COMMAND_LINE = "command line"
 DEFAULT = "default"
@@ -107,10 +108,8 @@ _LAST = 1 << 30  # the command line's place: after every line of the file
 
 def read_text(path: Path) -> str:
     """The text of a config. Raises UserError if it cannot be read."""
-    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe may have no writer
-        raise UserError(f"{path}: is not a regular file")
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_small_text(path, "utf-8-sig")
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rptrain.data.read import READERS
 from rptrain.utils.errors import UserError
+from rptrain.utils.files import read_small_text
 from rptrain.utils.text import printable
 
 # The splits of `datasets` with the words for each, and the pattern of names of shards in `data/`.
@@ -160,6 +161,6 @@ def walk(folder: Path) -> Iterator[Path]:
 def _described(file: Path, key: str) -> list[Any]:
     """The list under `key` in the metadata that `datasets` wrote about a folder."""
     try:
-        return list(json.loads(file.read_text(encoding="utf-8"))[key])
+        return list(json.loads(read_small_text(file))[key])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{file} is not what `datasets` writes: JSON with a list `{key}`") from error

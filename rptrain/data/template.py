@@ -14,6 +14,7 @@ from rptrain.data.chat import Message
 from rptrain.data.formats import Example, Tally
 from rptrain.data.tokens import Document
 from rptrain.utils.errors import UserError
+from rptrain.utils.files import read_small_text
 
 CHUNK, CHUNK_TEXT = 1024, 1 << 21  # examples per call of the tokenizer, and characters after which a call ends earlier
 LONGEST = 1 << 24  # maximum characters of a conversation, which cannot be tokenized in parts
@@ -94,7 +95,7 @@ def load_template(tokenizer: Any, chat_template: str | None) -> str:
     if not isfile(path):
         raise UserError(f"data.chat_template: {path} is neither a file nor a Jinja template")
     try:
-        return path.read_text(encoding="utf-8")
+        return read_small_text(path)
     except UnicodeDecodeError as error:
         raise UserError(f"data.chat_template: {path} is not UTF-8 text: {error}") from error
 

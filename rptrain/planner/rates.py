@@ -17,6 +17,7 @@ from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.data import cache
 from rptrain.schedule.machine import MeasuredRates, Rates
 from rptrain.utils.errors import UserError
+from rptrain.utils.files import read_small
 
 FILE = "rates.json"
 
@@ -98,10 +99,10 @@ def load() -> _Content:
     path: Path | None = None
     try:
         path = _path()
-        content = TypeAdapter(_Content).validate_json(path.read_bytes(), strict=True)
+        content = TypeAdapter(_Content).validate_json(read_small(path), strict=True)
     except FileNotFoundError:
         return _Content(1)
-    except (ValidationError, OSError, UserError) as error:  # UserError: the home directory is unknown
+    except (ValidationError, OSError, UserError) as error:  # UserError: no home directory, or no regular file
         said = "has unknown content" if isinstance(error, ValidationError) else f"cannot be read ({error})"
         log.warning("%s %s: plans use estimated rates until rptrain doctor measures again", path or FILE, said)
         return _Content(1)

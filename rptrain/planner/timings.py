@@ -14,6 +14,7 @@ from rptrain.engine.meter import Measured
 from rptrain.models.spec import ModelShape
 from rptrain.planner.hardware import Hardware
 from rptrain.utils.errors import UserError
+from rptrain.utils.files import read_small
 
 FILE = "timings.json"
 SECONDS = 1e-9, 1e6  # possible times of a layer or an update
@@ -98,7 +99,7 @@ def read(folder: Path) -> Timings:
     """The times in a run's folder. Raises UserError if the file cannot be read, or holds impossible times."""
     path = folder / FILE
     try:
-        timings = TypeAdapter(Timings).validate_json(path.read_bytes(), strict=True)
+        timings = TypeAdapter(Timings).validate_json(read_small(path), strict=True)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError:

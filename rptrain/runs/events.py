@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 from rptrain.runs.line_file import LineFile
 from rptrain.runs.records import Bool, Float, Int, UnixTime, known_fields
 from rptrain.utils.errors import UserError
+from rptrain.utils.files import open_regular
 from rptrain.utils.units import DASH, format_bytes, format_loss
 
 SHOWN_ROWS = 8  # rows of the data that a sentence lists
@@ -390,8 +391,11 @@ def from_fields(kind: type[Event], known: Mapping[str, Any]) -> Event:
 
 
 def read(path: Path | str) -> Iterator[Event]:
-    """The records of a finished or active run. An incomplete last line is left out. Raises UserError as `from_line`."""
-    with open(path, "rb") as file:
+    """The records of a finished or active run, without an incomplete last line.
+
+    Raises UserError as `from_line`, and if the file is not a regular file.
+    """
+    with open_regular(path) as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
@@ -403,7 +407,7 @@ def read(path: Path | str) -> Iterator[Event]:
 
 def is_finished(path: Path | str) -> bool:
     """Whether the last record is `finished`. Only that record is read."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         file.seek(max(0, file.seek(0, SEEK_END) - _TAIL))
         *lines, _ = file.read().split(b"\n")
     try:

@@ -7,6 +7,7 @@ from os import SEEK_END
 from pathlib import Path
 
 from rptrain.utils.errors import RunDeleted
+from rptrain.utils.files import regular
 
 _PIECE = 4096  # bytes read at a time to find the end of the last line
 
@@ -15,13 +16,13 @@ class LineFile:
     """Appends lines without buffering. The owner closes the file and allows one thread at a time.
 
     `lock` locks the file against other processes; BlockingIOError if another process holds the lock. Opening cuts off
-    an incomplete last line that a killed process left.
+    an incomplete last line that a killed process left. UserError if the path is a pipe or a device.
     """
 
     def __init__(self, path: Path | str, *, lock: bool = False) -> None:
         self._path, self._locked = Path(path), lock
         with ExitStack() as opening:
-            self._file = opening.enter_context(open(path, "a+b", buffering=0))
+            self._file = opening.enter_context(open(path, "a+b", buffering=0, opener=regular))
             if lock:
                 fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.size = self._end_of_lines()  # bytes of complete lines

@@ -5,9 +5,13 @@ from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
+from rptrain.utils.errors import UserError
+from rptrain.utils.files import open_regular
+
 LARGE = 32 << 20  # bytes that are read in full: more than 100,000 steps write
 PIECE = 4096  # bytes of each sample from the middle of a larger file
 BLOCK = 1 << 20  # bytes searched at a time
+MARKED = 256 << 20  # bytes at the end that are searched for a mark: about a million steps write them
 BEHIND = 64 << 10  # bytes read from the last mark on
 
 
@@ -17,7 +21,7 @@ class Tail:
 
     If more than `large` bytes are new, about `large / 4` of them are read: half of these at the end, an eighth at the
     beginning, and pieces spread evenly over the middle. If `mark` occurs in the middle, what follows the last line with
-    it is read too. `skipped` counts the bytes that were not read.
+    it is read too, if that line begins in the last MARKED bytes. `skipped` counts the bytes that were not read.
     """
 
     def __init__(self, path: Path | str, large: int = LARGE, mark: bytes = b"") -> None:
@@ -28,8 +32,8 @@ class Tail:
     def read(self) -> list[bytes]:
         """The new lines, without their newlines. A file that is missing or cannot be read has none."""
         try:
-            file = open(self._path, "rb")  # noqa: SIM115 (closed below)
-        except OSError:
+            file = open_regular(self._path)
+        except (OSError, UserError):
             return []
         with file:
             inode, end = _identity(file)
@@ -64,10 +68,10 @@ def end_of(path: Path, nbytes: int, start: int = 0) -> str:
     carriage returns, such as a progress bar, only the last state is kept. Empty if the file cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(start, file.seek(0, os.SEEK_END) - nbytes))
             text = file.read().decode(errors="replace")
-    except OSError:
+    except (OSError, UserError):
         return ""
     return "\n".join(line.rsplit("\r", 1)[-1].rstrip() for line in text.split("\n"))
 
@@ -92,7 +96,8 @@ def _next_line(file: BufferedReader, first: int, last: int) -> int:
 
 
 def _last(file: BufferedReader, mark: bytes, start: int, end: int) -> int | None:
-    """The offset of the last line with the mark between `start` and `end`."""
+    """The offset of the last line with the mark between `start` and `end`, of which MARKED bytes are searched."""
+    start = max(start, end - MARKED)
     while end > start:
         first = max(start, end - BLOCK)
         file.seek(first)

@@ -12,6 +12,7 @@ from rptrain.tui.screens.ask_path import AskTarget
 from rptrain.tui.screens.dialog import ask
 from rptrain.tui.services.launch import Launched, export
 from rptrain.utils.errors import UserError
+from rptrain.utils.files import read_small_text
 
 PAUSE = 0.3  # seconds between two checks for its end
 
@@ -45,6 +46,6 @@ async def _until_done(app: App[None], launched: Launched) -> None:
 def has_adapters(run: Path) -> bool:
     """Whether a run trains adapters."""
     try:
-        return "[lora]" in (run / "config.toml").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        return "[lora]" in read_small_text(run / "config.toml")
+    except (OSError, UserError, UnicodeDecodeError):
         return False

@@ -17,6 +17,7 @@ from rptrain.config.schema import Config, keys
 from rptrain.config.toml_lines import KeyPath
 from rptrain.runs.outputs import replace_text
 from rptrain.utils.errors import UserError
+from rptrain.utils.files import read_small_text
 
 STARTER = """\
 # A run of rptrain. To train without the interface: rptrain --config rptrain.toml
@@ -48,7 +49,7 @@ class Draft:
         """The config in a file, or the starter if there is none. Raises UserError if the file is not valid TOML."""
         path = Path(path)
         try:
-            return cls(path, path.read_text(encoding="utf-8-sig"))
+            return cls(path, read_small_text(path, "utf-8-sig"))
         except FileNotFoundError:
             return cls.instead_of(path)
         except (OSError, UnicodeDecodeError) as error:
@@ -74,10 +75,10 @@ class Draft:
     def is_changed_outside(self) -> bool:
         """Whether the file exists and was changed since it was last read or written here."""
         try:
-            return self.path.read_text(encoding="utf-8-sig") != self._saved
+            return read_small_text(self.path, "utf-8-sig") != self._saved
         except FileNotFoundError:
             return False
-        except (OSError, UnicodeDecodeError):
+        except (OSError, UserError, UnicodeDecodeError):
             return True
 
     def shown(self, key: str) -> str:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rptrain.config.types import PathText
 from rptrain.utils.errors import UserError
+from rptrain.utils.files import read_small_text
 from rptrain.utils.paths import expanded
 
 Look = Literal["dark", "light"]
@@ -31,7 +32,7 @@ def place() -> Path:
 def load(path: Path) -> Preferences:
     """The preferences in the file, or the defaults if there is none. Raises UserError for an invalid file."""
     try:
-        return Preferences.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        return Preferences.model_validate(tomllib.loads(read_small_text(path)))
     except FileNotFoundError:
         return Preferences()
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -46,7 +47,7 @@ def load(path: Path) -> Preferences:
 
 def save_look(path: Path, look: Look) -> None:
     """Writes the theme and keeps everything else in the file. Raises OSError if it cannot be written."""
-    document = tomlkit.parse(path.read_text(encoding="utf-8")) if path.is_file() else tomlkit.document()
+    document = tomlkit.parse(read_small_text(path)) if path.is_file() else tomlkit.document()
     document["look"] = look
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(tomlkit.dumps(document), encoding="utf-8")

@@ -12,6 +12,8 @@ from typing import Any
 from rptrain.runs.lanes import FILE, OLD_FILE, Snapshot
 from rptrain.runs.records import time_of
 from rptrain.runs.view import LONGEST, RunView
+from rptrain.utils.errors import UserError
+from rptrain.utils.files import open_regular
 
 SHOWN_IN = 30.0  # seconds that a replay takes at its first speed, or more
 SLOWEST, FASTEST = 1, 1 << 16
@@ -84,7 +86,7 @@ def _snapshots(*paths: Path) -> Iterator[tuple[float, Any]]:
 
 def _lines(path: Path) -> Iterator[bytes]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             yield from (line for line in file if len(line) <= LONGEST)
-    except OSError:  # not recorded, or not readable
+    except (OSError, UserError):  # not recorded, or not readable
         return
