@@ -11,6 +11,7 @@ from rptrain.models import gpt_oss, llama, mistral, qwen2, qwen3, qwen3_moe
 from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
+from rptrain.utils.objects import unique_keys
 from rptrain.utils.paths import expanded
 
 BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
@@ -65,7 +66,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(read_small_text(file))
+        config = json.loads(read_small_text(file), object_pairs_hook=unique_keys)
     except UserError:  # a ValueError, too
         raise
     except OSError as error:

@@ -177,6 +177,10 @@ def cut(file: Path, size: int) -> None:
         (lambda f: shutil.rmtree(f / "model"), "no model '"),
         (lambda f: (f / "model/config.json").unlink(), "is not a model directory"),
         (lambda f: (f / "model/config.json").write_text("{"), "config.json is not valid JSON"),
+        (
+            lambda f: twice(f / "model/config.json", "hidden_size"),
+            "config.json is not valid JSON: an object has the key 'hidden_size' twice",
+        ),
         (lambda f: (f / "model/config.json").write_text("[]"), "must hold a JSON object"),
         (
             lambda f: change_config(f, architectures=["GPT2LMHeadModel"]),
@@ -498,6 +502,11 @@ def test_generate(folder, spoil, arguments, message):
     spoil(run)
     result = tools.invoke("generate", run.path, *arguments)
     assert result.exit_code == 2 and message in result.stderr, result.output
+
+
+def twice(file: Path, key: str) -> None:
+    """Writes a key of an object in the file once more, before all others."""
+    file.write_text(f'{{"{key}": 1, {file.read_text().lstrip()[1:]}')
 
 
 def damage_checkpoint(run: RunDir) -> None:

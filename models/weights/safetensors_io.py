@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rptrain.utils.errors import UserError
+from rptrain.utils.errors import UserError, describe
 from rptrain.utils.file_ranges import OpenFile
+from rptrain.utils.objects import unique_keys
 from rptrain.utils.parallel import in_parallel
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -140,7 +141,7 @@ def _entries(file: Path, encoded: bytes) -> list[tuple[int, int, str, str, tuple
     """Start, end, name, dtype and shape of each tensor, in the order of their bytes."""
     entries = []
     try:
-        for name, entry in json.loads(encoded).items():
+        for name, entry in json.loads(encoded, object_pairs_hook=unique_keys).items():
             if name != "__metadata__":
                 begin, stop = entry["data_offsets"]
                 kind, shape = entry["dtype"], tuple(entry["shape"])
@@ -148,7 +149,7 @@ def _entries(file: Path, encoded: bytes) -> list[tuple[int, int, str, str, tuple
                     raise TypeError(name)
                 entries.append((begin, stop, name, kind, shape))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{file} is not a safetensors file: its header is malformed") from error
+        raise UserError(f"{file} is not a safetensors file: its header is malformed: {describe(error)}") from error
     return sorted(entries)
 
 

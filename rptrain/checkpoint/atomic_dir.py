@@ -15,6 +15,7 @@ from typing import Any
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_ranges import OpenFile
 from rptrain.utils.files import read_small_text
+from rptrain.utils.objects import unique_keys
 from rptrain.utils.parallel import in_parallel
 from rptrain.utils.units import format_bytes
 
@@ -142,7 +143,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     if not file.is_file():
         raise Damaged(f"{directory} is not complete: it has no {MANIFEST}")
     try:
-        manifest = json.loads(read_small_text(file))
+        manifest = json.loads(read_small_text(file), object_pairs_hook=unique_keys)
         version = manifest["format"]
         sizes = {name: entry["size"] for name, entry in manifest["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

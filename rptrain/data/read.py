@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rptrain.utils.errors import UserError
+from rptrain.utils.objects import unique_keys
 
 Rows = Iterator[tuple[int, Any]]  # line or number, from 1, and the row, or the ValueError of an unreadable row
 
@@ -67,7 +68,7 @@ def _json_rows(path: Path) -> Rows:
             if not data.strip():
                 continue
             try:
-                yield line, json.loads(data, object_pairs_hook=_object)
+                yield line, json.loads(data, object_pairs_hook=unique_keys)
             except ValueError as error:
                 several = ValueError("an object over several lines: write each on one line, or all as one JSON list")
                 yield line, several if data.strip() == b"{" else error
@@ -77,7 +78,7 @@ def _json_rows(path: Path) -> Rows:
 
 def _items(text: str) -> Rows:
     """The values of a JSON list, one at a time."""
-    strict, lenient = json.JSONDecoder(object_pairs_hook=_object), json.JSONDecoder()
+    strict, lenient = json.JSONDecoder(object_pairs_hook=unique_keys), json.JSONDecoder()
 
     def past(place: int) -> int:
         match = SPACE.match(text, place)
@@ -103,15 +104,6 @@ def _items(text: str) -> Rows:
             place = past(place + 1)
     if past(place + 1) < len(text):
         raise json.JSONDecodeError("Extra data", text, place + 1)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. Raises ValueError for duplicate keys, which are ambiguous."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"an object has the key {twice!r} twice")
-    return made
 
 
 def _csv_rows(path: Path) -> Rows:

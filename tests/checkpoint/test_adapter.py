@@ -249,6 +249,9 @@ def test_adapters_that_are_not_gone_on_from(base, changes, message, tmp_path) ->
     with pytest.raises(UserError) as caught:
         adapter.check_settings(adapter.read(tmp_path / "a"), settings, str(directory))
     assert message in str(caught.value)
+    file.write_text(f'{{"r": 2, {file.read_text()[1:]}')
+    with pytest.raises(UserError, match=r"adapter_config.json is not valid JSON: an object has the key 'r' twice"):
+        adapter.read(tmp_path / "a")
 
 
 @llama

@@ -200,6 +200,7 @@ def entry(**changes) -> bytes:
         (entry().replace(b"4", b"1e999"), "header is malformed"),
         (b"[" * 100_000, "header is malformed"),
         (b'{"a":' * 100_000, "header is malformed"),
+        (entry()[:-1] + b"," + entry()[1:], "header is malformed: an object has the key 'a' twice"),
         (entry(shape=[2]), "does not fit its shape"),
         (entry(data_offsets=[4, 8]), "does not fit its shape"),
         (entry(dtype="F8_E4M3"), "stored as F8_E4M3"),
@@ -208,7 +209,7 @@ def entry(**changes) -> bytes:
     ids=[
         *("cut", "list", "no-keys", "one-offset", "no-shape", "dtype-number", "dtype-list", "shape-fraction"),
         *("shape-bool", "shape-infinity", "shape-text", "offset-fraction", "offset-infinity", "offset-overflow"),
-        *("deep-list", "deep-object", "larger-shape", "outside", "unknown-dtype", "file-too-long"),
+        *("deep-list", "deep-object", "same-key", "larger-shape", "outside", "unknown-dtype", "file-too-long"),
     ],
 )
 def test_damaged_headers(header, problem, saved) -> None:
