@@ -1,7 +1,7 @@
 """Export a run, a checkpoint or a model in memory to a directory in the layout of Hugging Face."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
@@ -14,7 +14,7 @@ from rptrain.checkpoint import frozen
 from rptrain.checkpoint.adapter import Adapter, shapes, write
 from rptrain.checkpoint.atomic_dir import MANIFEST, Damaged, check_hash, check_name, read_manifest, written_aside
 from rptrain.checkpoint.base_files import BASE, base_files
-from rptrain.checkpoint.metadata import RUN_CONFIG
+from rptrain.checkpoint.metadata import CHECKPOINTS, RUN_CONFIG
 from rptrain.checkpoint.state import dtype_of, latest, read_state, unit_file, verify_checkpoint
 from rptrain.checkpoint.verify import verify, verify_adapter
 from rptrain.engine.optim.adam import join
@@ -40,7 +40,8 @@ def export(source: Path, to: Path, dtype: str | None = None, *, merge: bool = Fa
     hashes of the checkpoint are checked first, and the export is read back.
 
     UserError if the source has no checkpoint or a damaged one, if there are no adapters to merge, if `to` overlaps what
-    is read, or if `to` exists and is not an earlier export (`force` replaces it). DiskFull if space is short.
+    is read or lies among the checkpoints of a run, or if `to` exists and is not an earlier export (`force` replaces
+    it). DiskFull if space is short.
     """
     source = Path(source)
     checkpoint = checkpoint_of(source)
@@ -49,6 +50,7 @@ def export(source: Path, to: Path, dtype: str | None = None, *, merge: bool = Fa
     to = _absolute(to)
     _check_place(to)
     _check_inputs(to, _inputs(source, checkpoint, state["meta"].get("model_dir")))
+    _check_checkpoints(to)
     if not force:
         try:
             _check_earlier(to)
@@ -167,7 +169,7 @@ def checkpoint_of(source: Path) -> Path:
         return source
     if not source.is_dir():
         raise UserError(f"{source} is not a directory")
-    newest = latest(source) or latest(source / "checkpoints")
+    newest = latest(source) or latest(source / CHECKPOINTS)
     if newest is None:
         raise UserError(f"{source} is neither a checkpoint nor a run with a complete checkpoint")
     return newest
@@ -205,9 +207,16 @@ def check_names(to: Path) -> Mapping[str, Mapping[str, Any]]:
     files = manifest["files"] if manifest.get("kind") == KIND else {}
     known = {Path(MANIFEST), *map(Path, files)} if files else set[Path]()
     known |= {parent for file in known for parent in file.parents}
-    if foreign := {path.relative_to(to) for path in to.rglob("*")} - known:
-        raise UserError(f"{to} is not empty: it holds {min(foreign)}, which was not exported: move it away")
+    if foreign := next((path for path in _walk(to) if path not in known), None):
+        raise UserError(f"{to} is not empty: it holds {foreign}, which was not exported: move it away")
     return files
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """The paths in a folder, relative to it: level by level, each level in order of names."""
+    for level, folders, files in os.walk(folder):
+        folders.sort()
+        yield from (Path(level, name).relative_to(folder) for name in sorted(folders + files))
 
 
 def _inputs(source: Path, checkpoint: Path, model_dir: str | None) -> dict[str, Path]:
@@ -229,7 +238,7 @@ def _check_place(to: Path) -> None:
 
 def _check_inputs(to: Path, inputs: Mapping[str, Path]) -> None:
     """UserError if the target is one of these folders, lies in one, or contains one or a target of its links."""
-    places = {Path(os.path.realpath(to)), Path(os.path.realpath(to.parent)) / to.name}
+    places = _places(to)
     for name, folder in inputs.items():
         folder = Path(os.path.realpath(folder))
         entries = folder.iterdir() if folder.is_dir() else ()
@@ -237,6 +246,18 @@ def _check_inputs(to: Path, inputs: Mapping[str, Path]) -> None:
         inside = any(entry.is_relative_to(place) for entry in (folder, *links) for place in places)
         if inside or any(place.is_relative_to(folder) for place in places):
             raise UserError(f"{to} overlaps {name}, {folder}, which the export reads: choose a directory outside of it")
+
+
+def _check_checkpoints(to: Path) -> None:
+    """UserError if the target lies among the checkpoints of a run, where it would be taken for one of them."""
+    for folder in {folder for place in _places(to) for folder in (place, *place.parents)}:
+        if folder.name == CHECKPOINTS and (folder.parent / RUN_CONFIG).is_file():
+            raise UserError(f"{to} is in {folder}, which is for the checkpoints of a run: choose another directory")
+
+
+def _places(to: Path) -> set[Path]:
+    """Where a target is, and where it leads to if it is a link."""
+    return {Path(os.path.realpath(to)), Path(os.path.realpath(to.parent)) / to.name}
 
 
 def _dtype(name: str | None) -> torch.dtype | None:

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 from rptrain.checkpoint.atomic_dir import KIND, MANIFEST, STATE, Damaged, check_hash, read_manifest
 from rptrain.utils.files import read_small
 
-RUN_CONFIG = "config.toml"  # a run's config, next to its folder `checkpoints`
+RUN_CONFIG, CHECKPOINTS = "config.toml", "checkpoints"  # a run's config, and the folder of its checkpoints
 
 
 @dataclass(frozen=True)

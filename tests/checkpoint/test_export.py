@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 from itertools import product
 from pathlib import Path
@@ -196,6 +197,30 @@ def test_an_input_is_not_written_over(run, tmp_path, model_dir):
         with pytest.raises(UserError, match=r"overlaps the .*, which the export reads: choose a directory outside"):
             export(source, tmp_path / place, force=force)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("place", ["other/checkpoints", "other/checkpoints/checkpoint-9", "link/new"])
+def test_the_checkpoints_of_another_run_are_no_place_for_an_export(run, tmp_path, place):
+    directory, _ = run
+    (tmp_path / "other/checkpoints").mkdir(parents=True)
+    (tmp_path / "other/config.toml").touch()
+    (tmp_path / "link").symlink_to("other/checkpoints")
+    for force in (False, True):
+        with pytest.raises(UserError, match=r"is in .*other/checkpoints, which is for the checkpoints of a run"):
+            export(directory, tmp_path / place, force=force)
+    assert not any((tmp_path / "other/checkpoints").iterdir())
+
+
+def test_a_large_folder_is_not_walked(run, tmp_path, monkeypatch):
+    """The first entry in order of names is named, whatever is below it."""
+    directory, _ = run
+    for name in ("b/deep", "a/deep", "c"):
+        (tmp_path / "large" / name).mkdir(parents=True)
+    scanned, scan = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: (scanned.append(Path(path)), scan(path))[1])
+    with pytest.raises(UserError, match="large is not empty: it holds a, which was not exported"):
+        export(directory, tmp_path / "large")
+    assert [path for path in scanned if path.is_relative_to(tmp_path / "large")] == [tmp_path / "large"]
 
 
 def test_what_an_input_links_to_is_not_written_over(run, tmp_path, model_dir):
