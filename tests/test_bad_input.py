@@ -230,7 +230,10 @@ def test_weights_that_are_no_numbers(folder):
         ),
         (lambda f: change_config(f.parent, eos_token_id="x"), "transformers cannot load the tokenizer"),
         (lambda f: (f / "chat_template.jinja").unlink(), "set `data.chat_template` to a Jinja file"),
-        (lambda f: (f / "chat_template.jinja").write_text("{{ 1 / 0 }}"), "the chat template refuses it: division by"),
+        (
+            lambda f: (f / "chat_template.jinja").write_text("{{ 1 / 0 }}"),
+            "the chat template refuses the conversation: division",
+        ),
         (lambda f: (f / "chat_template.jinja").write_text("hello"), "does not write the text of turn 2"),
     ],
     ids=[
@@ -247,6 +250,41 @@ def test_tokenizers(folder, refused, spoil, message):
 def test_questions_without_a_chat_template(folder, refused):
     (folder / "model/chat_template.jinja").unlink()
     assert "set `data.chat_template` to a Jinja file" in refused("eval.questions=3")
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('two') if messages | length < 2 }}{{ messages[1].content }}", "two"),
+        ("{% if %}", "Expected an expression"),
+        ("{{ messages + 1 }}", "can only concatenate list"),
+        ("{{ '\\ud800' }}", "surrogates not allowed"),
+        ("{{ 1 / 0 }}", "division by zero"),
+    ],
+    ids=["two-messages", "syntax", "type", "surrogate", "division"],
+)
+def test_a_template_that_rejects_a_question(folder, refused, template, reason):
+    """The same words for questions, before anything is loaded, and for prompts."""
+    (folder / "model/chat_template.jinja").write_text(template)
+    words = "the chat template refuses the conversation: "
+    said = refused("eval.questions=3")
+    assert f"eval.questions: {words}" in said and reason in said and "single message of the user" in said
+    said = tools.invoke("generate", "model", "--prompt", "a")
+    assert said.exit_code == 2 and f"model: {words}" in said.stderr and reason in said.stderr, said.output
+    assert "--raw" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [(5, "is not text but of type int: "), ([{"name": "tool_use", "template": "x"}], "cannot be chosen: ")],
+)
+def test_a_template_that_is_none(folder, refused, template, message):
+    (folder / "model/chat_template.jinja").unlink()
+    spoil_json(folder / "model/tokenizer_config.json", chat_template=template)
+    (folder / "chats.jsonl").write_text(CHAT * 10)
+    for overrides in (("eval.questions=3",), ("data.train.0.path=chats.jsonl", "data.max_length=64")):
+        said = refused(*overrides)
+        assert message in said and "set `data.chat_template` to a Jinja file" in said
 
 
 def test_a_tokenizer_of_another_model(folder, refused):

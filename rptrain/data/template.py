@@ -13,7 +13,7 @@ import numpy as np
 from rptrain.data.chat import Message
 from rptrain.data.formats import Example, Tally
 from rptrain.data.tokens import Document
-from rptrain.utils.errors import UserError
+from rptrain.utils.errors import UserError, describe
 from rptrain.utils.files import read_small_text
 
 CHUNK, CHUNK_TEXT = 1024, 1 << 21  # examples per call of the tokenizer, and characters after which a call ends earlier
@@ -23,7 +23,10 @@ MARKS = range(0xE000, 0xF900)  # private-use characters: markers in place of a t
 FIXED_DATE = (
     '{%- macro strftime_now(format) -%}{{- "2024-07-26" if format == "%Y-%m-%d" else "26 Jul 2024" -}}{%- endmacro -%}'
 )
+SET = "set `data.chat_template` to a Jinja file"
 HELP = "give a `data.chat_template` that does, or set `data.assistant_only_loss = false`"
+# What templates raise by themselves, apart from TemplateError: errors of their expressions and of their filters
+RAISED = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 
 Span = tuple[int, int]
 Tools = list[dict[str, Any]] | None
@@ -70,7 +73,6 @@ def encode(
             renderer = renderer or Renderer(tokenizer, load_template(tokenizer, chat_template))
             try:
                 text, spans = renderer.render(example, assistant_only_loss)
-                text.encode()  # UnicodeEncodeError: an unpaired surrogate, which tokenizers reject
                 if len(text) > LONGEST:
                     raise _too_long(text)
             except (ValueError, RecursionError) as error:
@@ -87,8 +89,14 @@ def load_template(tokenizer: Any, chat_template: str | None) -> str:
     """The Jinja text of `data.chat_template`: a path, a literal template, or None for the tokenizer's own."""
     if chat_template is None:
         if not tokenizer.chat_template:
-            raise UserError("the tokenizer has no chat template: set `data.chat_template` to a Jinja file")
-        return tokenizer.get_chat_template()
+            raise UserError(f"the tokenizer has no chat template: {SET}")
+        try:
+            template = tokenizer.get_chat_template()
+        except ValueError as error:  # several templates, of which none is the default
+            raise UserError(f"the tokenizer's chat template cannot be chosen: {error}: {SET}") from error
+        if not isinstance(template, str):
+            raise UserError(f"the tokenizer's chat template is not text but of type {type(template).__name__}: {SET}")
+        return template
     if "{" in chat_template:
         return chat_template
     path = Path(chat_template)
@@ -98,6 +106,29 @@ def load_template(tokenizer: Any, chat_template: str | None) -> str:
         return read_small_text(path)
     except UnicodeDecodeError as error:
         raise UserError(f"data.chat_template: {path} is not UTF-8 text: {error}") from error
+
+
+def apply(
+    tokenizer: Any, messages: list[Message], tools: Tools = None, *, template: str | None = None, prompt: bool = False
+) -> str:
+    """The text of a conversation. `template` None: the tokenizer's own. `prompt` adds the generation prompt.
+
+    Raises UserError if the template rejects the conversation, or raises anything else that a template can.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, tools, chat_template=template, tokenize=False, add_generation_prompt=prompt
+        )
+        text.encode()  # UnicodeEncodeError, a ValueError: an unpaired surrogate, which tokenizers reject
+    except RecursionError as error:
+        raise UserError(
+            "the conversation is nested too deeply, or a macro of the chat template calls itself"
+        ) from error
+    except (TemplateError, *RAISED) as error:
+        raise UserError(f"the chat template refuses the conversation: {describe(error)}") from error
+    return text
 
 
 class Renderer:
@@ -118,7 +149,7 @@ class Renderer:
         probe: list[Message] = [{"role": "user", "content": "?"}]
         try:
             self._prompts = self._apply(probe) != self._apply(probe, prompt=True)
-        except ValueError:  # the template needs more than one message; without a prompt, markers are sufficient
+        except UserError:  # the template needs more than one message; without a prompt, markers are sufficient
             self._prompts = False
 
     def render(self, example: Example, assistant_only: bool) -> tuple[str, list[Span]]:
@@ -147,16 +178,7 @@ class Renderer:
             raise ValueError("the chat template does not write `tool_calls`")
 
     def _apply(self, messages: list[Message], tools: Tools = None, prompt: bool = False) -> str:
-        from jinja2 import TemplateError
-
-        try:
-            return self._tokenizer.apply_chat_template(
-                messages, tools, chat_template=self._template, tokenize=False, add_generation_prompt=prompt
-            )
-        except (TemplateError, TypeError, AttributeError, LookupError, ArithmeticError, MemoryError) as error:
-            raise ValueError(f"the chat template refuses it: {str(error) or type(error).__name__}") from error
-        except RecursionError as error:
-            raise ValueError("it is nested too deeply, or a macro of the chat template calls itself") from error
+        return apply(self._tokenizer, messages, tools, template=self._template, prompt=prompt)
 
     def _start(self, messages: list[Message], tools: Tools, turn: int, whole: str) -> int:
         if turn > 0 and self._prompts and messages[turn]["role"] == "assistant":

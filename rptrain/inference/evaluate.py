@@ -3,8 +3,10 @@
 from typing import Any
 
 from rptrain.data import tasks
+from rptrain.data.template import apply, load_template
 from rptrain.models.layers.generate import Weights, generate
 from rptrain.models.spec import ModelSpec
+from rptrain.utils.errors import UserError
 
 MAX_ANSWER = 12  # tokens of the longest answer, with its end
 SHOWN = 3  # questions whose answers are returned
@@ -25,8 +27,19 @@ def ask_questions(
     return tasks.score(asked, texts), shown
 
 
+def check_questions(tokenizer: Any) -> None:
+    """UserError if the tokenizer has no chat template, or if the template rejects the questions."""
+    load_template(tokenizer, None)
+    try:
+        encode_prompt(tokenizer, tasks.questions("test", 1)[0].prompt)
+    except UserError as error:
+        raise UserError(
+            f"eval.questions: {error}; set `eval.questions` to 0, or `data.chat_template` to a template that takes a "
+            "single message of the user"
+        ) from error
+
+
 def encode_prompt(tokenizer: Any, text: str) -> list[int]:
-    """A user's message in the chat template, with the generation prompt."""
-    messages = [{"role": "user", "content": text}]
-    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    """A user's message in the chat template, with the generation prompt. UserError if the template rejects it."""
+    rendered = apply(tokenizer, [{"role": "user", "content": text}], prompt=True)
     return tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]

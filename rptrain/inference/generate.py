@@ -45,12 +45,15 @@ def generate_text(
         source = source / "model"
     model = _model(source)
     tokenizer = load_tokenizer(model.base)
-    encoded = [
-        tokenizer(prompt, verbose=False)["input_ids"]
-        if raw or not tokenizer.chat_template
-        else encode_prompt(tokenizer, prompt)
-        for prompt in prompts
-    ]
+    try:
+        encoded = [
+            tokenizer(prompt, verbose=False)["input_ids"]
+            if raw or not tokenizer.chat_template
+            else encode_prompt(tokenizer, prompt)
+            for prompt in prompts
+        ]
+    except UserError as error:
+        raise UserError(f"{model.base}: {error}; --raw continues a prompt without the chat template") from error
     device = _device(model, encoded, max_new_tokens)
     placed = [{name: tensor.to(device) for name, tensor in unit.items()} for unit in model.load()]
     ends = _end_tokens(model.spec, tokenizer)

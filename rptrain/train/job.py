@@ -17,6 +17,7 @@ from rptrain.data.loader import Batches
 from rptrain.data.sequences import Sequences
 from rptrain.data.template import load_template
 from rptrain.engine.meter import measured_stages
+from rptrain.inference.evaluate import check_questions
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.planner import auto
@@ -111,7 +112,7 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     _warn_of_idle_devices(config, hardware.devices)
     tokenizer = find_tokenizer(config, model_dir)
     if config.eval.questions:
-        load_template(tokenizer, None)  # UserError if there is none
+        check_questions(tokenizer)
     plan, memory = _plan(config, spec, hardware)
     sequences, held_out = training_set(config, model_dir, spec.vocab_size, tokenizer)
     if config.data.val:

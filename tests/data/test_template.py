@@ -183,9 +183,9 @@ STRICT = "{{ raise_exception('no') if messages[0].role == 'assistant' }}" + PROM
         (UPPER, "does not show where turn 1 ends: give a `data.chat_template`"),
         (COUNTED, "does not show where turn 1 ends"),
         (DEAF, "does not write the text of turn 1"),
-        (STRICT, "refuses it: no"),
-        ("{% if %}", "refuses it"),
-        ("{{ 'a' * 10**18 }}", "refuses it: MemoryError"),
+        (STRICT, "refuses the conversation: no"),
+        ("{% if %}", "refuses the conversation"),
+        ("{{ 'a' * 10**18 }}", "refuses the conversation: MemoryError"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}" + PROMPTLESS, "a macro of the chat template calls itself"),
     ],
 )
