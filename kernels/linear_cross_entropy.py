@@ -98,6 +98,8 @@ def _chunks(
         logits_TW = buffer_TW[: span.stop - begin]
         _product(h_TD[span], w_VD, logits_TW[:, :vocab], in_half)
         cross_entropy(logits_TW, vocab, labels_T[span], scale, *statistics[:, span])
+        if not logits_TW.is_cuda:
+            logits_TW[:, vocab:] = 0  # oneDNN's products with AMX read these columns, and NaN times 0 is NaN
         yield span, logits_TW[:, :vocab]
 
 
