@@ -3,9 +3,6 @@
 import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from time import process_time
-
-import regex
 
 from rptrain.models.adapters.products import PLACES
 from rptrain.models.layers.moe import MoEBlock
@@ -13,7 +10,6 @@ from rptrain.models.spec import CheckpointPart, Layer, ModelSpec, Param
 from rptrain.utils.errors import UserError
 
 ALL = "all-linear"
-MATCHING = 1.0  # seconds that a regular expression may take for all names of a model
 EXPERTS = ("experts_gate_up", "experts_down")  # from the inside out, as PEFT nests their adapters
 
 
@@ -125,25 +121,11 @@ def _ending(entry: str) -> Callable[[str], bool]:
 
 
 def _pattern(entry: str) -> Callable[[str], bool]:
-    """Whether a regular expression matches a whole name. Raises UserError after MATCHING seconds in all."""
     try:
-        re.compile(entry)  # PEFT uses `re`, whose syntax is a part of that of `regex`
-        compiled = regex.compile(entry, regex.VERSION0)
-    except (re.error, regex.error, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise UserError(f"lora.target_modules: {entry!r} is not a valid pattern: {reason}") from None
-    end = process_time() + MATCHING  # `regex` measures the time of the process, too
-
-    def matches(name: str) -> bool:
-        try:
-            return compiled.fullmatch(name, timeout=max(end - process_time(), 1e-3)) is not None
-        except TimeoutError:
-            raise UserError(
-                f"lora.target_modules: matching {entry!r} takes more than {MATCHING:g} s, usually because it repeats a "
-                "group that holds a repetition, such as (a+)+; write it without one, or list the names of the modules"
-            ) from None
-
-    return matches
+        compiled = re.compile(entry)
+    except re.error as error:
+        raise UserError(f"lora.target_modules: {entry!r} is not a valid pattern: {error}") from None
+    return lambda name: compiled.fullmatch(name) is not None
 
 
 def _why_not(name: str, able: list[str]) -> str:
