@@ -123,8 +123,9 @@ def _ending(entry: str) -> Callable[[str], bool]:
 def _pattern(entry: str) -> Callable[[str], bool]:
     try:
         compiled = re.compile(entry)
-    except re.error as error:
-        raise UserError(f"lora.target_modules: {entry!r} is not a valid pattern: {error}") from None
+    except (re.error, OverflowError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise UserError(f"lora.target_modules: {entry!r} is not a valid pattern: {reason}") from None
     return lambda name: compiled.fullmatch(name) is not None
 
 

@@ -146,10 +146,11 @@ def _entries(file: Path, encoded: bytes) -> list[tuple[int, int, str, str, tuple
                 begin, stop = entry["data_offsets"]
                 kind, shape = entry["dtype"], tuple(entry["shape"])
                 if not isinstance(kind, str) or any(type(number) is not int for number in (begin, stop, *shape)):
-                    raise TypeError(name)
+                    raise ValueError(f"the entry of {name!r} has a value of a wrong type")
                 entries.append((begin, stop, name, kind, shape))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{file} is not a safetensors file: its header is malformed: {describe(error)}") from error
+        reason = describe(error, with_type=not isinstance(error, ValueError))
+        raise UserError(f"{file} is not a safetensors file: its header is malformed: {reason}") from error
     return sorted(entries)
 
 

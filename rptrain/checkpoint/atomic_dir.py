@@ -146,6 +146,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         manifest = json.loads(read_small_text(file), object_pairs_hook=unique_keys)
         version = manifest["format"]
         sizes = {name: entry["size"] for name, entry in manifest["files"].items()}
+    except UserError as error:  # a ValueError, too; it names the file
+        raise Damaged(str(error)) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(f"{file} is damaged: {error}") from error
     if version != FORMAT:

@@ -213,7 +213,7 @@ def check_names(to: Path) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """The paths in a folder, relative to it: level by level, each level in order of names."""
+    """The paths in a folder, relative to it: each folder before its contents, in order of names."""
     for level, folders, files in os.walk(folder):
         folders.sort()
         yield from (Path(level, name).relative_to(folder) for name in sorted(folders + files))

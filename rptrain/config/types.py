@@ -67,7 +67,7 @@ def _path(path: str) -> str:
     try:
         return expanded_text(path)
     except UserError:
-        raise ValueError('must be a path with an existing user after "~" (./~name is a file of that name)') from None
+        raise ValueError('must be a path with a known home directory after "~" (or ./~name)') from None
 
 
 def parse_names(value: object) -> object:

@@ -160,7 +160,8 @@ def walk(folder: Path) -> Iterator[Path]:
 
 def _described(file: Path, key: str) -> list[Any]:
     """The list under `key` in the metadata that `datasets` wrote about a folder."""
+    text = read_small_text(file)
     try:
-        return list(json.loads(read_small_text(file))[key])
+        return list(json.loads(text)[key])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{file} is not what `datasets` writes: JSON with a list `{key}`") from error

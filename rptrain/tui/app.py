@@ -105,7 +105,7 @@ class RptrainApp(App[None]):
         self.theme = look
         try:
             preferences.save_look(self._shared.preferences_path, look)
-        except OSError as error:
+        except (OSError, UserError) as error:
             self.notify(f"the theme cannot be saved: {error}", severity="warning")
 
     def action_picture(self) -> None:

@@ -14,7 +14,7 @@ class RunDeleted(TrainingError):
 
 
 def describe(error: BaseException, *, with_type: bool = False) -> str:
-    """The message of an exception, or the name of its type if it has none. Never raises, whatever `__str__` does.
+    """The message of an exception, or the name of its type if it has none. `__str__` may raise.
 
     `with_type` puts the name of the type before the message.
     """

@@ -12,10 +12,13 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 
 
 def expanded_text(path: str) -> str:
-    """As `expanded`, and otherwise unchanged. Raises UserError if there is no such user, or no home directory."""
+    """As `expanded`, and otherwise unchanged. Raises UserError if the user or the home directory is unknown."""
     found = os.path.expanduser(path)
     if not found.startswith("~"):
         return found
     home = path.partition("/")[0]
-    problem = f'there is no user "{home[1:]}"' if home[1:] else "the home directory is unknown"
-    raise UserError(f"{path}: {problem}: write the full path, or ./{path} if its name begins with ~")
+    if home == "~":
+        raise UserError(f"{path}: the home directory is unknown: set HOME, or write the full path")
+    raise UserError(
+        f'{path}: the user "{home[1:]}" does not exist: write the full path, or ./{path} if its name begins with ~'
+    )

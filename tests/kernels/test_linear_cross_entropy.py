@@ -134,8 +134,10 @@ def test_large_logits_do_not_overflow(dtype, path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "kernel"), [(torch.bfloat16, False), (torch.bfloat16, True)])
-@pytest.mark.skipif(torch.cuda.is_available(), reason="products on the CPU read what follows a row, others do not")
 def test_columns_beyond_the_vocabulary_are_zero(dtype, path, monkeypatch) -> None:
+    if path != "cpu":
+        pytest.skip("products on the CPU read what follows a row, others do not")
+
     def product(a: Tensor, b: Tensor, out: Tensor, in_half: bool) -> None:
         out.as_strided((9, lce.ALIGNMENT), (lce.ALIGNMENT, 1)).fill_(float("nan"))
         torch.mm(a, b.t(), out=out)

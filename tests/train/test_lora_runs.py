@@ -133,7 +133,7 @@ def test_where_the_base_of_an_adapter_is_can_be_written_into_it(folder):
     file = run.model_path / "adapter_config.json"
     text = file.read_text()
     file.write_text(text.replace(f"{folder}/model", "~nosuchuser/model"))
-    with pytest.raises(UserError, match=r"to its directory \(~nosuchuser/model: there is no user"):
+    with pytest.raises(UserError, match=r"to its directory \(~nosuchuser/model: the user"):
         generate_text(run.model_path, *asked)
     file.write_text(text.replace(f"{folder}/model", f"{folder}/elsewhere"))
     assert generate_text(run.model_path, *asked) == answers

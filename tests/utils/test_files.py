@@ -9,7 +9,7 @@ import pytest
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular, read_small, read_small_text, regular
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(120)
 
 
 def test_a_file_is_read(tmp_path):
@@ -25,7 +25,7 @@ def test_a_file_is_read(tmp_path):
         read_small(tmp_path)
 
 
-def test_what_is_no_regular_file(tmp_path, monkeypatch):
+def test_a_path_that_is_not_a_regular_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the name of a socket is short
     os.mkfifo("pipe")
     with socket.socket(socket.AF_UNIX) as listening:

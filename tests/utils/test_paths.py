@@ -16,9 +16,9 @@ def test_the_home_directory_replaces_the_tilde(monkeypatch):
 
 def test_a_home_that_is_unknown(monkeypatch):
     with pytest.raises(
-        UserError, match=r'^~nosuchuser/x: there is no user "nosuchuser": write the full path, or ./~no'
+        UserError, match=r'^~nosuchuser/x: the user "nosuchuser" does not exist: write the full path, or ./~no'
     ):
         expanded("~nosuchuser/x")
     monkeypatch.setattr("os.path.expanduser", lambda path: path)
-    with pytest.raises(UserError, match=r"^~/x: the home directory is unknown: "):
+    with pytest.raises(UserError, match=r"^~/x: the home directory is unknown: set HOME"):
         expanded("~/x")

@@ -46,7 +46,7 @@ def load(path: Path) -> Preferences:
 
 
 def save_look(path: Path, look: Look) -> None:
-    """Writes the theme and keeps everything else in the file. Raises OSError if it cannot be written."""
+    """Writes the theme and keeps everything else in the file. Raises OSError or UserError if it cannot be written."""
     document = tomlkit.parse(read_small_text(path)) if path.is_file() else tomlkit.document()
     document["look"] = look
     path.parent.mkdir(parents=True, exist_ok=True)

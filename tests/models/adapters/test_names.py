@@ -31,6 +31,11 @@ SEVEN = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
         ("LlamaForCausalLM", {"target_modules": "("}, "'(' is not a valid pattern: missing ), unterminated subpattern"),
         (
             "LlamaForCausalLM",
+            {"target_modules": "a{4294967296}"},
+            "is not a valid pattern: the repetition number is too",
+        ),
+        (
+            "LlamaForCausalLM",
             {"target_modules": ("q_proj", "lm_head")},
             "'lm_head' matches lm_head, which can have no adapter, but can be trained whole: name it in lora.mod",
         ),
