@@ -21,8 +21,9 @@ from rptrain.engine.optim.embedding_grads import CpuRows, row_stride
 from rptrain.engine.store import Arena, UnitState, accumulate_dtype
 from rptrain.models.spec import ModelShape
 from rptrain.schedule.lower import Access
+from rptrain.utils.parallel import cores
 
-GATHERERS = 8  # threads that gather rows; short first stages on several devices wait for them
+GATHERERS = 8  # threads that gather rows, at most: with more than there are cores, later parts delay the first ones
 PARTS = 4  # of a micro-batch: each takes the interpreter lock a few times, and two micro-batches fill the threads
 
 
@@ -102,7 +103,7 @@ class EmbeddingWorker:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._pool = ThreadPoolExecutor(GATHERERS, "embedding rows")
+        self._pool = ThreadPoolExecutor(min(GATHERERS, max(2, cores())), "embedding rows")
         self._outputs: dict[Hashable, Sequence[Tensor]] = {}  # the parts of each buffer, by its key on the board
         self._where = "waiting"
         self._queue: queue.SimpleQueue[Iteration | None] = queue.SimpleQueue()
