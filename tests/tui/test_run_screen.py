@@ -250,7 +250,7 @@ async def test_an_export_is_a_process_of_its_own(make: Made, tmp_path: Path, mon
         await pilot.press("e")
         await until(pilot, lambda: "Export llama" in screen_text(app))
         await type_over(pilot, "~nosuchuser/out")
-        await press_until(pilot, "enter", lambda: 'the user "nosuchuser" does not exist' in screen_text(app))
+        await press_until(pilot, "enter", lambda: 'the user "nosuchuser" does not exist' in notified(app))
         await type_over(pilot, "out")
         await press_until(pilot, "enter", lambda: "exporting to out" in screen_text(app))
         await until(pilot, lambda: Path("said").exists() and Path("said").read_text() == f"{run} --to out\n")
