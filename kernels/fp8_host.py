@@ -21,7 +21,7 @@ def quantize_rows_into(w: Tensor, out: Rows) -> None:
     assert (out.codes.shape, out.scales.shape) == (w.shape, w.shape[:1])
     compiled = native.library("rptrain.kernels._fp8")
     if compiled and w.dtype in NATIVE:
-        quantize = getattr(compiled, f"fp8_rows_{native.SUFFIXES[w.dtype]}")
+        quantize = getattr(compiled, f"fp8_rows_{native.suffix(w.dtype)}")
         places = (ctypes.c_void_p(tensor.data_ptr()) for tensor in out)
         quantize(ctypes.c_void_p(w.data_ptr()), *map(ctypes.c_int64, w.shape), *places)
         return

@@ -128,7 +128,7 @@ def quantize_into(w: Tensor, codes: Tensor, scales: Tensor, fmt: Format) -> None
         if fmt.name == FP8_NAME:
             _quantize_rows(flat, codes, scales, fmt.block)
             return
-        quantize_here = getattr(compiled, f"quantize_{fmt.name}_{native.SUFFIXES[w.dtype]}")
+        quantize_here = getattr(compiled, f"quantize_{fmt.name}_{native.suffix(w.dtype)}")
         places = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (codes, scales))
         quantize_here(ctypes.c_void_p(flat.data_ptr()), ctypes.c_int64(len(flat)), *places)
         return

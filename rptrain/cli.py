@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rptrain import __version__
+from rptrain.runs.signals import INTERRUPTED, PROCESS
 from rptrain.utils.errors import TrainingError, UserError
+from rptrain.utils.native_watchdog import NativeWatchdog
 from rptrain.utils.text import printable
 
 if TYPE_CHECKING:
@@ -45,12 +46,13 @@ app = typer.Typer(
 
 
 def main() -> None:
+    given = arguments(sys.argv[1:])
+    if given and given[0] != "attach":  # the interface handles signals itself
+        PROCESS.install(NativeWatchdog.load())
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal that cannot show a letter does not end a run
             stream.reconfigure(errors="backslashreplace")
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so begins what a shell without job control puts behind
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    app(arguments(sys.argv[1:]))
+    app(given)
 
 
 def arguments(given: list[str]) -> list[str]:
@@ -82,17 +84,7 @@ def exit_codes() -> Iterator[None]:
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        raise typer.Exit(130) from None
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C, also while a run is prepared and while its model is written."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _keep_allocator_tidy() -> None:
@@ -141,7 +133,9 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of progress.")] = False,
 ) -> None:
     """Train the model of a config. The word `train` may be omitted."""
-    with exit_codes(), _terminated_as_interrupted():
+    from rptrain.train.watchdog import Watchdog
+
+    with Watchdog(PROCESS.native, ends_process=PROCESS.installed) as watchdog, exit_codes(), PROCESS.handled():
         from rptrain.config.resolve import render
         from rptrain.runs.run_dir import find, resolve_config
 
@@ -151,7 +145,7 @@ def train(
             _keep_allocator_tidy()
             from rptrain.train.trainer import train as run
 
-            trained = run(resolved, quiet=as_json)
+            trained = run(resolved, quiet=as_json, watchdog=watchdog)
             if as_json:
                 model = str(trained.model_path) if trained.finished else None  # None: it was told to stop before
                 print(json.dumps({"run": str(trained.path), "model": model}))

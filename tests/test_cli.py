@@ -48,7 +48,7 @@ def replace(monkeypatch: pytest.MonkeyPatch, name: str, **members: object) -> No
 def trained(monkeypatch) -> list:
     calls: list = []
 
-    def train(resolved: Resolved, *, quiet: bool) -> RunDir:
+    def train(resolved: Resolved, *, quiet: bool, watchdog: object) -> RunDir:
         calls.append((resolved, quiet))
         return RunDir(Path("runs/c"))
 
@@ -110,7 +110,7 @@ class Broken(RuntimeError):
     ],
 )
 def test_exit_codes(monkeypatch, error, code, said):
-    def train(resolved: object, quiet: bool) -> None:
+    def train(resolved: object, quiet: bool, watchdog: object) -> None:
         raise error
 
     replace(monkeypatch, "rptrain.train.trainer", train=train)
@@ -121,7 +121,7 @@ def test_exit_codes(monkeypatch, error, code, said):
 
 
 def test_sigterm_is_an_interrupt_also_before_and_after_the_steps(monkeypatch):
-    def train(resolved: object, quiet: bool) -> None:
+    def train(resolved: object, quiet: bool, watchdog: object) -> None:
         signal.raise_signal(signal.SIGTERM)
 
     handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the tests go on without what is tested
@@ -362,7 +362,9 @@ def test_the_folders_beside_the_package_are_not_importable_by_bare_names():
 
 def test_interrupt_and_failure_as_a_shell_sees_them(folder):
     script = "import sys, types; from rptrain import cli; m = types.ModuleType('t')\n"
-    script += "def train(resolved, quiet): raise {error}\nm.train = train; sys.modules['rptrain.train.trainer'] = m\n"
+    script += (
+        "def train(resolved, **others): raise {error}\nm.train = train; sys.modules['rptrain.train.trainer'] = m\n"
+    )
     script += "sys.argv = ['rptrain', '--config', 'c.toml']; cli.main()"
     failed = python("-c", script.replace("{error}", "RuntimeError('device cuda:0')"), cwd=folder)
     assert failed.code == 1 and failed.err.rstrip().endswith("RuntimeError: device cuda:0")

@@ -15,6 +15,7 @@ from rptrain.models.layers import rope
 from rptrain.models.layers.attention import AttentionBlock
 from rptrain.models.spec import LayerShape, ModelSpec
 from rptrain.utils.errors import UserError
+from rptrain.utils.liveness import progressed
 
 Weights = Callable[[int], Mapping[str, Tensor]]  # a unit's parameters by name
 
@@ -49,6 +50,7 @@ def generate(
     last = _forward(spec, weights, table[tokens], cache.prefill())[lengths.cumsum(0) - 1]
     running = set(range(len(prompts)))
     for step in range(max_new_tokens):
+        progressed()
         if step:
             last = _forward(spec, weights, table[tokens], cache.advance())
         tokens = _choose(spec.head.logits(_weights_of(spec.head, weights), last), temperature, generator)

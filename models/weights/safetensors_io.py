@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.file_ranges import OpenFile
+from rptrain.utils.liveness import progressed
 from rptrain.utils.objects import unique_keys
 from rptrain.utils.parallel import in_parallel
 
@@ -132,6 +133,7 @@ def write(file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype,
         stream.write(len(encoded).to_bytes(8, "little") + encoded)
         for shape, tensor in zip(shapes.values(), tensors, strict=True):
             assert tensor.shape == shape
+            progressed()
             stream.write(as_bytes(tensor.detach().to(device="cpu", dtype=dtype).contiguous()))
         stream.flush()
         os.fsync(stream.fileno())

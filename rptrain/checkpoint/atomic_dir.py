@@ -7,14 +7,15 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_ranges import OpenFile
-from rptrain.utils.files import read_small_text
+from rptrain.utils.files import file_sha256, read_small_text
+from rptrain.utils.liveness import progressed
 from rptrain.utils.objects import unique_keys
 from rptrain.utils.parallel import in_parallel
 from rptrain.utils.units import format_bytes
@@ -62,6 +63,7 @@ class Aside:
                     piece = buffer[start : start + PIECE]
                     digest.update(piece)
                     size += stream.write(piece)
+                    progressed()
             stream.flush()
             os.fsync(stream.fileno())
         self._entries[name] = {"size": size, "sha256": digest.hexdigest()}
@@ -288,7 +290,7 @@ def _compare(file: Path, entry: Mapping[str, Any], digest: str) -> None:
 
 def _hash(file: Path) -> str:
     with file.open("rb") as stream:
-        return file_digest(stream, "sha256").hexdigest()
+        return file_sha256(stream)
 
 
 def complete_checkpoints(checkpoints_dir: Path) -> list[Path]:

@@ -233,6 +233,8 @@ class Engine(Section):
     """measure layers in early steps, plan again with their times, and keep the faster plan; not in short runs"""
     stall_timeout: float = Field(default=600.0, ge=0, le=10**9)
     """seconds without progress until a report of what every thread waits for is written; 0: never"""
+    stall_action: Literal["stop", "report"] = "stop"
+    """after that report, "stop" ends the process with status 1; "report" waits on"""
     trace: bool = False
     """record when each stage ran on each device"""
 

@@ -11,7 +11,7 @@ import resource
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -22,6 +22,7 @@ from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.data.formats import Tally
 from rptrain.data.tokens import TOKENS, Builder, Document, Stream
 from rptrain.utils.errors import UserError
+from rptrain.utils.files import file_sha256
 from rptrain.utils.parallel import in_parallel
 from rptrain.utils.paths import expanded
 
@@ -69,7 +70,7 @@ def content_key(file: Path, settings: list[Any]) -> str:
     """The cache key of a data file: a hash of its content and of everything else that its tokens depend on."""
     try:
         with file.open("rb") as source:
-            content = file_digest(source, "sha256").hexdigest()
+            content = file_sha256(source)
     except (OSError, ValueError) as error:  # ValueError: an impossible name, for example with a null character
         raise UserError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     suffix = file.suffix.lower()  # determines how the file is read

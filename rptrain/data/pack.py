@@ -4,6 +4,8 @@ from array import array
 
 import numpy as np
 
+from rptrain.utils.liveness import progressed
+
 BLOCK = 1 << 16  # documents that are converted to Python ints at a time
 
 
@@ -23,6 +25,7 @@ def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     below = array("i")  # the sequence below each sequence on its stack
     filled = 0  # bit r: some sequence has room for exactly r more tokens
     for start in range(0, len(order), BLOCK):
+        progressed()
         for place, length in enumerate(lengths[order[start : start + BLOCK]].tolist(), start):
             fitting = filled >> length
             if fitting:

@@ -7,6 +7,8 @@ from hashlib import sha256
 
 import numpy as np
 
+from rptrain.utils.liveness import progressed
+
 TOKENS = {"tokens": np.int32, "lengths": np.int32, "supervised": np.int32, "lines": np.int32, "divisible": np.bool_}
 
 
@@ -51,6 +53,7 @@ class Builder:
         self._divisible = bytearray()
 
     def add(self, document: Document) -> None:
+        progressed()
         ids = document.ids
         self._write(np.where(document.supervised, ~ids, ids).tobytes())
         self.count += len(ids)

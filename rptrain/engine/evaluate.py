@@ -16,6 +16,7 @@ from rptrain.engine.transfer.staging import Staging
 from rptrain.models.spec import Params
 from rptrain.schedule.lower import CHUNK_BYTES, RING, Access, Chunk, windows
 from rptrain.schedule.plan import Stage
+from rptrain.utils.liveness import progressed
 
 
 class Evaluator:
@@ -79,6 +80,7 @@ class Evaluator:
                     device.compute.run(f"{self.where} preparing parameters", bound.prepare)
                 for turn, m in enumerate(mine):
                     self._forward(iteration, index, m, turn % RING, bound.params, hidden[m], sent)
+                    progressed()
                 read = device.compute.record()
                 read.synchronize()  # rounds share the buffers, and the driver's queues fill
         download = device.activation_download

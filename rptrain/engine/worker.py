@@ -30,6 +30,7 @@ from rptrain.models.spec import ModelSpec
 from rptrain.schedule.lower import RING, Access, StageIO
 from rptrain.schedule.plan import Slot
 from rptrain.utils import numa
+from rptrain.utils.liveness import progressed
 
 # The most micro-batches, and pieces of them, that are issued and not computed yet. With more operations in its queues
 # the driver blocks launches, and those of the other devices with them.
@@ -262,6 +263,7 @@ class Worker:
         """Issues one micro-batch. Its events: inputs have arrived, computation has ended, outputs are on the host."""
         entry = self._computed % RING
         self._computed += 1
+        progressed()
         x, dy, arrived = self._receive(run, m, entry)
         outputs = self._claim_outputs(run, entry)
         done = self._compute(run, m, entry, x, dy, outputs)

@@ -1,17 +1,14 @@
-"""Commands to a running trainer: signals, and files in the run's folder `control`. Both ends are here."""
+"""Commands to a running trainer: files in the run's folder `control`. Both ends are here."""
 
 import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
+from rptrain.runs.signals import PROCESS
 from rptrain.utils.errors import UserError
 
 FOLDER = "control"
 PAUSE, SAVE, STOP = "PAUSE", "SAVE", "STOP"
-INTERRUPTED = 130  # the exit code
 LOOK = 0.2  # seconds between two checks for commands while training is paused
 
 
@@ -28,7 +25,6 @@ class Control:
 
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
         self._folder = folder
-        self._signals = 0
         self._taken: set[str] = set()
         self._stuck: set[str] = set()
         self._tell = tell
@@ -41,13 +37,9 @@ class Control:
                 tell(f"{folder / name} was left from before, and is removed")
 
     @property
-    def interrupted(self) -> bool:
-        """Whether a signal asked the run to stop."""
-        return self._signals > 0
-
-    @property
     def stops(self) -> bool:
-        return self.interrupted or self._there(STOP)
+        """Whether the STOP command or a signal asked the run to stop."""
+        return PROCESS.received > 0 or self._there(STOP)
 
     @property
     def pauses(self) -> bool:
@@ -66,29 +58,6 @@ class Control:
     def stopped(self) -> None:
         """Removes the STOP command after it was carried out."""
         self._remove(STOP)
-
-    @contextmanager
-    def signals(self) -> Iterator[None]:
-        """Handles Ctrl-C and SIGTERM. The first saves after the current step and ends the run. The second ends it at
-        once. The third ends the process, whatever its threads do.
-        """
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            self._signals += 1
-            if self._signals > 2:
-                os._exit(INTERRUPTED)
-            if self._signals > 1:
-                raise KeyboardInterrupt
-            with suppress(OSError):  # not through the progress display: the signal may interrupt it
-                os.write(2, b"\nsaving after this step; once more to stop at once\n")
-
-        kinds = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(kind, stop) for kind in kinds]
-        try:
-            yield
-        finally:
-            for kind, handler in zip(kinds, before, strict=True):
-                signal.signal(kind, handler)
 
     def _saved(self) -> None:
         self._remove(SAVE)

@@ -5,7 +5,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from os import SEEK_END
 from pathlib import Path
 from time import time as now
@@ -16,6 +16,7 @@ from rptrain.runs.line_file import LineFile
 from rptrain.runs.records import Bool, Float, Int, UnixTime, known_fields
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular
+from rptrain.utils.native_watchdog import LastRecord
 from rptrain.utils.units import DASH, format_bytes, format_loss
 
 SHOWN_ROWS = 8  # rows of the data that a sentence lists
@@ -246,28 +247,29 @@ class Continued(Event):
 
 @dataclass(frozen=True)
 class Stopped(Event):
-    """A command (`by` is "STOP") or a signal ("signal") ended the run after `step`, which is saved."""
+    """A command (`by` is "STOP") or a signal ("signal") ended the run. `step` is that of the last checkpoint, or 0."""
 
     step: Int
     by: str
 
     def sentence(self) -> str:
-        return f"stopped after step {self.step}"
+        return f"stopped after step {self.step}" if self.step else "stopped before the first checkpoint"
 
 
 @dataclass(frozen=True)
 class Stalled(Event):
-    """No step ended for `seconds`. `waiting` says what threads and streams wait for; the file at `path` says more."""
+    """No progress for `seconds`. `waiting` says what threads and streams wait for; the file at `path` says more."""
 
     step: Int  # the last completed step
     seconds: Float
     path: str
     waiting: Mapping[str, str]
+    phase: str = "training"
 
     severity: ClassVar[Severity] = "warning"
 
     def sentence(self) -> str:
-        return f"no step ended for {self.seconds:g} s: {self.path} says what everything waits for"
+        return f"no progress for {self.seconds:g} s while {self.phase}: {self.path} says what everything waits for"
 
 
 @dataclass(frozen=True)
@@ -372,6 +374,12 @@ def to_line(event: Event) -> str:
     return json.dumps(_finite(record), allow_nan=False, separators=(",", ":"))
 
 
+def last_record(path: Path, event: Event) -> LastRecord:
+    """The record as the native watchdog writes it, with the time at which it does."""
+    before, after = to_line(replace(event, time=0.5)).split("0.5", 1)
+    return LastRecord(path, before, after)
+
+
 def from_line(line: str | bytes) -> Event:
     """The record of a line. Raises UserError if the line is not a record, or has a newer schema."""
     try:
@@ -438,9 +446,13 @@ class EventLog:
         self._lock = threading.Lock()
         self._listeners: list[Callable[[Event], None]] = []
         self._lost, self._reason = 0, ""
+        self._ended = False
 
     def write(self, event: Event) -> None:
         with self._lock:
+            if self._ended:
+                _log.warning("after the end of the run: %s", event.sentence() or _NAMES[type(event)])
+                return
             try:
                 if self._lost:
                     self._file.append(to_line(RecordsLost(self._lost, self._reason)).encode())
@@ -450,6 +462,11 @@ class EventLog:
                 self._lose(error)
         for listener in self._listeners:
             listener(event)
+
+    def end(self, event: Event) -> None:
+        """Writes the last record. Later ones are only logged, since the last one says how the run ended."""
+        self.write(event)
+        self._ended = True
 
     def check(self) -> None:
         """RunDeleted if the run's folder was deleted or moved: another folder in its place must not be written to."""

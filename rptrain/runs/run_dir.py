@@ -28,7 +28,7 @@ _REMOVED = re.compile(r"^double_quant = false\b.*$", re.MULTILINE)
 _FREE = re.compile(
     r"(save|log|eval)\..*|data\.cache_dir|model\.hold|train\.(max_steps|eval_steps|early_stopping_patience)|"
     r"optim\.max_skipped_steps|"
-    r"engine\.(devices|vram_limit|host_limit|optimizer_threads|replan|stall_timeout|trace)"
+    r"engine\.(devices|vram_limit|host_limit|optimizer_threads|replan|stall_action|stall_timeout|trace)"
 )
 
 
@@ -95,6 +95,12 @@ class RunDir:
     def checkpoints(self) -> list[Path]:
         """The complete checkpoints, ordered by step."""
         return complete_checkpoints(self.checkpoints_path)
+
+    @property
+    def saved_step(self) -> int:
+        """The step of the last complete checkpoint; 0 if there is none."""
+        saved = self.checkpoints()
+        return int(saved[-1].name.rpartition("-")[2]) if saved else 0
 
     def newest(self) -> Path | None:
         """The last complete checkpoint that is not damaged, as far as `read_facts` can check quickly.

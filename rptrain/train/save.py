@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,9 +32,8 @@ class SaveCanceled(Exception):
 class Saver:
     """Writes a run's checkpoints in its own thread while training continues.
 
-    Context manager: leaving it waits for the current save; a KeyboardInterrupt cancels it. `emit` is called with
-    events, from any thread. `check` is called before files are written, and raises RunDeleted if the run's folder was
-    deleted.
+    Context manager: leaving it waits for the current save. `emit` is called with events, from any thread. `check` is
+    called before files are written, and raises RunDeleted if the run's folder was deleted.
     """
 
     def __init__(
@@ -90,6 +89,14 @@ class Saver:
             if required:
                 raise
 
+    def cancel(self) -> None:
+        """End the current save, and later ones, at the next piece of a file."""
+        self._canceled.set()
+
+    def finish(self, seconds: float | None = None) -> bool:
+        """Wait for the current save, without an error if it fails. Returns whether it ended within `seconds`."""
+        return self._current is None or not wait([self._current[1]], seconds).not_done
+
     def _save(
         self,
         snapshot: Snapshot,
@@ -134,8 +141,6 @@ class Saver:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is not None and issubclass(kind, KeyboardInterrupt):
-            self._canceled.set()
         self._pool.shutdown()
 
 

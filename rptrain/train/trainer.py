@@ -24,61 +24,80 @@ from rptrain.models.weights import pretrained
 from rptrain.planner.hardware import here
 from rptrain.planner.memory import with_saved
 from rptrain.runs import events
-from rptrain.runs.control import LOOK, STOP, Control, StopRequested
+from rptrain.runs.control import LOOK, Control, StopRequested
+from rptrain.runs.lanes import Phase
 from rptrain.runs.process import ProcessId
 from rptrain.runs.run_dir import RunDir, begin, find
+from rptrain.runs.signals import PROCESS
 from rptrain.train import trackers, validation
 from rptrain.train.best import load_best
 from rptrain.train.clock import Clock, StepTimes
-from rptrain.train.failure import record_failure
 from rptrain.train.job import Job, prepare_job, resolve_auto
 from rptrain.train.lr import learning_rate
 from rptrain.train.nonfinite import RESTART_ADVICE, SkippedSteps
 from rptrain.train.progress import Progress, record
 from rptrain.train.replan import COMPARED, Candidate, Comparison, is_worthwhile, with_recorded_times
 from rptrain.train.resume import Resume, restore
+from rptrain.train.run_end import RunEnd
 from rptrain.train.save import Saver, checkpoint_meta
 from rptrain.train.setup import load_weights, open_engine, open_store, starting_scale
 from rptrain.train.telemetry import Telemetry, slots
-from rptrain.train.watchdog import Watchdog
-from rptrain.utils.errors import RunDeleted, TrainingError, UserError
+from rptrain.train.watchdog import Watchdog, Watched
+from rptrain.utils.errors import TrainingError, UserError
 
 
-def train(resolved: Resolved, *, quiet: bool = False) -> RunDir:
+def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None = None) -> RunDir:
     """Train as the config says, or resume the run that `save.resume` selects.
 
     Writes `model/`, a Hugging Face directory, to the run's folder, unless the STOP command ended the run earlier.
     Raises UserError before anything large is loaded, EngineError if training fails (the last checkpoint remains),
     TrainingError if the disk is full, file-backed weights were changed, the model diverged or the run's folder was
-    deleted, and KeyboardInterrupt after the state was saved.
+    deleted, and KeyboardInterrupt after a signal. `watchdog` is that of the process; without it, a stall is only
+    reported.
     """
     trackers.check(resolved.config.log.report_to)
     found = find(resolved)  # a run that cannot be resumed is reported before data is read
-    with ExitStack() as stack:
+    end: RunEnd | None = None
+    with PROCESS.handled(), ExitStack() as stack:
+        watchdog = watchdog or stack.enter_context(Watchdog())
+        watchdog.configure(resolved.config.engine.stall_timeout, resolved.config.engine.stall_action)
         resume = None if found is None else Resume.open(*found, stack)
-        resolved, job = _prepare(resolved, resume)
-        run, checkpoint = begin(resolved, found)
-        job, measure = with_recorded_times(job, run.path)
-        log = resume.log if resume is not None and resume.run == run else None
-        log = log or stack.enter_context(events.EventLog(run.events_path))
-        progress = stack.enter_context(Progress(job.total_steps, quiet=quiet))
-        emit = partial(record, log, progress)
-        log.listen(trackers.open_trackers(job.config, run, stack, emit))
-        telemetry = stack.enter_context(Telemetry(run.path, job.devices, emit, log.check))
-        store = stack.enter_context(open_store(job))
-        saver = stack.enter_context(Saver(run, store.units, job.config.save, emit, log.check))
-        control = Control(run.control_path, progress.note)
-        trainer = Trainer(job, run, log, progress, store, saver, control, telemetry, measure=measure)
+        with watchdog.doing("preparing"):
+            resolved, job = _prepare(resolved, resume)
         try:
-            trainer.run(checkpoint)
-        except StopRequested as stopped:
-            progress.note(str(stopped))
-        except RunDeleted:  # there is no folder to record it in
-            raise
-        except Exception as error:
-            record_failure(error, run, log, saver)
-            raise
+            with PROCESS.shielded():
+                run, checkpoint = begin(resolved, found)
+                log = resume.log if resume is not None and resume.run == run else None
+                log = log or stack.enter_context(events.EventLog(run.events_path))
+                end = RunEnd(run, log, watchdog)
+            PROCESS.check()
+            progress = stack.enter_context(Progress(job.total_steps, quiet=quiet))
+            try:
+                _trainer(job, run, log, progress, end, watchdog, stack).run(checkpoint)
+            except StopRequested as stopped:
+                progress.note(str(stopped))
+        except BaseException as error:
+            if end is None or (raised := end.raised(error)) is error:
+                raise
+            raise raised from error
     return run
+
+
+def _trainer(
+    job: Job, run: RunDir, log: events.EventLog, progress: Progress, end: RunEnd, watchdog: Watchdog, stack: ExitStack
+) -> "Trainer":
+    """Open everything that a run needs beside the engine. The stack closes it, after the end of the run is recorded."""
+    emit = partial(record, log, progress)
+    watched = Watched(run.path, run.events_path, emit, log.check, end.record, lambda: run.saved_step)
+    stack.enter_context(watchdog.watching(watched))
+    log.listen(watchdog.hear)
+    job, measure = with_recorded_times(job, run.path)
+    log.listen(trackers.open_trackers(job.config, run, stack, emit))
+    telemetry = stack.enter_context(Telemetry(run.path, job.devices, emit, log.check))
+    store = stack.enter_context(open_store(job))
+    end.saver = saver = stack.enter_context(Saver(run, store.units, job.config.save, emit, log.check))
+    control = Control(run.control_path, progress.note)
+    return Trainer(job, run, log, progress, store, saver, control, telemetry, watchdog, end, measure=measure)
 
 
 def _prepare(resolved: Resolved, resume: Resume | None) -> tuple[Resolved, Job]:
@@ -121,12 +140,15 @@ class Trainer:
         saver: Saver,
         control: Control,
         telemetry: Telemetry,
+        watchdog: Watchdog,
+        end: RunEnd,
         *,
         measure: bool,
     ) -> None:
         self._job, self._run, self._log, self._progress, self._store = job, run, log, progress, store
         self._emit = partial(record, log, progress)
         self._saver, self._control, self._telemetry = saver, control, telemetry
+        self._watchdog, self._end = watchdog, end
         self._measure = measure  # some steps, to plan the others with their times
         self._done = 0  # steps before the engine was opened
         self._applied = 0  # how many of these were not skipped
@@ -147,23 +169,24 @@ class Trainer:
         job = self._job
         self._record_start()
         self._record_plan()
-        self._load(checkpoint)
+        with self._doing("loading"):
+            self._load(checkpoint)
         if self._done == 0:
             self._ask_questions(0)
         if self._early_stopping.stopped:  # before it was resumed: only the export is missing
             self._last = self._done
         else:
-            with self._control.signals():
+            with PROCESS.deferred("saving after this step; once more to stop at once"):
                 self._train()
         self._log.check()
         if job.config.save.load_best_model_at_end:
-            with self._telemetry.doing("loading"):
+            with self._doing("loading"):
                 load_best(self._run, self._store.units, self._last, self._emit)
         if name := pretrained.not_finite(job.spec, self._store.held, self._store.in_memory):
             raise TrainingError(f"the model has diverged: {name} contains NaN or infinite values. {RESTART_ADVICE}")
         self._ask_questions(self._last)
         self._export()
-        self._log.write(events.Finished(self._last))
+        self._end.finished(self._last)
         self._progress.note(f"model: {self._run.model_path}")
 
     # ---- steps
@@ -299,7 +322,7 @@ class Trainer:
     def _validate(self, engine: Engine, step: int) -> None:
         """Record the validation loss. If early stopping ends the run, this step becomes the last one."""
         assert self._job.validation is not None
-        with self._telemetry.doing("evaluating"):
+        with self._doing("evaluating"):
             loss = validation.loss(engine, self._job.validation, partial(self._watchdog.heartbeat, step))
         self._validated = step, loss
         stopped = self._early_stopping.update(loss)
@@ -313,7 +336,7 @@ class Trainer:
 
     def _pause(self, engine: Engine, step: int) -> None:
         """Wait until the pause ends; SAVE commands are obeyed meanwhile."""
-        with self._telemetry.doing("paused"):
+        with self._doing("paused"):
             paused = events.Paused(step)
             self._log.write(paused)
             self._progress.note(paused.sentence())
@@ -327,7 +350,7 @@ class Trainer:
 
     def _save(self, engine: Engine, step: int, *, required: bool, drained: float = 0.0) -> None:
         """Begin a checkpoint; wait for it if it is `required`. `drained`: see `Saver.begin`."""
-        with self._telemetry.doing("saving"):
+        with self._doing("saving"):
             done = self._control.take() if self._control.saves else None
             loss = self._validated[1] if self._validated[0] == step else None
             meta = checkpoint_meta(self._job, self._frozen, self._early_stopping, loss)
@@ -338,9 +361,7 @@ class Trainer:
 
     def _stop(self, step: int) -> None:
         """End the run after a checkpoint: KeyboardInterrupt for a signal, StopRequested for the STOP command."""
-        self._log.write(events.Stopped(step, "signal" if self._control.interrupted else STOP))
-        if self._control.interrupted:
-            raise KeyboardInterrupt
+        PROCESS.check()
         self._control.stopped()
         raise StopRequested(f"stopped after step {step} and saved: run the same command to resume")
 
@@ -349,17 +370,24 @@ class Trainer:
     @contextmanager
     def _open_engine(self, *, meter: Meter | None = None) -> Iterator[Engine]:
         """Open an engine for the steps after `_done`, monitored by a watchdog and the telemetry."""
-        job, log = self._job, self._log
+        job = self._job
         engine = open_engine(
             job, self._store, applied=self._applied, loss_scale=self._loss_scale, meter=meter, watched=True
         )
         if not engine.locked and job.devices[0].startswith("cuda"):
             self._progress.note("host memory could not be page-locked: transfers will be slower")
-        with engine:
-            timeout = job.config.engine.stall_timeout
-            self._watchdog = Watchdog(timeout, self._run.path, engine.waiting, self._emit, log.check)
-            with self._watchdog, self._telemetry.watching(engine, self._done):
+        telemetry, watchdog = self._telemetry, self._watchdog
+        with (
+            engine,
+            watchdog.waiting(engine.waiting),
+            watchdog.doing("training"),
+            telemetry.watching(engine, self._done),
+        ):
+            try:
                 yield engine
+            except BaseException as error:
+                self._end.record(error)  # before the engine closes, which may take long or hang
+                raise
 
     def _leave(self, engine: Engine) -> None:
         """Prepare to open another engine for the steps after the last one."""
@@ -386,6 +414,12 @@ class Trainer:
             warmup_steps=optim.warmup_steps,
             total_steps=self._job.total_steps,
         )
+
+    @contextmanager
+    def _doing(self, phase: Phase) -> Iterator[None]:
+        """Tell the telemetry and the watchdog what the run does."""
+        with self._telemetry.doing(phase), self._watchdog.doing(phase):
+            yield
 
     # ---- start and end of the run
 
@@ -425,7 +459,7 @@ class Trainer:
         count = self._job.config.eval.questions
         if not count:
             return
-        with self._telemetry.doing("evaluating"):
+        with self._doing("evaluating"):
             scores, shown = ask_questions(self._job.spec, self._store.weights, self._job.tokenizer, count)
         overall = scores.pop("overall")
         self._log.write(events.Evaluation(step, "exact_match", overall, scores))
@@ -439,7 +473,7 @@ class Trainer:
         job = self._job
         self._log.check()
         base = self._run.checkpoints()[-1] / BASE
-        with self._telemetry.doing("exporting"):
+        with self._doing("exporting"):
             view = lru_cache(maxsize=1)(self._store.view)  # reads a file-backed parameter once, not for each tensor
             export_store(view, job.spec, base, self._run.model_path, job.config.model.dtype, adapter=job.adapter)
 

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from rptrain.utils.errors import UserError
+from rptrain.utils.liveness import progressed
 
 
 class Stamp(NamedTuple):
@@ -54,6 +55,7 @@ class OpenFile:
                     "meanwhile; restore it"
                 )
             done += count
+            progressed()
 
     def _unreadable(self, error: OSError) -> UserError:
         return UserError(f"cannot read {self._path}: {error.strerror}")

@@ -3,12 +3,15 @@
 import os
 import stat
 from errno import ENXIO
+from hashlib import sha256
 from io import BufferedReader, BytesIO, TextIOWrapper
 from pathlib import Path
 
 from rptrain.utils.errors import UserError
+from rptrain.utils.liveness import progressed
 from rptrain.utils.units import format_bytes
 
+PIECE = 1 << 20  # bytes hashed at a time
 SMALL = 64 << 20  # bytes: more than configs, templates and manifests have
 
 
@@ -46,6 +49,15 @@ def read_small_text(path: str | os.PathLike[str], encoding: str = "utf-8", limit
     Raises as `read_small`, and UnicodeDecodeError.
     """
     return TextIOWrapper(BytesIO(read_small(path, limit)), encoding).read()
+
+
+def file_sha256(file: BufferedReader) -> str:
+    """The SHA-256 of an open file from its position on, in hexadecimal."""
+    digest = sha256()
+    while piece := file.read(PIECE):
+        digest.update(piece)
+        progressed()
+    return digest.hexdigest()
 
 
 def check_size(file: BufferedReader, path: str | os.PathLike[str], limit: int = SMALL) -> None:

@@ -1,19 +1,21 @@
-"""Calls of native code (adam.c, embedding_grads.c, quant.c, fp8.c) on the threads of a pool."""
+"""The libraries of native code (such as engine/optim/adam.c), and calls of them on the threads of a pool."""
 
 import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
 from functools import cache
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:  # the command line loads a library before torch is imported
+    import torch
 
-SUFFIXES = {  # of entries
-    torch.bfloat16: "bf16",
-    torch.float16: "f16",
-    torch.float32: "f32",
-    torch.float64: "f64",
-    torch.int8: "i8",
+_SUFFIXES = {  # of entries
+    "torch.bfloat16": "bf16",
+    "torch.float16": "f16",
+    "torch.float32": "f32",
+    "torch.float64": "f64",
+    "torch.int8": "i8",
 }
 
 
@@ -22,6 +24,11 @@ def library(module: str) -> ctypes.CDLL | None:
     """The library with the name of an extension module; None if the package was installed without a compiler."""
     spec = find_spec(module)
     return ctypes.CDLL(spec.origin) if spec and spec.origin else None
+
+
+def suffix(dtype: "torch.dtype") -> str:
+    """The end of the names of entries for this type, such as "bf16"."""
+    return _SUFFIXES[str(dtype)]
 
 
 def finish(pool: Executor, calls: Sequence[Callable[[], object]]) -> None:

@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
+from rptrain.utils.liveness import progressed
+
 MAX_THREADS = 32  # threads: fewer already use all of the memory bandwidth
 ITEMS_AHEAD = 1 << 12  # items generated in advance: a large model has a million
 
@@ -38,6 +40,6 @@ def in_parallel(function: Callable[[T], object], items: Iterable[T], threads: in
             waiting = iter(items)
             while some := list(islice(waiting, ITEMS_AHEAD)):
                 for _ in pool.map(function, some):
-                    pass
+                    progressed()
     finally:
         torch.set_num_threads(before)

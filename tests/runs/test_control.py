@@ -1,11 +1,8 @@
 """What a run is told while it goes on: files in its control folder, and how they go together."""
 
 import json
-import os
-import signal
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -150,29 +147,3 @@ def test_a_folder_that_cannot_be_made_gives_no_commands(tmp_path):
     control = Control(tmp_path / "control", told.append)
     assert not (control.stops or control.saves or control.pauses)
     assert len(told) == 1 and "cannot be created: File exists" in told[0]
-
-
-def test_a_third_signal_waits_for_nothing(tmp_path, monkeypatch):
-    codes: list[int] = []
-    monkeypatch.setattr(os, "_exit", codes.append)
-    with Control(tmp_path / "control", print).signals():
-        for interrupts in (False, True):
-            with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
-                signal.raise_signal(signal.SIGINT)
-        assert not codes
-        with suppress(KeyboardInterrupt):  # as the process does not end here
-            signal.raise_signal(signal.SIGINT)
-    assert codes == [130]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_stops_after_the_step_and_the_second_at_once(tmp_path, number):
-    control = Control(tmp_path / "control", lambda line: None)
-    handler = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt), control.signals():
-        assert not control.stops
-        os.kill(os.getpid(), number)
-        tools.wait_for(lambda: control.stops)
-        os.kill(os.getpid(), number)
-        tools.wait_for(lambda: False)  # the interrupt ends it
-    assert signal.getsignal(number) is handler

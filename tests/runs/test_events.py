@@ -99,7 +99,7 @@ def test_the_fields_of_schema_1():
         "tracker_failed": ["name", "message"],
         "checkpoint_damaged": ["path", "message"],
         "paused": ["step"],
-        "stalled": ["step", "seconds", "path", "waiting"],
+        "stalled": ["step", "seconds", "path", "waiting", "phase"],
         "continued": ["step"],
         "stopped": ["step", "by"],
         "memory_low": ["taken", "free"],

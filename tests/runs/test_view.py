@@ -311,7 +311,7 @@ def test_what_went_wrong_is_in_the_log(tmp_path):
         {"event": "step_skipped", "time": 702.0, "step": 2, "rows": list(range(9)), "texts": []},
     )
     assert [(line.text, line.kind) for line in RunView(tmp_path).log][-3:] == [
-        ("no step ended for 600 s: stalled-1.txt says what everything waits for", "warning"),
+        ("no progress for 600 s while training: stalled-1.txt says what everything waits for", "warning"),
         ("c is torn: using another checkpoint", "warning"),
         ("step 2: skipped, the loss is NaN in packed sequences 0, 1, 2, 3, 4, 5, 6, 7 …", "warning"),
     ]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rptrain.engine.optim import moments
 from rptrain.utils import native, numa
-from rptrain.utils.native import SUFFIXES, ended, finish
+from rptrain.utils.native import ended, finish, suffix
 from rptrain.utils.parallel import cores
 
 CHUNK, LANES = 65536, 512  # as in adam.c
@@ -174,7 +174,7 @@ class CpuAdam:
         }
         if self._library:
             kinds = (dtype, part["grad"].dtype, exp_avg.dtype)
-            return self._native(f"adam_{'_'.join(SUFFIXES[kind] for kind in kinds)}", tensors, factors, noise)
+            return self._native(f"adam_{'_'.join(suffix(kind) for kind in kinds)}", tensors, factors, noise)
         pieces = {name: tensor.split(FALLBACK_CHUNK // _shared(name)) for name, tensor in tensors.items()}
         return [
             partial(_update, dict(zip(pieces, piece, strict=True)), noise + index * FALLBACK_CHUNK, **factors)
@@ -192,7 +192,7 @@ class CpuAdam:
         if self._library:
             places = (ctypes.c_void_p * len(grads))(*(each.data_ptr() for each in grads))
             given = {"grads": ctypes.addressof(places), "groups": len(grads)}
-            finish(self.pool, self._native(f"square_sum_{SUFFIXES[grad.dtype]}", {"grad": grad, "target": sums}, given))
+            finish(self.pool, self._native(f"square_sum_{suffix(grad.dtype)}", {"grad": grad, "target": sums}, given))
         else:
             parts = zip(*(each.split(FALLBACK_CHUNK) for each in grads), strict=True)
             targets = sums.split(FALLBACK_CHUNK // CHUNK)

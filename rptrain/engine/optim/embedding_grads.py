@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rptrain.utils import native
-from rptrain.utils.native import SUFFIXES, finish
+from rptrain.utils.native import finish, suffix
 
 LINE = 64  # bytes of a cache line
 ROWS = 64  # rows per part if no row occurs twice
@@ -65,7 +65,7 @@ class CpuRows:
         if self._library:
             tensors = {"index": places, "gradient": gradient, "sums": sums}
             sizes = {"count": len(places), "columns": columns, "stride": sums.shape[1]}
-            self._run(f"rows_add_{SUFFIXES[gradient.dtype]}", tensors, sizes, columns, width)
+            self._run(f"rows_add_{suffix(gradient.dtype)}", tensors, sizes, columns, width)
         else:
             parts = zip(sums[:, :columns].split(width, 1), gradient.split(width, 1), strict=True)
             finish(self._pool, [partial(_add, part, places, rows) for part, rows in parts])
@@ -76,7 +76,7 @@ class CpuRows:
         if self._library:
             tensors = {"index": rows, "sums": sums, "table": table}
             sizes = {"count": len(rows), "columns": columns, "stride": sums.shape[1]}
-            self._run(f"rows_apply_{SUFFIXES[table.dtype]}", tensors, sizes, len(rows), ROWS)
+            self._run(f"rows_apply_{suffix(table.dtype)}", tensors, sizes, len(rows), ROWS)
         else:
             parts = zip(sums[:, :columns].split(ROWS), rows.split(ROWS), strict=True)
             finish(self._pool, [partial(_apply, part, at, table) for part, at in parts])

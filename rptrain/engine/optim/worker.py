@@ -33,6 +33,7 @@ from rptrain.engine.snapshot import Snapshot
 from rptrain.engine.store import UnitState
 from rptrain.models.spec import Unit
 from rptrain.schedule.lower import Access
+from rptrain.utils.liveness import progressed
 from rptrain.utils.native import ended
 
 
@@ -225,6 +226,7 @@ class OptimizerWorker:
         """The state of the next unit, once a snapshot has read it."""
         state = self._context.store.units[index]
         self._where = f"update of {_label(state.unit.name)}"
+        progressed()
         if self._snapshot is not None:
             self._snapshot.wait(index)
         if self._context.probe is not None:

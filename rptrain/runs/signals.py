@@ -1,0 +1,106 @@
+"""The signals that end a process: the first asks, the second interrupts, the third ends it whatever its threads do."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+from rptrain.utils.native_watchdog import Ending, NativeWatchdog
+
+INTERRUPTED = 130  # the exit code
+THIRD = 3  # the signal that ends the process
+
+
+class Signals:
+    """Handles SIGINT, SIGTERM, and SIGHUP unless it was ignored (as by nohup), all in the same way.
+
+    A signal raises KeyboardInterrupt in the main thread, but the first one does not while it is `deferred`. The third
+    ends the process at once with INTERRUPTED. There is one object for a process, `PROCESS`.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.installed = False  # for the rest of the process
+        self._handled = False
+        self._message: bytes | None = None  # says that the first signal was deferred
+        self._deferred = False
+        self._shields = 0
+        self.native: NativeWatchdog | None = None
+
+    def install(self, native: NativeWatchdog | None) -> None:
+        """Handle signals for the rest of the process. With `native`, the third ends it also while a native call holds
+        the interpreter lock. Call it in the main thread, once.
+        """
+        self._set_handlers()
+        self.installed = True
+        if native is None:
+            return
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        os.set_blocking(writing, False)
+        native.prepare(Ending.INTERRUPTED, INTERRUPTED, "interrupted")
+        native.start(reading)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        self.native = native
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handle signals as long as the context lasts, unless they are `install`ed."""
+        if self._handled:
+            yield
+            return
+        before = self._set_handlers()
+        try:
+            yield
+        finally:
+            for kind, handler in before.items():
+                signal.signal(kind, handler)
+            self._handled, self.received = False, 0
+
+    @contextmanager
+    def deferred(self, message: str | None = None) -> Iterator[None]:
+        """Do not raise KeyboardInterrupt for the first signal before the context ends. `message` is then shown."""
+        self._message, self._deferred = None if message is None else f"\n{message}\n".encode(), True
+        try:
+            yield
+        finally:
+            self._deferred = False
+        self.check()
+
+    @contextmanager
+    def shielded(self) -> Iterator[None]:
+        """Raise no KeyboardInterrupt as long as the context lasts: the first and the second signal are only counted."""
+        self._shields += 1
+        try:
+            yield
+        finally:
+            self._shields -= 1
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if a signal was received."""
+        if self.received:
+            raise KeyboardInterrupt
+
+    def _set_handlers(self) -> dict[signal.Signals, Any]:
+        kinds = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            kinds.append(signal.SIGHUP)
+        self.received, self._handled = 0, True
+        return {kind: signal.signal(kind, self._handle) for kind in kinds}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.received += 1
+        if self.received >= THIRD and self.native is None:
+            os._exit(INTERRUPTED)
+        if self._shields:
+            return
+        if self.received > 1 or not self._deferred:
+            raise KeyboardInterrupt
+        if self._message is not None:
+            with suppress(OSError):  # not through the progress display: the signal may interrupt it
+                os.write(2, self._message)
+
+
+PROCESS = Signals()

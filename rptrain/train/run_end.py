@@ -1,0 +1,115 @@
+"""The end of a run: its last record, and how to resume a run whose failure a user can fix."""
+
+import shlex
+import threading
+from contextlib import suppress
+
+from rptrain.engine.errors import EngineError
+from rptrain.runs.control import STOP, StopRequested
+from rptrain.runs.events import EventLog, Failed, Finished, Stopped
+from rptrain.runs.run_dir import RunDir
+from rptrain.runs.signals import INTERRUPTED, PROCESS
+from rptrain.train.save import Saver
+from rptrain.train.watchdog import Stall, Watchdog
+from rptrain.utils.errors import RunDeleted, TrainingError, UserError, describe
+
+CANCELING = 2.0  # most seconds to wait for a canceled save: it may hang
+
+
+class RunEnd:
+    """Writes the last record of a run, once, and then gives the process a limited time to close.
+
+    Threads may share it: the watchdog's records a stall. `saver` is None until there is one.
+    """
+
+    def __init__(self, run: RunDir, log: EventLog, watchdog: Watchdog) -> None:
+        self.saver: Saver | None = None
+        self._run, self._log, self._watchdog = run, log, watchdog
+        self._lock = threading.Lock()
+        self._recorded = False
+        self._failure: TrainingError | None = None
+
+    def finished(self, step: int) -> None:
+        """The run is complete after this step."""
+        with self._lock, PROCESS.shielded():
+            self._log.end(Finished(step))
+            self._recorded = True
+            self._watchdog.closing(0)
+
+    def record(self, error: BaseException) -> None:
+        """Record why the run ends before it is complete: a command, a signal, or a failure.
+
+        The first call counts. A checkpoint that is being written is completed, but not after a second signal.
+        """
+        if isinstance(error, UserError | OSError):
+            try:
+                self._log.check()
+            except RunDeleted as deleted:  # a file is missing because the folder is
+                error = deleted
+        if not isinstance(error, Stall):
+            self._end_save(error)
+        with self._lock, PROCESS.shielded():
+            if self._recorded:
+                return
+            self._recorded = True
+            with suppress(RunDeleted):
+                self._write(error)
+
+    def raised(self, error: BaseException) -> BaseException:
+        """Record the error, and return what the caller should raise in its place."""
+        self.record(error)
+        if self._failure is not None:
+            return self._failure
+        if isinstance(error, SystemExit):  # of a library: the exit status must not be its own
+            return TrainingError(describe(error, with_type=True))
+        return error
+
+    def _write(self, error: BaseException) -> None:
+        match error:
+            case RunDeleted():
+                self._failure = error
+                self._watchdog.closing(1, str(error))
+            case StopRequested():
+                self._log.end(Stopped(self._run.saved_step, STOP))
+                self._watchdog.closing(0)
+            case KeyboardInterrupt():
+                self._log.end(Stopped(self._run.saved_step, "signal"))
+                self._watchdog.closing(INTERRUPTED)
+            case _:
+                message = self._message(error)
+                self._log.end(Failed(message))
+                self._watchdog.closing(1, message)
+
+    def _message(self, error: BaseException) -> str:
+        if (cause := _fixable(error)) is None:
+            return describe(error, with_type=not isinstance(error, Stall))
+        self._failure = TrainingError(f"{describe(cause)}. {_how_to_resume(self._run)}")
+        return str(self._failure)
+
+    def _end_save(self, error: BaseException) -> None:
+        if self.saver is None:
+            return
+        try:
+            if not isinstance(error, KeyboardInterrupt):
+                self.saver.finish()
+                return
+        except KeyboardInterrupt:  # while it waits
+            pass
+        self.saver.cancel()
+        with PROCESS.shielded():
+            self.saver.finish(CANCELING)
+
+
+def _fixable(error: BaseException) -> BaseException | None:
+    """The cause, if a user can fix it: usually a full disk, or files of file-backed weights that changed."""
+    if isinstance(error, EngineError) and isinstance(error.__cause__, UserError):
+        return error.__cause__
+    return error if isinstance(error, OSError) else None
+
+
+def _how_to_resume(run: RunDir) -> str:
+    saved = run.checkpoints()
+    if not saved:
+        return "The run has no checkpoint: fix the problem and start again"
+    command = shlex.join(["rptrain", "--config", str(run.config_path), f"save.resume={run.path}"])
+    return f"{saved[-1].name} is complete: fix the problem, then resume from it with: {command}"

@@ -1,0 +1,121 @@
+"""The first signal asks, the second interrupts, and the third ends the process, also while the lock is held."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import nullcontext, suppress
+
+import pytest
+
+from rptrain.runs.signals import PROCESS, Signals
+from rptrain.utils.native_watchdog import NativeWatchdog
+
+from .. import run_tools as tools
+
+KINDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# A process that says when it is ready, and then does `{action}`. `hold` locks a mutex twice, in a call that keeps the
+# interpreter lock and that no signal ends.
+PROGRAM = """
+import ctypes, time
+from rptrain.runs.signals import PROCESS
+from rptrain.utils.native_watchdog import NativeWatchdog
+PROCESS.install(NativeWatchdog.load())
+
+def hold():
+    mutex = ctypes.create_string_buffer(64)
+    for _ in range(2):
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+
+with PROCESS.shielded():
+    print("ready", flush=True)
+    {action}
+"""
+native = pytest.mark.skipif(NativeWatchdog.load() is None, reason="needs a C compiler")
+
+
+def start(action: str) -> subprocess.Popen[str]:
+    line = [sys.executable, "-P", "-c", PROGRAM.format(action=action)]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_a_third_signal_ends_a_process_without_native_code(monkeypatch):
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    with suppress(KeyboardInterrupt), PROCESS.handled(), PROCESS.deferred():
+        for interrupts in (False, True):
+            with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
+                signal.raise_signal(signal.SIGINT)
+        assert not codes
+        with suppress(KeyboardInterrupt):  # as the process does not end here
+            signal.raise_signal(signal.SIGINT)
+    assert codes == [130]
+
+
+@pytest.mark.parametrize("number", KINDS)
+def test_the_first_signal_is_deferred_and_the_second_interrupts(number):
+    handlers = [signal.getsignal(kind) for kind in KINDS]
+    with pytest.raises(KeyboardInterrupt), PROCESS.handled(), PROCESS.deferred():
+        assert not PROCESS.received
+        os.kill(os.getpid(), number)
+        tools.wait_for(lambda: PROCESS.received == 1)
+        os.kill(os.getpid(), number)
+        tools.wait_for(lambda: False)  # the interrupt ends it
+    assert not PROCESS.received and [signal.getsignal(kind) for kind in KINDS] == handlers
+
+
+def test_a_deferred_signal_interrupts_at_the_end_of_the_context():
+    reached = []
+    with pytest.raises(KeyboardInterrupt), PROCESS.handled():
+        with PROCESS.deferred():
+            signal.raise_signal(signal.SIGTERM)
+            reached.append(True)
+        reached.append(False)
+    assert reached == [True]
+
+
+def test_what_is_shielded_is_not_interrupted():
+    with PROCESS.handled():
+        with PROCESS.shielded():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            PROCESS.check()
+
+
+def test_a_hangup_that_was_ignored_stays_ignored():
+    """As nohup has it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals().handled():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def end(process: subprocess.Popen[str], number: signal.Signals) -> str:
+    """Sends signals until the process has ended: one that is still pending is not sent again. Returns its stderr."""
+    sent = 0
+    while process.poll() is None:
+        process.send_signal(number)
+        sent += 1
+        time.sleep(0.2)
+    assert (process.returncode, sent > 2) == (130, True)
+    return process.communicate()[1]
+
+
+@native
+@pytest.mark.parametrize("number", KINDS)
+def test_a_third_signal_ends_a_process_whose_lock_is_held(number):
+    assert end(start("hold()"), number) == "\ninterrupted\n"
+
+
+@native
+def test_a_third_signal_ends_a_process_at_exit():
+    shield = "shield = PROCESS.shielded(); shield.__enter__()"  # also after the context of the program
+    process = start(f"import atexit; {shield}; atexit.register(lambda: [print('exit', flush=True), hold()])")
+    assert process.stdout is not None and process.stdout.readline() == "exit\n"
+    assert end(process, signal.SIGTERM).endswith("\ninterrupted\n")

@@ -1,0 +1,121 @@
+"""Every end of a run leaves one last record, which says why it ended, before anything is closed."""
+
+import json
+import threading
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+import rptrain.train.run_end
+import rptrain.train.save
+import rptrain.train.trainer
+from rptrain.engine.engine import Engine
+from rptrain.engine.errors import EngineError
+from rptrain.engine.stage_pass import StagePass
+from rptrain.runs import events
+from rptrain.runs.run_dir import RunDir
+
+from .. import run_tools as tools
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "kind"),
+    [(StagePass, "run", EngineError), (rptrain.train.trainer, "learning_rate", Mute)],
+    ids=["worker", "trainer"],
+)
+def test_an_exception_whose_text_raises_is_recorded(owner, name, kind, tmp_path, monkeypatch):
+    def fail(*values, **named):
+        raise Mute
+
+    tools.write_model(tmp_path / "model")
+    monkeypatch.setattr(owner, name, fail)
+    with pytest.raises(kind):
+        tools.train_here(tmp_path)
+    (failed,) = tools.events(RunDir(tmp_path / "runs/run"), events.Failed)
+    assert failed.message.endswith("Mute (its message cannot be shown: __str__ raised RuntimeError)")
+
+
+def test_an_exit_of_a_library_is_a_failure(tmp_path, monkeypatch):
+    """The status of the process is that of a failure, not the library's."""
+    monkeypatch.setattr(rptrain.train.trainer, "learning_rate", Mock(side_effect=SystemExit(3)))
+    tools.write_model(tmp_path / "model")
+    tools.write_config(tmp_path)
+    told = tools.invoke("--config", tmp_path / "run.toml")
+    assert (told.exit_code, told.stderr.splitlines()[-1]) == (1, "SystemExit: 3")
+    assert last(tmp_path) == ("failed", "SystemExit: 3")
+
+
+@pytest.mark.parametrize("place", ["open_store", "load_weights", "Telemetry", "Saver", "export_store"])
+@pytest.mark.parametrize("error", [MemoryError("no memory"), KeyboardInterrupt()], ids=["failed", "interrupted"])
+def test_an_end_before_or_after_the_steps_is_recorded(tmp_path, monkeypatch, place, error):
+    monkeypatch.setattr(rptrain.train.trainer, place, Mock(side_effect=error))
+    tools.write_model(tmp_path / "model")
+    tools.write_config(tmp_path)
+    told = tools.invoke("--config", tmp_path / "run.toml")
+    saved = 6 if place == "export_store" else 0
+    if isinstance(error, KeyboardInterrupt):
+        sentence = f"stopped after step {saved}" if saved else "stopped before the first checkpoint"
+        assert (told.exit_code, last(tmp_path)) == (130, ("stopped", sentence))
+    else:
+        assert (told.exit_code, last(tmp_path)) == (1, ("failed", "MemoryError: no memory"))
+
+
+def test_the_record_precedes_the_closing_of_the_engine(tmp_path, monkeypatch):
+    order: list[str] = []
+    end, close = events.EventLog.end, Engine.close
+    monkeypatch.setattr(events.EventLog, "end", lambda log, event: [order.append("record"), end(log, event)])
+    monkeypatch.setattr(Engine, "close", lambda engine: [order.append("close"), close(engine)])
+    monkeypatch.setattr(StagePass, "run", Mock(side_effect=Mute))
+    tools.write_model(tmp_path / "model")
+    with pytest.raises(EngineError):
+        tools.train_here(tmp_path)
+    assert order == ["record", "close"]
+
+
+def test_a_second_interrupt_cancels_the_save_that_runs(tmp_path, monkeypatch):
+    """A save that hangs does not keep the run for long."""
+    monkeypatch.setattr(rptrain.train.run_end, "CANCELING", 0.05)
+    hangs, ends = threading.Event(), threading.Event()
+
+    def save_state(*given, **named):
+        hangs.set()
+        assert ends.wait(tools.PATIENCE)
+
+    def interrupt(*given, **named):
+        if hangs.is_set():
+            raise KeyboardInterrupt
+        return 0.01
+
+    def end(log, event):
+        write(log, event)
+        ends.set()
+
+    write = events.EventLog.end
+    monkeypatch.setattr(events.EventLog, "end", end)
+    monkeypatch.setattr(rptrain.train.save, "save_state", save_state)
+    monkeypatch.setattr(rptrain.train.trainer, "learning_rate", interrupt)
+    tools.write_model(tmp_path / "model")
+    with pytest.raises(KeyboardInterrupt):
+        tools.train_here(tmp_path, "save.save_steps=1", "train.max_steps=100000")
+    assert last(tmp_path) == ("stopped", "stopped before the first checkpoint")
+
+
+def test_a_record_after_the_end_is_only_logged(tmp_path, caplog):
+    with events.EventLog(tmp_path / "events.jsonl") as log:
+        log.end(events.Finished(6))
+        log.write(events.SaveFailed(6, "no room"))
+    assert [type(event) for event in events.read(tmp_path / "events.jsonl")] == [events.Finished]
+    assert len(caplog.messages) == 1 and "no room" in caplog.messages[0]
+
+
+def last(folder: Path) -> tuple[str, str | None]:
+    """The name and the sentence of the last record."""
+    (run,) = (folder / "runs").iterdir()
+    event = [*events.read(run / "events.jsonl")][-1]
+    return json.loads(events.to_line(event))["event"], event.sentence()
