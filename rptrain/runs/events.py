@@ -215,8 +215,20 @@ class RecordsLost(Event):
 
 
 @dataclass(frozen=True)
+class TelemetryFailed(Event):
+    """`lanes.jsonl` has no more records of this process; training continues."""
+
+    message: str
+
+    severity: ClassVar[Severity] = "warning"
+
+    def sentence(self) -> str:
+        return f"telemetry failed and is disabled: {self.message}"
+
+
+@dataclass(frozen=True)
 class TrackerFailed(Event):
-    """A tracker of log.report_to raised an exception, and logging to it is disabled."""
+    """A tracker of log.report_to raised an exception or hung, and logging to it is disabled."""
 
     name: str
     message: str
@@ -354,6 +366,7 @@ EVENTS: dict[str, type[Event]] = {
     "save_failed": SaveFailed,
     "records_lost": RecordsLost,
     "tracker_failed": TrackerFailed,
+    "telemetry_failed": TelemetryFailed,
     "paused": Paused,
     "continued": Continued,
     "stopped": Stopped,

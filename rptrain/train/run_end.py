@@ -10,6 +10,8 @@ from rptrain.runs.events import EventLog, Failed, Finished, Stopped
 from rptrain.runs.run_dir import RunDir
 from rptrain.runs.signals import INTERRUPTED, PROCESS
 from rptrain.train.save import Saver
+from rptrain.train.telemetry import Telemetry
+from rptrain.train.trackers import Trackers
 from rptrain.train.watchdog import Stall, Watchdog
 from rptrain.utils.errors import RunDeleted, TrainingError, UserError, describe
 
@@ -19,11 +21,13 @@ CANCELING = 2.0  # most seconds to wait for a canceled save: it may hang
 class RunEnd:
     """Writes the last record of a run, once, and then gives the process a limited time to close.
 
-    Threads may share it: the watchdog's records a stall. `saver` is None until there is one.
+    Threads may share it: the watchdog's records a stall. `saver` is None until there is one. `observers` are closed
+    before the last record of a complete run, so that what fails then is recorded, too.
     """
 
     def __init__(self, run: RunDir, log: EventLog, watchdog: Watchdog) -> None:
         self.saver: Saver | None = None
+        self.observers: tuple[Trackers | Telemetry, ...] = ()
         self._run, self._log, self._watchdog = run, log, watchdog
         self._lock = threading.Lock()
         self._recorded = False
@@ -31,6 +35,8 @@ class RunEnd:
 
     def finished(self, step: int) -> None:
         """The run is complete after this step."""
+        for observer in self.observers:
+            observer.close()
         with self._lock, PROCESS.shielded():
             self._log.end(Finished(step))
             self._recorded = True

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,11 +15,12 @@ from rptrain.engine.engine import Engine
 from rptrain.engine.recorder import Activity, LaneState
 from rptrain.engine.store import available_bytes
 from rptrain.engine.trace import Span
-from rptrain.runs.events import Event, MemoryLow, Slots, SlotTime
+from rptrain.runs.events import Event, MemoryLow, Slots, SlotTime, TelemetryFailed
 from rptrain.runs.lanes import FILE, OLD_FILE, LaneRecord, OptimizerState, Phase, Snapshot
 from rptrain.runs.line_file import LineFile
 from rptrain.schedule.plan import Slot
-from rptrain.utils.errors import RunDeleted
+from rptrain.utils.errors import RunDeleted, UserError, describe
+from rptrain.utils.liveness import progressed
 from rptrain.utils.nvml import Driver, GpuStatus
 
 LOW_MEMORY = 0.05  # warn when this fraction of the process's memory plus free memory is free
@@ -32,20 +33,24 @@ class Telemetry:
     """Writes a record every INTERVAL seconds: the phase of the run, memory, and the state of the engine.
 
     Context manager: owns the thread and the file. It reads state that other threads keep anyway, and blocks none of
-    them. If the disk is full or the file was deleted, records are lost, but training continues. `emit` is called with
-    events from the thread. `check` is called before a new file is created, and raises RunDeleted if the run's folder
-    was deleted.
+    them. If the disk is full or the file was deleted, records are lost, but training continues. After any other error,
+    a TelemetryFailed is emitted, and there are no more records. `emit` is called with events from the thread. `check`
+    is called before a new file is created, and raises RunDeleted if the run's folder was deleted. `patience`: the most
+    seconds that `close` waits for the thread.
     """
 
     def __init__(
-        self, folder: Path, devices: Sequence[str], emit: Callable[[Event], None], check: Callable[[], None]
+        self,
+        folder: Path,
+        devices: Sequence[str],
+        emit: Callable[[Event], None],
+        check: Callable[[], None],
+        patience: float = 60.0,
     ) -> None:
         self.phase: Phase = "loading"
         self._path, self._devices, self._emit, self._check = folder / FILE, devices, emit, check
+        self._patience = patience
         self._warned = False  # that memory is low
-        self._file = LineFile(self._path)
-        self._driver = Driver()
-        self._gpus = [self._handle(name) for name in devices]
         self._process = psutil.Process()
         self._watched: tuple[Engine, int] | None = None
         self._before: tuple[LaneState, ...] = ()
@@ -53,6 +58,14 @@ class Telemetry:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._main, name="telemetry", daemon=True)
+        try:
+            self._file = LineFile(self._path)
+        except OSError as error:
+            emit(TelemetryFailed(f"{self._path}: {error.strerror}"))
+            return
+        except UserError as error:  # it names the file
+            emit(TelemetryFailed(str(error)))
+            return
         self._thread.start()
 
     @contextmanager
@@ -77,10 +90,16 @@ class Telemetry:
             self.phase = before
 
     def close(self) -> None:
+        """End the thread. One that hangs is left behind."""
+        if self._stop.is_set():
+            return
         self._stop.set()
-        self._thread.join()
-        self._driver.close()
-        self._file.close()
+        until = time.monotonic() + self._patience
+        while self._thread.is_alive() and time.monotonic() < until:
+            progressed()  # the run waits on purpose
+            self._thread.join(INTERVAL)
+        if self._thread.is_alive():
+            self._emit(TelemetryFailed(f"did not end within {self._patience:g} seconds"))
 
     def __enter__(self) -> Self:
         return self
@@ -91,6 +110,17 @@ class Telemetry:
     # ---- the thread
 
     def _main(self) -> None:
+        try:
+            with ExitStack() as stack:
+                stack.callback(lambda: self._file.close())  # a later file, too
+                self._driver = Driver()
+                stack.callback(self._driver.close)
+                self._gpus = [self._handle(name) for name in self._devices]
+                self._record()
+        except BaseException as error:  # noqa: BLE001 (whatever it is, training continues)
+            self._emit(TelemetryFailed(describe(error, with_type=True)))
+
+    def _record(self) -> None:
         while True:
             with suppress(OSError, RunDeleted):
                 snapshot = self._snapshot()

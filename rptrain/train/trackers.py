@@ -1,28 +1,30 @@
 """Log metrics to TensorBoard, Weights & Biases and Trackio. A tracker is imported only if it is used."""
 
-import logging
+import queue
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from hashlib import sha256
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from rptrain.config.schema import Config
 from rptrain.runs.events import Evaluation, Event, Step, TrackerFailed
 from rptrain.runs.run_dir import RunDir
 from rptrain.utils.errors import UserError, describe
+from rptrain.utils.liveness import progressed
 
 MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
 
 Log = Callable[[Mapping[str, float], int], None]  # values by metric name; step
 Close = Callable[[], object]
+LOOK = 0.02  # seconds between two looks at a tracker that is waited for
 
-_log = logging.getLogger(__name__)
 
-
-def check(names: Sequence[str]) -> None:
+def check_trackers(names: Sequence[str]) -> None:
     """UserError if a tracker is not installed."""
     for name in names:
         if find_spec(MODULES[name]) is None:
@@ -32,41 +34,110 @@ def check(names: Sequence[str]) -> None:
             )
 
 
-def open_trackers(
-    config: Config, run: RunDir, stack: ExitStack, emit: Callable[[Event], None]
-) -> Callable[[Event], None]:
-    """Open the trackers of log.report_to. Returns a listener that logs the metrics of events to them.
+class Trackers:
+    """The trackers of log.report_to, each on a thread of its own: one that fails or hangs is disabled, with a
+    TrackerFailed, and training continues.
 
-    Call `check` first. The stack closes the trackers. If a tracker raises an error, TrackerFailed is emitted and the
-    tracker is disabled; training continues.
+    Context manager; call `check_trackers` first. `patience`: the most seconds that anything waits for a tracker. One
+    that takes longer for a call has failed.
     """
-    logs: dict[str, Log] = {}
 
-    def close(name: str, call: Close) -> None:
-        if reason := _error_of(call):  # not an event: the run's last one is written already
-            _log.warning("%s could not be closed: %s", name, reason)
+    def __init__(self, config: Config, run: RunDir, emit: Callable[[Event], None], patience: float) -> None:
+        openers = {name: partial(OPENERS[name], config, run) for name in config.log.report_to}
+        self._trackers = [_Tracker(name, opener, emit, patience) for name, opener in openers.items()]
+        for tracker in self._trackers:
+            tracker.opened()
 
-    for name in config.log.report_to:
-        logs[name], end = OPENERS[name](import_module(MODULES[name]), config, run)
-        stack.callback(close, name, end)
-
-    def report(event: Event) -> None:
+    def hear(self, event: Event) -> None:
+        """A listener of the run's records: logs their metrics."""
         if (values := scalars(event)) is not None:
-            for name, log in list(logs.items()):
-                if reason := _error_of(partial(log, *values)):
-                    del logs[name]
-                    emit(TrackerFailed(name, reason))
+            for tracker in self._trackers:
+                tracker.log(*values)
 
-    return report
+    def close(self) -> None:
+        """Close the trackers, once they have logged everything."""
+        trackers, self._trackers = self._trackers, []
+        for tracker in trackers:
+            tracker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
 
 
-def _error_of(call: Callable[[], object]) -> str | None:
-    """What a call of a tracker raised, if anything."""
-    try:
-        call()
-    except Exception as error:  # noqa: BLE001 (third-party code that talks to servers may raise anything)
-        return describe(error, with_type=True)
-    return None
+class _Tracker:
+    """One tracker and its thread, which is left behind if it hangs."""
+
+    def __init__(
+        self, name: str, opener: Callable[[Any], tuple[Log, Close]], emit: Callable[[Event], None], patience: float
+    ) -> None:
+        self._name, self._opener, self._emit, self._patience = name, opener, emit, patience
+        self._failed = False
+        self._lock = threading.Lock()
+        self._began: float | None = None  # when its current call began
+        self._opened = threading.Event()
+        self._queue: queue.SimpleQueue[tuple[dict[str, float], int] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+
+    def opened(self) -> None:
+        """Wait until the tracker is open: it may ask the user something."""
+        if not self._wait(self._opened.is_set):
+            self._fail(f"did not open within {self._patience:g} seconds")
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        began = self._began
+        if self._failed:
+            return
+        if began is not None and time.monotonic() - began > self._patience:
+            self._fail(f"did not answer within {self._patience:g} seconds")
+            return
+        self._queue.put((values, step))
+
+    def close(self) -> None:
+        if self._failed:
+            return
+        self._queue.put(None)
+        if not self._wait(lambda: not self._thread.is_alive()):
+            self._fail(f"did not close within {self._patience:g} seconds")
+
+    def _wait(self, ended: Callable[[], bool]) -> bool:
+        """Wait while the tracker makes progress, and return whether it ended."""
+        until, left = time.monotonic() + self._patience, self._queue.qsize()
+        while not ended():
+            if self._queue.qsize() < left:
+                until, left = time.monotonic() + self._patience, self._queue.qsize()
+            if time.monotonic() > until:
+                return False
+            progressed()  # the run waits on purpose
+            time.sleep(LOOK)
+        return True
+
+    def _main(self) -> None:
+        try:
+            self._began = time.monotonic()
+            log, close = self._opener(import_module(MODULES[self._name]))
+            self._opened.set()
+            while True:
+                self._began = None
+                item = self._queue.get()
+                self._began = time.monotonic()
+                if item is None:
+                    break
+                log(*item)
+            close()
+        except BaseException as error:  # noqa: BLE001 (third-party code that talks to servers may raise anything)
+            self._fail(describe(error, with_type=True))
+        finally:
+            self._opened.set()
+
+    def _fail(self, reason: str) -> None:
+        with self._lock:
+            before, self._failed = self._failed, True
+        if not before:
+            self._emit(TrackerFailed(self._name, reason))
 
 
 def scalars(event: Event) -> tuple[dict[str, float], int] | None:
@@ -86,7 +157,7 @@ def scalars(event: Event) -> tuple[dict[str, float], int] | None:
     return None
 
 
-def _tensorboard(module: Any, config: Config, run: RunDir) -> tuple[Log, Close]:
+def _tensorboard(config: Config, run: RunDir, module: Any) -> tuple[Log, Close]:
     """Writes to the run's folder; view it with `tensorboard --logdir`."""
     writer = module.SummaryWriter(logdir=str(run.path / "tensorboard"))
 
@@ -97,7 +168,7 @@ def _tensorboard(module: Any, config: Config, run: RunDir) -> tuple[Log, Close]:
     return log, writer.close
 
 
-def _wandb(module: Any, config: Config, run: RunDir) -> tuple[Log, Close]:
+def _wandb(config: Config, run: RunDir, module: Any) -> tuple[Log, Close]:
     """The run id is derived from the run's folder, so that a resumed run continues the same one."""
     identity = sha256(str(run.path.absolute()).encode()).hexdigest()[:16]
     settings = config.model_dump(mode="json")
@@ -107,7 +178,7 @@ def _wandb(module: Any, config: Config, run: RunDir) -> tuple[Log, Close]:
     return lambda values, step: opened.log(dict(values), step=step), opened.finish
 
 
-def _trackio(module: Any, config: Config, run: RunDir) -> tuple[Log, Close]:
+def _trackio(config: Config, run: RunDir, module: Any) -> tuple[Log, Close]:
     settings = config.model_dump(mode="json")
     module.init(project=config.log.project, name=run.path.name, config=settings, resume="allow")
     return lambda values, step: module.log(dict(values), step=step), module.finish

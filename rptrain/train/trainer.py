@@ -29,7 +29,7 @@ from rptrain.runs.lanes import Phase
 from rptrain.runs.process import ProcessId
 from rptrain.runs.run_dir import RunDir, begin, find
 from rptrain.runs.signals import PROCESS
-from rptrain.train import trackers, validation
+from rptrain.train import validation
 from rptrain.train.best import load_best
 from rptrain.train.clock import Clock, StepTimes
 from rptrain.train.job import Job, prepare_job, resolve_auto
@@ -42,8 +42,11 @@ from rptrain.train.run_end import RunEnd
 from rptrain.train.save import Saver, checkpoint_meta
 from rptrain.train.setup import load_weights, open_engine, open_store, starting_scale
 from rptrain.train.telemetry import Telemetry, slots
+from rptrain.train.trackers import Trackers, check_trackers
 from rptrain.train.watchdog import Watchdog, Watched
 from rptrain.utils.errors import TrainingError, UserError
+
+PATIENCE = 60.0  # most seconds to wait for the telemetry or a tracker, neither of which is needed to train
 
 
 def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None = None) -> RunDir:
@@ -55,7 +58,7 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
     deleted, and KeyboardInterrupt after a signal. `watchdog` is that of the process; without it, a stall is only
     reported.
     """
-    trackers.check(resolved.config.log.report_to)
+    check_trackers(resolved.config.log.report_to)
     found = find(resolved)  # a run that cannot be resumed is reported before data is read
     end: RunEnd | None = None
     with PROCESS.handled(), ExitStack() as stack:
@@ -92,8 +95,11 @@ def _trainer(
     stack.enter_context(watchdog.watching(watched))
     log.listen(watchdog.hear)
     job, measure = with_recorded_times(job, run.path)
-    log.listen(trackers.open_trackers(job.config, run, stack, emit))
-    telemetry = stack.enter_context(Telemetry(run.path, job.devices, emit, log.check))
+    patience = min(job.config.engine.stall_timeout or PATIENCE, PATIENCE)
+    followers = stack.enter_context(Trackers(job.config, run, emit, patience))
+    log.listen(followers.hear)
+    telemetry = stack.enter_context(Telemetry(run.path, job.devices, emit, log.check, patience))
+    end.observers = (followers, telemetry)
     store = stack.enter_context(open_store(job))
     end.saver = saver = stack.enter_context(Saver(run, store.units, job.config.save, emit, log.check))
     control = Control(run.control_path, progress.note)

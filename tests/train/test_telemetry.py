@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -287,3 +288,31 @@ def test_that_little_memory_is_left_is_told_once(tmp_path, quick, monkeypatch):
             assert len(told) == count
     assert told[0].free == little
     assert (told[0].taken, told[0].free) in [(shot.process, shot.free) for shot in snapshots(tmp_path)]
+
+
+@pytest.mark.parametrize("error", [ValueError("no driver"), SystemExit(3)], ids=["error", "exit"])
+def test_an_error_ends_the_records_and_nothing_else(tmp_path, quick, monkeypatch, error):
+    told: list[Any] = []
+    monkeypatch.setattr(Telemetry, "_snapshot", Mock(side_effect=error))
+    with Telemetry(tmp_path, (), told.append, check):
+        tools.wait_for(lambda: bool(told))
+    assert [event.message for event in told] == [f"{type(error).__name__}: {error}"]
+
+
+def test_a_thread_that_hangs_is_left_behind(tmp_path, monkeypatch):
+    told: list[Any] = []
+    ends = threading.Event()
+    monkeypatch.setattr(Telemetry, "_snapshot", lambda kept: ends.wait())
+    with Telemetry(tmp_path, (), told.append, check, 0.1):
+        pass
+    ends.set()
+    assert [event.message for event in told] == ["did not end within 0.1 seconds"]
+
+
+def test_a_file_that_cannot_be_opened_is_told(tmp_path):
+    told: list[Any] = []
+    (tmp_path / FILE).mkdir()
+    with Telemetry(tmp_path, (), told.append, check):
+        pass
+    (event,) = told
+    assert event.sentence() == f"telemetry failed and is disabled: {tmp_path / FILE}: Is a directory"

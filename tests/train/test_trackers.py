@@ -1,6 +1,7 @@
 """Trackers get the metrics of every event; a missing one is reported before anything is loaded."""
 
 import sys
+import threading
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from rptrain.runs import events
+from rptrain.train import trainer
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
@@ -60,14 +62,22 @@ def test_what_a_tracker_gets(name, module, tmp_path, monkeypatch):
         assert (opened["project"], opened["name"], opened["config"]["train"]["max_steps"]) == ("mine", "run", 4)
 
 
-@pytest.mark.parametrize("bad", ["log", "finish"])
-def test_a_tracker_that_raises_is_told_once_and_the_run_goes_on_with_the_others(bad, tmp_path, monkeypatch, caplog):
-    class Broken(RuntimeError):
-        """Of the tracker's own."""
+class Broken(RuntimeError):
+    """Of the tracker's own."""
 
+
+@pytest.mark.parametrize("bad", ["init", "log", "finish"])
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(Broken("no server"), "Broken: no server"), (SystemExit(3), "SystemExit: 3")],
+    ids=["error", "exit"],
+)
+def test_a_tracker_that_raises_is_told_once_and_the_run_goes_on_with_the_others(
+    bad, error, message, tmp_path, monkeypatch
+):
     def broken(*values: Any, **named: Any) -> None:
         calls.append(values)
-        raise Broken("no server")
+        raise error
 
     calls: list[Any] = []
     fake, good = Fake("wandb"), Fake("trackio")
@@ -76,14 +86,27 @@ def test_a_tracker_that_raises_is_told_once_and_the_run_goes_on_with_the_others(
         monkeypatch.setitem(sys.modules, module.__name__, module)
     tools.write_model(tmp_path / "model")
     run = tools.train_here(tmp_path, 'log.report_to=["wandb", "trackio"]')
-    told = [f"{event.name}: {event.message}" for event in tools.events(run, events.TrackerFailed)] + caplog.messages
-    assert told == ["wandb: Broken: no server" if bad == "log" else "wandb could not be closed: Broken: no server"]
-    assert (
-        len(calls) == 1
-        and run.finished
-        and len(good.values) == 4 * 6
-        and (good.closed, fake.closed) == (1, int(bad == "log"))
-    )
+    assert [(event.name, event.message) for event in tools.events(run, events.TrackerFailed)] == [("wandb", message)]
+    assert len(calls) == 1 and run.finished and len(good.values) == 4 * 6 and (good.closed, fake.closed) == (1, 0)
+
+
+@pytest.mark.parametrize(("bad", "does"), [("init", "open"), ("log", "close"), ("finish", "close")])
+def test_a_tracker_that_hangs_is_left_behind(bad, does, tmp_path, monkeypatch):
+    fake, ends = Fake("wandb"), threading.Event()
+    setattr(fake, bad, lambda *values, **named: ends.wait())
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setattr(trainer, "PATIENCE", 0.3)
+    tools.write_model(tmp_path / "model")
+    try:
+        run = tools.train_here(tmp_path, 'log.report_to=["wandb"]')
+    finally:
+        ends.set()
+    assert run.finished
+    (failed,) = tools.events(run, events.TrackerFailed)
+    assert (failed.name, failed.message) in [
+        ("wandb", f"did not {does} within 0.3 seconds"),
+        ("wandb", "did not answer within 0.3 seconds"),  # if the steps took as long
+    ]
 
 
 def test_a_tracker_that_is_not_installed(tmp_path, monkeypatch):
