@@ -1,0 +1,176 @@
+"""Faults in a trainer's process: at a place, the n-th time that it is reached, an error or a hang."""
+
+import ctypes
+import json
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+import rptrain.train.save
+import rptrain.train.trainer
+from rptrain import cli
+from rptrain.data.loader import Batches
+from rptrain.engine.engine import Engine
+from rptrain.engine.optim.worker import OptimizerWorker
+from rptrain.planner import memory
+from rptrain.runs import events
+from rptrain.train import validation
+from rptrain.train.telemetry import Telemetry
+from tests import run_tools as tools
+
+# Operations of the engine, by the names under which it announces them to a probe.
+OPERATIONS = {
+    "forward": r":F1-2.* micro-batch 0$",
+    "backward": r":B1-2.* micro-batch 0$",
+    "upload": r":B1-2.* upload$",
+    "download": r":B1-2.* download$",
+    "activation": r":F1-2.* micro-batch 0 output$",
+    "optimizer": r"^optimizer update of layers\.1$",
+}
+# Functions that are reached in every step or save, and those that are reached once.
+OFTEN: dict[str, tuple[Any, str]] = {
+    "callback": (OptimizerWorker, "_publish"),
+    "loader": (Batches, "batch"),
+    "saver": (rptrain.train.save, "save_state"),
+    "fsync": (os, "fsync"),
+    "events": (events, "to_line"),
+    "validation": (validation, "loss"),
+    "lanes": (Telemetry, "_write"),
+    "telemetry": (Telemetry, "_snapshot"),
+}
+ONCE: dict[str, tuple[Any, str]] = {
+    "loading": (rptrain.train.trainer, "load_weights"),
+    "questions": (rptrain.train.trainer, "ask_questions"),
+    "export": (rptrain.train.trainer, "export_store"),
+}
+TRACKER = ("tracker open", "tracker log", "tracker close")
+
+
+class Mute(Exception):
+    """An error that cannot be printed."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def hold() -> None:
+    """Locks a mutex twice, in a call that keeps the interpreter lock."""
+    mutex = ctypes.create_string_buffer(64)
+    for _ in range(2):
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+
+
+def fail(error: BaseException) -> None:
+    raise error
+
+
+KINDS: Mapping[str, Callable[[], object]] = {
+    "raises": lambda: fail(RuntimeError("injected")),
+    "exits": lambda: fail(SystemExit(3)),
+    "mute": lambda: fail(Mute()),
+    "sleeps": lambda: time.sleep(10**6),
+    "holds": hold,
+}
+
+
+@dataclass
+class Injector:
+    """Counts how often `place` is reached, and does `kind` the `at`-th time, counted from 1; with 0 it only counts.
+
+    `log` is the file that holds the count, and the time of the fault.
+    """
+
+    place: str
+    kind: str
+    at: int
+    log: Path
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def reach(self) -> None:
+        with self._lock:
+            self.count += 1
+            self.log.write_text(json.dumps({"count": self.count, "time": time.time()}))
+            due = self.count == self.at
+        if due:
+            KINDS[self.kind]()
+
+    def install(self) -> None:
+        """Put the fault in its place; the place in a tracker is put there by `install_tracker`."""
+        if self.place in OPERATIONS:
+            pattern, init = re.compile(OPERATIONS[self.place]), Engine.__init__
+
+            def probe(name: str) -> None:
+                if pattern.search(name):
+                    self.reach()
+
+            Engine.__init__ = lambda engine, *given, **named: init(engine, *given, **named, probe=probe)
+        elif self.place not in TRACKER:
+            owner, name = (OFTEN | ONCE)[self.place]
+            setattr(owner, name, self._before(getattr(owner, name)))
+
+    def _before(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            if self.place != "events" or isinstance(given[0], events.Step):
+                self.reach()
+            return function(*given, **named)
+
+        return call
+
+
+def install_tracker(injector: Injector | None) -> None:
+    """A tracker by the name of wandb that does nothing, but for the fault if it has one."""
+
+    def reached(place: str) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            if injector is not None and place == injector.place:
+                injector.reach()
+            return SimpleNamespace(log=reached("tracker log"), finish=reached("tracker close"))
+
+        return call
+
+    module = ModuleType("wandb")
+    module.__spec__ = ModuleSpec("wandb", None)
+    module.__dict__["init"] = reached("tracker open")
+    sys.modules["wandb"] = module
+
+
+def _run(order: Mapping[str, Any]) -> None:
+    for stream in (1, 2):
+        os.dup2(os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), stream)
+    make = memory.make_plan
+    memory.make_plan = lambda *sizes, **limits: tools.with_stages(make(*sizes, **limits), tools.STAGES)
+    injector = None
+    if order["fault"] is not None:
+        place, kind, at, log = order["fault"]
+        injector = Injector(place, kind, at, Path(log))
+        injector.install()
+    install_tracker(injector)
+    sys.argv = ["rptrain", *order["arguments"]]
+    cli.main()
+
+
+def serve() -> None:
+    """Run the command line in a fork for each line of the input, and print its exit status and when it ended."""
+    torch.set_num_threads(1)  # no thread pool before a fork
+    for module in ("numpy.random", "rich.progress", "rptrain.train.trainer", "rptrain.data.tasks"):
+        import_module(module)
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            _run(json.loads(line))
+            return
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), time.time(), flush=True)
