@@ -7,8 +7,8 @@ import re
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -84,68 +84,58 @@ KINDS: Mapping[str, Callable[[], object]] = {
 }
 
 
-@dataclass
 class Injector:
-    """Counts how often `place` is reached, and does `kind` the `at`-th time, counted from 1; with 0 it only counts.
+    """Counts how often each place is reached, and puts a fault in one: its kind, at the n-th time, counted from 1.
 
-    `log` is the file that holds the count, and the time of the fault.
+    `log` gets the counts, or with a fault the time at which it happened.
     """
 
-    place: str
-    kind: str
-    at: int
-    log: Path
-    count: int = 0
-
-    def __post_init__(self) -> None:
+    def __init__(self, log: Path, fault: tuple[str, str, int] | None) -> None:
+        self._log, self._fault = log, fault
+        self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def reach(self) -> None:
+    def reach(self, place: str) -> None:
         with self._lock:
-            self.count += 1
-            self.log.write_text(json.dumps({"count": self.count, "time": time.time()}))
-            due = self.count == self.at
-        if due:
-            KINDS[self.kind]()
+            self._counts[place] += 1
+            if self._fault is None:
+                self._log.write_text(json.dumps(self._counts))
+                return
+            name, kind, at = self._fault
+            if (name, at) != (place, self._counts[place]):
+                return
+            self._log.write_text(str(time.time()))
+        KINDS[kind]()
 
     def install(self) -> None:
-        """Put the fault in its place; the place in a tracker is put there by `install_tracker`."""
-        if self.place in OPERATIONS:
-            pattern, init = re.compile(OPERATIONS[self.place]), Engine.__init__
+        init = Engine.__init__
+        patterns = {place: re.compile(pattern) for place, pattern in OPERATIONS.items()}
 
-            def probe(name: str) -> None:
+        def probe(name: str) -> None:
+            for place, pattern in patterns.items():
                 if pattern.search(name):
-                    self.reach()
+                    self.reach(place)
 
-            Engine.__init__ = lambda engine, *given, **named: init(engine, *given, **named, probe=probe)
-        elif self.place not in TRACKER:
-            owner, name = (OFTEN | ONCE)[self.place]
-            setattr(owner, name, self._before(getattr(owner, name)))
+        Engine.__init__ = lambda engine, *given, **named: init(engine, *given, **named, probe=probe)
+        for place, (owner, name) in (OFTEN | ONCE).items():
+            setattr(owner, name, self._before(place, getattr(owner, name)))
+        module = ModuleType("wandb")
+        module.__spec__ = ModuleSpec("wandb", None)
+        module.__dict__["init"] = self._before("tracker open", self._tracker)
+        sys.modules["wandb"] = module
 
-    def _before(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _tracker(self, **settings: Any) -> SimpleNamespace:
+        """What wandb.init returns; it does nothing."""
+        names = {"log": "tracker log", "finish": "tracker close"}
+        return SimpleNamespace(**{name: self._before(place, lambda *_, **__: None) for name, place in names.items()})
+
+    def _before(self, place: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*given: Any, **named: Any) -> Any:
-            if self.place != "events" or isinstance(given[0], events.Step):
-                self.reach()
+            if place != "events" or isinstance(given[0], events.Step):
+                self.reach(place)
             return function(*given, **named)
 
         return call
-
-
-def install_tracker(injector: Injector | None) -> None:
-    """A tracker by the name of wandb that does nothing, but for the fault if it has one."""
-
-    def reached(place: str) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
-            if injector is not None and place == injector.place:
-                injector.reach()
-            return SimpleNamespace(log=reached("tracker log"), finish=reached("tracker close"))
-
-        return call
-
-    module = ModuleType("wandb")
-    module.__spec__ = ModuleSpec("wandb", None)
-    module.__dict__["init"] = reached("tracker open")
-    sys.modules["wandb"] = module
 
 
 def _run(order: Mapping[str, Any]) -> None:
@@ -153,12 +143,7 @@ def _run(order: Mapping[str, Any]) -> None:
         os.dup2(os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), stream)
     make = memory.make_plan
     memory.make_plan = lambda *sizes, **limits: tools.with_stages(make(*sizes, **limits), tools.STAGES)
-    injector = None
-    if order["fault"] is not None:
-        place, kind, at, log = order["fault"]
-        injector = Injector(place, kind, at, Path(log))
-        injector.install()
-    install_tracker(injector)
+    Injector(Path(order["log"]), order["fault"] and tuple(order["fault"])).install()
     sys.argv = ["rptrain", *order["arguments"]]
     cli.main()
 

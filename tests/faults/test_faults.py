@@ -1,0 +1,49 @@
+"""Some cases of the table of faults: every kind of error, on threads of the engine, of a save and of what observes."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from rptrain.utils.native_watchdog import NativeWatchdog
+from tests.cases import long
+from tests.faults.cases import Case, Server, Table, main
+
+needs_compiler = pytest.mark.skipif(NativeWatchdog.load() is None, reason="needs a C compiler")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
+    return Table(tmp_path_factory.mktemp("faults"), busy=True)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("backward", "raises", "middle", "async"),
+        Case("download", "mute", "first", "async"),
+        Case("optimizer", "exits", "last", "async"),
+        Case("fsync", "mute", "middle", "async"),
+        Case("tracker log", "exits", "first", "async"),
+        Case("telemetry", "mute", "first", "async"),
+        long(Case("validation", "exits", "first", "sync")),
+        long(Case("saver", "sleeps", "last", "sync")),
+        long(Case("tracker close", "sleeps", "once", "sync")),
+        pytest.param(Case("forward", "holds", "middle", "sync"), marks=[pytest.mark.long, needs_compiler]),
+    ],
+    ids=str,
+)
+def test_a_fault_ends_the_process_or_only_what_it_is_in(table, server, case):
+    assert table.run(server, case).problems == ()
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_every_case(tmp_path):
+    assert main(tmp_path / "faults.json", ()) == 0
