@@ -98,7 +98,7 @@ class Server:
 
 
 class Table:
-    """Runs cases in a folder. On a `busy` machine, any time is in time, and only hangs are tested with a short limit."""
+    """Runs cases in a folder. On a `busy` machine, ends may come late, and only hangs are tested with a short limit."""
 
     def __init__(self, folder: Path, *, busy: bool = False) -> None:
         self._folder, self._busy = folder, busy
