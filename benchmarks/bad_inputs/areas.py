@@ -1,0 +1,15 @@
+"""The areas, in the order of the cases' numbers."""
+
+from collections.abc import Callable, Iterator
+
+from benchmarks.bad_inputs import config_files, overrides
+from benchmarks.bad_inputs.case import Case
+
+AREAS: dict[str, Callable[[], Iterator[Case]]] = {
+    "overrides": overrides.cases,
+    "configs": config_files.cases,
+}
+
+
+def all_cases() -> list[Case]:
+    return sorted((case for cases in AREAS.values() for case in cases()), key=lambda case: case.number)

@@ -1,0 +1,132 @@
+"""Runs cases in slots: folders with sound files, each with a process that runs one command at a time."""
+
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from benchmarks.bad_inputs import judge, sound
+from benchmarks.bad_inputs.case import Case
+from benchmarks.bad_inputs.server import ROOT, Order, Server
+
+SHOWN = 1500  # characters at the end of the output that a result keeps
+LONGEST = 200  # characters of an argument that a result keeps
+
+
+@dataclass(frozen=True)
+class Result:
+    case: Case
+    code: int
+    seconds: float
+    peak: int
+    faults: tuple[str, ...]
+    output: str
+
+    def to_dict(self) -> dict[str, object]:
+        case = self.case
+        return {
+            "number": case.number,
+            "area": case.area,
+            "case": case.name,
+            "args": [part if len(part) <= LONGEST else f"{part[:LONGEST]}…" for part in case.args],
+            "expected": case.expected,
+            "code": self.code,
+            "seconds": self.seconds,
+            "peak_bytes": self.peak,
+            "verdict": "failed" if self.faults else "passed",
+            "faults": list(self.faults),
+            "output": self.output,
+        }
+
+
+class Slot:
+    """A folder for the files of one case at a time, and the process that runs it. Context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._server = Server()
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "benchmarks.bad_inputs.sound", str(self._folder)]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._server.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._server.__exit__(*exception)
+
+    def run(self, case: Case) -> Result:
+        folder = sound.restore(self._folder)
+        streams = {name: self._folder / name for name in ("stdin", "stdout", "stderr")}
+        for name, file in streams.items():
+            file.write_bytes(case.stdin if name == "stdin" else b"")
+            file.chmod(0o666)
+        for edit in case.edits:
+            edit(folder)
+        before = judge.snapshot(self._folder)
+        order = Order(
+            case.args,
+            str(folder),
+            environment=sound.environment(self._folder),
+            seconds=judge.SECONDS,
+            nbytes=judge.NBYTES,
+            fresh=case.fresh,
+            nobody=case.nobody,
+            **{name: str(file) for name, file in streams.items()},
+        )
+        ended = self._server.run(order)
+        stdout, stderr = (_read(streams[name]) for name in ("stdout", "stderr"))
+        found = [
+            *judge.faults(case, ended, stdout, stderr),
+            *judge.changes(case, before, judge.snapshot(self._folder)),
+            *judge.copied_secrets(self._folder, before),
+        ]
+        return Result(case, ended.code, ended.seconds, ended.peak, tuple(found), (stdout + stderr)[-SHOWN:])
+
+
+def run_all(cases: Sequence[Case], folder: Path, jobs: int, tell: Callable[[Result], object]) -> list[Result]:
+    """Runs cases in so many slots at a time. `tell` is called after each, by one thread at a time. Results are in the
+    order of `cases`."""
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for index in range(len(cases)):
+        waiting.put(index)
+    folder.chmod(0o755)  # some commands run as another user
+    results: dict[int, Result] = {}
+    errors: list[BaseException] = []
+    lock = threading.Lock()
+
+    def indexes() -> Iterator[int]:
+        while not errors:
+            try:
+                yield waiting.get_nowait()
+            except queue.Empty:
+                return
+
+    def work(slot_folder: Path) -> None:
+        try:
+            with Slot(slot_folder) as slot:
+                for index in indexes():
+                    result = slot.run(cases[index])
+                    with lock:
+                        results[index] = result
+                        tell(result)
+        except BaseException as error:  # noqa: BLE001 - raised in the caller
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(folder / f"slot-{number}",)) for number in range(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[index] for index in sorted(results)]
+
+
+def _read(file: Path) -> str:
+    with file.open("rb") as stream:
+        return stream.read(judge.READ).decode(errors="replace")
