@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Iterator
 
-from benchmarks.bad_inputs import config_files, overrides
+from benchmarks.bad_inputs import adapters, config_files, exports, listings, overrides, resumes
 from benchmarks.bad_inputs.case import Case
 
 AREAS: dict[str, Callable[[], Iterator[Case]]] = {
     "overrides": overrides.cases,
     "configs": config_files.cases,
+    "adapters": adapters.cases,
+    "runs": listings.cases,
+    "resumes": resumes.cases,
+    "exports": exports.cases,
 }
 
 

@@ -40,6 +40,7 @@ class Case:
     fresh: bool = False  # needs a process of its own instead of a fork
     nobody: bool = False  # runs as an unprivileged user, if the caller is root
     stdin: bytes = b""
+    first: tuple[str, ...] = ()  # a command that runs before, and is not judged
 
     @property
     def written(self) -> tuple[str, ...]:

@@ -18,10 +18,9 @@ def text(name: str, content: str | bytes) -> Edit:
     data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
 
     def edit(folder: Path) -> None:
-        file = _parent(folder, name)
-        if file.is_symlink() or file.exists():
-            file.unlink()
-        file.write_bytes(data)
+        if os.path.lexists(folder / name):
+            deleted(name)(folder)
+        _parent(folder, name).write_bytes(data)
 
     return edit
 

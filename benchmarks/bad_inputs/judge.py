@@ -17,7 +17,7 @@ LINES = 40  # lines of a refusal
 READ = 1 << 20  # bytes of output that are examined
 HASHED = 32 << 20  # bytes up to which a file's content is compared; of larger ones, size and time of change
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-INTERNAL = re.compile(r"\[Errno|<class '|object at 0x|\bpyo3|\bpanicked at\b")
+INTERNAL = re.compile(r"\[Errno|object at 0x|\bpyo3|\bpanicked at\b")
 # Output whose lines repeat what the user gave or what a model wrote
 DATA = ("generate", "--json", "--dry-run", "--show-data")
 

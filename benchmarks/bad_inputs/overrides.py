@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from benchmarks.bad_inputs.case import CHECK, TRAIN, Case, Outcome
+from benchmarks.bad_inputs.case import CHECK, PLAN, TRAIN, Case, Outcome
 
 AREA = "overrides"
 
@@ -140,7 +140,7 @@ RUN: tuple[tuple[int, str, str, Outcome, str], ...] = (
     (160, "epsilon of 1e308", "optim.eps=1e308", "either", "optim.eps"),
     (161, "smallest epsilon", "optim.eps=5e-324", "either", "optim.eps"),
     (163, "lora_alpha of 1e308", "lora.lora_alpha=1e308", "diverged", "lora.lora_alpha"),
-    (164, "rank of 10**9", f"lora.r={10**9}", "refused", "lora.r"),
+    (164, "rank of 10**9", f"lora.r={10**9}", "refused", ""),
     (165, "rank of 10**30", f"lora.r={10**30}", "refused", "lora.r"),
     (166, "catastrophic expression", "lora.target_modules=(([a-z0-9_.]+)+)+!", "refused", "lora.target_modules"),
     (167, "broken expression", "lora.target_modules=(((", "refused", "lora.target_modules"),
@@ -169,3 +169,5 @@ def cases() -> Iterator[Case]:
     yield Case(162, AREA, "loss scale of 2**1000", (*TRAIN, *scale), "diverged", names="optim.loss_scale")
     unknown = ("lora.adapter=~nosuchuser/x", "optim.learning_rate=1e-4")
     yield Case(141, AREA, "adapter of an unknown user", (*TRAIN, *unknown), names="lora.adapter")
+    slow = "lora.target_modules=(([a-z0-9_.]+)+)+!"
+    yield Case(762, AREA, "catastrophic expression, planned", (*PLAN, slow), names="lora.target_modules")

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -67,7 +67,6 @@ class Slot:
             file.chmod(0o666)
         for edit in case.edits:
             edit(folder)
-        before = judge.snapshot(self._folder)
         order = Order(
             case.args,
             str(folder),
@@ -78,6 +77,11 @@ class Slot:
             nobody=case.nobody,
             **{name: str(file) for name, file in streams.items()},
         )
+        if case.first:
+            self._server.run(replace(order, args=case.first))
+            for name in ("stdout", "stderr"):
+                streams[name].write_bytes(b"")
+        before = judge.snapshot(self._folder)
         ended = self._server.run(order)
         stdout, stderr = (_read(streams[name]) for name in ("stdout", "stderr"))
         found = [

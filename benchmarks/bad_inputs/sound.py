@@ -37,6 +37,7 @@ devices = "cpu:1"
 ADAPTER = ("lora.adapter=ad", "lora.r=4", "lora.lora_alpha=8")
 RUN = ("log.run_name=x", "train.max_steps=6", "save.save_steps=2")
 SECRET = "do-not-read-3f9c"  # content of the files in `outside`
+TOKENS = "sound-tokens"  # folder of a slot with the cached tokens of `data.jsonl`
 ROWS = 40
 NOT_KEPT = {".cache"}  # folders of `home` that programs may write
 
@@ -79,7 +80,7 @@ def make(slot: Path) -> None:
         (outside / name).write_text(f"{SECRET}\n" * 3)
     (outside / "folder").mkdir()
     (outside / "folder/rows.jsonl").write_text(lines().replace("Spell", SECRET))
-    (slot / "home").mkdir(exist_ok=True)
+    (slot / "home/.cache/rptrain").rename(slot / TOKENS)
     shutil.rmtree(slot / "home")
     (slot / "home").mkdir()
     for name in ("work", "outside", "home"):
