@@ -2,7 +2,20 @@
 
 from collections.abc import Callable, Iterator
 
-from benchmarks.bad_inputs import adapters, config_files, exports, listings, overrides, resumes
+from benchmarks.bad_inputs import (
+    adapters,
+    caches,
+    config_files,
+    data,
+    exports,
+    listings,
+    models,
+    options,
+    overrides,
+    resumes,
+    templates,
+    tokenizers,
+)
 from benchmarks.bad_inputs.case import Case
 
 AREAS: dict[str, Callable[[], Iterator[Case]]] = {
@@ -12,6 +25,12 @@ AREAS: dict[str, Callable[[], Iterator[Case]]] = {
     "runs": listings.cases,
     "resumes": resumes.cases,
     "exports": exports.cases,
+    "templates": templates.cases,
+    "models": models.cases,
+    "tokenizers": tokenizers.cases,
+    "options": options.cases,
+    "left over": caches.cases,
+    "data": data.cases,
 }
 
 
