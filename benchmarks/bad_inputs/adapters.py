@@ -4,14 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.bad_inputs.case import TRAIN, Case, Edit, Outcome
-from benchmarks.bad_inputs.edits import cut, deleted, fifo, tensors, text, values
+from benchmarks.bad_inputs.edits import PICKLE, cut, deleted, fifo, tensors, text, values
 from benchmarks.bad_inputs.sound import ADAPTER
 
 AREA = "adapters"
 CONFIG, WEIGHTS = "ad/adapter_config.json", "ad/adapter_model.safetensors"
 CONTINUE = (*TRAIN, *ADAPTER)
 GENERATE = ("generate", "ad", "--prompt", "hi", "--max-new-tokens", "3")
-PICKLE = b"\x80\x04cos\nsystem\n\x8c\x0ctouch hacked\x85R."  # runs a command when it is loaded
 
 # Number of training with it, number of generating with it, name, values of adapter_config.json, and both outcomes.
 BOTH: tuple[tuple[int, int, str, dict[str, Any], Outcome, Outcome], ...] = (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bad_inputs.case import PLAN, TRAIN, Case, Edit, Outcome
-from benchmarks.bad_inputs.edits import directory, fifo, link, made, sparse, text
+from benchmarks.bad_inputs.edits import PICKLE, directory, fifo, link, made, sparse, text
 from benchmarks.bad_inputs.sound import CONFIG, lines, row
 
 AREA = "data"
@@ -153,7 +153,7 @@ FILES: tuple[tuple[int, str, tuple[Edit, ...], Outcome, str], ...] = (
     (797, "Zstandard by another name", (text(FILE, b"\x28\xb5\x2f\xfd\x04\x00" + bytes(100)),), "refused", FILE),
     (798, "bzip2 by another name", (made(FILE, archived(bz2.compress)),), "refused", FILE),
     (799, "zip by another name", (made(FILE, zipped),), "refused", FILE),
-    (800, "pickle by another name", (text(FILE, b"\x80\x04cos\nsystem\n\x8c\x0ctouch hacked\x85R."),), "refused", FILE),
+    (800, "pickle by another name", (text(FILE, PICKLE),), "refused", FILE),
     (801, "12 GiB of JSON lines", (sparse(FILE),), "refused", FILE),
     (802, "12 GiB of text", (sparse("d.txt"), chosen("d.txt")), "refused", "d.txt"),
     (803, "12 GiB of a JSON list", (sparse("d.json"), chosen("d.json")), "refused", "d.json"),

@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.bad_inputs.case import Edit
 
+PICKLE = b"\x80\x04cos\nsystem\n\x8c\x0ctouch hacked\x85R."  # runs a command when it is loaded
 SPARSE = 12 << 30  # bytes of a file without content, more than most machines' memory leaves
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.bad_inputs.case import GENERATE, PLAN, TRAIN, Case, Edit, Outcome
 from benchmarks.bad_inputs.edits import (
+    PICKLE,
     cut,
     deleted,
     fifo,
@@ -25,7 +26,6 @@ AREA = "models"
 CONFIG, WEIGHTS, INDEX = "model/config.json", "model/model.safetensors", "model/model.safetensors.index.json"
 RANDOM = (*TRAIN, "model.init=random")
 SMALL = (*RANDOM, "engine.host_limit=1GiB")
-PICKLE = b"\x80\x04cos\nsystem\n\x8c\x0ctouch hacked\x85R."  # runs a command when it is loaded
 NAN = float("nan")
 
 
@@ -242,8 +242,8 @@ SAFETENSORS: tuple[tuple[int, str, Edit, tuple[str, ...], Outcome], ...] = (
     ),
     (659, "million tensors", million, TRAIN, "refused"),
     (905, "numbers of 1e38", filled(b"\x99\x76\x96\x7e"), TRAIN, "either"),
-    (906, "numbers of 1e38", filled(b"\x99\x76\x96\x7e"), GENERATE, "either"),
-    (907, "numbers of 1e38, sampled", filled(b"\x99\x76\x96\x7e"), (*GENERATE, "--temperature", "1"), "either"),
+    (906, "numbers of 1e38, generating", filled(b"\x99\x76\x96\x7e"), GENERATE, "either"),
+    (907, "numbers of 1e38, sampling", filled(b"\x99\x76\x96\x7e"), (*GENERATE, "--temperature", "1"), "either"),
 )
 
 

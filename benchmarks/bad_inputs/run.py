@@ -1,8 +1,6 @@
 """Runs cases in slots: folders with sound files, each with a process that runs one command at a time."""
 
 import queue
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +9,11 @@ from typing import Self
 
 from benchmarks.bad_inputs import judge, sound
 from benchmarks.bad_inputs.case import Case
-from benchmarks.bad_inputs.server import ROOT, Order, Server
+from benchmarks.bad_inputs.server import Order, Server
 
 SHOWN = 1500  # characters at the end of the output that a result keeps
+STREAMS = ("stdin", "stdout", "stderr")
+MAKING = 120.0  # seconds that the sound files may take
 LONGEST = 200  # characters of an argument that a result keeps
 
 
@@ -51,9 +51,14 @@ class Slot:
         self._server = Server()
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "benchmarks.bad_inputs.sound", str(self._folder)]
-        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._folder.mkdir(parents=True)
         self._server.__enter__()
+        for name in STREAMS:
+            (self._folder / name).touch()
+        made = self._server.run(replace(self._order((), self._folder), sound=True, seconds=MAKING))
+        if made.code:
+            self.__exit__()
+            raise RuntimeError(f"the sound files cannot be made: {_read(self._folder / 'stderr')}")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -61,35 +66,27 @@ class Slot:
 
     def run(self, case: Case) -> Result:
         folder = sound.restore(self._folder)
-        streams = {name: self._folder / name for name in ("stdin", "stdout", "stderr")}
-        for name, file in streams.items():
-            file.write_bytes(case.stdin if name == "stdin" else b"")
-            file.chmod(0o666)
         for edit in case.edits:
             edit(folder)
-        order = Order(
-            case.args,
-            str(folder),
-            environment=sound.environment(self._folder),
-            seconds=judge.SECONDS,
-            nbytes=judge.NBYTES,
-            fresh=case.fresh,
-            nobody=case.nobody,
-            **{name: str(file) for name, file in streams.items()},
-        )
+        order = replace(self._order(case.args, folder), fresh=case.fresh, nobody=case.nobody)
         if case.first:
             self._server.run(replace(order, args=case.first))
-            for name in ("stdout", "stderr"):
-                streams[name].write_bytes(b"")
+        for name in STREAMS:
+            (self._folder / name).write_bytes(case.stdin if name == "stdin" else b"")
         before = judge.snapshot(self._folder)
         ended = self._server.run(order)
-        stdout, stderr = (_read(streams[name]) for name in ("stdout", "stderr"))
+        stdout, stderr = (_read(self._folder / name) for name in ("stdout", "stderr"))
         found = [
             *judge.faults(case, ended, stdout, stderr),
             *judge.changes(case, before, judge.snapshot(self._folder)),
             *judge.copied_secrets(self._folder, before),
         ]
         return Result(case, ended.code, ended.seconds, ended.peak, tuple(found), (stdout + stderr)[-SHOWN:])
+
+    def _order(self, args: tuple[str, ...], folder: Path) -> Order:
+        stdin, stdout, stderr = (str(self._folder / name) for name in STREAMS)
+        environment = sound.environment(self._folder)
+        return Order(args, str(folder), stdin, stdout, stderr, environment, judge.SECONDS, judge.NBYTES)
 
 
 def run_all(cases: Sequence[Case], folder: Path, jobs: int, tell: Callable[[Result], object]) -> list[Result]:

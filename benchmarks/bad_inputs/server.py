@@ -25,6 +25,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal, NoReturn, Self
 
+from benchmarks.bad_inputs.sound import make
+
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = (
     *("rptrain.cli", "rptrain.train.trainer", "rptrain.inference.generate", "rptrain.checkpoint.export"),
@@ -56,6 +58,7 @@ class Order:
     nbytes: int
     fresh: bool = False
     nobody: bool = False
+    sound: bool = False  # make the sound files of the folder instead
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,9 @@ def _become(order: Order) -> None:
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
+    if order.sound:
+        make(Path(order.folder))
+        os._exit(0)
     sys.argv = ["rptrain", *order.args]
     sys.modules["__main__"].__package__ = None  # else usage messages name this module
     if order.fresh:

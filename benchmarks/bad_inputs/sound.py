@@ -9,7 +9,6 @@ they are trained in the slot, and restored there for each case.
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 CONFIG = """\
@@ -60,7 +59,7 @@ def make(slot: Path) -> None:
     from tests import run_tools as tools
 
     work = slot / "work"
-    work.mkdir(parents=True)
+    work.mkdir()
     os.chdir(work)
     os.environ |= environment(slot)
     tools.write_model(Path("model"))
@@ -107,7 +106,3 @@ def environment(slot: Path) -> dict[str, str]:
 
 def _kept(slot: Path, name: str) -> Path:
     return slot / f"sound-{name}"
-
-
-if __name__ == "__main__":
-    make(Path(sys.argv[1]))
