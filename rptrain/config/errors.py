@@ -13,6 +13,8 @@ from rptrain.config.toml_lines import KeyPath
 from rptrain.config.types import MAX_COUNT
 from rptrain.utils.errors import UserError
 
+DEEPEST = 16  # parts of a key that are looked at; keys of a config have at most 4
+
 
 class ConfigError(UserError):
     """All mistakes of a config: pairs of a place ("file:line" or "command line") and a message."""
@@ -30,8 +32,12 @@ def dotted(key: KeyPath) -> str:
 
 
 def leaves(value: object, key: KeyPath = ()) -> Iterator[KeyPath]:
-    """The keys of all values in nested tables and arrays of tables; an array of plain values is one value."""
-    if isinstance(value, Mapping) and (value or not key):
+    """The keys of all values in nested tables and arrays of tables; an array of plain values is one value, and so is
+    what is nested deeper than DEEPEST.
+    """
+    if len(key) == DEEPEST:
+        yield key
+    elif isinstance(value, Mapping) and (value or not key):
         for name, inner in value.items():
             yield from leaves(inner, (*key, name))
     elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):

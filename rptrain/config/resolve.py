@@ -1,5 +1,6 @@
 """Read a TOML file and `key=value` overrides into a checked config with the origin of each value."""
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -10,14 +11,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rptrain.config.errors import ConfigError, dotted, explain, leaves
+from rptrain.config.errors import DEEPEST, ConfigError, dotted, explain, leaves
 from rptrain.config.schema import Config
 from rptrain.config.toml_lines import KeyPath, key_lines
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
+from rptrain.utils.text import one_line
 
 COMMAND_LINE = "command line"
 DEFAULT = "default"
+INDEX = re.compile("[0-9]{1,9}")  # the place of a data set in a key
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def resolve(path: Path | str, overrides: Sequence[str] = (), text: str | None = 
         mistakes.sort(key=lambda mistake: mistake[0])
         raise ConfigError([(origin(line), message) for line, message in mistakes])
     if config.log.run_name is None:
-        name = path.stem.lstrip(".") or "run"
+        name = one_line(path.stem.lstrip(".")) or "run"
         config = config.model_copy(update={"log": config.log.model_copy(update={"run_name": name})})
     written = set(leaves(document))
     return Resolved(
@@ -94,7 +97,8 @@ def render(resolved: Resolved) -> str:
                     rows.append(table(row, f"{prefix}.{name}.{index}"))
                 result.add(name, rows)
             else:
-                result.add(name, tomlkit.item(value).comment(resolved.origins[f"{prefix}.{name}"]))
+                origin = one_line(resolved.origins[f"{prefix}.{name}"])  # a file's name may have any characters
+                result.add(name, tomlkit.item(value).comment(origin))
         return result
 
     document = tomlkit.document()
@@ -132,9 +136,13 @@ def _parse(path: Path, text: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
 
 def _parse_override(override: str) -> tuple[KeyPath, Any]:
     name, equals, text = (part.strip() for part in override.partition("="))
-    key = tuple(int(part) if part.isdecimal() else part for part in name.split("."))
+    if override != override.encode(errors="replace").decode():
+        raise UserError(f"`{override}` is not UTF-8 text")
+    key = tuple(int(part) if INDEX.fullmatch(part) else part for part in name.split("."))
     if not equals or "" in key or isinstance(key[0], int):
         raise UserError(f"`{override}` is not an override: write key=value, such as train.max_steps=20")
+    if len(key) > DEEPEST:
+        raise UserError(f"unknown key `{dotted(key[:DEEPEST])}…`: no key has {len(key):,} parts")
     try:
         return key, parse_value(text)
     except UserError as error:

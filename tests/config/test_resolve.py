@@ -150,6 +150,11 @@ def test_overrides_of_data_sets(folder):
         ("data.train.2.path=x", "the next free index is data.train.1"),
         ("data.train.x.path=x", "the next free index is data.train.1"),
         ("model.path.x=1", "model.path is a value, not a table"),
+        (f"data.train.{'9' * 5000}.path=x", "the next free index is data.train.1"),
+        ("data.train.١.path=x", "the next free index is data.train.1"),  # a digit, but not of ASCII
+        ("a." * 30000 + "a=1", "unknown key `a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a…`: no key has 30,001 parts"),
+        ("log.r\udcff=x", "is not UTF-8 text"),
+        ("log.run_name=\udcff", "is not UTF-8 text"),
     ],
 )
 def test_overrides_that_are_none(folder, override, message):
@@ -234,6 +239,22 @@ def test_rendering_parses_back_to_the_same_config(folder, text):
     assert resolve("again.toml").config == resolved.config
     for line in rendered.splitlines():
         assert not line or line.startswith("[") or line.endswith(("default", "command line")) or "# c.toml:" in line
+
+
+@pytest.mark.parametrize(
+    "stem", ["a\nb", "a\x07b", "a\u2028b", "a\udcff", "\n"], ids=["line", "bell", "separator", "bytes", "only"]
+)
+def test_rendering_after_a_file_with_an_odd_name(folder, stem):
+    path = Path(f"{stem}.toml")
+    path.write_text(MINIMAL, encoding="utf-8")
+    resolved = resolve(path)
+    Path("again.toml").write_text(render(resolved), encoding="utf-8")
+    assert resolve("again.toml").config == resolved.config
+
+
+def test_keys_that_are_nested_too_deeply(folder):
+    (mistake,) = mistakes("a." * 5000 + "a = 1\n" + MINIMAL)
+    assert mistake.startswith("c.toml:1: unknown key `a.a.")
 
 
 # Line numbers
