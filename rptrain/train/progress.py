@@ -4,6 +4,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rptrain.runs.events import BestLoaded, Event, EventLog, Step
+from rptrain.utils.text import printable
 from rptrain.utils.units import format_duration, format_loss
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Progress:
         """Prints a line, above the bar if there is one. Training continues if the line cannot be printed."""
         if not self._quiet:
             try:
-                self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
+                self._console.print(printable(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
             except OSError:  # the disk is full: a later line may succeed
                 return
             except SystemExit:  # rich exits if the output pipe was closed

@@ -29,6 +29,13 @@ def test_plain_lines_where_there_is_no_terminal():
     ]
 
 
+def test_control_characters_of_names():
+    out = io.StringIO()
+    with Progress(1, console=Console(file=out, width=40, _environ={})) as shown:
+        shown.note("model: runs/\x1b[31mred/model")
+    assert out.getvalue() == "model: runs/␛[31mred/model\n"
+
+
 def test_a_remaining_time_of_millions_of_years():
     assert progress(10**13).splitlines()[2].endswith("ETA 1157407407 d 09 h")
 
