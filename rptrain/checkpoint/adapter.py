@@ -22,6 +22,7 @@ from rptrain.models.weights.pretrained import TIED_HEAD, View
 from rptrain.models.weights.safetensors_io import Stored
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded
+from rptrain.utils.text import one_line
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # PEFT puts it before the names of the model's own checkpoint
@@ -173,8 +174,10 @@ def settings_of(files: AdapterFiles, spec: ModelSpec) -> LoRA:
         )
     if not isinstance(parameters, list) or not all(isinstance(name, str) for name in parameters):
         raise UserError(f"{files.directory / CONFIG}: target_parameters must be a list of names")
-    kind: dict[str, Any] = {"target_parameters": tuple(parameters)}
-    kind |= {key: bool(config.get(key)) for key in ("use_rslora", "use_dora")}
+    flags = {key: config.get(key) or False for key in ("use_rslora", "use_dora")}
+    if wrong := [key for key, value in flags.items() if not isinstance(value, bool)]:
+        raise UserError(f"{files.directory / CONFIG}: {wrong[0]} must be true or false")
+    kind: dict[str, Any] = {"target_parameters": tuple(parameters), **flags}
     return LoRA(r=r, lora_alpha=alpha, target_modules=targets, modules_to_save=saved, **kind)
 
 
@@ -212,7 +215,8 @@ def check_settings(files: AdapterFiles, settings: LoRA, base: str) -> None:
         raise UserError(f"{files.directory} has other settings: {'; '.join(differ)}. Set them to the same values")
     named = files.config.get("base_model_name_or_path")
     if named and Path(named).name != Path(base).name:
-        log.warning("the adapter in %s was trained on %s, and continues with %s", files.directory, named, base)
+        names = (one_line(str(name)) for name in (files.directory, named, base))
+        log.warning("the adapter in %s was trained on %s, and continues with %s", *names)
 
 
 def load(files: AdapterFiles, spec: ModelSpec, view: View) -> None:

@@ -281,6 +281,19 @@ def test_an_alpha_that_nothing_can_be_multiplied_by_is_refused(base, alpha, tmp_
 
 
 @llama
+@pytest.mark.parametrize("key", ["use_rslora", "use_dora"])
+def test_flags_that_are_text_are_refused(base, key, tmp_path) -> None:
+    _, directory = base
+    settings = LoRA(r=2)
+    written(trained(directory, settings), settings, directory, tmp_path / "a")
+    files = adapter.read(tmp_path / "a")
+    spec = registry.build(registry.read_config(directory))
+    adapter.settings_of(replace(files, config={**files.config, key: None}), spec)
+    with pytest.raises(UserError, match=f"adapter_config.json: {key} must be true or false"):
+        adapter.settings_of(replace(files, config={**files.config, key: "no"}), spec)
+
+
+@llama
 def test_an_adapter_of_another_model_or_of_other_modules(base, tmp_path, caplog) -> None:
     _, directory = base
     settings = LoRA(r=2)
@@ -305,6 +318,10 @@ def test_an_adapter_of_another_model_or_of_other_modules(base, tmp_path, caplog)
     with caplog.at_level(logging.WARNING):
         adapter.check_settings(files, settings, "/models/other")
     assert "and continues with /models/other" in caplog.text
+    config = {**files.config, "base_model_name_or_path": "a\x1b[31m\n"}
+    with caplog.at_level(logging.WARNING):
+        adapter.check_settings(replace(files, config=config), settings, "/models/other")
+    assert "was trained on a␛[31m␊, and" in caplog.text
     for missing, message in (
         ("adapter_model.safetensors", "is not a complete adapter"),
         ("adapter_config.json", "is not an adapter"),
