@@ -13,6 +13,7 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes
 
 DEFAULT_CARD = "rtx4090"
+MOST_GPUS = 1024
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ def _key(name: str) -> str:
 def planned_machine(flags: MachineFlags, config: Config) -> Hardware:
     """The machine that the flags describe, with the card's figures as defaults. Raises UserError with all mistakes."""
     mistakes = []
-    if flags.gpus is not None and flags.gpus < 1:
-        mistakes.append(f"--gpus must be 1 or more, not {flags.gpus}")
+    if flags.gpus is not None and not 1 <= flags.gpus <= MOST_GPUS:
+        mistakes.append(f"--gpus must be from 1 to {MOST_GPUS}, not {flags.gpus}")
     named = config.engine.devices
     if named.startswith("cpu"):
         mistakes.append(f'engine.devices = "{named}" is workers on the CPU: engine.devices=auto plans for GPUs')
@@ -89,7 +90,7 @@ def planned_machine(flags: MachineFlags, config: Config) -> Hardware:
     ):
         if rate is not None and not 1e-6 <= rate <= 1e6:
             mistakes.append(f"--{flag} must be a number such as {example}, not {rate:g}")
-    name = _key(flags.card or DEFAULT_CARD)
+    name = _key(DEFAULT_CARD if flags.card is None else flags.card)
     if name not in CARDS:
         near = difflib.get_close_matches(name, CARDS, 1, 0.5)
         hint = f"; did you mean {near[0]}?" if near else ""

@@ -329,7 +329,9 @@ def test_training_gives_the_same_advice_before_anything_is_loaded(tmp_path, monk
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--gpus", "0"], "--gpus must be 1 or more, not 0"),
+        (["--gpus", "0"], "--gpus must be from 1 to 1024, not 0"),
+        (["--gpus", "1000000000"], "--gpus must be from 1 to 1024, not 1000000000"),
+        (["--card", ""], "--card must be one of rtx3090, rtx4090, rtx5090, l40s, a100, a800, h100, h200, not ''"),
         (["--vram", "24"], "--vram must be a size such as 24GiB, not '24'"),
         (["--vram", "0GiB"], "--vram must be a size such as 24GiB, not '0GiB'"),
         (["--pcie", "fast"], "--pcie must be a size such as 25GB/s, not 'fast'"),
