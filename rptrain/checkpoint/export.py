@@ -61,7 +61,10 @@ def export(source: Path, to: Path, dtype: str | None = None, *, merge: bool = Fa
     lora = state["meta"].get("lora")
     if merge and lora is None:
         raise UserError(f"{checkpoint} has no adapters to merge: export it without --merge")
-    to.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UserError(f"{to.parent} is not a directory: choose another one") from None
     if merge:
         kind = kind or dtype_of(state)
         spec, view = from_checkpoint(checkpoint, wide(kind))
@@ -137,10 +140,17 @@ def from_checkpoint(checkpoint: Path, dtype: torch.dtype | None = None) -> tuple
     Another `dtype` than the run's gives the master weights. Frozen units are read from their source in the run, when
     the first of them is requested. UserError if something is missing, incomplete or changed.
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     state = read_state(checkpoint)
     spec = frozen.spec_of(checkpoint, state["meta"])
+    wanted = {unit_file(index, unit): unit.numel for index, unit in enumerate(spec.units) if unit.trainable}
+    found = {name: prod(tensors["param"]["shape"]) for name, tensors in state["units"].items()}
+    if other := [name for name in wanted | found if wanted.get(name) != found.get(name)]:
+        config = checkpoint / BASE / "config.json"
+        raise UserError(
+            f"{checkpoint / min(other)} does not belong to the model of {config}: the checkpoint was changed"
+        )
 
     @cache
     def base() -> Callable[[int], dict[str, Tensor]]:
@@ -151,13 +161,17 @@ def from_checkpoint(checkpoint: Path, dtype: torch.dtype | None = None) -> tuple
         unit = spec.units[index]
         if not unit.trainable:
             return base()(index)
-        with safe_open(checkpoint / unit_file(index, unit), framework="pt") as stored:
-            flat = stored.get_tensor("param")
-            held = set(stored.keys())
-            if dtype not in (None, flat.dtype) and "remainder" in held:
-                flat = join(flat, stored.get_tensor("remainder"))
-            elif dtype not in (None, flat.dtype) and "masters" in held:
-                flat = stored.get_tensor("masters")
+        file = checkpoint / unit_file(index, unit)
+        try:
+            with safe_open(file, framework="pt") as stored:
+                flat = stored.get_tensor("param")
+                held = set(stored.keys())
+                if dtype not in (None, flat.dtype) and "remainder" in held:
+                    flat = join(flat, stored.get_tensor("remainder"))
+                elif dtype not in (None, flat.dtype) and "masters" in held:
+                    flat = stored.get_tensor("masters")
+        except SafetensorError as error:
+            raise Damaged(f"{file} is damaged: {error}") from error
         return unit.views(flat)
 
     return spec, lambda index, name: parameters(index)[name]
@@ -176,10 +190,12 @@ def checkpoint_of(source: Path) -> Path:
 
 
 def _absolute(to: Path) -> Path:
-    """The absolute target path, whose last part is a name. UserError if the name is too long."""
+    """The absolute target path, whose last part is a name. UserError if the name is too long or not UTF-8 text."""
     to = Path(to).absolute()
     to = Path(os.path.realpath(to)) if to.name == ".." else to
     check_name(to)
+    if str(to) != str(to).encode(errors="replace").decode():
+        raise UserError(f"the path {to} is not UTF-8 text: choose another one")
     return to
 
 

@@ -3,9 +3,9 @@
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from rptrain.checkpoint.atomic_dir import KIND, MANIFEST, STATE, Damaged, check_hash, read_manifest
 from rptrain.utils.files import read_small
@@ -38,10 +38,13 @@ class _Validation:
     loss: float | None
 
 
+_Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 @dataclass(frozen=True)
 class _LossScale:
-    scale: float
-    before: float
+    scale: _Scale
+    before: _Scale
     good: NonNegativeInt
 
 
@@ -120,6 +123,9 @@ def read_facts(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         place = ".".join(map(str, first["loc"]))
         raise Damaged(f"{directory / STATE} is damaged: {place}: {first['msg']}") from error
     state = json.loads(text)
+    step, applied = state["step"], state["meta"].get("applied", 0)
+    if step != manifest.get("step", step) or applied > step:
+        raise Damaged(f"{directory / STATE} is damaged: step {step} and {applied} updates are not of this checkpoint")
     if lacking := state["units"].keys() - files.keys():
         raise Damaged(f"{directory / MANIFEST} is damaged: it does not name {min(lacking)}")
     return state, files

@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+from hashlib import sha256
 from itertools import product
 from pathlib import Path
 
@@ -292,6 +293,52 @@ def test_a_damaged_checkpoint_is_not_exported(run, damage, tmp_path):
     with pytest.raises(UserError, match="is damaged"):
         export(directory, tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+def rehash(checkpoint):
+    """Writes the hashes of the files as they are into the manifest."""
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    for name in manifest["files"]:
+        data = (checkpoint / name).read_bytes()
+        manifest["files"][name] = {"size": len(data), "sha256": sha256(data).hexdigest()}
+    (checkpoint / MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("units/00001-layers.0.safetensors", lambda data: b"\1" * 99, "layers.0.safetensors is damaged: "),
+        ("base/config.json", lambda data: edited(data, num_hidden_layers=9), "does not belong to the model of"),
+        ("base/config.json", lambda data: edited(data, intermediate_size=8), "does not belong to the model of"),
+        (
+            "trainer_state.json",
+            lambda data: data.replace(b" 896\n", b" 897\n"),
+            "does not belong",
+        ),
+    ],
+    ids=["unit", "layers", "size", "state"],
+)
+def test_a_checkpoint_that_was_changed_with_its_hashes(run, tmp_path, name, change, message):
+    checkpoint = run[0] / "checkpoints/checkpoint-10"
+    before = (checkpoint / name).read_bytes()
+    (checkpoint / name).write_bytes(change(before))
+    assert (checkpoint / name).read_bytes() != before
+    rehash(checkpoint)
+    with pytest.raises(UserError, match=message):
+        export(run[0], tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def edited(config, **changes):
+    return json.dumps(json.loads(config) | changes).encode()
+
+
+def test_targets_that_cannot_be_written(run, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file is not a directory: choose another one"):
+        export(run[0], tmp_path / "file/model")
+    with pytest.raises(UserError, match="is not UTF-8 text: choose another one"):
+        export(run[0], tmp_path / "a\udcff/model")
 
 
 def test_a_model_with_nan_is_not_exported(spec, states, model_dir, tmp_path):

@@ -220,6 +220,11 @@ def first_unit(state):
         (lambda state: state["meta"].update(frozen={}), "meta.frozen.patterns"),
         (lambda state: state["meta"].update(lora={"settings": {"r": "8"}, "base": "m"}), "meta.lora.settings.r"),
         (lambda state: state["meta"].update(lora=None), "meta.lora"),
+        (lambda state: state["meta"].update(loss_scale={"scale": 0, "before": 1, "good": 0}), "meta.loss_scale.scale"),
+        (
+            lambda state: state["meta"].update(loss_scale={"scale": 1, "before": -1, "good": 0}),
+            "meta.loss_scale.before",
+        ),
         (lambda state: state["meta"].update(lora={"settings": {"rank": 8}, "base": "m"}), "meta.lora.settings.rank"),
         (lambda state: first_unit(state).pop("param"), "units.*.param"),
         (lambda state: first_unit(state)["exp_avg"].update(dtype="F31"), "units.*.exp_avg.dtype"),
@@ -231,6 +236,21 @@ def test_a_state_that_no_run_wrote(save, spec, states, change, place):
     directory = save(states.make(spec))
     rewrite(directory, change)
     with pytest.raises(Damaged, match=rf"{STATE} is damaged: {place}: "):
+        read_state(directory)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.update(step=6), "step 6 and 0 updates are not of this checkpoint"),
+        (lambda state: state["meta"].update(applied=8), "step 7 and 8 updates are not of this checkpoint"),
+    ],
+    ids=["step", "applied"],
+)
+def test_a_state_of_another_step(save, spec, states, change, message):
+    directory = save(states.make(spec), step=7)
+    rewrite(directory, change)
+    with pytest.raises(Damaged, match=message):
         read_state(directory)
 
 
