@@ -35,6 +35,7 @@ class Case:
     expected: Outcome = "refused"
     edits: tuple[Edit, ...] = ()
     names: str = ""  # text that a refusal must contain, such as the key or the file that is wrong
+    says: str = ""  # text that the output must contain
     makes: tuple[str, ...] | None = None  # where files may appear; None: where the command writes by default
     changes: tuple[str, ...] = ()  # where files that were there may change or vanish
     fresh: bool = False  # needs a process of its own instead of a fork

@@ -61,6 +61,8 @@ def _messages(case: Case, ended: Ended, stdout: str, stderr: str) -> Iterator[st
         yield "no message"
     if ended.code == 2 and case.names not in stdout + stderr:
         yield f"does not name {case.names}"
+    if case.says not in stdout + stderr:
+        yield f"does not say {case.says!r}"
 
 
 def snapshot(slot: Path) -> dict[str, Entry]:

@@ -95,7 +95,7 @@ KEYS: tuple[tuple[int, str, dict[str, Any], tuple[str, ...], Outcome], ...] = (
     (604, "vocabulary larger than the weights", {"vocab_size": 106}, TRAIN, "refused"),
     (605, "vocabulary smaller than the tokenizer's", {"vocab_size": 100}, RANDOM, "either"),
     (606, "vocabulary of 16 million", {"vocab_size": 16_000_000}, SMALL, "refused"),
-    (607, "1,000 layers", {"num_hidden_layers": 1000}, RANDOM, "either"),
+    (607, "300 layers", {"num_hidden_layers": 300}, RANDOM, "either"),
     (608, "hidden size of 2**20", {"hidden_size": 2**20}, SMALL, "refused"),
     (609, "hidden size of 2**20", {"hidden_size": 2**20}, PLAN, "refused"),
     (610, "end token that is a table", {"eos_token_id": {"a": 1}}, GENERATE, "either"),
