@@ -134,7 +134,11 @@ class BlockShape(ABC):
             forward["values in float16"], backward["output's gradient in float16"] = 2 * kv_heads, 2 * heads
         return (
             Work(attention=attention, half_attention=half, elementwise=scaled(forward, tokens * itemsize)),
-            Work(attention=2 * attention, half_attention=2 * half, elementwise=scaled(backward, tokens * itemsize)),
+            Work(
+                attention_backward=2 * attention,
+                half_attention_backward=2 * half,
+                elementwise=scaled(backward, tokens * itemsize),
+            ),
         )
 
     def _product_work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:

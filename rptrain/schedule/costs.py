@@ -14,9 +14,11 @@ class Work:
     matmul: float = 0.0  # operations of dense products with weights
     fp8: float = 0.0  # operations of dense products with weights in FP8, which `matmul` does not include
     grouped: float = 0.0  # operations of products with the weights of experts
-    attention: float = 0.0  # operations of attention scores and their product with the values
+    attention: float = 0.0  # operations of attention in forward: scores and their product with the values
+    attention_backward: float = 0.0  # operations of attention in backward, which `attention` does not include
     half: float = 0.0  # those of `matmul` that are summed in float16 (kernels/half.py)
     half_attention: float = 0.0  # those of `attention` that are summed in float16
+    half_attention_backward: float = 0.0  # those of `attention_backward` that are summed in float16
     elementwise: Mapping[str, float] = field(default_factory=dict)  # bytes read and written on the device, by operation
     # bytes read and written to quantize and transpose operands of products in FP8, less those that codes save
     quantization: float = 0.0
@@ -29,7 +31,8 @@ class Work:
 
     @property
     def flops(self) -> float:
-        return self.matmul + self.fp8 + self.grouped + self.grouped_fp8 + self.attention
+        products = self.matmul + self.fp8 + self.grouped + self.grouped_fp8
+        return products + self.attention + self.attention_backward
 
     def without(self, other: "Work") -> "Work":
         """The work without the products of `other`, and without what is quantized for them."""
@@ -39,8 +42,10 @@ class Work:
             fp8=self.fp8 - other.fp8,
             grouped=self.grouped - other.grouped,
             attention=self.attention - other.attention,
+            attention_backward=self.attention_backward - other.attention_backward,
             half=self.half - other.half,
             half_attention=self.half_attention - other.half_attention,
+            half_attention_backward=self.half_attention_backward - other.half_attention_backward,
             quantization=self.quantization - other.quantization,
             grouped_fp8=self.grouped_fp8 - other.grouped_fp8,
         )
@@ -55,8 +60,10 @@ class Work:
             self.fp8 + other.fp8,
             self.grouped + other.grouped,
             self.attention + other.attention,
+            self.attention_backward + other.attention_backward,
             self.half + other.half,
             self.half_attention + other.half_attention,
+            self.half_attention_backward + other.half_attention_backward,
             {
                 name: self.elementwise.get(name, 0.0) + other.elementwise.get(name, 0.0)
                 for name in {**self.elementwise, **other.elementwise}

@@ -8,8 +8,14 @@ from rptrain.schedule.costs import Work
 GB, GIB = 10**9, 2**30
 
 # The fractions of a card's peak that kernels reach, measured on an H200 with torch 2.11 (matrix products 0.80, grouped
-# 0.61, attention forward and backward together 0.4 to 0.5, copies 0.85), and used for the other cards too.
-MATMUL, GROUPED, ATTENTION, TRAFFIC = 0.80, 0.61, 0.45, 0.85
+# 0.61, copies 0.85), and used for the other cards too.
+MATMUL, GROUPED, TRAFFIC = 0.80, 0.61, 0.85
+# Those of attention, from training on an H200 with 65,536 tokens per sequence; with 2,048 they are 0.47 and 0.29. The
+# backward is deterministic: it computes the scores twice, which are counted once.
+ATTENTION_FORWARD, ATTENTION_BACKWARD = 0.59, 0.32
+# The fraction of the peak that `rptrain doctor` measures for products on an H200, where power limits them. Where
+# rates were measured, that of attention is in proportion to it.
+MATMUL_MEASURED = 0.67
 HOPPER_FP8 = 0.62  # the fraction of the peak that FP8 products reach there, which add their sums in float32
 LAUNCH = 0.2e-3  # minimum seconds of a pass over a layer: its kernel launches
 
@@ -66,12 +72,15 @@ class Card:
         """Seconds by kind of work. Products of experts and attention reach fixed shares of the rates."""
         rates = self.rates
         bf16, fp8, bandwidth = 1e12 * rates.bf16, 1e12 * (rates.fp8 or rates.bf16), TRAFFIC * self.bandwidth
+        share = MATMUL if self.measured is None else MATMUL_MEASURED
+        attention = _as_products(work.attention, work.attention_backward, share)
+        half_attention = _as_products(work.half_attention, work.half_attention_backward, share)
         return {
             "matmul": (work.matmul - work.half) / bf16,
-            "half": (work.half + work.half_attention * MATMUL / ATTENTION) / (1e12 * rates.fp16),
+            "half": (work.half + half_attention) / (1e12 * rates.fp16),
             "fp8": (work.fp8 + work.grouped_fp8 * MATMUL / GROUPED) / fp8,
             "grouped": work.grouped * MATMUL / GROUPED / bf16,
-            "attention": (work.attention - work.half_attention) * MATMUL / ATTENTION / bf16,
+            "attention": (attention - half_attention) / bf16,
             "elementwise": work.traffic / bandwidth,
             "quantization": work.quantization / bandwidth,
         }
@@ -79,6 +88,11 @@ class Card:
     def seconds(self, work: Work) -> float:
         """The time of one pass over a layer."""
         return max(sum(self.times(work).values()), LAUNCH)
+
+
+def _as_products(forward: float, backward: float, share: float) -> float:
+    """The operations of products at `share` of the peak that take as long as these operations of attention."""
+    return share * (forward / ATTENTION_FORWARD + backward / ATTENTION_BACKWARD)
 
 
 CARDS = {

@@ -122,7 +122,8 @@ def test_products_are_those_that_transformers_computes(variant) -> None:
     biased = sum(2 * rows * length * 24 * 5 for unit in shape.units for p in unit.params if p.name == "router_bias")
     assert sum(backward.matmul for _, backward in works) == 2 * sum(forward.matmul for forward, _ in works) + biased
     for forward, backward in works:
-        assert (backward.grouped, backward.attention) == (2 * forward.grouped, 2 * forward.attention)
+        assert (backward.grouped, backward.attention_backward) == (2 * forward.grouped, 2 * forward.attention)
+        assert backward.attention == forward.attention_backward == 0
 
 
 def test_work_of_experts_by_hand() -> None:
@@ -182,7 +183,7 @@ def test_traffic_of_a_dense_block_and_the_head_by_hand(architecture, normed, bia
     forward, backward = head.work(8, 4, 4)
     assert (forward.matmul, backward.matmul) == (2 * 8 * 24 * 61, 4 * 8 * 24 * 61)
     assert (forward.traffic, backward.traffic) == (4 * 8 * (48 + 61), 4 * 8 * (61 + 72))
-    assert forward.attention == forward.grouped == 0
+    assert forward.attention == backward.attention_backward == forward.grouped == 0
 
 
 def test_kept_bytes_of_experts_by_hand() -> None:

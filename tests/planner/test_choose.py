@@ -18,7 +18,7 @@ from rptrain.models.weights.quantized import with_base
 from rptrain.planner.choose import LIBRARIES, Workload, layer_costs, layer_work, make_plan
 from rptrain.schedule.costs import Work
 from rptrain.schedule.lower import outputs
-from rptrain.schedule.machine import CARDS, MATMUL, TRAFFIC, Machine
+from rptrain.schedule.machine import CARDS, MATMUL, TRAFFIC, Machine, MeasuredRates, Rates
 from rptrain.schedule.plan import Stage
 from rptrain.schedule.validate import validate
 from rptrain.utils.errors import UserError
@@ -184,6 +184,16 @@ def test_sums_in_float16_are_planned_at_their_rate(frozen):
         work, kept = layer_work(asked, half, summed)[1], layer_work(spec, layer, summed)[1]
         assert work.half == work.matmul == kept.matmul, index
         assert kept.half == kept.matmul * (1 if frozen and layer is not spec.head else 0.5)
+
+
+@pytest.mark.parametrize("rates", [None, Rates(661, 658, 1221)], ids=["data sheet", "doctor"])
+def test_blocks_of_long_sequences_take_the_measured_time(rates):
+    """Measured on an H200: 40.9 ms for a block's forward and 172.4 ms for its backward, Qwen3-1.7B, 65,536 tokens."""
+    card = replace(CARDS["h200"], measured=rates and MeasuredRates(rates, "2026-11-26"))
+    workload = Workload(1, 65536, 8, 8, torch.bfloat16, True)
+    block = layer_costs(spec_of("qwen3-1.7b"), workload, Machine(card, 1), None)[0]
+    assert block.forward == pytest.approx(0.0409, rel=0.03)
+    assert block.backward == pytest.approx(0.1724, rel=0.03)
 
 
 def test_rounds_need_less_host_memory_for_activations():

@@ -88,7 +88,7 @@ def test_a_gradient_is_half_of_backwards_products(config):
         work = [layer.gradient_work(param, 8, 4) for unit in layer.units for param in spec.units[unit].params]
         assert sum(part.matmul for part in work) == forward.matmul
         assert sum(part.grouped for part in work) == forward.grouped == backward.grouped / 2
-        assert sum(part.attention for part in work) == sum(part.traffic for part in work) == 0
+        assert all(part.attention == part.attention_backward == part.traffic == 0 for part in work)
         for part in work:
             backward = backward.without(part)
         biased = any(param.name == "router_bias" for unit in layer.units for param in spec.units[unit].params)

@@ -63,8 +63,10 @@ def test_work_and_memory_by_hand():
     for before, after in zip((full.layers[0], full.head), (half.layers[0], half.head), strict=True):
         assert before.work(TOKENS, LENGTH, 4) == after.work(TOKENS, LENGTH, 4)
         for plain_work, work in zip(before.work(TOKENS, LENGTH, 2), after.work(TOKENS, LENGTH, 2), strict=True):
-            assert plain_work.half == plain_work.half_attention == 0 and work.flops == plain_work.flops
+            assert plain_work.half == plain_work.half_attention == plain_work.half_attention_backward == 0
+            assert work.flops == plain_work.flops
             assert work.half_attention == work.attention
+            assert work.half_attention_backward == work.attention_backward
             assert work.half == (work.matmul if after is half.head else 0)
     param = next(param for unit in half.head.units for param in half.units[unit].params if len(param.shape) == 2)
     left = half.head.work(TOKENS, LENGTH, 2)[1].without(half.head.gradient_work(param, TOKENS, 2))
@@ -77,4 +79,6 @@ def test_work_and_memory_by_hand():
 
 def test_heads_that_are_too_large_keep_float32_sums():
     half = with_half_sums(build(plain.config(head_dim=256)))
-    assert all(work.half_attention == 0 for work in half.layers[0].work(TOKENS, LENGTH, 2))
+    assert all(
+        work.half_attention == work.half_attention_backward == 0 for work in half.layers[0].work(TOKENS, LENGTH, 2)
+    )
