@@ -8,7 +8,7 @@ lines, does not name what is wrong, takes more than 20 s or 2 GiB, or changes a 
 failures and a summary, and writes all results as JSON to FILE. Exits with status 1 if a case fails.
 
 Commands run in forks of a process that has imported the program (`server.py`), because importing torch takes seconds. A
-few cases use a process of their own. The whole set takes about ten minutes on two cores.
+few cases use a process of their own. The whole set takes about five minutes on two cores.
 """
 
 import argparse
