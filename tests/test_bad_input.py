@@ -577,7 +577,10 @@ def test_exports_that_cannot_be_written(folder):
         result = tools.invoke("export", run.path, "--to", target)
         assert result.exit_code == 2 and message in result.stderr
     result = tools.invoke("export", run.path, "--to", "run.toml/inside")
-    assert result.exit_code == 1 and "run.toml" in result.stderr and "Traceback" not in result.stderr
+    assert result.exit_code == 2 and "run.toml is not a directory: choose another one" in result.stderr
+    (folder / "loop").symlink_to("loop")
+    result = tools.invoke("export", run.path, "--to", "loop/inside")
+    assert result.exit_code == 2 and "loop is not a directory: choose another one" in result.stderr
 
 
 # Files that are something else

@@ -63,8 +63,8 @@ def export(source: Path, to: Path, dtype: str | None = None, *, merge: bool = Fa
         raise UserError(f"{checkpoint} has no adapters to merge: export it without --merge")
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise UserError(f"{to.parent} is not a directory: choose another one") from None
+    except (FileExistsError, NotADirectoryError) as error:  # also a link to itself
+        raise UserError(f"{error.filename} is not a directory: choose another one to export to") from error
     if merge:
         kind = kind or dtype_of(state)
         spec, view = from_checkpoint(checkpoint, wide(kind))
