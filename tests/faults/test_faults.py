@@ -36,7 +36,7 @@ def server() -> Iterator[Server]:
         long(Case("tracker close", "sleeps", "once", "sync")),
         pytest.param(Case("forward", "holds", "middle", "sync"), marks=[pytest.mark.long, needs_compiler]),
     ],
-    ids=str,
+    ids=lambda case: "-".join((case.place.replace(" ", "_"), case.kind, case.when, case.update)),
 )
 def test_a_fault_ends_the_process_or_only_what_it_is_in(table, server, case):
     assert table.run(server, case).problems == ()

@@ -186,7 +186,7 @@ def test_sums_in_float16_are_planned_at_their_rate(frozen):
         assert kept.half == kept.matmul * (1 if frozen and layer is not spec.head else 0.5)
 
 
-@pytest.mark.parametrize("rates", [None, Rates(661, 658, 1221)], ids=["data sheet", "doctor"])
+@pytest.mark.parametrize("rates", [None, Rates(661, 658, 1221)], ids=["data_sheet", "doctor"])
 def test_blocks_of_long_sequences_take_the_measured_time(rates):
     """Measured on an H200: 40.9 ms for a block's forward and 172.4 ms for its backward, Qwen3-1.7B, 65,536 tokens."""
     card = replace(CARDS["h200"], measured=rates and MeasuredRates(rates, "2026-11-26"))

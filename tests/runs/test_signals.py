@@ -35,6 +35,14 @@ with PROCESS.shielded():
 native = pytest.mark.skipif(NativeWatchdog.load() is None, reason="needs a C compiler")
 
 
+@pytest.fixture(autouse=True)
+def not_ignored():
+    """SIGHUP has its default action, here and in the processes that are started, also under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def start(action: str) -> subprocess.Popen[str]:
     line = [sys.executable, "-P", "-c", PROGRAM.format(action=action)]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
