@@ -117,6 +117,12 @@ def test_values(refused, override, message):
     assert message in refused(override)
 
 
+def test_a_pattern_that_takes_too_long(refused, monkeypatch):
+    monkeypatch.setattr("rptrain.utils.patterns.SECONDS", 0.2)
+    said = refused("lora.r=2", "lora.target_modules=(([a-z0-9_.]+)+)+!")
+    assert said.startswith("lora.target_modules: '(([a-z0-9_.]+)+)+!' takes more than 0.2 s to match; ")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("devices", ["cuda", "cuda:7"])
 def test_a_gpu_that_is_not_there(refused, devices):

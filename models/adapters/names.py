@@ -1,6 +1,5 @@
 """The modules and experts' parameters that LoRA adapts or trains in full, by names as PEFT interprets them."""
 
-import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
@@ -8,6 +7,7 @@ from rptrain.models.adapters.products import PLACES
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import CheckpointPart, Layer, ModelSpec, Param
 from rptrain.utils.errors import UserError
+from rptrain.utils.patterns import InvalidPattern, full_matches
 
 ALL = "all-linear"
 EXPERTS = ("experts_gate_up", "experts_down")  # from the inside out, as PEFT nests their adapters
@@ -38,7 +38,7 @@ def adapted_modules(spec: ModelSpec, wanted: str | tuple[str, ...]) -> set[str]:
     others = [name for name in modules(spec) if name not in able]
     found: set[str] = set()
     for entry in (wanted,) if isinstance(wanted, str) else wanted:
-        matches = _pattern(entry) if isinstance(wanted, str) else _ending(entry)
+        matches = _pattern(entry, [*others, *able]) if isinstance(wanted, str) else _ending(entry)
         if refused := next(filter(matches, others), None):
             raise UserError(f"lora.target_modules: {entry!r} matches {refused}, {_why_not(refused, able)}")
         matched = set(filter(matches, able))
@@ -120,13 +120,11 @@ def _ending(entry: str) -> Callable[[str], bool]:
     return lambda name: f".{name}".endswith(f".{entry}")
 
 
-def _pattern(entry: str) -> Callable[[str], bool]:
+def _pattern(entry: str, names: Iterable[str]) -> Callable[[str], bool]:
     try:
-        compiled = re.compile(entry)
-    except (re.error, OverflowError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise UserError(f"lora.target_modules: {entry!r} is not a valid pattern: {reason}") from None
-    return lambda name: compiled.fullmatch(name) is not None
+        return full_matches(entry, names).__contains__
+    except InvalidPattern as error:
+        raise UserError(f"lora.target_modules: {entry!r} {error}") from None
 
 
 def _why_not(name: str, able: list[str]) -> str:

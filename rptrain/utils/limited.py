@@ -1,0 +1,228 @@
+"""Child processes with limits of time and memory, for input that may take any amount of both.
+
+A chat template, a regular expression or a compressed table decides itself how long it takes and how much it allocates.
+A thread cannot be stopped and a process cannot give its memory back, so such input is handled by a child process: an
+own interpreter, started without `fork`, which is safe beside threads and CUDA. It imports only what its work needs.
+
+The kernel enforces the limits, also within C code. The time is the child's processor time: a busy machine or a stopped
+process does not use it up. A child ends when its input is closed, so when its parent ends, or after IDLE seconds.
+"""
+
+import atexit
+import os
+import pickle
+import resource
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, BinaryIO, TypeVar
+
+from rptrain.utils.errors import UserError, describe
+from rptrain.utils.units import format_bytes
+
+T = TypeVar("T")
+SECONDS = 10.0  # processor time of one item
+MEMORY = 1 << 30  # bytes
+IDLE, GRACE = 30.0, 5.0  # seconds without work, and until a process that closed its output has ended
+COMMAND = (sys.executable, "-P", "-m", "rptrain.utils.limited")  # without the current directory on the path
+# One thread for each library: every other one reserves address space, which the limit of memory counts.
+ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+
+_idle: list["_Child"] = []  # children without work, which take the next
+os.register_at_fork(after_in_child=_idle.clear)  # they belong to the parent
+
+
+class Limited(UserError):
+    """A limit was exceeded. The message is a predicate without its subject, such as "takes more than 10 s"."""
+
+
+def stream(
+    function: Callable[..., Iterable[T]], *given: Any, seconds: float = SECONDS, memory: int = MEMORY
+) -> Iterator[T]:
+    """The items of `function(*given)`, which a child process computes from now on.
+
+    The function must be importable, and its arguments and items picklable. Every item may take `seconds` of processor
+    time, and all of them at once `memory` bytes. The iterator raises what the function raises, and Limited.
+    """
+    request = pickle.dumps((function, given, seconds, memory), pickle.HIGHEST_PROTOCOL)
+    items = _items(request, seconds, memory)
+    next(items)  # asks the child, which from now on is ended if the iterator is closed or collected as garbage
+    return items
+
+
+def call(function: Callable[..., T], *given: Any, seconds: float = SECONDS, memory: int = MEMORY) -> T:
+    """The result of `function(*given)`; see `stream`."""
+    (result,) = stream(_once, function, given, seconds=seconds, memory=memory)
+    return result
+
+
+def _once(function: Callable[..., T], given: tuple[Any, ...]) -> Iterator[T]:
+    yield function(*given)
+
+
+def _items(request: bytes, seconds: float, memory: int) -> Iterator[Any]:
+    """Yields None once the request is sent, and then the items."""
+    too_large = f"needs more than {format_bytes(memory)} of memory"
+    child = _ask(request)
+    try:
+        yield None
+        while not child.begins():
+            child.kill()
+            child = _ask(request)
+        while (answer := child.receive())[0] == "item":
+            yield answer[1]
+    except EOFError:
+        ended = child.status()
+        if ended == -signal.SIGPROF:
+            raise Limited(f"takes more than {seconds:g} s") from None
+        if ended in (-signal.SIGABRT, -signal.SIGKILL):  # C++ and Rust abort; the kernel kills
+            raise Limited(too_large) from None
+        raise Limited(f"ends the process that handles it (status {ended})") from None
+    except BaseException:  # GeneratorExit: nobody wants the rest
+        child.kill()
+        raise
+    if answer[0] == "memory":
+        child.kill()
+        raise Limited(too_large)
+    _idle.append(child)
+    if answer[0] == "error":
+        raise answer[1]
+
+
+def _ask(request: bytes) -> "_Child":
+    """Sends a request to a child without work, or to a new one."""
+    child = _idle.pop() if _idle else _Child()
+    child.send(request)
+    return child
+
+
+class _Child:
+    """A process that serves requests, one at a time."""
+
+    def __init__(self) -> None:
+        self._begun = False
+        environment = os.environ | ALONE
+        self._process = subprocess.Popen(
+            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        )
+
+    def send(self, request: bytes) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended while it had no work: see `begins`
+            self._process.stdin.write(request)
+            self._process.stdin.flush()
+
+    def begins(self) -> bool:
+        """Whether the process has received the request; False if it had ended before."""
+        try:
+            self.receive()
+        except (EOFError, ConnectionError):
+            if self._begun:
+                return False
+            raise RuntimeError(f"{COMMAND[-1]} cannot be started: it exits with status {self.status()}") from None
+        self._begun = True
+        return True
+
+    def receive(self) -> tuple[str, Any]:
+        assert self._process.stdout is not None
+        return pickle.load(self._process.stdout)
+
+    def status(self) -> int:
+        """The exit status of a process that has closed its output."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE)
+        return self.kill()
+
+    def kill(self) -> int:
+        """Ends the process, unless it has ended, and returns its exit status."""
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):  # of a request that was not sent
+                pipe.close()
+        return self._process.wait()
+
+
+@atexit.register
+def _end_idle() -> None:
+    while _idle:
+        _idle.pop().kill()
+
+
+def serve(asked: BinaryIO, answers: BinaryIO) -> None:
+    """Answers requests until the end of the input, or until there is none for IDLE seconds."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    while select.select([asked], [], [], IDLE)[0]:
+        try:
+            answers.write(pickle.dumps(("begun", None)))
+            answers.flush()
+            function, given, seconds, memory = pickle.load(asked)
+        except EOFError:
+            return
+        except Exception as error:  # noqa: BLE001 (of an import; the parent raises it)
+            answers.write(_last("error", error))
+            answers.flush()
+            continue
+        limit = _address_space() + memory
+        resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
+        for answer in _limited(function, given, seconds):
+            answers.write(answer)
+            answers.flush()
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _limited(function: Callable[..., Iterable[Any]], given: tuple[Any, ...], seconds: float) -> Iterator[bytes]:
+    """The answers to a request. SIGPROF, for which there is no handler, ends the process after `seconds`."""
+    try:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        for item in function(*given):
+            answer = pickle.dumps(("item", item), pickle.HIGHEST_PROTOCOL)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            yield answer
+            del item, answer
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+        last = _last("end")
+    except MemoryError:
+        last = _last("memory")
+    except Exception as error:  # noqa: BLE001 (the parent raises it)
+        last = _last("error", error)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    yield last
+
+
+def _last(kind: str, error: Exception | None = None) -> bytes:
+    try:
+        answer = pickle.dumps((kind, error))
+        pickle.loads(answer)
+    except Exception:  # noqa: BLE001 (exceptions may be pickled in a way that cannot be read)
+        assert error is not None
+        return pickle.dumps((kind, RuntimeError(describe(error, with_type=True))))
+    return answer
+
+
+def _address_space() -> int:
+    """The bytes that RLIMIT_AS counts."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def main() -> None:
+    """Serves requests. Output of libraries is discarded, because it would mix with the answers."""
+    answers = os.fdopen(os.dup(1), "wb")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent decides
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        serve(sys.stdin.buffer, answers)
+    except BrokenPipeError:
+        return
+
+
+if __name__ == "__main__":
+    main()

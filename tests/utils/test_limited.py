@@ -1,0 +1,103 @@
+"""Work in child processes with limits."""
+
+import operator
+import os
+import re
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count, repeat
+
+import psutil
+import pytest
+
+from rptrain.utils import limited
+from rptrain.utils.limited import Limited, call, stream
+from tests.run_tools import wait_for
+
+
+def test_items_arrive_in_order_from_a_process_that_is_used_again():
+    assert list(stream(range, 3)) == [0, 1, 2]
+    child = call(os.getpid)
+    assert child != os.getpid()
+    assert call(os.getpid) == child
+
+
+def test_a_function_raises_here_and_its_process_goes_on():
+    child = call(os.getpid)
+    with pytest.raises(ValueError, match="invalid literal for int"):
+        call(int, "x")
+    with pytest.raises(TypeError, match="cannot pickle"):
+        call(memoryview, b"cannot be sent")
+    assert call(os.getpid) == child
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "message"),
+    [
+        (re.fullmatch, ("(a+)+b", "a" * 40), "takes more than 0.1 s"),
+        (list, (repeat(0),), "needs more than 256 MiB of memory"),
+        (operator.mul, ("a", 1 << 29), "needs more than 256 MiB of memory"),
+        (os.abort, (), "needs more than 256 MiB of memory"),
+        (os._exit, (3,), r"ends the process that handles it \(status 3\)"),
+    ],
+    ids=["time", "many", "large", "abort", "exit"],
+)
+def test_limits(function, given, message):
+    with pytest.raises(Limited, match=message):
+        call(function, *given, seconds=0.1 if "time" in message or "takes" in message else 10, memory=256 << 20)
+    assert call(operator.add, 1, 2) == 3
+
+
+def test_each_item_has_its_own_time():
+    numbers = stream(map, pow, [7] * 8, [100_000] * 8, seconds=0.2)
+    assert len(list(numbers)) == 8
+
+
+def test_a_stream_that_nobody_reads_to_its_end():
+    numbers = stream(count)
+    child = next(psutil.Process(process.pid) for process in psutil.Process().children() if _is_child(process))
+    assert next(numbers) == 0
+    del numbers
+    wait_for(lambda: not child.is_running())
+
+
+def test_a_process_that_ended_while_it_had_nothing_to_do():
+    os.kill(call(os.getpid), signal.SIGKILL)
+    assert call(operator.add, 1, 2) == 3
+
+
+def test_several_threads():
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda number: call(operator.neg, number), range(40))) == [-n for n in range(40)]
+
+
+def test_a_forked_process_has_its_own(monkeypatch):
+    monkeypatch.setattr(limited, "_idle", limited._idle)
+    child = call(os.getpid)
+    reading, writing = os.pipe()
+    if (forked := os.fork()) == 0:
+        os.write(writing, str(call(os.getpid)).encode())
+        os._exit(0)
+    os.waitpid(forked, 0)
+    assert int(os.read(reading, 20)) != child == call(os.getpid)
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.parametrize("work", ["call(os.getpid)", "stream(re.fullmatch, '(a+)+b', 'a' * 40, seconds=0.5)"])
+def test_it_ends_with_its_parent(work):
+    program = f"import os, re, time\nfrom rptrain.utils.limited import *\nx = {work}\nprint(flush=True)\ntime.sleep(99)"
+    parent = subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    with parent.stdout:
+        assert parent.stdout.readline()
+    (child,) = psutil.Process(parent.pid).children()
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not child.is_running())
+
+
+def _is_child(process: psutil.Process) -> bool:
+    return limited.COMMAND[-1] in process.cmdline()
