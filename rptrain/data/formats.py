@@ -1,6 +1,7 @@
 """Conversion of rows to examples: chats, instructions, prompts with completions, or text; formats are detected."""
 
 import logging
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -55,6 +56,10 @@ FORMATS = {
 PREFERENCES = ({"chosen", "rejected"}, {"prompt", "completion", "label"}, {"kto_tag"})
 
 
+def _line(reason: str) -> int:
+    return int(reason.partition(":")[0])
+
+
 @dataclass
 class Tally:
     """Counts of rows and of bad rows."""
@@ -64,9 +69,11 @@ class Tally:
     first: list[str] = field(default_factory=list)  # the first bad rows as "line: reason"
 
     def add(self, line: int, reason: object) -> None:
+        """Lines may come in any order: conversations are rendered after more rows have been read."""
         self.bad += 1
-        if len(self.first) < SHOWN:
-            self.first.append(printable(f"{line}: {reason}"[:LONGEST]))
+        if len(self.first) < SHOWN or line < _line(self.first[-1]):
+            insort(self.first, printable(f"{line}: {reason}"[:LONGEST]), key=_line)
+            del self.first[SHOWN:]
 
     @classmethod
     def joined(cls, tallies: Mapping[str, Self]) -> Self:

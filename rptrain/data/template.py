@@ -1,6 +1,6 @@
 """Tokenization of examples with chat templates, with a mask of the tokens that the loss counts."""
 
-import json
+import pickle
 from collections.abc import Iterable, Iterator
 from heapq import merge
 from itertools import chain
@@ -10,26 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from rptrain.data.chat import Message
 from rptrain.data.formats import Example, Tally
+from rptrain.data.render import LONGEST, NESTED, Rendering, Span, Template, exceeded, render_rows, too_long
 from rptrain.data.tokens import Document
-from rptrain.utils.errors import UserError, describe
+from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
+from rptrain.utils.limited import Limited, stream
 
 CHUNK, CHUNK_TEXT = 1024, 1 << 21  # examples per call of the tokenizer, and characters after which a call ends earlier
-LONGEST = 1 << 24  # maximum characters of a conversation, which cannot be tokenized in parts
-MARKS = range(0xE000, 0xF900)  # private-use characters: markers in place of a turn's content
-# Stock templates write today's date; a fixed date keeps the tokens of a resumed run the same.
-FIXED_DATE = (
-    '{%- macro strftime_now(format) -%}{{- "2024-07-26" if format == "%Y-%m-%d" else "26 Jul 2024" -}}{%- endmacro -%}'
-)
+ROWS, ROW_BYTES = 256, 1 << 20  # examples that are rendered at once, and their bytes after which there are fewer
+Row = bytes | str | None  # of a conversation: what `render_rows` takes, or why it cannot be rendered; None: of a text
 SET = "set `data.chat_template` to a Jinja file"
-HELP = "give a `data.chat_template` that does, or set `data.assistant_only_loss = false`"
-# What templates raise by themselves, apart from TemplateError: errors of their expressions and of their filters
-RAISED = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
-
-Span = tuple[int, int]
-Tools = list[dict[str, Any]] | None
 
 
 def encode(
@@ -47,7 +38,7 @@ def encode(
     `chat_template` is a path or a template; None: the tokenizer's. Conversations that the template rejects are counted
     in `tally`. Raises UserError if there is no template or no end-of-text token.
     """
-    tally, renderer = tally or Tally(), None
+    tally = tally or Tally()
     rendered: list[tuple[int, str, list[Span]]] = []
     texts: list[Example] = []
     size = 0
@@ -59,30 +50,81 @@ def encode(
         rendered, texts, size = [], [], 0
         return merge(*parts, key=lambda document: document.line)
 
-    for example in examples:
-        if example.text is not None and len(example.text) > CHUNK_TEXT and not example.prompt:
-            yield from documents()
-            yield _long_text(example.line, example.text, tokenizer)
-        elif example.text is not None:
-            if len(example.text) > LONGEST:
-                tally.add(example.line, _too_long(example.text))
+    for example, rendering in _rendered(examples, tokenizer, chat_template, assistant_only_loss):
+        if isinstance(rendering, str):
+            tally.add(example.line, rendering)
+            continue
+        if rendering is not None:
+            rendered.append((example.line, *rendering))
+            size += len(rendering[0])
+        elif (text := example.text) is not None:
+            if len(text) > CHUNK_TEXT and not example.prompt:
+                yield from documents()
+                yield _long_text(example.line, text, tokenizer)
+            elif len(text) > LONGEST:
+                tally.add(example.line, too_long(text, LONGEST))
                 continue
-            texts.append(example)
-            size += len(example.text)
-        else:
-            renderer = renderer or Renderer(tokenizer, load_template(tokenizer, chat_template))
-            try:
-                text, spans = renderer.render(example, assistant_only_loss)
-                if len(text) > LONGEST:
-                    raise _too_long(text)
-            except (ValueError, RecursionError) as error:
-                tally.add(example.line, error)
-                continue
-            rendered.append((example.line, text, spans))
-            size += len(text)
+            else:
+                texts.append(example)
+                size += len(text)
         if size >= CHUNK_TEXT or len(rendered) + len(texts) >= CHUNK:
             yield from documents()
     yield from documents()
+
+
+def _rendered(
+    examples: Iterable[Example], tokenizer: Any, chat_template: str | None, assistant_only: bool
+) -> Iterator[tuple[Example, Rendering | str | None]]:
+    """The examples, each conversation with its rendering or the reason why there is none.
+
+    A child process renders some conversations while those before are tokenized.
+    """
+    template: Template | None = None
+    before = list[tuple[Example, Row]]()
+    renderings: Iterator[Rendering | str] = iter(())
+    for some in _some(examples):
+        done = _finished(before, renderings)
+        before = some
+        if rows := [row for _, row in some if isinstance(row, bytes)]:
+            template = template or Template.of(tokenizer, load_template(tokenizer, chat_template))
+            renderings = stream(render_rows, template, rows, assistant_only, LONGEST)
+        yield from done
+    yield from _finished(before, renderings)
+
+
+def _some(examples: Iterable[Example]) -> Iterator[list[tuple[Example, Row]]]:
+    """The examples, at most ROWS at a time."""
+    some, size = list[tuple[Example, Row]](), 0
+    for example in examples:
+        row = None if example.messages is None else _row(example)
+        some.append((example, row))
+        size += len(example.text or row or ())
+        if len(some) >= ROWS or size >= ROW_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+def _row(example: Example) -> bytes | str:
+    try:
+        return pickle.dumps((example.messages, example.tools, example.learned), pickle.HIGHEST_PROTOCOL)
+    except RecursionError:
+        return NESTED
+
+
+def _finished(
+    examples: list[tuple[Example, Row]], renderings: Iterator[Rendering | str]
+) -> list[tuple[Example, Rendering | str | None]]:
+    """Raises UserError with the place of a conversation that exceeds a limit."""
+    finished = list[tuple[Example, Rendering | str | None]]()
+    for example, row in examples:
+        try:
+            finished.append((example, next(renderings) if isinstance(row, bytes) else row))
+        except Limited as error:
+            raise UserError(f"{example.place}: {exceeded(error)}") from None
+    assert next(renderings, None) is None  # reads to the end, so that the child can be used again
+    return finished
 
 
 def load_template(tokenizer: Any, chat_template: str | None) -> str:
@@ -108,120 +150,6 @@ def load_template(tokenizer: Any, chat_template: str | None) -> str:
         raise UserError(f"data.chat_template: {path} is not UTF-8 text: {error}") from error
 
 
-def apply(
-    tokenizer: Any, messages: list[Message], tools: Tools = None, *, template: str | None = None, prompt: bool = False
-) -> str:
-    """The text of a conversation. `template` None: the tokenizer's own. `prompt` adds the generation prompt.
-
-    Raises UserError if the template rejects the conversation, or raises anything else that a template can.
-    """
-    from jinja2 import TemplateError
-
-    try:
-        text = tokenizer.apply_chat_template(
-            messages, tools, chat_template=template, tokenize=False, add_generation_prompt=prompt
-        )
-        text.encode()  # UnicodeEncodeError, a ValueError: an unpaired surrogate, which tokenizers reject
-    except RecursionError as error:
-        raise UserError(
-            "the conversation is nested too deeply, or a macro of the chat template calls itself"
-        ) from error
-    except (TemplateError, *RAISED) as error:
-        raise UserError(f"the chat template refuses the conversation: {describe(error)}") from error
-    return text
-
-
-class Renderer:
-    """Renders conversations and finds the assistant's turns in them.
-
-    `return_assistant_tokens_mask` of transformers needs templates with `{% generation %}` marks, and returns an
-    all-zero mask for those of Llama, Qwen and others. Spans are therefore found by rendering: a turn begins where the
-    conversation before it, with the generation prompt, ends, and ends where the conversation up to it ends. If that
-    is not a prefix of the whole (Qwen3 and GPT-OSS render earlier turns differently from the last), a marker in place
-    of the turn's content finds it.
-    """
-
-    def __init__(self, tokenizer: Any, template: str):
-        self._tokenizer = tokenizer
-        self._template = FIXED_DATE + template if "strftime_now" in template else template
-        special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-        self._special = tuple(sorted(special, key=lambda token: (-len(token), token)))
-        probe: list[Message] = [{"role": "user", "content": "?"}]
-        try:
-            self._prompts = self._apply(probe) != self._apply(probe, prompt=True)
-        except UserError:  # the template needs more than one message; without a prompt, markers are sufficient
-            self._prompts = False
-
-    def render(self, example: Example, assistant_only: bool) -> tuple[str, list[Span]]:
-        """The conversation's text and the supervised spans of its characters.
-
-        Raises ValueError if the template rejects the conversation, or does not show where a turn to train on ends.
-        """
-        messages, tools = example.messages, example.tools
-        assert messages is not None
-        self._check_tools(messages, tools)
-        whole = self._apply(messages, tools)
-        if not assistant_only:
-            return whole, [(0, len(whole))]
-        learned = example.learned or [message["role"] == "assistant" for message in messages]
-        return whole, [
-            (self._start(messages, tools, turn, whole), self._end(messages, tools, turn, whole))
-            for turn, counts in enumerate(learned)
-            if counts
-        ]
-
-    def _check_tools(self, messages: list[Message], tools: Tools) -> None:
-        """Raises ValueError if the template ignores tools, as most templates without support for tools do."""
-        if tools and "tools" not in self._template:
-            raise ValueError("the chat template does not write `tools`")
-        if "tool_calls" not in self._template and any("tool_calls" in message for message in messages):
-            raise ValueError("the chat template does not write `tool_calls`")
-
-    def _apply(self, messages: list[Message], tools: Tools = None, prompt: bool = False) -> str:
-        return apply(self._tokenizer, messages, tools, template=self._template, prompt=prompt)
-
-    def _start(self, messages: list[Message], tools: Tools, turn: int, whole: str) -> int:
-        if turn > 0 and self._prompts and messages[turn]["role"] == "assistant":
-            before = self._apply(messages[:turn], tools, prompt=True)
-            if whole.startswith(before):
-                return len(before)
-        before, _ = self._around(messages, tools, turn)
-        if not whole.startswith(before):
-            raise ValueError(f"the chat template does not show where turn {turn + 1} begins: {HELP}")
-        return len(before)
-
-    def _end(self, messages: list[Message], tools: Tools, turn: int, whole: str) -> int:
-        """The end of the turn's end token; line breaks after it belong to the template."""
-        until = whole if turn == len(messages) - 1 else self._apply(messages[: turn + 1], tools)
-        if whole.startswith(until):
-            trimmed = until.rstrip()
-            return len(trimmed) if trimmed.endswith(self._special) else len(until)
-        _, after = self._around(messages, tools, turn)
-        if "tool_calls" in messages[turn]:  # follow the content
-            ending = next((token for token in self._special if until.rstrip().endswith(token)), None)
-            place = -1 if ending is None else after.find(ending)
-        else:
-            ending = next((token for token in self._special if after.lstrip().startswith(token)), None)
-            place = len(after) - len(after.lstrip())
-        if ending is None or place < 0 or not whole.endswith(after):
-            raise ValueError(f"the chat template does not show where turn {turn + 1} ends: {HELP}")
-        return len(whole) - len(after) + place + len(ending)
-
-    def _around(self, messages: list[Message], tools: Tools, turn: int) -> tuple[str, str]:
-        """The text before and after a turn's content."""
-        said = json.dumps([messages, tools], ensure_ascii=False, default=str)
-        mark = next((chr(code) for code in MARKS if chr(code) not in said and chr(code) not in self._template), None)
-        if mark is None:
-            raise ValueError(
-                "it uses all characters of Unicode's private use area; one must be free to serve as a marker"
-            )
-        changed = [*messages[:turn], {**messages[turn], "content": mark}, *messages[turn + 1 :]]
-        before, found, after = self._apply(changed, tools).partition(mark)
-        if not found:
-            raise ValueError(f"the chat template does not write the text of turn {turn + 1}: {HELP}")
-        return before, after
-
-
 def _chats(rendered: list[tuple[int, str, list[Span]]], tokenizer: Any) -> Iterator[Document]:
     if not rendered:
         return
@@ -234,10 +162,6 @@ def _chats(rendered: list[tuple[int, str, list[Span]]], tokenizer: Any) -> Itera
     )
     for ids, offsets, (line, _, spans) in zip(tokens["input_ids"], tokens["offset_mapping"], rendered, strict=True):
         yield Document(line, np.array(ids, dtype=np.int32), _within(offsets, spans))
-
-
-def _too_long(text: str) -> ValueError:
-    return ValueError(f"it has {len(text):,} characters, more than {LONGEST:,}: split it into several rows")
 
 
 def _long_text(line: int, text: str, tokenizer: Any) -> Document:

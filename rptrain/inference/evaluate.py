@@ -1,9 +1,11 @@
 """Evaluation on the held-out questions of the built-in tasks, by exact match."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rptrain.data import tasks
-from rptrain.data.template import apply, load_template
+from rptrain.data.render import render_prompts
+from rptrain.data.template import load_template
 from rptrain.models.layers.generate import Weights, generate
 from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
@@ -20,7 +22,7 @@ def ask_questions(
     Returns the fraction of exact answers, "overall" and per task, and the first SHOWN questions with their answers.
     """
     asked = tasks.questions("test", count)
-    prompts = [encode_prompt(tokenizer, question.prompt) for question in asked]
+    prompts = encode_prompts(tokenizer, [question.prompt for question in asked])
     answers = generate(spec, weights, prompts, MAX_ANSWER, eos_ids=[tokenizer.eos_token_id])
     texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
     shown = [(question.prompt, text) for question, text in zip(asked[:SHOWN], texts[:SHOWN], strict=True)]
@@ -31,7 +33,7 @@ def check_questions(tokenizer: Any) -> None:
     """UserError if the tokenizer has no chat template, or if the template rejects the questions."""
     load_template(tokenizer, None)
     try:
-        encode_prompt(tokenizer, tasks.questions("test", 1)[0].prompt)
+        encode_prompts(tokenizer, [tasks.questions("test", 1)[0].prompt])
     except UserError as error:
         raise UserError(
             f"eval.questions: {error}; set `eval.questions` to 0, or `data.chat_template` to a template that takes a "
@@ -39,7 +41,10 @@ def check_questions(tokenizer: Any) -> None:
         ) from error
 
 
-def encode_prompt(tokenizer: Any, text: str) -> list[int]:
-    """A user's message in the chat template, with the generation prompt. UserError if the template rejects it."""
-    rendered = apply(tokenizer, [{"role": "user", "content": text}], prompt=True)
-    return tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]
+def encode_prompts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """The user's messages in the chat template, each alone and with the generation prompt.
+
+    Raises UserError if the template rejects one or exceeds a limit.
+    """
+    rendered = render_prompts(tokenizer, load_template(tokenizer, None), texts)
+    return [tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in rendered]

@@ -14,7 +14,7 @@ from rptrain.checkpoint.export import DTYPES, checkpoint_of, from_checkpoint
 from rptrain.checkpoint.state import dtype_of, read_state
 from rptrain.data.loader import VOCABULARIES, load_tokenizer
 from rptrain.engine.store import available_bytes
-from rptrain.inference.evaluate import encode_prompt
+from rptrain.inference.evaluate import encode_prompts
 from rptrain.models import registry
 from rptrain.models.adapters.lora import with_lora, without_adapters
 from rptrain.models.layers.generate import cache_bytes, generate
@@ -46,12 +46,10 @@ def generate_text(
     model = _model(source)
     tokenizer = load_tokenizer(model.base)
     try:
-        encoded = [
-            tokenizer(prompt, verbose=False)["input_ids"]
-            if raw or not tokenizer.chat_template
-            else encode_prompt(tokenizer, prompt)
-            for prompt in prompts
-        ]
+        if raw or not tokenizer.chat_template:
+            encoded = [tokenizer(prompt, verbose=False)["input_ids"] for prompt in prompts]
+        else:
+            encoded = encode_prompts(tokenizer, prompts)
     except UserError as error:
         raise UserError(f"{model.base}: {error}; --raw continues a prompt without the chat template") from error
     device = _device(model, encoded, max_new_tokens)

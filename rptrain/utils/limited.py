@@ -24,7 +24,7 @@ from rptrain.utils.errors import UserError, describe
 from rptrain.utils.units import format_bytes
 
 T = TypeVar("T")
-SECONDS = 10.0  # processor time of one item
+SECONDS = 5.0  # processor time of one item
 MEMORY = 1 << 30  # bytes
 IDLE, GRACE = 30.0, 5.0  # seconds without work, and until a process that closed its output has ended
 COMMAND = (sys.executable, "-P", "-m", "rptrain.utils.limited")  # without the current directory on the path

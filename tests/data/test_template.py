@@ -1,11 +1,13 @@
 import logging
+from functools import partial
 
 import pytest
 
-from rptrain.data import template
+from rptrain.data import render, template
 from rptrain.data.formats import Example, Tally
 from rptrain.data.template import encode
 from rptrain.utils.errors import UserError
+from rptrain.utils.limited import stream
 
 # Templates in the manner of well-known ones; the tokenizer's own is ChatML.
 # A header before each turn, the date in the first, contents stripped.
@@ -137,7 +139,7 @@ def test_no_text_moves_what_is_learned(tokenizer):
         example = Example("f", 1, messages=messages, learned=(False, False, True, False))
         (document,) = encode([example], tokenizer)
         assert supervised_texts(document, tokenizer) == ["learn me<|im_end|>"]
-    messages[0]["content"] = "".join(map(chr, template.MARKS))
+    messages[0]["content"] = "".join(map(chr, render.MARKS))
     with pytest.raises(UserError, match="all characters of Unicode's private use area"):
         tally = Tally(1)
         list(encode([example], tokenizer, tally=tally))
@@ -185,13 +187,65 @@ STRICT = "{{ raise_exception('no') if messages[0].role == 'assistant' }}" + PROM
         (DEAF, "does not write the text of turn 1"),
         (STRICT, "refuses the conversation: no"),
         ("{% if %}", "refuses the conversation"),
-        ("{{ 'a' * 10**18 }}", "refuses the conversation: MemoryError"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}" + PROMPTLESS, "a macro of the chat template calls itself"),
     ],
 )
 def test_unsuitable_templates_say_what_to_do(tokenizer, text, reason):
     with pytest.raises(UserError, match=r"1 of 1 rows are bad(.|\n)* 1: .*" + reason.replace("(", r"\(")):
         runs([GREETED], tokenizer, chat_template=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "takes more than 0.3 s"),
+        ("{{ lipsum(n=10**6) }}", "takes more than 0.3 s"),
+        ("{{ 'a' * (3 * 10**9) }}", "needs more than 1.00 GiB of memory"),
+        ("{{ 'a' * 10**18 }}", "needs more than 1.00 GiB of memory"),
+    ],
+    ids=["loops", "lipsum", "memory", "sizes"],
+)
+def test_a_template_without_end_stops_at_its_first_conversation(tokenizer, monkeypatch, text, reason):
+    list(encode([Example("f", 1, messages=SHORT)], tokenizer))  # what the child imports also takes its time
+    monkeypatch.setattr(template, "stream", partial(stream, seconds=0.3))
+    examples = [Example("f", line, text="two") for line in (1, 2)] + [Example("f", 3, messages=SHORT)] * 9
+    with pytest.raises(UserError, match=f"^f:3: the chat template {reason} for one conversation: shorten the loops"):
+        list(encode(examples, tokenizer, chat_template=text))
+
+
+def test_renderings_are_those_of_transformers(tokenizer):
+    """All that a template can reach is the same in the child process."""
+    text = "{{ bos_token }}{{ eos_token }}{{ tools | tojson }}{{ documents }}{{ messages | tojson }}"
+    tools = [{"type": "function", "function": {"name": "é", "parameters": {}}}]
+    messages = [*LONG, {"role": "tool", "content": "\u2028<&>", "more": [1.5, True]}]
+    (document,) = encode(
+        [Example("f", 1, messages=messages, tools=tools)], tokenizer, chat_template=text, assistant_only_loss=False
+    )
+    expected = tokenizer.apply_chat_template(messages, tools, chat_template=text, tokenize=False)
+    assert tokenizer.decode(document.ids) == expected
+
+
+def test_bad_rows_are_reported_in_their_order(tokenizer):
+    """Also those that are rendered after later rows were read."""
+    tally = Tally()
+    examples = (Example("f", line, messages=GREETED) for line in range(1, 9))
+
+    def read():
+        for example in examples:
+            tally.add(example.line + 100, "read")
+            yield example
+
+    assert not list(encode(read(), tokenizer, chat_template=STRICT, tally=tally))
+    assert tally.bad == 16
+    assert [reason.partition(":")[0] for reason in tally.first] == ["1", "2", "3", "4", "5"]
+
+
+def test_half_a_character(tokenizer):
+    tally = Tally()
+    row = [{"role": "user", "content": "a", "more": "\ud800"}, SHORT[1]]
+    text = "{{ messages[0].more }}" + PROMPTLESS
+    assert not list(encode([Example("f", 1, messages=row)], tokenizer, tally=tally, chat_template=text))
+    assert tally.first == ["1: the conversation has half a character: a lone surrogate"]
 
 
 def test_a_refused_conversation_is_left_out(tokenizer, caplog):
