@@ -1,21 +1,19 @@
-"""Rows of data files, one at a time: JSON, CSV, Parquet, Arrow and plain text."""
+"""Rows of data files, one at a time: JSON, CSV and plain text; Parquet and Arrow in `tables.py`."""
 
 import csv
 import json
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rptrain.data import tables
 from rptrain.utils.errors import UserError
 from rptrain.utils.objects import unique_keys
 
 Rows = Iterator[tuple[int, Any]]  # line or number, from 1, and the row, or the ValueError of an unreadable row
 
-ROWS_AT_ONCE = 1024  # maximum number of rows of a Parquet or Arrow file in memory
-BYTES_AT_ONCE = 1 << 24  # of them, about
 SPACE = re.compile(r"[ \t\r\n]*")  # between the values of JSON
 # The beginnings of files that are not text.
 BEGINNINGS = {
@@ -112,7 +110,7 @@ def _csv_rows(path: Path) -> Rows:
         reader = csv.reader(file, strict=True)
         try:
             header = next(reader, [])
-            _check_columns(path, header)
+            tables.check_columns(path, header)
             for fields in reader:
                 if len(fields) == len(header):
                     yield reader.line_num, dict(zip(header, fields, strict=True))
@@ -122,61 +120,12 @@ def _csv_rows(path: Path) -> Rows:
             raise UserError(f"{path}:{reader.line_num}: not CSV: {error}") from error
 
 
-def _check_columns(path: Path, names: list[str]) -> None:
-    if twice := sorted(name for name, count in Counter(names).items() if count > 1):
-        raise UserError(
-            f"{path}: there is more than one column named {', '.join(map(repr, twice))}: rename all but one"
-        )
-
-
 def _parquet_rows(path: Path) -> Rows:
-    import pyarrow
-    from pyarrow.parquet import ParquetFile
-
-    try:
-        with ParquetFile(path) as file:
-            yield from _batch_rows(path, file.iter_batches(ROWS_AT_ONCE))
-    except (pyarrow.ArrowException, ValueError, OverflowError) as error:  # the last two: dates out of Python's range
-        raise UserError(f"{path}: not a Parquet file that can be read: {error}") from error
+    return enumerate(tables.parquet_rows(path), 1)
 
 
 def _arrow_rows(path: Path) -> Rows:
-    """Rows of an Arrow stream, which `datasets` writes, or of an Arrow file."""
-    import pyarrow
-    from pyarrow import ipc
-
-    try:
-        with pyarrow.memory_map(str(path)) as source:
-            if source.read(6) == b"ARROW1":
-                file = ipc.open_file(source)
-                batches = (file.get_batch(index) for index in range(file.num_record_batches))
-            else:
-                source.seek(0)
-                batches = iter(ipc.open_stream(source))
-            yield from _batch_rows(path, map(_validated, batches))
-    except (pyarrow.ArrowException, ValueError, OverflowError) as error:
-        raise UserError(f"{path}: not an Arrow file that can be read: {error}") from error
-
-
-def _validated(batch: Any) -> Any:
-    """The batch, if all of its offsets are valid; ArrowInvalid otherwise. Parquet batches are always valid."""
-    batch.validate(full=True)
-    return batch
-
-
-def _batch_rows(path: Path, batches: Iterator[Any]) -> Rows:
-    """Rows without columns of times and dates, which no format uses and Python cannot always represent."""
-    from pyarrow.types import is_temporal
-
-    number = 0
-    for batch in batches:
-        _check_columns(path, batch.schema.names)
-        batch = batch.select([field.name for field in batch.schema if not is_temporal(field.type)])
-        step = min(ROWS_AT_ONCE, max(1, BYTES_AT_ONCE * len(batch) // max(batch.nbytes, 1)))
-        for start in range(0, len(batch), step):
-            for row in batch.slice(start, step).to_pylist():
-                number += 1
-                yield number, row
+    return enumerate(tables.arrow_rows(path), 1)
 
 
 READERS: dict[str, Callable[[Path], Rows]] = {

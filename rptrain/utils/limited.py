@@ -28,8 +28,13 @@ SECONDS = 5.0  # processor time of one item
 MEMORY = 1 << 30  # bytes
 IDLE, GRACE = 30.0, 5.0  # seconds without work, and until a process that closed its output has ended
 COMMAND = (sys.executable, "-P", "-m", "rptrain.utils.limited")  # without the current directory on the path
-# One thread for each library: every other one reserves address space, which the limit of memory counts.
-ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+# One thread for each library, and no allocators of their own: they reserve address space, which the limit counts.
+ALONE = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_ARENA_MAX": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
 
 _idle: list["_Child"] = []  # children without work, which take the next
 os.register_at_fork(after_in_child=_idle.clear)  # they belong to the parent

@@ -2,10 +2,12 @@
 
 import gzip
 import json
+import subprocess
+import sys
 
 import pytest
 
-from rptrain.data import read as files
+from rptrain.data import tables
 from rptrain.data.formats import read
 from rptrain.data.read import rows_of
 from rptrain.utils.errors import UserError
@@ -84,7 +86,7 @@ def test_a_json_list_is_read_one_item_at_a_time(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "file.arrow"])
-def test_tables_with_columns_that_do_no_good(tmp_path, monkeypatch, name):
+def test_tables_with_columns_that_do_no_good(tmp_path, name):
     """One name for two columns is refused; times that Python does not have are not looked at."""
     import pyarrow
     from pyarrow.parquet import write_table
@@ -104,8 +106,6 @@ def test_tables_with_columns_that_do_no_good(tmp_path, monkeypatch, name):
         list(rows_of(tmp_path / name))
     write([texts, pyarrow.array([2**62] * 3, pyarrow.timestamp("us"))], ["text", "when"])
     expected = [(1, {"text": "one"}), (2, {"text": "two"}), (3, {"text": "six"})]
-    assert list(rows_of(tmp_path / name)) == expected
-    monkeypatch.setattr(files, "BYTES_AT_ONCE", 1)
     assert list(rows_of(tmp_path / name)) == expected
 
 
@@ -178,3 +178,88 @@ def test_an_arrow_file_with_offsets_outside_of_it(tmp_path, place):
     (tmp_path / "a.arrow").write_bytes(whole.replace(offsets, changed))
     with pytest.raises(UserError, match=r"a\.arrow: not an Arrow file that can be read"):
         list(rows_of(tmp_path / "a.arrow"))
+
+
+LARGE = "ab " * 700_000  # 2 MB, of which Parquet cannot decode 1,000 at once
+
+
+def large_tables(path):
+    """A few kilobytes, which stand for gigabytes."""
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    def write_arrow(name, column, compression=None):
+        batch = pyarrow.record_batch({"text": column})
+        with ipc.new_stream(path / name, batch.schema, options=ipc.IpcWriteOptions(compression=compression)) as writer:
+            writer.write_batch(batch)
+
+    repeated = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 1000, pyarrow.int32()), [LARGE])
+    parquet.write_table(pyarrow.table({"text": repeated}), path / "dictionary.parquet", store_schema=False)
+    write_arrow("dictionary.arrow", repeated)
+    write_arrow("runs.arrow", pyarrow.RunEndEncodedArray.from_arrays(pyarrow.array([1000], pyarrow.int32()), [LARGE]))
+    views = pyarrow.ListViewArray.from_arrays([0] * 1000, [1000] * 1000, pyarrow.array(["ab" * 5000] * 1000))
+    write_arrow("views.arrow", views)
+    one = pyarrow.array(["a" * (300 << 20)])
+    write_arrow("row.arrow", one, "zstd")
+    write_arrow("batch.arrow", pyarrow.array(["a" * (1 << 20)] * 100), "zstd")
+    return path
+
+
+FIRST = """\
+import sys
+from itertools import islice
+from pathlib import Path
+from rptrain.data.read import rows_of
+
+rows = [row["text"] for _, row in islice(rows_of(Path(sys.argv[1])), 20)]
+peak = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]  # KiB
+print(len(rows), len(rows[-1]), int(peak) >> 10)
+"""
+
+
+def test_values_that_are_stored_once_are_read_a_few_rows_at_a_time(tmp_path):
+    large_tables(tmp_path)
+    for name, length in (
+        ("dictionary.parquet", len(LARGE)),
+        ("dictionary.arrow", len(LARGE)),
+        ("runs.arrow", len(LARGE)),
+        ("views.arrow", 1000),
+    ):
+        command = [sys.executable, "-P", "-c", FIRST, str(tmp_path / name)]
+        count, found, peak = map(int, subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.split())
+        assert (count, found) == (20, length)
+        assert peak < 400, "MiB; at once they would take 2 GB"
+
+
+def test_what_is_decoded_to_too_much(tmp_path, monkeypatch):
+    large_tables(tmp_path)
+    with pytest.raises(UserError, match=r"row\.arrow: row 1 is decoded to 300 MiB, more than 256 MiB: split it"):
+        list(rows_of(tmp_path / "row.arrow"))
+    monkeypatch.setattr(tables, "MEMORY", 64 << 20)
+    with pytest.raises(UserError, match=r"batch\.arrow: decoding the rows after row 0 needs more than 64\.0 MiB"):
+        list(rows_of(tmp_path / "batch.arrow"))
+
+
+def test_bytes_of_all_types_of_columns(tmp_path):
+    import pyarrow as pa
+    from pyarrow import ipc
+
+    columns = {
+        "map": pa.array([[("a", 1), ("b", 2)], None], pa.map_(pa.string(), pa.int64())),
+        "union": pa.UnionArray.from_dense(
+            pa.array([0, 1], pa.int8()), pa.array([0, 0], pa.int32()), [pa.array(["x"]), pa.array([1])]
+        ),
+        "decimal": pa.array([1, None], pa.decimal128(5, 2)),
+        "null": pa.nulls(2),
+        "fixed": pa.array([[1, 2], [3, 4]], pa.list_(pa.int8(), 2)),
+        "lists": pa.DictionaryArray.from_arrays([0, None], pa.array([[1, 2]])),
+        "words": pa.DictionaryArray.from_arrays(pa.array([0, None], pa.int8()), ["x"]),
+        "view": pa.array(["a", None], pa.string_view()),
+        "large": pa.array([b"a", None], pa.large_binary()),
+        "uuid": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"a" * 16] * 2, pa.binary(16))),
+        "deep": pa.array([{"a": [{"b": "c"}]}, None]),
+    }
+    batch = pa.record_batch(columns)
+    with ipc.new_stream(tmp_path / "a.arrow", batch.schema) as writer:
+        writer.write_batch(batch)
+    assert list(rows_of(tmp_path / "a.arrow")) == list(enumerate(batch.to_pylist(), 1))

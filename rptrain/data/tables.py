@@ -1,0 +1,180 @@
+"""Rows of Parquet and Arrow files, decoded in a child process with limits: a kilobyte can be decoded to gigabytes.
+
+Compression, dictionaries and lists of views may repeat a value without end, and what a file says about its sizes may be
+wrong. So the limit of memory holds for whatever Arrow does, and sizes are known before values become Python objects.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rptrain.utils.errors import UserError
+from rptrain.utils.limited import Limited, stream
+from rptrain.utils.units import format_bytes
+
+Row = dict[str, Any]
+
+ROWS_AT_ONCE = 1024  # maximum number of rows in memory
+FEWER = (ROWS_AT_ONCE, 32, 1)  # rows of a Parquet file that are decoded at once, while more take too much memory
+BYTES_AT_ONCE = 1 << 24  # of the rows in memory, if they are several
+MOST = 256 << 20  # bytes of a row
+SECONDS, MEMORY = 10.0, 3 << 29  # for the rows in memory, and for a page of Parquet: 1,024 rows in many files
+
+
+def parquet_rows(path: Path) -> Iterator[Row]:
+    """Raises UserError, and OSError if the file cannot be read."""
+    return _decoded(path, _read_parquet, MEMORY)
+
+
+def arrow_rows(path: Path) -> Iterator[Row]:
+    """Rows of an Arrow stream, which `datasets` writes, or of an Arrow file. Raises as `parquet_rows`."""
+    return _decoded(path, _read_arrow, MEMORY + path.stat().st_size)  # it is mapped into memory
+
+
+def check_columns(path: Path, names: list[str]) -> None:
+    if twice := sorted(name for name, count in Counter(names).items() if count > 1):
+        raise UserError(
+            f"{path}: there is more than one column named {', '.join(map(repr, twice))}: rename all but one"
+        )
+
+
+def _decoded(path: Path, read: Any, memory: int) -> Iterator[Row]:
+    number = 0
+    try:
+        for rows in stream(read, path, seconds=SECONDS, memory=memory):
+            number += len(rows)
+            yield from rows
+    except Limited as error:
+        raise UserError(
+            f"{path}: decoding the rows after row {number:,} {error}: write the file with shorter rows, in smaller row "
+            "groups or batches"
+        ) from None
+
+
+def _read_parquet(path: Path) -> Iterator[list[Row]]:
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    done = 0
+    for count in FEWER:
+        try:
+            with ParquetFile(path, pre_buffer=False) as file:
+                check_columns(path, file.schema_arrow.names)
+                skipped = 0
+                for batch in file.iter_batches(count, use_threads=False):
+                    rest = batch.slice(max(0, done - skipped))
+                    skipped += len(batch)
+                    for rows in _lists(path, rest, done):
+                        done += len(rows)
+                        yield rows
+            return
+        except pyarrow.ArrowMemoryError:
+            continue
+        except (pyarrow.ArrowException, ValueError, OverflowError) as error:  # the last two: dates Python does not have
+            raise _unreadable(error, path, "a Parquet") from error
+    raise MemoryError
+
+
+def _read_arrow(path: Path) -> Iterator[list[Row]]:
+    import pyarrow
+    from pyarrow import ipc
+
+    options, done = ipc.IpcReadOptions(use_threads=False), 0
+    try:
+        with pyarrow.memory_map(os.fspath(path)) as source:
+            if source.read(6) == b"ARROW1":
+                file = ipc.open_file(source, options=options)
+                batches: Iterable[Any] = (file.get_batch(index) for index in range(file.num_record_batches))
+            else:
+                source.seek(0)
+                batches = ipc.open_stream(source, options=options)
+            for batch in batches:
+                batch.validate(full=True)  # all offsets are within the data; those of Parquet always are
+                check_columns(path, batch.schema.names)
+                for rows in _lists(path, batch, done):
+                    done += len(rows)
+                    yield rows
+    except pyarrow.ArrowMemoryError:
+        raise
+    except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+        raise _unreadable(error, path, "an Arrow") from error
+
+
+def _unreadable(error: Exception, path: Path, kind: str) -> Exception:
+    return error if isinstance(error, UserError) else UserError(f"{path}: not {kind} file that can be read: {error}")
+
+
+def _lists(path: Path, batch: Any, done: int) -> Iterator[list[Row]]:
+    """Rows without columns of times and dates, which no format uses and Python cannot always represent.
+
+    `done`: the rows of the file before the batch.
+    """
+    from pyarrow.types import is_temporal
+
+    batch = batch.select([field.name for field in batch.schema if not is_temporal(field.type)])
+    for start in range(0, len(batch), ROWS_AT_ONCE):
+        waiting = [batch.slice(start, ROWS_AT_ONCE)]
+        while waiting:
+            some = waiting.pop()
+            size = sum(map(_decoded_bytes, some.columns))
+            if size > BYTES_AT_ONCE and len(some) > 1:
+                waiting += [some.slice(len(some) // 2), some.slice(0, len(some) // 2)]
+            elif size > MOST:
+                raise UserError(
+                    f"{path}: row {done + 1:,} is decoded to {format_bytes(size)}, more than {format_bytes(MOST)}: "
+                    "split it into several rows"
+                )
+            else:
+                yield some.to_pylist()
+                done += len(some)
+
+
+def _decoded_bytes(array: Any) -> int:
+    """The bytes of all values, also of those that are stored once and referred to several times; at least about."""
+    from pyarrow import BaseExtensionType, types
+
+    kind = array.type
+    if isinstance(kind, BaseExtensionType):
+        return _decoded_bytes(array.storage)
+    if types.is_dictionary(kind):
+        if not _is_text(kind.value_type):  # at most
+            return len(array) * _decoded_bytes(array.dictionary)
+        return _sum(_lengths(array.dictionary).take(array.indices)) + 8 * len(array)
+    if types.is_run_end_encoded(kind):
+        return len(array) * _decoded_bytes(array.values)
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        return sum(text.as_buffer().size for text in array if text.is_valid) + 16 * len(array)
+    if _is_text(kind):
+        return _sum(_lengths(array)) + 8 * len(array)
+    if types.is_struct(kind):
+        return len(array) + sum(map(_decoded_bytes, array.flatten()))
+    if types.is_map(kind):
+        start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        return sum(_decoded_bytes(part.slice(start, end - start)) for part in (array.keys, array.items))
+    if types.is_list_view(kind) or types.is_large_list_view(kind):
+        places = zip(array.offsets.to_pylist(), array.sizes.to_pylist(), strict=True)
+        return sum(8 + _decoded_bytes(array.values.slice(start, size)) for start, size in places)
+    if types.is_nested(kind) and not types.is_union(kind):  # lists
+        return 8 * len(array) + _decoded_bytes(array.flatten())
+    return array.nbytes
+
+
+def _lengths(texts: Any) -> Any:
+    from pyarrow.compute import call_function
+
+    return call_function("binary_length", [texts])
+
+
+def _sum(numbers: Any) -> int:
+    from pyarrow.compute import call_function
+
+    return call_function("sum", [numbers]).as_py() or 0
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return any(is_text(kind) for is_text in texts)
