@@ -253,6 +253,29 @@ def test_tokenizers(folder, refused, spoil, message):
     assert message in refused("data.train.0.path=chats.jsonl", "data.max_length=64")
 
 
+@pytest.mark.parametrize(
+    "files",
+    [{"tokenizer_config.json": '{"a":' * 900 + "1" + "}" * 900}, {"tokenizer.json": "[" * 100_000}],
+    ids=["config", "tokenizer"],
+)
+def test_a_tokenizer_nested_too_deeply(folder, refused, files):
+    for name, text in files.items():
+        (folder / "model" / name).write_text(text)
+    assert "transformers cannot load the tokenizer: its files are nested too deeply" in refused("eval.questions=3")
+
+
+def test_a_tokenizer_whose_pattern_takes_too_long(folder, refused):
+    """Its library gives up after some seconds."""
+    steps = json.loads((folder / "model/tokenizer.json").read_text())["pre_tokenizer"]
+    split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
+    spoil_json(folder / "model/tokenizer.json", pre_tokenizer={"type": "Sequence", "pretokenizers": [split, steps]})
+    (folder / "chats.jsonl").write_text(chat("x" * 40))
+    message = "model: the tokenizer fails: Onig: Regex search error: retry-limit-in-match over; copy the model's own"
+    assert message in refused("data.train.0.path=chats.jsonl", "data.max_length=64")
+    said = tools.invoke("generate", "model", "--prompt", "x" * 40)
+    assert said.exit_code == 2 and message in said.stderr and "--raw" not in said.stderr
+
+
 def test_questions_without_a_chat_template(folder, refused):
     (folder / "model/chat_template.jinja").unlink()
     assert "set `data.chat_template` to a Jinja file" in refused("eval.questions=3")

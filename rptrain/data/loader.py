@@ -17,9 +17,9 @@ from rptrain.data.formats import Tally
 from rptrain.data.pieces import Overlong, piece
 from rptrain.data.sequences import Group, Sequences, build, shuffled
 from rptrain.data.template import encode, load_template
-from rptrain.data.tokens import Document, Stream, gather
+from rptrain.data.tokens import Document, Stream, gather, tokenized
 from rptrain.kernels.batch import IGNORED, Batch
-from rptrain.utils.errors import UserError
+from rptrain.utils.errors import UserError, describe
 from rptrain.utils.files import check_size, open_regular
 from rptrain.utils.text import counted
 
@@ -209,7 +209,6 @@ class Tokenizing:
 
 def load_tokenizer(directory: str | Path) -> Any:
     """The tokenizer in a model directory. Raises UserError if there is none, or if it is not a fast tokenizer."""
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoTokenizer
 
     directory = Path(directory)
@@ -220,14 +219,14 @@ def load_tokenizer(directory: str | Path) -> Any:
     for path in base_paths(directory):  # transformers reads them whole
         with open_regular(path) as file:
             check_size(file, path, MAX_FILE)
-    damaged = (OSError, ValueError, TypeError, LookupError, AttributeError, StrictDataclassError)
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-        tokenizer("?")  # settings of a wrong type raise when they are used
+        tokenized(tokenizer, "?")  # settings of a wrong type raise when they are used
+    except UserError:
+        raise
     except Exception as error:
-        if not isinstance(error, damaged) and type(error) is not Exception:  # the only exception type of tokenizers
-            raise
-        raise UserError(f"{directory}: transformers cannot load the tokenizer: {error}") from error
+        deep = "its files are nested too deeply" if isinstance(error, RecursionError) else describe(error)
+        raise UserError(f"{directory}: transformers cannot load the tokenizer: {deep}") from error
     if not tokenizer.is_fast:
         raise UserError(
             f"{directory}: the tokenizer has no tokenizer.json, which is needed to find "

@@ -12,7 +12,7 @@ import numpy as np
 
 from rptrain.data.formats import Example, Tally
 from rptrain.data.render import LONGEST, NESTED, Rendering, Span, Template, exceeded, render_rows, too_long
-from rptrain.data.tokens import Document
+from rptrain.data.tokens import Document, tokenized
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
 from rptrain.utils.limited import Limited, stream
@@ -153,12 +153,11 @@ def load_template(tokenizer: Any, chat_template: str | None) -> str:
 def _chats(rendered: list[tuple[int, str, list[Span]]], tokenizer: Any) -> Iterator[Document]:
     if not rendered:
         return
-    tokens = tokenizer(
+    tokens = tokenized(
+        tokenizer,
         [text for _, text, _ in rendered],
         add_special_tokens=False,  # written by the template
         return_offsets_mapping=True,
-        return_attention_mask=False,
-        verbose=False,
     )
     for ids, offsets, (line, _, spans) in zip(tokens["input_ids"], tokens["offset_mapping"], rendered, strict=True):
         yield Document(line, np.array(ids, dtype=np.int32), _within(offsets, spans))
@@ -168,14 +167,14 @@ def _long_text(line: int, text: str, tokenizer: Any) -> Document:
     """Splits a text into parts, if possible at line ends. Tokens at the ends may differ from those of the whole."""
     _check_end(tokenizer)
     end = [tokenizer.eos_token_id]
-    begin = tokenizer("", return_attention_mask=False)["input_ids"]
+    begin = tokenized(tokenizer, "")["input_ids"]
     parts = [np.array(begin[:-1] if begin[-1:] == end else begin, np.int32)]
     start = 0
     while start < len(text):
         stop = start + CHUNK_TEXT
         if stop < len(text):
             stop = text.rfind("\n", start, stop) + 1 or stop
-        tokens = tokenizer(text[start:stop], add_special_tokens=False, return_attention_mask=False, verbose=False)
+        tokens = tokenized(tokenizer, text[start:stop], add_special_tokens=False)
         parts.append(np.array(tokens["input_ids"], np.int32))
         start = stop
     if parts[-1][-1:].tolist() != end:
@@ -194,8 +193,8 @@ def _texts(texts: list[Example], tokenizer: Any, assistant_only_loss: bool) -> I
         return
     _check_end(tokenizer)
     prompts = assistant_only_loss and any(example.prompt for example in texts)
-    said = [example.text for example in texts]
-    tokens = tokenizer(said, return_offsets_mapping=prompts, return_attention_mask=False, verbose=False)
+    said = [example.text or "" for example in texts]
+    tokens = tokenized(tokenizer, said, return_offsets_mapping=prompts)
     for number, (ids, example) in enumerate(zip(tokens["input_ids"], texts, strict=True)):
         supervised = np.ones(len(ids), dtype=bool)
         if prompts and example.prompt and example.text is not None:

@@ -6,6 +6,7 @@ from typing import Any
 from rptrain.data import tasks
 from rptrain.data.render import render_prompts
 from rptrain.data.template import load_template
+from rptrain.data.tokens import tokenized
 from rptrain.models.layers.generate import Weights, generate
 from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
@@ -42,9 +43,14 @@ def check_questions(tokenizer: Any) -> None:
 
 
 def encode_prompts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of `in_template`."""
+    rendered = in_template(tokenizer, texts)
+    return [tokenized(tokenizer, text, add_special_tokens=False)["input_ids"] for text in rendered]
+
+
+def in_template(tokenizer: Any, texts: Sequence[str]) -> list[str]:
     """The user's messages in the chat template, each alone and with the generation prompt.
 
     Raises UserError if the template rejects one or exceeds a limit.
     """
-    rendered = render_prompts(tokenizer, load_template(tokenizer, None), texts)
-    return [tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in rendered]
+    return render_prompts(tokenizer, load_template(tokenizer, None), texts)

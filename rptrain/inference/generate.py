@@ -13,8 +13,9 @@ from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.export import DTYPES, checkpoint_of, from_checkpoint
 from rptrain.checkpoint.state import dtype_of, read_state
 from rptrain.data.loader import VOCABULARIES, load_tokenizer
+from rptrain.data.tokens import tokenized
 from rptrain.engine.store import available_bytes
-from rptrain.inference.evaluate import encode_prompts
+from rptrain.inference.evaluate import in_template
 from rptrain.models import registry
 from rptrain.models.adapters.lora import with_lora, without_adapters
 from rptrain.models.layers.generate import cache_bytes, generate
@@ -45,13 +46,12 @@ def generate_text(
         source = source / "model"
     model = _model(source)
     tokenizer = load_tokenizer(model.base)
+    raw = raw or not tokenizer.chat_template
     try:
-        if raw or not tokenizer.chat_template:
-            encoded = [tokenizer(prompt, verbose=False)["input_ids"] for prompt in prompts]
-        else:
-            encoded = encode_prompts(tokenizer, prompts)
+        texts = prompts if raw else in_template(tokenizer, prompts)
     except UserError as error:
         raise UserError(f"{model.base}: {error}; --raw continues a prompt without the chat template") from error
+    encoded = [tokenized(tokenizer, text, add_special_tokens=raw)["input_ids"] for text in texts]
     device = _device(model, encoded, max_new_tokens)
     placed = [{name: tensor.to(device) for name, tensor in unit.items()} for unit in model.load()]
     ends = _end_tokens(model.spec, tokenizer)
