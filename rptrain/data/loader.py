@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from os.path import getsize, isfile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 TASKS, RANDOM = "builtin:tasks", "builtin:random"
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+LARGE = 1 << 30  # bytes of a file that takes more than a second to hash
 RANDOM_ROWS = 256  # sequences in the built-in set of random tokens
 
 
@@ -188,6 +190,8 @@ class Tokenizing:
         tallies: dict[str, Tally] = {}
         cache.allow_open(len(files))
         for file in files:
+            if isfile(file) and getsize(file) > LARGE:
+                next(formats.read(file, format), None)  # hashing takes long: mistakes at the beginning are told before
             key = cache.content_key(file, [format, *self._settings])
             found = cache.load(self._folder, key)
             if found is None:

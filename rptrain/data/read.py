@@ -3,17 +3,19 @@
 import csv
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, AnyStr
 
 from rptrain.data import tables
 from rptrain.utils.errors import UserError
 from rptrain.utils.objects import unique_keys
+from rptrain.utils.units import format_bytes
 
 Rows = Iterator[tuple[int, Any]]  # line or number, from 1, and the row, or the ValueError of an unreadable row
 
+MOST = 256 << 20  # bytes of a line, or characters
+WHOLE = 2 << 30  # bytes of a file that is read whole
 SPACE = re.compile(r"[ \t\r\n]*")  # between the values of JSON
 # The beginnings of files that are not text.
 BEGINNINGS = {
@@ -48,7 +50,25 @@ def _check_beginning(path: Path) -> None:
 
 
 def _text_document(path: Path) -> Rows:
+    _check_whole(path, "split it into several files")
     yield 1, {"text": path.read_text(encoding="utf-8-sig")}
+
+
+def _check_whole(path: Path, advice: str) -> None:
+    if (size := path.stat().st_size) > WHOLE:
+        raise UserError(f"{path} has {format_bytes(size)}, and at most {format_bytes(WHOLE)} are read whole: {advice}")
+
+
+def _lines(path: Path, file: IO[AnyStr]) -> Iterator[AnyStr]:
+    line = 0
+    while data := file.readline(MOST + 1):
+        line += 1
+        if len(data) > MOST:
+            raise UserError(
+                f"{path}:{line}: this line has more than {format_bytes(MOST)}: write a row on each line, and split "
+                "rows that are so long"
+            )
+        yield data
 
 
 def _json_rows(path: Path) -> Rows:
@@ -57,12 +77,13 @@ def _json_rows(path: Path) -> Rows:
         start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
         file.seek(0)
         if start.startswith(b"["):
+            _check_whole(path, "write a row on each line (.jsonl), not all as one list")
             try:
                 yield from _items(file.read().decode("utf-8-sig"))
             except (ValueError, RecursionError) as error:
                 raise UserError(f"{path}: not a JSON list: {error}") from error
             return
-        for line, data in enumerate(file, 1):
+        for line, data in enumerate(_lines(path, file), 1):
             if not data.strip():
                 continue
             try:
@@ -105,9 +126,9 @@ def _items(text: str) -> Rows:
 
 
 def _csv_rows(path: Path) -> Rows:
-    csv.field_size_limit(sys.maxsize)  # the default refuses texts of 128 KiB
+    csv.field_size_limit(MOST)  # the default refuses texts of 128 KiB
     with path.open(encoding="utf-8-sig", newline="", errors="surrogateescape") as file:
-        reader = csv.reader(file, strict=True)
+        reader = csv.reader(_lines(path, file), strict=True)
         try:
             header = next(reader, [])
             tables.check_columns(path, header)

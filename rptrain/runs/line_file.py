@@ -6,17 +6,20 @@ from contextlib import ExitStack
 from os import SEEK_END
 from pathlib import Path
 
-from rptrain.utils.errors import RunDeleted
+from rptrain.utils.errors import RunDeleted, UserError
 from rptrain.utils.files import regular
+from rptrain.utils.units import format_bytes
 
-_PIECE = 4096  # bytes read at a time to find the end of the last line
+_PIECE = 1 << 16  # bytes read at a time to find the end of the last line
+SEARCHED = 256 << 20  # bytes at the end of a file in which it is searched
 
 
 class LineFile:
     """Appends lines without buffering. The owner closes the file and allows one thread at a time.
 
     `lock` locks the file against other processes; BlockingIOError if another process holds the lock. Opening cuts off
-    an incomplete last line that a killed process left. UserError if the path is a pipe or a device.
+    an incomplete last line that a killed process left. UserError if the path is a pipe or a
+    device, or if the end of the file is not lines.
     """
 
     def __init__(self, path: Path | str, *, lock: bool = False) -> None:
@@ -73,7 +76,8 @@ class LineFile:
         self._file.close()
 
     def _end_of_lines(self) -> int:
-        end = self._file.seek(0, SEEK_END)
+        """UserError if the last SEARCHED bytes have no line end: rptrain writes no line that is nearly as long."""
+        size = end = self._file.seek(0, SEEK_END)
         while end > 0:
             start = max(0, end - _PIECE)
             self._file.seek(start)
@@ -81,4 +85,8 @@ class LineFile:
             if newline >= 0:
                 return start + newline + 1
             end = start
+            if size - end > SEARCHED:
+                raise UserError(
+                    f"{self._path} is damaged: its last {format_bytes(SEARCHED)} are not lines; move the file away"
+                )
         return 0

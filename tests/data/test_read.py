@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 
@@ -263,3 +264,23 @@ def test_bytes_of_all_types_of_columns(tmp_path):
     with ipc.new_stream(tmp_path / "a.arrow", batch.schema) as writer:
         writer.write_batch(batch)
     assert list(rows_of(tmp_path / "a.arrow")) == list(enumerate(batch.to_pylist(), 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "beginning", "message"),
+    [
+        ("a.jsonl", b'{"text": "one"}\n', r"a\.jsonl:2: this line has more than 256 MiB: write a row on each line"),
+        ("a.csv", b"text\none\n", r"a\.csv:3: this line has more than 256 MiB"),
+        (
+            "a.json",
+            b"[",
+            r"a\.json has 40\.0 GiB, and at most 2\.00 GiB are read whole: write a row on each line",
+        ),
+        ("a.txt", b"one", r"a\.txt has 40\.0 GiB, and at most 2\.00 GiB are read whole: split it into several files"),
+    ],
+)
+def test_sparse_files_without_lines(tmp_path, name, beginning, message):
+    (tmp_path / name).write_bytes(beginning)
+    os.truncate(tmp_path / name, 40 << 30)
+    with pytest.raises(UserError, match=message):
+        list(rows_of(tmp_path / name))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import MISSING, FrozenInstanceError, fields
 from pathlib import Path
 
@@ -260,3 +261,14 @@ def test_is_finished(path):
 def test_a_file_that_cannot_be_written(tmp_path):
     with pytest.raises(UserError, match="cannot be written: Is a directory; make it writable, or start a new run"):
         EventLog(tmp_path)
+
+
+def test_a_file_whose_end_is_not_lines(tmp_path):
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(b"{}\n")
+    os.truncate(file, 20 << 30)
+    with pytest.raises(UserError, match=r"events\.jsonl is damaged: its last 256 MiB are not lines; move"):
+        EventLog(file)
+    os.truncate(file, 1 << 20)
+    EventLog(file).close()
+    assert file.read_bytes() == b"{}\n", "what a killed process left is cut off"
