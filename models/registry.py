@@ -12,7 +12,7 @@ from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
 from rptrain.utils.objects import unique_keys
-from rptrain.utils.paths import expanded
+from rptrain.utils.paths import expanded, from_environment
 
 BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
     "LlamaForCausalLM": llama.build,
@@ -101,11 +101,10 @@ def cached() -> list[tuple[str, Path]]:
 
 def _hub_cache() -> Path:
     if explicit := os.environ.get("HF_HUB_CACHE"):
-        return expanded(explicit)
+        return expanded(explicit, "HF_HUB_CACHE")
     if home := os.environ.get("HF_HOME"):
-        return expanded(home) / "hub"
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return expanded(base) / "huggingface" / "hub"
+        return expanded(home, "HF_HOME") / "hub"
+    return from_environment("XDG_CACHE_HOME", "~/.cache") / "huggingface" / "hub"
 
 
 def _cached(hub_id: str) -> Path | None:

@@ -17,6 +17,7 @@ from rptrain import __version__
 from rptrain.runs.signals import INTERRUPTED, PROCESS
 from rptrain.utils.errors import TrainingError, UserError
 from rptrain.utils.native_watchdog import NativeWatchdog
+from rptrain.utils.paths import expanded
 from rptrain.utils.text import printable
 
 if TYPE_CHECKING:
@@ -85,6 +86,14 @@ def exit_codes() -> Iterator[None]:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _existing(path: Path) -> Path:
+    """The path with the home directory in place of "~". Raises UserError if nothing is there."""
+    path = expanded(path)
+    if not path.exists():
+        raise UserError(f"{path} does not exist: name a run, a checkpoint or a model directory")
+    return path
 
 
 def _keep_allocator_tidy() -> None:
@@ -355,7 +364,7 @@ def doctor(
 
 @app.command()
 def export(
-    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", exists=True)],
+    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT")],
     to: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write to; created if missing.")],
     dtype: Annotated[str | None, typer.Option(help="Data type of the weights; by default the run's.")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge the adapters into the model's weights.")] = False,
@@ -363,6 +372,7 @@ def export(
 ) -> None:
     """Export a Hugging Face model or a PEFT adapter from a run's last checkpoint, or from a checkpoint."""
     with exit_codes():
+        source, to = _existing(source), expanded(to)
         from rptrain.checkpoint.export import export as write
 
         print(write(source, to, dtype, merge=merge, force=force))
@@ -370,7 +380,7 @@ def export(
 
 @app.command()
 def generate(
-    source: Annotated[Path, typer.Argument(metavar="RUN|DIR", exists=True)],
+    source: Annotated[Path, typer.Argument(metavar="RUN|DIR")],
     prompt: Annotated[list[str], typer.Option(help="The prompt; may be given several times.")],
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.0,
@@ -380,6 +390,7 @@ def generate(
 ) -> None:
     """Generate text with a trained model."""
     with exit_codes():
+        source = _existing(source)
         from rptrain.inference.generate import generate_text
 
         texts = generate_text(source, prompt, max_new_tokens, temperature, seed, raw)

@@ -79,6 +79,20 @@ def test_the_command(folder, arguments, message):
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("generate", "~nosuchuser/x", "--prompt", "a"), '~nosuchuser/x: the user "nosuchuser" does not exist'),
+        (("export", "model", "--to", "~nosuchuser/x"), '~nosuchuser/x: the user "nosuchuser" does not exist'),
+        (("export", "nothing", "--to", "x"), "nothing does not exist: name a run, a checkpoint"),
+    ],
+    ids=["generate", "export", "nothing"],
+)
+def test_paths_of_commands(folder, arguments, message):
+    result = tools.invoke(*arguments)
+    assert result.exit_code == 2 and result.stderr.startswith(message)
+
+
 def test_a_config_that_is_not_there(folder):
     result = tools.invoke("--config", "none.toml")
     assert (result.exit_code, result.stderr) == (2, "none.toml: cannot be read: No such file or directory\n")

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, lru_cache
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,17 @@ from torch import Tensor
 
 from rptrain.checkpoint import frozen
 from rptrain.checkpoint.adapter import Adapter, shapes, write
-from rptrain.checkpoint.atomic_dir import MANIFEST, Damaged, check_hash, check_name, read_manifest, written_aside
+from rptrain.checkpoint.atomic_dir import (
+    MANIFEST,
+    Damaged,
+    check_hash,
+    check_name,
+    complete_checkpoints,
+    read_manifest,
+    written_aside,
+)
 from rptrain.checkpoint.base_files import BASE, base_files
-from rptrain.checkpoint.metadata import CHECKPOINTS, RUN_CONFIG
+from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG
 from rptrain.checkpoint.state import dtype_of, latest, read_state, unit_file, verify_checkpoint
 from rptrain.checkpoint.verify import verify, verify_adapter
 from rptrain.engine.optim.adam import join
@@ -40,7 +49,7 @@ def export(source: Path, to: Path, dtype: str | None = None, *, merge: bool = Fa
     hashes of the checkpoint are checked first, and the export is read back.
 
     UserError if the source has no checkpoint or a damaged one, if there are no adapters to merge, if `to` overlaps what
-    is read or lies among the checkpoints of a run, or if `to` exists and is not an earlier export (`force` replaces
+    is read or the folder of a run, or if `to` exists and is not an earlier export (`force` replaces
     it). DiskFull if space is short.
     """
     source = Path(source)
@@ -50,7 +59,7 @@ def export(source: Path, to: Path, dtype: str | None = None, *, merge: bool = Fa
     to = _absolute(to)
     _check_place(to)
     _check_inputs(to, _inputs(source, checkpoint, state["meta"].get("model_dir")))
-    _check_checkpoints(to)
+    _check_runs(to, force)
     if not force:
         try:
             _check_earlier(to)
@@ -264,11 +273,20 @@ def _check_inputs(to: Path, inputs: Mapping[str, Path]) -> None:
             raise UserError(f"{to} overlaps {name}, {folder}, which the export reads: choose a directory outside of it")
 
 
-def _check_checkpoints(to: Path) -> None:
-    """UserError if the target lies among the checkpoints of a run, where it would be taken for one of them."""
-    for folder in {folder for place in _places(to) for folder in (place, *place.parents)}:
-        if folder.name == CHECKPOINTS and (folder.parent / RUN_CONFIG).is_file():
-            raise UserError(f"{to} is in {folder}, which is for the checkpoints of a run: choose another directory")
+def _check_runs(to: Path, force: bool) -> None:
+    """UserError if the target is, lies in, or holds the folder of a run, where it would be taken for a part of it."""
+    for place in sorted(_places(to)):
+        if run := next(filter(_is_run, (place, *place.parents)), None):
+            raise UserError(f"{to} is in the folder of a run, {run}: choose another directory")
+        held = chain(place.glob("*/"), place.glob("*/*/")) if force else ()  # otherwise anything in it is refused
+        if run := next(filter(_is_run, held), None):
+            raise UserError(f"{to} holds the folder of a run, {run}: choose another directory")
+
+
+def _is_run(folder: Path) -> bool:
+    if not (folder / RUN_CONFIG).is_file():
+        return False
+    return (folder / EVENTS).is_file() or bool(complete_checkpoints(folder / CHECKPOINTS))
 
 
 def _places(to: Path) -> set[Path]:

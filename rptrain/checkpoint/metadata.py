@@ -10,7 +10,8 @@ from pydantic import ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationE
 from rptrain.checkpoint.atomic_dir import KIND, MANIFEST, STATE, Damaged, check_hash, read_manifest
 from rptrain.utils.files import read_small
 
-RUN_CONFIG, CHECKPOINTS = "config.toml", "checkpoints"  # a run's config, and the folder of its checkpoints
+# A run's config, the folder of its checkpoints, and its events.
+RUN_CONFIG, CHECKPOINTS, EVENTS = "config.toml", "checkpoints", "events.jsonl"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from rptrain.data.tokens import TOKENS, Builder, Document, Stream
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import file_sha256
 from rptrain.utils.parallel import in_parallel
-from rptrain.utils.paths import expanded
+from rptrain.utils.paths import from_environment
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Damaged(Exception):
 
 def default_folder() -> Path:
     """The default of `data.cache_dir`. Raises UserError if the home directory is unknown."""
-    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "rptrain"
+    return from_environment("XDG_CACHE_HOME", "~/.cache") / "rptrain"
 
 
 def tokenizer_hash(tokenizer: Any) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rptrain.checkpoint.atomic_dir import MANIFEST, PARTIAL, Damaged, beside, complete_checkpoints, set_aside
-from rptrain.checkpoint.metadata import CHECKPOINTS, RUN_CONFIG, read_facts
+from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG, read_facts
 from rptrain.config.errors import dotted, leaves, shown
 from rptrain.config.resolve import Resolved, read_text, render, resolve
 from rptrain.config.schema import AUTOMATIC, Config
@@ -75,7 +75,7 @@ class RunDir:
 
     @property
     def events_path(self) -> Path:
-        return self.path / "events.jsonl"
+        return self.path / EVENTS
 
     @property
     def checkpoints_path(self) -> Path:

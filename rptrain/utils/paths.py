@@ -6,19 +6,29 @@ from pathlib import Path
 from rptrain.utils.errors import UserError
 
 
-def expanded(path: str | os.PathLike[str]) -> Path:
+def expanded(path: str | os.PathLike[str], source: str = "") -> Path:
     """The path with the home directory in place of "~" or "~user". Raises UserError as `expanded_text`."""
-    return Path(expanded_text(os.fspath(path)))
+    return Path(expanded_text(os.fspath(path), source))
 
 
-def expanded_text(path: str) -> str:
-    """As `expanded`, and otherwise unchanged. Raises UserError if the user or the home directory is unknown."""
+def expanded_text(path: str, source: str = "") -> str:
+    """As `expanded`, and otherwise unchanged. Raises UserError if the user or the home directory is unknown.
+
+    `source`: the environment variable that holds the path, for the message.
+    """
     found = os.path.expanduser(path)
     if not found.startswith("~"):
         return found
+    named = f"{source}: {path}" if source else path
     home = path.partition("/")[0]
     if home == "~":
-        raise UserError(f"{path}: the home directory is unknown: set HOME, or write the full path")
+        raise UserError(f"{named}: the home directory is unknown: set HOME, or write the full path")
     raise UserError(
-        f'{path}: the user "{home[1:]}" does not exist: write the full path, or ./{path} if its name begins with ~'
+        f'{named}: the user "{home[1:]}" does not exist: write the full path, or ./{path} if its name begins with ~'
     )
+
+
+def from_environment(variable: str, default: str) -> Path:
+    """The expanded path in an environment variable, or the default if it is unset or empty. UserError as above."""
+    given = os.environ.get(variable)
+    return expanded(given, variable) if given else expanded(default)

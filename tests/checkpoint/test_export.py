@@ -200,16 +200,32 @@ def test_an_input_is_not_written_over(run, tmp_path, model_dir):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("place", ["other/checkpoints", "other/checkpoints/checkpoint-9", "link/new"])
-def test_the_checkpoints_of_another_run_are_no_place_for_an_export(run, tmp_path, place):
+@pytest.mark.parametrize(
+    "place",
+    ["other", "other/checkpoints", "other/checkpoints/checkpoint-9", "other/control/x", "other/model", "link/new"],
+)
+def test_another_run_is_no_place_for_an_export(run, tmp_path, place):
+    directory, _ = run
+    for folder in ("checkpoints", "control", "model"):
+        (tmp_path / "runs/other" / folder).mkdir(parents=True)
+    for file in ("config.toml", "events.jsonl"):
+        (tmp_path / "runs/other" / file).touch()
+    (tmp_path / "runs/link").symlink_to("other/checkpoints")
+    before = sorted(tmp_path.rglob("*"))
+    for force in (False, True):
+        with pytest.raises(UserError, match=r"is in the folder of a run, .*/runs/other: choose another directory"):
+            export(directory, tmp_path / "runs" / place, force=force)
+    for above in ("runs", "."):
+        with pytest.raises(UserError, match=r"(holds the folder of a run|overlaps the )"):
+            export(directory, tmp_path / above, force=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_is_like_a_run_is_not_taken_for_one(run, tmp_path):
     directory, _ = run
     (tmp_path / "other/checkpoints").mkdir(parents=True)
     (tmp_path / "other/config.toml").touch()
-    (tmp_path / "link").symlink_to("other/checkpoints")
-    for force in (False, True):
-        with pytest.raises(UserError, match=r"is in .*other/checkpoints, which is for the checkpoints of a run"):
-            export(directory, tmp_path / place, force=force)
-    assert not any((tmp_path / "other/checkpoints").iterdir())
+    assert export(directory, tmp_path / "other/checkpoints/new") == tmp_path / "other/checkpoints/new"
 
 
 def test_a_large_folder_is_not_walked(run, tmp_path, monkeypatch):

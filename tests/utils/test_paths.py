@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rptrain.utils.errors import UserError
-from rptrain.utils.paths import expanded, expanded_text
+from rptrain.utils.paths import expanded, expanded_text, from_environment
 
 
 def test_the_home_directory_replaces_the_tilde(monkeypatch):
@@ -22,3 +22,14 @@ def test_a_home_that_is_unknown(monkeypatch):
     monkeypatch.setattr("os.path.expanduser", lambda path: path)
     with pytest.raises(UserError, match=r"^~/x: the home directory is unknown: set HOME"):
         expanded("~/x")
+
+
+def test_a_path_of_an_environment_variable(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert from_environment("XDG_CACHE_HOME", "~/.cache") == Path("/home/me/.cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", "~/x")
+    assert from_environment("XDG_CACHE_HOME", "~/.cache") == Path("/home/me/x")
+    monkeypatch.setenv("XDG_CACHE_HOME", "~nosuchuser/x")
+    with pytest.raises(UserError, match=r'^XDG_CACHE_HOME: ~nosuchuser/x: the user "nosuchuser" does not exist'):
+        from_environment("XDG_CACHE_HOME", "~/.cache")

@@ -1,6 +1,5 @@
 """Preferences of the interface: a small TOML file, `rptrain/tui.toml` in the settings folder."""
 
-import os
 import tomllib
 from pathlib import Path
 from typing import Literal
@@ -11,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rptrain.config.types import PathText
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
-from rptrain.utils.paths import expanded
+from rptrain.utils.paths import from_environment
 
 Look = Literal["dark", "light"]
 
@@ -25,8 +24,7 @@ class Preferences(BaseModel):
 
 
 def place() -> Path:
-    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return expanded(base) / "rptrain" / "tui.toml"
+    return from_environment("XDG_CONFIG_HOME", "~/.config") / "rptrain" / "tui.toml"
 
 
 def load(path: Path) -> Preferences:
