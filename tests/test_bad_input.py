@@ -649,6 +649,14 @@ def test_files_that_do_not_fit_in_memory(folder, name):
     assert result.exit_code == 2 and f"{name} is too large: 12.0 GiB, and at most" in result.stderr, result.output
 
 
+@pytest.mark.parametrize("data", ["builtin:random", "builtin:tasks"])
+@pytest.mark.parametrize("name", ["LICENSE", "generation_config.json", "tokenizer.json"])
+def test_pipes_in_a_model(folder, refused, name, data):
+    (folder / "model" / name).unlink(missing_ok=True)
+    pipe(folder / "model" / name)
+    assert f"model/{name} is not a regular file but a pipe" in refused(f"data.train.0.path={data}")
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("make", [pipe, sparse])
 def test_files_of_a_run(folder, make):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rptrain.utils.errors import UserError
-from rptrain.utils.files import read_small
+from rptrain.utils.files import check_size, open_regular, read_small
 
 BASE = "base"  # the folder in a checkpoint
 MAX_FILE = 512 << 20  # bytes: more than a tokenizer has
@@ -37,6 +37,14 @@ def base_files(model_dir: Path, chat_template: str | None = None) -> dict[str, b
     return files if chat_template is None else files | {TEMPLATE: chat_template.encode()}
 
 
+def check_base_files(model_dir: Path) -> None:
+    """UserError if one of the files cannot be copied: it is no regular file, or larger than MAX_FILE."""
+    for path in base_paths(model_dir):
+        with open_regular(path) as file:
+            check_size(file, path, MAX_FILE)
+
+
 def base_paths(model_dir: Path) -> list[Path]:
-    """The paths of these files, sorted."""
-    return sorted({path for pattern in PATTERNS for path in model_dir.glob(pattern) if path.is_file()})
+    """The paths of these files, sorted. Pipes, devices and sockets are among them, for the reader to refuse."""
+    found = {path for pattern in PATTERNS for path in model_dir.glob(pattern)}
+    return sorted(path for path in found if path.exists() and not path.is_dir())

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rptrain.checkpoint.base_files import MAX_FILE, base_paths
+from rptrain.checkpoint.base_files import check_base_files
 from rptrain.config.schema import TrainSet
 from rptrain.data import cache, formats, tasks
 from rptrain.data.folders import Chosen, choose, named
@@ -21,7 +21,6 @@ from rptrain.data.template import encode, load_template
 from rptrain.data.tokens import Document, Stream, gather, tokenized
 from rptrain.kernels.batch import IGNORED, Batch
 from rptrain.utils.errors import UserError, describe
-from rptrain.utils.files import check_size, open_regular
 from rptrain.utils.text import counted
 
 log = logging.getLogger(__name__)
@@ -218,11 +217,9 @@ def load_tokenizer(directory: str | Path) -> Any:
     directory = Path(directory)
     if not directory.is_dir():
         raise UserError(f"{directory}: no such model directory")
+    check_base_files(directory)  # transformers reads them whole
     if not any((directory / name).is_file() for name in VOCABULARIES):  # transformers would create an empty one
         raise UserError(f"{directory}: there is no tokenizer; copy the model's tokenizer.json there")
-    for path in base_paths(directory):  # transformers reads them whole
-        with open_regular(path) as file:
-            check_size(file, path, MAX_FILE)
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         tokenized(tokenizer, "?")  # settings of a wrong type raise when they are used
