@@ -117,13 +117,12 @@ def _finished(
     examples: list[tuple[Example, Row]], renderings: Iterator[Rendering | str]
 ) -> list[tuple[Example, Rendering | str | None]]:
     """Raises UserError with the place of a conversation that exceeds a limit."""
-    finished = list[tuple[Example, Rendering | str | None]]()
-    for example, row in examples:
-        try:
-            finished.append((example, next(renderings) if isinstance(row, bytes) else row))
-        except Limited as error:
-            raise UserError(f"{example.place}: {exceeded(error)}") from None
-    assert next(renderings, None) is None  # reads to the end, so that the child can be used again
+    try:
+        finished = [(example, next(renderings) if isinstance(row, bytes) else row) for example, row in examples]
+        assert next(renderings, None) is None  # reads to the end, so that the child can be used again
+    except Limited as error:
+        chats = [example for example, row in examples if isinstance(row, bytes)]
+        raise UserError(f"{chats[error.done].place}: {exceeded(error)}") from None
     return finished
 
 

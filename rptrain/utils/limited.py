@@ -18,6 +18,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from mmap import mmap
+from struct import Struct
 from typing import Any, BinaryIO, TypeVar
 
 from rptrain.utils.errors import UserError, describe
@@ -27,6 +29,8 @@ T = TypeVar("T")
 SECONDS = 5.0  # processor time of one item
 MEMORY = 1 << 30  # bytes
 IDLE, GRACE = 30.0, 5.0  # seconds without work, and until a process that closed its output has ended
+HELD = 1 << 22  # bytes of answers that a child keeps, so that it works on while its parent does something else
+COUNT = Struct("Q")  # how the items that are done are counted, in memory that a child shares with its parent
 COMMAND = (sys.executable, "-P", "-m", "rptrain.utils.limited")  # without the current directory on the path
 # One thread for each library, and no allocators of their own: they reserve address space, which the limit counts.
 ALONE = {
@@ -41,7 +45,14 @@ os.register_at_fork(after_in_child=_idle.clear)  # they belong to the parent
 
 
 class Limited(UserError):
-    """A limit was exceeded. The message is a predicate without its subject, such as "takes more than 10 s"."""
+    """A limit was exceeded. The message is a predicate without its subject, such as "takes more than 10 s".
+
+    `done` counts the items before the one that exceeded it. Some of them may not have arrived.
+    """
+
+    def __init__(self, message: str, done: int):
+        super().__init__(message)
+        self.done = done
 
 
 def stream(
@@ -82,16 +93,16 @@ def _items(request: bytes, seconds: float, memory: int) -> Iterator[Any]:
     except EOFError:
         ended = child.status()
         if ended == -signal.SIGPROF:
-            raise Limited(f"takes more than {seconds:g} s") from None
+            raise Limited(f"takes more than {seconds:g} s", child.done) from None
         if ended in (-signal.SIGABRT, -signal.SIGKILL):  # C++ and Rust abort; the kernel kills
-            raise Limited(too_large) from None
-        raise Limited(f"ends the process that handles it (status {ended})") from None
+            raise Limited(too_large, child.done) from None
+        raise Limited(f"ends the process that handles it (status {ended})", child.done) from None
     except BaseException:  # GeneratorExit: nobody wants the rest
         child.kill()
         raise
     if answer[0] == "memory":
         child.kill()
-        raise Limited(too_large)
+        raise Limited(too_large, child.done)
     _idle.append(child)
     if answer[0] == "error":
         raise answer[1]
@@ -109,10 +120,25 @@ class _Child:
 
     def __init__(self) -> None:
         self._begun = False
-        environment = os.environ | ALONE
-        self._process = subprocess.Popen(
-            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-        )
+        counter = os.memfd_create("items done")
+        os.truncate(counter, COUNT.size)
+        self._counter = mmap(counter, COUNT.size)
+        try:
+            self._process = subprocess.Popen(
+                (*COMMAND, str(counter)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=os.environ | ALONE,
+                pass_fds=(counter,),
+            )
+        finally:
+            os.close(counter)
+
+    @property
+    def done(self) -> int:
+        """The items of the last request that are done, also those that have not been sent."""
+        return COUNT.unpack_from(self._counter)[0]
 
     def send(self, request: bytes) -> None:
         assert self._process.stdin is not None
@@ -157,7 +183,7 @@ def _end_idle() -> None:
         _idle.pop().kill()
 
 
-def serve(asked: BinaryIO, answers: BinaryIO) -> None:
+def serve(asked: BinaryIO, answers: BinaryIO, counter: mmap) -> None:
     """Answers requests until the end of the input, or until there is none for IDLE seconds."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     while select.select([asked], [], [], IDLE)[0]:
@@ -173,14 +199,26 @@ def serve(asked: BinaryIO, answers: BinaryIO) -> None:
             continue
         limit = _address_space() + memory
         resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
-        for answer in _limited(function, given, seconds):
+        held = bytearray()
+        for answer in _limited(function, given, seconds, counter):
+            if len(held) + len(answer) < HELD:
+                held += answer
+                continue
+            answers.write(held)
+            held.clear()
             answers.write(answer)
             answers.flush()
+        answers.write(held)
+        answers.flush()
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _limited(function: Callable[..., Iterable[Any]], given: tuple[Any, ...], seconds: float) -> Iterator[bytes]:
+def _limited(
+    function: Callable[..., Iterable[Any]], given: tuple[Any, ...], seconds: float, counter: mmap
+) -> Iterator[bytes]:
     """The answers to a request. SIGPROF, for which there is no handler, ends the process after `seconds`."""
+    done = 0
+    COUNT.pack_into(counter, 0, done)
     try:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         for item in function(*given):
@@ -188,6 +226,8 @@ def _limited(function: Callable[..., Iterable[Any]], given: tuple[Any, ...], sec
             signal.setitimer(signal.ITIMER_PROF, 0)
             yield answer
             del item, answer
+            done += 1
+            COUNT.pack_into(counter, 0, done)
             signal.setitimer(signal.ITIMER_PROF, seconds)
         last = _last("end")
     except MemoryError:
@@ -224,7 +264,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        serve(sys.stdin.buffer, answers)
+        serve(sys.stdin.buffer, answers, mmap(int(sys.argv[1]), COUNT.size))
     except BrokenPipeError:
         return
 

@@ -208,8 +208,10 @@ def test_unsuitable_templates_say_what_to_do(tokenizer, text, reason):
 def test_a_template_without_end_stops_at_its_first_conversation(tokenizer, monkeypatch, text, reason):
     list(encode([Example("f", 1, messages=SHORT)], tokenizer))  # what the child imports also takes its time
     monkeypatch.setattr(template, "stream", partial(stream, seconds=0.3))
-    examples = [Example("f", line, text="two") for line in (1, 2)] + [Example("f", 3, messages=SHORT)] * 9
-    with pytest.raises(UserError, match=f"^f:3: the chat template {reason} for one conversation: shorten the loops"):
+    text = "{% if messages | length > 2 %}" + text + "{% endif %}" + PROMPTLESS
+    texts = [Example("f", line, text="two") for line in (1, 2)]
+    examples = [*texts, Example("f", 3, messages=SHORT), *[Example("f", 4, messages=LONG)] * 9]
+    with pytest.raises(UserError, match=f"^f:4: the chat template {reason} for one conversation: shorten the loops"):
         list(encode(examples, tokenizer, chat_template=text))
 
 

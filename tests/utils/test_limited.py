@@ -50,6 +50,14 @@ def test_limits(function, given, message):
     assert call(operator.add, 1, 2) == 3
 
 
+def test_the_item_that_exceeds_a_limit_is_known():
+    """Also if those before it have not arrived."""
+    texts = ["b", "aab", "a" * 40, "b"]
+    with pytest.raises(Limited, match=r"takes more than 0\.2 s") as caught:
+        list(stream(map, re.compile("(a+)+b").findall, texts, seconds=0.2))
+    assert caught.value.done == 2
+
+
 def test_each_item_has_its_own_time():
     numbers = stream(map, pow, [7] * 8, [100_000] * 8, seconds=0.2)
     assert len(list(numbers)) == 8
