@@ -132,6 +132,10 @@ class _Child:
                 env=os.environ | ALONE,
                 pass_fds=(counter,),
             )
+        except OSError as error:  # of the system: too many processes, or too little memory
+            raise UserError(
+                f"{sys.executable}: a child process cannot be started: {error.strerror or error}"
+            ) from error
         finally:
             os.close(counter)
 
@@ -259,7 +263,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent decides
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # to a whole group of processes: the parent decides
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -218,6 +218,7 @@ print(len(rows), len(rows[-1]), int(peak) >> 10)
 """
 
 
+@pytest.mark.long
 def test_values_that_are_stored_once_are_read_a_few_rows_at_a_time(tmp_path):
     large_tables(tmp_path)
     for name, length in (

@@ -60,7 +60,7 @@ async def test_no_path_and_no_value_of_a_config_is_obeyed(make: Made, helper: Sc
     (tmp_path / "rptrain.toml").write_text(f"[model]\npath = {json.dumps(name)}\n[[data.train]]\npath = 'x'\n")
     (tmp_path / NAME).mkdir()
     (tmp_path / NAME / "x.jsonl").write_text("{}\n")
-    (tmp_path / f"{name}.jsonl").write_text("{}\n")
+    (tmp_path / f"z{name}.jsonl").write_text("{}\n")  # which does not complete the model's path
     helper.answers[places.models] = [FoundModel(name, "here", 0, f"{NAME}about", False)]
     helper.answers[heavy.plan] = UserError(f"no model {name}")
     async with make().run_test(size=(120, 36)) as pilot:
@@ -72,7 +72,7 @@ async def test_no_path_and_no_value_of_a_config_is_obeyed(make: Made, helper: Sc
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(pilot.app.screen, NewRun))
         await pilot.press("ctrl+t")
-        await check(pilot, f"{SHOWN[:-1]}.jsonl")
+        await check(pilot, f"z{SHOWN[:-1]}.jsonl")
         assert pilot.app.screen.query_one(OptionList).option_count == 3  # none in the folder whose name is no text
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(pilot.app.screen, NewRun))

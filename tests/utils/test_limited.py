@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from rptrain.utils import limited
+from rptrain.utils.errors import UserError
 from rptrain.utils.limited import Limited, call, stream
 from tests.run_tools import wait_for
 
@@ -76,6 +77,20 @@ def test_a_process_that_ended_while_it_had_nothing_to_do():
     assert call(operator.add, 1, 2) == 3
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_all_processes_of_a_group_is_left_to_the_parent(number):
+    child = call(os.getpid)
+    os.kill(child, number)
+    assert call(os.getpid) == child
+
+
+def test_a_system_that_starts_no_more_processes(monkeypatch):
+    monkeypatch.setattr(limited, "_idle", [])
+    monkeypatch.setattr(limited, "COMMAND", ("/does/not/exist",))
+    with pytest.raises(UserError, match="a child process cannot be started: No such file or directory"):
+        call(os.getpid)
+
+
 def test_several_threads():
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda number: call(operator.neg, number), range(40))) == [-n for n in range(40)]
@@ -94,6 +109,7 @@ def test_a_forked_process_has_its_own(monkeypatch):
     os.close(writing)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("work", ["call(os.getpid)", "stream(re.fullmatch, '(a+)+b', 'a' * 40, seconds=0.5)"])
 def test_it_ends_with_its_parent(work):
     program = f"import os, re, time\nfrom rptrain.utils.limited import *\nx = {work}\nprint(flush=True)\ntime.sleep(99)"
