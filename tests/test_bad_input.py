@@ -519,6 +519,7 @@ def test_a_flipped_bit_is_found_while_weights_are_read(unfinished, folder):
     flip(unfinished.checkpoint_path(6) / "units/00001-layers.0.safetensors")
     named = tools.invoke("--config", "run.toml", f"save.resume={unfinished.checkpoint_path(6)}")
     assert named.exit_code == 2 and "its content is not what was saved (sha256 differs)" in named.stderr
+    assert "Set save.resume to another checkpoint" in named.stderr
     assert isinstance(list(events.read(unfinished.events_path))[-1], events.Failed)
     run = tools.train_here(folder)
     (damaged,) = tools.events(run, events.CheckpointDamaged)
@@ -530,12 +531,13 @@ def test_a_flipped_bit_is_found_while_weights_are_read(unfinished, folder):
     assert tools.state(run) == expected
 
 
-def test_a_flipped_bit_in_the_only_checkpoint(unfinished, folder):
-    shutil.rmtree(unfinished.checkpoint_path(3))
-    flip(unfinished.checkpoint_path(6) / "units/00001-layers.0.safetensors")
+def test_a_flipped_bit_in_every_checkpoint(unfinished, folder):
+    for step in (3, 6):
+        flip(unfinished.checkpoint_path(step) / "units/00001-layers.0.safetensors")
     result = tools.invoke("--config", "run.toml")
-    assert result.exit_code == 2 and "00001-layers.0.safetensors is damaged" in result.stderr
-    assert unfinished.checkpoint_path(6).exists()
+    assert result.exit_code == 2 and result.stderr.count("00001-layers.0.safetensors is damaged") == 2, result.stderr
+    assert "start a new run with save.resume=never" in result.stderr
+    assert unfinished.checkpoint_path(3).exists() and unfinished.checkpoint_path(6).exists()
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["trained", "dry-run"])

@@ -30,6 +30,7 @@ DAMAGED = ".damaged"  # suffix of damaged checkpoints
 NAME_MAX = 255  # bytes of a name on most file systems
 # A checkpoint's name, or its name while it is being replaced. Older versions used ".replaced" for that.
 CHECKPOINT = re.compile(r"checkpoint-(\d+)(?:\.replaced)?|\.checkpoint-(\d+)\.rptrain-replaced")
+ASIDE = re.compile(rf"checkpoint-\d+{re.escape(DAMAGED)}(?:-\d+)?")  # a name from `set_aside`
 PIECE = 1 << 24  # bytes hashed and written at a time
 THREADS = 4  # files written at a time: one core hashes more slowly than a disk writes
 HASHED = 1 << 20  # bytes read and hashed at a time: they fit into a core's cache
@@ -301,3 +302,15 @@ def complete_checkpoints(checkpoints_dir: Path) -> list[Path]:
         if (match := CHECKPOINT.fullmatch(path.name)) and (path / MANIFEST).is_file()
     }
     return [found[step] for step in sorted(found)]
+
+
+def unusable_checkpoints(checkpoints_dir: Path) -> dict[Path, str]:
+    """The checkpoints that were set aside as damaged or have no manifest, ordered by name, each with the reason."""
+    complete = complete_checkpoints(checkpoints_dir)
+    found = {}
+    for path in sorted(checkpoints_dir.glob("*checkpoint-*")):
+        if ASIDE.fullmatch(path.name):
+            found[path] = f"{path} was set aside as damaged"
+        elif CHECKPOINT.fullmatch(path.name) and path not in complete and not (path / MANIFEST).is_file():
+            found[path] = f"{path} is not complete: it has no {MANIFEST}"
+    return found

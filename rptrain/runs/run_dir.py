@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from rptrain.checkpoint.atomic_dir import MANIFEST, PARTIAL, Damaged, beside, complete_checkpoints, set_aside
+from rptrain.checkpoint.atomic_dir import (
+    MANIFEST,
+    PARTIAL,
+    Damaged,
+    beside,
+    complete_checkpoints,
+    set_aside,
+    unusable_checkpoints,
+)
 from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG, read_facts
 from rptrain.config.errors import dotted, leaves, shown
 from rptrain.config.resolve import Resolved, read_text, render, resolve
@@ -18,6 +26,8 @@ from rptrain.runs.events import is_finished
 from rptrain.utils.errors import UserError
 
 log = logging.getLogger(__name__)
+
+RESTART = "save.resume=never or another log.run_name"
 
 # Keys that earlier versions wrote at the start of a line of a run's config. No other table has keys of these names.
 _NEW_NAMES = {"alpha": "lora_alpha", "dropout": "lora_dropout", "rslora": "use_rslora"}
@@ -102,22 +112,40 @@ class RunDir:
         saved = self.checkpoints()
         return int(saved[-1].name.rpartition("-")[2]) if saved else 0
 
+    @property
+    def began_saving(self) -> bool:
+        """Whether the run has checkpoints, complete or not."""
+        return bool(self.checkpoints() or unusable_checkpoints(self.checkpoints_path))
+
     def newest(self) -> Path | None:
         """The last complete checkpoint that is not damaged, as far as `read_facts` can check quickly.
 
-        None if no checkpoint is complete. Damaged if all complete ones are damaged.
+        None if the run never saved. Damaged, with what is wrong with each checkpoint, if none can be used.
         """
-        first: Damaged | None = None
+        damaged: list[Damaged] = []
         for path in reversed(self.checkpoints()):
             try:
                 read_facts(path)
             except Damaged as error:
-                first = first or error
+                damaged.append(error)
                 continue
             return path
-        if first is not None:
-            raise Damaged(f"{first}. No earlier checkpoint is complete: start a new run with save.resume=never")
+        if damaged or self.began_saving:
+            raise self.all_damaged(damaged)
         return None
+
+    def all_damaged(self, damaged: Sequence[Damaged]) -> Damaged:
+        """The error for a run that has no checkpoint to resume from. `damaged`: what is wrong with complete ones."""
+        reasons = [*map(str, damaged), *unusable_checkpoints(self.checkpoints_path).values()]
+        return Damaged(
+            "\n".join(
+                (
+                    f"{self.path} cannot be resumed, because it has no complete checkpoint that is undamaged:",
+                    *(f"  {reason}" for reason in reasons),
+                    f"Restore one of them from a copy, or start a new run with {RESTART}",
+                )
+            )
+        )
 
     @property
     def finished(self) -> bool:
@@ -148,7 +176,7 @@ def checkpoint_of(path: Path | str) -> tuple[RunDir, Path]:
         run = RunDir.open(path)
         if newest := run.newest():
             return run, newest
-        raise UserError(f"{path} has no complete checkpoint")
+        raise UserError(f"{path} has no checkpoint")
     path = path.resolve()
     run = RunDir(path.parent.parent)
     if path.parent == run.checkpoints_path and run.config_path.is_file():
@@ -227,25 +255,27 @@ def changed(old: Config, new: Config) -> list[str]:
 
 
 def _unfinished(config: Config) -> tuple[RunDir, Path] | None:
-    """The newest unfinished run with the config's run name and a complete checkpoint."""
+    """The newest unfinished run with the config's run name that has saved, and its newest undamaged checkpoint.
+
+    UserError if it cannot be resumed, also if all its checkpoints are damaged.
+    """
     name = config.log.run_name or "run"
     runs: dict[int, RunDir] = {}
     for path in _folders(Path(config.save.output_dir)):
         if match := re.fullmatch(re.escape(name) + r"(?:-([2-9]|[1-9]\d+))?", path.name):
             runs[int(match[1] or 1)] = RunDir(path)
     for _, run in sorted(runs.items(), reverse=True):
-        if not run.config_path.is_file() or run.finished or not run.checkpoints():
+        if not run.config_path.is_file() or run.finished or not run.began_saving:
             continue
         try:
             config = run.config()
         except UserError as error:
-            raise UserError(
-                f"{run.path} cannot be resumed: {error}. Start a new run with save.resume=never or another log.run_name"
-            ) from None
+            raise UserError(f"{run.path} cannot be resumed: {error}. Start a new run with {RESTART}") from None
         if config.log.run_name != name:
             continue
-        if newest := run.newest():
-            return run, newest
+        newest = run.newest()
+        assert newest is not None  # a run that has saved
+        return run, newest
     return None
 
 

@@ -74,24 +74,29 @@ def restore(
 ) -> tuple[Path, dict[str, Any]]:
     """Load the units from a checkpoint; returns the checkpoint that was used, and its `step` and `meta`.
 
-    A damaged checkpoint is renamed, an event is emitted, and the previous one is used. But Damaged is raised if there
-    is no previous one, if the config names this checkpoint, or if it belongs to another run. UserError if the frozen
-    weights, which `frozen_units` describes, have changed.
+    If it is damaged, the one before it is used, and so on; the damaged ones are then renamed, and an event is emitted
+    for each. Damaged is raised if all are damaged, or for this one if the config names it or it belongs to another run.
+    UserError if the frozen weights, which `frozen_units` describes, have changed.
     """
     named = Path(job.config.save.resume).resolve() == checkpoint.resolve()
-    fallback = not named and checkpoint.parent.resolve() == run.checkpoints_path.resolve()
-    while True:
+    own = checkpoint.parent.resolve() == run.checkpoints_path.resolve()
+    damaged: dict[Path, Damaged] = {}
+    for path in reversed(run.checkpoints()) if own and not named else (checkpoint,):
         try:
-            state = load_state(checkpoint, units)
-            break
+            state = load_state(path, units)
         except Damaged as error:
-            if not fallback or len(run.checkpoints()) == 1:
-                raise
-            set_aside(checkpoint)
-            emit(CheckpointDamaged(str(checkpoint), str(error)))
-            previous = run.newest()
-            assert previous is not None
-            checkpoint = previous
+            damaged[path] = error
+            continue
+        break
+    else:
+        if own and not named:
+            raise run.all_damaged(list(damaged.values()))
+        raise Damaged(
+            f"{damaged[checkpoint]}. Set save.resume to another checkpoint, or start a new run with save.resume=never"
+        )
+    for other, error in damaged.items():
+        set_aside(other)
+        emit(CheckpointDamaged(str(other), str(error)))
     if frozen_units is not None:
         frozen.check(state["meta"], frozen_units["sha256"])
-    return checkpoint, state
+    return path, state

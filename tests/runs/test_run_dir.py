@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rptrain.checkpoint.atomic_dir import MANIFEST, Damaged, set_aside
 from rptrain.config.resolve import Resolved, resolve
 from rptrain.runs import events, run_dir
 from rptrain.runs.events import EventLog
@@ -96,11 +97,45 @@ def test_auto_resumes_the_unfinished_run():
     assert begin(config()) == (run, run.checkpoint_path(20))
 
 
-def test_auto_begins_anew_without_a_complete_checkpoint():
+def test_auto_begins_anew_without_a_checkpoint():
+    """The first save of the run was killed, if there was one."""
     run, _ = begin(config())
-    save(run, 10, complete=False)
+    (run.checkpoints_path / ".checkpoint-10.rptrain-partial").mkdir()
     again, checkpoint = begin(config())
     assert (again.path.name, checkpoint) == ("r-2", None)
+
+
+@pytest.mark.parametrize("override", ["save.resume=auto", "save.resume=runs/r"])
+def test_a_run_whose_checkpoints_are_all_unusable_is_not_begun_anew(override):
+    run, _ = begin(config())
+    for step in (10, 20, 30):
+        save(run, step)
+    (run.checkpoint_path(10) / MANIFEST).unlink()
+    (run.checkpoint_path(20) / MANIFEST).write_text("{")
+    set_aside(run.checkpoint_path(30))
+    for resolved in (config(override), config(override, "train.seed=1")):
+        with pytest.raises(Damaged) as error:
+            find(resolved)
+        first, *reasons, last = str(error.value).splitlines()
+        assert first == "runs/r cannot be resumed, because it has no complete checkpoint that is undamaged:"
+        assert [reason.partition(": ")[0] for reason in reasons] == [
+            f"  {run.checkpoint_path(20) / MANIFEST} is damaged",
+            f"  {run.checkpoint_path(10)} is not complete",
+            f"  {run.checkpoints_path}/checkpoint-30.damaged was set aside as damaged",
+        ]
+        assert last.endswith("start a new run with save.resume=never or another log.run_name")
+    assert find(config("save.resume=never")) is None and find(config("log.run_name=other")) is None
+    save(run, 5)
+    assert begin(config(override)) == (run, run.checkpoint_path(5))
+
+
+def test_a_run_without_manifests_comes_before_an_earlier_run():
+    first, _ = begin(config())
+    save(first, 10)
+    second, _ = begin(config("save.resume=never"))
+    save(second, 10, complete=False)
+    with pytest.raises(Damaged, match="runs/r-2 cannot be resumed"):
+        find(config())
 
 
 def test_auto_begins_anew_after_a_finished_run():
@@ -167,7 +202,7 @@ def test_paths_that_lead_nowhere():
     run, _ = begin(config())
     save(run, 10, complete=False)
     for path, message in (
-        ("runs/r", "has no complete checkpoint"),
+        ("runs/r", r"(?s)has no complete checkpoint .*checkpoint-10 is not complete: it has no complete\.json"),
         ("runs/r/checkpoints/checkpoint-10", "is not complete"),
         ("runs", "neither a run nor a checkpoint"),
         ("nowhere", "neither a run nor a checkpoint"),
