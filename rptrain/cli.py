@@ -1,7 +1,7 @@
 """The command line. Heavy modules are imported after the config has been checked."""
 
-import errno
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -9,34 +9,55 @@ from contextlib import contextmanager
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from rptrain import __version__
 from rptrain.runs.signals import INTERRUPTED, PROCESS
-from rptrain.utils.errors import TrainingError, UserError
+from rptrain.utils.errors import TrainingError, UserError, explained
 from rptrain.utils.native_watchdog import NativeWatchdog
 from rptrain.utils.paths import expanded
-from rptrain.utils.text import printable
+from rptrain.utils.text import as_message
 
 if TYPE_CHECKING:
     from rptrain.planner.report import PlanReport
 
-# What is wrong with a path that was given; other errors of the system are a disk's.
-_NAMES_AND_RIGHTS = {
-    errno.EACCES,
-    errno.EISDIR,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EPERM,
-    errno.EROFS,
-}
+# Raised for wrong arguments; by which package depends on the version of typer, which exports a subclass only.
+UsageError: Any = typer.BadParameter.__mro__[1]
 _GLOBAL_OPTIONS = ("--help", "--version", "--keys")
 
+
+class Commands(TyperGroup):
+    """The commands. What is wrong with arguments is shown as a message, because it quotes them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _usage_messages():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _usage_messages():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _usage_messages() -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(as_message(error.format_message()), error.ctx) from None
+
+
+class MessageFormatter(logging.Formatter):
+    """Warnings as messages."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return as_message(super().format(record))
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Fine-tunes language models that are larger than the GPUs they train on.\n\n"
     "rptrain, with nothing after it, opens the interface.\n\n"
     "rptrain --config FILE [key=value …] trains as the file says; it is short for rptrain train.",
@@ -53,6 +74,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal that cannot show a letter does not end a run
             stream.reconfigure(errors="backslashreplace")
+    assert logging.lastResort is not None  # shows warnings on stderr, also above the bar of progress
+    logging.lastResort.setFormatter(MessageFormatter())
     app(given)
 
 
@@ -71,18 +94,12 @@ def exit_codes() -> Iterator[None]:
     """
     try:
         yield
-    except UserError as error:
-        print(printable(str(error)), file=sys.stderr)
-        raise typer.Exit(2) from None
     except BrokenPipeError:  # who reads has seen enough: typer ends without a word
         raise
-    except OSError as error:
-        said = str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
-        print(printable(said), file=sys.stderr)
-        raise typer.Exit(2 if error.errno in _NAMES_AND_RIGHTS else 1) from None
-    except TrainingError as error:
-        print(printable(str(error)), file=sys.stderr)
-        raise typer.Exit(1) from None
+    except (UserError, TrainingError, OSError) as error:
+        shown = explained(error) if isinstance(error, OSError) else error
+        print(shown, file=sys.stderr)
+        raise typer.Exit(2 if isinstance(shown, UserError) else 1) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None

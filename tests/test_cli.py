@@ -3,6 +3,7 @@
 import ast
 import errno
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -103,8 +104,13 @@ class Broken(RuntimeError):
     [
         (UserError("no such model"), 2, "no such model\n"),
         (UserError("\x1b[2Jcleared\nand \u202eso on"), 2, "␛[2Jcleared\nand \ufffdso on\n"),
-        (PermissionError(errno.EACCES, "Permission denied", "a"), 2, "a: Permission denied\n"),
-        (OSError(errno.ENOSPC, "No space left on device", "a"), 1, "a: No space left on device\n"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "a"),
+            2,
+            "a: Permission denied: change its permissions, or name another path\n",
+        ),
+        (OSError(errno.ENOSPC, "No space left on device", "a"), 1, "a: No space left on device: free disk space\n"),
+        (OSError(errno.EIO, "Input/output error"), 1, "Input/output error\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (Broken("device cuda:0"), 1, ""),
     ],
@@ -159,6 +165,19 @@ def test_sigterm_is_an_interrupt_also_before_and_after_the_steps(monkeypatch):
 def test_bad_usage_ends_with_2(trained, arguments):
     result = run(*arguments)
     assert result.exit_code == 2 and result.stderr and trained == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["x" * 9000], ["--config", "c.toml", f"--{'x' * 9000}\x1b"], ["runs", "--runs", "\x1b" * 9000]]
+)
+def test_long_arguments_are_not_repeated(arguments):
+    said = run(*arguments).stderr
+    assert "more characters …" in said and max(map(len, said.split("\n"))) < 600 and "\x1b" not in said
+
+
+def test_warnings_are_messages():
+    record = logging.LogRecord("rptrain", logging.WARNING, "", 0, "%s\x1b", ("a\n" * 30,), None)
+    assert cli.MessageFormatter().format(record).endswith("\n… and 11 more lines")
 
 
 # --dry-run

@@ -109,7 +109,7 @@ def test_limits(slot, monkeypatch):
         ("Traceback (most recent call last):\nOSError", "traceback"),
         ("wrong: [Errno 2] nothing", "stderr has '[Errno'"),
         ("x" * 501, "stderr has a line of 501 characters"),
-        ("x\n" * 41, "stderr has 42 lines"),
+        ("x\n" * 22, "stderr has 22 lines"),
         ("a\x1b[31mb", "stderr has the control character '\\x1b'"),
         ("a\x9b2Jb", "stderr has the control character '\\x9b'"),
         ("", "no message"),

@@ -13,7 +13,7 @@ from benchmarks.bad_inputs.sound import NOT_KEPT, SECRET
 SECONDS = 20.0
 NBYTES = 2 << 30  # bytes of memory beyond what a process has that has imported the program
 LINE = 500  # characters of a line of a message
-LINES = 40  # lines of a refusal
+LINES = 21  # of a refusal: 20 lines, and how many more there are
 READ = 1 << 20  # bytes of output that are examined
 HASHED = 32 << 20  # bytes up to which a file's content is compared; of larger ones, size and time of change
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -47,7 +47,7 @@ def faults(case: Case, ended: Ended, stdout: str, stderr: str) -> Iterator[str]:
 def _messages(case: Case, ended: Ended, stdout: str, stderr: str) -> Iterator[str]:
     echoes = any(part in DATA for part in case.args)
     for name, output, shows in (("stdout", stdout, echoes), ("stderr", stderr, False)):
-        lines = output.split("\n")
+        lines = output.removesuffix("\n").split("\n")
         longest = max(map(len, lines))
         if longest > LINE and not shows:
             yield f"{name} has a line of {longest:,} characters"

@@ -1,12 +1,16 @@
 """Times pieces of work in turn, so that figures of one run can be set against each other."""
 
+import logging
 import time
-import warnings
 from collections.abc import Callable, Hashable, Mapping
 from statistics import median
 from typing import TypeVar
 
 import torch
+
+from rptrain.utils.errors import describe
+
+log = logging.getLogger(__name__)
 
 Work = Callable[[], object]
 K = TypeVar("K", bound=Hashable)
@@ -62,7 +66,7 @@ def captured(work: Work) -> Work:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # it allocates by the driver, or waits
-        warnings.warn(f"timed with its launches, as it cannot be captured: {error}", stacklevel=2)
+        log.warning("timed with its launches, because it cannot be captured: %s", describe(error))
         torch.cuda.synchronize()
         return work
     return graph.replay

@@ -16,7 +16,7 @@ from rptrain.config.schema import Config
 from rptrain.config.toml_lines import KeyPath, key_lines
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
-from rptrain.utils.text import one_line
+from rptrain.utils.text import one_line, quoted
 
 COMMAND_LINE = "command line"
 DEFAULT = "default"
@@ -137,16 +137,16 @@ def _parse(path: Path, text: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
 def _parse_override(override: str) -> tuple[KeyPath, Any]:
     name, equals, text = (part.strip() for part in override.partition("="))
     if override != override.encode(errors="replace").decode():
-        raise UserError(f"`{override}` is not UTF-8 text")
+        raise UserError(f"`{quoted(override)}` is not UTF-8 text")
     key = tuple(int(part) if INDEX.fullmatch(part) else part for part in name.split("."))
     if not equals or "" in key or isinstance(key[0], int):
-        raise UserError(f"`{override}` is not an override: write key=value, such as train.max_steps=20")
+        raise UserError(f"`{quoted(override)}` is not an override: write key=value, such as train.max_steps=20")
     if len(key) > DEEPEST:
-        raise UserError(f"unknown key `{dotted(key[:DEEPEST])}…`: no key has {len(key):,} parts")
+        raise UserError(f"unknown key `{quoted(dotted(key[:DEEPEST]))}…`: no key has {len(key):,} parts")
     try:
         return key, parse_value(text)
     except UserError as error:
-        raise UserError(f"`{override}`: {error}; put the whole override in single quotes") from None
+        raise UserError(f"`{quoted(override)}`: {error}; put the whole override in single quotes") from None
 
 
 def parse_value(text: str) -> Any:
@@ -172,13 +172,13 @@ def _assigned(document: dict[str, Any], key: KeyPath, value: Any) -> dict[str, A
         if isinstance(node, list):
             parent = dotted(key[:depth])
             if is_last and not isinstance(value, Mapping):
-                raise UserError(f"`{dotted(key)}`: set the whole of it, {parent}=[...]")
+                raise UserError(f"`{quoted(dotted(key))}`: set the whole of it, {parent}=[...]")
             if not isinstance(part, int) or part > len(node):
-                raise UserError(f"`{dotted(key)}`: the next free index is {parent}.{len(node)}")
+                raise UserError(f"`{quoted(dotted(key))}`: the next free index is {parent}.{len(node)}")
             if part == len(node):
                 node.append({})
         elif not isinstance(node, dict):
-            raise UserError(f"`{dotted(key)}`: {dotted(key[:depth])} is a value, not a table")
+            raise UserError(f"`{quoted(dotted(key))}`: {quoted(dotted(key[:depth]))} is a value, not a table")
         elif part not in node and not is_last:
             node[part] = [] if isinstance(key[depth + 1], int) else {}
         inner: Any = node  # a table or an array by now, and `part` a key of it

@@ -13,7 +13,6 @@ from typing import Any
 from rptrain.data.read import READERS
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
-from rptrain.utils.text import printable
 
 # The splits of `datasets` with the words for each, and the pattern of names of shards in `data/`.
 WORDS = {
@@ -70,7 +69,7 @@ def named(files: dict[Path, str], folder: str | Path) -> str:
     """The first of the ignored files, with the reasons."""
     more = [f"and {len(files) - SHOWN} more"] if len(files) > SHOWN else []
     shown = [f"{file.relative_to(folder)} ({why})" for file, why in list(files.items())[:SHOWN]]
-    return printable(", ".join(shown + more))
+    return ", ".join(shown + more)
 
 
 def _of_folder(path: Path, split: str) -> Chosen:

@@ -12,7 +12,6 @@ from rptrain.data import chat
 from rptrain.data.chat import Message
 from rptrain.data.read import READERS, rows_of
 from rptrain.utils.errors import UserError
-from rptrain.utils.text import printable
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +71,7 @@ class Tally:
         """Lines may come in any order: conversations are rendered after more rows have been read."""
         self.bad += 1
         if len(self.first) < SHOWN or line < _line(self.first[-1]):
-            insort(self.first, printable(f"{line}: {reason}"[:LONGEST]), key=_line)
+            insort(self.first, f"{line}: {reason}"[:LONGEST], key=_line)
             del self.first[SHOWN:]
 
     @classmethod

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.data import cache
 from rptrain.schedule.machine import MeasuredRates, Rates
-from rptrain.utils.errors import UserError
+from rptrain.utils.errors import UserError, describe
 from rptrain.utils.files import read_small
 
 FILE = "rates.json"
@@ -136,7 +136,7 @@ def keep(gpus: Iterable[GpuRates] = (), links: Iterable[LinkRates] = ()) -> str 
                 with suppress(FileNotFoundError):
                     os.unlink(file.name)
     except (OSError, UserError) as error:
-        return str(error)
+        return describe(error)
     return None
 
 

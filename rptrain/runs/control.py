@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rptrain.runs.signals import PROCESS
-from rptrain.utils.errors import UserError
+from rptrain.utils.errors import UserError, describe
 
 FOLDER = "control"
 PAUSE, SAVE, STOP = "PAUSE", "SAVE", "STOP"
@@ -90,7 +90,7 @@ def ask(run: Path, command: str) -> None:
         (run / FOLDER).mkdir(exist_ok=True)
         (run / FOLDER / command).touch()
     except OSError as error:
-        raise UserError(f"the command cannot be sent to the trainer: {error}") from None
+        raise UserError(f"the command cannot be sent to the trainer: {describe(error)}") from None
 
 
 def withdraw(run: Path, command: str) -> None:
@@ -98,7 +98,7 @@ def withdraw(run: Path, command: str) -> None:
     try:
         (run / FOLDER / command).unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"{command.lower()} cannot be withdrawn: {error}") from None
+        raise UserError(f"{command.lower()} cannot be withdrawn: {describe(error)}") from None
 
 
 def is_asked(run: Path, command: str) -> bool:

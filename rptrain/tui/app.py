@@ -23,9 +23,9 @@ from rptrain.tui.services.helper import ChildHelper, Helper
 from rptrain.tui.services.preferences import Look
 from rptrain.tui.themes import THEMES
 from rptrain.tui.widgets.sizes import MEDIUM, TALL, WIDE
-from rptrain.utils.errors import UserError
+from rptrain.utils.errors import UserError, describe
 from rptrain.utils.paths import expanded
-from rptrain.utils.text import printable
+from rptrain.utils.text import as_message
 
 CONFIG = Path("rptrain.toml")
 LOOK_AFTER = 2.0  # seconds between two checks of processes started here
@@ -91,7 +91,7 @@ class RptrainApp(App[None]):
         markup: bool = False,
     ) -> None:
         """Shows the message without interpreting markup, which names of files and runs may contain."""
-        super().notify(printable(message), title=title, severity=severity, timeout=timeout, markup=False)
+        super().notify(as_message(message), title=title, severity=severity, timeout=timeout, markup=False)
 
     def on_unmount(self) -> None:
         self._shared.helper.close()
@@ -106,13 +106,13 @@ class RptrainApp(App[None]):
         try:
             preferences.save_look(self._shared.preferences_path, look)
         except (OSError, UserError) as error:
-            self.notify(f"the theme cannot be saved: {error}", severity="warning")
+            self.notify(f"the theme cannot be saved: {describe(error)}", severity="warning")
 
     def action_picture(self) -> None:
         try:
             self.notify(f"saved {self.save_screenshot()}")
         except OSError as error:
-            self.notify(f"the picture cannot be saved: {error}", severity="error")
+            self.notify(f"the picture cannot be saved: {describe(error)}", severity="error")
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         yield SystemCommand("New run", "Choose a model, data and settings (F2)", partial(self._later, "go('new')"))

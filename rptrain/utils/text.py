@@ -1,6 +1,14 @@
-"""Text for terminals: without control characters, counted, cut to a width."""
+"""Text for terminals: without control characters, counted, cut to a width or a number of lines."""
+
+import re
 
 from rich.cells import cell_len, set_cell_size
+
+LINES, LINE = 20, 500  # lines of a message, without the one that counts the others; characters of a line
+QUOTED = 60  # characters of a value in a message
+_END = 120  # characters of the end of a longer line, which may say what to do
+_MORE_LINES = re.compile(r"… and ([\d,]{1,20}) more lines?")
+_MORE_CHARACTERS = re.compile(r"… ([\d,]{1,20}) more characters …")
 
 _PICTURES = (
     {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
@@ -19,6 +27,50 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """Replaces control characters, line ends and tabs too, for names within a line; keeps the length."""
     return text.translate(_LINE_PICTURES)
+
+
+def as_message(text: str) -> str:
+    """Text as a message: control characters replaced, and at most LINES lines of at most LINE characters.
+
+    The middle of a longer line, and lines after the last one, are counted instead: "… 9,123 more characters …", "… and
+    14 more lines". A message within another message keeps its counts, and a message stays as it is.
+    """
+    first, more = _split(text)
+    lines = [_cut(line).translate(_PICTURES) for line in first]
+    if more:
+        lines.append(f"… and {counted(more, 'more line')}")
+    return "\n".join(lines)
+
+
+def _split(text: str) -> tuple[list[str], int]:
+    """The first lines, and the number of the others."""
+    first = text.split("\n", LINES)
+    if len(first) <= LINES:
+        return first, 0
+    others = first.pop()
+    more, last = others.count("\n"), others.rpartition("\n")[2]
+    left_out = _MORE_LINES.fullmatch(last)
+    return first, more + (_number(left_out) if left_out else 1)
+
+
+def _cut(line: str) -> str:
+    if len(line) <= LINE:
+        return line
+    begin = LINE - _END - len(f"… {len(line):,} more characters …")
+    middle = line[begin:-_END]
+    # A count that is not cut in two stands for what it counts
+    counts = list(_MORE_CHARACTERS.finditer(middle)) if len(middle) <= LINE else []
+    more = len(middle) + sum(_number(found) - len(found[0]) for found in counts)
+    return f"{line[:begin]}… {more:,} more characters …{line[-_END:]}"
+
+
+def _number(found: re.Match[str]) -> int:
+    return int(found[1].replace(",", "") or 0)
+
+
+def quoted(text: str) -> str:
+    """A value in a message: itself, or the beginning of one that is longer than QUOTED characters."""
+    return text if len(text) <= QUOTED else f"{text[: QUOTED - 1]}…"
 
 
 def counted(number: int, noun: str) -> str:

@@ -64,7 +64,7 @@ class Doctor(Screen[None]):
         try:
             findings = await self._shared.helper.call(heavy.doctor, self._shared.runs_folder)
         except (UserError, HelperError) as error:
-            self._show(Static(Content.styled(printable(str(error)), "$error")))
+            self._show(Static(Content.styled(str(error), "$error")))
             return
         self._seen = True
         self._show(*map(Line, findings))

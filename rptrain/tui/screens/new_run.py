@@ -36,7 +36,6 @@ from rptrain.tui.widgets.sample_text import preview_text
 from rptrain.tui.widgets.sizes import TALL
 from rptrain.tui.widgets.top_bar import TopBar
 from rptrain.utils.errors import UserError
-from rptrain.utils.text import printable
 from rptrain.utils.units import DASH, format_bytes, format_count
 
 PAUSE = 0.35  # seconds without typing before a plan is made
@@ -232,7 +231,7 @@ class NewRun(Screen[None]):
         try:
             return preview_text(await self._shared.helper.call(heavy.preview, self._draft.path, text))
         except (UserError, HelperError) as error:
-            return Content.styled(printable(str(error)), "$error")
+            return Content.styled(str(error), "$error")
 
     async def _sample_of(self, path: str) -> Content:
         draft = Draft(self._draft.path, self._draft.text)

@@ -19,7 +19,7 @@ from rptrain.tui.services.paths import PathSuggester
 from rptrain.tui.widgets.bindings import without_enter
 from rptrain.tui.widgets.entry import Entry
 from rptrain.utils.errors import UserError
-from rptrain.utils.text import one_line, printable
+from rptrain.utils.text import one_line
 
 MAX_ITEMS = 500  # maximum items listed
 PAUSE = 0.3  # seconds before the preview of a highlighted item is made
@@ -92,7 +92,7 @@ class Picker(Dialog[str | None]):
         try:
             self._items = await self._find()
         except (UserError, HelperError) as error:
-            options.add_option(Option(Content.styled(printable(str(error)), "$error"), disabled=True))
+            options.add_option(Option(Content.styled(str(error), "$error"), disabled=True))
         else:
             self._narrow()
         options.loading = False

@@ -27,7 +27,7 @@ from rptrain.tui.widgets.bindings import without_enter
 from rptrain.tui.widgets.plot import POINTS, Curve, Plot
 from rptrain.tui.widgets.run_rows import heading, row
 from rptrain.tui.widgets.top_bar import TopBar
-from rptrain.utils.errors import UserError
+from rptrain.utils.errors import UserError, describe
 from rptrain.utils.text import one_line
 from rptrain.utils.units import format_bytes
 
@@ -246,7 +246,7 @@ class Runs(Screen[None]):
         except UserError as error:
             self.notify(str(error), severity="error")
         except OSError as error:
-            self.notify(f"not all of it could be deleted: {error}", severity="error")
+            self.notify(f"not all of it could be deleted: {describe(error)}", severity="error")
         self._show(await self._folder.look())
 
     @work

@@ -16,7 +16,7 @@ from rptrain.config.resolve import Resolved, parse_value, resolve
 from rptrain.config.schema import Config, keys
 from rptrain.config.toml_lines import KeyPath
 from rptrain.runs.outputs import replace_text
-from rptrain.utils.errors import UserError
+from rptrain.utils.errors import UserError, describe
 from rptrain.utils.files import read_small_text
 
 STARTER = """\
@@ -53,7 +53,7 @@ class Draft:
         except FileNotFoundError:
             return cls.instead_of(path)
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} cannot be read: {error}") from None
+            raise UserError(f"{path} cannot be read: {describe(error)}") from None
 
     @classmethod
     def instead_of(cls, path: Path) -> "Draft":

@@ -8,12 +8,11 @@ import os
 import pickle
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, Protocol, TypeVar
 
-from rptrain.utils.errors import UserError
+from rptrain.utils.errors import UserError, describe
 
 T = TypeVar("T")
 GRACE = 1.0  # seconds for a cancelled call to finish
@@ -21,7 +20,7 @@ COMMAND = (sys.executable, "-P", "-m", "rptrain.tui.services.helper")  # without
 
 
 class HelperError(RuntimeError):
-    """The work failed for a reason other than user input; the message is the last line of the traceback."""
+    """The work failed for a reason other than user input; the message has its type."""
 
 
 class Helper(Protocol):
@@ -109,8 +108,8 @@ def serve(asked: BinaryIO, answers: BinaryIO) -> None:
             answer = ("done", function(*given))
         except UserError as error:
             answer = ("user error", str(error))
-        except Exception:  # noqa: BLE001 (sent to the parent process, which shows it)
-            answer = ("error", traceback.format_exception_only(*sys.exc_info()[:2])[-1].strip())
+        except Exception as error:  # noqa: BLE001 (sent to the parent process, which shows it)
+            answer = ("error", describe(error, with_type=True))
         pickle.dump(answer, answers)
         answers.flush()
 

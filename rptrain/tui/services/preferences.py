@@ -8,7 +8,7 @@ import tomlkit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rptrain.config.types import PathText
-from rptrain.utils.errors import UserError
+from rptrain.utils.errors import UserError, describe
 from rptrain.utils.files import read_small_text
 from rptrain.utils.paths import from_environment
 
@@ -34,7 +34,7 @@ def load(path: Path) -> Preferences:
     except FileNotFoundError:
         return Preferences()
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+        raise UserError(f"{path} cannot be read: {describe(error)}") from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         known = ", ".join(Preferences.model_fields)

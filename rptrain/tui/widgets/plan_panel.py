@@ -11,7 +11,7 @@ from textual.widget import Widget
 
 from rptrain.tui.services.heavy import Planned
 from rptrain.tui.widgets.bars import bar
-from rptrain.utils.text import printable
+from rptrain.utils.text import as_message
 from rptrain.utils.units import format_bytes, format_count, format_percent, format_seconds
 
 PARTS = 5  # parts of a place to show, the largest first
@@ -38,7 +38,7 @@ class PlanPanel(Widget):
         if self.problem:
             yield Content.styled("Not ready", "bold $error")
             yield Content("")
-            yield Content.styled(printable(self.problem), "$foreground")
+            yield Content.styled(as_message(self.problem), "$foreground")
             return
         if self.planned is None:
             yield Content.styled("planning …", "$muted")
