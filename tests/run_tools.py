@@ -305,7 +305,7 @@ def _train(
 
 def _serve() -> None:
     torch.set_num_threads(1)  # no thread pool before a fork
-    for module in ("numpy.random", "rich.progress"):  # else imported by each child
+    for module in ("numpy.random", "peft", "rich.progress"):  # else imported by each child
         import_module(module)
     for line in sys.stdin:
         child = os.fork()

@@ -14,6 +14,7 @@ import torch
 
 from rptrain.checkpoint import adapter
 from rptrain.checkpoint.adapter import settings_of
+from rptrain.checkpoint.adapter_config import content
 from rptrain.checkpoint.atomic_dir import read_manifest
 from rptrain.config.resolve import resolve
 from rptrain.data import formats
@@ -194,7 +195,7 @@ def test_adapters_and_manifests(inside):
     folder.mkdir()
     safetensors_io.write(folder / adapter.WEIGHTS, shapes, torch.float32, map(torch.zeros, shapes.values()))
     for seed in range(25):
-        (folder / adapter.CONFIG).write_bytes(either(made.config(tuned), Random(seed)))
+        (folder / adapter.CONFIG).write_bytes(either(content(made.config(tuned)), Random(seed)))
         refused_or_taken(lambda: settings_of(adapter.read(folder), spec))
     good = {"format": 1, "files": {"a": {"size": 1, "sha256": "0"}}}
     for seed in range(25):

@@ -33,7 +33,7 @@ MODULES = (
     *("rptrain.planner.report", "rptrain.planner.text", "rptrain.bench.run", "rptrain.bench.show"),
     *("rptrain.runs.listing", "rptrain.data.preview", "rptrain.tui.start", "rptrain.data.loader"),
     *("transformers.models.auto.tokenization_auto", "transformers.models.auto.modeling_auto", "tokenizers"),
-    *("transformers.convert_slow_tokenizer", "transformers.models.qwen3", "safetensors"),
+    *("transformers.convert_slow_tokenizer", "transformers.models.qwen3", "safetensors", "peft"),
     *("jinja2.sandbox", "pyarrow.parquet", "pyarrow.csv", "numpy.random", "rich.progress", "tomlkit", "filecmp"),
     *("encodings.utf_8_sig", "encodings.unicode_escape", "transformers.models.qwen3.configuration_qwen3"),
     *("pydantic.dataclasses", "rich._emoji_codes", "typer._adapters", "typer._click.decorators"),

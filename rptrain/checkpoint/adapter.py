@@ -1,21 +1,21 @@
-"""Write, read and check adapters in the format of PEFT: adapter_config.json and adapter_model.safetensors."""
+"""Write, read and check adapters in the format of PEFT: adapter_model.safetensors, and adapter_config.py's file."""
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from rptrain.checkpoint import adapter_config
+from rptrain.checkpoint.adapter_config import CONFIG
 from rptrain.checkpoint.atomic_dir import Aside
-from rptrain.config.types import MAX_COUNT
-from rptrain.models import registry
 from rptrain.models.adapters.lora import ENDS, A, LoRA, target_names
-from rptrain.models.adapters.names import expert_parameters
+from rptrain.models.adapters.names import expert_parameters, module
 from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.weights import pretrained, safetensors_io
 from rptrain.models.weights.pretrained import TIED_HEAD, View
@@ -24,17 +24,12 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded
 from rptrain.utils.text import one_line
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."  # PEFT puts it before the names of the model's own checkpoint
 SHOWN = 10  # problems of each kind that an error lists
-
-# Options of PEFT that are not supported here. An empty or false value means that the option is not used.
-_INITS = ("gaussian", "eva")  # ways to initialize an adapter that do not change its base
-_OTHER = (
-    *("fan_in_fan_out", "lora_bias", "rank_pattern", "alpha_pattern", "layer_replication"),
-    *("trainable_token_indices", "use_qalora", "use_bdlora", "alora_invocation_tokens"),
-    *("arrow_config", "kasa_config", "velora_config", "monteclora_config"),
-)
 
 log = logging.getLogger(__name__)
 
@@ -57,29 +52,23 @@ class Adapter:
         settings = asdict(self.settings)
         return {"settings": {name: settings[key] for key, name in _stored_names().items()}, "base": self.base}
 
-    def config(self, spec: ModelSpec) -> dict[str, Any]:
-        """The content of adapter_config.json."""
+    def config(self, spec: ModelSpec) -> "LoraConfig":
+        """The settings for PEFT."""
         settings = self.settings
-        saved = saved_modules(spec)
-        config = {
-            "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": self.base,
-            "inference_mode": True,
-            "r": settings.r,
-            "lora_alpha": settings.lora_alpha,
-            "lora_dropout": settings.lora_dropout,
-            "target_modules": target_names(spec),
-            "use_rslora": settings.use_rslora,
-            "use_dora": settings.use_dora,
-            "bias": "none",
-            "fan_in_fan_out": False,
-            "init_lora_weights": True,
-            "modules_to_save": saved or None,
-        }
-        if settings.target_parameters:
-            config["target_parameters"] = list(settings.target_parameters)
-        return config | ({"ensure_weight_tying": True} if _ties(spec) else {})
+        return adapter_config.make(
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=self.base,
+            inference_mode=True,
+            r=settings.r,
+            lora_alpha=settings.lora_alpha,
+            lora_dropout=settings.lora_dropout,
+            target_modules=target_names(spec),
+            target_parameters=list(settings.target_parameters) or None,
+            use_rslora=settings.use_rslora,
+            use_dora=settings.use_dora,
+            modules_to_save=saved_modules(spec) or None,
+            ensure_weight_tying=_ties(spec),
+        )
 
 
 @dataclass(frozen=True)
@@ -87,7 +76,7 @@ class AdapterFiles:
     """An adapter on disk: adapter_config.json, and the stored tensors by name."""
 
     directory: Path
-    config: Mapping[str, Any]
+    config: "LoraConfig"
     tensors: Mapping[str, Stored]
 
 
@@ -129,7 +118,7 @@ def write(aside: Aside, spec: ModelSpec, view: View, adapter: Adapter, dtype: to
     named = {PREFIX + key: shape for key, shape in shapes(spec).items()}
     again = (view(0, param.name) for param in spec.units[0].params if _ties(spec))
     safetensors_io.write(aside.path / WEIGHTS, named, dtype, chain(own, again))
-    aside.write_json(CONFIG, adapter.config(spec))
+    aside.write_json(CONFIG, adapter_config.content(adapter.config(spec)))
 
 
 def read(directory: str | Path) -> AdapterFiles:
@@ -137,18 +126,7 @@ def read(directory: str | Path) -> AdapterFiles:
     directory = expanded(directory)
     if not (directory / CONFIG).is_file():
         raise UserError(f"{directory} is not an adapter: it has no {CONFIG}")
-    config = registry.read_config(directory / CONFIG)
-    if config.get("peft_type") != "LORA":
-        raise UserError(f'{directory / CONFIG}: peft_type is {config.get("peft_type")!r}; only "LORA" can be read')
-    used = [key for key in _OTHER if config.get(key)]
-    if config.get("bias", "none") != "none":
-        used.append("bias")
-    if config.get("init_lora_weights", True) not in (True, False, *_INITS):  # PEFT would change the base on loading
-        used.append(f"init_lora_weights {config['init_lora_weights']!r}")
-    if used:
-        raise UserError(f"{directory / CONFIG}: {', '.join(used)} cannot be trained here")
-    if not isinstance(config.get("base_model_name_or_path"), str | None):
-        raise UserError(f"{directory / CONFIG}: base_model_name_or_path must be text")
+    config = adapter_config.read(directory / CONFIG)
     if not (directory / WEIGHTS).is_file():
         pickled = "; pickled weights are not read" if any(directory.glob("*.bin")) else ""
         raise UserError(f"{directory} is not a complete adapter: it has no {WEIGHTS}{pickled}")
@@ -156,36 +134,33 @@ def read(directory: str | Path) -> AdapterFiles:
 
 
 def settings_of(files: AdapterFiles, spec: ModelSpec) -> LoRA:
-    """The settings of an adapter, from its tensors and its config. `spec` is its base model.
-
-    UserError if values of the config are invalid.
-    """
+    """The settings of an adapter, from its tensors and its config. `spec` is its base model."""
     config = files.config
     own = [name.removeprefix(PREFIX) for name in files.tensors if not (spec.tied and name == PREFIX + TIED_HEAD)]
     names = dict.fromkeys(name.removesuffix(A) for name in own if name.endswith(A))
     experts = {name.rpartition(".")[0] for name in expert_parameters(spec)}
     targets = tuple(name for name in names if name.removesuffix(".base_layer") not in experts)
     saved = tuple(dict.fromkeys(name.rpartition(".")[0] for name in own if not name.endswith(ENDS)))
-    r, alpha, parameters = config.get("r", 8), config.get("lora_alpha", 8), config.get("target_parameters") or []
-    number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
-    if not isinstance(r, int) or not number or not abs(alpha) <= MAX_COUNT:  # false for NaN too
-        raise UserError(
-            f"{files.directory / CONFIG}: r must be a whole number and lora_alpha a number, at most {MAX_COUNT}"
-        )
-    if not isinstance(parameters, list) or not all(isinstance(name, str) for name in parameters):
-        raise UserError(f"{files.directory / CONFIG}: target_parameters must be a list of names")
-    flags = {key: config.get(key) or False for key in ("use_rslora", "use_dora")}
-    if wrong := [key for key, value in flags.items() if not isinstance(value, bool)]:
-        raise UserError(f"{files.directory / CONFIG}: {wrong[0]} must be true or false")
-    kind: dict[str, Any] = {"target_parameters": tuple(parameters), **flags}
-    return LoRA(r=r, lora_alpha=alpha, target_modules=targets, modules_to_save=saved, **kind)
+    return LoRA(
+        r=config.r,
+        lora_alpha=config.lora_alpha,
+        target_modules=targets,
+        use_rslora=config.use_rslora,
+        modules_to_save=saved,
+        use_dora=config.use_dora,
+        target_parameters=tuple(config.target_parameters or ()),
+    )
 
 
 def check(files: AdapterFiles, spec: ModelSpec) -> None:
-    """UserError that lists how the tensors differ from those of the model's adapter: missing, unexpected, shapes."""
+    """UserError that lists how the tensors differ from those of the model's adapter: missing, unexpected, shapes.
+
+    `spec` has the adapter.
+    """
     wanted = {PREFIX + key: shape for key, shape in shapes(spec).items()}
     stored = files.tensors
     missing = [f"{name} is missing" for name in wanted if name not in stored]
+    missing += [f"{name} is missing; modules_to_save in {CONFIG} names it" for name in _lost(files, spec, wanted)]
     extra = [f"{name} is not part of it" for name in stored if name not in wanted]
     other = [
         f"{name} has no elements"
@@ -205,15 +180,14 @@ def check_settings(files: AdapterFiles, settings: LoRA, base: str) -> None:
     """UserError if the adapter has other settings, so that a run with these could not continue training it. Logs a
     warning if its base model has another name.
     """
-    defaults = asdict(LoRA())
     differ = [
         f"lora.{key} is {_shown(getattr(settings, key))}, the adapter's is {_shown(found)}"
         for key in ("r", "lora_alpha", "use_rslora", "use_dora")
-        if (found := files.config.get(key, defaults[key])) != getattr(settings, key)
+        if (found := getattr(files.config, key)) != getattr(settings, key)
     ]
     if differ:
         raise UserError(f"{files.directory} has other settings: {'; '.join(differ)}. Set them to the same values")
-    named = files.config.get("base_model_name_or_path")
+    named = files.config.base_model_name_or_path
     if named and Path(named).name != Path(base).name:
         names = (one_line(str(name)) for name in (files.directory, named, base))
         log.warning("the adapter in %s was trained on %s, and continues with %s", *names)
@@ -230,6 +204,14 @@ def load(files: AdapterFiles, spec: ModelSpec, view: View) -> None:
     trained = [index for index, unit in enumerate(spec.units) if unit.trainable]
     if name := pretrained.not_finite(spec, view, trained):
         raise UserError(f"{files.directory / WEIGHTS}: {name} has values that are infinite or not numbers")
+
+
+def _lost(files: AdapterFiles, spec: ModelShape, wanted: Collection[str]) -> list[str]:
+    """The tensors that neither are there nor are wanted, of modules that the config says were trained whole."""
+    entries = tuple(f".{entry}" for entry in files.config.modules_to_save or ())
+    parts = (part for unit in spec.units for param in unit.params for part in param.parts)
+    names = (PREFIX + part.key for part in parts if f".{module(part)}".endswith(entries))
+    return [name for name in names if name not in files.tensors and name not in wanted]
 
 
 def _stored_names() -> dict[str, str]:

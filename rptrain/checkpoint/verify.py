@@ -1,6 +1,5 @@
 """Read an export back and check that its tensors are complete, of the right shape, and finite."""
 
-import json
 from math import prod
 from pathlib import Path
 
@@ -47,11 +46,11 @@ def verify_adapter(directory: Path, spec: ModelSpec, made: adapter.Adapter) -> N
     _check_hashes(directory)
     files = adapter.read(directory)
     adapter.check(files, spec)
-    wanted = json.loads(json.dumps(made.config(spec)))
-    if wrong := [key for key in wanted | files.config if wanted.get(key) != files.config.get(key)]:
+    found, wanted = files.config.to_dict(), made.config(spec).to_dict()
+    if wrong := [key for key in wanted if wanted[key] != found[key]]:
         raise UserError(f"{directory / adapter.CONFIG} does not hold what was written to it: {', '.join(wrong)}")
-    if len(found := {str(stored.dtype).removeprefix("torch.") for stored in files.tensors.values()}) > 1:
-        raise UserError(f"{directory}: weights are {', '.join(sorted(found))}, and should be of one type")
+    if len(dtypes := {str(stored.dtype).removeprefix("torch.") for stored in files.tensors.values()}) > 1:
+        raise UserError(f"{directory}: weights are {', '.join(sorted(dtypes))}, and should be of one type")
     _check_finite(directory / adapter.WEIGHTS, [*files.tensors])
 
 

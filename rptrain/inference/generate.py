@@ -84,7 +84,7 @@ def _from_adapter(source: Path) -> _Model:
     """An adapter with its base model, which is located by name."""
     files = adapter.read(source)
     try:
-        base = registry.locate(files.config.get("base_model_name_or_path") or "")
+        base = registry.locate(files.config.base_model_name_or_path or "")
     except UserError as error:
         raise UserError(
             f"the adapter's base model was not found: set base_model_name_or_path in {source / adapter.CONFIG} to its "

@@ -88,5 +88,5 @@ def test_adapters_of_other_parameters_are_not_gone_on_from(base, tmp_path) -> No
     config = json.loads((tmp_path / "a/adapter_config.json").read_text())
     assert (config["target_modules"], config["target_parameters"]) == ([], [*BOTH])
     (tmp_path / "a/adapter_config.json").write_text(json.dumps(config | {"target_parameters": "down_proj"}))
-    with pytest.raises(UserError, match="target_parameters must be a list of names"):
+    with pytest.raises(UserError, match="target_parameters must be a list, not"):
         adapter.settings_of(adapter.read(tmp_path / "a"), own)
