@@ -1,6 +1,5 @@
 """Lookup of models: from a name to files, and from a config.json to a ModelSpec."""
 
-import difflib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -13,6 +12,8 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
 from rptrain.utils.objects import unique_keys
 from rptrain.utils.paths import expanded, from_environment
+from rptrain.utils.suggest import nearest
+from rptrain.utils.text import quoted
 
 BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
     "LlamaForCausalLM": llama.build,
@@ -53,11 +54,11 @@ def locate(model_path: str) -> Path:
         return cached
     if model_path and os.path.isdir(directory):
         raise UserError(f"{directory} is not a model directory: it has no config.json")
-    nearest = difflib.get_close_matches(model_path.rsplit("/", 1)[-1].lower(), presets(), n=1)
+    near = nearest(model_path.rsplit("/", 1)[-1].lower(), presets())
     raise UserError(
-        f"no model {model_path!r}: it is neither a directory, nor a preset ({', '.join(presets())}), nor in "
-        f"the hub cache {_hub_cache()}, and nothing is downloaded."
-        + (f" Did you mean {nearest[0]!r}?" if nearest else "")
+        f"no model {quoted(repr(model_path))}: it is neither a directory, nor a preset ({', '.join(presets())}), "
+        f"nor in the hub cache {_hub_cache()}, and nothing is downloaded."
+        + (f" Did you mean {near[0]!r}?" if near else "")
     )
 
 

@@ -1,15 +1,16 @@
 """Freezing of parameters by patterns over the names of a checkpoint's tensors."""
 
+import fnmatch
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from typing import Any, TypeVar, cast
 
 from rptrain.models.spec import LayerShape, ModelShape, Param, Unit
 from rptrain.utils.errors import UserError
+from rptrain.utils.suggest import nearest
+from rptrain.utils.text import quoted
 
-SHOWN = 3  # names in a message
+SHOWN, LISTED = 3, 10  # names in a line, and patterns in a message
 
 Shape = TypeVar("Shape", bound=ModelShape)
 
@@ -22,9 +23,17 @@ def freeze(spec: Shape, patterns: Sequence[str]) -> Shape:
     nothing or only a part of a stacked matrix, or if nothing is left to train.
     """
     names = [part.key for unit in spec.units for param in unit.params for part in param.parts]
-    if unknown := [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]:
-        raise UserError("\n".join(f"train.freeze: {_unmatched(pattern, names)}" for pattern in unknown))
-    frozen = split_units(spec, lambda param: _is_frozen(param, patterns))
+    matched, unknown = set[str](), list[str]()
+    for pattern in dict.fromkeys(patterns):
+        found = fnmatch.filter(names, pattern)
+        matched.update(found)
+        if not found:
+            unknown.append(pattern)
+    if unknown:
+        more = [f"train.freeze: {len(unknown) - LISTED:,} more patterns match nothing"] if len(unknown) > LISTED else []
+        lines = [f"train.freeze: {_unmatched(pattern, names)}" for pattern in unknown[:LISTED]]
+        raise UserError("\n".join(lines + more))
+    frozen = split_units(spec, lambda param: _is_frozen(param, matched))
     if not any(unit.trainable for unit in frozen.units):
         raise UserError("train.freeze leaves nothing to train: remove a pattern")
     return frozen
@@ -49,10 +58,10 @@ def split_units(spec: Shape, is_frozen: Callable[[Param], bool]) -> Shape:
     return replace(spec, units=tuple(units), layers=tuple(map(split, spec.layers)), head=split(spec.head))
 
 
-def _is_frozen(param: Param, patterns: Sequence[str]) -> bool:
-    frozen = [part.key for part in param.parts if any(fnmatchcase(part.key, pattern) for pattern in patterns)]
+def _is_frozen(param: Param, matched: set[str]) -> bool:
+    frozen = [part.key for part in param.parts if part.key in matched]
     if frozen and len(frozen) < len(param.parts):
-        others = _first([part.key for part in param.parts if part.key not in frozen])
+        others = _first([part.key for part in param.parts if part.key not in matched])
         raise UserError(
             f"train.freeze: {_first(frozen)} cannot be frozen without {others}: they are stored as one matrix; "
             "freeze all of them or none"
@@ -66,5 +75,5 @@ def _first(names: Sequence[str]) -> str:
 
 
 def _unmatched(pattern: str, names: Sequence[str]) -> str:
-    close = get_close_matches(pattern, names, n=SHOWN, cutoff=0)
-    return f"{pattern!r} matches no tensor of the model; the closest names are {', '.join(close)}"
+    close = nearest(pattern, names, SHOWN, 0)
+    return f"{quoted(repr(pattern))} matches no tensor of the model; the closest names are {', '.join(close)}"

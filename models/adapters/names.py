@@ -1,13 +1,14 @@
 """The modules and experts' parameters that LoRA adapts or trains in full, by names as PEFT interprets them."""
 
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 
 from rptrain.models.adapters.products import PLACES
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import CheckpointPart, Layer, ModelSpec, Param
 from rptrain.utils.errors import UserError
 from rptrain.utils.patterns import InvalidPattern, full_matches
+from rptrain.utils.suggest import nearest
+from rptrain.utils.text import quoted
 
 ALL = "all-linear"
 EXPERTS = ("experts_gate_up", "experts_down")  # from the inside out, as PEFT nests their adapters
@@ -69,10 +70,12 @@ def adapted_parameters(spec: ModelSpec, wanted: Iterable[str]) -> set[str]:
     for entry in wanted:
         matched = set(filter(_ending(entry), able))
         if not matched and not able:
-            raise UserError(f"lora.target_parameters: {entry!r}: this model has no experts; use lora.target_modules")
+            raise UserError(
+                f"lora.target_parameters: {quoted(repr(entry))}: this model has no experts; use lora.target_modules"
+            )
         if not matched:
             raise UserError(
-                f"lora.target_parameters: no expert parameter matches {entry!r}; available: "
+                f"lora.target_parameters: no expert parameter matches {quoted(repr(entry))}; available: "
                 + ", ".join({name[name.index("mlp.") :]: None for name in able})
             )
         found |= matched
@@ -124,7 +127,7 @@ def _pattern(entry: str, names: Iterable[str]) -> Callable[[str], bool]:
     try:
         return full_matches(entry, names).__contains__
     except InvalidPattern as error:
-        raise UserError(f"lora.target_modules: {entry!r} {error}") from None
+        raise UserError(f"lora.target_modules: {quoted(repr(entry))} {error}") from None
 
 
 def _why_not(name: str, able: list[str]) -> str:
@@ -137,8 +140,8 @@ def _why_not(name: str, able: list[str]) -> str:
 
 
 def _hint(entry: str, names: list[str]) -> str:
-    near = get_close_matches(entry, set(map(end, names)), 1)
-    return f"{entry!r}{f'; did you mean {near[0]!r}?' if near else ''}; {_there_are(names)}"
+    near = nearest(entry, {end(name): None for name in names})
+    return f"{quoted(repr(entry))}{f'; did you mean {near[0]!r}?' if near else ''}; {_there_are(names)}"
 
 
 def _there_are(names: Iterable[str]) -> str:

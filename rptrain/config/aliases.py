@@ -1,8 +1,7 @@
 """Suggestions for unknown keys: names in other trainers, unsupported features, typos."""
 
-from difflib import get_close_matches
-
 from rptrain.config.schema import Config, keys
+from rptrain.utils.suggest import nearest
 
 # Names that other trainers have for our keys (TrainingArguments, TRL, axolotl, LLaMA-Factory, torchtune), and earlier
 # names of ours.
@@ -137,9 +136,9 @@ def answer(dotted: str, value: object = None) -> str:
     if leaf in _BY_LEAF:
         return f"use `{_BY_LEAF[leaf]}`"
     siblings = {key[len(section) + 1 :]: key for key in _KEYS if key.startswith(f"{section}.")}
-    if near := get_close_matches(leaf, siblings, 1):
+    if near := nearest(leaf, siblings):
         return f"did you mean `{siblings[near[0]]}`?"
-    if near := get_close_matches(dotted, _KEYS, 1, 0.7) or get_close_matches(leaf, _BY_LEAF, 1, 0.7):
+    if near := nearest(dotted, _KEYS, 1, 0.7) or nearest(leaf, _BY_LEAF, 1, 0.7):
         return f"did you mean `{_BY_LEAF.get(near[0], near[0])}`?"
     if siblings:
         return f"[{section}] has: {', '.join(siblings)}"

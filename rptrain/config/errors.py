@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
 from pydantic_core import ErrorDetails
@@ -12,18 +12,26 @@ from rptrain.config.schema import AUTOMATIC, keys
 from rptrain.config.toml_lines import KeyPath
 from rptrain.config.types import MAX_COUNT
 from rptrain.utils.errors import UserError
+from rptrain.utils.suggest import nearest
+from rptrain.utils.text import counted, quoted
 
+EXPLAINED = 200  # mistakes that are explained; the others are counted
 DEEPEST = 16  # parts of a key that are looked at; keys of a config have at most 4
 
 
 class ConfigError(UserError):
-    """All mistakes of a config: pairs of a place ("file:line" or "command line") and a message."""
+    """The mistakes of a config: pairs of a place ("file:line" or "command line") and a message.
 
-    def __init__(self, mistakes: Sequence[tuple[str, str]]) -> None:
+    `more`: how many others there are.
+    """
+
+    def __init__(self, mistakes: Sequence[tuple[str, str]], more: int = 0) -> None:
         self.mistakes = tuple(mistakes)
         lines = [f"{place}: {message}" for place, message in mistakes]
-        if len(lines) > 1:
-            lines = [f"{len(lines)} mistakes in the config", *(f"  {line}" for line in lines)]
+        if len(lines) + more > 1:
+            lines = [f"{len(lines) + more:,} mistakes in the config", *(f"  {line}" for line in lines)]
+        if more:
+            lines.append(f"… and {counted(more, 'more line')}")
         super().__init__("\n".join(lines))
 
 
@@ -47,33 +55,49 @@ def leaves(value: object, key: KeyPath = ()) -> Iterator[KeyPath]:
         yield key
 
 
-def explain(error: ErrorDetails) -> list[tuple[KeyPath, str]]:
-    """The errors that pydantic found, as pairs of a key and a message; several for an unknown table."""
+def explained(errors: Sequence[ErrorDetails]) -> tuple[list[tuple[KeyPath, str]], int]:
+    """The first errors that pydantic found, as pairs of a key and a message, and the number of the others."""
+    pairs = dict.fromkeys(pair for error in errors[:EXPLAINED] for pair in _explain(error))
+    found = list(islice(pairs, EXPLAINED))
+    total = sum(sum(1 for _ in _unknown(error)) if error["type"] == "extra_forbidden" else 1 for error in errors)
+    return found, total - len(found) if total > EXPLAINED else 0
+
+
+def _unknown(error: ErrorDetails) -> Iterator[KeyPath]:
+    """The keys of an unknown value or table."""
+    return leaves(error["input"], error["loc"])
+
+
+def _explain(error: ErrorDetails) -> list[tuple[KeyPath, str]]:
+    """Several pairs for an unknown table."""
     key, value, context = error["loc"], error["input"], error.get("ctx", {})
-    if (name := dotted(key[:2])) in AUTOMATIC and error["type"] != "extra_forbidden":
-        return [(key[:2], f'`{name}` must be a whole number from 1 to {MAX_COUNT}, or "auto", not {_shown(value)}')]
+    name = _named(key)
+    if (automatic := dotted(key[:2])) in AUTOMATIC and error["type"] != "extra_forbidden":
+        return [
+            (key[:2], f'`{automatic}` must be a whole number from 1 to {MAX_COUNT}, or "auto", not {_shown(value)}')
+        ]
     match error["type"]:
         case "extra_forbidden":
-            unknown = leaves(value, key)
-            return [(leaf, f"unknown key `{dotted(leaf)}`: {answer(_plain(leaf), value)}") for leaf in unknown]
+            unknown = islice(_unknown(error), EXPLAINED)
+            return [(leaf, f"unknown key `{_named(leaf)}`: {answer(_plain(leaf), value)}") for leaf in unknown]
         case "invalid_key":
             hint = answer(f"{_plain(key[:-1])}.{key[-1]}")
-            return [(key, f"unknown key `{dotted(key)}`: {hint}")]
+            return [(key, f"unknown key `{name}`: {hint}")]
         case "missing" if isinstance(key[-1], int):
             return [(key[:-1], f"`{dotted(key[:-1])}` has too few values")]
         case "missing" if key == ("data", "train"):
             return [(key, "`data.train` is missing: write a [[data.train]] table with a path")]
         case "missing":
-            return [(key, f"`{dotted(key)}` is missing: {keys()[_plain(key)].description}")]
+            return [(key, f"`{name}` is missing: {keys()[_plain(key)].description}")]
         case "relation":
             return [(tuple(context["key"].split(".")), f"`{context['key']}`: {context['text']}")]
         case "literal_error":
             choices = re.findall(r"'([^']*)'", context["expected"])
-            return [(key, f"`{dotted(key)}`: {_choices(choices, value)}")]
+            return [(key, f"`{name}`: {_choices(choices, value)}")]
         case "model_type":
-            sentence = f"must be a table, [{dotted(key)}]"
+            sentence = f"must be a table, [{name}]"
         case "tuple_type" if isinstance(value, dict):
-            sentence = f"must be an array of tables: write [[{dotted(key)}]], in two brackets"
+            sentence = f"must be an array of tables: write [[{name}]], in two brackets"
         case "tuple_type":
             sentence = "must be a list, in brackets"
         case "too_short" if len(value) >= context["min_length"]:
@@ -90,7 +114,11 @@ def explain(error: ErrorDetails) -> list[tuple[KeyPath, str]]:
             sentence = "must be a whole number"
         case _:
             sentence = re.sub(r"^\w+ should", "must", error["msg"])
-    return [(key, f"`{dotted(key)}` {sentence}, not {_shown(value)}")]
+    return [(key, f"`{name}` {sentence}, not {_shown(value)}")]
+
+
+def _named(key: KeyPath) -> str:
+    return quoted(dotted(key))
 
 
 def _plain(key: KeyPath) -> str:
@@ -100,7 +128,7 @@ def _plain(key: KeyPath) -> str:
 def _choices(choices: list[str], value: Any) -> str:
     if len(choices) == 1:
         return f'only "{choices[0]}" is available in this version, not {_shown(value)}'
-    near = get_close_matches(str(value), choices, 1, 0.5)
+    near = nearest(str(value), choices, cutoff=0.5)
     hint = f'; did you mean "{near[0]}"?' if near else ""
     return f"must be one of {', '.join(map(_shown, choices))}, not {_shown(value)}{hint}"
 
@@ -125,5 +153,4 @@ def shown(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = shown(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return quoted(shown(value))

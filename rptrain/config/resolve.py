@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rptrain.config.errors import DEEPEST, ConfigError, dotted, explain, leaves
+from rptrain.config.errors import DEEPEST, ConfigError, dotted, explained, leaves
 from rptrain.config.schema import Config
 from rptrain.config.toml_lines import KeyPath, key_lines
 from rptrain.utils.errors import UserError
@@ -34,7 +34,7 @@ class Resolved:
 def resolve(path: Path | str, overrides: Sequence[str] = (), text: str | None = None) -> Resolved:
     """Reads the file, or `text` in its place, applies the overrides in order, and checks the result.
 
-    Raises ConfigError with every mistake found, in the order of the file and then of the command line.
+    Raises ConfigError with the mistakes found, in the order of the file and then of the command line.
     """
     path = Path(path)
     document, lines = _parse(path, read_text(path) if text is None else text)
@@ -59,15 +59,15 @@ def resolve(path: Path | str, overrides: Sequence[str] = (), text: str | None = 
     def origin(line: int) -> str:
         return COMMAND_LINE if line == _LAST else f"{path}:{line}" if line else str(path)
 
-    config = None
+    config, more = None, 0
     try:
         config = Config.model_validate({"model": {}, "data": {}} | document)
     except ValidationError as error:
-        found = [pair for details in error.errors(include_url=False) for pair in explain(details)]
-        mistakes += [(line_of(key), message) for key, message in dict.fromkeys(found)]
+        found, more = explained(error.errors(include_url=False))
+        mistakes += [(line_of(key), message) for key, message in found]
     if config is None or mistakes:
         mistakes.sort(key=lambda mistake: mistake[0])
-        raise ConfigError([(origin(line), message) for line, message in mistakes])
+        raise ConfigError([(origin(line), message) for line, message in mistakes], more)
     if config.log.run_name is None:
         name = one_line(path.stem.lstrip(".")) or "run"
         config = config.model_copy(update={"log": config.log.model_copy(update={"run_name": name})})

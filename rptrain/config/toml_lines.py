@@ -4,6 +4,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 
+MOST = 100_000  # keys whose lines are found
 KeyPath = tuple[str | int, ...]  # keys, and indices of array elements
 
 _TOKEN = re.compile(
@@ -22,7 +23,7 @@ _TOKEN = re.compile(
 def key_lines(text: str) -> dict[KeyPath, int]:
     """Line, from 1, of every key, table header and array element in a text that `tomllib` accepts.
 
-    The prefixes of a dotted key or header stand where they first appear.
+    Keys after the first MOST may be left out. The prefixes of a dotted key or header stand where they first appear.
     """
     return _Scanner(text).scan()
 
@@ -47,7 +48,7 @@ class _Scanner:
 
     def scan(self) -> dict[KeyPath, int]:
         table: KeyPath = ()
-        while self._token:
+        while self._token and len(self._lines) < MOST:
             if self._token == "\n":
                 self._next()
             elif self._token == "[":

@@ -1,6 +1,5 @@
 """The machine for `rptrain plan`: this one, or a hypothetical one described on the command line."""
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -10,6 +9,8 @@ from rptrain.planner import hardware
 from rptrain.planner.hardware import Hardware
 from rptrain.schedule.machine import CARDS, card_named, is_named_after, with_rates
 from rptrain.utils.errors import UserError
+from rptrain.utils.suggest import nearest
+from rptrain.utils.text import quoted
 from rptrain.utils.units import format_bytes
 
 DEFAULT_CARD = "rtx4090"
@@ -92,9 +93,9 @@ def planned_machine(flags: MachineFlags, config: Config) -> Hardware:
             mistakes.append(f"--{flag} must be a number such as {example}, not {rate:g}")
     name = _key(DEFAULT_CARD if flags.card is None else flags.card)
     if name not in CARDS:
-        near = difflib.get_close_matches(name, CARDS, 1, 0.5)
+        near = nearest(name, CARDS, 1, 0.5)
         hint = f"; did you mean {near[0]}?" if near else ""
-        mistakes.append(f"--card must be one of {', '.join(CARDS)}, not {flags.card!r}{hint}")
+        mistakes.append(f"--card must be one of {', '.join(CARDS)}, not {quoted(repr(flags.card))}{hint}")
 
     def size(flag: str, text: str | None, example: str) -> int | None:
         try:

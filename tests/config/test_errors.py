@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from rptrain.config import errors
 from rptrain.config.aliases import _ALIASES, _CANONICAL
 from rptrain.config.errors import ConfigError
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import keys
 from rptrain.utils.errors import UserError
+from rptrain.utils.text import LINES
 
 from .tools import MINIMAL, load, mistakes
 
@@ -164,6 +166,29 @@ def test_what_is_missing(folder):
         'c.toml:3: `data.train.0.path` is missing: a file, a folder, a pattern such as "chats/*.jsonl", or '
         "built-in data: builtin:tasks, builtin:random"
     ]
+
+
+def test_many_mistakes_are_counted_and_few_are_explained(folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(errors, "answer", lambda key, *value: asked.append(key) or "no")
+    lines = "".join(f"k{index} = {index}\n" for index in range(2_000))
+    for text in (f"[train]\n{lines}", lines.replace("k", "[[other]]\nk"), f"[other.other]\n{lines}"):
+        asked.clear()
+        with pytest.raises(ConfigError) as error:
+            load(text + MINIMAL)
+        shown = str(error.value).split("\n")
+        assert shown[0] == "2,000 mistakes in the config" and "`" in shown[1]
+        assert shown[-1] == "… and 1,981 more lines" and len(shown) == LINES + 1
+        assert len(asked) == len(error.value.mistakes) == errors.EXPLAINED
+
+
+def test_long_keys_and_values_are_cut(folder):
+    long = "x" * 100_000
+    (unknown,) = mistakes(f"{MINIMAL}[train]\n{long} = 1")
+    assert unknown.startswith("c.toml:7: unknown key `train.xxx") and len(unknown) < 1000
+    for override in (f"train.seed={long}", f"{long}=1", f"{long}.{long}=1", long, f"train.seed=[{long}"):
+        (message,) = mistakes(MINIMAL, override)
+        assert message.count("x") < 130
 
 
 def test_all_mistakes_at_once_in_the_order_of_the_file(folder):

@@ -5,6 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rptrain.models import registry
+from rptrain.models.adapters import freeze as module
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
@@ -150,3 +151,11 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed_and_changes_no_other(ar
             if "experts_down_bias" in left_out:  # a product of one column, which is not counted
                 spared += 2 * 22 * layer.active * layer.hidden
             assert all_products.count - products.count == spared, left_out
+
+
+def test_many_patterns_are_counted(monkeypatch):
+    compared = []
+    monkeypatch.setattr(module, "nearest", lambda word, *given: compared.append(word) or ["name"])
+    with pytest.raises(UserError, match=r"train.freeze: 1,990 more patterns match nothing$"):
+        freeze(registry.build(LLAMA), [f"nosuch.{index}" for index in range(2_000)] * 2)
+    assert len(compared) == module.LISTED
