@@ -1,5 +1,6 @@
 """Types of config values with a notation of their own: sizes, devices, names."""
 
+import os
 import re
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded_text
 
 MOST_WORKERS = 1024  # on the CPU
+LONGEST_NAME = 200  # bytes of the name of a folder, for which file systems allow 255; runs and exports add to it
 MAX_COUNT = 10**9  # steps, sequences, tokens, ranks; factor of an adapter
 
 UNITS = {"B": 1} | {
@@ -56,6 +58,8 @@ def parse_devices(value: object) -> object:
 
 
 def _folder_name(name: str) -> str:
+    if len(os.fsencode(name)) > LONGEST_NAME:
+        raise ValueError(f"must be a folder name of at most {LONGEST_NAME} bytes")
     if "/" in name or name.startswith("."):
         raise ValueError('must be a folder name, without "/" and not starting with "."')
     return name

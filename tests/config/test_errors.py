@@ -37,6 +37,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "[lora]\nlora_alpha = 1e300",
             "c.toml:7: `lora.lora_alpha` must be less than or equal to 1000000000, not 1e+300",
         ),
+        (
+            f"[log]\nrun_name = '{'é' * 101}'",
+            f'c.toml:7: `log.run_name` must be a folder name of at most 200 bytes, not "{"é" * 58}…',
+        ),
         ("[lora]\nlora_dropout = 1", "c.toml:7: `lora.lora_dropout` must be less than 1, not 1"),
         (
             "[lora]\ntarget_modules = []",
