@@ -18,6 +18,7 @@ from rptrain.utils.files import file_sha256, read_small_text
 from rptrain.utils.liveness import progressed
 from rptrain.utils.objects import unique_keys
 from rptrain.utils.parallel import in_parallel
+from rptrain.utils.paths import inside
 from rptrain.utils.units import format_bytes
 
 FORMAT = 1
@@ -155,8 +156,13 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise Damaged(f"{file} is damaged: {error}") from error
     if version != FORMAT:
         raise UserError(f"{file} has format {version}; this version reads format {FORMAT}")
-    if outside := [name for name in sizes if Path(name).is_absolute() or ".." in Path(name).parts]:
-        raise Damaged(f"{file} is damaged: {outside[0]!r} is outside of its directory")
+    for name in (MANIFEST, *sizes):
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise Damaged(f"{file} is damaged: {name!r} is outside of its directory")
+        try:
+            inside(directory, name)
+        except UserError as error:
+            raise Damaged(f"{directory} is damaged: {error}") from error
     for name, size in sizes.items():
         actual = (directory / name).stat().st_size if (directory / name).is_file() else None
         if actual is None:
@@ -206,9 +212,7 @@ def remove(directory: Path) -> None:
 
 def discard(folder: Path) -> bool:
     """Deletes a PARTIAL folder that was left behind. Returns False and deletes nothing if rptrain did not create it."""
-    if folder.is_symlink() or not folder.is_dir():
-        return False
-    if not (folder / MARK).is_file() and any(folder.iterdir()):
+    if not _is_own(folder):
         return False
     _delete(folder)
     return True
@@ -234,6 +238,13 @@ def check_name(target: Path) -> None:
         raise UserError(f"the name {target.name} is too long: choose one of at most {longest} bytes")
 
 
+def check_free(target: Path) -> None:
+    """UserError if the name of the folder in which `target` will be written is taken by something of the user's."""
+    folder = beside(target, PARTIAL)
+    if os.path.lexists(folder) and not _is_own(folder):
+        raise UserError(f"{folder} is in the way and was not written by rptrain: move or delete it")
+
+
 def sync_folder(folder: Path) -> None:
     """Syncs the entries of a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -245,13 +256,20 @@ def sync_folder(folder: Path) -> None:
 
 def _stage(target: Path) -> Path:
     """Creates the folder in which `target` is written or deleted, and deletes what a killed process left there."""
+    check_free(target)
     folder = beside(target, PARTIAL)
-    if os.path.lexists(folder) and not discard(folder):
-        raise UserError(f"{folder} is in the way and was not written by rptrain: move or delete it")
+    discard(folder)
     folder.mkdir()
     (folder / MARK).touch()
     sync_folder(folder)
     return folder
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether this is a PARTIAL folder that rptrain created."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    return (folder / MARK).is_file() or not any(folder.iterdir())
 
 
 def _check_kind(kind: str | None, path: Path) -> None:

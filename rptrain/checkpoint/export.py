@@ -34,6 +34,7 @@ from rptrain.models.weights import pretrained
 from rptrain.models.weights.pretrained import View
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
+from rptrain.utils.paths import inside
 
 KIND = "export"
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
@@ -187,15 +188,18 @@ def from_checkpoint(checkpoint: Path, dtype: torch.dtype | None = None) -> tuple
 
 
 def checkpoint_of(source: Path) -> Path:
-    """The newest checkpoint of a run's directory, or the checkpoint itself. UserError if there is none."""
+    """The newest checkpoint of a run's directory, or the checkpoint itself.
+
+    UserError if there is none, or if it is reached by a link that leads out of the run.
+    """
     if (source / MANIFEST).is_file():
         return source
     if not source.is_dir():
         raise UserError(f"{source} is not a directory")
-    newest = latest(source) or latest(source / CHECKPOINTS)
+    newest = latest(source) or latest(inside(source, CHECKPOINTS))
     if newest is None:
         raise UserError(f"{source} is neither a checkpoint nor a run with a complete checkpoint")
-    return newest
+    return inside(source, newest.relative_to(source))
 
 
 def _absolute(to: Path) -> Path:

@@ -7,7 +7,6 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from rptrain.checkpoint.atomic_dir import PARTIAL, beside
 from rptrain.config.errors import shown
 from rptrain.config.schema import Config
 from rptrain.engine.meter import Measured
@@ -15,6 +14,8 @@ from rptrain.models.spec import ModelShape
 from rptrain.planner.hardware import Hardware
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small
+from rptrain.utils.paths import inside
+from rptrain.utils.replacing import replace_file
 
 FILE = "timings.json"
 SECONDS = 1e-9, 1e6  # possible times of a layer or an update
@@ -86,18 +87,18 @@ class Timings:
         if problem := self.problem:
             log.warning("the measured times are not stored in %s: %s", folder / FILE, problem)
             return False
-        aside = beside(folder / FILE, PARTIAL)
         try:
-            aside.write_bytes(TypeAdapter(Timings).dump_json(self, indent=2))
-            aside.replace(folder / FILE)
+            replace_file(inside(folder, FILE), TypeAdapter(Timings).dump_json(self, indent=2))
         except OSError as error:
             log.warning("%s cannot be written (%s): a resumed run will measure again", folder / FILE, error.strerror)
+        except UserError as error:  # it names the file
+            log.warning("%s: a resumed run will measure again", error)
         return True
 
 
 def read(folder: Path) -> Timings:
     """The times in a run's folder. Raises UserError if the file cannot be read, or holds impossible times."""
-    path = folder / FILE
+    path = inside(folder, FILE)
     try:
         timings = TypeAdapter(Timings).validate_json(read_small(path), strict=True)
     except OSError as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rptrain.runs.signals import PROCESS
 from rptrain.utils.errors import UserError, describe
+from rptrain.utils.paths import inside
 
 FOLDER = "control"
 PAUSE, SAVE, STOP = "PAUSE", "SAVE", "STOP"
@@ -85,18 +86,18 @@ class Control:
 
 
 def ask(run: Path, command: str) -> None:
-    """Sends a command to a run. UserError if its file cannot be created."""
+    """Sends a command to a run. UserError if its file cannot be created, or if a link leads out of the run's folder."""
     try:
-        (run / FOLDER).mkdir(exist_ok=True)
-        (run / FOLDER / command).touch()
+        inside(run, FOLDER).mkdir(exist_ok=True)
+        inside(run, Path(FOLDER, command)).touch()
     except OSError as error:
         raise UserError(f"the command cannot be sent to the trainer: {describe(error)}") from None
 
 
 def withdraw(run: Path, command: str) -> None:
-    """Withdraws a command if it was sent. UserError if its file cannot be deleted."""
+    """Withdraws a command if it was sent. UserError as in `ask`."""
     try:
-        (run / FOLDER / command).unlink(missing_ok=True)
+        inside(run, Path(FOLDER, command)).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{command.lower()} cannot be withdrawn: {describe(error)}") from None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rptrain.utils.errors import RunDeleted, UserError
 from rptrain.utils.files import regular
+from rptrain.utils.paths import inside
 from rptrain.utils.units import format_bytes
 
 _PIECE = 1 << 16  # bytes read at a time to find the end of the last line
@@ -19,13 +20,14 @@ class LineFile:
 
     `lock` locks the file against other processes; BlockingIOError if another process holds the lock. Opening cuts off
     an incomplete last line that a killed process left. UserError if the path is a pipe or a
-    device, or if the end of the file is not lines.
+    device, or a link that leads out of its folder, or if the end of the file is not lines.
     """
 
     def __init__(self, path: Path | str, *, lock: bool = False) -> None:
         self._path, self._locked = Path(path), lock
         with ExitStack() as opening:
-            self._file = opening.enter_context(open(path, "a+b", buffering=0, opener=regular))
+            within = inside(self._path.parent, self._path.name)
+            self._file = opening.enter_context(open(within, "a+b", buffering=0, opener=regular))
             if lock:
                 fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.size = self._end_of_lines()  # bytes of complete lines

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rptrain.runs.events import EventLog
 from rptrain.runs.view import RunView, State
+from rptrain.utils.paths import inside
 from rptrain.utils.text import printable
 from rptrain.utils.units import format_bytes, format_duration, format_loss
 
@@ -46,8 +47,10 @@ def summaries(folder: Path) -> list[Summary]:
 
 
 def delete(folder: Path) -> None:
-    """Deletes a run's folder. UserError if a process is training the run, whatever its records say."""
-    if (events := folder / "events.jsonl").is_file():
+    """Deletes a run's folder. UserError if a process is training the run, whatever its records say, or if its events
+    are a link that leads out of the folder.
+    """
+    if (events := inside(folder, "events.jsonl")).is_file():
         EventLog(events).close()  # raises UserError if another process holds it
     shutil.rmtree(folder)
 

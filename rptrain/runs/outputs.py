@@ -1,10 +1,7 @@
 """Output files of commands at paths that the user names: checks of what they may replace, and writing them."""
 
 import re
-import secrets
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from glob import glob
 from itertools import combinations
@@ -12,10 +9,13 @@ from os.path import exists, isdir, isfile, lexists, realpath, samefile
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from rptrain.checkpoint.atomic_dir import complete_checkpoints
+from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG
 from rptrain.config.schema import Config
 from rptrain.data.folders import walk
 from rptrain.runs.run_dir import RunDir
 from rptrain.utils.errors import UserError
+from rptrain.utils.replacing import replace_file
 
 BEGINNING = 1024  # bytes at the start of a file in which the mark is searched
 
@@ -83,23 +83,11 @@ def check(outputs: Iterable[Output | None], config_path: Path, config: Config) -
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a text file atomically and keeps its mode and links to it. UserError if it cannot be written.
-
-    The text is first written to a new file in the same folder, so the earlier file is never partly overwritten.
-    """
-    file = Path(realpath(path))
-    aside = file.with_name(f".rptrain-{secrets.token_hex(8)}.part")
+    """Replaces a text file as `replace_file` does. UserError if it cannot be written."""
     try:
-        with aside.open("x", encoding="utf-8") as new:
-            new.write(text)
-        if file.exists():
-            shutil.copymode(file, aside)
-        aside.replace(file)
+        replace_file(path, text.encode())
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}") from None
-    finally:
-        with suppress(OSError):  # renamed to the file
-            aside.unlink()
 
 
 def _check_place(output: Output) -> None:
@@ -138,7 +126,9 @@ def _check_run(output: Output) -> None:
 
 
 def _is_run(run: RunDir) -> bool:
-    return isfile(run.config_path) and (isfile(run.events_path) or bool(run.checkpoints()))
+    if not isfile(run.path / RUN_CONFIG):
+        return False
+    return isfile(run.path / EVENTS) or bool(complete_checkpoints(run.path / CHECKPOINTS))
 
 
 def _inputs(config_path: Path, config: Config) -> Iterator[tuple[str, str | Path]]:

@@ -12,7 +12,7 @@ from rptrain.checkpoint.atomic_dir import (
     MANIFEST,
     PARTIAL,
     Damaged,
-    beside,
+    check_free,
     complete_checkpoints,
     set_aside,
     unusable_checkpoints,
@@ -24,6 +24,8 @@ from rptrain.config.schema import AUTOMATIC, Config
 from rptrain.runs.control import FOLDER
 from rptrain.runs.events import is_finished
 from rptrain.utils.errors import UserError
+from rptrain.utils.paths import inside
+from rptrain.utils.replacing import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,10 @@ _FREE = re.compile(
 
 @dataclass(frozen=True)
 class RunDir:
-    """The layout of a run's folder."""
+    """The layout of a run's folder, which may be a link.
+
+    UserError from any property whose file or folder is a link that leads out of the run's folder.
+    """
 
     path: Path
 
@@ -81,26 +86,39 @@ class RunDir:
 
     @property
     def config_path(self) -> Path:
-        return self.path / RUN_CONFIG
+        return inside(self.path, RUN_CONFIG)
 
     @property
     def events_path(self) -> Path:
-        return self.path / EVENTS
+        return inside(self.path, EVENTS)
 
     @property
     def checkpoints_path(self) -> Path:
-        return self.path / CHECKPOINTS
+        return inside(self.path, CHECKPOINTS)
 
     @property
     def control_path(self) -> Path:
-        return self.path / FOLDER
+        return inside(self.path, FOLDER)
 
     @property
     def model_path(self) -> Path:
-        return self.path / "model"
+        return inside(self.path, "model")
+
+    def check_folders(self) -> None:
+        """UserError if a file, or a folder that rptrain did not create, is where training writes a folder."""
+        for folder in (self.checkpoints_path, self.control_path, self.model_path):
+            if os.path.lexists(folder) and not folder.is_dir():
+                raise UserError(f"{folder} is in the way of a folder that training writes: move it away")
+        check_free(self.model_path)
+        for partial in self.checkpoints_path.glob(f".checkpoint-*{PARTIAL}"):
+            check_free(partial.with_name(partial.name.removeprefix(".").removesuffix(PARTIAL)))
 
     def checkpoint_path(self, step: int) -> Path:
         return self.checkpoints_path / f"checkpoint-{step}"
+
+    def checkpoint_at(self, path: Path) -> Path:
+        """The path of a checkpoint of this run. UserError if it is a link that leads out of the run's folder."""
+        return inside(self.path, path.relative_to(self.path))
 
     def checkpoints(self) -> list[Path]:
         """The complete checkpoints, ordered by step."""
@@ -125,7 +143,7 @@ class RunDir:
         damaged: list[Damaged] = []
         for path in reversed(self.checkpoints()):
             try:
-                read_facts(path)
+                read_facts(self.checkpoint_at(path))
             except Damaged as error:
                 damaged.append(error)
                 continue
@@ -156,9 +174,7 @@ class RunDir:
 
     def write_config(self, resolved: Resolved) -> None:
         """Replaces the config atomically."""
-        aside = beside(self.config_path, PARTIAL)
-        aside.write_text(render(resolved), encoding="utf-8")
-        aside.replace(self.config_path)
+        replace_file(self.config_path, render(resolved).encode())
 
 
 def resolve_config(path: Path, overrides: Sequence[str] = ()) -> Resolved:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular
+from rptrain.utils.paths import inside
 
 LARGE = 32 << 20  # bytes that are read in full: more than 100,000 steps write
 PIECE = 4096  # bytes of each sample from the middle of a larger file
@@ -30,9 +31,11 @@ class Tail:
         self.skipped = 0
 
     def read(self) -> list[bytes]:
-        """The new lines, without their newlines. A file that is missing or cannot be read has none."""
+        """The new lines, without their newlines. A file that is missing, cannot be read, or is a link
+        that leads out of its folder has none.
+        """
         try:
-            file = open_regular(self._path)
+            file = open_regular(inside(self._path.parent, self._path.name))
         except (OSError, UserError):
             return []
         with file:
@@ -68,7 +71,7 @@ def end_of(path: Path, nbytes: int, start: int = 0) -> str:
     carriage returns, such as a progress bar, only the last state is kept. Empty if the file cannot be read.
     """
     try:
-        with open_regular(path) as file:
+        with open_regular(inside(path.parent, path.name)) as file:
             file.seek(max(start, file.seek(0, os.SEEK_END) - nbytes))
             text = file.read().decode(errors="replace")
     except (OSError, UserError):

@@ -31,10 +31,12 @@ class Resume:
     def open(cls, run: RunDir, checkpoint: Path, stack: ExitStack) -> Self:
         """Open the event log of a run that is to be resumed, so that no other process trains it. The stack closes it.
 
-        UserError if another process trains it, or if the run could not replace its `model/` at the end.
+        UserError if another process trains it, or if something is in the way of what it will write, such as its
+        `model/` at the end.
         """
         if forks(run, checkpoint):
             return cls(run, checkpoint, None)
+        run.check_folders()
         for path in (run.model_path, beside(run.model_path, REPLACED)):
             check_names(path)
         return cls(run, checkpoint, stack.enter_context(EventLog(run.events_path)))
@@ -83,7 +85,7 @@ def restore(
     damaged: dict[Path, Damaged] = {}
     for path in reversed(run.checkpoints()) if own and not named else (checkpoint,):
         try:
-            state = load_state(path, units)
+            state = load_state(run.checkpoint_at(path) if own else path, units)
         except Damaged as error:
             damaged[path] = error
             continue

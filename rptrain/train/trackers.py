@@ -16,6 +16,7 @@ from rptrain.runs.events import Evaluation, Event, Step, TrackerFailed
 from rptrain.runs.run_dir import RunDir
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.liveness import progressed
+from rptrain.utils.paths import inside
 
 MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
 
@@ -159,7 +160,7 @@ def scalars(event: Event) -> tuple[dict[str, float], int] | None:
 
 def _tensorboard(config: Config, run: RunDir, module: Any) -> tuple[Log, Close]:
     """Writes to the run's folder; view it with `tensorboard --logdir`."""
-    writer = module.SummaryWriter(logdir=str(run.path / "tensorboard"))
+    writer = module.SummaryWriter(logdir=str(inside(run.path, "tensorboard")))
 
     def log(values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
@@ -172,6 +173,7 @@ def _wandb(config: Config, run: RunDir, module: Any) -> tuple[Log, Close]:
     """The run id is derived from the run's folder, so that a resumed run continues the same one."""
     identity = sha256(str(run.path.absolute()).encode()).hexdigest()[:16]
     settings = config.model_dump(mode="json")
+    inside(run.path, "wandb")  # it is created there
     opened = module.init(
         project=config.log.project, name=run.path.name, dir=str(run.path), id=identity, resume="allow", config=settings
     )

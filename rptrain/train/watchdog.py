@@ -20,9 +20,10 @@ from typing import NoReturn, Self
 from rptrain.config.schema import Engine as EngineConfig
 from rptrain.runs.events import CheckpointSaved, Event, Failed, Stalled, Stopped, last_record
 from rptrain.runs.signals import INTERRUPTED
-from rptrain.utils.errors import RunDeleted
+from rptrain.utils.errors import RunDeleted, UserError
 from rptrain.utils.liveness import idle_seconds, progressed
 from rptrain.utils.native_watchdog import Ending, NativeWatchdog
+from rptrain.utils.paths import inside
 
 GRACE = 5.0  # seconds
 HELD = 3.0  # seconds until stacks are shown without the interpreter lock
@@ -250,10 +251,10 @@ class Watchdog:
         """Write a report to the run's folder. Returns None without a folder, or if it cannot be written."""
         if self._folder is None:
             return None
-        path = self._folder / name
         try:
+            path = inside(self._folder, name)
             path.write_text(text, encoding="utf-8")
-        except OSError:
+        except (OSError, UserError):
             return None
         return path
 

@@ -1,4 +1,4 @@
-"""Paths that begin with a home directory."""
+"""Paths that begin with a home directory, and paths that must not lead out of a folder."""
 
 import os
 from pathlib import Path
@@ -32,3 +32,26 @@ def from_environment(variable: str, default: str) -> Path:
     """The expanded path in an environment variable, or the default if it is unset or empty. UserError as above."""
     given = os.environ.get(variable)
     return expanded(given, variable) if given else expanded(default)
+
+
+def inside(folder: str | os.PathLike[str], name: str | os.PathLike[str]) -> Path:
+    """The path of a file or a folder in a folder, both of which may be missing.
+
+    UserError if it is a link that leads out of the folder, or is reached by one. The folder may itself be a link.
+    """
+    path = Path(folder, name)
+    if not leads_inside(folder, path):
+        raise UserError(
+            f"{path} leads to {os.path.realpath(path)}, outside of {os.fspath(folder)}: put the file or folder there "
+            "instead of a link"
+        )
+    return path
+
+
+def leads_inside(folder: str | os.PathLike[str], path: str | os.PathLike[str]) -> bool:
+    """Whether a path, with all its links followed, is in the folder or is the folder."""
+    place = os.path.realpath(folder)
+    try:
+        return os.path.commonpath((place, os.path.realpath(path))) == place
+    except ValueError:  # a name that no file can have, for example with a null character
+        return True

@@ -1,11 +1,11 @@
-"""Paths that begin with a home directory."""
+"""Paths that begin with a home directory, and paths that must not lead out of a folder."""
 
 from pathlib import Path
 
 import pytest
 
 from rptrain.utils.errors import UserError
-from rptrain.utils.paths import expanded, expanded_text, from_environment
+from rptrain.utils.paths import expanded, expanded_text, from_environment, inside
 
 
 def test_the_home_directory_replaces_the_tilde(monkeypatch):
@@ -33,3 +33,29 @@ def test_a_path_of_an_environment_variable(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "~nosuchuser/x")
     with pytest.raises(UserError, match=r'^XDG_CACHE_HOME: ~nosuchuser/x: the user "nosuchuser" does not exist'):
         from_environment("XDG_CACHE_HOME", "~/.cache")
+
+
+def test_paths_inside_a_folder(tmp_path):
+    folder, outside = tmp_path / "folder", tmp_path / "folder-2"
+    for path in (folder / "a", outside):
+        path.mkdir(parents=True)
+    (tmp_path / "entry").symlink_to(folder)
+    (folder / "near").symlink_to("a")
+    (folder / "loop").symlink_to("loop")
+    (folder / "out").symlink_to("../folder-2")
+    (folder / "a/gone").symlink_to(tmp_path / "missing")
+    for base in (folder, tmp_path / "entry"):
+        for name in ("a", "near/x", "missing/x", "loop", "", "a/../near", "x\0"):
+            assert inside(base, name) == base / name
+        for name, target in (("out", outside), ("out/x", outside / "x"), ("near/gone", tmp_path / "missing")):
+            with pytest.raises(UserError) as error:
+                inside(base, name)
+            assert str(error.value).startswith(f"{base / name} leads to {target}, outside of {base}: put the file")
+
+
+def test_a_relative_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert inside("runs", "x") == Path("runs/x") and inside(".", "x") == Path("x")
+    Path("x").symlink_to("/dev/null")
+    with pytest.raises(UserError, match=r"x leads to /dev/null, outside of \.: "):
+        inside(".", "x")

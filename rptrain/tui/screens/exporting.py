@@ -7,6 +7,7 @@ from pathlib import Path
 from textual.app import App
 from textual.screen import Screen
 
+from rptrain.runs.run_dir import RunDir
 from rptrain.tui.context import Context
 from rptrain.tui.screens.ask_path import AskTarget
 from rptrain.tui.screens.dialog import ask
@@ -46,6 +47,6 @@ async def _until_done(app: App[None], launched: Launched) -> None:
 def has_adapters(run: Path) -> bool:
     """Whether a run trains adapters."""
     try:
-        return "[lora]" in read_small_text(run / "config.toml")
+        return "[lora]" in read_small_text(RunDir(run).config_path)
     except (OSError, UserError, UnicodeDecodeError):
         return False

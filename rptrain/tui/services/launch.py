@@ -16,7 +16,7 @@ from rptrain.checkpoint.atomic_dir import beside
 from rptrain.runs.events import EventLog
 from rptrain.runs.tail import end_of
 from rptrain.utils.errors import UserError
-from rptrain.utils.paths import expanded
+from rptrain.utils.paths import expanded, inside
 
 RPTRAIN = (sys.executable, "-P", "-m", "rptrain")  # -P: without the current directory on the path
 COMMAND = (*RPTRAIN, "train")
@@ -45,10 +45,10 @@ class Launched:
         """Moves the log into the run's folder, where the trainer keeps writing. Returns whether the folder exists."""
         if not os.path.isfile(self.path / "config.toml"):
             return False
-        inside = self.path / LOG
-        if self.log != inside:
+        moved = self.path / LOG
+        if self.log != moved:
             try:
-                self.log = self.log.rename(inside)
+                self.log = self.log.rename(moved)
             except OSError:  # it stays beside the folder, where it is found too
                 return True
         return True
@@ -60,8 +60,8 @@ class Launched:
 
 def log_of(run: Path) -> Path:
     """The output of a run's trainers: in its folder, or beside it if it was not moved."""
-    inside, outside = run / LOG, beside(run, OUTPUT)
-    return outside if not os.path.exists(inside) and os.path.exists(outside) else inside
+    moved, outside = run / LOG, beside(run, OUTPUT)
+    return outside if not os.path.exists(moved) and os.path.exists(outside) else moved
 
 
 def start(config: Path, output_dir: str, run_name: str, environment: Mapping[str, str]) -> Launched:
@@ -91,7 +91,7 @@ def resume(run: Path, environment: Mapping[str, str]) -> Launched:
     try:
         if events.is_file():
             EventLog(events).close()  # raises UserError if another process trains it
-        output = log.open("ab")
+        output = inside(run, LOG).open("ab")
     except OSError as error:
         raise UserError(f"{run} cannot be resumed: {error.strerror}") from None
     before = output.tell()

@@ -14,6 +14,7 @@ from rptrain.runs.records import time_of
 from rptrain.runs.view import LONGEST, RunView
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular
+from rptrain.utils.paths import inside
 
 SHOWN_IN = 30.0  # seconds that a replay takes at its first speed, or more
 SLOWEST, FASTEST = 1, 1 << 16
@@ -86,7 +87,7 @@ def _snapshots(*paths: Path) -> Iterator[tuple[float, Any]]:
 
 def _lines(path: Path) -> Iterator[bytes]:
     try:
-        with open_regular(path) as file:
+        with open_regular(inside(path.parent, path.name)) as file:
             yield from (line for line in file if len(line) <= LONGEST)
     except (OSError, UserError):  # not recorded, or not readable
         return

@@ -1,0 +1,31 @@
+"""Files that are replaced as a whole."""
+
+import os
+import stat
+
+import pytest
+
+from rptrain.utils.replacing import replace_file
+
+
+def test_the_mode_and_links_stay(tmp_path):
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_text("before")
+    file.chmod(0o640)
+    link.symlink_to("file")
+    replace_file(link, b"after")
+    assert file.read_text() == "after" and stat.S_IMODE(file.stat().st_mode) == 0o640 and link.is_symlink()
+    assert len(os.listdir(tmp_path)) == 2
+
+
+def test_a_file_stays_if_the_new_one_cannot_be_written(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.write_text("before")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(file, b"after")
+    assert file.read_text() == "before" and os.listdir(tmp_path) == ["file"]
