@@ -23,6 +23,7 @@ from rptrain.checkpoint.atomic_dir import (
     written_aside,
 )
 from rptrain.checkpoint.base_files import BASE, base_files
+from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG
 from rptrain.checkpoint.state import dtype_of, latest, read_state, unit_file, verify_checkpoint
 from rptrain.checkpoint.verify import verify, verify_adapter
@@ -152,15 +153,7 @@ def from_checkpoint(checkpoint: Path, dtype: torch.dtype | None = None) -> tuple
     """
     from safetensors import SafetensorError, safe_open
 
-    state = read_state(checkpoint)
-    spec = frozen.spec_of(checkpoint, state["meta"])
-    wanted = {unit_file(index, unit): unit.numel for index, unit in enumerate(spec.units) if unit.trainable}
-    found = {name: prod(tensors["param"]["shape"]) for name, tensors in state["units"].items()}
-    if other := [name for name in wanted | found if wanted.get(name) != found.get(name)]:
-        config = checkpoint / BASE / "config.json"
-        raise UserError(
-            f"{checkpoint / min(other)} does not belong to the model of {config}: the checkpoint was changed"
-        )
+    state, spec = read_model(checkpoint)
 
     @cache
     def base() -> Callable[[int], dict[str, Tensor]]:

@@ -55,17 +55,23 @@ def check(meta: Mapping[str, Any], found: Mapping[str, str]) -> None:
             )
 
 
+def check_base(checkpoint: Path, meta: Mapping[str, Any]) -> None:
+    """UserError if the base of adapters is in a format that was removed."""
+    if "lora" in meta and "frozen" in meta and meta["frozen"].get("base") == "nf4-double":
+        raise UserError(
+            f"{checkpoint} was trained with lora.double_quant, which was removed: use it with the version of rptrain "
+            "that began the run"
+        )
+
+
 def spec_of(checkpoint: Path, meta: Mapping[str, Any]) -> ModelSpec:
-    """The model of a checkpoint, with the adapters or frozen units of its run."""
+    """The model of a checkpoint, with the adapters or frozen units of its run. UserError if there is no such model."""
+    check_base(checkpoint, meta)
     spec = registry.build(registry.read_config(checkpoint / BASE))
     if "lora" in meta:
-        base = meta["frozen"].get("base", "bf16")
-        if base == "nf4-double":
-            raise UserError(
-                f"{checkpoint} was trained with lora.double_quant, which was removed: use it with the version of "
-                "rptrain that began the run"
-            )
-        return with_base(with_lora(spec, Adapter.of(meta["lora"]).settings), base)
+        if "frozen" not in meta:
+            raise UserError("meta.lora needs meta.frozen, which is missing")
+        return with_base(with_lora(spec, Adapter.of(meta["lora"]).settings), meta["frozen"].get("base", "bf16"))
     return freeze(spec, meta["frozen"]["patterns"]) if "frozen" in meta else spec
 
 

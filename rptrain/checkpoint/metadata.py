@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
 
-from rptrain.checkpoint.atomic_dir import KIND, MANIFEST, STATE, Damaged, check_hash, read_manifest
+from rptrain.checkpoint.atomic_dir import CHECKPOINT, KIND, MANIFEST, STATE, Damaged, check_hash, read_manifest
+from rptrain.config.types import MAX_COUNT
 from rptrain.utils.files import read_small
 
 # A run's config, the folder of its checkpoints, and its events.
@@ -55,7 +56,7 @@ class _Frozen:
     drawn: bool
     seed: NonNegativeInt
     sha256: dict[str, str]
-    base: str = "bf16"
+    base: Literal["bf16", "nf4", "nf4-double", "mxfp4", "int8", "fp8"] = "bf16"
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,10 @@ class _Settings:
     """The settings of LoRA as checkpoint/adapter.py writes them. That module imports torch, so it is not used here."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # training with unknown settings is not supported
-    r: int = 8
-    alpha: float = 8
+    r: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 8
+    alpha: Annotated[float, Field(ge=-MAX_COUNT, le=MAX_COUNT, allow_inf_nan=False)] = 8
     target_modules: str | list[str] = ""
-    dropout: float = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     rslora: bool = False
     modules_to_save: list[str] = field(default_factory=list)
     use_dora: bool = False
@@ -125,7 +126,8 @@ def read_facts(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise Damaged(f"{directory / STATE} is damaged: {place}: {first['msg']}") from error
     state = json.loads(text)
     step, applied = state["step"], state["meta"].get("applied", 0)
-    if step != manifest.get("step", step) or applied > step:
+    named = CHECKPOINT.fullmatch(directory.name)
+    if step != manifest.get("step", step) or (named and step != int(named[1] or named[2])) or applied > step:
         raise Damaged(f"{directory / STATE} is damaged: step {step} and {applied} updates are not of this checkpoint")
     if lacking := state["units"].keys() - files.keys():
         raise Damaged(f"{directory / MANIFEST} is damaged: it does not name {min(lacking)}")

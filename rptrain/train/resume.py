@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from rptrain.checkpoint import frozen
-from rptrain.checkpoint.atomic_dir import REPLACED, Damaged, beside, set_aside
+from rptrain.checkpoint.adapter import Adapter
+from rptrain.checkpoint.atomic_dir import REPLACED, STATE, Damaged, beside, set_aside
 from rptrain.checkpoint.base_files import BASE
+from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.export import check_names
 from rptrain.checkpoint.state import load_state, read_state
 from rptrain.engine.store import UnitState
@@ -85,7 +87,9 @@ def restore(
     damaged: dict[Path, Damaged] = {}
     for path in reversed(run.checkpoints()) if own and not named else (checkpoint,):
         try:
-            state = load_state(run.checkpoint_at(path) if own else path, units)
+            inside = run.checkpoint_at(path) if own else path
+            _check_adapter(inside, read_model(inside)[0], job)
+            state = load_state(inside, units)
         except Damaged as error:
             damaged[path] = error
             continue
@@ -102,3 +106,11 @@ def restore(
     if frozen_units is not None:
         frozen.check(state["meta"], frozen_units["sha256"])
     return path, state
+
+
+def _check_adapter(checkpoint: Path, state: dict[str, Any], job: Job) -> None:
+    """Damaged if the settings of adapters in a checkpoint are not the run's, whose config has not changed."""
+    lora = state["meta"].get("lora")
+    saved, trained = lora and Adapter.of(lora).settings, job.adapter and job.adapter.settings
+    if saved != trained:
+        raise Damaged(f"{checkpoint / STATE} is damaged: its settings of lora are not those of the run")

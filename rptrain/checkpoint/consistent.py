@@ -1,0 +1,113 @@
+"""Check that a checkpoint fits the model that it describes, before it is exported, generates text or is resumed.
+
+Hashes only show that files are as they were written. A checkpoint can have sound files that contradict each other, for
+example if its metadata was edited, or if files of two checkpoints were mixed.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rptrain.checkpoint import frozen
+from rptrain.checkpoint.atomic_dir import STATE, Damaged
+from rptrain.checkpoint.base_files import BASE
+from rptrain.checkpoint.state import DTYPES, Layout, read_state, unit_file
+from rptrain.engine.optim.moments import kind_of, layout
+from rptrain.engine.store import accumulate_dtype
+from rptrain.models.spec import ModelSpec, Unit
+from rptrain.utils.errors import UserError
+from rptrain.utils.files import open_regular
+from rptrain.utils.objects import unique_keys
+
+MAX_HEADER = 1 << 20  # bytes; a unit has at most six tensors
+KINDS = {name: dtype for dtype, name in DTYPES.items()}
+
+
+def read_model(checkpoint: Path) -> tuple[dict[str, Any], ModelSpec]:
+    """The content of a checkpoint's trainer_state.json, and its model with the adapters or frozen units of its run.
+
+    Damaged if they contradict each other or the headers of the units' files. UserError if a version of rptrain that
+    could train this model is needed.
+    """
+    state = read_state(checkpoint)
+    meta = state["meta"]
+    frozen.check_base(checkpoint, meta)
+    try:
+        spec = frozen.spec_of(checkpoint, meta)
+    except UserError as error:
+        raise Damaged(
+            f"{checkpoint} is damaged: {STATE} does not fit the model of {BASE}/config.json: {error}"
+        ) from error
+    units = {unit_file(index, unit): unit for index, unit in enumerate(spec.units) if unit.trainable}
+    if odd := units.keys() ^ state["units"].keys():
+        raise _other_model(checkpoint, min(odd))
+    first = next(iter(state["units"].values()))
+    for name, unit in units.items():
+        stored = state["units"][name]
+        if _kinds(stored) != _kinds(first) or stored != _expected(unit, stored):
+            raise _other_model(checkpoint, name)
+        _check_header(checkpoint / name, stored)
+    _check_progress(checkpoint, meta, first["param"]["dtype"])
+    return state, spec
+
+
+def _kinds(stored: Layout) -> dict[str, str]:
+    """The types of a unit's tensors, which all units share, but for those of weights that devices read in FP8."""
+    return {name: "" if name == "previous" else tensor["dtype"] for name, tensor in stored.items()}
+
+
+def _expected(unit: Unit, stored: Layout) -> Layout:
+    """The layout of a unit's file with these types of parameters and moments.
+
+    The length of a previous generation in the wire format is not known here.
+    """
+    dtype, kind = (KINDS[stored[name]["dtype"]] for name in ("param", "exp_avg"))
+    tensors = {"param": (dtype, unit.numel)}
+    if previous := stored.get("previous"):
+        wired = previous["dtype"] == DTYPES[torch.uint8] and len(previous["shape"]) == 1
+        tensors["previous"] = (torch.uint8, previous["shape"][0]) if wired else (dtype, unit.numel)
+    if dtype == torch.bfloat16:
+        tensors["remainder"] = (torch.int16, unit.numel)
+    if dtype == torch.float16:
+        tensors["masters"] = (torch.float32, unit.numel)
+    for name, each, shared in layout(kind_of(kind), accumulate_dtype(dtype)):
+        tensors[name] = (each, unit.numel // shared)
+    found, end = {}, 0
+    for name, (each, numel) in tensors.items():
+        begin, end = end, end + numel * each.itemsize
+        found[name] = {"dtype": DTYPES[each], "shape": [numel], "data_offsets": [begin, end]}
+    return found
+
+
+def _check_header(file: Path, stored: Layout) -> None:
+    """Damaged if the header of a unit's file is not what the checkpoint's metadata says."""
+    with open_regular(file) as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        encoded = stream.read(min(length, MAX_HEADER))
+    try:
+        header = json.loads(encoded, object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError):
+        header = None
+    if header != stored:
+        raise Damaged(f"{file} is damaged: its header is not what {STATE} says")
+
+
+def _check_progress(checkpoint: Path, meta: Mapping[str, Any], dtype: str) -> None:
+    """Damaged if a run could not continue from its own checkpoint: updates are not counted, the model's folder is not
+    named, or the loss scale is of another type.
+    """
+    scaled = dtype == DTYPES[torch.float16]
+    if "loss_scale" in meta and not scaled:
+        raise Damaged(f"{checkpoint / STATE} is damaged: it has a loss scale, but its parameters are {dtype}")
+    needed = ("applied", "loss_scale") if scaled else ("applied",)
+    needed = ("model_dir", *needed) if "data" in meta else ("model_dir",)
+    if missing := [key for key in needed if key not in meta]:
+        raise Damaged(f"{checkpoint / STATE} is damaged: meta.{missing[0]} is missing")
+
+
+def _other_model(checkpoint: Path, name: str) -> Damaged:
+    config = checkpoint / BASE / "config.json"
+    return Damaged(f"{checkpoint / name} does not belong to the model of {config}: the checkpoint was changed")
