@@ -1,28 +1,36 @@
 """The files of a base model that every checkpoint and export includes: all but the weights."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import check_size, open_regular, read_small
+from rptrain.utils.paths import leads_out
 
 BASE = "base"  # the folder in a checkpoint
 MAX_FILE = 512 << 20  # bytes: more than a tokenizer has
 TEMPLATE = "chat_template.jinja"
-PATTERNS = (
+# The files that are copied, by name.
+PARSED = (
     "config.json",
     "generation_config.json",
-    "tokenizer*",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer.model.v*",
+    "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab.*",
+    "vocab.json",
+    "vocab.txt",
     "merges.txt",
     "*.tiktoken",
     "spiece.model",
-    "chat_template*",
+    "chat_template.jinja",
+    "chat_template.json",
     "additional_chat_templates/*.jinja",
-    "LICENSE*",
-    "NOTICE*",
 )
+# Nothing else reads these, so they may hold anything: they are not copied from outside of the model's folder.
+LICENSES = ("LICENSE*", "NOTICE*")
 
 
 def base_files(model_dir: Path, chat_template: str | None = None) -> dict[str, bytes]:
@@ -46,5 +54,15 @@ def check_base_files(model_dir: Path) -> None:
 
 def base_paths(model_dir: Path) -> list[Path]:
     """The paths of these files, sorted. Pipes, devices and sockets are among them, for the reader to refuse."""
-    found = {path for pattern in PATTERNS for path in model_dir.glob(pattern)}
-    return sorted(path for path in found if path.exists() and not path.is_dir())
+    licenses = {path for path in _found(model_dir, LICENSES) if not leads_out(model_dir, path)}
+    return sorted(_found(model_dir, PARSED) | licenses)
+
+
+def left_out(model_dir: Path) -> list[Path]:
+    """The license files that are not copied, because they are links that lead out of the model's folder."""
+    return sorted(path for path in _found(model_dir, LICENSES) if leads_out(model_dir, path))
+
+
+def _found(model_dir: Path, patterns: Iterable[str]) -> set[Path]:
+    found = {path for pattern in patterns for path in model_dir.glob(pattern)}
+    return {path for path in found if path.exists() and not path.is_dir()}

@@ -82,6 +82,8 @@ class Data(Section):
     """compute the loss only on assistant replies"""
     chat_template: Text | None = None
     """a Jinja file or text; unset: the tokenizer's own template"""
+    follow_links: bool = False
+    """follow links in a data folder that lead out of it"""
     cache_dir: PathText | None = None
     """the folder of tokenized data; unset: ~/.cache/rptrain"""
 

@@ -50,6 +50,7 @@ def _read(config: Config, model_dir: Path, vocab_size: int, tokenizer: Any, sour
         assistant_only_loss=data.assistant_only_loss,
         chat_template=data.chat_template,
         overlong=data.overlong,
+        follow_links=data.follow_links,
         cache_dir=data.cache_dir,
         vocab_size=vocab_size,
         seed=config.train.seed,

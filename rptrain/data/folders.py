@@ -13,6 +13,7 @@ from typing import Any
 from rptrain.data.read import READERS
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
+from rptrain.utils.paths import leads_out
 
 # The splits of `datasets` with the words for each, and the pattern of names of shards in `data/`.
 WORDS = {
@@ -25,6 +26,7 @@ NO_DATA = ("readme", "license", "dataset_info", "dataset_infos")  # names withou
 PATTERN = re.compile(r"[*?[]")
 MAX_FILES = 100_000  # limit of files in a folder
 SHOWN = 5  # files named in a message
+OUTSIDE = "a link that leads out of the data folder: set data.follow_links=true to follow it"
 
 
 @dataclass(frozen=True)
@@ -36,17 +38,19 @@ class Chosen:
     lost: bool = False  # some of the others belong to no split or cannot be read
 
 
-def choose(path: str | Path, split: str = "train") -> Chosen:
+def choose(path: str | Path, split: str = "train", *, follow_links: bool = False) -> Chosen:
     """Chooses a file, the files that a pattern matches, or the files of a split in a folder.
 
     A folder was written by `datasets.save_to_disk`, or contains data files, also in subfolders. The rule is that of
     `datasets` (documentation, "Structure your repository"), but case-insensitive: `data/NAME-00000-of-00001.*` belong
     to the split NAME; otherwise a word in a folder's name decides, otherwise a word in a file's name. If no name has
     such a word, all files belong to "train". Raises UserError if there are no files, or if a name has two such words.
+
+    Links in a folder that lead out of it are ignored, unless `follow_links` is set; see `leads_out`.
     """
     path = Path(path)
     if isdir(path):
-        chosen = _of_folder(path, split)
+        chosen = _of_folder(path, split, follow_links)
     elif os.path.lexists(path):
         chosen = Chosen([path])
     elif PATTERN.search(str(path)):
@@ -72,7 +76,8 @@ def named(files: dict[Path, str], folder: str | Path) -> str:
     return ", ".join(shown + more)
 
 
-def _of_folder(path: Path, split: str) -> Chosen:
+def _of_folder(path: Path, split: str, follow_links: bool) -> Chosen:
+    folder = path
     if (path / "config.json").is_file():
         raise UserError(f"{path}: this folder holds a model (config.json), not data")
     if (path / "dataset_dict.json").is_file():
@@ -82,19 +87,24 @@ def _of_folder(path: Path, split: str) -> Chosen:
         if Path(split).name != split:  # it would leave the folder
             raise UserError(f"{path}: {split!r} is not the name of a split")
         path = path / split
+        _check_links(folder, path, follow_links)
     if (path / "state.json").is_file():
         parts = _described(path / "state.json", "_data_files")
         try:
-            return Chosen([path / Path(part["filename"]).name for part in parts])
+            chosen = [path / Path(part["filename"]).name for part in parts]
         except (TypeError, KeyError) as error:
             raise UserError(
                 f"{path / 'state.json'} is not what `datasets` writes: `_data_files` has something without a `filename`"
             ) from error
-    files = sorted(file for file in walk(path) if file.stem.lower() not in NO_DATA)
+        for file in chosen:
+            _check_links(folder, file, follow_links)
+        return Chosen(chosen)
+    links: dict[Path, str] = {}
+    files = sorted(file for file in walk(path, None if follow_links else links) if file.stem.lower() not in NO_DATA)
     read = [file for file in files if file.suffix.lower() in READERS]
     splits = _splits_of([file.relative_to(path).as_posix() for file in read], split)
     found = dict(zip(read, splits, strict=True))
-    others = {file: _why_not(found.get(file)) for file in files if split not in found.get(file, ())}
+    others = links | {file: _why_not(found.get(file)) for file in files if split not in found.get(file, ())}
     chosen = [file for file in read if split in found[file]]
     if not chosen:
         names = f": {named(others, path)}" if others else ""
@@ -106,6 +116,11 @@ def _of_folder(path: Path, split: str) -> Chosen:
                 f'pattern instead of the folder, as in path = "{path}/*part*.jsonl"'
             )
     return Chosen(chosen, others, any(not found.get(file) for file in others))
+
+
+def _check_links(folder: Path, path: Path, follow_links: bool) -> None:
+    if not follow_links and leads_out(folder, path):
+        raise UserError(f"{path}: {OUTSIDE}, or copy the files into the folder")
 
 
 def _why_not(splits: set[str] | None) -> str:
@@ -130,8 +145,11 @@ def _splits_of(names: list[str], split: str) -> list[set[str]]:
     return [{"train"} for _ in names]
 
 
-def walk(folder: Path) -> Iterator[Path]:
-    """All files except hidden ones. Links are followed, but a folder is visited only once."""
+def walk(folder: Path, ignored: dict[Path, str] | None = None) -> Iterator[Path]:
+    """All files except hidden ones. Links are followed, but a folder is visited only once.
+
+    If `ignored` is given, links that lead out of the folder are added to it instead, with the reason.
+    """
     seen: set[tuple[int, int]] = set()
     waiting, count = [folder], 0
     while waiting:
@@ -145,6 +163,9 @@ def walk(folder: Path) -> Iterator[Path]:
         seen.add((status.st_dev, status.st_ino))
         for entry in entries:
             if entry.name.startswith((".", "__")):
+                continue
+            if ignored is not None and entry.is_symlink() and leads_out(folder, entry):
+                ignored[entry] = OUTSIDE
                 continue
             if isdir(entry):
                 waiting.append(entry)

@@ -121,6 +121,7 @@ def prepare(
     assistant_only_loss: bool = True,
     chat_template: str | None = None,
     overlong: Overlong = "truncate",
+    follow_links: bool = False,
     cache_dir: str | Path | None = None,
     vocab_size: int | None = None,
     seed: int = 0,
@@ -148,7 +149,7 @@ def prepare(
         elif source.path.startswith("builtin:"):
             found = [settings.builtin(_questions(source))]
         else:
-            chosen = choose(source.path, source.split)
+            chosen = choose(source.path, source.split, follow_links=follow_links)
             others.append((source, chosen))
             found = settings.streams(chosen.files, source.format)
         streams += found

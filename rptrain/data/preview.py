@@ -92,7 +92,7 @@ def first_samples(config: Config, count: int) -> FirstSamples:
         return FirstSamples("random tokens, for measuring speed", ())
     tokenizer = load_tokenizer(locate(config.model.path))
     found, reasons = list[tuple[formats.Example, Sample]](), list[str]()
-    for file, read in _files(source, count):
+    for file, read in _files(source, count, config.data.follow_links):
         tally = formats.Tally()
         found += islice(_first_of(file, read(tally), config, tokenizer, tally, count), count - len(found))
         reasons += [f"{file}:{reason}" for reason in tally.first]
@@ -100,14 +100,15 @@ def first_samples(config: Config, count: int) -> FirstSamples:
             break
     if not found:
         raise UserError(reasons[0] if reasons else f"{source.path}: {_nothing_left(config)}")
-    return FirstSamples(_about(source, found[0][0]), tuple(sample for _, sample in found))
+    return FirstSamples(_about(source, found[0][0], config.data.follow_links), tuple(sample for _, sample in found))
 
 
-def _about(source: TrainSet, first: formats.Example) -> str:
+def _about(source: TrainSet, first: formats.Example, follow_links: bool) -> str:
     if source.path == TASKS:
         return "generated questions"
     kind = "conversations" if first.messages is not None else "texts"
-    return f"{kind}, {format_bytes(sum(file.stat().st_size for file in choose(source.path, source.split).files))}"
+    files = choose(source.path, source.split, follow_links=follow_links).files
+    return f"{kind}, {format_bytes(sum(file.stat().st_size for file in files))}"
 
 
 def _nothing_left(config: Config) -> str:
@@ -118,13 +119,13 @@ def _nothing_left(config: Config) -> str:
 Read = Callable[[formats.Tally], Iterator[formats.Example]]
 
 
-def _files(source: TrainSet, count: int) -> list[tuple[str, Read]]:
+def _files(source: TrainSet, count: int, follow_links: bool) -> list[tuple[str, Read]]:
     """The names of a data set's files, with their readers."""
     if source.path == TASKS:
         questions = enumerate(tasks.questions("train", count), 1)
         examples = [formats.Example(TASKS, line, messages=one.messages) for line, one in questions]
         return [(TASKS, lambda tally: iter(examples))]
-    files = choose(source.path, source.split).files
+    files = choose(source.path, source.split, follow_links=follow_links).files
     return [(str(file), partial(formats.read, file, source.format)) for file in files]
 
 

@@ -10,7 +10,7 @@ import torch
 
 from rptrain.checkpoint import adapter
 from rptrain.checkpoint.adapter import Adapter, AdapterFiles, base_name
-from rptrain.checkpoint.base_files import check_base_files
+from rptrain.checkpoint.base_files import check_base_files, left_out
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
 from rptrain.data.datasets import batches_of, find_tokenizer, training_set, validation_set
@@ -112,6 +112,8 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     initial_adapter = _initial_adapter(config, spec) if weights_needed and files is not None else None
     _warn_of_idle_devices(config, hardware.devices)
     check_base_files(model_dir)
+    for path in left_out(model_dir):
+        log.warning("%s leads out of the model's folder: it is not copied to checkpoints and exports", path)
     tokenizer = find_tokenizer(config, model_dir)
     if config.eval.questions:
         check_questions(tokenizer)

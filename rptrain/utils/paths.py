@@ -55,3 +55,12 @@ def leads_inside(folder: str | os.PathLike[str], path: str | os.PathLike[str]) -
         return os.path.commonpath((place, os.path.realpath(path))) == place
     except ValueError:  # a name that no file can have, for example with a null character
         return True
+
+
+def leads_out(folder: str | os.PathLike[str], path: str | os.PathLike[str]) -> bool:
+    """Whether a path in a folder of a model or of data leads out of it, not counting Hugging Face's cache: in a
+    snapshot there, links lead to the repository's folder `blobs`.
+    """
+    place = Path(os.path.realpath(folder))
+    blobs = [repository.parent / "blobs" for repository in (place, *place.parents) if repository.name == "snapshots"]
+    return not any(leads_inside(allowed, path) for allowed in (place, *blobs))

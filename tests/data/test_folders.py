@@ -117,6 +117,55 @@ def test_links_that_lead_back_and_links_to_nothing(tmp_path):
     assert "gone.jsonl" in names_of(tmp_path), "reading it says that it is not there"
 
 
+def test_links_that_lead_out(tmp_path, tokenizer, caplog):
+    data, outside = tmp_path / "data", tmp_path / "outside"
+    make(data, ["a.jsonl", "deep/b.jsonl"])
+    make(outside, ["c.jsonl", "more/d.jsonl"])
+    (data / "e.jsonl").symlink_to("deep/b.jsonl")
+    (data / "c.jsonl").symlink_to("../outside/c.jsonl")
+    (data / "more").symlink_to("../outside/more")
+    (tmp_path / "entry").symlink_to(data)
+    for folder in (data, tmp_path / "entry"):
+        assert names_of(folder) == ["a.jsonl", "deep/b.jsonl", "e.jsonl"]
+        followed = choose(folder, follow_links=True)
+        assert [file.name for file in followed.files] == ["a.jsonl", "c.jsonl", "b.jsonl", "e.jsonl", "d.jsonl"]
+        assert not followed.others
+    prepare(sources=[TrainSet(path=str(data))], tokenizer=tokenizer, max_length=64, cache_dir=tmp_path / "kept")
+    assert f"{data}: 2 files ignored: c.jsonl (a link that leads out of the data folder" in caplog.text
+    assert choose(data / "c.jsonl").files and choose(f"{data}/c*.jsonl").files, "named by the user"
+
+
+def test_a_folder_of_links_that_all_lead_out(tmp_path):
+    make(tmp_path / "outside", ["a.jsonl"])
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.jsonl").symlink_to("../outside/a.jsonl")
+    with pytest.raises(UserError, match=r"no data files .* a\.jsonl \(a link that leads out .*data\.follow_links=true"):
+        choose(tmp_path / "data")
+
+
+@pytest.mark.parametrize("name", ["train", "train/part.arrow"])
+def test_a_saved_set_with_a_link_that_leads_out(tmp_path, name):
+    saved = tmp_path / "saved"
+    (saved / "train").mkdir(parents=True)
+    (saved / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    (saved / "train/state.json").write_text('{"_data_files": [{"filename": "part.arrow"}]}')
+    (saved / "train/part.arrow").touch()
+    assert names_of(saved) == ["train/part.arrow"]
+    (saved / name).rename(tmp_path / "moved")
+    (saved / name).symlink_to("../" * (name.count("/") + 1) + "moved")
+    with pytest.raises(UserError, match=f"{name}: a link that leads out of the data folder: set data.follow_links"):
+        choose(saved)
+    assert choose(saved, follow_links=True).files == [saved / "train/part.arrow"]
+
+
+def test_a_snapshot_in_the_hub_cache(tmp_path):
+    data = tmp_path / "datasets--a--b/snapshots/0f1/data"
+    make(tmp_path / "datasets--a--b/blobs", ["5e6"])
+    data.mkdir(parents=True)
+    (data / "train.jsonl").symlink_to("../../../blobs/5e6")
+    assert names_of(data) == ["train.jsonl"] and names_of(data.parent) == ["data/train.jsonl"]
+
+
 def test_pipes_are_refused_before_they_are_opened(tmp_path):
     make(tmp_path, ["a.jsonl"])
     os.mkfifo(tmp_path / "b.jsonl")
