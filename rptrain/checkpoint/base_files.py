@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import check_size, open_regular, read_small
+from rptrain.utils.objects import check_keys
 from rptrain.utils.paths import leads_out
 
 BASE = "base"  # the folder in a checkpoint
@@ -31,6 +32,8 @@ PARSED = (
 )
 # Nothing else reads these, so they may hold anything: they are not copied from outside of the model's folder.
 LICENSES = ("LICENSE*", "NOTICE*")
+# The JSON files that transformers reads, but for vocabularies, which are large.
+SETTINGS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
 def base_files(model_dir: Path, chat_template: str | None = None) -> dict[str, bytes]:
@@ -46,10 +49,14 @@ def base_files(model_dir: Path, chat_template: str | None = None) -> dict[str, b
 
 
 def check_base_files(model_dir: Path) -> None:
-    """UserError if one of the files cannot be copied: it is no regular file, or larger than MAX_FILE."""
+    """UserError if one of the files cannot be copied, because it is no regular file or larger than MAX_FILE, or if one
+    of SETTINGS has duplicate keys.
+    """
     for path in base_paths(model_dir):
         with open_regular(path) as file:
             check_size(file, path, MAX_FILE)
+        if path.name in SETTINGS:
+            check_keys(path)
 
 
 def base_paths(model_dir: Path) -> list[Path]:

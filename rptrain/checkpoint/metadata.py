@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationE
 from rptrain.checkpoint.atomic_dir import CHECKPOINT, KIND, MANIFEST, STATE, Damaged, check_hash, read_manifest
 from rptrain.config.types import MAX_COUNT
 from rptrain.utils.files import read_small
+from rptrain.utils.objects import unique_keys
 
 # A run's config, the folder of its checkpoints, and its events.
 RUN_CONFIG, CHECKPOINTS, EVENTS = "config.toml", "checkpoints", "events.jsonl"
@@ -124,7 +125,10 @@ def read_facts(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise Damaged(f"{directory / STATE} is damaged: {place}: {first['msg']}") from error
-    state = json.loads(text)
+    try:
+        state = json.loads(text, object_pairs_hook=unique_keys)
+    except ValueError as error:
+        raise Damaged(f"{directory / STATE} is damaged: {error}") from error
     step, applied = state["step"], state["meta"].get("applied", 0)
     named = CHECKPOINT.fullmatch(directory.name)
     if step != manifest.get("step", step) or (named and step != int(named[1] or named[2])) or applied > step:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.checkpoint.base_files import base_files, left_out
+from rptrain.checkpoint.base_files import SETTINGS, base_files, check_base_files, left_out
+from rptrain.utils.errors import UserError
 
 
 @pytest.fixture
@@ -45,3 +46,11 @@ def test_links_of_the_hub_cache_are_followed(model, tmp_path):
     (tmp_path / "link").symlink_to(snapshot)
     for folder in (snapshot, tmp_path / "link"):
         assert base_files(folder).keys() == {"config.json", "LICENSE"} and left_out(folder) == [folder / "NOTICE"]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_duplicate_keys_in_settings_are_refused(model, name):
+    check_base_files(model)
+    (model / name).write_text('{"a": 1, "a": 2}')
+    with pytest.raises(UserError, match=f"{name}: an object has the key 'a' twice"):
+        check_base_files(model)

@@ -107,6 +107,14 @@ def test_a_state_that_contradicts_the_model(checkpoint, change, message) -> None
     assert message in str(caught.value)
 
 
+def test_a_state_with_a_key_twice(checkpoint) -> None:
+    text = (checkpoint / STATE).read_text()
+    (checkpoint / STATE).write_text(text.replace('"applied"', '"applied": 0, "applied"'))
+    rehash(checkpoint)
+    with pytest.raises(Damaged, match=r"trainer_state.json is damaged: an object has the key 'applied' twice"):
+        read_model(checkpoint)
+
+
 def test_a_loss_scale_of_a_run_that_needs_none(spec, states, model_dir, tmp_path) -> None:
     meta = {"model_dir": str(model_dir), "loss_scale": {"scale": 2.0, "before": 2.0, "good": 0}}
     checkpoint = save_state(tmp_path / "checkpoints", states.make(spec), step=3, meta=meta)
