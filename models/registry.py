@@ -9,7 +9,7 @@ from typing import Any
 from rptrain.models import gpt_oss, llama, mistral, qwen2, qwen3, qwen3_moe
 from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
-from rptrain.utils.files import read_small_text
+from rptrain.utils.files import read_small, read_small_text
 from rptrain.utils.objects import unique_keys
 from rptrain.utils.paths import expanded, from_environment
 from rptrain.utils.suggest import nearest
@@ -119,6 +119,6 @@ def _cached(hub_id: str) -> Path | None:
     )
     main = repository / "refs" / "main"
     if main.is_file():
-        commit = main.read_text(encoding="utf-8").strip()
+        commit = read_small(main).decode(errors="replace").strip()
         snapshots += [path for path in snapshots if path.name == commit]
     return snapshots[-1] if snapshots else None

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.file_ranges import OpenFile
+from rptrain.utils.files import open_regular
 from rptrain.utils.liveness import progressed
 from rptrain.utils.objects import unique_keys
 from rptrain.utils.parallel import in_parallel
@@ -49,7 +50,7 @@ def read_header(file: Path, packed: Collection[str] = ()) -> dict[str, Stored]:
     """
     try:
         actual = file.stat().st_size
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             begin = stream.read(8)
             length = int.from_bytes(begin, "little")
             if actual < 8 or length > MAX_HEADER:

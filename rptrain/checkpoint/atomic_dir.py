@@ -14,7 +14,7 @@ from typing import Any
 
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_ranges import OpenFile
-from rptrain.utils.files import file_sha256, read_small_text
+from rptrain.utils.files import file_sha256, open_regular, read_small_text
 from rptrain.utils.liveness import progressed
 from rptrain.utils.objects import unique_keys
 from rptrain.utils.parallel import in_parallel
@@ -308,7 +308,7 @@ def _compare(file: Path, entry: Mapping[str, Any], digest: str) -> None:
 
 
 def _hash(file: Path) -> str:
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         return file_sha256(stream)
 
 

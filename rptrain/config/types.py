@@ -44,12 +44,12 @@ def parse_devices(value: object) -> object:
         return names[0]
     texts = [name for name in names if isinstance(name, str)]
     if texts and len(texts) == len(names):
-        if all(re.fullmatch(r"cuda:\d+(,\d+)*", text) for text in texts):
+        if all(re.fullmatch(r"cuda:\d{1,9}(,\d{1,9})*", text) for text in texts):
             indices = [int(index) for text in texts for index in text.removeprefix("cuda:").split(",")]
             if len(set(indices)) < len(indices):
                 raise ValueError("must name each GPU once")
             return f"cuda:{','.join(map(str, indices))}"
-        if all(re.fullmatch(r"cpu(:[1-9]\d*)?", text) for text in texts):
+        if all(re.fullmatch(r"cpu(:[1-9]\d{,8})?", text) for text in texts):
             workers = sum(int(text[4:] or 1) for text in texts)
             if workers > MOST_WORKERS:
                 raise ValueError(f"must have at most {MOST_WORKERS} workers on the CPU")

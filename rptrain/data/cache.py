@@ -22,7 +22,7 @@ from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.data.formats import Tally
 from rptrain.data.tokens import TOKENS, Builder, Document, Stream
 from rptrain.utils.errors import UserError
-from rptrain.utils.files import file_sha256
+from rptrain.utils.files import file_sha256, open_regular
 from rptrain.utils.parallel import in_parallel
 from rptrain.utils.paths import from_environment
 
@@ -69,8 +69,10 @@ def code_hash() -> str:
 def content_key(file: Path, settings: list[Any]) -> str:
     """The cache key of a data file: a hash of its content and of everything else that its tokens depend on."""
     try:
-        with file.open("rb") as source:
+        with open_regular(file) as source:
             content = file_sha256(source)
+    except UserError:  # a ValueError, too
+        raise
     except (OSError, ValueError) as error:  # ValueError: an impossible name, for example with a null character
         raise UserError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     suffix = file.suffix.lower()  # determines how the file is read
@@ -152,7 +154,7 @@ def _path(folder: Path, key: str) -> Path:
 def _read(path: Path, key: str) -> tuple[Stream, Tally]:
     if path.exists() and not path.is_file():
         raise Damaged("it is not a file")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size - HEADER
         try:
             header = json.loads(file.read(HEADER)[8:])

@@ -9,6 +9,7 @@ from typing import IO, Any, AnyStr
 
 from rptrain.data import tables
 from rptrain.utils.errors import UserError
+from rptrain.utils.files import check_holes, open_regular, regular
 from rptrain.utils.objects import unique_keys
 from rptrain.utils.units import format_bytes
 
@@ -42,7 +43,8 @@ def rows_of(path: Path) -> Rows:
 
 
 def _check_beginning(path: Path) -> None:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        check_holes(file, path)
         start = file.read(8)
     for beginning, what in BEGINNINGS.items():
         if start.startswith(beginning):
@@ -51,7 +53,8 @@ def _check_beginning(path: Path) -> None:
 
 def _text_document(path: Path) -> Rows:
     _check_whole(path, "split it into several files")
-    yield 1, {"text": path.read_text(encoding="utf-8-sig")}
+    with open(path, encoding="utf-8-sig", opener=regular) as file:
+        yield 1, {"text": file.read()}
 
 
 def _check_whole(path: Path, advice: str) -> None:
@@ -73,7 +76,7 @@ def _lines(path: Path, file: IO[AnyStr]) -> Iterator[AnyStr]:
 
 def _json_rows(path: Path) -> Rows:
     """Rows of a JSON list, or of lines of objects."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
         file.seek(0)
         if start.startswith(b"["):
@@ -127,7 +130,7 @@ def _items(text: str) -> Rows:
 
 def _csv_rows(path: Path) -> Rows:
     csv.field_size_limit(MOST)  # the default refuses texts of 128 KiB
-    with path.open(encoding="utf-8-sig", newline="", errors="surrogateescape") as file:
+    with open(path, encoding="utf-8-sig", newline="", errors="surrogateescape", opener=regular) as file:
         reader = csv.reader(_lines(path, file), strict=True)
         try:
             header = next(reader, [])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rptrain.utils.errors import UserError
+from rptrain.utils.files import open_regular
 from rptrain.utils.limited import Limited, stream
 from rptrain.utils.units import format_bytes
 
@@ -41,6 +42,7 @@ def check_columns(path: Path, names: list[str]) -> None:
 
 
 def _decoded(path: Path, read: Any, memory: int) -> Iterator[Row]:
+    open_regular(path).close()  # the child process would wait for a pipe without an end
     number = 0
     try:
         for rows in stream(read, path, seconds=SECONDS, memory=memory):

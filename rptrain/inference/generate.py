@@ -52,6 +52,7 @@ def generate_text(
     except UserError as error:
         raise UserError(f"{model.base}: {error}; --raw continues a prompt without the chat template") from error
     encoded = [tokenized(tokenizer, text, add_special_tokens=raw)["input_ids"] for text in texts]
+    _check_lengths(model.spec, encoded)
     device = _device(model, encoded, max_new_tokens)
     placed = [{name: tensor.to(device) for name, tensor in unit.items()} for unit in model.load()]
     ends = _end_tokens(model.spec, tokenizer)
@@ -127,6 +128,17 @@ def _from_checkpoint(checkpoint: Path) -> _Model:
         return [{param.name: view(i, param.name) for param in unit.params} for i, unit in enumerate(spec.units)]
 
     return _Model(spec, dtype_of(read_state(checkpoint)), checkpoint / BASE, load)
+
+
+def _check_lengths(spec: ModelSpec, prompts: list[list[int]]) -> None:
+    """Raises UserError if a prompt is longer than any that the model was made for."""
+    most = spec.config.get("max_position_embeddings")
+    for number, prompt in enumerate(prompts, 1):
+        if isinstance(most, int) and len(prompt) > most:
+            raise UserError(
+                f"prompt {number} has {len(prompt):,} tokens, and the model takes at most {most:,} "
+                "(max_position_embeddings in its config.json): shorten it"
+            )
 
 
 def _device(model: _Model, prompts: list[list[int]], max_new_tokens: int) -> torch.device:

@@ -60,6 +60,17 @@ def file_sha256(file: BufferedReader) -> str:
     return digest.hexdigest()
 
 
+def check_holes(file: BufferedReader, path: str | os.PathLike[str]) -> None:
+    """UserError if an open file has holes, which read as zeros: no text has them. Its position must be 0, and stays."""
+    size = os.fstat(file.fileno()).st_size
+    if size and (hole := os.lseek(file.fileno(), 0, os.SEEK_HOLE)) < size:
+        raise UserError(
+            f"{Path(path)} is incomplete: nothing was written at byte {hole:,} of its {format_bytes(size)}; "
+            "copy or write it again"
+        )
+    file.seek(0)
+
+
 def check_size(file: BufferedReader, path: str | os.PathLike[str], limit: int = SMALL) -> None:
     """UserError if an open file is larger than `limit`."""
     if (size := os.fstat(file.fileno()).st_size) > limit:

@@ -41,6 +41,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             f"[log]\nrun_name = '{'é' * 101}'",
             f'c.toml:7: `log.run_name` must be a folder name of at most 200 bytes, not "{"é" * 58}…',
         ),
+        (f"[engine]\ndevices = 'cpu:{'9' * 5000}'", 'c.toml:7: `engine.devices` must be "auto", "cuda",'),
+        (f"[engine]\ndevices = 'cuda:{'9' * 5000}'", 'c.toml:7: `engine.devices` must be "auto", "cuda",'),
         ("[lora]\nlora_dropout = 1", "c.toml:7: `lora.lora_dropout` must be less than 1, not 1"),
         (
             "[lora]\ntarget_modules = []",

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from rptrain.data import read as reading
 from rptrain.data import tables
 from rptrain.data.formats import read
 from rptrain.data.read import rows_of
@@ -280,8 +281,24 @@ def test_bytes_of_all_types_of_columns(tmp_path):
         ("a.txt", b"one", r"a\.txt has 40\.0 GiB, and at most 2\.00 GiB are read whole: split it into several files"),
     ],
 )
-def test_sparse_files_without_lines(tmp_path, name, beginning, message):
+def test_large_files_without_lines(tmp_path, monkeypatch, name, beginning, message):
     (tmp_path / name).write_bytes(beginning)
     os.truncate(tmp_path / name, 40 << 30)
+    monkeypatch.setattr(reading, "check_holes", lambda file, path: None)  # as if somebody had written so many zeros
     with pytest.raises(UserError, match=message):
+        list(rows_of(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt"])
+def test_text_with_holes(tmp_path, name):
+    (tmp_path / name).write_bytes(b"text\n" * 1000)
+    os.truncate(tmp_path / name, 40 << 30)
+    with pytest.raises(UserError, match=r"is incomplete: nothing was written at byte [\d,]* of its 40\.0 GiB; copy"):
+        list(rows_of(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt", "a.parquet", "a.arrow"])
+def test_pipes(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match="pipe"):
         list(rows_of(tmp_path / name))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rptrain.utils.errors import UserError
-from rptrain.utils.files import open_regular, read_small, read_small_text, regular
+from rptrain.utils.files import check_holes, open_regular, read_small, read_small_text, regular
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -35,6 +35,21 @@ def test_a_path_that_is_not_a_regular_file(tmp_path, monkeypatch):
                 open_regular(Path(path))
     with pytest.raises(UserError, match="pipe is not a regular file"), open("pipe", "a+b", opener=regular):
         pass
+
+
+def test_holes(tmp_path):
+    file = tmp_path / "file"
+    for content in (b"", b"a" * 10_000):
+        file.write_bytes(content)
+        with open_regular(file) as opened:
+            check_holes(opened, file)
+            assert opened.read() == content
+    os.truncate(file, 1 << 30)
+    with (
+        open_regular(file) as opened,
+        pytest.raises(UserError, match=r"file is incomplete: nothing was .*1\.00 GiB"),
+    ):
+        check_holes(opened, file)
 
 
 def test_no_descriptor_stays_open(tmp_path):
