@@ -76,7 +76,10 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     assert logging.lastResort is not None  # shows warnings on stderr, also above the bar of progress
     logging.lastResort.setFormatter(MessageFormatter())
-    app(given)
+    try:
+        app(given)
+    finally:
+        PROCESS.close()
 
 
 def arguments(given: list[str]) -> list[str]:
@@ -159,7 +162,8 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of progress.")] = False,
 ) -> None:
     """Train the model of a config. The word `train` may be omitted."""
-    from rptrain.train.watchdog import Watchdog
+    with exit_codes():
+        from rptrain.train.watchdog import Watchdog
 
     with Watchdog(PROCESS.native, ends_process=PROCESS.installed) as watchdog, exit_codes(), PROCESS.handled():
         from rptrain.config.resolve import render

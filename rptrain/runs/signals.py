@@ -1,12 +1,15 @@
 """The signals that end a process: the first asks, the second interrupts, the third ends it whatever its threads do."""
 
+import atexit
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from ctypes import CDLL
 from types import FrameType
 from typing import Any
 
+from rptrain.utils.native import library as native_library
 from rptrain.utils.native_watchdog import Ending, NativeWatchdog
 
 INTERRUPTED = 130  # the exit code
@@ -31,9 +34,9 @@ class Signals:
 
     def install(self, native: NativeWatchdog | None) -> None:
         """Handle signals for the rest of the process. With `native`, the third ends it also while a native call holds
-        the interpreter lock. Call it in the main thread, once.
+        the interpreter lock or while the interpreter ends. Call it in the main thread, once.
         """
-        self._set_handlers()
+        kinds = [*self._set_handlers()]
         self.installed = True
         if native is None:
             return
@@ -44,6 +47,13 @@ class Signals:
         native.start(reading)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         self.native = native
+
+        if (forwarding := native_library("rptrain.utils._signals")) is not None:
+            atexit.register(_forward, forwarding, kinds, writing)
+
+    def close(self) -> None:
+        """Raise no KeyboardInterrupt any more: the process ends, with the status that it has."""
+        self._shields += 1
 
     @contextmanager
     def handled(self) -> Iterator[None]:
@@ -101,6 +111,15 @@ class Signals:
         if self._message is not None:
             with suppress(OSError):  # not through the progress display: the signal may interrupt it
                 os.write(2, self._message)
+
+
+def _forward(library: CDLL, kinds: Sequence[signal.Signals], pipe: int) -> None:
+    """Write signals to the pipe without Python. For signals that Python handles, the interpreter restores the default
+    actions at its end, and one that comes then would end a finished process with another status.
+    """
+    for kind in kinds:
+        signal.signal(kind, signal.SIG_IGN)
+        library.signals_forward(int(kind), pipe)
 
 
 PROCESS = Signals()

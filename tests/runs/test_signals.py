@@ -10,6 +10,7 @@ from contextlib import nullcontext, suppress
 import pytest
 
 from rptrain.runs.signals import PROCESS, Signals
+from rptrain.utils.native import library as native_library
 from rptrain.utils.native_watchdog import NativeWatchdog
 
 from .. import run_tools as tools
@@ -127,3 +128,39 @@ def test_a_third_signal_ends_a_process_at_exit():
     process = start(f"import atexit; {shield}; atexit.register(lambda: [print('exit', flush=True), hold()])")
     assert process.stdout is not None and process.stdout.readline() == "exit\n"
     assert end(process, signal.SIGTERM).endswith("\ninterrupted\n")
+
+
+# A process that says when its interpreter has run all that was registered for its exit, and that then goes on: until
+# its standard input ends, in the deletion of a module.
+ENDING = """
+import os, sys
+from rptrain.runs.signals import PROCESS
+from rptrain.utils.native_watchdog import NativeWatchdog
+
+class Late:
+    def __init__(self):
+        self.write, self.read = os.write, os.read
+
+    def __del__(self):
+        self.write(1, b"ready\\n")
+        self.read(0, 1)
+
+late = Late()
+PROCESS.install(NativeWatchdog.load())
+PROCESS.close()
+"""
+
+
+@pytest.mark.skipif(native_library("rptrain.utils._signals") is None, reason="needs a C compiler")
+@pytest.mark.parametrize("signals", (1, 2, 3))
+def test_signals_are_counted_until_the_interpreter_has_ended(signals):
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", ENDING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdin is not None and process.stdout is not None and process.stdout.readline() == b"ready\n"
+    for number in KINDS[:signals]:  # different ones: of a kind, one is pending at a time
+        process.send_signal(number)
+    if signals == 3:
+        process.wait()
+    output, errors = process.communicate()
+    assert (process.returncode, output, errors) == ((130, b"", b"\ninterrupted\n") if signals == 3 else (0, b"", b""))

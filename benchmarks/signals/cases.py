@@ -1,0 +1,211 @@
+"""Signals at random times of a process's life, and how each must end."""
+
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+from benchmarks.signals.process import Trainer, Usual, usual
+from rptrain.runs import events
+from rptrain.runs.run_dir import RunDir
+from rptrain.runs.signals import INTERRUPTED
+from tests import run_tools as tools
+
+KINDS = (("SIGINT",), ("SIGTERM",), ("SIGHUP",), ("SIGINT",) * 2, ("SIGINT",) * 3)
+EDGE = 0.1  # seconds: the first ones of a process, and its last ones
+SHARE = 0.08  # of the signals at each edge; as many come while the process closes
+GAP = 0.3  # most seconds between two signals
+WITHIN = 1.0  # seconds to end after what a signal promises
+SAVES = ("loading", "training", "saving")  # phases in or right before which the first signal may save
+DRAWS = 30  # most draws of a time, since the process may end earlier
+
+
+@dataclass(frozen=True)
+class Case:
+    place: str  # "first": from the start; "life": anywhere; "closing", "last": from the last record
+    after: float  # seconds
+    signals: tuple[str, ...]
+    gaps: tuple[float, ...]  # seconds before each signal
+
+
+@dataclass(frozen=True)
+class Sent:
+    signal: str
+    time: float  # seconds since the start
+    phase: str
+    handled: bool  # whether the program's handlers were installed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    case: Case
+    sent: tuple[Sent, ...]  # fewer than in the case if the process had ended
+    code: int
+    seconds: float  # from the last signal to the end, without `delay`
+    delay: float  # seconds meanwhile in which the main thread waited for a core
+    record: str  # the last one; "" without a run
+    saved: bool  # whether the last checkpoint is that of the last recorded step
+    message: str  # the output's last line
+    traceback: bool
+    problems: tuple[str, ...] = ()
+    repeated: bool = False  # the first time it ended too late
+
+    @property
+    def at_the_end(self) -> bool:
+        """Whether the last signal came less than EDGE before the end of a process that closed."""
+        return self.sent[-1].phase in ("closing", "after the end") and self.seconds + self.delay <= EDGE
+
+
+def signals(folder: Path, count: int, random: Random) -> Iterator[Outcome]:
+    """Run processes until so many have got signals."""
+    tools.write_model(folder / "model")
+    measured = [usual(prepared(folder, f"usual {number}")) for number in range(3)]
+    middle, longest = (Usual(*map(pick, zip(*measured, strict=True))) for pick in (median, max))
+    print(f"undisturbed: {middle}, at most {longest}", flush=True)
+    edge = round(count * SHARE)
+    places = ["first"] * edge + ["closing"] * edge + ["last"] * edge
+    places += ["life"] * (count - len(places))
+    random.shuffle(places)
+    for number, place in enumerate(places):
+        outcome = None
+        for draw in range(DRAWS):
+            case = drawn(place, middle, random)
+            if (outcome := run(prepared(folder, f"{number} {draw}"), case, longest)) is not None:
+                break
+        assert outcome is not None, f"{DRAWS} processes ended before {place}"
+        if any(problem.startswith("late") for problem in outcome.problems):
+            again = run(prepared(folder, f"{number} again"), outcome.case, longest)
+            if again is not None:
+                outcome = replace(again, repeated=True)
+        yield outcome
+
+
+def prepared(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.mkdir()
+    (path / "model").symlink_to(folder / "model")
+    return path
+
+
+def drawn(place: str, middle: Usual, random: Random) -> Case:
+    kinds = random.choice(KINDS)
+    low, high = {
+        "first": (0, EDGE),
+        "life": (0, middle.life),
+        "closing": (0, middle.closing),
+        "last": (max(0, middle.closing - EDGE), middle.closing),
+    }[place]
+    gaps = (0.0, *(random.uniform(0, GAP) for _ in kinds[1:]))
+    return Case(place, random.uniform(low, high), kinds, gaps)
+
+
+def run(folder: Path, case: Case, longest: Usual) -> Outcome | None:
+    """None if the process ended before the signal."""
+    trainer = Trainer(folder)
+    sent: list[Sent] = []
+    delay = 0.0
+    if case.place in ("closing", "last"):
+        trainer.wait_for_end_of_run()
+        trainer.wait_until(trainer.seconds + case.after)
+    else:
+        trainer.wait_until(case.after)
+    for name, gap in zip(case.signals, case.gaps, strict=True):
+        time.sleep(gap)
+        phase, handled, before = trainer.phase, trainer.handles, trainer.delay
+        if not trainer.send(signal.Signals[name]):
+            break
+        sent.append(Sent(name, round(trainer.seconds, 3), phase, handled))
+        delay = before
+    end = trainer.wait()
+    if not sent:
+        return None
+    delay = end.delay - delay
+    output = trainer.output.read_text()
+    record, saved = last_record(trainer.run)
+    lines = output.strip().splitlines()
+    outcome = Outcome(
+        case,
+        tuple(sent),
+        end.code,
+        round(end.time - sent[-1].time - delay, 3),
+        round(delay, 3),
+        record,
+        saved,
+        lines[-1] if lines else "",
+        "Traceback" in output or "Exception ignored" in output,
+    )
+    return replace(outcome, problems=tuple(problems(outcome, longest)))
+
+
+def last_record(run: RunDir) -> tuple[str, bool]:
+    """Its name, or "none", or "" without a run; and whether the last checkpoint is that of the last recorded step."""
+    if not run.path.is_dir():
+        return "", False
+    found = [*events.read(run.events_path)] if run.events_path.is_file() else []
+    steps = [event.step for event in found if isinstance(event, events.Step)]
+    return (type(found[-1]).__name__ if found else "none"), steps[-1:] == [run.saved_step]
+
+
+def bound(outcome: Outcome, longest: Usual) -> float:
+    """Seconds from the last signal in which the process must end.
+
+    The first signal asks for the end of the step that runs, with the validation after it, and for a save, which waits
+    for the one before. While a process closes, only the third ends it earlier than it would have ended.
+    """
+    promised = 0.0
+    if len(outcome.sent) == 1 and outcome.sent[-1].phase in SAVES:
+        promised = 2 * longest.step + 2 * longest.save
+    if len(outcome.sent) < 3 and outcome.sent[-1].phase in ("closing", "after the end"):
+        promised = longest.closing
+    return promised + WITHIN
+
+
+def problems(outcome: Outcome, longest: Usual) -> Iterator[str]:
+    """Where the end is not as promised. "late" is the first word about time."""
+    first, code = outcome.sent[0], outcome.code
+    if outcome.seconds > (most := bound(outcome, longest)):
+        yield f"late: {outcome.seconds:.2f} s, not {most:.2f} s"
+    if not first.handled and first.phase == "before main":
+        if code not in (-signal.Signals[first.signal], INTERRUPTED):
+            yield f"code {code}"
+        return
+    closes = first.phase in ("closing", "after the end")
+    if code != INTERRUPTED and not (code == 0 and outcome.record == "Finished"):
+        yield f"code {code}"
+    if outcome.record not in ("", "Stopped", "Finished") or (outcome.record != "Finished" and closes):
+        yield f"the last record is {outcome.record}"
+    if code == INTERRUPTED and not outcome.message:
+        yield "without a message"
+    if outcome.traceback:
+        yield "a traceback"
+    if len(outcome.sent) == 1 and first.phase in ("training", "saving") and not outcome.saved:
+        yield "not saved after the last step"
+
+
+def summary(outcomes: list[Outcome]) -> dict[str, Any]:
+    early = [outcome for outcome in outcomes if not outcome.sent[0].handled and outcome.sent[0].phase == "before main"]
+    phases = sorted({outcome.sent[0].phase for outcome in outcomes})
+    return {
+        "signals": len(outcomes),
+        "with problems": sum(bool(outcome.problems) for outcome in outcomes),
+        "repeated because they ended too late": sum(outcome.repeated for outcome in outcomes),
+        "by phase": {phase: sum(outcome.sent[0].phase == phase for outcome in outcomes) for phase in phases},
+        "before the handlers were installed, by code": _codes(early),
+        "afterwards, by code": _codes([outcome for outcome in outcomes if outcome not in early]),
+        "in the first 100 ms": sum(outcome.sent[0].time <= EDGE for outcome in outcomes),
+        "in the last 100 ms": sum(outcome.at_the_end for outcome in outcomes),
+        "longest seconds": max(outcome.seconds for outcome in outcomes),
+    }
+
+
+def _codes(outcomes: list[Outcome]) -> dict[str, int]:
+    codes = [outcome.code for outcome in outcomes]
+    return {str(code): codes.count(code) for code in sorted(set(codes))}
+
+
+def row(outcome: Outcome) -> dict[str, Any]:
+    return asdict(outcome)
