@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -37,7 +37,6 @@ class Sent:
     signal: str
     time: float  # seconds since the start
     phase: str
-    handled: bool  # whether the program's handlers were installed
 
 
 @dataclass(frozen=True)
@@ -55,12 +54,17 @@ class Outcome:
     repeated: bool = False  # the first time it ended too late
 
     @property
+    def early(self) -> bool:
+        """Whether the first signal came before the program's handlers."""
+        return self.sent[0].phase == "before main"
+
+    @property
     def at_the_end(self) -> bool:
         """Whether the last signal came less than EDGE before the end of a process that closed."""
         return self.sent[-1].phase in ("closing", "after the end") and self.seconds + self.delay <= EDGE
 
 
-def signals(folder: Path, count: int, random: Random) -> Iterator[Outcome]:
+def interrupted(folder: Path, count: int, random: Random) -> Iterator[Outcome]:
     """Run processes until so many have got signals."""
     tools.write_model(folder / "model")
     measured = [usual(prepared(folder, f"usual {number}")) for number in range(3)]
@@ -115,10 +119,10 @@ def run(folder: Path, case: Case, longest: Usual) -> Outcome | None:
         trainer.wait_until(case.after)
     for name, gap in zip(case.signals, case.gaps, strict=True):
         time.sleep(gap)
-        phase, handled, before = trainer.phase, trainer.handles, trainer.delay
+        phase, before = trainer.phase, trainer.delay
         if not trainer.send(signal.Signals[name]):
             break
-        sent.append(Sent(name, round(trainer.seconds, 3), phase, handled))
+        sent.append(Sent(name, round(trainer.seconds, 3), phase))
         delay = before
     end = trainer.wait()
     if not sent:
@@ -156,10 +160,11 @@ def bound(outcome: Outcome, longest: Usual) -> float:
     The first signal asks for the end of the step that runs, with the validation after it, and for a save, which waits
     for the one before. While a process closes, only the third ends it earlier than it would have ended.
     """
-    promised = 0.0
-    if len(outcome.sent) == 1 and outcome.sent[-1].phase in SAVES:
+    promised, sent = 0.0, len(outcome.sent)
+    phase = outcome.sent[sent - 1].phase
+    if sent == 1 and phase in SAVES:
         promised = 2 * longest.step + 2 * longest.save
-    if len(outcome.sent) < 3 and outcome.sent[-1].phase in ("closing", "after the end"):
+    if sent < 3 and phase in ("closing", "after the end"):
         promised = longest.closing
     return promised + WITHIN
 
@@ -167,12 +172,12 @@ def bound(outcome: Outcome, longest: Usual) -> float:
 def problems(outcome: Outcome, longest: Usual) -> Iterator[str]:
     """Where the end is not as promised. "late" is the first word about time."""
     first, code = outcome.sent[0], outcome.code
+    if outcome.early:  # the interpreter's own action, or none: what it imports while it starts may catch the error
+        if code == -signal.SIGKILL:
+            yield "it hangs"
+        return
     if outcome.seconds > (most := bound(outcome, longest)):
         yield f"late: {outcome.seconds:.2f} s, not {most:.2f} s"
-    if not first.handled and first.phase == "before main":
-        if code not in (-signal.Signals[first.signal], INTERRUPTED):
-            yield f"code {code}"
-        return
     closes = first.phase in ("closing", "after the end")
     if code != INTERRUPTED and not (code == 0 and outcome.record == "Finished"):
         yield f"code {code}"
@@ -187,25 +192,20 @@ def problems(outcome: Outcome, longest: Usual) -> Iterator[str]:
 
 
 def summary(outcomes: list[Outcome]) -> dict[str, Any]:
-    early = [outcome for outcome in outcomes if not outcome.sent[0].handled and outcome.sent[0].phase == "before main"]
     phases = sorted({outcome.sent[0].phase for outcome in outcomes})
     return {
         "signals": len(outcomes),
         "with problems": sum(bool(outcome.problems) for outcome in outcomes),
         "repeated because they ended too late": sum(outcome.repeated for outcome in outcomes),
         "by phase": {phase: sum(outcome.sent[0].phase == phase for outcome in outcomes) for phase in phases},
-        "before the handlers were installed, by code": _codes(early),
-        "afterwards, by code": _codes([outcome for outcome in outcomes if outcome not in early]),
+        "before the handlers were installed, by code": _codes([outcome for outcome in outcomes if outcome.early]),
+        "afterwards, by code": _codes([outcome for outcome in outcomes if not outcome.early]),
         "in the first 100 ms": sum(outcome.sent[0].time <= EDGE for outcome in outcomes),
         "in the last 100 ms": sum(outcome.at_the_end for outcome in outcomes),
-        "longest seconds": max(outcome.seconds for outcome in outcomes),
+        "longest seconds": max((outcome.seconds for outcome in outcomes if not outcome.early), default=0.0),
     }
 
 
 def _codes(outcomes: list[Outcome]) -> dict[str, int]:
     codes = [outcome.code for outcome in outcomes]
     return {str(code): codes.count(code) for code in sorted(set(codes))}
-
-
-def row(outcome: Outcome) -> dict[str, Any]:
-    return asdict(outcome)
