@@ -20,6 +20,7 @@ from rptrain.models.weights import mxfp4, quantized
 from rptrain.models.weights.safetensors_io import Stored, read, read_header, write
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_ranges import Stamp
+from rptrain.utils.files import naming
 from rptrain.utils.parallel import in_parallel
 
 View = Callable[[int, str], Tensor]  # a parameter on the host by unit index and name, to read or to fill
@@ -308,7 +309,7 @@ def _shards(places: Mapping[str, _Place], itemsize: int, max_bytes: float) -> It
 
 
 def _write_json(file: Path, value: Any) -> None:
-    with file.open("w", encoding="utf-8") as stream:
+    with naming(file), file.open("w", encoding="utf-8") as stream:
         stream.write(json.dumps(value, indent=2) + "\n")
         stream.flush()
         os.fsync(stream.fileno())

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.file_ranges import OpenFile
-from rptrain.utils.files import open_regular
+from rptrain.utils.files import naming, open_regular
 from rptrain.utils.liveness import progressed
 from rptrain.utils.objects import unique_keys
 from rptrain.utils.parallel import in_parallel
@@ -130,7 +130,7 @@ def write(file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype,
         header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
-    with file.open("wb") as stream:
+    with naming(file), file.open("wb") as stream:
         stream.write(len(encoded).to_bytes(8, "little") + encoded)
         for shape, tensor in zip(shapes.values(), tensors, strict=True):
             assert tensor.shape == shape

@@ -14,7 +14,7 @@ from typing import Any
 
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_ranges import OpenFile
-from rptrain.utils.files import file_sha256, open_regular, read_small_text
+from rptrain.utils.files import file_sha256, naming, open_regular, read_small_text
 from rptrain.utils.liveness import progressed
 from rptrain.utils.objects import unique_keys
 from rptrain.utils.parallel import in_parallel
@@ -59,7 +59,7 @@ class Aside:
         for folder in reversed(file.relative_to(self.path).parents[:-1]):  # never create a deleted `path` again
             (self.path / folder).mkdir(exist_ok=True)
         digest, size = sha256(), 0
-        with file.open("wb") as stream:
+        with naming(file), file.open("wb") as stream:
             for buffer in buffers:
                 for start in range(0, len(buffer), PIECE):
                     piece = buffer[start : start + PIECE]

@@ -69,7 +69,11 @@ class RunDir:
                 except FileExistsError:
                     number += 1
                     continue
-                run.checkpoints_path.mkdir(mode=0o700)
+                try:
+                    run.checkpoints_path.mkdir(mode=0o700)
+                except OSError:
+                    run.path.rmdir()
+                    raise
                 return run
         except (OSError, ValueError) as error:  # a name with a null character is a ValueError
             reason = getattr(error, "strerror", None) or error
@@ -239,7 +243,12 @@ def begin(resolved: Resolved, found: tuple[RunDir, Path] | None) -> tuple[RunDir
     config = resolved.config
     if found is None or forks(*found):
         run = RunDir.create(config.save.output_dir, config.log.run_name or "run")
-        run.write_config(resolved)
+        try:
+            run.write_config(resolved)
+        except OSError:  # without its config the folder is no run
+            run.checkpoints_path.rmdir()
+            run.path.rmdir()
+            raise
         return run, found[1] if found else None
     run, checkpoint = found
     named = config.log.model_copy(update={"run_name": run.config().log.run_name})

@@ -2,6 +2,8 @@
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from errno import ENXIO
 from hashlib import sha256
 from io import BufferedReader, BytesIO, TextIOWrapper
@@ -78,3 +80,13 @@ def check_size(file: BufferedReader, path: str | os.PathLike[str], limit: int = 
             f"{Path(path)} is too large: {format_bytes(size)}, and at most {format_bytes(limit)} can be read; "
             "put the right file there"
         )
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Give the errors of the system in the block this path: those of writes, unlike those of `open`, have none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise

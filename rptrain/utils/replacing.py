@@ -7,22 +7,26 @@ from contextlib import suppress
 from os.path import realpath
 from pathlib import Path
 
+from rptrain.utils.files import naming
+
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Writes a file atomically and keeps its mode and links to it. After an OSError the earlier file is unchanged.
+    """Writes a file atomically and keeps its mode and links to it. After an OSError, which names the path, the earlier
+    file is unchanged.
 
     The content is first written to a new file in the same folder, and synced.
     """
     file = Path(realpath(path))
     aside = file.with_name(f".rptrain-{secrets.token_hex(8)}.part")
     try:
-        with aside.open("xb") as new:
-            new.write(content)
-            new.flush()
-            os.fsync(new.fileno())
-        if file.exists():
-            shutil.copymode(file, aside)
-        aside.replace(file)
+        with naming(path):
+            with aside.open("xb") as new:
+                new.write(content)
+                new.flush()
+                os.fsync(new.fileno())
+            if file.exists():
+                shutil.copymode(file, aside)
+            aside.replace(file)
     finally:
         with suppress(OSError):  # renamed to the file
             aside.unlink()

@@ -11,6 +11,7 @@ from rptrain.config.types import PathText
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.files import read_small_text
 from rptrain.utils.paths import from_environment
+from rptrain.utils.replacing import replace_file
 
 Look = Literal["dark", "light"]
 
@@ -48,4 +49,4 @@ def save_look(path: Path, look: Look) -> None:
     document = tomlkit.parse(read_small_text(path)) if path.is_file() else tomlkit.document()
     document["look"] = look
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(tomlkit.dumps(document), encoding="utf-8")
+    replace_file(path, tomlkit.dumps(document).encode())
