@@ -35,6 +35,7 @@ def main() -> int:
     parser.add_argument("--signals", type=int, default=200)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that get signals, at a time")
     parser.add_argument("--out", type=Path, help="a JSON file for the result")
     given = parser.parse_args()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # in the processes, too, under nohup
@@ -52,7 +53,7 @@ def main() -> int:
                 *kill.problems,
                 flush=True,
             )
-        for outcome in interrupted(folders[1], given.signals, Random(given.seed)):
+        for outcome in interrupted(folders[1], given.signals, given.seed, given.jobs):
             outcomes.append(outcome)
             said = ", ".join(f"{sent.signal} at {sent.time:.2f} s while {sent.phase}" for sent in outcome.sent)
             ended = f"{outcome.code} after {outcome.seconds:.2f} s"

@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -64,8 +65,8 @@ class Outcome:
         return self.sent[-1].phase in ("closing", "after the end") and self.seconds + self.delay <= EDGE
 
 
-def interrupted(folder: Path, count: int, random: Random) -> Iterator[Outcome]:
-    """Run processes until so many have got signals."""
+def interrupted(folder: Path, count: int, seed: int, jobs: int) -> Iterator[Outcome]:
+    """Run processes, some at a time, until so many have got signals."""
     tools.write_model(folder / "model")
     measured = [usual(prepared(folder, f"usual {number}")) for number in range(3)]
     middle, longest = (Usual(*map(pick, zip(*measured, strict=True))) for pick in (median, max))
@@ -73,19 +74,24 @@ def interrupted(folder: Path, count: int, random: Random) -> Iterator[Outcome]:
     edge = round(count * SHARE)
     places = ["first"] * edge + ["closing"] * edge + ["last"] * edge
     places += ["life"] * (count - len(places))
-    random.shuffle(places)
-    for number, place in enumerate(places):
-        outcome = None
+    Random(seed).shuffle(places)
+
+    def one(number: int) -> Outcome:
+        random = Random(f"{seed} {number}")
         for draw in range(DRAWS):
-            case = drawn(place, middle, random)
+            case = drawn(places[number], middle, random)
             if (outcome := run(prepared(folder, f"{number} {draw}"), case, longest)) is not None:
                 break
-        assert outcome is not None, f"{DRAWS} processes ended before {place}"
+        else:
+            raise SystemExit(f"{DRAWS} processes ended before {places[number]}")
         if any(problem.startswith("late") for problem in outcome.problems):
             again = run(prepared(folder, f"{number} again"), outcome.case, longest)
             if again is not None:
                 outcome = replace(again, repeated=True)
-        yield outcome
+        return outcome
+
+    with ThreadPoolExecutor(jobs) as pool:
+        yield from pool.map(one, range(count))
 
 
 def prepared(folder: Path, name: str) -> Path:

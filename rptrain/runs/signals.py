@@ -54,6 +54,9 @@ class Signals:
     def close(self) -> None:
         """Raise no KeyboardInterrupt any more: the process ends, with the status that it has."""
         self._shields += 1
+        # If a KeyboardInterrupt has ended code that was compiled from a string, as dataclasses do, `python -m` ends the
+        # process by SIGINT, whatever its status. The next such code makes it forget that.
+        exec("")
 
     @contextmanager
     def handled(self) -> Iterator[None]:

@@ -164,3 +164,17 @@ def test_signals_are_counted_until_the_interpreter_has_ended(signals):
         process.wait()
     output, errors = process.communicate()
     assert (process.returncode, output, errors) == ((130, b"", b"\ninterrupted\n") if signals == 3 else (0, b"", b""))
+
+
+def test_a_signal_in_code_from_a_string_leaves_the_exit_code(tmp_path):
+    (tmp_path / "program.py").write_text("""
+from rptrain.runs.signals import PROCESS
+try:
+    with PROCESS.handled():
+        exec("import signal; signal.raise_signal(signal.SIGTERM)")
+except KeyboardInterrupt:
+    PROCESS.close()
+    raise SystemExit(130)
+""")
+    line = [sys.executable, "-P", "-m", "program"]
+    assert subprocess.run(line, env=os.environ | {"PYTHONPATH": str(tmp_path)}).returncode == 130
