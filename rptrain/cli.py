@@ -95,6 +95,7 @@ def exit_codes() -> Iterator[None]:
     """Exit with 2 for errors of the user, among them files that cannot be read, with 130 for an interrupt, and with 1
     for a run that diverged or a disk that fails. Any other error exits with 1 and shows its traceback.
     """
+    PROCESS.begin()
     try:
         yield
     except BrokenPipeError:  # who reads has seen enough: typer ends without a word
@@ -104,6 +105,7 @@ def exit_codes() -> Iterator[None]:
         print(shown, file=sys.stderr)
         raise typer.Exit(2 if isinstance(shown, UserError) else 1) from None
     except KeyboardInterrupt:
+        PROCESS.close()
         print("interrupted", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
 
@@ -162,8 +164,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of progress.")] = False,
 ) -> None:
     """Train the model of a config. The word `train` may be omitted."""
-    with exit_codes():
-        from rptrain.train.watchdog import Watchdog
+    from rptrain.train.watchdog import Watchdog
 
     with Watchdog(PROCESS.native, ends_process=PROCESS.installed) as watchdog, exit_codes(), PROCESS.handled():
         from rptrain.config.resolve import render
@@ -173,8 +174,8 @@ def train(
         found = find(resolved, warn=dry_run)  # a run looks for it again, once torch is there
         if not dry_run:
             _keep_allocator_tidy()
-            from rptrain.train.trainer import train as run
-
+            with PROCESS.importing():
+                from rptrain.train.trainer import train as run
             trained = run(resolved, quiet=as_json, watchdog=watchdog)
             if as_json:
                 model = str(trained.model_path) if trained.finished else None  # None: it was told to stop before

@@ -29,15 +29,17 @@ class Signals:
         self._handled = False
         self._message: bytes | None = None  # says that the first signal was deferred
         self._deferred = False
+        self._at_once = False  # the first signal ends the process
         self._shields = 0
         self.native: NativeWatchdog | None = None
 
     def install(self, native: NativeWatchdog | None) -> None:
         """Handle signals for the rest of the process. With `native`, the third ends it also while a native call holds
-        the interpreter lock or while the interpreter ends. Call it in the main thread, once.
+        the interpreter lock or while the interpreter ends. Call it in the main thread, once. Until `begin`, the first
+        signal ends the process.
         """
         kinds = [*self._set_handlers()]
-        self.installed = True
+        self.installed = self._at_once = True
         if native is None:
             return
         reading, writing = os.pipe()
@@ -51,8 +53,14 @@ class Signals:
         if (forwarding := native_library("rptrain.utils._signals")) is not None:
             atexit.register(_forward, forwarding, kinds, writing)
 
+    def begin(self) -> None:
+        """From now on, the first signal does not end the process at once: a command begins, and handles it."""
+        self._at_once = False
+
     def close(self) -> None:
-        """Raise no KeyboardInterrupt any more: the process ends, with the status that it has."""
+        """Raise no KeyboardInterrupt any more if signals are handled for the rest of the process, which ends."""
+        if not self.installed:
+            return
         self._shields += 1
         # If a KeyboardInterrupt has ended code that was compiled from a string, as dataclasses do, `python -m` ends the
         # process by SIGINT, whatever its status. The next such code makes it forget that.
@@ -71,6 +79,19 @@ class Signals:
             for kind, handler in before.items():
                 signal.signal(kind, handler)
             self._handled, self.received = False, 0
+
+    @contextmanager
+    def importing(self) -> Iterator[None]:
+        """End the process at the first signal while modules are imported, if signals are handled for the rest of it.
+
+        Native code may abort where an import is interrupted, and callbacks may lose the exception. There is nothing
+        to close yet.
+        """
+        before, self._at_once = self._at_once, self.installed
+        try:
+            yield
+        finally:
+            self._at_once = before
 
     @contextmanager
     def deferred(self, message: str | None = None) -> Iterator[None]:
@@ -109,6 +130,10 @@ class Signals:
             os._exit(INTERRUPTED)
         if self._shields:
             return
+        if self._at_once:
+            with suppress(OSError):
+                os.write(2, b"\ninterrupted\n")
+            os._exit(INTERRUPTED)
         if self.received > 1 or not self._deferred:
             raise KeyboardInterrupt
         if self._message is not None:

@@ -23,6 +23,7 @@ import ctypes, time
 from rptrain.runs.signals import PROCESS
 from rptrain.utils.native_watchdog import NativeWatchdog
 PROCESS.install(NativeWatchdog.load())
+PROCESS.begin()
 
 def hold():
     mutex = ctypes.create_string_buffer(64)
@@ -169,12 +170,28 @@ def test_signals_are_counted_until_the_interpreter_has_ended(signals):
 def test_a_signal_in_code_from_a_string_leaves_the_exit_code(tmp_path):
     (tmp_path / "program.py").write_text("""
 from rptrain.runs.signals import PROCESS
+PROCESS.install(None)
+PROCESS.begin()
 try:
-    with PROCESS.handled():
-        exec("import signal; signal.raise_signal(signal.SIGTERM)")
+    exec("import signal; signal.raise_signal(signal.SIGTERM)")
 except KeyboardInterrupt:
     PROCESS.close()
     raise SystemExit(130)
 """)
     line = [sys.executable, "-P", "-m", "program"]
     assert subprocess.run(line, env=os.environ | {"PYTHONPATH": str(tmp_path)}).returncode == 130
+
+
+@pytest.mark.parametrize("begin", ("", "PROCESS.begin()"), ids=("before", "imports"))
+def test_a_signal_before_a_command_or_during_imports_ends_the_process(begin):
+    program = f"""
+import signal
+from contextlib import nullcontext
+from rptrain.runs.signals import PROCESS
+PROCESS.install(None)
+{begin}
+with PROCESS.importing() if {bool(begin)} else nullcontext():
+    signal.raise_signal(signal.SIGHUP)
+"""
+    process = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, check=False)
+    assert (process.returncode, process.stderr) == (130, b"\ninterrupted\n")
