@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -66,7 +67,7 @@ class Outcome:
 
 
 def interrupted(folder: Path, count: int, seed: int, jobs: int) -> Iterator[Outcome]:
-    """Run processes, some at a time, until so many have got signals."""
+    """Run processes, some at a time, until so many have got signals; then more, if too few came at the very end."""
     tools.write_model(folder / "model")
     measured = [usual(prepared(folder, f"usual {number}")) for number in range(3)]
     middle, longest = (Usual(*map(pick, zip(*measured, strict=True))) for pick in (median, max))
@@ -77,13 +78,13 @@ def interrupted(folder: Path, count: int, seed: int, jobs: int) -> Iterator[Outc
     Random(seed).shuffle(places)
 
     def one(number: int) -> Outcome:
-        random = Random(f"{seed} {number}")
+        random, place = Random(f"{seed} {number}"), places[number] if number < count else "last"
         for draw in range(DRAWS):
-            case = drawn(places[number], middle, random)
+            case = drawn(place, middle, random)
             if (outcome := run(prepared(folder, f"{number} {draw}"), case, longest)) is not None:
                 break
         else:
-            raise SystemExit(f"{DRAWS} processes ended before {places[number]}")
+            raise SystemExit(f"{DRAWS} processes ended before {place}")
         if any(problem.startswith("late") for problem in outcome.problems):
             again = run(prepared(folder, f"{number} again"), outcome.case, longest)
             if again is not None:
@@ -91,7 +92,13 @@ def interrupted(folder: Path, count: int, seed: int, jobs: int) -> Iterator[Outc
         return outcome
 
     with ThreadPoolExecutor(jobs) as pool:
-        yield from pool.map(one, range(count))
+        at_the_end = 0
+        for numbers in chain([range(count)], ([number] for number in range(count, 2 * count))):
+            for outcome in pool.map(one, numbers):
+                at_the_end += outcome.at_the_end
+                yield outcome
+            if at_the_end >= edge:
+                return
 
 
 def prepared(folder: Path, name: str) -> Path:
