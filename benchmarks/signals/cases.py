@@ -85,7 +85,7 @@ def interrupted(folder: Path, count: int, seed: int, jobs: int) -> Iterator[Outc
                 break
         else:
             raise SystemExit(f"{DRAWS} processes ended before {place}")
-        if any(problem.startswith("late") for problem in outcome.problems):
+        if outcome.problems and all(problem.startswith("late") for problem in outcome.problems):
             again = run(prepared(folder, f"{number} again"), outcome.case, longest)
             if again is not None:
                 outcome = replace(again, repeated=True)

@@ -14,6 +14,7 @@ from rptrain.utils.native_watchdog import Ending, NativeWatchdog
 
 INTERRUPTED = 130  # the exit code
 THIRD = 3  # the signal that ends the process
+AGAIN = 0.005  # seconds until an interrupt is tried again
 
 
 class Signals:
@@ -135,10 +136,30 @@ class Signals:
                 os.write(2, b"\ninterrupted\n")
             os._exit(INTERRUPTED)
         if self.received > 1 or not self._deferred:
-            raise KeyboardInterrupt
+            self._interrupt(number, frame)
+            return
         if self._message is not None:
             with suppress(OSError):  # not through the progress display: the signal may interrupt it
                 os.write(2, self._message)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Raise KeyboardInterrupt, but not in `__del__`, which would lose it: then try again soon.
+
+        The timer is used only if signals are handled for the rest of the process, which then owns it.
+        """
+        if self._shields:
+            return
+        if self.installed and _is_deleting(frame):
+            signal.signal(signal.SIGALRM, self._interrupt)
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+            return
+        raise KeyboardInterrupt
+
+
+def _is_deleting(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _forward(library: CDLL, kinds: Sequence[signal.Signals], pipe: int) -> None:

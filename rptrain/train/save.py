@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -124,13 +125,16 @@ class Saver:
             seconds = time.perf_counter() - began
             paused = min(paused + snapshot.waited, seconds)
             self._emit(CheckpointSaved(step, str(path), seconds, paused, drained + paused))
-            try:
-                prune(self._run.checkpoints_path, self._config.save_total_limit, best)
-            except (OSError, UserError) as error:
-                log.warning("an old checkpoint could not be removed: %s", describe(error))
+            self._prune(self._config.save_total_limit, best)
         finally:
             if done is not None:
                 done()
+
+    def _prune(self, keep: int | None, best: Path | None = None) -> None:
+        try:
+            prune(self._run.checkpoints_path, keep, best)
+        except (OSError, UserError) as error:
+            log.warning("an old checkpoint could not be removed: %s", describe(error))
 
     def _proceed(self) -> None:
         if self._canceled.is_set():
@@ -138,6 +142,7 @@ class Saver:
         self._check()
 
     def __enter__(self) -> Self:
+        self._prune(None)  # what a killed save left: there may be no other save
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:

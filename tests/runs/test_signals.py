@@ -195,3 +195,24 @@ with PROCESS.importing() if {bool(begin)} else nullcontext():
 """
     process = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, check=False)
     assert (process.returncode, process.stderr) == (130, b"\ninterrupted\n")
+
+
+def test_an_interrupt_is_not_lost_in_a_deletion():
+    program = """
+import signal, time
+from rptrain.runs.signals import PROCESS
+
+class Deleted:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+PROCESS.install(None)
+PROCESS.begin()
+try:
+    Deleted()
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    process = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, check=False)
+    assert (process.returncode, process.stdout, process.stderr) == (0, b"interrupted\n", b"")

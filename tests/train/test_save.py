@@ -132,3 +132,14 @@ def test_an_interrupt_that_ends_the_run_at_once_gives_the_save_up(folder, monkey
     run = RunDir(folder / "runs/run")
     assert [path.name for path in run.checkpoints_path.iterdir()] in ([], ["checkpoint-2"])
     assert not list(run.checkpoints_path.glob("*partial"))
+
+
+def test_what_a_kill_after_the_last_save_left_is_deleted(folder):
+    run = tools.train_here(folder, "train.max_steps=2")
+    left = atomic_dir.beside(run.checkpoint_path(1), atomic_dir.PARTIAL)
+    left.mkdir()
+    (left / atomic_dir.MARK).touch()
+    run.model_path.rename(folder / "model-before")
+    run.events_path.write_text("".join(run.events_path.read_text().splitlines(keepends=True)[:-1]))
+    assert tools.train_here(folder, "train.max_steps=2").path == run.path
+    assert not left.exists()
