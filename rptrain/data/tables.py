@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rptrain.data.expansion import check_arrow, check_parquet, decoded_bytes
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular
 from rptrain.utils.limited import Limited, stream
@@ -56,12 +57,17 @@ def _decoded(path: Path, read: Any, memory: int) -> Iterator[Row]:
 
 
 def _read_parquet(path: Path) -> Iterator[list[Row]]:
+    """Lists of rows; empty ones while sizes are counted, as the limit of time is for an item."""
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
-    done = 0
+    counted, done = False, 0
     for count in FEWER:
         try:
+            if not counted:
+                for _ in check_parquet(path, count):
+                    yield []
+                counted = True
             with ParquetFile(path, pre_buffer=False) as file:
                 check_columns(path, file.schema_arrow.names)
                 skipped = 0
@@ -80,21 +86,15 @@ def _read_parquet(path: Path) -> Iterator[list[Row]]:
 
 
 def _read_arrow(path: Path) -> Iterator[list[Row]]:
+    """Lists of rows, as `_read_parquet`."""
     import pyarrow
-    from pyarrow import ipc
 
-    options, done = ipc.IpcReadOptions(use_threads=False), 0
+    done = 0
     try:
         with pyarrow.memory_map(os.fspath(path)) as source:
-            if source.read(6) == b"ARROW1":
-                file = ipc.open_file(source, options=options)
-                batches: Iterable[Any] = (file.get_batch(index) for index in range(file.num_record_batches))
-            else:
-                source.seek(0)
-                batches = ipc.open_stream(source, options=options)
-            for batch in batches:
-                batch.validate(full=True)  # all offsets are within the data; those of Parquet always are
-                check_columns(path, batch.schema.names)
+            for _ in check_arrow(path, _batches(path, source)):
+                yield []
+            for batch in _batches(path, source):
                 for rows in _lists(path, batch, done):
                     done += len(rows)
                     yield rows
@@ -102,6 +102,23 @@ def _read_arrow(path: Path) -> Iterator[list[Row]]:
         raise
     except (pyarrow.ArrowException, ValueError, OverflowError) as error:
         raise _unreadable(error, path, "an Arrow") from error
+
+
+def _batches(path: Path, source: Any) -> Iterator[Any]:
+    from pyarrow import ipc
+
+    options = ipc.IpcReadOptions(use_threads=False)
+    source.seek(0)
+    if source.read(6) == b"ARROW1":
+        file = ipc.open_file(source, options=options)
+        batches: Iterable[Any] = (file.get_batch(index) for index in range(file.num_record_batches))
+    else:
+        source.seek(0)
+        batches = ipc.open_stream(source, options=options)
+    for batch in batches:
+        batch.validate(full=True)  # all offsets are within the data; those of Parquet always are
+        check_columns(path, batch.schema.names)
+        yield batch
 
 
 def _unreadable(error: Exception, path: Path, kind: str) -> Exception:
@@ -120,7 +137,7 @@ def _lists(path: Path, batch: Any, done: int) -> Iterator[list[Row]]:
         waiting = [batch.slice(start, ROWS_AT_ONCE)]
         while waiting:
             some = waiting.pop()
-            size = sum(map(_decoded_bytes, some.columns))
+            size = sum(map(decoded_bytes, some.columns))
             if size > BYTES_AT_ONCE and len(some) > 1:
                 waiting += [some.slice(len(some) // 2), some.slice(0, len(some) // 2)]
             elif size > MOST:
@@ -131,52 +148,3 @@ def _lists(path: Path, batch: Any, done: int) -> Iterator[list[Row]]:
             else:
                 yield some.to_pylist()
                 done += len(some)
-
-
-def _decoded_bytes(array: Any) -> int:
-    """The bytes of all values, also of those that are stored once and referred to several times; at least about."""
-    from pyarrow import BaseExtensionType, types
-
-    kind = array.type
-    if isinstance(kind, BaseExtensionType):
-        return _decoded_bytes(array.storage)
-    if types.is_dictionary(kind):
-        if not _is_text(kind.value_type):  # at most
-            return len(array) * _decoded_bytes(array.dictionary)
-        return _sum(_lengths(array.dictionary).take(array.indices)) + 8 * len(array)
-    if types.is_run_end_encoded(kind):
-        return len(array) * _decoded_bytes(array.values)
-    if types.is_string_view(kind) or types.is_binary_view(kind):
-        return sum(text.as_buffer().size for text in array if text.is_valid) + 16 * len(array)
-    if _is_text(kind):
-        return _sum(_lengths(array)) + 8 * len(array)
-    if types.is_struct(kind):
-        return len(array) + sum(map(_decoded_bytes, array.flatten()))
-    if types.is_map(kind):
-        start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
-        return sum(_decoded_bytes(part.slice(start, end - start)) for part in (array.keys, array.items))
-    if types.is_list_view(kind) or types.is_large_list_view(kind):
-        places = zip(array.offsets.to_pylist(), array.sizes.to_pylist(), strict=True)
-        return sum(8 + _decoded_bytes(array.values.slice(start, size)) for start, size in places)
-    if types.is_nested(kind) and not types.is_union(kind):  # lists
-        return 8 * len(array) + _decoded_bytes(array.flatten())
-    return array.nbytes
-
-
-def _lengths(texts: Any) -> Any:
-    from pyarrow.compute import call_function
-
-    return call_function("binary_length", [texts])
-
-
-def _sum(numbers: Any) -> int:
-    from pyarrow.compute import call_function
-
-    return call_function("sum", [numbers]).as_py() or 0
-
-
-def _is_text(kind: Any) -> bool:
-    from pyarrow import types
-
-    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    return any(is_text(kind) for is_text in texts)

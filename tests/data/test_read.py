@@ -186,24 +186,27 @@ LARGE = "ab " * 700_000  # 2 MB, of which Parquet cannot decode 1,000 at once
 
 
 def large_tables(path):
-    """A few kilobytes, which stand for gigabytes."""
+    """A few megabytes, which stand for gigabytes. Noise makes the files as large as `expansion` wants them."""
     import pyarrow
     from pyarrow import ipc, parquet
 
-    def write_arrow(name, column, compression=None):
-        batch = pyarrow.record_batch({"text": column})
+    def with_noise(column, nbytes=16_000_000):
+        return {"text": column, "noise": [os.urandom(nbytes // len(column)) for _ in range(len(column))]}
+
+    def write_arrow(name, column, compression=None, nbytes=16_000_000):
+        batch = pyarrow.record_batch(with_noise(column, nbytes))
         with ipc.new_stream(path / name, batch.schema, options=ipc.IpcWriteOptions(compression=compression)) as writer:
             writer.write_batch(batch)
 
     repeated = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 1000, pyarrow.int32()), [LARGE])
-    parquet.write_table(pyarrow.table({"text": repeated}), path / "dictionary.parquet", store_schema=False)
+    parquet.write_table(pyarrow.table(with_noise(repeated)), path / "dictionary.parquet", store_schema=False)
     write_arrow("dictionary.arrow", repeated)
     write_arrow("runs.arrow", pyarrow.RunEndEncodedArray.from_arrays(pyarrow.array([1000], pyarrow.int32()), [LARGE]))
     views = pyarrow.ListViewArray.from_arrays([0] * 1000, [1000] * 1000, pyarrow.array(["ab" * 5000] * 1000))
     write_arrow("views.arrow", views)
     one = pyarrow.array(["a" * (300 << 20)])
     write_arrow("row.arrow", one, "zstd")
-    write_arrow("batch.arrow", pyarrow.array(["a" * (1 << 20)] * 100), "zstd")
+    write_arrow("batch.arrow", pyarrow.array(["a" * (1 << 20)] * 100), "zstd", nbytes=0)
     return path
 
 
@@ -236,7 +239,7 @@ def test_values_that_are_stored_once_are_read_a_few_rows_at_a_time(tmp_path):
 
 def test_what_is_decoded_to_too_much(tmp_path, monkeypatch):
     large_tables(tmp_path)
-    with pytest.raises(UserError, match=r"row\.arrow: row 1 is decoded to 300 MiB, more than 256 MiB: split it"):
+    with pytest.raises(UserError, match=r"row\.arrow: row 1 is decoded to 315 MiB, more than 256 MiB: split it"):
         list(rows_of(tmp_path / "row.arrow"))
     monkeypatch.setattr(tables, "MEMORY", 64 << 20)
     with pytest.raises(UserError, match=r"batch\.arrow: decoding the rows after row 0 needs more than 64\.0 MiB"):
