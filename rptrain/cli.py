@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rptrain.planner.report import PlanReport
 
 # Raised for wrong arguments; by which package depends on the version of typer, which exports a subclass only.
-UsageError: Any = typer.BadParameter.__mro__[1]
+UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
 _GLOBAL_OPTIONS = ("--help", "--version", "--keys")
 
 
@@ -98,7 +98,7 @@ def exit_codes() -> Iterator[None]:
     PROCESS.begin()
     try:
         yield
-    except BrokenPipeError:  # who reads has seen enough: typer ends without a word
+    except BrokenPipeError:  # the reader closed the pipe: typer exits silently
         raise
     except (UserError, TrainingError, OSError) as error:
         shown = explained(error) if isinstance(error, OSError) else error
@@ -314,7 +314,8 @@ def bench(
         events = trace and Output("--trace", trace, mark(PRODUCER), force)
         _keep_allocator_tidy()
         check((events,), config, resolved.config)
-        from rptrain.bench.run import bench as run
+        with PROCESS.importing():
+            from rptrain.bench.run import bench as run
 
         tell = (lambda text: None) if as_json else partial(print, file=sys.stderr)
         measured = run(resolved, steps=steps, warmup=warmup, with_floor=floor, tell=tell)
@@ -395,7 +396,8 @@ def export(
     """Export a Hugging Face model or a PEFT adapter from a run's last checkpoint, or from a checkpoint."""
     with exit_codes():
         source, to = _existing(source), expanded(to)
-        from rptrain.checkpoint.export import export as write
+        with PROCESS.importing():
+            from rptrain.checkpoint.export import export as write
 
         print(write(source, to, dtype, merge=merge, force=force))
 
@@ -413,7 +415,8 @@ def generate(
     """Generate text with a trained model."""
     with exit_codes():
         source = _existing(source)
-        from rptrain.inference.generate import generate_text
+        with PROCESS.importing():
+            from rptrain.inference.generate import generate_text
 
         texts = generate_text(source, prompt, max_new_tokens, temperature, seed, raw)
         if as_json:

@@ -132,7 +132,7 @@ PARTS: dict[str, tuple[Callable[..., None], dict[str, st.SearchStrategy[Any]]]] 
 
 
 def fuzz(part: str, count: int) -> None:
-    """The same examples in every session, without a file of earlier failures."""
+    """The same examples in every run, without a file of earlier failures."""
     function, strategies = PARTS[part]
     same = settings(
         max_examples=count,

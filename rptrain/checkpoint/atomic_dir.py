@@ -322,11 +322,16 @@ def complete_checkpoints(checkpoints_dir: Path) -> list[Path]:
     return [found[step] for step in sorted(found)]
 
 
+def _step_and_name(path: Path) -> tuple[int, str]:
+    step = re.search(r"checkpoint-(\d+)", path.name)
+    return (int(step[1]) if step else 0, path.name)
+
+
 def unusable_checkpoints(checkpoints_dir: Path) -> dict[Path, str]:
-    """The checkpoints that were set aside as damaged or have no manifest, ordered by name, each with the reason."""
+    """The checkpoints that were set aside as damaged or have no manifest, ordered by step, each with the reason."""
     complete = complete_checkpoints(checkpoints_dir)
     found = {}
-    for path in sorted(checkpoints_dir.glob("*checkpoint-*")):
+    for path in sorted(checkpoints_dir.glob("*checkpoint-*"), key=_step_and_name):
         if ASIDE.fullmatch(path.name):
             found[path] = f"{path} was set aside as damaged"
         elif CHECKPOINT.fullmatch(path.name) and path not in complete and not (path / MANIFEST).is_file():

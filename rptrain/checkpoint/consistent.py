@@ -42,8 +42,8 @@ def read_model(checkpoint: Path) -> tuple[dict[str, Any], ModelSpec]:
             f"{checkpoint} is damaged: {STATE} does not fit the model of {BASE}/config.json: {error}"
         ) from error
     units = {unit_file(index, unit): unit for index, unit in enumerate(spec.units) if unit.trainable}
-    if odd := units.keys() ^ state["units"].keys():
-        raise _other_model(checkpoint, min(odd))
+    if differing := units.keys() ^ state["units"].keys():
+        raise _other_model(checkpoint, min(differing))
     first = next(iter(state["units"].values()))
     for name, unit in units.items():
         stored = state["units"][name]

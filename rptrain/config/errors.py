@@ -13,7 +13,7 @@ from rptrain.config.toml_lines import KeyPath
 from rptrain.config.types import MAX_COUNT
 from rptrain.utils.errors import UserError
 from rptrain.utils.suggest import nearest
-from rptrain.utils.text import counted, quoted
+from rptrain.utils.text import more_lines, quoted
 
 EXPLAINED = 200  # mistakes that are explained; the others are counted
 DEEPEST = 16  # parts of a key that are looked at; keys of a config have at most 4
@@ -31,7 +31,7 @@ class ConfigError(UserError):
         if len(lines) + more > 1:
             lines = [f"{len(lines) + more:,} mistakes in the config", *(f"  {line}" for line in lines)]
         if more:
-            lines.append(f"… and {counted(more, 'more line')}")
+            lines.append(more_lines(more))
         super().__init__("\n".join(lines))
 
 

@@ -100,7 +100,9 @@ def _of_folder(path: Path, split: str, follow_links: bool) -> Chosen:
             _check_links(folder, file, follow_links)
         return Chosen(chosen)
     links: dict[Path, str] = {}
-    files = sorted(file for file in walk(path, None if follow_links else links) if file.stem.lower() not in NO_DATA)
+    files = sorted(
+        file for file in walk(path, None if follow_links else links, folder) if file.stem.lower() not in NO_DATA
+    )
     read = [file for file in files if file.suffix.lower() in READERS]
     splits = _splits_of([file.relative_to(path).as_posix() for file in read], split)
     found = dict(zip(read, splits, strict=True))
@@ -145,10 +147,10 @@ def _splits_of(names: list[str], split: str) -> list[set[str]]:
     return [{"train"} for _ in names]
 
 
-def walk(folder: Path, ignored: dict[Path, str] | None = None) -> Iterator[Path]:
+def walk(folder: Path, ignored: dict[Path, str] | None = None, root: Path | None = None) -> Iterator[Path]:
     """All files except hidden ones. Links are followed, but a folder is visited only once.
 
-    If `ignored` is given, links that lead out of the folder are added to it instead, with the reason.
+    If `ignored` is given, links that lead out of `root` (default: the folder) are added to it, with the reason.
     """
     seen: set[tuple[int, int]] = set()
     waiting, count = [folder], 0
@@ -164,7 +166,7 @@ def walk(folder: Path, ignored: dict[Path, str] | None = None) -> Iterator[Path]
         for entry in entries:
             if entry.name.startswith((".", "__")):
                 continue
-            if ignored is not None and entry.is_symlink() and leads_out(folder, entry):
+            if ignored is not None and entry.is_symlink() and leads_out(root or folder, entry):
                 ignored[entry] = OUTSIDE
                 continue
             if isdir(entry):

@@ -25,6 +25,7 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.text import counted
 from rptrain.utils.units import format_bytes
 
+EXTENDED = 8  # training and YaRN may extend a context to this multiple of max_position_embeddings
 ROOM = 0.8  # fraction of free memory for weights, keys and values; the rest is for temporaries
 
 
@@ -131,13 +132,13 @@ def _from_checkpoint(checkpoint: Path) -> _Model:
 
 
 def _check_lengths(spec: ModelSpec, prompts: list[list[int]]) -> None:
-    """Raises UserError if a prompt is longer than any that the model was made for."""
-    most = spec.config.get("max_position_embeddings")
+    """Raises UserError if a prompt is far longer than any that the model was made for."""
+    positions = spec.config.get("max_position_embeddings")
     for number, prompt in enumerate(prompts, 1):
-        if isinstance(most, int) and len(prompt) > most:
+        if isinstance(positions, int) and len(prompt) > EXTENDED * positions:
             raise UserError(
-                f"prompt {number} has {len(prompt):,} tokens, and the model takes at most {most:,} "
-                "(max_position_embeddings in its config.json): shorten it"
+                f"prompt {number} has {len(prompt):,} tokens, more than {EXTENDED} times the model's "
+                f"max_position_embeddings ({positions:,}): shorten it"
             )
 
 

@@ -25,7 +25,7 @@ from rptrain.runs.control import FOLDER
 from rptrain.runs.events import is_finished
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import inside
-from rptrain.utils.replacing import replace_file
+from rptrain.utils.replacing import remove_unfinished, replace_file
 
 log = logging.getLogger(__name__)
 
@@ -162,9 +162,9 @@ class RunDir:
         return Damaged(
             "\n".join(
                 (
-                    f"{self.path} cannot be resumed, because it has no complete checkpoint that is undamaged:",
+                    f"{self.path} cannot be resumed, because it has no complete checkpoint that is undamaged. "
+                    f"Restore one from a copy, or start a new run with {RESTART}. What is wrong with each:",
                     *(f"  {reason}" for reason in reasons),
-                    f"Restore one of them from a copy, or start a new run with {RESTART}",
                 )
             )
         )
@@ -251,6 +251,7 @@ def begin(resolved: Resolved, found: tuple[RunDir, Path] | None) -> tuple[RunDir
             raise
         return run, found[1] if found else None
     run, checkpoint = found
+    remove_unfinished(run.path)
     named = config.log.model_copy(update={"run_name": run.config().log.run_name})
     run.write_config(replace(resolved, config=config.model_copy(update={"log": named})))
     for path in _after(run, checkpoint):

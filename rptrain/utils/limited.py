@@ -131,6 +131,7 @@ class _Child:
                 stderr=subprocess.DEVNULL,
                 env=os.environ | ALONE,
                 pass_fds=(counter,),
+                process_group=0,  # Ctrl-C in a terminal is for the parent, also before `main` ignores it
             )
         except OSError as error:  # of the system: too many processes, or too little memory
             raise UserError(

@@ -10,6 +10,12 @@ from pathlib import Path
 from rptrain.utils.files import naming
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Removes what `replace_file` left in a folder when its process was killed. Nobody may be writing there."""
+    for file in folder.glob(".rptrain-*.part"):
+        file.unlink(missing_ok=True)
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Writes a file atomically and keeps its mode and links to it. After an OSError, which names the path, the earlier
     file is unchanged.

@@ -38,8 +38,13 @@ def as_message(text: str) -> str:
     first, more = _split(text)
     lines = [_cut(line).translate(_PICTURES) for line in first]
     if more:
-        lines.append(f"… and {counted(more, 'more line')}")
+        lines.append(more_lines(more))
     return "\n".join(lines)
+
+
+def more_lines(number: int) -> str:
+    """The last line of a message that counts the lines which are left out."""
+    return f"… and {counted(number, 'more line')}"
 
 
 def _split(text: str) -> tuple[list[str], int]:

@@ -158,6 +158,15 @@ def test_a_saved_set_with_a_link_that_leads_out(tmp_path, name):
     assert choose(saved, follow_links=True).files == [saved / "train/part.arrow"]
 
 
+def test_a_split_with_a_link_to_another_folder_of_the_data(tmp_path):
+    for folder in ("train", "pool"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    (tmp_path / "pool/a.jsonl").touch()
+    (tmp_path / "train/a.jsonl").symlink_to("../pool/a.jsonl")
+    assert names_of(tmp_path) == ["train/a.jsonl"]
+
+
 def test_a_snapshot_in_the_hub_cache(tmp_path):
     data = tmp_path / "datasets--a--b/snapshots/0f1/data"
     make(tmp_path / "datasets--a--b/blobs", ["5e6"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rptrain.inference import generate
-from rptrain.inference.generate import ROOM, _device, _Model
+from rptrain.inference.generate import EXTENDED, ROOM, _check_lengths, _device, _Model
 from rptrain.models.layers.generate import Cache, cache_bytes
 from rptrain.models.registry import build, locate, read_config
 from rptrain.utils.errors import UserError
@@ -36,3 +36,10 @@ def test_the_device_has_room_for_weights_and_keys_and_values(gpu, host, device, 
     monkeypatch.setattr(generate, "available_bytes", lambda: int(0.99 * needed))
     with pytest.raises(UserError, match=r"up to 14 tokens in 2 sequences .* lower --max-new-tokens"):
         _device(model, prompts, 10)
+
+
+def test_a_prompt_far_longer_than_the_context(spec):
+    longest = EXTENDED * spec.config["max_position_embeddings"]
+    _check_lengths(spec, [[1] * longest])
+    with pytest.raises(UserError, match=rf"prompt 2 has {longest + 1:,} tokens, more than 8 times .*: shorten it"):
+        _check_lengths(spec, [[1], [1] * (longest + 1)])

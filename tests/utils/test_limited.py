@@ -84,6 +84,12 @@ def test_a_signal_to_all_processes_of_a_group_is_left_to_the_parent(number):
     assert call(os.getpid) == child
 
 
+def test_a_process_has_a_group_of_its_own_before_it_ignores_signals(monkeypatch):
+    """Ctrl-C in a terminal goes to all processes of a group."""
+    monkeypatch.setattr(limited, "_idle", [])
+    assert call(os.getpgrp) == call(os.getpid) != os.getpgrp()
+
+
 def test_a_system_that_starts_no_more_processes(monkeypatch):
     monkeypatch.setattr(limited, "_idle", [])
     monkeypatch.setattr(limited, "COMMAND", ("/does/not/exist",))

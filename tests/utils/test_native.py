@@ -17,7 +17,7 @@ def test_all_compiled_files_load():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     built = {module["name"] for module in settings["ext-modules"]}
     product = [path for folder in ("rptrain", "kernels") for path in (ROOT / folder).rglob("*.py")]
-    asked = {name for path in product for name in re.findall(r'native\.library\("([\w.]+)"\)', path.read_text())}
+    asked = {name for path in product for name in re.findall(r'native[._]library\("([\w.]+)"\)', path.read_text())}
     assert built == asked == set(EXTENSIONS)
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler")

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from rptrain.utils.replacing import replace_file
+from rptrain.utils.replacing import remove_unfinished, replace_file
 
 
 def test_the_mode_and_links_stay(tmp_path):
@@ -29,3 +29,14 @@ def test_a_file_stays_if_the_new_one_cannot_be_written(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         replace_file(file, b"after")
     assert file.read_text() == "before" and os.listdir(tmp_path) == ["file"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
+    (tmp_path / "other").touch()
+    with monkeypatch.context() as killed:
+        killed.setattr("pathlib.Path.replace", lambda *_: None)
+        killed.setattr("pathlib.Path.unlink", lambda *_: None)
+        replace_file(tmp_path / "file", b"content")
+    assert len(os.listdir(tmp_path)) == 2
+    remove_unfinished(tmp_path)
+    assert os.listdir(tmp_path) == ["other"]
