@@ -26,6 +26,7 @@ EXTENSIONS = (
     "rptrain.kernels._quant",
     "rptrain.kernels._fp8",
     "rptrain.utils._watchdog",
+    "rptrain.utils._signals",
 )
 WRITTEN = 32 << 20  # bytes of the file that measures the disk's speed
 SLOW_DISK = 100e6  # bytes per second; a checkpoint of an 8B model would take a quarter of an hour
