@@ -17,7 +17,7 @@ from typing import NamedTuple
 # Tests of the engine, of checkpoints, and of whole runs that use both: a failure by chance means a race there.
 RACES = (
     "tests/bench/*",
-    "tests/benchmarks/test_compare.py",
+    "tests/benchmarks/*",
     "tests/checkpoint/*",
     "tests/data/test_loss.py",
     "tests/engine/*",

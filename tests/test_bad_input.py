@@ -573,7 +573,7 @@ def test_a_run_that_another_process_trains(unfinished, refused, monkeypatch):
         (lambda r: None, ("--raw", "--prompt", ""), "prompt 1 is empty"),
         (lambda r: None, ("--prompt", "a", "--prompt", "\udcff"), "prompt 2 is not UTF-8 text"),
         (lambda r: None, ("--prompt", "a", "--max-new-tokens", 10**12), "lower --max-new-tokens"),
-        (lambda r: None, ("--prompt", "a" * 9000), "tokens, and the model takes at most "),
+        (lambda r: None, ("--prompt", "a" * 9000), "more than 8 times the model"),
         (lambda r: shutil.rmtree(r.path), ("--prompt", "a"), "does not exist"),
         (lambda r: (r.model_path / "tokenizer.json").unlink(), ("--prompt", "a"), "there is no tokenizer"),
         (lambda r: change_config(r.path, dtype="int3"), ("--prompt", "a"), "unknown dtype 'int3'; use one of bfloat16"),

@@ -14,7 +14,7 @@ import torch
 
 from rptrain.checkpoint import adapter
 from rptrain.checkpoint.adapter import settings_of
-from rptrain.checkpoint.adapter_config import content
+from rptrain.checkpoint.adapter_config import content, make
 from rptrain.checkpoint.atomic_dir import read_manifest
 from rptrain.config.resolve import resolve
 from rptrain.data import formats
@@ -79,6 +79,7 @@ def either(good: Any, random: Random) -> bytes:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    make()  # imports PEFT, which opens files of its own
     return tools.write_model(tmp_path_factory.mktemp("base") / "model")
 
 

@@ -93,8 +93,11 @@ def _from_adapter(source: Path) -> _Model:
             f"directory ({error})"
         ) from None
     own = registry.build(registry.read_config(base))
-    model = _from_directory(base, with_lora(own, adapter.settings_of(files, own)))
-    adapter.check(files, model.spec)
+    try:
+        model = _from_directory(base, with_lora(own, adapter.settings_of(files, own)))
+        adapter.check(files, model.spec)
+    except UserError as error:
+        raise UserError(f"the adapter {source} cannot be used with {base}: {error}") from None
 
     def load() -> list[dict[str, Tensor]]:
         parameters = model.load()

@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import partial
 from os import SEEK_END
 from pathlib import Path
 from time import time as now
@@ -435,6 +436,13 @@ def is_finished(path: Path | str) -> bool:
         return bool(lines) and isinstance(from_line(lines[-1]), Finished)
     except UserError:
         return False
+
+
+def has_saved(path: Path | str) -> bool:
+    """Whether a record says that a checkpoint was saved."""
+    start = to_line(CheckpointSaved(step=0, path="")).partition(",")[2].partition(",")[0].encode()
+    with open_regular(path) as file:
+        return any(start in line for line in iter(partial(file.readline, _TAIL), b""))
 
 
 class EventLog:

@@ -22,7 +22,7 @@ from rptrain.config.errors import dotted, leaves, shown
 from rptrain.config.resolve import Resolved, read_text, render, resolve
 from rptrain.config.schema import AUTOMATIC, Config
 from rptrain.runs.control import FOLDER
-from rptrain.runs.events import is_finished
+from rptrain.runs.events import has_saved, is_finished
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import inside
 from rptrain.utils.replacing import remove_unfinished, replace_file
@@ -136,8 +136,9 @@ class RunDir:
 
     @property
     def began_saving(self) -> bool:
-        """Whether the run has checkpoints, complete or not."""
-        return bool(self.checkpoints() or unusable_checkpoints(self.checkpoints_path))
+        """Whether the run has checkpoints, complete or not, or its events say that it saved some."""
+        there = self.checkpoints() or unusable_checkpoints(self.checkpoints_path)
+        return bool(there) or (self.events_path.is_file() and has_saved(self.events_path))
 
     def newest(self) -> Path | None:
         """The last complete checkpoint that is not damaged, as far as `read_facts` can check quickly.
@@ -159,6 +160,7 @@ class RunDir:
     def all_damaged(self, damaged: Sequence[Damaged]) -> Damaged:
         """The error for a run that has no checkpoint to resume from. `damaged`: what is wrong with complete ones."""
         reasons = [*map(str, damaged), *unusable_checkpoints(self.checkpoints_path).values()]
+        reasons = reasons or [f"{self.checkpoints_path} has none of those that were saved"]
         return Damaged(
             "\n".join(
                 (
@@ -291,8 +293,13 @@ def _unfinished(config: Config) -> tuple[RunDir, Path] | None:
         if match := re.fullmatch(re.escape(name) + r"(?:-([2-9]|[1-9]\d+))?", path.name):
             runs[int(match[1] or 1)] = RunDir(path)
     for _, run in sorted(runs.items(), reverse=True):
-        if not run.config_path.is_file() or run.finished or not run.began_saving:
+        if run.finished or not run.began_saving:
             continue
+        if not run.config_path.is_file():
+            raise UserError(
+                f"{run.path} cannot be resumed: it has no {run.config_path.name}. Restore it from a copy, or start "
+                f"a new run with {RESTART}"
+            )
         try:
             config = run.config()
         except UserError as error:

@@ -24,6 +24,7 @@ from rptrain.utils.errors import RunDeleted, UserError
 from rptrain.utils.liveness import idle_seconds, progressed
 from rptrain.utils.native_watchdog import Ending, NativeWatchdog
 from rptrain.utils.paths import inside
+from rptrain.utils.text import is_terminal
 
 GRACE = 5.0  # seconds
 HELD = 3.0  # seconds until stacks are shown without the interpreter lock
@@ -73,7 +74,7 @@ class Watchdog:
         self._code: int | None = None  # of the process, once it closes
         self._why = ""  # the message of the run's end
         self._ended = False
-        self._cursor = SHOW_CURSOR if sys.stdout.isatty() else ""
+        self._cursor = SHOW_CURSOR if is_terminal(sys.stdout) else ""
         self._thread = threading.Thread(target=self._main, name="watchdog", daemon=True)
 
     def configure(self, seconds: float, action: str) -> None:

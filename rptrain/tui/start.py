@@ -5,13 +5,14 @@ import sys
 from pathlib import Path
 
 from rptrain.utils.errors import UserError
+from rptrain.utils.text import is_terminal
 
 PLAIN = ("", "dumb", "unknown")  # terminals without cursor control
 
 
 def open_interface(attach: Path | None = None) -> None:
     """Shows the interface until the user quits. Raises UserError if the terminal does not support it."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)):
         raise UserError(f"the interface needs a terminal, and this is not one. {_instead(attach)}")
     if os.environ.get("TERM", "") in PLAIN:
         raise UserError(

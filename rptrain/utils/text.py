@@ -1,6 +1,7 @@
 """Text for terminals: without control characters, counted, cut to a width or a number of lines."""
 
 import re
+from typing import TextIO
 
 from rich.cells import cell_len, set_cell_size
 
@@ -17,6 +18,11 @@ _PICTURES = (
     | dict.fromkeys(range(0xD800, 0xE000), 0xFFFD)  # surrogates: undecodable bytes of a file's name
 )
 _LINE_PICTURES = _PICTURES | {ord(letter): 0x2400 + ord(letter) for letter in "\n\t"}
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a standard stream is a terminal. Python has None for one that was closed before it started."""
+    return stream is not None and stream.isatty()
 
 
 def printable(text: str) -> str:

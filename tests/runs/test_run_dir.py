@@ -131,6 +131,26 @@ def test_a_run_whose_checkpoints_are_all_unusable_is_not_begun_anew(override):
     assert begin(config(override)) == (run, run.checkpoint_path(5))
 
 
+@pytest.mark.parametrize("renamed", ["Checkpoint-10", "checkpoint-10.bak", "", "../old"])
+def test_a_run_that_saved_and_has_no_checkpoint_of_a_known_name_is_not_begun_anew(renamed):
+    run, _ = begin(config())
+    saved = save(run, 10)
+    record(run, events.CheckpointSaved(step=10, path=str(saved)))
+    saved.rename(run.checkpoints_path / (renamed or "aside"))
+    with pytest.raises(Damaged, match=r"runs/r cannot be resumed(.|\n)*/checkpoints has none of those that were saved"):
+        find(config())
+
+
+def test_a_run_that_saved_and_has_no_config_is_not_begun_anew():
+    run, _ = begin(config())
+    save(run, 10)
+    run.config_path.unlink()
+    with pytest.raises(UserError, match=r"runs/r cannot be resumed: it has no config\.toml.*save\.resume=never"):
+        find(config())
+    record(run, events.Finished(step=10))
+    assert find(config()) is None
+
+
 def test_a_run_without_manifests_comes_before_an_earlier_run():
     first, _ = begin(config())
     save(first, 10)
@@ -227,7 +247,7 @@ def test_a_run_that_cannot_be_read(monkeypatch):
 
     monkeypatch.setattr(Path, "is_file", refuse)
     for override in ("save.resume=auto", f"save.resume={run.path}"):
-        with pytest.raises(UserError, match=r"runs/r/config.toml: Permission denied; make it readable, set another"):
+        with pytest.raises(UserError, match=r"runs/r/events.jsonl: Permission denied; make it readable, set another"):
             find(config(override))
     assert find(config("save.resume=never")) is None
 

@@ -1,0 +1,25 @@
+"""Training without standard streams: a service may close them."""
+
+import subprocess
+import sys
+
+from .. import run_tools as tools
+
+
+def test_closed_streams(tmp_path):
+    command = [sys.executable, "-P", "-m", "rptrain", "--config", str(tmp_path / "run.toml"), "--dry-run"]
+    tools.write_model(tmp_path / "model")
+    tools.write_config(tmp_path)
+    for closed, status in ((">&- <&-", 0), (">&- 2>&- <&-", 0)):
+        assert subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *command], check=False).returncode == status
+
+
+def test_the_interface_without_a_terminal(tmp_path):
+    shown = subprocess.run(
+        ["sh", "-c", '"$@" <&-', "sh", sys.executable, "-P", "-m", "rptrain"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert shown.returncode == 2 and "the interface needs a terminal" in shown.stderr
