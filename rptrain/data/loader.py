@@ -16,6 +16,7 @@ from rptrain.data import cache, formats, tasks
 from rptrain.data.folders import Chosen, choose, named
 from rptrain.data.formats import Tally
 from rptrain.data.pieces import Overlong, piece
+from rptrain.data.probe import Probe
 from rptrain.data.sequences import Group, Sequences, build, shuffled
 from rptrain.data.template import encode, load_template
 from rptrain.data.tokens import Document, Stream, gather, tokenized
@@ -213,14 +214,17 @@ class Tokenizing:
 
 def load_tokenizer(directory: str | Path) -> Any:
     """The tokenizer in a model directory. Raises UserError if there is none, or if it is not a fast tokenizer."""
-    from transformers import AutoTokenizer
-
     directory = Path(directory)
     if not directory.is_dir():
         raise UserError(f"{directory}: no such model directory")
     check_base_files(directory)  # transformers reads them whole
     if not any((directory / name).is_file() for name in VOCABULARIES):  # transformers would create an empty one
         raise UserError(f"{directory}: there is no tokenizer; copy the model's tokenizer.json there")
+    probe = Probe(directory)
+
+    from transformers import AutoTokenizer  # takes long: the trial runs meanwhile
+
+    probe.wait()
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         tokenized(tokenizer, "?")  # settings of a wrong type raise when they are used

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rptrain.utils.errors import UserError
+from rptrain.data.probe import panics
 from rptrain.utils.liveness import progressed
 
 TOKENS = {"tokens": np.int32, "lengths": np.int32, "supervised": np.int32, "lines": np.int32, "divisible": np.bool_}
@@ -47,14 +47,8 @@ class Stream:
 
 def tokenized(tokenizer: Any, texts: str | list[str], **options: Any) -> Any:
     """The result of a call of the tokenizer. Raises UserError if a regular expression in it takes too many steps."""
-    try:
+    with panics(tokenizer.name_or_path):
         return tokenizer(texts, return_attention_mask=False, verbose=False, **options)
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of tokenizers, in Rust; its class has no public name
-            raise
-        raise UserError(
-            f"{tokenizer.name_or_path}: the tokenizer fails: {error}; copy the model's own tokenizer.json there"
-        ) from None
 
 
 class Builder:
