@@ -2,6 +2,7 @@
 
 import signal
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -62,6 +63,13 @@ class Outcome:
         return self.sent[0].phase == "before main"
 
     @property
+    def closing(self) -> float | None:
+        """Seconds from the last record to the end, if the signals were sent meanwhile and did not end the process."""
+        if self.case.place not in ("closing", "last") or self.code != 0:
+            return None
+        return self.case.after + self.sent[-1].time - self.sent[0].time + self.seconds + self.delay
+
+    @property
     def at_the_end(self) -> bool:
         """Whether the last signal came less than EDGE before the end of a process that closed."""
         return self.sent[-1].phase in ("closing", "after the end") and self.seconds + self.delay <= EDGE
@@ -78,11 +86,15 @@ def interrupted(folder: Path, count: int, seed: int, jobs: int) -> Iterator[Outc
     places += ["life"] * (count - len(places))
     Random(seed).shuffle(places)
 
+    closings = deque(
+        [middle.closing], 3
+    )  # how long the last processes took: a machine is not equally fast all the time
+
     def one(number: int) -> Outcome:
         random, place = Random(f"{seed} {number}"), places[number] if number < count else "last"
         for draw in range(DRAWS):
-            shorter = middle._replace(closing=middle.closing * SHRINKS**draw)  # the machine may be faster by now
-            case = drawn(place, shorter, random)
+            now = middle._replace(closing=median(closings) * SHRINKS**draw)
+            case = drawn(place, now, random)
             if (outcome := run(prepared(folder, f"{number} {draw}"), case, longest)) is not None:
                 break
         else:
@@ -91,6 +103,8 @@ def interrupted(folder: Path, count: int, seed: int, jobs: int) -> Iterator[Outc
             again = run(prepared(folder, f"{number} again"), outcome.case, longest)
             if again is not None:
                 outcome = replace(again, repeated=True)
+        if outcome.closing is not None:
+            closings.append(outcome.closing)
         return outcome
 
     with ThreadPoolExecutor(jobs) as pool:
