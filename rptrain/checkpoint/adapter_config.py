@@ -26,11 +26,11 @@ _Names = list[str] | None
 
 
 class _Read(BaseModel):
-    """The settings that may have any value of these types. null stands for PEFT's default."""
+    """The settings that may have any value of these types. null stands for PEFT's default, except in `r` and `lora_alpha`."""
 
     base_model_name_or_path: str | None = None
-    r: int | None = Field(None, ge=1, le=MAX_COUNT)
-    lora_alpha: float | None = Field(None, ge=-MAX_COUNT, le=MAX_COUNT, allow_inf_nan=False)
+    r: int = Field(8, ge=1, le=MAX_COUNT)
+    lora_alpha: float = Field(8, ge=-MAX_COUNT, le=MAX_COUNT, allow_inf_nan=False)
     lora_dropout: float | None = None
     use_rslora: _Flag = None
     use_dora: _Flag = None
