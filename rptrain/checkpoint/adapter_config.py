@@ -26,7 +26,7 @@ _Names = list[str] | None
 
 
 class _Read(BaseModel):
-    """The settings that may have any value of these types. null stands for PEFT's default, except in `r` and `lora_alpha`."""
+    """The settings that may have any value of these types. null, except in `r` and `lora_alpha`, is PEFT's default."""
 
     base_model_name_or_path: str | None = None
     r: int = Field(8, ge=1, le=MAX_COUNT)
