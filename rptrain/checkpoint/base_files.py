@@ -49,8 +49,8 @@ def base_files(model_dir: Path, chat_template: str | None = None) -> dict[str, b
 
 
 def check_base_files(model_dir: Path) -> None:
-    """UserError if one of the files cannot be copied, because it is no regular file or larger than MAX_FILE, or if one
-    of SETTINGS has duplicate keys.
+    """UserError if one of the files cannot be copied, because it is not a regular file or larger than MAX_FILE, or if
+    one of SETTINGS has duplicate keys.
     """
     for path in base_paths(model_dir):
         with open_regular(path) as file:

@@ -65,7 +65,7 @@ def check_base(checkpoint: Path, meta: Mapping[str, Any]) -> None:
 
 
 def spec_of(checkpoint: Path, meta: Mapping[str, Any]) -> ModelSpec:
-    """The model of a checkpoint, with the adapters or frozen units of its run. UserError if there is no such model."""
+    """The model of a checkpoint, with the adapters or frozen units of its run. UserError if it has none."""
     check_base(checkpoint, meta)
     spec = registry.build(registry.read_config(checkpoint / BASE))
     if "lora" in meta:
