@@ -247,7 +247,7 @@ def begin(resolved: Resolved, found: tuple[RunDir, Path] | None) -> tuple[RunDir
         run = RunDir.create(config.save.output_dir, config.log.run_name or "run")
         try:
             run.write_config(resolved)
-        except OSError:  # without its config the folder is no run
+        except OSError:  # a folder without its config is not a run
             run.checkpoints_path.rmdir()
             run.path.rmdir()
             raise
