@@ -37,6 +37,7 @@ from rptrain.models.weights import pretrained
 from rptrain.planner import memory
 from rptrain.planner.choose import RunPlan
 from rptrain.runs import events as metrics
+from rptrain.runs.event_log import EventLog
 from rptrain.runs.run_dir import RunDir
 from rptrain.schedule.plan import Plan
 from rptrain.train.job import Job
@@ -239,16 +240,16 @@ def _die() -> None:
 
 def _die_in_record(step: int) -> None:
     """Every save is waited for, so that which one is the last does not depend on luck."""
-    write = metrics.EventLog.write
+    write = EventLog.write
     rptrain.train.save.Saver.poll = rptrain.train.save.Saver.wait
 
-    def cut_short(log: metrics.EventLog, event: metrics.Event) -> None:
+    def cut_short(log: EventLog, event: metrics.Event) -> None:
         if isinstance(event, metrics.Step) and event.step == step:
             os.write(log._file._file.fileno(), metrics.to_line(event).encode()[:40])
             _die()
         write(log, event)
 
-    metrics.EventLog.write = cut_short
+    EventLog.write = cut_short
 
 
 def _die_in_save(step: int, call: int) -> None:

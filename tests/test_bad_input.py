@@ -16,7 +16,7 @@ from rptrain.models import registry
 from rptrain.planner import timings
 from rptrain.planner.choose import LIBRARIES, Workload, make_plan
 from rptrain.runs import events
-from rptrain.runs.events import EventLog
+from rptrain.runs.event_log import EventLog
 from rptrain.runs.line_file import LineFile
 from rptrain.runs.run_dir import RunDir
 from rptrain.runs.tail import end_of
@@ -676,6 +676,6 @@ def test_files_of_a_run(folder, make):
     with pytest.raises(UserError, match=r"is not complete|is too large"):
         read_manifest(run.path)
     if make is pipe:
-        for kind in (events.EventLog, LineFile):
+        for kind in (EventLog, LineFile):
             with pytest.raises(UserError, match="is not a regular file"):
                 kind(run.events_path)

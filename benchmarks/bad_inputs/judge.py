@@ -51,8 +51,8 @@ def _messages(case: Case, ended: Ended, stdout: str, stderr: str) -> Iterator[st
         longest = max(map(len, lines))
         if longest > LINE and not shows:
             yield f"{name} has a line of {longest:,} characters"
-        if len(lines) > LINES and ended.code != 0:
-            yield f"{name} has {len(lines)} lines"
+        if name == "stderr" and len(lines) > LINES and ended.code != 0:  # a plan on stdout is not a message
+            yield f"stderr has {len(lines)} lines"
         if found := CONTROL.search(output):
             yield f"{name} has the control character {found[0]!r}"
         if found := INTERNAL.search(output):

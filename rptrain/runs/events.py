@@ -1,19 +1,15 @@
 """Event records of a run (`events.jsonl`), each with its sentence."""
 
 import json
-import logging
 import math
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import partial
 from os import SEEK_END
 from pathlib import Path
 from time import time as now
-from types import TracebackType
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from rptrain.runs.line_file import LineFile
 from rptrain.runs.records import Bool, Float, Int, UnixTime, known_fields
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular
@@ -26,8 +22,6 @@ VALIDATION_LOSS = "loss"  # the name of an evaluation
 _TAIL = 4096  # bytes: more than the last records of a run take
 
 Severity = Literal["info", "warning", "error"]
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,12 +373,12 @@ EVENTS: dict[str, type[Event]] = {
     "finished": Finished,
     "failed": Failed,
 }
-_NAMES = {kind: name for name, kind in EVENTS.items()}
+NAMES = {kind: name for name, kind in EVENTS.items()}
 
 
 def to_line(event: Event) -> str:
     """The record as JSON on one line."""
-    record = {"schema": SCHEMA, "event": _NAMES[type(event)]} | asdict(event)
+    record = {"schema": SCHEMA, "event": NAMES[type(event)]} | asdict(event)
     return json.dumps(_finite(record), allow_nan=False, separators=(",", ":"))
 
 
@@ -443,75 +437,6 @@ def has_saved(path: Path | str) -> bool:
     start = to_line(CheckpointSaved(step=0, path="")).partition(",")[2].partition(",")[0].encode()
     with open_regular(path) as file:
         return any(start in line for line in iter(partial(file.readline, _TAIL), b""))
-
-
-class EventLog:
-    """Appends records to a file without buffering. Threads may share it. Context manager.
-
-    A record that cannot be written does not end the run. Lost records are counted, and a `RecordsLost` with their
-    number is written as soon as writing succeeds again. `write` raises RunDeleted if the file was deleted. Opening cuts
-    off an incomplete last line that a killed process left, and raises UserError if another process holds the file: only
-    one process trains a run at a time.
-    """
-
-    def __init__(self, path: Path | str) -> None:
-        self._path = path
-        try:
-            self._file = LineFile(path, lock=True)
-        except BlockingIOError:
-            raise UserError(f"{path}: another process is training this run") from None
-        except OSError as error:
-            raise UserError(
-                f"{path} cannot be written: {error.strerror}; make it writable, or start a new run"
-            ) from error
-        self._lock = threading.Lock()
-        self._listeners: list[Callable[[Event], None]] = []
-        self._lost, self._reason = 0, ""
-        self._ended = False
-
-    def write(self, event: Event) -> None:
-        with self._lock:
-            if self._ended:
-                _log.warning("after the end of the run: %s", event.sentence() or _NAMES[type(event)])
-                return
-            try:
-                if self._lost:
-                    self._file.append(to_line(RecordsLost(self._lost, self._reason)).encode())
-                    self._lost = 0
-                self._file.append(to_line(event).encode())
-            except OSError as error:
-                self._lose(error)
-        for listener in self._listeners:
-            listener(event)
-
-    def end(self, event: Event) -> None:
-        """Writes the last record. Later ones are only logged, since the last one says how the run ended."""
-        self.write(event)
-        self._ended = True
-
-    def check(self) -> None:
-        """RunDeleted if the run's folder was deleted or moved: another folder in its place must not be written to."""
-        self._file.check()
-
-    def listen(self, listener: Callable[[Event], None]) -> None:
-        """Calls the listener with every later record, after it was written."""
-        self._listeners.append(listener)
-
-    def close(self) -> None:
-        if self._lost:
-            _log.warning("%s lacks the last %d records", self._path, self._lost)
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def _lose(self, error: OSError) -> None:
-        if not self._lost:
-            _log.warning("%s cannot be written: %s. The run continues without records", self._path, error.strerror)
-        self._lost, self._reason = self._lost + 1, str(error.strerror)
 
 
 def describe_score(name: str, score: float | None) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rptrain.runs.events import EventLog
+from rptrain.runs.event_log import EventLog
 from rptrain.runs.view import RunView, State
 from rptrain.utils.paths import inside
 from rptrain.utils.text import printable

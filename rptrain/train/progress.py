@@ -3,7 +3,8 @@
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from rptrain.runs.events import BestLoaded, Event, EventLog, Step
+from rptrain.runs.event_log import EventLog
+from rptrain.runs.events import BestLoaded, Event, Step
 from rptrain.utils.text import printable
 from rptrain.utils.units import format_duration, format_loss
 

@@ -15,7 +15,8 @@ from rptrain.checkpoint.export import check_names
 from rptrain.checkpoint.state import load_state, read_state
 from rptrain.engine.store import UnitState
 from rptrain.models import registry
-from rptrain.runs.events import CheckpointDamaged, Event, EventLog
+from rptrain.runs.event_log import EventLog
+from rptrain.runs.events import CheckpointDamaged, Event
 from rptrain.runs.run_dir import RunDir, forks
 from rptrain.train.job import Job
 from rptrain.utils.errors import UserError

@@ -6,7 +6,8 @@ from contextlib import suppress
 
 from rptrain.engine.errors import EngineError
 from rptrain.runs.control import STOP, StopRequested
-from rptrain.runs.events import EventLog, Failed, Finished, Stopped
+from rptrain.runs.event_log import EventLog
+from rptrain.runs.events import Failed, Finished, Stopped
 from rptrain.runs.run_dir import RunDir
 from rptrain.runs.signals import INTERRUPTED, PROCESS
 from rptrain.train.save import Saver

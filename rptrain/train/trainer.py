@@ -25,6 +25,7 @@ from rptrain.planner.hardware import here
 from rptrain.planner.memory import with_saved
 from rptrain.runs import events
 from rptrain.runs.control import LOOK, Control, StopRequested
+from rptrain.runs.event_log import EventLog
 from rptrain.runs.lanes import Phase
 from rptrain.runs.process import ProcessId
 from rptrain.runs.run_dir import RunDir, begin, find
@@ -71,7 +72,7 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
             with PROCESS.shielded():
                 run, checkpoint = begin(resolved, found)
                 log = resume.log if resume is not None and resume.run == run else None
-                log = log or stack.enter_context(events.EventLog(run.events_path))
+                log = log or stack.enter_context(EventLog(run.events_path))
                 end = RunEnd(run, log, watchdog)
             PROCESS.check()
             progress = stack.enter_context(Progress(job.total_steps, quiet=quiet))
@@ -87,7 +88,7 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
 
 
 def _trainer(
-    job: Job, run: RunDir, log: events.EventLog, progress: Progress, end: RunEnd, watchdog: Watchdog, stack: ExitStack
+    job: Job, run: RunDir, log: EventLog, progress: Progress, end: RunEnd, watchdog: Watchdog, stack: ExitStack
 ) -> "Trainer":
     """Open everything that a run needs beside the engine. The stack closes it, after the end of the run is recorded."""
     emit = partial(record, log, progress)
@@ -140,7 +141,7 @@ class Trainer:
         self,
         job: Job,
         run: RunDir,
-        log: events.EventLog,
+        log: EventLog,
         progress: Progress,
         store: ModelStore,
         saver: Saver,

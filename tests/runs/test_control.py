@@ -9,6 +9,7 @@ import pytest
 
 from rptrain.runs import events
 from rptrain.runs.control import Control
+from rptrain.runs.event_log import EventLog
 from rptrain.runs.run_dir import RunDir
 from rptrain.train.save import Saver
 
@@ -33,15 +34,15 @@ def at_step(
     kind: type[events.Step | events.Paused] = events.Step,
 ) -> None:
     """Calls it when the record of a step, or a later one, is written, once."""
-    write, done = events.EventLog.write, []
+    write, done = EventLog.write, []
 
-    def act(log: events.EventLog, event: events.Event) -> None:
+    def act(log: EventLog, event: events.Event) -> None:
         write(log, event)
         if isinstance(event, kind) and event.step >= step and not done:
             done.append(True)
             action()
 
-    monkeypatch.setattr(events.EventLog, "write", act)
+    monkeypatch.setattr(EventLog, "write", act)
 
 
 def test_stop_saves_and_ends_and_the_same_command_goes_on(folder, control, monkeypatch):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rptrain.runs import events as metrics
-from rptrain.runs.events import EventLog, SlotTime, is_finished, read
+from rptrain.runs.event_log import EventLog
+from rptrain.runs.events import SlotTime, is_finished, read
 from rptrain.runs.records import known_fields
 from rptrain.utils.errors import RunDeleted, UserError
 

@@ -9,7 +9,8 @@ import pytest
 from rptrain.checkpoint import export
 from rptrain.config.resolve import Resolved, resolve
 from rptrain.runs import control, listing
-from rptrain.runs.events import EventLog, Paused
+from rptrain.runs.event_log import EventLog
+from rptrain.runs.events import Paused
 from rptrain.runs.lanes import FILE
 from rptrain.runs.line_file import LineFile
 from rptrain.runs.run_dir import RunDir, begin, find

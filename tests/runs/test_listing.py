@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from rptrain.runs import listing
-from rptrain.runs.events import EventLog
+from rptrain.runs.event_log import EventLog
 from rptrain.runs.listing import folder_bytes, summaries
 from rptrain.utils.errors import UserError
 

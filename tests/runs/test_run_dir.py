@@ -9,7 +9,7 @@ import pytest
 from rptrain.checkpoint.atomic_dir import MANIFEST, Damaged, set_aside
 from rptrain.config.resolve import Resolved, resolve
 from rptrain.runs import events, run_dir
-from rptrain.runs.events import EventLog
+from rptrain.runs.event_log import EventLog
 from rptrain.runs.run_dir import RunDir, changed, checkpoint_of, find, resolve_config
 from rptrain.utils.errors import UserError
 

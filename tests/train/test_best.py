@@ -6,6 +6,7 @@ import pytest
 
 from rptrain.checkpoint.export import export
 from rptrain.runs import events
+from rptrain.runs.event_log import EventLog
 from rptrain.runs.run_dir import RunDir
 from rptrain.runs.view import RunView
 from rptrain.train import validation
@@ -57,15 +58,15 @@ def test_it_stays_and_the_model_is_made_of_it(folder, limit, kept):
 
 
 def test_also_of_a_run_that_was_cut_off_behind_it(folder, monkeypatch):
-    write = events.EventLog.write
+    write = EventLog.write
 
-    def fails(log: events.EventLog, event: events.Event) -> None:
+    def fails(log: EventLog, event: events.Event) -> None:
         if isinstance(event, events.Step) and event.step == 9:
             raise OSError("planted")
         write(log, event)
 
     with monkeypatch.context() as patch, pytest.raises(TrainingError, match="planted"):
-        patch.setattr(events.EventLog, "write", fails)
+        patch.setattr(EventLog, "write", fails)
         trained(folder, 1)
     run = trained(folder, 1)
     assert [event.step for event in tools.events(run, events.Resumed)] == [8]

@@ -10,6 +10,7 @@ import pytest
 from rptrain.engine.engine import Engine
 from rptrain.engine.snapshot import Snapshot
 from rptrain.runs import events
+from rptrain.runs.event_log import EventLog
 from rptrain.train import save as saving
 from rptrain.train.trainer import Trainer
 from rptrain.utils.errors import RunDeleted
@@ -49,15 +50,15 @@ def contents(folder: Path) -> dict[Path, bytes | None]:
     ids=["before-a-record", "before-the-best-is-loaded", "before-the-export"],
 )
 def test_the_run_ends_with_a_message(folder, monkeypatch, moment, overrides, again):
-    write, left = events.EventLog.write, []
+    write, left = EventLog.write, []
 
-    def act(log: events.EventLog, event: events.Event) -> None:
+    def act(log: EventLog, event: events.Event) -> None:
         write(log, event)
         if moment(event) and not left:
             delete(folder / "runs/run", again)
             left.append(contents(folder / "runs"))
 
-    monkeypatch.setattr(events.EventLog, "write", act)
+    monkeypatch.setattr(EventLog, "write", act)
     tools.write_config(folder)
     threads = {*threading.enumerate()}
     told = tools.invoke("--config", folder / "run.toml", "engine.replan=false", *overrides)
@@ -68,14 +69,14 @@ def test_the_run_ends_with_a_message(folder, monkeypatch, moment, overrides, aga
 
 def test_a_run_that_was_moved_ends(folder, monkeypatch):
     """Another folder with the same files, in its place, is not written to."""
-    write, run = events.EventLog.write, folder / "runs/run"
+    write, run = EventLog.write, folder / "runs/run"
 
-    def act(log: events.EventLog, event: events.Event) -> None:
+    def act(log: EventLog, event: events.Event) -> None:
         write(log, event)
         if isinstance(event, events.Step) and event.step == 2:
             shutil.copytree(run.rename(folder / "moved"), run)
 
-    monkeypatch.setattr(events.EventLog, "write", act)
+    monkeypatch.setattr(EventLog, "write", act)
     tools.write_config(folder)
     told = tools.invoke("--config", folder / "run.toml", "log.logging_steps=2", "engine.replan=false")
     assert told.exit_code == 1 and f"{run} was deleted or moved during training" in told.stderr
@@ -84,9 +85,9 @@ def test_a_run_that_was_moved_ends(folder, monkeypatch):
 
 def test_no_step_begins_without_the_folder(folder, monkeypatch):
     """Also where neither a record nor a save would find out."""
-    write, begin, begun = events.EventLog.write, Engine.forward_backward, []
+    write, begin, begun = EventLog.write, Engine.forward_backward, []
 
-    def act(log: events.EventLog, event: events.Event) -> None:
+    def act(log: EventLog, event: events.Event) -> None:
         write(log, event)
         if isinstance(event, events.Estimated):
             delete(folder / "runs/run", again=False)
@@ -95,7 +96,7 @@ def test_no_step_begins_without_the_folder(folder, monkeypatch):
         begun.append(engine)
         return begin(engine, *arguments, **named)
 
-    monkeypatch.setattr(events.EventLog, "write", act)
+    monkeypatch.setattr(EventLog, "write", act)
     monkeypatch.setattr(Engine, "forward_backward", counted)
     with pytest.raises(RunDeleted):
         tools.train_here(folder, "log.logging_steps=100", "engine.replan=false")

@@ -10,6 +10,7 @@ import pytest
 from rptrain.config.resolve import resolve
 from rptrain.planner.memory import MemoryPlace, plan_run, with_saved
 from rptrain.runs import events
+from rptrain.runs.event_log import EventLog
 from rptrain.runs.run_dir import RunDir
 from rptrain.train.job import prepare_job
 from rptrain.utils.errors import TrainingError, UserError
@@ -100,16 +101,16 @@ def test_a_run_that_was_cut_off_waits_for_memory_that_shrank(tmp_path, monkeypat
     """Refused before anything is loaded, with the run as it was; with the memory back it comes to the same numbers."""
     tools.write_model(tmp_path / "model")
     expected = tools.state(tools.train_here(tmp_path, "log.run_name=whole"))
-    write = events.EventLog.write
+    write = EventLog.write
 
-    def fails(log: events.EventLog, event: events.Event) -> None:
+    def fails(log: EventLog, event: events.Event) -> None:
         if isinstance(event, events.Step) and event.step == 5:
             raise OSError("planted")
         write(log, event)
 
     often = "save.save_steps=2"
     with monkeypatch.context() as patch, pytest.raises(TrainingError, match="planted"):
-        patch.setattr(events.EventLog, "write", fails)
+        patch.setattr(EventLog, "write", fails)
         tools.train_here(tmp_path, often)
     run = RunDir(tmp_path / "runs/run")
     before = run.events_path.read_bytes(), run.checkpoints()

@@ -14,6 +14,7 @@ from rptrain.engine.engine import Engine
 from rptrain.engine.errors import EngineError
 from rptrain.engine.stage_pass import StagePass
 from rptrain.runs import events
+from rptrain.runs.event_log import EventLog
 from rptrain.runs.run_dir import RunDir
 
 from .. import run_tools as tools
@@ -68,8 +69,8 @@ def test_an_end_before_or_after_the_steps_is_recorded(tmp_path, monkeypatch, pla
 
 def test_the_record_precedes_the_closing_of_the_engine(tmp_path, monkeypatch):
     order: list[str] = []
-    end, close = events.EventLog.end, Engine.close
-    monkeypatch.setattr(events.EventLog, "end", lambda log, event: [order.append("record"), end(log, event)])
+    end, close = EventLog.end, Engine.close
+    monkeypatch.setattr(EventLog, "end", lambda log, event: [order.append("record"), end(log, event)])
     monkeypatch.setattr(Engine, "close", lambda engine: [order.append("close"), close(engine)])
     monkeypatch.setattr(StagePass, "run", Mock(side_effect=Mute))
     tools.write_model(tmp_path / "model")
@@ -97,8 +98,8 @@ def test_a_second_interrupt_cancels_the_save_that_runs(tmp_path, monkeypatch):
         write(log, event)
         ends.set()
 
-    write = events.EventLog.end
-    monkeypatch.setattr(events.EventLog, "end", end)
+    write = EventLog.end
+    monkeypatch.setattr(EventLog, "end", end)
     monkeypatch.setattr(rptrain.train.save, "save_state", save_state)
     monkeypatch.setattr(rptrain.train.trainer, "learning_rate", interrupt)
     tools.write_model(tmp_path / "model")
@@ -108,7 +109,7 @@ def test_a_second_interrupt_cancels_the_save_that_runs(tmp_path, monkeypatch):
 
 
 def test_a_record_after_the_end_is_only_logged(tmp_path, caplog):
-    with events.EventLog(tmp_path / "events.jsonl") as log:
+    with EventLog(tmp_path / "events.jsonl") as log:
         log.end(events.Finished(6))
         log.write(events.SaveFailed(6, "no room"))
     assert [type(event) for event in events.read(tmp_path / "events.jsonl")] == [events.Finished]

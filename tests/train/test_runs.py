@@ -187,7 +187,8 @@ def test_killed_after_the_last_save(folder, trainers, undisturbed):
 # Runs at the start of a process: its run does not end before the signal was sent, however late that is.
 HELD = """
 import os, time
-from rptrain.runs.events import EventLog, Step
+from rptrain.runs.event_log import EventLog
+from rptrain.runs.events import Step
 write = EventLog.write
 def held(log, event):
     write(log, event)

@@ -15,6 +15,7 @@ from rptrain.checkpoint.state import verify_checkpoint
 from rptrain.engine.engine import Engine
 from rptrain.engine.iteration import PendingLoss
 from rptrain.runs import events
+from rptrain.runs.event_log import EventLog
 from rptrain.runs.run_dir import RunDir
 
 from .. import run_tools as tools
@@ -119,14 +120,14 @@ def test_a_full_disk_at_the_end_fails_the_run_and_keeps_the_checkpoint_before(fo
 
 def test_an_interrupt_that_ends_the_run_at_once_gives_the_save_up(folder, monkeypatch):
     slow_saves(monkeypatch, 0.05)
-    write = events.EventLog.write
+    write = EventLog.write
 
-    def interrupt(log: events.EventLog, event: events.Event) -> None:
+    def interrupt(log: EventLog, event: events.Event) -> None:
         write(log, event)
         if isinstance(event, events.Step) and event.step == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(events.EventLog, "write", interrupt)
+    monkeypatch.setattr(EventLog, "write", interrupt)
     with pytest.raises(KeyboardInterrupt):
         tools.train_here(folder, "save.save_steps=2")
     run = RunDir(folder / "runs/run")

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from rptrain.engine.recorder import Activity, LaneState, Pass
-from rptrain.runs.events import EventLog
+from rptrain.runs.event_log import EventLog
 from rptrain.runs.lanes import FILE, OLD_FILE, LaneRecord, Snapshot
 from rptrain.runs.run_dir import RunDir
 from rptrain.runs.view import RECENT, RunView

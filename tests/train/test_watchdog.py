@@ -25,7 +25,7 @@ from .. import run_tools as tools
 STALLED = """
 import ctypes, sys, time
 from pathlib import Path
-from rptrain.runs.events import EventLog
+from rptrain.runs.event_log import EventLog
 from rptrain.runs.signals import PROCESS
 from rptrain.train import watchdog
 from rptrain.train.watchdog import Watchdog, Watched

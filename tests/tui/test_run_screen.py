@@ -9,7 +9,7 @@ import pytest
 from textual.events import MouseScrollDown
 from textual.widgets import Button
 
-from rptrain.runs.events import EventLog
+from rptrain.runs.event_log import EventLog
 from rptrain.tui.app import RptrainApp
 from rptrain.tui.screens.run import PAUSE, POINTS, RunScreen
 from rptrain.tui.services import launch

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import tomlkit
 
 from rptrain.checkpoint.atomic_dir import beside
-from rptrain.runs.events import EventLog
+from rptrain.runs.event_log import EventLog
 from rptrain.runs.tail import end_of
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded, inside

@@ -1,0 +1,83 @@
+"""The log of a run (`events.jsonl`): appends its records, one process at a time."""
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rptrain.runs.events import NAMES, Event, RecordsLost, to_line
+from rptrain.runs.line_file import LineFile
+from rptrain.utils.errors import UserError
+
+_log = logging.getLogger(__name__)
+
+
+class EventLog:
+    """Appends records to a file without buffering. Threads may share it. Context manager.
+
+    A record that cannot be written does not end the run. Lost records are counted, and a `RecordsLost` with their
+    number is written as soon as writing succeeds again. `write` raises RunDeleted if the file was deleted. Opening cuts
+    off an incomplete last line that a killed process left, and raises UserError if another process holds the file: only
+    one process trains a run at a time.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = path
+        try:
+            self._file = LineFile(path, lock=True)
+        except BlockingIOError:
+            raise UserError(f"{path}: another process is training this run") from None
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be written: {error.strerror}; make it writable, or start a new run"
+            ) from error
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[Event], None]] = []
+        self._lost, self._reason = 0, ""
+        self._ended = False
+
+    def write(self, event: Event) -> None:
+        with self._lock:
+            if self._ended:
+                _log.warning("after the end of the run: %s", event.sentence() or NAMES[type(event)])
+                return
+            try:
+                if self._lost:
+                    self._file.append(to_line(RecordsLost(self._lost, self._reason)).encode())
+                    self._lost = 0
+                self._file.append(to_line(event).encode())
+            except OSError as error:
+                self._lose(error)
+        for listener in self._listeners:
+            listener(event)
+
+    def end(self, event: Event) -> None:
+        """Writes the last record. Later ones are only logged, since the last one says how the run ended."""
+        self.write(event)
+        self._ended = True
+
+    def check(self) -> None:
+        """RunDeleted if the run's folder was deleted or moved: another folder in its place must not be written to."""
+        self._file.check()
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        """Calls the listener with every later record, after it was written."""
+        self._listeners.append(listener)
+
+    def close(self) -> None:
+        if self._lost:
+            _log.warning("%s lacks the last %d records", self._path, self._lost)
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _lose(self, error: OSError) -> None:
+        if not self._lost:
+            _log.warning("%s cannot be written: %s. The run continues without records", self._path, error.strerror)
+        self._lost, self._reason = self._lost + 1, str(error.strerror)
