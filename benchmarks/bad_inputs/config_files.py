@@ -189,9 +189,9 @@ def cases() -> Iterator[Case]:
         yield Case(number, AREA, name, ("--config", file, "--dry-run"), expected, edits, named, stdin=CONFIG.encode())
     for number, name, file in RUN_FILES:
         yield Case(number, AREA, name, ("--config", file), "either", (text(file, CONFIG),), "toml")
-    yield Case(230, AREA, "config without the right to read", CHECK, edits=(rights("r.toml", 0),), nobody=True)
-    edits = rights("../home", 0o777), text("data.jsonl", '{"text": "plain"}\n' * 40)  # no child process renders it
-    yield Case(231, AREA, "outputs without the right to write", TRAIN, edits=edits, names="runs", nobody=True)
+    yield Case(230, AREA, "config without the right to read", CHECK, edits=(rights("r.toml", 0),), as_user=True)
+    closed = (rights("runs", 0o555),)
+    yield Case(231, AREA, "outputs without the right to write", TRAIN, edits=closed, names="runs", as_user=True)
     yield Case(239, AREA, "command without its option", ("train",), names="--config", fresh=True)
     yield Case(240, AREA, "unknown command", ("trian", "--config", "r.toml"), names="trian", fresh=True)
     yield Case(241, AREA, "unknown option", (*TRAIN, "--max-steps", "5"), names="--max-steps", fresh=True)

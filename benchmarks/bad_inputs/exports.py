@@ -128,7 +128,7 @@ def cases() -> Iterator[Case]:
         args = ("export", "runs/x", "--to", target)
         yield Case(number, AREA, f"to {name}", args, expected, edits, makes=makes, changes=changes)
     closed = (rights("runs", 0o555), rights(".", 0o555))
-    yield Case(504, AREA, "to a folder without the right to write", EXPORT, edits=closed, nobody=True)
+    yield Case(504, AREA, "to a folder without the right to write", EXPORT, edits=closed, as_user=True)
     for number, name, args, shown in (
         (505, "a source that is missing", ("nope", "--to", "o"), "nope"),
         (506, "a source that is a file", ("data.jsonl", "--to", "o"), "data.jsonl"),

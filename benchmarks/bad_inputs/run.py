@@ -68,7 +68,7 @@ class Slot:
         folder = sound.restore(self._folder)
         for edit in case.edits:
             edit(folder)
-        order = replace(self._order(case.args, folder), fresh=case.fresh, nobody=case.nobody)
+        order = replace(self._order(case.args, folder), fresh=case.fresh, as_user=case.as_user)
         if case.first:
             self._server.run(replace(order, args=case.first))
         for name in STREAMS:
@@ -95,7 +95,6 @@ def run_all(cases: Sequence[Case], folder: Path, jobs: int, tell: Callable[[Resu
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for index in range(len(cases)):
         waiting.put(index)
-    folder.chmod(0o755)  # some commands run as another user
     results: dict[int, Result] = {}
     errors: list[BaseException] = []
     lock = threading.Lock()

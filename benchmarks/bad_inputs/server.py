@@ -7,6 +7,7 @@ and are not torn down at the end.
 """
 
 import atexit
+import ctypes
 import gc
 import json
 import os
@@ -41,7 +42,10 @@ MODULES = (
 PAGE = os.sysconf("SC_PAGE_SIZE")
 INTERVAL = 0.05  # seconds between two looks at the memory of a command
 LARGEST = 4 << 30  # bytes that a command may write into a file
-NOBODY = 65534
+# linux/capability.h: CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER
+OVERRIDES = (1, 2, 3)
+CAPABILITY_VERSION = 0x20080522
+PR_CAPBSET_DROP = 24
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Order:
     seconds: float
     nbytes: int
     fresh: bool = False
-    nobody: bool = False
+    as_user: bool = False
     sound: bool = False  # make the sound files of the folder instead
 
 
@@ -124,10 +128,8 @@ def _become(order: Order) -> None:
         os.close(opened)
     os.chdir(order.folder)
     os.environ |= order.environment
-    if order.nobody and os.getuid() == 0:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+    if order.as_user and os.getuid() == 0:
+        _drop_capabilities()
     if order.sound:
         make(Path(order.folder))
         os._exit(0)
@@ -135,6 +137,15 @@ def _become(order: Order) -> None:
     sys.modules["__main__"].__package__ = None  # else usage messages name this module
     if order.fresh:
         _execute(order.args)
+
+
+def _drop_capabilities() -> None:
+    """Makes the rights of files bind root as they bind every other user, in child processes too."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, none = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
+    calls = [libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) for capability in OVERRIDES]
+    if any([*calls, libc.capset(header, none)]):
+        raise OSError(ctypes.get_errno(), "capabilities cannot be dropped")
 
 
 def _execute(args: tuple[str, ...]) -> NoReturn:
