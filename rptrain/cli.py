@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from rptrain import __version__
 from rptrain.runs.signals import INTERRUPTED, PROCESS
-from rptrain.utils.errors import TrainingError, UserError, explained
+from rptrain.utils.errors import TrainingError, UserError, describe, explained
 from rptrain.utils.native_watchdog import NativeWatchdog
 from rptrain.utils.paths import expanded
 from rptrain.utils.text import as_message
@@ -93,7 +93,8 @@ def arguments(given: list[str]) -> list[str]:
 @contextmanager
 def exit_codes() -> Iterator[None]:
     """Exit with 2 for errors of the user, among them files that cannot be read, with 130 for an interrupt, and with 1
-    for a run that diverged or a disk that fails. Any other error exits with 1 and shows its traceback.
+    for a run that diverged, a disk that fails or a library that exits. Any other error exits with 1 and shows its
+    traceback.
     """
     PROCESS.begin()
     try:
@@ -104,6 +105,10 @@ def exit_codes() -> Iterator[None]:
         shown = explained(error) if isinstance(error, OSError) else error
         print(shown, file=sys.stderr)
         raise typer.Exit(2 if isinstance(shown, UserError) else 1) from None
+    except SystemExit as error:
+        if not isinstance(error.__context__, BrokenPipeError):  # after that rich exits
+            print(describe(error, with_type=True), file=sys.stderr)
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
         PROCESS.close()
         print("interrupted", file=sys.stderr)

@@ -112,6 +112,7 @@ class Broken(RuntimeError):
         (OSError(errno.ENOSPC, "No space left on device", "a"), 1, "a: No space left on device: free disk space\n"),
         (OSError(errno.EIO, "Input/output error"), 1, "Input/output error\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
+        (SystemExit(3), 1, "SystemExit: 3\n"),
         (Broken("device cuda:0"), 1, ""),
     ],
 )

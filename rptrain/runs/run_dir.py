@@ -4,6 +4,7 @@ import logging
 import os
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -245,12 +246,11 @@ def begin(resolved: Resolved, found: tuple[RunDir, Path] | None) -> tuple[RunDir
     config = resolved.config
     if found is None or forks(*found):
         run = RunDir.create(config.save.output_dir, config.log.run_name or "run")
-        try:
+        with ExitStack() as undo:  # after any error: a folder without its config is not a run
+            undo.callback(run.path.rmdir)
+            undo.callback(run.checkpoints_path.rmdir)
             run.write_config(resolved)
-        except OSError:  # a folder without its config is not a run
-            run.checkpoints_path.rmdir()
-            run.path.rmdir()
-            raise
+            undo.pop_all()
         return run, found[1] if found else None
     run, checkpoint = found
     remove_unfinished(run.path)

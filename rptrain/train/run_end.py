@@ -65,11 +65,7 @@ class RunEnd:
     def raised(self, error: BaseException) -> BaseException:
         """Record the error, and return what the caller should raise in its place."""
         self.record(error)
-        if self._failure is not None:
-            return self._failure
-        if isinstance(error, SystemExit):  # of a library: the exit status must not be its own
-            return TrainingError(describe(error, with_type=True))
-        return error
+        return error if self._failure is None else self._failure
 
     def _write(self, error: BaseException) -> None:
         match error:

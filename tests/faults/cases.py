@@ -31,6 +31,7 @@ BUSY_STALL = 15.0  # the same on a busy machine, where a step may wait for secon
 BOUND = STALL + 10  # seconds from the fault to the end of the process
 WORKERS = 2
 HANGS = ("sleeps", "holds")
+NOT_BEGUN = "none: no run was begun"
 # What the run does not need: it goes on without them, unless the interpreter lock is held.
 OBSERVERS = ("lanes", "telemetry", *TRACKER)
 SETTINGS = (
@@ -119,7 +120,9 @@ class Table:
             folder = self._prepared(update)
             code, _ = server.run(folder, "output", None, f"optim.update={update}")
             assert code == 0, (folder / "output").read_text()
-            self._undisturbed[update] = json.loads((folder / "log").read_text()), tools.state(newest(folder))
+            run = newest(folder)
+            assert run is not None
+            self._undisturbed[update] = json.loads((folder / "log").read_text()), tools.state(run)
         return self._undisturbed[update]
 
     def run(self, server: Server, case: Case) -> Outcome:
@@ -136,26 +139,29 @@ class Table:
             return Outcome(case, code, 0.0, "", "", ("the place was not reached",))
         seconds = ended - float((folder / "log").read_text())
         output, run = (folder / "output").read_text(), newest(folder)
-        records = [*events.read(run.events_path)]
+        records = [] if run is None else [*events.read(run.events_path)]
         problems = [*_problems(case, code, output, records)]
         if seconds > BOUND and not self._busy:
             problems.append(f"ended after {seconds:.1f} seconds")
-        if not run.finished:
+        if run is None or not run.finished:
             again, _ = server.run(folder, "again", None, *overrides)
             if again != 0:
                 problems.append(f"the second process ended with {again}: {(folder / 'again').read_text()[-500:]}")
             run = newest(folder)
-        if not run.finished or tools.state(run) != state:
+        if run is None or not run.finished or tools.state(run) != state:
             problems.append("the weights differ from those of an undisturbed run")
         message = next(iter(reversed(output.strip().splitlines())), "")
-        name = json.loads(events.to_line(records[-1]))["event"]
-        record = f"{name}: {records[-1].sentence()}"
+        record = NOT_BEGUN
+        if records:
+            record = f"{events.NAMES[type(records[-1])]}: {records[-1].sentence()}"
         return Outcome(case, code, round(seconds, 2), message, record, tuple(problems))
 
 
-def newest(folder: Path) -> RunDir:
-    """The run that was begun last."""
-    return RunDir(max((folder / "runs").iterdir(), key=lambda path: int(path.name.partition("-")[2] or 1)))
+def newest(folder: Path) -> RunDir | None:
+    """The run that was begun last, if one was: its records begin once its config is written."""
+    runs = [RunDir(path) for path in (folder / "runs").iterdir()]
+    begun = [run for run in runs if run.events_path.exists()]
+    return max(begun, key=lambda run: int(run.path.name.partition("-")[2] or 1), default=None)
 
 
 def _problems(case: Case, code: int, output: str, records: Sequence[events.Event]) -> Iterator[str]:
@@ -170,7 +176,9 @@ def _problems(case: Case, code: int, output: str, records: Sequence[events.Event
         return
     if code != 1:
         yield f"ended with {code}"
-    if not isinstance(records[-1], events.Failed):
+    if not records and (case.place, case.when) != ("fsync", "first"):  # which is that of the run's config
+        yield "without a record"
+    if records and not isinstance(records[-1], events.Failed):
         yield f"the last record is {type(records[-1]).__name__}"
     if not output.strip():
         yield "without a message"

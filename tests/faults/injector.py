@@ -24,7 +24,7 @@ from rptrain.data.loader import Batches
 from rptrain.engine.engine import Engine
 from rptrain.engine.optim.worker import OptimizerWorker
 from rptrain.planner import memory
-from rptrain.runs import events
+from rptrain.runs import event_log, events
 from rptrain.train import validation
 from rptrain.train.telemetry import Telemetry
 from tests import run_tools as tools
@@ -44,7 +44,7 @@ OFTEN: dict[str, tuple[Any, str]] = {
     "loader": (Batches, "batch"),
     "saver": (rptrain.train.save, "save_state"),
     "fsync": (os, "fsync"),
-    "events": (events, "to_line"),
+    "events": (event_log, "to_line"),
     "validation": (validation, "loss"),
     "lanes": (Telemetry, "_write"),
     "telemetry": (Telemetry, "_snapshot"),
