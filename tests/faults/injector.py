@@ -25,7 +25,7 @@ from rptrain.engine.engine import Engine
 from rptrain.engine.optim.worker import OptimizerWorker
 from rptrain.planner import memory
 from rptrain.runs import event_log, events
-from rptrain.train import validation
+from rptrain.train import telemetry, validation
 from rptrain.train.telemetry import Telemetry
 from tests import run_tools as tools
 
@@ -54,6 +54,7 @@ ONCE: dict[str, tuple[Any, str]] = {
     "questions": (rptrain.train.trainer, "ask_questions"),
     "export": (rptrain.train.trainer, "export_store"),
 }
+INTERVAL = 0.05  # seconds between two records of the telemetry: several in a run of a second
 TRACKER = ("tracker open", "tracker log", "tracker close")
 
 
@@ -143,6 +144,7 @@ def _run(order: Mapping[str, Any]) -> None:
         os.dup2(os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), stream)
     make = memory.make_plan
     memory.make_plan = lambda *sizes, **limits: tools.with_stages(make(*sizes, **limits), tools.STAGES)
+    telemetry.INTERVAL = INTERVAL
     Injector(Path(order["log"]), order["fault"] and tuple(order["fault"])).install()
     sys.argv = ["rptrain", *order["arguments"]]
     cli.main()
