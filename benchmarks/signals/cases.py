@@ -21,6 +21,7 @@ from tests import run_tools as tools
 KINDS = (("SIGINT",), ("SIGTERM",), ("SIGHUP",), ("SIGINT",) * 2, ("SIGINT",) * 3)
 EDGE = 0.1  # seconds: the first ones of a process, and its last ones
 SHARE = 0.08  # of the signals at each edge; as many come while the process closes
+RUN_SHARE = 0.4  # of the signals during the run, which is a small part of the life of a process
 GAP = 0.3  # most seconds between two signals
 WITHIN = 1.0  # seconds to end after what a signal promises
 SAVES = ("loading", "training", "saving")  # phases in or right before which the first signal may save
@@ -30,7 +31,7 @@ DRAWS = 30  # most draws of a time, since the process may end earlier
 
 @dataclass(frozen=True)
 class Case:
-    place: str  # "first": from the start; "life": anywhere; "closing", "last": from the last record
+    place: str  # "first", "life": from the start; "run": from the first record; "closing", "last": from the last one
     after: float  # seconds
     signals: tuple[str, ...]
     gaps: tuple[float, ...]  # seconds before each signal
@@ -83,12 +84,11 @@ def interrupted(folder: Path, count: int, seed: int, jobs: int) -> Iterator[Outc
     print(f"undisturbed: {middle}, at most {longest}", flush=True)
     edge = round(count * SHARE)
     places = ["first"] * edge + ["closing"] * edge + ["last"] * edge
+    places += ["run"] * round(count * RUN_SHARE)
     places += ["life"] * (count - len(places))
     Random(seed).shuffle(places)
 
-    closings = deque(
-        [middle.closing], 3
-    )  # how long the last processes took: a machine is not equally fast all the time
+    closings = deque([middle.closing], 3)  # of the last processes: a machine is not equally fast all the time
 
     def one(number: int) -> Outcome:
         random, place = Random(f"{seed} {number}"), places[number] if number < count else "last"
@@ -129,6 +129,7 @@ def drawn(place: str, middle: Usual, random: Random) -> Case:
     low, high = {
         "first": (0, EDGE),
         "life": (0, middle.life),
+        "run": (0, middle.run),
         "closing": (0, middle.closing),
         "last": (max(0, middle.closing - EDGE), middle.closing),
     }[place]
@@ -141,11 +142,14 @@ def run(folder: Path, case: Case, longest: Usual) -> Outcome | None:
     trainer = Trainer(folder)
     sent: list[Sent] = []
     delay = 0.0
-    if case.place in ("closing", "last"):
+    began = 0.0
+    if case.place == "run":
+        trainer.wait_for_run()
+        began = trainer.seconds
+    elif case.place in ("closing", "last"):
         trainer.wait_for_end_of_run()
-        trainer.wait_until(trainer.seconds + case.after)
-    else:
-        trainer.wait_until(case.after)
+        began = trainer.seconds
+    trainer.wait_until(began + case.after)
     for name, gap in zip(case.signals, case.gaps, strict=True):
         time.sleep(gap)
         phase, before = trainer.phase, trainer.delay

@@ -14,13 +14,13 @@ from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
 from tests import run_tools as tools
 
-STEPS = 40
+STEPS = 200
 SETTINGS = (
     f"train.max_steps={STEPS}",
-    "save.save_steps=10",
+    "save.save_steps=20",
     "data.val_size=0.3",
-    "train.eval_steps=20",
-    "eval.questions=4",
+    "train.eval_steps=50",
+    "eval.questions=8",
     "log.logging_steps=1",
 )
 LOOK = 0.002  # seconds between two looks
@@ -35,9 +35,11 @@ class End(NamedTuple):
 
 
 class Usual(NamedTuple):
-    """What an undisturbed process takes, in seconds. Its closing begins with the last record."""
+    """What an undisturbed process takes, in seconds. Its run begins with the first record, and its closing with the
+    last."""
 
     life: float
+    run: float
     closing: float
     step: float  # with a validation
     save: float
@@ -69,6 +71,11 @@ class Trainer:
     def wait_until(self, seconds: float) -> None:
         """Wait for that time since the start."""
         time.sleep(max(0.0, seconds - self.seconds))
+
+    def wait_for_run(self) -> None:
+        """Wait for the first record of the run, or the end of the process."""
+        while self.alive and not self.run.events_path.is_file():
+            time.sleep(LOOK)
 
     def wait_for_end_of_run(self) -> None:
         """Wait for the last record of a complete run, or the end of the process."""
@@ -144,4 +151,5 @@ def usual(folder: Path) -> Usual:
     times = [event.time for event in found if isinstance(event, events.Step)]
     steps = [later - earlier for earlier, later in pairwise(times)]
     saves = [event.seconds or 0.0 for event in found if isinstance(event, events.CheckpointSaved)]
-    return Usual(end.time, end.time - trainer.since(found[-1].time), max(steps), max(saves))
+    first, last = (trainer.since(found[place].time) for place in (0, -1))
+    return Usual(end.time, last - first, end.time - last, max(steps), max(saves))

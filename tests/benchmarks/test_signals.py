@@ -12,7 +12,7 @@ from rptrain.runs.run_dir import RunDir
 
 from .. import run_tools as tools
 
-LONGEST = Usual(life=10.0, closing=0.5, step=0.1, save=0.2)
+LONGEST = Usual(life=10.0, run=5.0, closing=0.5, step=0.1, save=0.2)
 STOPPED = Outcome(
     Case("life", 5.0, ("SIGINT",), (0.0,)),
     (Sent("SIGINT", 5.0, "training"),),
