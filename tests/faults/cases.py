@@ -141,6 +141,8 @@ class Table:
         output, run = (folder / "output").read_text(), newest(folder)
         records = [] if run is None else [*events.read(run.events_path)]
         problems = [*_problems(case, code, output, records)]
+        if run is None and case.kind not in HANGS and any((folder / "runs").iterdir()):
+            problems.append("a folder is left that is not a run")
         if seconds > BOUND and not self._busy:
             problems.append(f"ended after {seconds:.1f} seconds")
         if run is None or not run.finished:

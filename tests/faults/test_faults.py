@@ -29,6 +29,7 @@ def server() -> Iterator[Server]:
         Case("download", "mute", "first", "async"),
         Case("optimizer", "exits", "last", "async"),
         Case("fsync", "mute", "middle", "async"),
+        Case("fsync", "exits", "first", "async"),
         Case("tracker log", "exits", "first", "async"),
         Case("telemetry", "mute", "first", "async"),
         long(Case("validation", "exits", "first", "sync")),
