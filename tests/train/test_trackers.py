@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from rptrain.runs import events
+from rptrain.runs.run_dir import RunDir
 from rptrain.train import trainer
+from rptrain.train.trackers import Trackers
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
@@ -107,6 +110,26 @@ def test_a_tracker_that_hangs_is_left_behind(bad, does, tmp_path, monkeypatch):
         ("wandb", f"did not {does} within 0.3 seconds"),
         ("wandb", "did not answer within 0.3 seconds"),  # if the steps took as long
     ]
+
+
+def test_a_tracker_that_hangs_is_noticed_during_the_run(tmp_path, monkeypatch):
+    """By the next metrics, not only when it is closed."""
+    fake, ends, told = Fake("wandb"), threading.Event(), list[events.Event]()
+    entered = threading.Event()
+    fake.log = lambda values, step: (entered.set(), ends.wait())
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    step = events.Step(1, 2.0, 1e-3, 1.0, 8, 8, 100.0)
+    config = tools.write_config(tmp_path, 'log.report_to=["wandb"]').config
+    try:
+        with Trackers(config, RunDir(tmp_path), told.append, patience=0.2) as trackers:
+            trackers.hear(step)
+            assert entered.wait(tools.PATIENCE)
+            time.sleep(0.3)
+            trackers.hear(step)
+            assert [event.message for event in told] == ["did not answer within 0.2 seconds"]
+    finally:
+        ends.set()
+    assert len(told) == 1
 
 
 def test_a_tracker_that_is_not_installed(tmp_path, monkeypatch):
