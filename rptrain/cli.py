@@ -106,7 +106,7 @@ def exit_codes() -> Iterator[None]:
         print(shown, file=sys.stderr)
         raise typer.Exit(2 if isinstance(shown, UserError) else 1) from None
     except SystemExit as error:
-        if not isinstance(error.__context__, BrokenPipeError):  # after that rich exits
+        if not isinstance(error.__context__, BrokenPipeError):  # rich exits when the pipe is closed
             print(describe(error, with_type=True), file=sys.stderr)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:

@@ -39,7 +39,7 @@ class Case:
     makes: tuple[str, ...] | None = None  # where files may appear; None: where the command writes by default
     changes: tuple[str, ...] = ()  # where files that were there may change or vanish
     fresh: bool = False  # needs a process of its own instead of a fork
-    as_user: bool = False  # the rights of files bind the command, also if the caller is root
+    as_user: bool = False  # file permissions apply to the command, even if the caller is root
     stdin: bytes = b""
     first: tuple[str, ...] = ()  # a command that runs before, and is not judged
 

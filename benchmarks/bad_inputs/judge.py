@@ -20,6 +20,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 INTERNAL = re.compile(r"\[Errno|object at 0x|\bpyo3|\bpanicked at\b")
 # Output whose lines repeat what the user gave or what a model wrote
 DATA = ("generate", "--json", "--dry-run", "--show-data")
+PLANS = ("plan", "--dry-run")  # print a plan before the message that it does not fit
 
 Entry = tuple[object, ...]
 Snapshot = Mapping[str, Entry]
@@ -46,13 +47,14 @@ def faults(case: Case, ended: Ended, stdout: str, stderr: str) -> Iterator[str]:
 
 def _messages(case: Case, ended: Ended, stdout: str, stderr: str) -> Iterator[str]:
     echoes = any(part in DATA for part in case.args)
+    plans = any(part in PLANS for part in case.args)
     for name, output, shows in (("stdout", stdout, echoes), ("stderr", stderr, False)):
         lines = output.removesuffix("\n").split("\n")
         longest = max(map(len, lines))
         if longest > LINE and not shows:
             yield f"{name} has a line of {longest:,} characters"
-        if name == "stderr" and len(lines) > LINES and ended.code != 0:  # a plan on stdout is not a message
-            yield f"stderr has {len(lines)} lines"
+        if len(lines) > LINES and ended.code != 0 and not (name == "stdout" and plans):
+            yield f"{name} has {len(lines)} lines"
         if found := CONTROL.search(output):
             yield f"{name} has the control character {found[0]!r}"
         if found := INTERNAL.search(output):

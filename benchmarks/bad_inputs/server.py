@@ -140,7 +140,7 @@ def _become(order: Order) -> None:
 
 
 def _drop_capabilities() -> None:
-    """Makes the rights of files bind root as they bind every other user, in child processes too."""
+    """Drops root's capabilities, so that file permissions apply, in child processes too."""
     libc = ctypes.CDLL(None, use_errno=True)
     header, none = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
     calls = [libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) for capability in OVERRIDES]

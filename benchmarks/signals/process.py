@@ -74,7 +74,7 @@ class Trainer:
 
     def wait_for_run(self) -> None:
         """Wait for the first record of the run, or the end of the process."""
-        while self.alive and not self.run.events_path.is_file():
+        while self.alive and not (self.run.events_path.is_file() and self.run.events_path.stat().st_size):
             time.sleep(LOOK)
 
     def wait_for_end_of_run(self) -> None:

@@ -39,6 +39,13 @@ class EventLog:
         self._ended = False
 
     def write(self, event: Event) -> None:
+        self._write(event, last=False)
+
+    def end(self, event: Event) -> None:
+        """Writes the last record. Later ones are only logged, since the last one says how the run ended."""
+        self._write(event, last=True)
+
+    def _write(self, event: Event, *, last: bool) -> None:
         with self._lock:
             if self._ended:
                 _log.warning("after the end of the run: %s", event.sentence() or NAMES[type(event)])
@@ -50,13 +57,9 @@ class EventLog:
                 self._file.append(to_line(event).encode())
             except OSError as error:
                 self._lose(error)
+            self._ended = last
         for listener in self._listeners:
             listener(event)
-
-    def end(self, event: Event) -> None:
-        """Writes the last record. Later ones are only logged, since the last one says how the run ended."""
-        self.write(event)
-        self._ended = True
 
     def check(self) -> None:
         """RunDeleted if the run's folder was deleted or moved: another folder in its place must not be written to."""

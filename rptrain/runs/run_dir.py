@@ -4,7 +4,7 @@ import logging
 import os
 import re
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -247,8 +247,8 @@ def begin(resolved: Resolved, found: tuple[RunDir, Path] | None) -> tuple[RunDir
     if found is None or forks(*found):
         run = RunDir.create(config.save.output_dir, config.log.run_name or "run")
         with ExitStack() as undo:  # after any error: a folder without its config is not a run
-            undo.callback(run.path.rmdir)
-            undo.callback(run.checkpoints_path.rmdir)
+            for folder in (run.path, run.checkpoints_path):
+                undo.callback(_remove_empty, folder)
             run.write_config(resolved)
             undo.pop_all()
         return run, found[1] if found else None
@@ -310,6 +310,11 @@ def _unfinished(config: Config) -> tuple[RunDir, Path] | None:
         assert newest is not None  # a run that has saved
         return run, newest
     return None
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _after(run: RunDir, checkpoint: Path) -> list[Path]:

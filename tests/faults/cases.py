@@ -31,6 +31,7 @@ BUSY_STALL = 15.0  # the same on a busy machine, where a step may wait for secon
 BOUND = STALL + 10  # seconds from the fault to the end of the process
 WORKERS = 2
 HANGS = ("sleeps", "holds")
+REASONS = ("injected", "SystemExit", "Mute", "no progress for")  # what a message says about a fault
 NOT_BEGUN = "none: no run was begun"
 # What the run does not need: it goes on without them, unless the interpreter lock is held.
 OBSERVERS = ("lanes", "telemetry", *TRACKER)
@@ -142,7 +143,7 @@ class Table:
         records = [] if run is None else [*events.read(run.events_path)]
         problems = [*_problems(case, code, output, records)]
         if run is None and case.kind not in HANGS and any((folder / "runs").iterdir()):
-            problems.append("a folder is left that is not a run")
+            problems.append("an incomplete run folder is left")
         if seconds > BOUND and not self._busy:
             problems.append(f"ended after {seconds:.1f} seconds")
         if run is None or not run.finished:
@@ -152,7 +153,9 @@ class Table:
             run = newest(folder)
         if run is None or not run.finished or tools.state(run) != state:
             problems.append("the weights differ from those of an undisturbed run")
-        message = next(iter(reversed(output.strip().splitlines())), "")
+        lines = output.strip().splitlines()
+        said = [line for line in lines if any(reason in line for reason in REASONS)]
+        message = (said or lines or [""])[-1]
         record = NOT_BEGUN
         if records:
             record = f"{events.NAMES[type(records[-1])]}: {records[-1].sentence()}"
@@ -178,11 +181,11 @@ def _problems(case: Case, code: int, output: str, records: Sequence[events.Event
         return
     if code != 1:
         yield f"ended with {code}"
-    if not records and (case.place, case.when) != ("fsync", "first"):  # which is that of the run's config
+    if not records and (case.place, case.when) != ("fsync", "first"):  # the fsync of the run's config
         yield "without a record"
     if records and not isinstance(records[-1], events.Failed):
         yield f"the last record is {type(records[-1]).__name__}"
-    if not output.strip():
+    if not any(reason in output for reason in REASONS):
         yield "without a message"
 
 
