@@ -24,6 +24,7 @@ class Batch:
     supervised: int  # labels that are not ignored, in the whole batch
     seed: int = 0  # with the step, determines dropout masks
     step: int = 0  # over the whole training run, from 0
+    numbers: tuple[int, ...] | None = None  # of the micro-batches in the step, if they are only some of them
 
     @property
     def tokens(self) -> int:

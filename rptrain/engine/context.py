@@ -21,9 +21,9 @@ class Context:
 
     Board keys: ("boundary", ...), ("grad", unit, group), ("version", unit), ("loss", round), ("rows",),
     ("scale",), ("step",), ("saved", unit), ("evaluated", device), ("staged", device, buffer),
-    ("emptied", device, buffer). Version v of a unit holds the weights after v steps; its payload is the index of the
-    generation. The payload of ("scale",) is the loss scale of the iteration that reads version v. Every version of a
-    frozen unit is published from the start.
+    ("emptied", device, buffer); with several processes ("updated", unit) and ("losses",). Version v of a unit holds the
+    weights after v steps; its payload is the index of the generation. The payload of ("scale",) is the loss scale of
+    the iteration that reads version v. Every version of a frozen unit is published from the start.
     """
 
     plan: Plan

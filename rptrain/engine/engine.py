@@ -3,17 +3,30 @@
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
+
+from torch import Tensor
 
 from rptrain.engine.context import Context
 from rptrain.engine.devices.base import STREAMS, Device, Probe
 from rptrain.engine.devices.cpu import CpuDevice
 from rptrain.engine.devices.cuda import CudaDevice
+from rptrain.engine.distributed.exchange import all_losses
+from rptrain.engine.distributed.peers import Shared
 from rptrain.engine.embedding import EmbeddingWorker
 from rptrain.engine.errors import Aborted
 from rptrain.engine.footprint import Shapes, footprint
-from rptrain.engine.iteration import Evaluation, Pending, PendingLoss, StepRequest, StepResult, make_iteration
+from rptrain.engine.iteration import (
+    Evaluation,
+    Iteration,
+    Pending,
+    PendingLoss,
+    StepRequest,
+    StepResult,
+    make_iteration,
+)
 from rptrain.engine.meter import Measured, Meter, Reading, measured_stages
 from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
@@ -71,15 +84,18 @@ class Engine:
         trace: bool = False,
         meter: Meter | None = None,
         watched: bool = False,
+        shared: Shared | None = None,
     ) -> None:
+        """`shared`: the part of this process, if several train the model; `plan` is for its groups of replicas."""
         validate(plan, len(store.spec.stack))
         assert len(devices) == plan.devices
         assert store.generations == 1 + optimizer.asynchronous
-        assert store.wide_grad == (plan.rounds > 1) and store.replicas == plan.replicas
+        assert store.replicas == plan.replicas
+        assert store.wide_grad == (plan.rounds > 1 or shared is not None)
         self.plan, self.store = plan, store
         self.trace = Trace() if trace else None
         self._meter = meter
-        self._tokens = tokens
+        self._tokens, self._shared = tokens, shared
         self._cuda = any(name.startswith("cuda") for name in devices)
         self._next = self._steps = self._evaluations = 0  # calls of forward_backward, step, evaluate
         self._threads: list[Worker | OptimizerWorker | EmbeddingWorker] = []
@@ -110,7 +126,11 @@ class Engine:
                 seed=optimizer.seed,
                 applied=applied,
                 loss_scale=loss_scale,
+                shared=shared,
             )
+            if shared is not None:
+                shared.peers.on_loss(partial(self._context.fail, "heartbeats"))
+                stack.callback(shared.peers.on_loss, None)
             self._threads.append(self._optimizer)
             self._threads.append(EmbeddingWorker(self._context))
             self._start_workers(staging)
@@ -161,14 +181,16 @@ class Engine:
             raise RuntimeError("forward_backward was called twice without step between")
         if self._next >= ITERATIONS_AHEAD:
             self._wait(("step",), self._next - ITERATIONS_AHEAD)
-        dtype = accumulate_dtype(self.store.dtype)
-        iteration = make_iteration(self._next, batch, dtype, pin=self._cuda)
+        iteration = self._iteration(batch)
         self._next += 1
         self._context.recorder.submit(iteration.number)
         for thread in self._threads:
             thread.submit(iteration)
 
-        def loss() -> float:
+        def losses() -> Tensor:
+            if self._shared is not None:
+                self._wait(("losses",), iteration.number)
+                return iteration.step_losses[0]
             for r in range(self.plan.rounds):
                 self._wait(("loss", r), iteration.number)
             try:
@@ -178,9 +200,9 @@ class Engine:
                 self._check()
                 raise
             self._check()
-            return iteration.losses.double().sum().item() / max(batch.supervised, 1)
+            return iteration.losses
 
-        return PendingLoss(loss, iteration.losses)
+        return PendingLoss(losses, batch.supervised)
 
     def step(self, learning_rate: float) -> Pending:
         """Lets the optimizer apply the gradients of the last `forward_backward`. The handle returns a StepResult."""
@@ -199,8 +221,15 @@ class Engine:
 
         return Pending(result)
 
+    def _iteration(self, batch: Batch) -> Iteration:
+        """The iteration of a step's batch, or of the micro-batches of this process."""
+        own = batch if self._shared is None else self._shared.share.batch(batch, self.plan)
+        dtype = accumulate_dtype(self.store.dtype)
+        return make_iteration(self._next, own, dtype, pin=self._cuda, step_ids=batch.input_ids)
+
     def _check_size(self, batch: Batch) -> None:
-        expected = (self.plan.micro_batches, self._tokens)
+        groups = self.plan.replicas if self._shared is None else self._shared.share.replicas
+        expected = (self.plan.micro_batches // self.plan.replicas * groups, self._tokens)
         if tuple(batch.input_ids.shape) != expected:
             raise ValueError(f"the batch is {tuple(batch.input_ids.shape)}, the plan is for {expected}")
 
@@ -220,14 +249,17 @@ class Engine:
             raise RuntimeError("call step() before evaluate()")
         self._check_size(batch)
         self.synchronize()
-        iteration = make_iteration(self._next, batch, accumulate_dtype(self.store.dtype), pin=self._cuda)
+        iteration = self._iteration(batch)
         number, workers = self._evaluations, [thread for thread in self._threads if isinstance(thread, Worker)]
         self._evaluations += 1
         for worker in workers:
             worker.submit(Evaluation(iteration, number))
         for index in range(len(workers)):
             self._wait(("evaluated", index), number)
-        return iteration.losses.double().sum().item()
+        losses = iteration.losses
+        if self._shared is not None:
+            losses = all_losses(self._shared.main, self._shared.share, losses, self.plan)
+        return losses.double().sum().item()
 
     def snapshot(self) -> Snapshot:
         """Waits for all steps so far and returns their state, whose units do not change until they are released.
@@ -299,6 +331,8 @@ class Engine:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
             self._context.board.abort()  # releases the threads that wait for work in progress
+            if self._shared is not None:
+                self._shared.peers.fail(error)
         try:
             self.close()
         except RuntimeError:  # a failed GPU cannot be synchronized either; the first failure matters more

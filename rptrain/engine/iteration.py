@@ -1,6 +1,6 @@
 """The messages in the engine's queues: the inputs of an iteration, and the handles of its results."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import floor, log2
 from typing import Any
@@ -28,6 +28,9 @@ class Iteration:
     supervised: int
     losses: Tensor  # [M], sums over each micro-batch, written by the fused stage's device
     losses_sent: list[Event]  # one per round that was issued
+    step_ids: Tensor  # int64, input_ids of all micro-batches of the step, of which other processes may compute some
+    numbers: Sequence[int]  # of the micro-batches among them
+    step_losses: list[Tensor]  # [micro-batches of the step], once other processes have sent theirs
 
     @property
     def scale(self) -> float:
@@ -53,15 +56,21 @@ def iteration_bytes(micro_batches: int, tokens: int) -> int:
     return micro_batches * (tokens * 3 * 8 + (tokens + 1) * 4 + 3 * 8)
 
 
-def make_iteration(number: int, batch: Batch, dtype: torch.dtype, *, pin: bool) -> Iteration:
-    """An iteration from a batch, with index tensors that devices can read: page-locked for CUDA."""
+def make_iteration(
+    number: int, batch: Batch, dtype: torch.dtype, *, pin: bool, step_ids: Tensor | None = None
+) -> Iteration:
+    """An iteration from a batch, with index tensors that devices can read: page-locked for CUDA.
+
+    `step_ids`: the tokens of the whole step, if the batch has only some of its micro-batches.
+    """
     micro_batches, tokens = batch.input_ids.shape
     cu_seqlens = torch.full((micro_batches, tokens + 1), tokens, dtype=torch.int32)
     cu_seqlens[:, 0] = 0
     for m, lengths in enumerate(batch.documents):
         cu_seqlens[m, 1 : len(lengths) + 1] = torch.tensor(lengths).cumsum(0)
     seed = batch.seed & (2**63 - 1)  # any int is allowed
-    samples = torch.tensor([[seed, batch.step, m * batch.sequences] for m in range(micro_batches)])
+    numbers = range(micro_batches) if batch.numbers is None else batch.numbers
+    samples = torch.tensor([[seed, batch.step, m * batch.sequences] for m in numbers])
     losses = torch.zeros(micro_batches, dtype=dtype)
 
     def place(tensor: Tensor) -> Tensor:
@@ -79,6 +88,9 @@ def make_iteration(number: int, batch: Batch, dtype: torch.dtype, *, pin: bool) 
         batch.length,
         batch.supervised,
         place(losses),
+        [],
+        batch.input_ids if step_ids is None else step_ids,
+        numbers,
         [],
     )
 
@@ -113,10 +125,14 @@ class Pending:
 class PendingLoss(Pending):
     """The mean loss of an iteration over its supervised tokens, a float."""
 
-    def __init__(self, wait: Callable[[], float], losses: Tensor) -> None:
+    def __init__(self, wait: Callable[[], Tensor], supervised: int) -> None:
+        """`wait` returns the sums of the step's micro-batches."""
         super().__init__(wait)
-        self._losses = losses
+        self._supervised = supervised
+
+    def result(self) -> float:
+        return self._wait().double().sum().item() / max(self._supervised, 1)
 
     def not_finite(self) -> list[int]:
-        """The micro-batches whose loss is NaN or infinite. Call it after `result`."""
-        return (~torch.isfinite(self._losses)).nonzero().flatten().tolist()
+        """The micro-batches whose loss is NaN or infinite."""
+        return (~torch.isfinite(self._wait())).nonzero().flatten().tolist()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rptrain.engine import wire
+from rptrain.engine.distributed.share import Share
 from rptrain.engine.optim.moments import Moments, layout
 from rptrain.kernels.quant import Quantized
 from rptrain.models.spec import ModelShape, ModelSpec, Unit
@@ -23,6 +24,7 @@ from rptrain.utils.parallel import in_parallel
 
 ALIGNMENT = mmap.PAGESIZE  # bytes: every tensor of an arena is page-locked separately
 PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device
+WHOLE = ("params", "grad")  # buffers with all elements of a unit, also if several processes train the model
 COPIED = 1 << 22  # elements copied at a time, so that all threads have work
 REST = {  # buffers that complete float32 master weights, by the parameters' dtype
     torch.bfloat16: {"remainder": torch.int16},
@@ -114,6 +116,9 @@ def _unregister(registered: list[int]) -> None:
 class UnitState:
     """The flat buffers of a unit, each of `unit.numel` elements, except scales of blocks in `moments`.
 
+    If several processes train the model, this one updates the elements in `own`. Moments, remainder and masters are of
+    these only.
+
     A frozen unit has only parameters, in one generation, and no `grads`. There is a gradient for each group of replicas
     that computes one; `grad`, the first, becomes their sum. The parameters of a quantized unit are bytes, as
     `unit.held` describes; `views` has the parameters that are not in `quantized`. A `file_backed` unit stays in its
@@ -141,8 +146,11 @@ class UnitState:
     quantized: dict[str, Quantized] = field(default_factory=dict)
     file_backed: FileBackedUnit | None = None
     wire: list[Tensor] = field(default_factory=list)  # in bytes; see engine/wire.py
+    own: slice = None  # type: ignore[assignment]  # all elements
 
     def __post_init__(self) -> None:
+        if self.own is None:
+            self.own = slice(0, self.unit.numel)
         self.views = self.views or [self.unit.views(flat) for flat in self.params]
         self.before = self.spare if self.params else self.current  # W_{-1}, equal to W_0
 
@@ -178,13 +186,10 @@ class UnitState:
         """Calls that together write the weights in `params` to a generation of the wire; none without a wire."""
         return wire.writes(self.unit, self.params[0], self.wire[generation]) if self.wire else ()
 
-    def moments_of(self, part: slice) -> dict[str, Tensor]:
-        """The optimizer state of a range of elements."""
-        found = {}
-        for name, tensor in self.moments.items():
-            shared = self.unit.numel // len(tensor)
-            found[name] = tensor[part.start // shared : part.stop // shared]
-        return found
+    def own_part(self, flat: Tensor, part: slice) -> Tensor:
+        """A range of elements from a buffer that has `own`, or a value for each block of these."""
+        shared = (self.own.stop - self.own.start) // len(flat)
+        return flat[(part.start - self.own.start) // shared : (part.stop - self.own.start) // shared]
 
     def flip(self) -> None:
         """Makes the spare generation, which was written, W_T."""
@@ -217,13 +222,18 @@ class ModelStore:
         moments: Moments = "fp32",
         lock: bool = False,
         file_backed: FileBackedWeights | None = None,
+        share: Share | None = None,
     ) -> None:
-        """`replicas`: the number of groups that compute partial gradients, which are then `wide_grad`."""
+        """`replicas`: the number of groups that compute partial gradients, which are then `wide_grad`. `share`: that of
+        this process, if several train the model.
+        """
         assert wide_grad or replicas == 1
+        self.share = share
         self.spec, self.dtype, self.generations, self.wide_grad = spec, dtype, generations, wide_grad
         self.replicas, self._file_backed = replicas, file_backed
         self._layout = _state_dtypes(dtype, generations, wide_grad, moments, replicas)
-        self._arena = Arena(sum(_sizes(spec, dtype, self._layout, file_backed=file_backed is not None).values()))
+        sizes = _sizes(spec, dtype, self._layout, file_backed=file_backed is not None, share=share)
+        self._arena = Arena(sum(sizes.values()))
         self.units = [self._unit(index, unit) for index, unit in enumerate(spec.units)]
         if lock:
             self._arena.lock()
@@ -238,10 +248,11 @@ class ModelStore:
         replicas: int = 1,
         moments: Moments = "fp32",
         file_backed: bool = False,
+        share: Share | None = None,
     ) -> dict[str, int]:
         """Bytes of host memory that a store takes, by buffer: "frozen", "params", "grad", "exp_avg", …"""
         layout = _state_dtypes(dtype, generations, wide_grad, moments, replicas)
-        return _sizes(spec, dtype, layout, file_backed=file_backed)
+        return _sizes(spec, dtype, layout, file_backed=file_backed, share=share)
 
     @property
     def locked(self) -> bool:
@@ -271,8 +282,10 @@ class ModelStore:
             return UnitState(unit, [flat], [], {}, None, views=[plain], quantized=quantized)
         buffers: dict[str, list[Tensor]] = {}
         sent = [unit.wire_bytes(self.dtype.itemsize)] * self.generations if unit.wired else []
+        own = _own(self.spec, index, self.share)
         for name, dtype, shared in _of(self.spec, index, self._layout):
-            buffers.setdefault(name, []).append(self._arena.take(unit.numel // shared, dtype))
+            numel = unit.numel if name in WHOLE else own.stop - own.start
+            buffers.setdefault(name, []).append(self._arena.take(numel // shared, dtype))
         return UnitState(
             unit,
             params=buffers["params"],
@@ -281,6 +294,7 @@ class ModelStore:
             remainder=buffers["remainder"][0] if "remainder" in buffers else None,
             masters=buffers["masters"][0] if "masters" in buffers else None,
             wire=[self._arena.take(nbytes, torch.uint8) for nbytes in sent],
+            own=own,
         )
 
     def view(self, unit: int, name: str) -> Tensor:
@@ -307,7 +321,9 @@ class ModelStore:
         """
         doubled = [state for state in self.units if len(state.params) == 2]
         pairs = [(state.params[state.spare], state.params[state.current]) for state in doubled]
-        pairs += [(state.masters, state.params[state.newest]) for state in self.units if state.masters is not None]
+        pairs += [
+            (state.masters, state.params[state.newest][state.own]) for state in self.units if state.masters is not None
+        ]
         pieces = [piece for pair in pairs for piece in zip(*(flat.split(COPIED) for flat in pair), strict=True)]
         in_parallel(lambda piece: piece[0].copy_(piece[1]), pieces)
         wired = (state.wire_writes(generation) for state in self.units for generation in range(len(state.wire)))
@@ -350,12 +366,21 @@ def _of(spec: ModelShape, index: int, layout: Layout) -> Layout:
     return [layout[0], *(buffer for buffer in layout if buffer[0] != "params")] if unit.wired else layout
 
 
-def _sizes(spec: ModelShape, dtype: torch.dtype, layout: Layout, *, file_backed: bool) -> dict[str, int]:
+def _own(spec: ModelShape, unit: int, share: Share | None) -> slice:
+    """The elements of a unit whose optimizer state this process has."""
+    return slice(0, spec.units[unit].numel) if share is None else share.part(spec, unit)
+
+
+def _sizes(
+    spec: ModelShape, dtype: torch.dtype, layout: Layout, *, file_backed: bool, share: Share | None
+) -> dict[str, int]:
     sizes = {"frozen": frozen_bytes(spec, dtype, file_backed=file_backed)}
     trained = spec.trained(range(len(spec.units)))
     for index in trained:
+        own = _own(spec, index, share)
         for name, kind, shared in _of(spec, index, layout):
-            sizes[name] = sizes.get(name, 0) + aligned(spec.units[index].numel // shared * kind.itemsize)
+            numel = spec.units[index].numel if name in WHOLE else own.stop - own.start
+            sizes[name] = sizes.get(name, 0) + aligned(numel // shared * kind.itemsize)
     units = [spec.units[index] for index in trained]
     if wired := sum(aligned(unit.wire_bytes(dtype.itemsize)) for unit in units if unit.wired):
         sizes["wire"] = wired * sum(name == "params" for name, _, _ in layout)

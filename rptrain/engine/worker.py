@@ -345,7 +345,7 @@ class Worker:
         if stage.kind == "FB" or balanced:
             scale *= self._wait(("scale",), self._context.read_version(iteration.number))
         if balanced:
-            share = scale * max(iteration.supervised, 1) / self._context.plan.micro_batches
+            share = scale * max(iteration.supervised, 1) / len(iteration.step_ids)
             self._device.compute.run("", lambda: self._inputs.balance.fill_(share))
         return scale
 

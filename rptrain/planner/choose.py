@@ -195,7 +195,8 @@ def row_bytes(spec: ModelShape, workload: Workload) -> int:
     """Bytes of host memory for the accumulators of the embedding's gradient rows."""
     if not spec.units[0].trainable:
         return 0
-    return RowGradients.nbytes(spec, workload.dtype, workload.tokens * workload.micro_batches)
+    tokens = workload.tokens * workload.micro_batches // workload.replicas
+    return RowGradients.nbytes(spec, workload.dtype, tokens, workload.replicas)
 
 
 def make_plan(

@@ -35,6 +35,7 @@ def make_store(
     base="bf16",
     fp8=False,
     half_sums=False,
+    share=None,
 ):
     """A store with random weights that depend on the seed and each parameter's name alone; `lora` is a LoRA."""
     spec = balanced(build(cfg), cfg.get("router_aux_loss_coef", 0.0))
@@ -42,6 +43,7 @@ def make_store(
     spec = with_fp8(spec) if fp8 else spec
     spec = with_half_sums(spec) if half_sums else spec
     kind = {"generations": 1 + asynchronous, "wide_grad": wide_grad, "replicas": replicas, "moments": moments}
+    kind |= {"share": share}
     store = ModelStore(spec, dtype, **kind, lock=lock)
     for index, unit in enumerate(spec.units):
         for param in unit.params:
@@ -107,6 +109,7 @@ def engine_of(
     loss_scale=UNSCALED,
     fp16_accumulation=False,
     watched=False,
+    shared=None,
     **options,
 ):
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
@@ -123,6 +126,7 @@ def engine_of(
         trace=trace,
         meter=meter,
         watched=watched,
+        shared=shared,
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from rptrain.engine import store as memory
 from rptrain.engine.meter import Meter, likeness
 from rptrain.engine.optim.adam import CpuAdam
-from rptrain.engine.optim.worker import _label
+from rptrain.engine.optim.gradients import label
 from rptrain.engine.store import ModelStore
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.registry import build
@@ -138,14 +138,14 @@ def test_a_skipped_step_leaves_all_as_it_was(asynchronous, monkeypatch):
     batches = plain.make_batches(3)
     go = partial(runs.run, TIED, plan=f"{PLAN} | N=2 M=4 MR=4", asynchronous=asynchronous, frozen=MIXED)
     expected = go(batches[:2])[2]
-    true_sum, calls = CpuAdam.square_sum, []
+    true_squares, calls = CpuAdam.squares, []
     trained = sum(unit.trainable for unit in freeze(build(TIED), MIXED).units)
 
-    def square_sum(self, grad):
+    def squares(self, grad):
         calls.append(None)
-        return math.inf if len(calls) > 2 * trained else true_sum(self, grad)
+        return torch.tensor([math.inf]) if len(calls) > 2 * trained else true_squares(self, grad)
 
-    monkeypatch.setattr(CpuAdam, "square_sum", square_sum)
+    monkeypatch.setattr(CpuAdam, "squares", squares)
     _, norms, got, _ = go(batches)
     assert [math.isinf(norm) for norm in norms] == [False, False, True]
     assert all(torch.equal(got[name], expected[name]) for name in expected)
@@ -166,7 +166,7 @@ def test_only_what_is_trained_leaves_the_devices_and_is_updated():
     # in bfloat16, once a step, the first of which is not read; the embedding's come by boundary 0
     trained = sum(unit.numel for unit in units if unit.trainable and unit.name != "embed")
     assert downloaded == 2 * (steps - 1) * trained
-    assert updated == {_label(unit.name) for unit in units if unit.trainable}
+    assert updated == {label(unit.name) for unit in units if unit.trainable}
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])

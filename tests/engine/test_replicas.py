@@ -117,7 +117,7 @@ def test_equals_the_plain_loop(asynchronous, cfg, plan):
 
 def gradients(monkeypatch, batch, plan):
     """One step: by unit, the partial gradient of each group as it arrived, and their sum."""
-    found, add = {}, CpuAdam.square_sum
+    found, add = {}, CpuAdam.squares
     plan = Plan.parse(plan)
     kind = {"wide_grad": plan.rounds > 1, "replicas": plan.replicas}
     with runs.make_store(TIED, torch.float32, asynchronous=False, **kind) as store:
@@ -125,12 +125,12 @@ def gradients(monkeypatch, batch, plan):
 
         def noted(adam, grad, *others):
             parts = [each.clone() for each in (grad, *others)]
-            square = add(adam, grad, *others)
+            squares = add(adam, grad, *others)
             found.setdefault(units[grad.data_ptr()], (parts, grad.clone()))  # the head's, before rows are added
-            return square
+            return squares
 
         with monkeypatch.context() as patch:
-            patch.setattr(CpuAdam, "square_sum", noted)
+            patch.setattr(CpuAdam, "squares", noted)
             runs.run(TIED, [batch], plan, asynchronous=False, store=store)
     return found
 

@@ -17,14 +17,14 @@ PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=4 MR=4"
 
 def spoil(monkeypatch, steps):
     """Makes the gradients of these steps (from 0) look infinite to the optimizer."""
-    true_sum, calls = CpuAdam.square_sum, []
+    true_squares, calls = CpuAdam.squares, []
 
-    def square_sum(self, grad):
+    def squares(self, grad):
         calls.append(None)
         step = (len(calls) - 1) // (CFG["num_hidden_layers"] + 2)
-        return math.inf if step in steps else true_sum(self, grad)
+        return torch.tensor([math.inf]) if step in steps else true_squares(self, grad)
 
-    monkeypatch.setattr(CpuAdam, "square_sum", square_sum)
+    monkeypatch.setattr(CpuAdam, "squares", squares)
 
 
 def plain_run(batches, asynchronous, skipped):

@@ -150,7 +150,7 @@ def test_a_skipped_step_leaves_the_wire_as_it_was(asynchronous, monkeypatch):
         runs.run(None, batches[:1], PLAN, asynchronous=asynchronous, store=store, rate=1e-2)
         wired = [state for state in store.units if state.wire]
         there = [(state.current, [buffer.clone() for buffer in state.wire]) for state in wired]
-        monkeypatch.setattr(CpuAdam, "square_sum", lambda self, grad: math.inf)
+        monkeypatch.setattr(CpuAdam, "squares", lambda self, grad: torch.tensor([math.inf]))
         runs.run(None, batches[1:], PLAN, asynchronous=asynchronous, store=store, rate=1e-2)
         for state, (current, buffers) in zip(wired, there, strict=True):
             assert state.current == state.before == current
@@ -177,7 +177,7 @@ def test_a_resumed_state_goes_on_to_the_same_bits(asynchronous, dtype, skipped, 
         checkpoint = saved(store, batches[:2], tmp_path, asynchronous)
         if skipped:
             with monkeypatch.context() as patch:
-                patch.setattr(CpuAdam, "square_sum", lambda self, grad: math.inf)
+                patch.setattr(CpuAdam, "squares", lambda self, grad: torch.tensor([math.inf]))
                 checkpoint = saved(store, batches[2:3], tmp_path, asynchronous)
         buffers = [
             [state.wire[i].clone() for i in (state.current, state.before)] for state in store.units if state.wire

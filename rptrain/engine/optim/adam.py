@@ -1,7 +1,6 @@
 """AdamW on the CPU: one fused pass over memory in native code (adam.c), or the same arithmetic with torch."""
 
 import ctypes
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rptrain.engine.optim import moments
+from rptrain.engine.tree import additions
 from rptrain.utils import native, numa
 from rptrain.utils.native import ended, finish, suffix
 from rptrain.utils.parallel import cores
@@ -124,9 +124,12 @@ class CpuAdam:
 
         More parts may be submitted meanwhile. Pass the result to `ended`; the tensors must live until then. With
         `after`, it returns once all parts are updated; the threads then make these calls, before `then`, and before
-        they come to the next parts.
+        they come to the next parts. Without parts the caller's thread calls `then`.
         """
         calls = [self._calls(part) for part in parts]
+        if not parts:
+            then()
+            return ()
         if self.native:  # a thread visits all parts and takes what is left of each
             shared = [takers[0] for takers in calls]
             works = [shared] * max(len(takers) for takers in calls)
@@ -181,8 +184,8 @@ class CpuAdam:
             for index, piece in enumerate(zip(*pieces.values(), strict=True))
         ]
 
-    def square_sum(self, grad: Tensor, *others: Tensor) -> float:
-        """The sum of squares of a flat buffer, in float64 and in a fixed order.
+    def squares(self, grad: Tensor, *others: Tensor) -> Tensor:
+        """The sum of squares of each chunk of a flat buffer, of CHUNK elements, in float64 and in a fixed order.
 
         `others` are added to `grad` before, as a balanced binary tree, and are overwritten. Only float32 and float64
         are added.
@@ -197,7 +200,7 @@ class CpuAdam:
             parts = zip(*(each.split(FALLBACK_CHUNK) for each in grads), strict=True)
             targets = sums.split(FALLBACK_CHUNK // CHUNK)
             finish(self.pool, [partial(_square_sums, part, to) for part, to in zip(parts, targets, strict=True)])
-        return math.fsum(sums.tolist())
+        return sums
 
     def _native(
         self, name: str, tensors: dict[str, Tensor], factors: Mapping[str, float], noise: int = 0
@@ -253,9 +256,8 @@ def split(master: Tensor, param: Tensor, remainder: Tensor) -> None:
 
 def _square_sums(grads: Sequence[Tensor], sums: Tensor) -> None:
     """Adds `grads` into the first, and writes the sums of squares of its chunks to `sums`, in the order of adam.c."""
-    for stride in (1 << level for level in range((len(grads) - 1).bit_length())):
-        for target, source in zip(grads[:: 2 * stride], grads[stride :: 2 * stride], strict=False):
-            target.add_(source)
+    for to, source in additions(len(grads)):
+        grads[to].add_(grads[source])
     grad = grads[0]
     padding = -len(grad) % CHUNK
     squares = torch.nn.functional.pad(grad.double(), (0, padding)).square_().view(-1, CHUNK // LANES, LANES)

@@ -10,7 +10,8 @@ enum { LINE = 64, AHEAD = 2048 }; /* bytes of a cache line; bytes of sums and gr
 typedef struct {
     int64_t next, part;             /* the first part that nobody has taken; columns (add) or rows of one */
     int64_t count, columns, stride; /* tokens (add) or rows; columns; elements between rows of the sums */
-    const int64_t *index;           /* of each token its row of the sums (add), of each row that of the table */
+    const int64_t *index;           /* of each token its row of the sums (add), of each row where it is added to */
+    const int64_t *source;          /* of each row that of the sums (merge, apply) */
     const void *gradient;
     void *sums, *table;
 } Job;
@@ -69,14 +70,30 @@ ADD(rows_add_f16, float, uint16_t, upcast_half)
 ADD(rows_add_f32, float, float, SAME)
 ADD(rows_add_f64, double, double, SAME)
 
-/* table[index[r]] = table[index[r]] + sums[r], rounded once, for each row r; a part is rows, which differ. */
+/* sums[index[r]] += sums[source[r]] for each row r; a part is rows, which differ. */
+#define MERGE(NAME, REAL)                                                                                     \
+    CLONES void NAME(Job *job)                                                                               \
+    {                                                                                                        \
+        for (int64_t start, stop; take(job, job->count, &start, &stop);)                                     \
+            for (int64_t r = start; r < stop; r++) {                                                         \
+                const REAL *restrict from = (const REAL *)job->sums + job->source[r] * job->stride;          \
+                REAL *restrict to = (REAL *)job->sums + job->index[r] * job->stride;                         \
+                for (int64_t i = 0; i < job->columns; i++)                                                   \
+                    to[i] += from[i];                                                                         \
+            }                                                                                                \
+    }
+
+MERGE(rows_merge_f32, float)
+MERGE(rows_merge_f64, double)
+
+/* table[index[r]] = table[index[r]] + sums[source[r]], rounded once, for each row r; a part is rows, which differ. */
 #define APPLY(NAME, REAL, TABLE, UPCAST, NARROW)                                                              \
     CLONES void NAME(Job *job)                                                                               \
     {                                                                                                        \
         const int64_t columns = job->columns;                                                                \
         for (int64_t start, stop; take(job, job->count, &start, &stop);)                                     \
             for (int64_t r = start; r < stop; r++) {                                                         \
-                const REAL *restrict from = (const REAL *)job->sums + r * job->stride;                       \
+                const REAL *restrict from = (const REAL *)job->sums + job->source[r] * job->stride;                  \
                 TABLE *restrict to = (TABLE *)job->table + job->index[r] * columns;                          \
                 for (int64_t i = 0; i < columns; i++)                                                        \
                     to[i] = NARROW(UPCAST(to[i]) + from[i]);                                                  \

@@ -18,7 +18,7 @@ FALLBACK_TOKENS = 256  # temporaries stay in the caches
 class _Job(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("next", "part", "count", "columns", "stride")),
-        *((name, ctypes.c_void_p) for name in ("index", "gradient", "sums", "table")),
+        *((name, ctypes.c_void_p) for name in ("index", "source", "gradient", "sums", "table")),
     )
 
 
@@ -70,16 +70,29 @@ class CpuRows:
             parts = zip(sums[:, :columns].split(width, 1), gradient.split(width, 1), strict=True)
             finish(self._pool, [partial(_add, part, places, rows) for part, rows in parts])
 
-    def apply(self, sums: Tensor, rows: Tensor, table: Tensor) -> None:
-        """Adds row i of `sums` to row rows[i] of `table` [V, D], rounded once; `rows` is int64 [R], no duplicates."""
+    def merge(self, sums: Tensor, to: Tensor, source: Tensor) -> None:
+        """Adds row source[i] of `sums` to its row to[i]; both are int64 [R], and no row is among them twice."""
+        if self._library:
+            tensors = {"index": to, "source": source, "sums": sums}
+            sizes = {"count": len(to), "columns": sums.shape[1], "stride": sums.shape[1]}
+            self._run(f"rows_merge_{suffix(sums.dtype)}", tensors, sizes, len(to), ROWS)
+        else:
+            parts = zip(to.split(ROWS), source.split(ROWS), strict=True)
+            finish(self._pool, [partial(_merge, sums, *part) for part in parts])
+
+    def apply(self, sums: Tensor, source: Tensor, rows: Tensor, table: Tensor) -> None:
+        """Adds row source[i] of `sums` to row rows[i] of `table` [V, D], rounded once.
+
+        Both are int64 [R]; `rows` has no duplicates.
+        """
         columns = table.shape[1]
         if self._library:
-            tensors = {"index": rows, "sums": sums, "table": table}
+            tensors = {"index": rows, "source": source, "sums": sums, "table": table}
             sizes = {"count": len(rows), "columns": columns, "stride": sums.shape[1]}
             self._run(f"rows_apply_{suffix(table.dtype)}", tensors, sizes, len(rows), ROWS)
         else:
-            parts = zip(sums[:, :columns].split(ROWS), rows.split(ROWS), strict=True)
-            finish(self._pool, [partial(_apply, part, at, table) for part, at in parts])
+            parts = zip(source.split(ROWS), rows.split(ROWS), strict=True)
+            finish(self._pool, [partial(_apply, sums[:, :columns], part, at, table) for part, at in parts])
 
     def clear(self, table: Tensor, rows: Tensor) -> None:
         """Sets rows [R] of `table` [V, D] to zero; `rows` is int64 [R]."""
@@ -92,7 +105,7 @@ class CpuRows:
     def _run(self, name: str, tensors: dict[str, Tensor], sizes: dict[str, int], total: int, part: int) -> None:
         """Splits `total` columns or rows into parts of `part`, which the threads process."""
         assert all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors.values())
-        assert tensors["index"].dtype == torch.int64
+        assert all(tensors[name].dtype == torch.int64 for name in ("index", "source") if name in tensors)
         job = _Job(part=part, **sizes, **{name: tensor.data_ptr() for name, tensor in tensors.items()})
         call = partial(getattr(self._library, name), ctypes.byref(job))
         finish(self._pool, [call] * min(self._threads, -(-total // part)))
@@ -103,5 +116,9 @@ def _add(sums: Tensor, places: Tensor, gradient: Tensor) -> None:
         sums.index_add_(0, part, rows.to(sums.dtype))
 
 
-def _apply(sums: Tensor, rows: Tensor, table: Tensor) -> None:
-    table[rows] = (table[rows].to(sums.dtype) + sums).to(table.dtype)
+def _merge(sums: Tensor, to: Tensor, source: Tensor) -> None:
+    sums[to] = sums[to] + sums[source]
+
+
+def _apply(sums: Tensor, source: Tensor, rows: Tensor, table: Tensor) -> None:
+    table[rows] = (table[rows].to(sums.dtype) + sums[source]).to(table.dtype)

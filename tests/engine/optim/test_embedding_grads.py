@@ -78,7 +78,7 @@ def summed(cpu, occurring, places, gradient, table, parts=2):
     for at, part in zip(places.chunk(parts), gradient.chunk(parts), strict=True):
         cpu.add(sums, at, part)
     table = table.clone()
-    cpu.apply(sums, occurring, table)
+    cpu.apply(sums, torch.arange(len(sums)), occurring, table)
     return sums, table
 
 
@@ -143,7 +143,7 @@ def test_rounds_to_the_nearest_and_ties_to_even(pool, fallback):
     sums = (high[:, None] | lows).view(torch.float32)
     sums = torch.cat([sums, torch.zeros(len(sums), 10)], 1)  # to whole cache lines
     table = torch.zeros(len(sums), 6, dtype=torch.bfloat16)
-    make(pool, fallback=fallback).apply(sums, torch.arange(len(sums)), table)
+    make(pool, fallback=fallback).apply(sums, torch.arange(len(sums)), torch.arange(len(sums)), table)
     expected = (sums[:, :6] + 0.0).bfloat16()
     nan = sums[:, :6].isnan()
     assert torch.equal(table.isnan(), nan)
@@ -237,12 +237,12 @@ def test_an_iteration_is_one_sum_in_token_order(pool, tied, native, dtype, monke
         state = store.units[0]
         table = state.unit.views(state.grad)["embed"]
         table.fill_(7.0)  # what another engine left
-        gradients = RowGradients(state, 200, tied=tied, pool=pool, threads=3)
+        gradients = RowGradients(state, 200, replicas=1, tied=tied, pool=pool, threads=3)
         places = set()
         for early, (ids, generator) in enumerate(iterations(4)):
             gradient = values((4, 50, 160), dtype, generator)
             head = values(table.shape, dtype, generator) if tied else torch.zeros_like(table)
-            gradients.begin(ids, range(len(ids)))
+            gradients.begin(ids, range(len(ids)), [0] * len(ids))
             if tied:  # the head's gradient comes whenever it comes
                 table.copy_(head)
             for m in range(4):
@@ -257,16 +257,69 @@ def test_an_iteration_is_one_sum_in_token_order(pool, tied, native, dtype, monke
         assert len(places) == 1, "the buffer is kept"
 
 
+@PATHS
+def test_rows_of_the_sums_are_added_to_each_other(pool, fallback):
+    for dtype in (torch.float32, torch.float64):
+        sums = values((3 * ROWS, row_stride(7, dtype)), dtype, torch.Generator().manual_seed(0))
+        to, source = torch.arange(0, 3 * ROWS, 3), torch.arange(2, 3 * ROWS, 3)
+        expected = sums.clone()
+        expected[to] += sums[source]
+        make(pool, fallback=fallback).merge(sums, to, source)
+        assert torch.equal(sums, expected)
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "fallback"])
+@pytest.mark.parametrize("replicas", [2, 3, 4])
+@KINDS
+def test_groups_of_replicas_are_summed_as_a_tree(pool, replicas, native, dtype, monkeypatch):
+    """Each group in token order; then the groups that have the row. Groups take turns, and rows are applied early."""
+    make(pool, fallback=not native)
+    if not native:
+        monkeypatch.setattr(embedding_grads, "_library", lambda: None)
+    wide, generator = accumulate_dtype(dtype), torch.Generator().manual_seed(replicas)
+    ids = torch.randint(61, (2 * replicas, 30), generator=generator)
+    gradient = values((*ids.shape, 96), dtype, generator)
+    groups = [m % replicas for m in range(len(ids))]
+    with runs.make_store(plain.config(hidden_size=96), dtype, asynchronous=False) as store:
+        state = store.units[0]
+        gradients = RowGradients(state, ids.numel() // replicas, replicas=replicas, tied=False, pool=pool, threads=3)
+        gradients.begin(ids, range(len(ids)), groups)
+        for m in range(len(ids)):
+            gradients.add(m, gradient[m])
+            gradients.apply()
+        sums = {}  # by row and group
+        for m, (tokens, rows) in enumerate(zip(ids.tolist(), gradient.to(wide), strict=True)):
+            for token, row in zip(tokens, rows, strict=True):
+                sums[token, groups[m]] = sums.get((token, groups[m]), 0) + row
+        expected = torch.zeros(61, 96, dtype=dtype)
+        for token in ids.unique().tolist():
+            parts = [sums.get((token, group)) for group in range(replicas)]
+            expected[token] = tree_sum(parts).to(dtype)
+        assert torch.equal(state.unit.views(state.grad)["embed"], expected)
+
+
+def tree_sum(parts):
+    """Of a power of two of parts, the halves are added up and then both; None adds nothing."""
+    if len(parts) == 1:
+        return parts[0]
+    half = 1 << (len(parts) - 1).bit_length() - 1
+    left, right = tree_sum(parts[:half]), tree_sum(parts[half:])
+    return left if right is None else right if left is None else left + right
+
+
 @KINDS
 @pytest.mark.parametrize("tokens", [8, 200])
 @pytest.mark.parametrize("hidden", [32, 130])
-def test_takes_what_is_planned(pool, tokens, hidden, dtype):
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_takes_what_is_planned(pool, replicas, tokens, hidden, dtype):
     """Also where every token differs; and a buffer that is not used any more is given back."""
     with runs.make_store(plain.config(hidden_size=hidden), dtype, asynchronous=False) as store:
-        gradients = RowGradients(store.units[0], tokens, tied=False, pool=pool, threads=2)
-        gradients.begin(torch.arange(tokens).view(2, -1) % 61, range(2))
-        taken = (gradients._buffer, gradients._rows, gradients._places)
-        assert sum(t.nbytes for t in taken) == RowGradients.nbytes(store.spec, dtype, tokens)
+        gradients = RowGradients(
+            store.units[0], tokens // replicas, replicas=replicas, tied=False, pool=pool, threads=2
+        )
+        gradients.begin(torch.arange(tokens).view(2, -1) % 61, range(2), [0, replicas - 1])
+        taken = (gradients._buffer, gradients._rows, gradients._places, gradients._sources)
+        assert sum(t.nbytes for t in taken) == RowGradients.nbytes(store.spec, dtype, tokens // replicas, replicas)
         assert len(gradients._sums) == len(gradients._buffer)
 
 

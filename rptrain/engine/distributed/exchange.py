@@ -1,0 +1,130 @@
+"""Sums of gradients over all processes, and the weights that each of them updates, to all others.
+
+A process adds the gradients of its own groups of replicas up to the maximal subtrees of the tree over all groups, and
+sends the part of each that another process updates there. Who updates a part completes the tree, so that the sums do
+not depend on the number of processes.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rptrain.engine.distributed.peers import Channel, Message
+from rptrain.engine.distributed.share import Share
+from rptrain.engine.optim.adam import CHUNK, CpuAdam
+from rptrain.engine.tree import additions, joins, subtrees
+from rptrain.models.spec import ModelShape
+from rptrain.schedule.plan import Plan
+from rptrain.utils.native import finish
+
+PIECE = 1 << 22  # elements of a gradient that are sent at once
+AHEAD = 3  # pieces that are received while one is added
+
+
+class GradientExchange:
+    """Exchanges the gradients of an iteration, unit by unit in an order that all processes share. Not thread-safe."""
+
+    def __init__(self, channel: Channel, share: Share, spec: ModelShape, adam: CpuAdam, wide: torch.dtype) -> None:
+        self._channel, self._share, self._spec, self._adam = channel, share, spec, adam
+        self._others = [share.of(rank) for rank in range(share.world) if rank != share.rank]
+        self._trees = {one.rank: subtrees(one.groups, share.replicas) for one in (share, *self._others)}
+        roots = [tree.start for trees in self._trees.values() for tree in trees]
+        self._joins = [*joins(roots, share.replicas)]
+        received = [tree.start for one in self._others for tree in self._trees[one.rank]]
+        longest = max((_size(share.part(spec, unit)) for unit in spec.trained(range(len(spec.units)))), default=0)
+        piece = min(PIECE, longest)
+        self._received = [{root: torch.empty(piece, dtype=wide) for root in received} for _ in range(AHEAD)]
+
+    @staticmethod
+    def nbytes(share: Share, spec: ModelShape, wide: torch.dtype) -> int:
+        """Bytes of host memory for what is received."""
+        others = [share.of(rank) for rank in range(share.world) if rank != share.rank]
+        received = sum(len(subtrees(one.groups, share.replicas)) for one in others)
+        longest = max((_size(share.part(spec, unit)) for unit in spec.trained(range(len(spec.units)))), default=0)
+        return AHEAD * received * min(PIECE, longest) * wide.itemsize
+
+    def reduce(self, unit: int, grads: Sequence[Tensor]) -> None:
+        """Sums a unit's gradients: `grads` has one for each own group. The own part of the first becomes the total."""
+        share, first = self._share, self._share.groups.start
+        totals: dict[int, Tensor] = {}
+        for tree in self._trees[share.rank]:
+            own = grads[tree.start - first : tree.stop - first]
+            totals[tree.start] = own[0]
+            for to, source in additions(len(own)):
+                self._add(own[to], own[source])
+        sent = deque[Message]()
+        for other in self._others:
+            for piece in _pieces(other.part(self._spec, unit)):
+                for total in totals.values():
+                    sent.extend(self._channel.send(total[piece], other.rank))
+        waiting = deque[tuple[slice, Mapping[int, Tensor], Sequence[Message]]]()
+        for number, piece in enumerate(_pieces(share.part(self._spec, unit))):
+            if len(waiting) == AHEAD:
+                self._join(grads[0], totals, *waiting.popleft())
+            places = {root: place[: _size(piece)] for root, place in self._received[number % AHEAD].items()}
+            messages = [
+                message
+                for other in self._others
+                for tree in self._trees[other.rank]
+                for message in self._channel.receive(places[tree.start], other.rank)
+            ]
+            waiting.append((piece, places, messages))
+        while waiting:
+            self._join(grads[0], totals, *waiting.popleft())
+        for message in sent:
+            message.wait()
+
+    def _join(
+        self,
+        grad: Tensor,
+        totals: Mapping[int, Tensor],
+        piece: slice,
+        received: Mapping[int, Tensor],
+        messages: Sequence[Message],
+    ) -> None:
+        """Completes the tree for a piece, once it has arrived."""
+        for message in messages:
+            message.wait()
+        parts = {**{root: total[piece] for root, total in totals.items()}, **received}
+        for to, source in self._joins:
+            self._add(parts[to], parts[source])
+        if parts[0].data_ptr() != grad[piece].data_ptr():
+            grad[piece].copy_(parts[0])
+
+    def _add(self, to: Tensor, source: Tensor) -> None:
+        pieces = zip(to.split(CHUNK), source.split(CHUNK), strict=True)
+        finish(self._adam.pool, [partial(torch.add, one, other, out=one) for one, other in pieces])
+
+    def square_sum(self, squares: Mapping[int, Tensor]) -> float:
+        """The sum of squares of whole gradients from those of the chunks in the own parts, for each unit."""
+        units, everyone = sorted(squares), [self._share.of(rank) for rank in range(self._share.world)]
+        counts = [[-(-_size(one.part(self._spec, unit)) // CHUNK) for unit in units] for one in everyone]
+        parts = [torch.empty(sum(each), dtype=torch.float64) for each in counts]
+        torch.cat([squares[unit] for unit in units], out=parts[self._share.rank])
+        self._channel.share(parts)
+        of_units = zip(*(part.split(each) for part, each in zip(parts, counts, strict=True)), strict=True)
+        return math.fsum(math.fsum(torch.cat(each).tolist()) for each in of_units)
+
+
+def all_losses(channel: Channel, share: Share, own: Tensor, plan: Plan) -> Tensor:
+    """The losses of all micro-batches of a step from those of the process, whose plan is `plan`."""
+    turns = plan.turns
+    numbers = [share.of(rank).numbers(turns, plan.round_size) for rank in range(share.world)]
+    parts = [own if rank == share.rank else own.new_empty(len(each)) for rank, each in enumerate(numbers)]
+    channel.share(parts)
+    whole = own.new_empty(sum(map(len, numbers)))
+    for each, part in zip(numbers, parts, strict=True):
+        whole[[*each]] = part
+    return whole
+
+
+def _size(part: slice) -> int:
+    return part.stop - part.start
+
+
+def _pieces(part: slice) -> Sequence[slice]:
+    return [slice(start, min(start + PIECE, part.stop)) for start in range(part.start, part.stop, PIECE)]

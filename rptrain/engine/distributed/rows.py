@@ -1,0 +1,114 @@
+"""Gradient rows of the embedding, summed over all processes: only rows whose tokens occur are sent."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+
+import torch
+from torch import Tensor
+
+from rptrain.engine.distributed.exchange import PIECE
+from rptrain.engine.distributed.peers import Channel, Message
+from rptrain.engine.distributed.share import Share
+from rptrain.engine.embedding import RowGradients
+from rptrain.engine.store import UnitState
+from rptrain.engine.tree import additions, joins, subtrees
+from rptrain.models.spec import ModelSpec
+
+SENT = 8  # messages on their way to the others, each with a copy of its rows
+
+
+class SharedRowGradients(RowGradients):
+    """The rows of the own part of the table, from the groups of all processes.
+
+    All processes know every token of a step, and so which rows they send and receive.
+    """
+
+    def __init__(
+        self,
+        state: UnitState,
+        spec: ModelSpec,
+        tokens: int,
+        *,
+        share: Share,
+        channel: Channel,
+        pool: Executor,
+        threads: int,
+    ) -> None:
+        """`tokens`: of each group in a step."""
+        self._share, self._channel, self._spec = share, channel, spec
+        self._trees = {rank: subtrees(share.of(rank).groups, share.replicas) for rank in range(share.world)}
+        super().__init__(state, tokens, replicas=share.replicas, tied=spec.tied, pool=pool, threads=threads)
+
+    def _groups(self, replicas: int) -> range:
+        return self._share.groups
+
+    def _others(self, tokens: int) -> int:
+        part, width = self._share.part(self._spec, 0), self._spec.hidden_size
+        rows = -(-(part.stop - part.start) // width)
+        trees = [tree for rank, trees in self._trees.items() if rank != self._share.rank for tree in trees]
+        return sum(min(len(tree) * tokens, rows) for tree in trees)
+
+    def begin(self, input_ids: Tensor, order: Iterable[int], groups: Sequence[int]) -> None:
+        super().begin(input_ids, order, groups)
+        of_group, sorted_rows = torch.tensor(groups), self._rows.sort()
+        self._sorted = sorted_rows.indices
+        self._occurs = torch.zeros(self._share.replicas, len(self._rows), dtype=torch.bool)
+        for group, occurs in enumerate(self._occurs):
+            found = torch.searchsorted(sorted_rows.values, input_ids[of_group == group])
+            occurs[self._sorted[found]] = True
+
+    def apply(self) -> None:
+        """Exchanges the sums, once all are complete, and adds the totals to the own part of the unit's gradient."""
+        share, own = self._share, self._trees[self._share.rank]
+        everything = slice(0, len(self._rows))
+        for tree in own:
+            pairs = ((tree.start + to, tree.start + source) for to, source in additions(len(tree)))
+            self._merge(pairs, everything)
+        received = self._receive()
+        sent = deque[tuple[Message, Tensor]]()
+        for rank in range(share.world):
+            if rank == share.rank:
+                continue
+            for tree in own:
+                for rows in self._rows_for(rank, tree).split(self._piece):
+                    values = self._sums[self._sources[tree.start, rows]]
+                    sent.extend((message, values) for message in self._channel.send(values, rank))
+                    while len(sent) > SENT:
+                        sent.popleft()[0].wait()
+        for message in received:
+            message.wait()
+        part = self._rows_for(share.rank, range(share.replicas))
+        self._merge(joins([tree.start for trees in self._trees.values() for tree in trees], share.replicas), part)
+        self._cpu.apply(self._sums, self._sources[0, part], self._rows[part], self._table)
+        for message, _ in sent:
+            message.wait()
+        self._applied = self._whole
+
+    def _receive(self) -> Sequence[Message]:
+        """Begins to receive the others' sums, behind the own ones in the buffer."""
+        messages: list[Message] = []
+        used = len(self._sums)
+        for rank, trees in self._trees.items():
+            if rank == self._share.rank:
+                continue
+            for tree in trees:
+                rows = self._rows_for(self._share.rank, tree)
+                self._sources[tree.start, rows] = torch.arange(used, used + len(rows))
+                for values in self._buffer[used : used + len(rows)].split(self._piece):
+                    messages += self._channel.receive(values, rank)
+                used += len(rows)
+        self._sums = self._buffer[:used]
+        return messages
+
+    def _rows_for(self, rank: int, tree: range) -> Tensor:
+        """Positions of the rows in a process's part of the table that occur in a subtree, ordered by row."""
+        part, width = self._share.of(rank).part(self._spec, 0), self._table.shape[1]
+        starts = self._rows * width
+        wanted = self._occurs[tree.start : tree.stop].any(0) & (starts >= part.start) & (starts < part.stop)
+        return self._sorted[wanted[self._sorted]]
+
+    @property
+    def _piece(self) -> int:
+        """Rows in a message."""
+        return max(1, PIECE // self._buffer.shape[1])

@@ -1,0 +1,91 @@
+"""A process that ends, fails or falls silent ends the step in all others, with its name."""
+
+import re
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from rptrain.engine.distributed.peers import Launch
+from rptrain.utils.errors import UserError
+from tests import run_tools as tools
+from tests.cases import long
+
+PROGRAM = """
+import sys, time
+import torch
+from rptrain.engine.distributed import peers
+from rptrain.engine.distributed.peers import Launch, Peers, Shared
+from rptrain.schedule.plan import Plan
+from tests.engine import plain, runs
+
+rank, port, fault = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+peers.SILENT = 3.0
+plan = Plan.parse("FB0-4 | N=1 M=1 MR=1")
+batches = plain.make_batches(200, micro_batches=3)
+
+
+def probe(name):
+    if fault == "fails" and rank == 1 and "optimizer" in name:
+        raise RuntimeError("broken")
+
+
+with Peers(Launch(rank, 3, rank, 3, "127.0.0.1", port, 0)) as peers:
+    shared = Shared.open(peers, 3)
+    kind = {"asynchronous": True, "wide_grad": True, "share": shared.share}
+    with runs.make_store(plain.CONFIG, torch.float32, **kind) as store:
+        tokens = batches[0].sequences * batches[0].length
+        with runs.engine_of(store, plan, tokens=tokens, shared=shared, probe=probe) as engine:
+            for step, batch in enumerate(batches):
+                loss = engine.forward_backward(batch)
+                engine.step(1e-3)
+                loss.result()
+                if step == 3:
+                    print("trains", flush=True)
+                time.sleep(0.05)
+"""
+
+
+def started(fault):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    line = [sys.executable, "-c", PROGRAM]
+    processes = [subprocess.Popen([*line, str(rank), str(store.port), fault], **pipe) for rank in range(3)]
+    return store, processes
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("killed", "process 1 on .* has ended or cannot be reached: the step cannot be completed"),
+        long("stopped", "process 1 on .* has ended or cannot be reached: the step cannot be completed"),
+        ("fails", "process 1 on .* has failed: .*RuntimeError: broken: the step cannot be completed"),
+    ],
+)
+def test_the_others_end_and_name_it(fault, reason):
+    _store, processes = started(fault)
+    try:
+        if fault != "fails":
+            for process in processes:
+                assert process.stdout.readline() == "trains\n"
+            processes[1].send_signal(signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+        for rank in (0, 2):
+            output, _ = processes[rank].communicate(timeout=tools.PATIENCE)
+            assert processes[rank].returncode == 1
+            assert re.search(reason, output.strip().splitlines()[-1]), output
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def test_what_torchrun_says():
+    given = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    given |= {"MASTER_ADDR": "a", "MASTER_PORT": "5", "TORCHELASTIC_RESTART_COUNT": "2"}
+    assert Launch.of(given) == Launch(3, 4, 1, 2, "a", 5, 2)
+    assert Launch.of({}) is None and Launch.of(given | {"WORLD_SIZE": "1"}) is None
+    with pytest.raises(UserError, match="WORLD_SIZE is set, but not RANK, MASTER_PORT: start several processes with"):
+        Launch.of({name: value for name, value in given.items() if name not in ("RANK", "MASTER_PORT")})
