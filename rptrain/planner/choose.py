@@ -9,6 +9,9 @@ from typing import Self
 import torch
 
 from rptrain.config.schema import Config
+from rptrain.engine.distributed.exchange import GradientExchange
+from rptrain.engine.distributed.rows import SharedRowGradients
+from rptrain.engine.distributed.share import Share
 from rptrain.engine.embedding import RowGradients
 from rptrain.engine.footprint import (
     Footprint,
@@ -45,7 +48,8 @@ LIBRARIES = 512 << 20  # bytes of a GPU's limit for matrix and attention librari
 class Workload:
     """The workload of a plan: M micro-batches of `sequences` x `length` tokens per step, in rounds of `round_size`.
 
-    The rounds are divided among `replicas` groups of devices.
+    The rounds are divided among `replicas` groups of devices. If several processes train the model, these are the
+    micro-batches and groups of one of them, with its `share`.
     """
 
     sequences: int
@@ -59,16 +63,18 @@ class Workload:
     file_backed: bool = False  # frozen weights stay in the model's files
     half_sums: bool = False  # products of float16 matrices are summed in float16
     replicas: int = 1
+    share: Share | None = None
 
     @classmethod
-    def of(cls, config: Config, card: Card) -> Self:
+    def of(cls, config: Config, card: Card, share: Share | None = None) -> Self:
         """The workload of a config without "auto", on cards of this kind."""
         train = config.train
+        groups = config.replicas if share is None else len(share.groups)
         dtype = DTYPES[config.model.dtype]
         return cls(
             sequences=train.sequences,
             length=config.data.max_length,
-            micro_batches=train.micro_batches,
+            micro_batches=train.micro_batches // config.replicas * groups,
             round_size=config.round_size,
             dtype=dtype,
             asynchronous=config.optim.update == "async",
@@ -76,7 +82,8 @@ class Workload:
             fused=card != CPU and dtype in launch.DTYPES and (launch.HAS_TRITON or not torch.cuda.is_available()),
             file_backed=config.model.hold == "map",
             half_sums=config.engine.fp16_accumulation,
-            replicas=config.replicas,
+            replicas=groups,
+            share=share,
         )
 
     @property
@@ -92,7 +99,7 @@ class Workload:
     @property
     def wide_grad(self) -> bool:
         """Whether gradients are partial sums of rounds."""
-        return self.micro_batches > self.round_size
+        return self.micro_batches > self.round_size or self.share is not None
 
     def update_bytes(self, unit: Unit) -> float:
         """Bytes per parameter that the update of a trainable unit reads and writes."""
@@ -109,6 +116,7 @@ class Workload:
             replicas=self.replicas,
             moments=self.moments,
             file_backed=self.file_backed,
+            share=self.share,
         )
 
 
@@ -196,7 +204,16 @@ def row_bytes(spec: ModelShape, workload: Workload) -> int:
     if not spec.units[0].trainable:
         return 0
     tokens = workload.tokens * workload.micro_batches // workload.replicas
-    return RowGradients.nbytes(spec, workload.dtype, tokens, workload.replicas)
+    if workload.share is None:
+        return RowGradients.nbytes(spec, workload.dtype, tokens, workload.replicas)
+    return SharedRowGradients.shared_nbytes(spec, workload.dtype, tokens, workload.share)
+
+
+def exchange_bytes(spec: ModelShape, workload: Workload) -> int:
+    """Bytes of host memory for gradients that other processes send."""
+    if workload.share is None:
+        return 0
+    return GradientExchange.nbytes(workload.share, spec, accumulate_dtype(workload.dtype))
 
 
 def make_plan(
@@ -219,7 +236,7 @@ def make_plan(
     costs = layer_costs(spec, workload, machine, measured)
     setting = _setting(spec, machine, workload, measured)
     store = sum(workload.state_sizes(spec).values())
-    rows = row_bytes(spec, workload)
+    rows = row_bytes(spec, workload) + exchange_bytes(spec, workload)
     room = None if device_limit is None else device_limit - LIBRARIES
     shapes, largest = workload.shapes(machine.devices), largest_layer(spec, workload.dtype)
     _check_single_layers(spec, shapes, room, limit_source)

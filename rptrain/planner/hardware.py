@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from rptrain.config.schema import Config, Engine
+from rptrain.engine.distributed.share import Share
 from rptrain.engine.optim.adam import default_threads
 from rptrain.engine.store import available_bytes
 from rptrain.planner.rates import measured_links, measured_rates
@@ -57,6 +58,7 @@ class Hardware:
     host_most: int | None  # the largest useful engine.host_limit; None: unknown
     program: int  # bytes of the process itself when it trains: code, libraries, threads
     here: bool
+    process: tuple[int, int] = (0, 1)  # the number of this process, and how many train the model
     saved: int = 0  # bytes on disk of the checkpoints of the resumed run
 
     @property
@@ -86,6 +88,26 @@ class Hardware:
         least = min(self.gpus, key=lambda gpu: gpu.room)
         return f"what is free on {least.name}" if least.source == "free" else least.source
 
+    def share(self, config: Config) -> Share | None:
+        """The share of this process in a run with a config without "auto", if several train the model.
+
+        Raises UserError if there are fewer replicas than processes.
+        """
+        rank, world = self.process
+        if world == 1:
+            return None
+        if config.replicas < world:
+            raise UserError(
+                f"engine.replicas = {config.replicas}, but {world} processes need at least one replica each: set "
+                f'engine.replicas to {world} or more, or to "auto"'
+            )
+        return Share(rank, world, config.replicas)
+
+    def groups(self, config: Config) -> int:
+        """The groups of replicas that this process computes."""
+        share = self.share(config)
+        return config.replicas if share is None else len(share.groups)
+
     def first(self, count: int) -> "Hardware":
         """The hardware with at most `count` of the devices."""
         count = min(count, self.devices)
@@ -93,15 +115,17 @@ class Hardware:
 
     def divisible(self, config: Config) -> bool:
         """Whether the devices that a config without "auto" keeps busy can be divided into its groups."""
-        devices = min(config.round_size * config.replicas, self.devices)
-        return devices < config.replicas or devices % config.replicas == 0
+        groups = self.groups(config)
+        devices = min(config.round_size * groups, self.devices)
+        return devices < groups or devices % groups == 0
 
     def used(self, config: Config) -> "Hardware":
         """The devices that a config without "auto" keeps busy: at most one per micro-batch of a round, in each group.
 
         Raises UserError if they cannot be divided into groups.
         """
-        replicas, used = config.replicas, self.first(config.round_size * config.replicas)
+        replicas = self.groups(config)
+        used = self.first(config.round_size * replicas)
         if self.divisible(config):
             return used
         kind = "GPUs" if self.gpus else "CPU workers"

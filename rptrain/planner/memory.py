@@ -23,7 +23,7 @@ from rptrain.engine.transfer.staging import staging_bytes
 from rptrain.models.spec import ModelShape
 from rptrain.models.weights.file_backed import file_backed_units
 from rptrain.models.weights.quantized import loading_bytes
-from rptrain.planner.choose import LIBRARIES, RunPlan, Workload, least_footprint, make_plan, row_bytes
+from rptrain.planner.choose import LIBRARIES, RunPlan, Workload, exchange_bytes, least_footprint, make_plan, row_bytes
 from rptrain.planner.hardware import Gpu, Hardware
 from rptrain.runs.run_dir import RunDir, forks
 from rptrain.schedule.plan import Plan, Stage
@@ -142,7 +142,7 @@ def plan_run(
     (schedule/search.py). Raises UserError if a single layer does not fit on a GPU.
     """
     hardware = hardware.used(config)
-    workload = Workload.of(config, hardware.machine.card)
+    workload = Workload.of(config, hardware.machine.card, hardware.share(config))
     room = hardware.host
     if room is not None:
         fixed = [*_process(config, spec, workload, hardware), *_staging(spec, workload, hardware)]
@@ -167,7 +167,7 @@ def least_memory(config: Config, spec: ModelShape, hardware: Hardware) -> Memory
     On each GPU, one layer per stage; on the host, the activations of the fewest stages whose slots fit on a GPU.
     """
     hardware = hardware.used(config)
-    workload = Workload.of(config, hardware.machine.card)
+    workload = Workload.of(config, hardware.machine.card, hardware.share(config))
     stages, shapes = 1, workload.shapes(hardware.devices)
     if hardware.room is not None:
         whole = stage_memory(spec, Stage("FB", 0, len(spec.stack)), shapes)
@@ -182,7 +182,7 @@ def _memory(
     config: Config, spec: ModelShape, hardware: Hardware, device: Footprint, *, activations: int, workers: int
 ) -> MemoryPlan:
     """The memory plan. On the host, written pages count; pages of files that are read can be reclaimed and do not."""
-    workload = Workload.of(config, hardware.machine.card)
+    workload = Workload.of(config, hardware.machine.card, hardware.share(config))
     return MemoryPlan(
         _host(config, spec, workload, hardware, activations, workers),
         tuple(_gpu(gpu, device) for gpu in hardware.gpus),
@@ -247,6 +247,8 @@ def _host(
     locked = sum(part.nbytes for part in parts)
     if rows:
         parts.append(MemoryPart("sums of the embedding's gradient", rows))
+    if exchanged := exchange_bytes(spec, workload):
+        parts.append(MemoryPart("gradients of other processes", exchanged))
     if workers:
         parts.append(MemoryPart(f"memory of {hardware.devices} CPU workers", workers))
     notes = []

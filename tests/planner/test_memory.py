@@ -11,9 +11,12 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 
 from rptrain.checkpoint.atomic_dir import SLACK
 from rptrain.config.resolve import resolve
+from rptrain.engine.distributed.exchange import AHEAD
+from rptrain.engine.distributed.share import Share
 from rptrain.engine.footprint import footprint
 from rptrain.engine.store import ModelStore, _left_in_groups
 from rptrain.models import registry
@@ -38,6 +41,7 @@ from rptrain.planner.model import training_model
 from rptrain.schedule.machine import CARDS, CPU
 from rptrain.schedule.plan import Plan
 from rptrain.train.trainer import train
+from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import most_threads
 
 from .. import own_memory
@@ -244,6 +248,31 @@ def test_states_are_the_buffers_of_the_store(folder, dtype, moments, update, siz
     assert run.store_bytes == sum(ModelStore.sizes(spec, workload.dtype, **options).values())
     with ModelStore(spec, workload.dtype, **options) as store:
         assert store._arena._used == run.store_bytes
+
+
+def test_one_of_several_processes_has_its_share_of_the_optimizer_state(folder):
+    """In bfloat16, async: 4 bytes of weights, 4 of a gradient, and 10 that are divided."""
+    config, spec, hardware, alone, _ = planned(folder, "engine.replicas=4", "engine.devices=cpu:1")
+    states = []
+    for rank in range(4):
+        run, memory = plan_run(config, spec, replace(hardware, process=(rank, 4)))
+        share = Share(rank, 4, 4)
+        assert (run.plan.micro_batches, run.plan.replicas) == (1, 1)
+        with ModelStore(spec, torch.bfloat16, generations=2, wide_grad=True, share=share) as store:
+            assert store._arena._used == run.store_bytes
+        exchanged = [part.nbytes for part in memory.host.parts if part.name == "gradients of other processes"]
+        largest = max(part.stop - part.start for part in (share.part(spec, unit) for unit in range(len(spec.units))))
+        assert exchanged == [AHEAD * 3 * largest * 4]
+        states.append(run.store_bytes)
+    parameters = sum(unit.numel for unit in spec.units)
+    assert sum(states) == pytest.approx((4 * (4 + 4) + 10) * parameters, rel=0.01)
+    assert alone.store_bytes == pytest.approx((4 + 4 * 4 + 10) * parameters - 3 * 4 * spec.units[0].numel, rel=0.01)
+
+
+def test_processes_without_a_replica(folder):
+    config, spec, hardware, *_ = planned(folder, "engine.replicas=2", "engine.devices=cpu:1")
+    with pytest.raises(UserError, match=r"engine\.replicas = 2, but 3 processes need .* set engine\.replicas to 3 or"):
+        plan_run(config, spec, replace(hardware, process=(0, 3)))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

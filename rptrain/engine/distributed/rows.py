@@ -11,9 +11,10 @@ from rptrain.engine.distributed.exchange import PIECE
 from rptrain.engine.distributed.peers import Channel, Message
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.embedding import RowGradients
-from rptrain.engine.store import UnitState
+from rptrain.engine.optim.embedding_grads import row_stride
+from rptrain.engine.store import UnitState, accumulate_dtype
 from rptrain.engine.tree import additions, joins, subtrees
-from rptrain.models.spec import ModelSpec
+from rptrain.models.spec import ModelShape, ModelSpec
 
 SENT = 8  # messages on their way to the others, each with a copy of its rows
 
@@ -40,14 +41,23 @@ class SharedRowGradients(RowGradients):
         self._trees = {rank: subtrees(share.of(rank).groups, share.replicas) for rank in range(share.world)}
         super().__init__(state, tokens, replicas=share.replicas, tied=spec.tied, pool=pool, threads=threads)
 
+    @staticmethod
+    def shared_nbytes(spec: ModelShape, dtype: torch.dtype, tokens: int, share: Share) -> int:
+        """Upper bound of the memory for groups of `tokens` tokens: rows of the own groups, those that are received, and
+        indices.
+        """
+        wide = accumulate_dtype(dtype)
+        rows = len(share.groups) * min(tokens, spec.vocab_size) + _received_rows(share, spec, tokens)
+        everything, distinct = share.replicas * tokens, min(share.replicas * tokens, spec.vocab_size)
+        sums = rows * row_stride(spec.hidden_size, wide) * wide.itemsize
+        # rows, their order, sources of and occurrence in each group, and places of tokens
+        return sums + distinct * (16 + 9 * share.replicas) + everything * torch.int64.itemsize
+
     def _groups(self, replicas: int) -> range:
         return self._share.groups
 
     def _others(self, tokens: int) -> int:
-        part, width = self._share.part(self._spec, 0), self._spec.hidden_size
-        rows = -(-(part.stop - part.start) // width)
-        trees = [tree for rank, trees in self._trees.items() if rank != self._share.rank for tree in trees]
-        return sum(min(len(tree) * tokens, rows) for tree in trees)
+        return _received_rows(self._share, self._spec, tokens)
 
     def begin(self, input_ids: Tensor, order: Iterable[int], groups: Sequence[int]) -> None:
         super().begin(input_ids, order, groups)
@@ -112,3 +122,11 @@ class SharedRowGradients(RowGradients):
     def _piece(self) -> int:
         """Rows in a message."""
         return max(1, PIECE // self._buffer.shape[1])
+
+
+def _received_rows(share: Share, spec: ModelShape, tokens: int) -> int:
+    """The most rows that other processes send."""
+    part = share.part(spec, 0)
+    rows = -(-(part.stop - part.start) // spec.hidden_size)
+    others = (share.of(rank).groups for rank in range(share.world) if rank != share.rank)
+    return sum(min(len(tree) * tokens, rows) for groups in others for tree in subtrees(groups, share.replicas))
