@@ -52,14 +52,16 @@ def resolve_auto(
     if not is_automatic(config):
         return config
     try:
-        return search_auto(config, hardware.devices, plan)
+        return search_auto(config, hardware.devices, plan, hardware.process[1])
     except UserError:
-        choices = _choices(config, hardware.devices)
+        choices = _choices(config, hardware.devices, hardware.process[1])
         return min(filter(hardware.divisible, choices), key=missing, default=choices[0])
 
 
-def search_auto(config: Config, devices: int, plan: Callable[[Config], RunPlan]) -> Config:
+def search_auto(config: Config, devices: int, plan: Callable[[Config], RunPlan], processes: int = 1) -> Config:
     """The config with the numbers whose plan has the shortest step, in place of "auto".
+
+    `devices` are those of each of the `processes`, and each of them has a group of devices at least.
 
     `plan` makes the plan of a config with numbers, and raises UserError if it does not fit. Among about equally fast
     choices the first wins: few groups of devices (with LoRA, whose gradients are small, many), few rounds, and large
@@ -68,7 +70,7 @@ def search_auto(config: Config, devices: int, plan: Callable[[Config], RunPlan])
     """
     best: tuple[float, Config] | None = None
     refusals: dict[int, UserError] = {}
-    for choice in _choices(config, devices):
+    for choice in _choices(config, devices, processes):
         if best is not None and choice.train.micro_batches > MICRO_BATCHES:
             break
         try:
@@ -112,11 +114,14 @@ def _with(config: Config, rows: int, round_size: int | None, replicas: int) -> C
     return config.model_copy(update={"train": train, "engine": engine})
 
 
-def _choices(config: Config, devices: int) -> list[Config]:
+def _choices(config: Config, devices: int, processes: int) -> list[Config]:
     """All choices: few groups and few rounds first, then large micro-batches; last, those that leave devices idle."""
     rows, size, replicas = _values(config)
     total = config.train.global_batch_size
-    groups = [*reversed(divisors(devices))] if replicas == "auto" else [replicas]
+    groups = [replicas]
+    if replicas == "auto":  # a power of two divides more numbers of micro-batches; processes then differ by a group
+        least = [processes * n for n in reversed(divisors(devices))]
+        groups = sorted({*least, *(1 << (n - 1).bit_length() for n in least)} if processes > 1 else least)
     if config.adapters is not None:
         groups.reverse()
     choices: list[tuple[int, int | None, int]] = []
@@ -136,7 +141,7 @@ def _choices(config: Config, devices: int) -> list[Config]:
     def order(choice: tuple[int, int | None, int]) -> tuple[bool, int]:
         n, size, n_groups = choice
         count = total // n
-        return count > MICRO_BATCHES, max(0, devices + n_groups - (size * n_groups if size else count))
+        return count > MICRO_BATCHES, max(0, processes * devices + n_groups - (size * n_groups if size else count))
 
     choices.sort(key=order)
     return [_with(config, *choice) for choice in choices]

@@ -96,6 +96,13 @@ def test_the_quickest_replicas_are_taken(folder):
         search_auto(given, 3, alike)
 
 
+def test_each_of_several_processes_has_a_group_at_least(folder):
+    config, asked = config_of(folder, "train.micro_batch_size=4", "engine.replicas=auto"), []
+    plan = replicas_planner({1: 1.0, 2: 1.0, 4: 3.0, 8: 2.0}, asked)
+    assert search_auto(config, 2, plan, 3).replicas == 8
+    assert {replicas for replicas, _ in asked} == {4, 8}  # 3 and 6 do not divide 64 sequences
+
+
 def test_where_nothing_fits_the_smallest_says_why(folder):
     with pytest.raises(UserError, match=r"\(1, 64\) does not fit"):
         search_auto(config_of(folder, "train.micro_batch_size=auto"), 2, planner({}))
