@@ -21,9 +21,10 @@ class Context:
 
     Board keys: ("boundary", ...), ("grad", unit, group), ("version", unit), ("loss", round), ("rows",),
     ("scale",), ("step",), ("saved", unit), ("evaluated", device), ("staged", device, buffer),
-    ("emptied", device, buffer); with several processes ("updated", unit) and ("losses",). Version v of a unit holds the
-    weights after v steps; its payload is the index of the generation. The payload of ("scale",) is the loss scale of
-    the iteration that reads version v. Every version of a frozen unit is published from the start.
+    ("emptied", device, buffer); with several processes ("updated", unit), ("losses",) and
+    ("evaluation losses",). Version v of a unit holds the weights after v steps; its payload is the index of the
+    generation. The payload of ("scale",) is the loss scale of the iteration that reads version v. Every version of a
+    frozen unit is published from the start.
     """
 
     plan: Plan
@@ -33,6 +34,7 @@ class Context:
     lag: int  # 1 in async: iteration n reads version n - 1; 0 in sync: version n
     probe: Probe | None
     recorder: Recorder
+    told: Callable[[BaseException], None] | None = None  # gets the first failure
     failure: EngineError | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -43,11 +45,14 @@ class Context:
     def fail(self, where: str, error: BaseException) -> None:
         """Keeps the first failure, with the place where it happened, and releases every waiting thread."""
         with self._lock:
-            if self.failure is None:
+            first = self.failure is None
+            if first:
                 thread = threading.current_thread().name
                 self.failure = EngineError(f"{thread}, {where}: {describe(error, with_type=True)}")
                 self.failure.__cause__ = error
         self.board.abort()
+        if first and self.told is not None:
+            self.told(error)
 
     def aborted(self) -> bool:
         return self.board.aborted

@@ -79,6 +79,7 @@ class RowGradients:
             last[found[m]] = turn
         by_end = last.argsort(stable=True)
         self._rows, found = rows[by_end], by_end.argsort()[found]
+        self._occur(found, groups)
         self._ends = deque(last.bincount(minlength=len(found)).cumsum(0).tolist())
         self._whole = self._applied = used = 0
         self._places, self._sources = torch.empty_like(found), torch.full((self._replicas, len(rows)), -1)
@@ -105,6 +106,9 @@ class RowGradients:
         self._merge(additions(self._replicas), new)
         self._cpu.apply(self._sums, self._sources[0, new], self._rows[new], self._table)
         self._applied = self._whole
+
+    def _occur(self, found: Tensor, groups: Sequence[int]) -> None:
+        """Notes in which groups rows occur: `found` [M, T] has the position of each token's row."""
 
     def _groups(self, replicas: int) -> range:
         """The groups whose micro-batches are added here."""

@@ -13,7 +13,6 @@ from rptrain.engine.context import Context
 from rptrain.engine.devices.base import STREAMS, Device, Probe
 from rptrain.engine.devices.cpu import CpuDevice
 from rptrain.engine.devices.cuda import CudaDevice
-from rptrain.engine.distributed.exchange import all_losses
 from rptrain.engine.distributed.peers import Shared
 from rptrain.engine.embedding import EmbeddingWorker
 from rptrain.engine.errors import Aborted
@@ -112,11 +111,15 @@ class Engine:
             lag = int(optimizer.asynchronous)
             measured = measured_stages(store.spec, plan.stages) if meter is not None and meter.layers else ()
             recorder = Recorder(plan.devices, trace=self.trace, meter=meter, measured=measured, watched=watched)
-            self._context = Context(plan, bounds, store, buffers, lag, probe, recorder)
+            told = None if shared is None else shared.peers.fail
+            self._context = Context(plan, bounds, store, buffers, lag, probe, recorder, told)
             self._publish_weights()
             adam = CpuAdam(optimizer.betas, optimizer.eps, optimizer.threads)
             stack.callback(adam.close)
             self._devices = [self._open(name, device_limit, probe, stack) for name in devices]
+            if shared is not None:
+                shared.peers.on_loss(partial(self._context.fail, "heartbeats"))
+                stack.callback(shared.peers.on_loss, None)
             stack.callback(self._end_threads)
             self._optimizer = OptimizerWorker(
                 self._context,
@@ -128,9 +131,6 @@ class Engine:
                 loss_scale=loss_scale,
                 shared=shared,
             )
-            if shared is not None:
-                shared.peers.on_loss(partial(self._context.fail, "heartbeats"))
-                stack.callback(shared.peers.on_loss, None)
             self._threads.append(self._optimizer)
             self._threads.append(EmbeddingWorker(self._context))
             self._start_workers(staging)
@@ -258,7 +258,9 @@ class Engine:
             self._wait(("evaluated", index), number)
         losses = iteration.losses
         if self._shared is not None:
-            losses = all_losses(self._shared.main, self._shared.share, losses, self.plan)
+            self._optimizer.submit(Evaluation(iteration, number))
+            self._wait(("evaluation losses",), number)
+            losses = iteration.step_losses[0]
         return losses.double().sum().item()
 
     def snapshot(self) -> Snapshot:

@@ -61,9 +61,11 @@ class Arena:
         """Returns the next `numel` elements, zero-filled, on pages of their own."""
         nbytes = numel * dtype.itemsize
         assert self._used + nbytes <= self._size, (self._used, nbytes, self._size)
-        self._pieces.append(self._base[self._used : self._used + aligned(nbytes)])
+        piece = self._base[self._used : self._used + aligned(nbytes)]
+        if nbytes:  # CUDA registers no empty memory
+            self._pieces.append(piece)
         self._used += aligned(nbytes)
-        return self._pieces[-1][:nbytes].view(dtype)
+        return piece[:nbytes].view(dtype)
 
     def lock(self) -> None:
         """Page-locks all tensors taken so far, before anything is written to them.

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rptrain.engine import store as memory
+from rptrain.engine.distributed.share import Share
 from rptrain.engine.store import Arena, ModelStore, aligned
 from rptrain.utils.parallel import cores, in_parallel
 
@@ -155,3 +156,13 @@ def test_each_gradient_of_a_group_is_locked(runtime):
     with runs.make_store(plain.config(), torch.bfloat16, asynchronous=True, **kind) as store:
         assert store.locked
         assert {grad.data_ptr() for state in store.units for grad in state.grads} <= runtime.registered.keys()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_without_a_part_of_a_unit_locks_what_it_has(runtime, rank):
+    """CUDA does not register empty memory."""
+    kind = {"lock": True, "wide_grad": True, "share": Share(rank, 2, 2)}
+    with runs.make_store(plain.config(), torch.bfloat16, asynchronous=True, **kind) as store:
+        assert any(not len(state.remainder) for state in store.units)
+        assert store.locked and all(runtime.registered.values())
+        assert {t.data_ptr() for t in tensors(store) if len(t)} == runtime.registered.keys()

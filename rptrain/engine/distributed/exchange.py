@@ -1,8 +1,8 @@
 """Sums of gradients over all processes, and the weights that each of them updates, to all others.
 
-A process adds the gradients of its own groups of replicas up to the maximal subtrees of the tree over all groups, and
-sends the part of each that another process updates there. Who updates a part completes the tree, so that the sums do
-not depend on the number of processes.
+A process adds the gradients of its own groups of replicas, up to the maximal subtrees of the tree over all groups. It
+sends each process the part of these sums that this process updates, and completes the tree for its own part. So the
+sums do not depend on the number of processes.
 """
 
 import math
@@ -90,14 +90,15 @@ class GradientExchange:
         for message in messages:
             message.wait()
         parts = {**{root: total[piece] for root, total in totals.items()}, **received}
-        for to, source in self._joins:
+        *first, last = self._joins
+        for to, source in first:
             self._add(parts[to], parts[source])
-        if parts[0].data_ptr() != grad[piece].data_ptr():
-            grad[piece].copy_(parts[0])
+        self._add(parts[last[0]], parts[last[1]], grad[piece])  # the last one completes the tree
 
-    def _add(self, to: Tensor, source: Tensor) -> None:
-        pieces = zip(to.split(CHUNK), source.split(CHUNK), strict=True)
-        finish(self._adam.pool, [partial(torch.add, one, other, out=one) for one, other in pieces])
+    def _add(self, to: Tensor, source: Tensor, out: Tensor | None = None) -> None:
+        """Adds `source` to `to`, or writes the sum to `out`."""
+        parts = zip(*(each.chunk(self._adam.threads) for each in (to, source, to if out is None else out)), strict=True)
+        finish(self._adam.pool, [partial(torch.add, one, other, out=total) for one, other, total in parts])
 
     def square_sum(self, squares: Mapping[int, Tensor]) -> float:
         """The sum of squares of whole gradients from those of the chunks in the own parts, for each unit."""

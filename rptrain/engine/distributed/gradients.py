@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from rptrain.engine.context import Context
@@ -38,12 +39,18 @@ class SharedGradients(Gradients):
         for event in iteration.losses_sent:
             event.synchronize()
         self._tell("receiving losses")
-        iteration.step_losses.append(all_losses(self._channel, self._share, iteration.losses, context.plan))
+        self.share_losses(iteration)
         context.board.publish(("losses",), iteration.number)
         return total
 
+    def share_losses(self, iteration: Iteration) -> None:
+        losses = all_losses(self._channel, self._share, iteration.losses, self._context.plan)
+        iteration.step_losses.append(losses)
+
     def _add(self, unit: int, grads: Sequence[Tensor]) -> Tensor:
         self._exchange.reduce(unit, grads)
+        if unit == 0:  # rows are added before its squares are needed
+            return torch.empty(0)
         return self._adam.squares(grads[0][self._share.part(self._context.store.spec, unit)])
 
     def _total(self, squares: Mapping[int, Tensor]) -> float:

@@ -1,16 +1,18 @@
 """The processes that train together: messages between their host memory, and errors that name a process.
 
-torchrun starts the processes and tells them how to meet, by environment variables. Messages are those of
-torch.distributed with gloo. Its own errors come after half an hour if a process falls silent, so each process also
-writes a counter to the store of torchrun every second, and reads those of the others.
+torchrun starts the processes and tells them how to meet, by environment variables. Messages are those of gloo. Its own
+errors come late, or never, if a process falls silent, so each process also writes a counter to the store of torchrun
+every second, and reads the counters of the others.
 """
 
+import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Self
@@ -27,8 +29,9 @@ dist: Any = torch.distributed
 BEAT = 1.0  # seconds between two beats
 SILENT = 20.0  # seconds without a beat, after which a process is lost
 CONNECTING = 300.0  # seconds to wait for the other processes at the start; they may load libraries at different speeds
-FOREVER = timedelta(days=365)  # messages have no limit of time: the beats do
-ASKED = timedelta(seconds=10)  # for an answer of the store
+POLL = 0.05  # seconds between two looks at the store while processes meet
+ANSWER = 5.0  # seconds to wait for the store when an error is told
+FOREVER = timedelta(days=365)  # messages have no limit of time: the counters do
 FAILED = "failed"  # the key of the first process that was lost
 
 
@@ -46,7 +49,6 @@ class Launch:
     local_world: int
     host: str
     port: int
-    restarts: int
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
@@ -57,9 +59,7 @@ class Launch:
         if missing := [name for name in names if name not in environment]:
             raise UserError(f"WORLD_SIZE is set, but not {', '.join(missing)}: start several processes with torchrun")
         rank, world, local_rank, local_world = (int(environment[name]) for name in names[:4])
-        restarts = int(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-        return cls(rank, world, local_rank, local_world, host, port, restarts)
+        return cls(rank, world, local_rank, local_world, environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
 
 
 class Message:
@@ -71,13 +71,13 @@ class Message:
     def wait(self) -> None:
         """Raises PeerLost."""
         try:
-            self._work.wait()
+            self._work.wait(FOREVER)
         except RuntimeError as error:
             raise self._peers.lost(self._other) from error
 
 
 class Channel:
-    """Messages of one thread. Two processes send and receive theirs in the same order; empty ones are left out."""
+    """The messages of one thread. Both sides send and receive them in the same order; empty tensors are not sent."""
 
     def __init__(self, peers: "Peers", group: Any) -> None:
         self._peers, self._group = peers, group
@@ -116,12 +116,10 @@ class Shared:
     peers: "Peers"
     gradients: Channel
     weights: Channel
-    main: Channel  # for the thread that calls the engine
 
     @classmethod
     def open(cls, peers: "Peers", replicas: int) -> Self:
-        channels = [peers.channel() for _ in range(3)]
-        return cls(Share(peers.rank, peers.world, replicas), peers, *channels)
+        return cls(Share(peers.rank, peers.world, replicas), peers, peers.channel(), peers.channel())
 
 
 class Peers:
@@ -137,33 +135,61 @@ class Peers:
         self._place = f"{launch.host}:{launch.port}"
         self._lost: PeerLost | None = None
         self._on_loss: Callable[[PeerLost], None] | None = None
-        self._lock = threading.Lock()  # of these two
+        self._lock = threading.Lock()  # of the loss, and of what it calls
         self._closed = threading.Event()
-        self._prefix = f"rptrain/{launch.restarts}"
-        try:
-            self._store, self._groups = (self._connected(launch) for _ in range(2))
+        with self._meeting():
+            name = self._meet(dist.PrefixStore("rptrain", _connected(launch)))
+            self._store, self._groups = (dist.PrefixStore(name, _connected(launch)) for _ in range(2))
             self._store.set(f"name/{self.rank}", socket.gethostname())
             self.names = [self._store.get(f"name/{rank}").decode() for rank in range(self.world)]
+        self._channels = 0
+        self._looked = time.monotonic()  # when the store last answered
+        self._threads = [
+            threading.Thread(target=main, name=name, daemon=True)
+            for name, main in (("heartbeats", self._beat), ("watch of heartbeats", self._watch))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _meet(self, store: Any) -> str:
+        """A name that exactly these processes know. Keys of processes that were restarted may be in the store, too.
+
+        Each process writes a name of its own. The first one lists the names, again while they change, until each
+        process has found itself in the list.
+        """
+        own = uuid.uuid4().hex
+        store.set(f"join/{self.rank}", own)
+        until = time.monotonic() + CONNECTING
+        while time.monotonic() < until:
+            if self.rank == 0:
+                names = [_value(store, f"join/{rank}") for rank in range(self.world)]
+                store.set("roster", json.dumps(names))
+                if all(_value(store, f"found/{rank}") == own for rank in self.others):
+                    return own
+            else:
+                names = json.loads(_value(store, "roster") or "[]")
+                if names[self.rank : self.rank + 1] == [own]:
+                    store.set(f"found/{self.rank}", names[0])
+                    return names[0]
+            time.sleep(POLL)
+        raise RuntimeError("some did not come")
+
+    @contextmanager
+    def _meeting(self) -> Iterator[None]:
+        try:
+            yield
         except RuntimeError as error:
             raise UserError(
-                f"{self.world} processes did not meet at {self._place} within {CONNECTING:g} s: check that all run and "
-                "reach each other"
+                f"{self.world} processes did not meet at {self._place} ({describe(error)}): check that all of them run "
+                "and reach each other"
             ) from error
-        self._channels = 0
-        self._store.set_timeout(ASKED)
-        self._thread = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
-        self._thread.start()
-
-    def _connected(self, launch: Launch) -> Any:
-        """A connection of its own to the store of torchrun: a call that waits keeps a connection."""
-        timeout = timedelta(seconds=CONNECTING)
-        return dist.PrefixStore(self._prefix, dist.TCPStore(launch.host, launch.port, is_master=False, timeout=timeout))
 
     def channel(self) -> Channel:
         """A new channel. Every process opens its channels in the same order, in one thread."""
         self._channels += 1
-        store = dist.PrefixStore(f"channel {self._channels}", self._groups)
-        return Channel(self, dist.ProcessGroupGloo(store, self.rank, self.world, FOREVER))
+        store, timeout = dist.PrefixStore(f"channel {self._channels}", self._groups), timedelta(seconds=CONNECTING)
+        with self._meeting():
+            return Channel(self, dist.ProcessGroupGloo(store, self.rank, self.world, timeout))
 
     def name(self, rank: int) -> str:
         return f"process {rank} on {self.names[rank]}"
@@ -180,53 +206,93 @@ class Peers:
         return self._error(f"{self.name(rank)} has ended or cannot be reached")
 
     def fail(self, error: BaseException) -> None:
-        """Tells the others that this process cannot go on."""
+        """Tells the others that this process has failed."""
         if not isinstance(error, PeerLost):
             self._error(f"{self.name(self.rank)} has failed: {describe(error, with_type=True)}")
 
     def _error(self, found: str) -> PeerLost:
         """The error for what was found, or for what another process has found before."""
-        with suppress(RuntimeError):  # the store is lost, too
-            found = self._store.compare_set(FAILED, "", found).decode()
-        return PeerLost(f"{found}: the step cannot be completed")
+        first = _bounded(lambda: self._groups.compare_set(FAILED, "", found))
+        return PeerLost(f"{found if first is None else first.decode()}: the step cannot be completed")
 
     def _beat(self) -> None:
-        """Beats, and looks for those of the others, until one of them is lost."""
-        seen: dict[int, tuple[bytes, float]] = dict.fromkeys(self.others, (b"", time.monotonic()))
+        """Writes the own counter and reads those of the others, until a process is lost."""
+        seen: dict[int, tuple[str, float]] = dict.fromkeys(self.others, ("", time.monotonic()))
         beats = 0
-        while not self._closed.wait(BEAT):
+        while not self._closed.wait(BEAT) and self._lost is None:
             beats += 1
             try:
                 error = self._look(beats, seen)
             except RuntimeError as lost:
-                error = PeerLost(f"{self._place}, where the processes meet, cannot be reached: {lost}")
-            with self._lock:
-                if self._closed.is_set():
-                    return
-                self._lost = error
-                if error is not None and self._on_loss is not None:
-                    self._on_loss(error)
+                error = self._unreachable(describe(lost))
+            self._looked = time.monotonic()
             if error is not None:
-                return
+                self._lose(error)
 
-    def _look(self, beats: int, seen: dict[int, tuple[bytes, float]]) -> PeerLost | None:
+    def _watch(self) -> None:
+        """A call of the store may never return."""
+        while not self._closed.wait(BEAT) and self._lost is None:
+            if time.monotonic() - self._looked > SILENT:
+                self._lose(self._unreachable("no answer"))
+
+    def _unreachable(self, why: str) -> PeerLost:
+        return PeerLost(f"{self._place}, where the processes meet, cannot be reached: {why}")
+
+    def _lose(self, error: PeerLost) -> None:
+        with self._lock:
+            if self._lost is None and not self._closed.is_set():
+                self._lost = error
+                if self._on_loss is not None:
+                    self._on_loss(error)
+
+    def _look(self, beats: int, seen: dict[int, tuple[str, float]]) -> PeerLost | None:
         self._store.set(f"beat/{self.rank}", str(beats))
         now = time.monotonic()
+        if found := _value(self._store, FAILED):
+            return PeerLost(f"{found}: the step cannot be completed")
         for rank in self.others:
-            key = f"beat/{rank}"
-            beat = self._store.get(key) if self._store.check([key]) else b""
+            beat = _value(self._store, f"beat/{rank}")
             if beat != seen[rank][0]:
                 seen[rank] = beat, now
-            elif now - seen[rank][1] > SILENT:
+            elif now - seen[rank][1] > SILENT and not _value(self._store, f"done/{rank}"):
                 return self.lost(rank)
-        return self._error("") if self._store.check([FAILED]) else None
+        return None
 
     def close(self) -> None:
+        """Ends the connections. The others know that this process has done its work."""
         self._closed.set()
-        self._thread.join(2 * BEAT)  # it may wait for the store
+        _bounded(lambda: self._groups.set(f"done/{self.rank}", "1"))
+        for thread in self._threads:
+            thread.join(2 * BEAT)  # it may wait for the store
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.fail(error)
         self.close()
+
+
+def _connected(launch: Launch) -> Any:
+    """A connection of its own to the store of torchrun: a call that waits keeps a connection."""
+    return dist.TCPStore(launch.host, launch.port, is_master=False, timeout=timedelta(seconds=CONNECTING))
+
+
+def _bounded(call: Callable[[], Any]) -> Any:
+    """The result of a call of the store; None if the store is lost or gives no answer within ANSWER seconds."""
+    found: list[Any] = []
+
+    def ask() -> None:
+        with suppress(RuntimeError):
+            found.append(call())
+
+    thread = threading.Thread(target=ask, name="call of the store", daemon=True)
+    thread.start()
+    thread.join(ANSWER)
+    return found[0] if found else None
+
+
+def _value(store: Any, key: str) -> str:
+    """The value of a key, or "" without one."""
+    return store.get(key).decode() if store.check([key]) else ""

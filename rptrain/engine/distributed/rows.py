@@ -3,11 +3,13 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
+from functools import partial
+from itertools import cycle
 
 import torch
 from torch import Tensor
 
-from rptrain.engine.distributed.exchange import PIECE
+from rptrain.engine.distributed import exchange
 from rptrain.engine.distributed.peers import Channel, Message
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.embedding import RowGradients
@@ -15,8 +17,9 @@ from rptrain.engine.optim.embedding_grads import row_stride
 from rptrain.engine.store import UnitState, accumulate_dtype
 from rptrain.engine.tree import additions, joins, subtrees
 from rptrain.models.spec import ModelShape, ModelSpec
+from rptrain.utils.native import finish
 
-SENT = 8  # messages on their way to the others, each with a copy of its rows
+SENT = 3  # messages on their way to the others, each with a copy of its rows
 
 
 class SharedRowGradients(RowGradients):
@@ -39,7 +42,10 @@ class SharedRowGradients(RowGradients):
         """`tokens`: of each group in a step."""
         self._share, self._channel, self._spec = share, channel, spec
         self._trees = {rank: subtrees(share.of(rank).groups, share.replicas) for rank in range(share.world)}
+        self._pool, self._threads = pool, threads
         super().__init__(state, tokens, replicas=share.replicas, tied=spec.tied, pool=pool, threads=threads)
+        stride = self._buffer.shape[1]
+        self._sent = [self._buffer.new_empty(_sent_rows(stride), stride) for _ in range(SENT)]
 
     @staticmethod
     def shared_nbytes(spec: ModelShape, dtype: torch.dtype, tokens: int, share: Share) -> int:
@@ -49,7 +55,8 @@ class SharedRowGradients(RowGradients):
         wide = accumulate_dtype(dtype)
         rows = len(share.groups) * min(tokens, spec.vocab_size) + _received_rows(share, spec, tokens)
         everything, distinct = share.replicas * tokens, min(share.replicas * tokens, spec.vocab_size)
-        sums = rows * row_stride(spec.hidden_size, wide) * wide.itemsize
+        stride = row_stride(spec.hidden_size, wide)
+        sums = (rows + SENT * _sent_rows(stride)) * stride * wide.itemsize
         # rows, their order, sources of and occurrence in each group, and places of tokens
         return sums + distinct * (16 + 9 * share.replicas) + everything * torch.int64.itemsize
 
@@ -59,14 +66,12 @@ class SharedRowGradients(RowGradients):
     def _others(self, tokens: int) -> int:
         return _received_rows(self._share, self._spec, tokens)
 
-    def begin(self, input_ids: Tensor, order: Iterable[int], groups: Sequence[int]) -> None:
-        super().begin(input_ids, order, groups)
-        of_group, sorted_rows = torch.tensor(groups), self._rows.sort()
-        self._sorted = sorted_rows.indices
+    def _occur(self, found: Tensor, groups: Sequence[int]) -> None:
+        of_group = torch.tensor(groups)
+        self._sorted = self._rows.argsort()
         self._occurs = torch.zeros(self._share.replicas, len(self._rows), dtype=torch.bool)
         for group, occurs in enumerate(self._occurs):
-            found = torch.searchsorted(sorted_rows.values, input_ids[of_group == group])
-            occurs[self._sorted[found]] = True
+            occurs[found[of_group == group]] = True
 
     def apply(self) -> None:
         """Exchanges the sums, once all are complete, and adds the totals to the own part of the unit's gradient."""
@@ -75,28 +80,28 @@ class SharedRowGradients(RowGradients):
         for tree in own:
             pairs = ((tree.start + to, tree.start + source) for to, source in additions(len(tree)))
             self._merge(pairs, everything)
-        received = self._receive()
-        sent = deque[tuple[Message, Tensor]]()
+        received, sent = self._receive(), deque[Sequence[Message]]()
+        places = cycle(self._sent)
         for rank in range(share.world):
             if rank == share.rank:
                 continue
             for tree in own:
-                for rows in self._rows_for(rank, tree).split(self._piece):
-                    values = self._sums[self._sources[tree.start, rows]]
-                    sent.extend((message, values) for message in self._channel.send(values, rank))
-                    while len(sent) > SENT:
-                        sent.popleft()[0].wait()
-        for message in received:
-            message.wait()
+                for rows in self._rows_for(rank, tree).split(len(self._sent[0])):
+                    if len(sent) == len(self._sent):  # the next place is in use
+                        _wait(sent.popleft())
+                    values = next(places)[: len(rows)]
+                    self._gather(self._sources[tree.start, rows], values)
+                    sent.append(self._channel.send(values, rank))
+        _wait(received)
         part = self._rows_for(share.rank, range(share.replicas))
         self._merge(joins([tree.start for trees in self._trees.values() for tree in trees], share.replicas), part)
         self._cpu.apply(self._sums, self._sources[0, part], self._rows[part], self._table)
-        for message, _ in sent:
-            message.wait()
+        for messages in sent:
+            _wait(messages)
         self._applied = self._whole
 
     def _receive(self) -> Sequence[Message]:
-        """Begins to receive the others' sums, behind the own ones in the buffer."""
+        """Begins to receive the sums of the others, after those of this process in the buffer."""
         messages: list[Message] = []
         used = len(self._sums)
         for rank, trees in self._trees.items():
@@ -105,7 +110,7 @@ class SharedRowGradients(RowGradients):
             for tree in trees:
                 rows = self._rows_for(self._share.rank, tree)
                 self._sources[tree.start, rows] = torch.arange(used, used + len(rows))
-                for values in self._buffer[used : used + len(rows)].split(self._piece):
+                for values in self._buffer[used : used + len(rows)].split(len(self._sent[0])):
                     messages += self._channel.receive(values, rank)
                 used += len(rows)
         self._sums = self._buffer[:used]
@@ -118,10 +123,20 @@ class SharedRowGradients(RowGradients):
         wanted = self._occurs[tree.start : tree.stop].any(0) & (starts >= part.start) & (starts < part.stop)
         return self._sorted[wanted[self._sorted]]
 
-    @property
-    def _piece(self) -> int:
-        """Rows in a message."""
-        return max(1, PIECE // self._buffer.shape[1])
+    def _gather(self, rows: Tensor, values: Tensor) -> None:
+        """Copies rows of the sums to `values`."""
+        parts = zip(rows.chunk(self._threads), values.chunk(self._threads), strict=True)
+        finish(self._pool, [partial(torch.index_select, self._sums, 0, part, out=out) for part, out in parts])
+
+
+def _wait(messages: Iterable[Message]) -> None:
+    for message in messages:
+        message.wait()
+
+
+def _sent_rows(stride: int) -> int:
+    """Rows in a message."""
+    return max(1, exchange.PIECE // stride)
 
 
 def _received_rows(share: Share, spec: ModelShape, tokens: int) -> int:

@@ -12,9 +12,9 @@ from rptrain.schedule.plan import Plan
 
 @dataclass(frozen=True)
 class Share:
-    """The share of process `rank` of `world` in a run with so many replicas, which are at least as many.
+    """The share of process `rank` in a run of `world` processes, with at least one of `replicas` groups for each.
 
-    Each process computes consecutive groups. Their numbers differ by one at most.
+    The groups of a process are consecutive. The processes have equal numbers of groups, or numbers that differ by one.
     """
 
     rank: int
@@ -31,8 +31,8 @@ class Share:
         return range(first, end)
 
     def numbers(self, turns: int, round_size: int) -> Sequence[int]:
-        """The micro-batches of the step that the process computes, in the order of its own plan: in each of so many
-        turns, a round of each of its groups.
+        """The micro-batches of the step that the process computes, in the order of its own plan: in each turn, a round
+        of each of its groups.
         """
         rounds = (turn * self.replicas + group for turn in range(turns) for group in self.groups)
         return [r * round_size + place for r in rounds for place in range(round_size)]

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from rptrain.engine.context import Context
@@ -11,10 +12,13 @@ from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.optim.gradients import label
 from rptrain.utils.native import finish
 
+PATIENCE = 5.0  # seconds for threads to end after a failure
+LOOK = 0.1  # seconds between two looks for a failure
+
 
 class WeightExchange:
-    """Takes the order in which a step's units are updated, and waits for ("updated", unit) of each in turn, since the
-    optimizer's threads may end in another order. Calls `publish` with the unit and the version once it is complete.
+    """Takes the order in which a step updates its units, and waits for ("updated", unit) of each in turn: the threads
+    of the optimizer may end in another order. Calls `publish` with the unit and the version once it is complete.
     """
 
     def __init__(
@@ -32,10 +36,10 @@ class WeightExchange:
     def submit(self, version: int, order: Sequence[int]) -> None:
         self._queue.put((version, order))
 
-    def join(self, patience: float | None) -> None:
-        """Waits for the thread to end, at most so many seconds: it may wait for a message."""
+    def end(self) -> Sequence[threading.Thread]:
+        """Ends the thread, which is returned, after what was submitted."""
         self._queue.put(None)
-        self._thread.join(patience)
+        return (self._thread,)
 
     def _main(self) -> None:
         context, store = self._context, self._context.store
@@ -50,3 +54,18 @@ class WeightExchange:
                 finish(self._adam.pool, state.wire_writes(state.spare))
                 self._publish(unit, version)
             self._where = "waiting"
+
+
+def join_all(threads: Sequence[threading.Thread], aborted: Callable[[], bool]) -> bool:
+    """Waits until the threads end. After a failure they are left behind after PATIENCE seconds: they may wait for a
+    message, which nothing interrupts. Returns whether all have ended.
+    """
+    deadline = None
+    while any(thread.is_alive() for thread in threads):
+        if deadline is None and aborted():
+            deadline = time.monotonic() + PATIENCE
+        if deadline is not None and time.monotonic() > deadline:
+            return False
+        for thread in threads:
+            thread.join(LOOK)
+    return True

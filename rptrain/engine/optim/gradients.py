@@ -91,6 +91,10 @@ class Gradients:
     def _total(self, squares: Mapping[int, Tensor]) -> float:
         return math.fsum(math.fsum(squares[unit].tolist()) for unit in sorted(squares))
 
+    def share_losses(self, iteration: Iteration) -> None:
+        """Completes `iteration.step_losses`, if other processes compute some of them."""
+        iteration.step_losses.append(iteration.losses)
+
     def join(self) -> None:
         """Waits for the thread to end, and frees its memory."""
         self._asked.put(None)  # after the requests for all rows

@@ -26,8 +26,8 @@ from rptrain.engine.context import Context
 from rptrain.engine.devices.base import stamp
 from rptrain.engine.distributed.gradients import SharedGradients
 from rptrain.engine.distributed.peers import Shared
-from rptrain.engine.distributed.weights import WeightExchange
-from rptrain.engine.iteration import Iteration, StepRequest, StepResult
+from rptrain.engine.distributed.weights import WeightExchange, join_all
+from rptrain.engine.iteration import Evaluation, Iteration, StepRequest, StepResult
 from rptrain.engine.optim import moments
 from rptrain.engine.optim.adam import CpuAdam, UpdateArgs
 from rptrain.engine.optim.gradients import Gradients, arrival_order, label
@@ -37,8 +37,6 @@ from rptrain.engine.store import UnitState
 from rptrain.models.spec import Unit
 from rptrain.utils.liveness import progressed
 from rptrain.utils.native import ended
-
-PATIENCE = 5.0  # seconds for a thread to end after a failure, if it may wait for a message of another process
 
 
 class OptimizerWorker:
@@ -73,14 +71,17 @@ class OptimizerWorker:
             self._gradients = SharedGradients(context, adam, self._tell, shared.share, shared.gradients)
             self._weights = WeightExchange(context, adam, shared.share, shared.weights, self._publish)
         self.seconds: float | None = None  # duration of the last update
-        self._queue: queue.SimpleQueue[Iteration | StepRequest | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Iteration | Evaluation | StepRequest | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=context.guard, args=(lambda: self._where, self._main), name="optimizer", daemon=True
         )
         self._thread.start()
 
-    def submit(self, item: Iteration | StepRequest | None) -> None:
-        """Submits an iteration, the step that follows it, or None to end the thread."""
+    def submit(self, item: Iteration | Evaluation | StepRequest | None) -> None:
+        """Submits an iteration, the step that follows it, or None to end the thread.
+
+        An evaluation is for the losses of other processes; ("evaluation losses",) is published after them.
+        """
         self._queue.put(item)
 
     @property
@@ -100,14 +101,22 @@ class OptimizerWorker:
 
     def join(self) -> None:
         """Waits for the thread to end, and frees its memory."""
-        left = PATIENCE if self._weights is not None and self._context.aborted() else None
-        self._thread.join(left)
+        if self._weights is None:
+            self._thread.join()
+        else:
+            ended = join_all((self._thread, *self._weights.end()), self._context.aborted)
+            if not ended:
+                return  # they wait for a message; their memory stays
         self._gradients.join()
-        if self._weights is not None:
-            self._weights.join(left)
 
     def _main(self) -> None:
-        while isinstance(iteration := self._queue.get(), Iteration):
+        while (iteration := self._queue.get()) is not None:
+            if isinstance(iteration, Evaluation):
+                self._gradients.share_losses(iteration.iteration)
+                self._context.board.publish(("evaluation losses",), iteration.number)
+                continue
+            if not isinstance(iteration, Iteration):
+                return
             square_sum = self._gradients.square_sum(iteration)
             request = self._queue.get()
             if not isinstance(request, StepRequest):
@@ -144,7 +153,8 @@ class OptimizerWorker:
             for index in self._update_order():
                 state = self._next_unit(index)
                 state.before = state.current
-                self._context.board.publish(("updated", index), iteration.number)
+                if self._weights is not None:
+                    self._context.board.publish(("updated", index), iteration.number)
                 self._context.board.publish(("version", index), version, state.current)
             return
         factor = iteration.rest / result.loss_scale

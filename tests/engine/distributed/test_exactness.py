@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed
 
+from rptrain.engine.distributed import exchange
 from rptrain.engine.distributed.peers import Launch, Peers, Shared
 from rptrain.engine.optim.adam import CHUNK
 from rptrain.engine.optim.loss_scale import LossScale
@@ -19,8 +20,9 @@ from tests.cases import UPDATES, long
 from .. import plain, runs
 from ..test_replicas import DROPOUT
 
-SIZES = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 384, "head_dim": 64}  # several chunks
-PLAN = Plan.parse("F0-0 F1-1 FB2-2 B1-1 B0-0 | N=1 M=6 MR=1 R=6")
+VOCAB = 1031  # with SIZES, several chunks of each matrix, and of the embedding
+SIZES = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 384, "head_dim": 64, "vocab_size": VOCAB}
+PLAN = Plan.parse("F0-0 F1-1 FB2-2 B1-1 B0-0 | N=1 M=12 MR=1 R=6")
 BF16 = {"dtype": torch.bfloat16}
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes of the config; of the store
     "tied": ({}, {}),
@@ -38,6 +40,12 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes of the co
 QUICK = ("tied", "untied", "fp8")
 
 
+@pytest.fixture(autouse=True)
+def small_messages(monkeypatch):
+    """Several for each part of a unit, and more than are received at a time."""
+    monkeypatch.setattr(exchange, "PIECE", CHUNK // 4)
+
+
 def together(world, call):
     """call(peers) in a thread for each of so many processes; their results."""
     dist: Any = torch.distributed
@@ -46,7 +54,7 @@ def together(world, call):
 
     def one(rank):
         try:
-            with Peers(Launch(rank, world, rank, world, "127.0.0.1", store.port, 0)) as peers:
+            with Peers(Launch(rank, world, rank, world, "127.0.0.1", store.port)) as peers:
                 results[rank] = call(peers)
         except BaseException as error:
             errors.append(error)
@@ -88,7 +96,7 @@ def test_same_bits(kind, asynchronous, world):
     """With 4 processes, two have one group each and two have two groups, on two devices."""
     changes, of_store = KINDS[kind]
     cfg = plain.config(tie_word_embeddings=True) | changes | SIZES
-    batches = plain.make_batches(3, micro_batches=6)
+    batches = plain.make_batches(3, micro_batches=12, vocab=VOCAB)
     options = {"asynchronous": asynchronous, "max_grad_norm": 1.0, "weight_decay": 0.1}
 
     def train(store, plan, **options):
@@ -101,10 +109,11 @@ def test_same_bits(kind, asynchronous, world):
         assert all(torch.equal(found[2][name], weights[name]) for name in weights)
 
 
+@pytest.mark.long
 @UPDATES
 def test_skipped_steps_and_loss_scale(asynchronous):
-    cfg, batches = plain.config(tie_word_embeddings=True) | SIZES, plain.make_batches(5, micro_batches=6)
-    options = {"asynchronous": asynchronous, "rate": 1e-2, "loss_scale": LossScale.start(2.0**15, 1)}
+    cfg, batches = plain.config(tie_word_embeddings=True) | SIZES, plain.make_batches(5, micro_batches=12, vocab=VOCAB)
+    options = {"asynchronous": asynchronous, "rate": 1e-2, "loss_scale": LossScale.start(2.0**17, 1)}
 
     def train(store, plan, **options):
         return runs.train(store, batches, plan, **options)
@@ -118,7 +127,7 @@ def test_skipped_steps_and_loss_scale(asynchronous):
 
 def test_evaluations_snapshots_and_sums_of_each_part():
     """A process has optimizer state of its own part only; the parts are all."""
-    cfg, (batch, other) = plain.config() | SIZES, plain.make_batches(2, micro_batches=6)
+    cfg, (batch, other) = plain.config() | SIZES, plain.make_batches(2, micro_batches=12, vocab=VOCAB)
 
     def train(store, plan, **options):
         with runs.engine_of(store, plan, tokens=batch.sequences * batch.length, **options) as engine:

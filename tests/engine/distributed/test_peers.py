@@ -17,13 +17,13 @@ from tests.cases import long
 PROGRAM = """
 import sys, time
 import torch
-from rptrain.engine.distributed import peers
+from rptrain.engine.distributed import peers as module
 from rptrain.engine.distributed.peers import Launch, Peers, Shared
 from rptrain.schedule.plan import Plan
 from tests.engine import plain, runs
 
 rank, port, fault = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-peers.SILENT = 3.0
+SILENT = module.SILENT = 3.0
 plan = Plan.parse("FB0-4 | N=1 M=1 MR=1")
 batches = plain.make_batches(200, micro_batches=3)
 
@@ -33,7 +33,14 @@ def probe(name):
         raise RuntimeError("broken")
 
 
-with Peers(Launch(rank, 3, rank, 3, "127.0.0.1", port, 0)) as peers:
+def stop(where):
+    # Tells the test, and gives it time to stop this process
+    if fault == where and rank == 1:
+        print("here", flush=True)
+        time.sleep(60)
+
+
+with Peers(Launch(rank, 3, rank, 3, "127.0.0.1", port)) as peers:
     shared = Shared.open(peers, 3)
     kind = {"asynchronous": True, "wide_grad": True, "share": shared.share}
     with runs.make_store(plain.CONFIG, torch.float32, **kind) as store:
@@ -44,8 +51,14 @@ with Peers(Launch(rank, 3, rank, 3, "127.0.0.1", port, 0)) as peers:
                 engine.step(1e-3)
                 loss.result()
                 if step == 3:
-                    print("trains", flush=True)
-                time.sleep(0.05)
+                    stop("step")
+                    stop("evaluation")
+                    engine.evaluate(batch) if fault == "evaluation" else None
+                    stop("end")
+                    if fault in ("end", "done"):
+                        break
+            if fault == "done" and rank == 0:
+                time.sleep(2 * SILENT)
 """
 
 
@@ -57,21 +70,26 @@ def started(fault):
     return store, processes
 
 
+LOST = "process 1 on .* has ended or cannot be reached: the step cannot be completed"
+
+
 @pytest.mark.parametrize(
-    ("fault", "reason"),
+    ("where", "number", "reason"),
     [
-        ("killed", "process 1 on .* has ended or cannot be reached: the step cannot be completed"),
-        long("stopped", "process 1 on .* has ended or cannot be reached: the step cannot be completed"),
-        ("fails", "process 1 on .* has failed: .*RuntimeError: broken: the step cannot be completed"),
+        ("step", signal.SIGKILL, LOST),
+        long("step", signal.SIGSTOP, LOST),
+        long("evaluation", signal.SIGSTOP, LOST),
+        long("end", signal.SIGSTOP, LOST),
+        ("fails", None, "process 1 on .* has failed: .*RuntimeError: broken: the step cannot be completed"),
     ],
 )
-def test_the_others_end_and_name_it(fault, reason):
-    _store, processes = started(fault)
+def test_the_others_end_and_name_it(where, number, reason):
+    """Wherever it is killed or stopped, and whatever they wait for."""
+    _store, processes = started(where)
     try:
-        if fault != "fails":
-            for process in processes:
-                assert process.stdout.readline() == "trains\n"
-            processes[1].send_signal(signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+        if number is not None:
+            assert processes[1].stdout.readline() == "here\n"
+            processes[1].send_signal(number)
         for rank in (0, 2):
             output, _ = processes[rank].communicate(timeout=tools.PATIENCE)
             assert processes[rank].returncode == 1
@@ -82,10 +100,17 @@ def test_the_others_end_and_name_it(fault, reason):
             process.communicate()
 
 
+@pytest.mark.long
+def test_a_process_may_end_long_before_the_others():
+    _store, processes = started("done")
+    outputs = [process.communicate(timeout=tools.PATIENCE)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+
+
 def test_what_torchrun_says():
     given = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    given |= {"MASTER_ADDR": "a", "MASTER_PORT": "5", "TORCHELASTIC_RESTART_COUNT": "2"}
-    assert Launch.of(given) == Launch(3, 4, 1, 2, "a", 5, 2)
+    given |= {"MASTER_ADDR": "a", "MASTER_PORT": "5"}
+    assert Launch.of(given) == Launch(3, 4, 1, 2, "a", 5)
     assert Launch.of({}) is None and Launch.of(given | {"WORLD_SIZE": "1"}) is None
     with pytest.raises(UserError, match="WORLD_SIZE is set, but not RANK, MASTER_PORT: start several processes with"):
         Launch.of({name: value for name, value in given.items() if name not in ("RANK", "MASTER_PORT")})

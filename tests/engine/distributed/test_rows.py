@@ -25,7 +25,7 @@ def test_takes_what_is_planned(rank, tokens):
         ids = torch.arange(4 * tokens).view(4, -1) % plain.CONFIG["vocab_size"]
         gradients.begin(ids, share.groups, range(4))
         kept = [gradients._buffer, gradients._rows, gradients._places, gradients._sources]
-        kept += [gradients._sorted, gradients._occurs]
+        kept += [gradients._sorted, gradients._occurs, *gradients._sent]
         planned = SharedRowGradients.shared_nbytes(store.spec, torch.bfloat16, tokens, share)
         assert sum(tensor.nbytes for tensor in kept) == planned
         for rank, trees in gradients._trees.items():
