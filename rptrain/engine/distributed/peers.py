@@ -138,10 +138,8 @@ class Peers:
         self._lock = threading.Lock()  # of the loss, and of what it calls
         self._closed = threading.Event()
         with self._meeting():
-            name = self._meet(dist.PrefixStore("rptrain", _connected(launch)))
-            self._store, self._groups = (dist.PrefixStore(name, _connected(launch)) for _ in range(2))
-            self._store.set(f"name/{self.rank}", socket.gethostname())
-            self.names = [self._store.get(f"name/{rank}").decode() for rank in range(self.world)]
+            # of heartbeats, of channels, and of what is told at the end: a call that waits keeps its connection
+            self._store, self._groups, self._told, self.names = _within(CONNECTING, lambda: self._meet(launch))
         self._channels = 0
         self._looked = time.monotonic()  # when the store last answered
         self._threads = [
@@ -151,7 +149,14 @@ class Peers:
         for thread in self._threads:
             thread.start()
 
-    def _meet(self, store: Any) -> str:
+    def _meet(self, launch: Launch) -> tuple[Any, Any, Any, Sequence[str]]:
+        """Three connections to the store, and the names of all hosts."""
+        name = self._agree(dist.PrefixStore("rptrain", _connected(launch)))
+        store, groups, told = (dist.PrefixStore(name, _connected(launch)) for _ in range(3))
+        store.set(f"name/{self.rank}", socket.gethostname())
+        return store, groups, told, [store.get(f"name/{rank}").decode() for rank in range(self.world)]
+
+    def _agree(self, store: Any) -> str:
         """A name that exactly these processes know. Keys of processes that were restarted may be in the store, too.
 
         Each process writes a name of its own. The first one lists the names, again while they change, until each
@@ -178,6 +183,8 @@ class Peers:
     def _meeting(self) -> Iterator[None]:
         try:
             yield
+        except PeerLost:
+            raise
         except RuntimeError as error:
             raise UserError(
                 f"{self.world} processes did not meet at {self._place} ({describe(error)}): check that all of them run "
@@ -189,7 +196,10 @@ class Peers:
         self._channels += 1
         store, timeout = dist.PrefixStore(f"channel {self._channels}", self._groups), timedelta(seconds=CONNECTING)
         with self._meeting():
-            return Channel(self, dist.ProcessGroupGloo(store, self.rank, self.world, timeout))
+            group = _within(
+                CONNECTING, lambda: dist.ProcessGroupGloo(store, self.rank, self.world, timeout), lambda: self._lost
+            )
+            return Channel(self, group)
 
     def name(self, rank: int) -> str:
         return f"process {rank} on {self.names[rank]}"
@@ -212,7 +222,7 @@ class Peers:
 
     def _error(self, found: str) -> PeerLost:
         """The error for what was found, or for what another process has found before."""
-        first = _bounded(lambda: self._groups.compare_set(FAILED, "", found))
+        first = _bounded(lambda: self._told.compare_set(FAILED, "", found))
         return PeerLost(f"{found if first is None else first.decode()}: the step cannot be completed")
 
     def _beat(self) -> None:
@@ -231,9 +241,14 @@ class Peers:
 
     def _watch(self) -> None:
         """A call of the store may never return."""
+        last = time.monotonic()
         while not self._closed.wait(BEAT) and self._lost is None:
-            if time.monotonic() - self._looked > SILENT:
+            now = time.monotonic()
+            if now - last > SILENT / 2:  # this process was stopped
+                self._looked = now
+            elif now - self._looked > SILENT:
                 self._lose(self._unreachable("no answer"))
+            last = now
 
     def _unreachable(self, why: str) -> PeerLost:
         return PeerLost(f"{self._place}, where the processes meet, cannot be reached: {why}")
@@ -246,8 +261,10 @@ class Peers:
                     self._on_loss(error)
 
     def _look(self, beats: int, seen: dict[int, tuple[str, float]]) -> PeerLost | None:
-        self._store.set(f"beat/{self.rank}", str(beats))
         now = time.monotonic()
+        if now - self._looked > SILENT / 2:  # this process was stopped: the others have as much time again
+            seen |= {rank: (beat, now) for rank, (beat, _) in seen.items()}
+        self._store.set(f"beat/{self.rank}", str(beats))
         if found := _value(self._store, FAILED):
             return PeerLost(f"{found}: the step cannot be completed")
         for rank in self.others:
@@ -261,7 +278,8 @@ class Peers:
     def close(self) -> None:
         """Ends the connections. The others know that this process has done its work."""
         self._closed.set()
-        _bounded(lambda: self._groups.set(f"done/{self.rank}", "1"))
+        if self._lost is None:
+            _bounded(lambda: self._told.set(f"done/{self.rank}", "1"))
         for thread in self._threads:
             thread.join(2 * BEAT)  # it may wait for the store
 
@@ -275,22 +293,41 @@ class Peers:
 
 
 def _connected(launch: Launch) -> Any:
-    """A connection of its own to the store of torchrun: a call that waits keeps a connection."""
     return dist.TCPStore(launch.host, launch.port, is_master=False, timeout=timedelta(seconds=CONNECTING))
 
 
 def _bounded(call: Callable[[], Any]) -> Any:
     """The result of a call of the store; None if the store is lost or gives no answer within ANSWER seconds."""
+    with suppress(RuntimeError):
+        return _within(ANSWER, call)
+    return None
+
+
+def _within(seconds: float, call: Callable[[], Any], lost: Callable[[], PeerLost | None] = lambda: None) -> Any:
+    """The result of a call that may never return. Raises its RuntimeError, a RuntimeError after `seconds`, or what
+    `lost` returns meanwhile.
+    """
     found: list[Any] = []
+    failed: list[RuntimeError] = []
 
     def ask() -> None:
-        with suppress(RuntimeError):
+        try:
             found.append(call())
+        except RuntimeError as error:
+            failed.append(error)
 
     thread = threading.Thread(target=ask, name="call of the store", daemon=True)
     thread.start()
-    thread.join(ANSWER)
-    return found[0] if found else None
+    until = time.monotonic() + seconds
+    while thread.is_alive() and time.monotonic() < until:
+        if (error := lost()) is not None:
+            raise error
+        thread.join(POLL)
+    if failed:
+        raise failed[0]
+    if not found:
+        raise RuntimeError(f"no answer within {seconds:g} s")
+    return found[0]
 
 
 def _value(store: Any, key: str) -> str:

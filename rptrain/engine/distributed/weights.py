@@ -51,6 +51,8 @@ class WeightExchange:
                 context.board.wait(("updated", unit), version - 1)
                 params, spec = state.params[state.written], store.spec
                 self._channel.share([params[self._share.of(r).part(spec, unit)] for r in range(self._share.world)])
+                if context.aborted():  # and the engine may be closed
+                    return
                 finish(self._adam.pool, state.wire_writes(state.spare))
                 self._publish(unit, version)
             self._where = "waiting"

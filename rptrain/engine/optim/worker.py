@@ -104,8 +104,8 @@ class OptimizerWorker:
         if self._weights is None:
             self._thread.join()
         else:
-            ended = join_all((self._thread, *self._weights.end()), self._context.aborted)
-            if not ended:
+            aborted = self._context.aborted  # the last update is exchanged before the second thread ends
+            if not (join_all((self._thread,), aborted) and join_all(self._weights.end(), aborted)):
                 return  # they wait for a message; their memory stays
         self._gradients.join()
 

@@ -125,6 +125,23 @@ def test_skipped_steps_and_loss_scale(asynchronous):
         assert all(torch.equal(found[2][name], weights[name]) for name in weights)
 
 
+@UPDATES
+def test_an_engine_that_is_closed_completes_its_steps(asynchronous):
+    """Also those whose weights were not exchanged yet."""
+    cfg, batches = plain.config() | SIZES, plain.make_batches(3, micro_batches=12, vocab=VOCAB)
+
+    def train(store, plan, **options):
+        with runs.engine_of(store, plan, tokens=batches[0].sequences * batches[0].length, **options) as engine:
+            for batch in batches:
+                engine.forward_backward(batch)
+                engine.step(1e-3)
+        return runs.checkpoint_tensors(store)
+
+    expected = alone(cfg, {}, train, asynchronous=asynchronous)
+    for found in several(2, cfg, {}, train, asynchronous=asynchronous):
+        assert all(torch.equal(found[name], weights) for name, weights in expected.items())
+
+
 def test_evaluations_snapshots_and_sums_of_each_part():
     """A process has optimizer state of its own part only; the parts are all."""
     cfg, (batch, other) = plain.config() | SIZES, plain.make_batches(2, micro_batches=12, vocab=VOCAB)
