@@ -12,7 +12,6 @@ import torch.distributed as dist
 from rptrain.engine.distributed.peers import Launch
 from rptrain.utils.errors import UserError
 from tests import run_tools as tools
-from tests.cases import long
 
 PROGRAM = """
 import sys, time
@@ -74,13 +73,14 @@ def started(fault):
 LOST = "process 1 on .* has ended or cannot be reached: the step cannot be completed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "number", "reason"),
     [
         ("step", signal.SIGKILL, LOST),
-        long("step", signal.SIGSTOP, LOST),
-        long("evaluation", signal.SIGSTOP, LOST),
-        long("end", signal.SIGSTOP, LOST),
+        ("step", signal.SIGSTOP, LOST),
+        ("evaluation", signal.SIGSTOP, LOST),
+        ("end", signal.SIGSTOP, LOST),
         ("fails", None, "process 1 on .* has failed: .*RuntimeError: broken: the step cannot be completed"),
     ],
 )
@@ -93,7 +93,7 @@ def test_the_others_end_and_name_it(where, number, reason):
             processes[1].send_signal(number)
         for rank in (0, 2):
             output, _ = processes[rank].communicate(timeout=tools.PATIENCE)
-            assert processes[rank].returncode == 1
+            assert processes[rank].returncode == 1, output
             assert re.search(reason, output.strip().splitlines()[-1]), output
     finally:
         for process in processes:
@@ -101,7 +101,7 @@ def test_the_others_end_and_name_it(where, number, reason):
             process.communicate()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_process_may_end_long_before_the_others():
     _store, processes = started("done")
     outputs = [process.communicate(timeout=tools.PATIENCE)[0] for process in processes]
