@@ -1,8 +1,8 @@
 #!/bin/bash
 # Measures a machine with four or eight GPUs: bash benchmarks/several.sh FOLDER PART...
 #
-# Each PART below takes at most ten minutes on H100s, and writes its results to FOLDER as soon as it has them: reports of
-# `rptrain bench`, with the commit. GPUs are limited to 24 GiB. A part that fails does not end the others.
+# Each PART below takes minutes, and writes its results to FOLDER as soon as it has them: reports of `rptrain bench`, with
+# the commit. GPUs are limited to 24 GiB. A part that fails does not end the others.
 
 out=$1
 shift
