@@ -30,7 +30,7 @@ BEAT = 1.0  # seconds between two beats
 SILENT = 20.0  # seconds without a beat, after which a process is lost
 CONNECTING = 300.0  # seconds to wait for the other processes at the start; they may load libraries at different speeds
 POLL = 0.05  # seconds between two looks at the store while processes meet
-ANSWER = 5.0  # seconds to wait for the store when an error is told
+ANSWER = 5.0  # seconds to wait for the store when an error is reported
 FOREVER = timedelta(days=365)  # messages have no limit of time: the counters do
 FAILED = "failed"  # the key of the first process that was lost
 
@@ -138,7 +138,7 @@ class Peers:
         self._lock = threading.Lock()  # of the loss, and of what it calls
         self._closed = threading.Event()
         with self._meeting():
-            # of heartbeats, of channels, and of what is told at the end: a call that waits keeps its connection
+            # for heartbeats, channels, and reports at the end: a call that waits keeps its connection
             self._store, self._groups, self._told, self.names = _within(CONNECTING, lambda: self._meet(launch))
         self._channels = 0
         self._looked = time.monotonic()  # when the store last answered
