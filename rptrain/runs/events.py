@@ -58,6 +58,7 @@ class ProcessStarted(Event):
     total_steps: Int
     staleness: Int  # steps by which updates are late
     memory: tuple[Mapping[str, Any], ...]  # as planned: name, kind, parts ([name, bytes] pairs), limit in bytes
+    processes: Int = 1  # that train the run together
 
 
 @dataclass(frozen=True)
@@ -293,6 +294,24 @@ class MemoryLow(Event):
 
 
 @dataclass(frozen=True)
+class ProcessSlow(Event):
+    """One of several processes computes its share of a step more slowly than the others: the medians of recent steps,
+    its own and that of all, in seconds.
+    """
+
+    step: Int
+    process: str
+    seconds: Float
+    median: Float
+
+    severity: ClassVar[Severity] = "warning"
+
+    def sentence(self) -> str:
+        ratio = self.seconds / self.median
+        return f"step {self.step}: {self.process} takes {ratio:.1f} times as long for its share as the others"
+
+
+@dataclass(frozen=True)
 class Resumed(Event):
     """Training continues after `step`. Earlier records of later steps are void."""
 
@@ -368,6 +387,7 @@ EVENTS: dict[str, type[Event]] = {
     "stalled": Stalled,
     "checkpoint_damaged": CheckpointDamaged,
     "memory_low": MemoryLow,
+    "process_slow": ProcessSlow,
     "resumed": Resumed,
     "best_loaded": BestLoaded,
     "finished": Finished,

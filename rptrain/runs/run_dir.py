@@ -109,6 +109,12 @@ class RunDir:
     def model_path(self) -> Path:
         return inside(self.path, "model")
 
+    def of_process(self, rank: int) -> Self:
+        """Where process `rank` keeps its events and lanes, if several train the run. The first one keeps them in the
+        run's folder.
+        """
+        return type(self)(inside(self.path, f"processes/{rank}")) if rank else self
+
     def check_folders(self) -> None:
         """UserError if a file, or a folder that rptrain did not create, is where training writes a folder."""
         for folder in (self.checkpoints_path, self.control_path, self.model_path):

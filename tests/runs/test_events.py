@@ -47,6 +47,7 @@ EVENTS = [
     metrics.Stalled(2, 600.0, "stalled-2.txt", {"optimizer": "grad 3, number 2"}, time=7.45),
     metrics.CheckpointDamaged("checkpoints/checkpoint-4", "it differs", time=7.5),
     metrics.MemoryLow(1 << 40, 1 << 30, time=7.6),
+    metrics.ProcessSlow(20, "process 1 on there", 1.5, 1.0, time=7.65),
     metrics.Resumed(2, "checkpoints/checkpoint-2", time=8.0),
     metrics.BestLoaded(2, "checkpoints/checkpoint-2", 0.75, time=8.5),
     metrics.Failed("device cuda:0, stage 2: out of memory", time=9.0),

@@ -345,3 +345,9 @@ def test_an_unfinished_run_whose_config_cannot_be_read_says_what_to_do():
     with pytest.raises(UserError, match=r"r cannot be resumed: .*it was removed.*save\.resume=never"):
         find(config())
     assert find(config("save.resume=never")) is None
+
+
+def test_other_processes_keep_their_records_in_folders_of_the_run(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    assert run.of_process(0) == run
+    assert run.of_process(2).events_path == run.path / "processes/2/events.jsonl"
