@@ -79,7 +79,7 @@ def test_the_fields_of_schema_1():
     """They are frozen but for additions: any other change of this table is a new schema."""
     assert {name: [field.name for field in fields(kind)[1:]] for name, kind in metrics.EVENTS.items()} == {
         "run_started": ["config_hash", "version", "devices", "model", "parameters"],
-        "process_started": ["pid", "host", "birth", "total_steps", "staleness", "memory"],
+        "process_started": ["pid", "host", "birth", "total_steps", "staleness", "memory", "processes"],
         "plan": ["lines"],
         "estimated": ["step_seconds", "bubble", "floor_seconds"],
         "step": [
@@ -108,6 +108,7 @@ def test_the_fields_of_schema_1():
         "continued": ["step"],
         "stopped": ["step", "by"],
         "memory_low": ["taken", "free"],
+        "process_slow": ["step", "process", "seconds", "median"],
         "resumed": ["step", "path"],
         "best_loaded": ["step", "path", "loss"],
         "finished": ["step"],
