@@ -50,7 +50,7 @@ for part in "$@"; do
     llama-3.1-8b) scaling llama-3.1-8b-4gpu 1 model.path=llama-3.1-8b 32 "$four" 4 ;;
     qwen3-32b) # in full, planned again with measured times
         compare qwen3-32b-4gpu 1 "--config benchmarks/qwen3-1.7b.toml $four model.path=qwen3-32b optim.moments=int8 \
-            train.global_batch_size=128 --steps 2"
+            train.global_batch_size=40 --warmup 2 --steps 3"
         ;;
     qwen3-235b) # LoRA on a base in bfloat16, of 454 GiB
         compare qwen3-235b-lora-4gpu 1 "$run $four model.path=qwen3-235b-a22b train.method=lora lora.r=32 --warmup 1 \
@@ -58,7 +58,7 @@ for part in "$@"; do
         ;;
     qwen3-235b-nf4)
         compare qwen3-235b-lora-nf4-4gpu 1 "$run $four model.path=qwen3-235b-a22b train.method=lora lora.r=32 \
-            lora.base=nf4 --warmup 1 --steps 2"
+            lora.base=nf4 --warmup 1 --steps 4"
         ;;
     tests) $python -m pytest -q -m gpu tests/gpu -p no:cacheprovider 2>&1 | tee "$out/tests.txt" | tail -8 ;;
     # ---- eight GPUs

@@ -17,7 +17,7 @@ shares are fractions of 1.
                  steps), host (states_per_parameter, states, activations, process: its proportional set size, locked)
     devices      for each device: name, seconds (of the measured steps), busy and idle: shares that add up to 1. idle is
                  by cause, which rptrain/bench/idle.py explains: parameters, activations, producers, optimizer,
-                 gradients, launch, boundary, other
+                 gradients, launch, boundary, other; busy_steps: the share of each measured step
     transfers    upload (of parameters), download (of gradients): rates while they move, of one device; null where
                  there were none; upload_bytes, download_bytes: of a measured step, on all devices together, each copy
                  counted; base_bytes: of upload_bytes, those of layers' frozen weights
@@ -33,6 +33,7 @@ shares are fractions of 1.
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import isfinite
 from statistics import median
 from typing import Any
@@ -169,6 +170,7 @@ class Report:
                     "seconds": used.total,
                     "busy": used.busy / used.total,
                     "idle": {cause: seconds / used.total for cause, seconds in used.idle.items()},
+                    "busy_steps": [*self._busy(lane)],
                 }
                 for lane, used in zip(self.lanes, self.usages, strict=True)
             ],
@@ -181,6 +183,12 @@ class Report:
             "launches": {"share": self.launch_share, "stages": [asdict(stage) for stage in self.launches]},
             "floor": self._floor(),
         }
+
+    def _busy(self, lane: DeviceTimeline) -> Iterator[float]:
+        """The busy share of a device in each measured step."""
+        for window in pairwise(self.ends):
+            used = usage(lane.computations, lane.host, window)
+            yield used.busy / used.total
 
     def _gpus(self) -> Iterator[dict[str, Any]]:
         job = self.job

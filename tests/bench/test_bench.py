@@ -106,6 +106,8 @@ def test_everything_is_reported_and_adds_up(folder, update, monkeypatch):
         assert device["busy"] + sum(device["idle"].values()) == pytest.approx(1, abs=1e-12)
         assert min(device["idle"].values()) >= 0 and 0 < device["busy"] < 1
         assert device["seconds"] == pytest.approx(sum(speed["steps"]))
+        busy = sum(share * seconds for share, seconds in zip(device["busy_steps"], speed["steps"], strict=True))
+        assert busy == pytest.approx(device["busy"] * device["seconds"])
     assert found["model"]["base"] is None and found["transfers"].pop("base_bytes") == 0
     assert min(found["transfers"].values()) > 0
     update = found["optimizer"]
