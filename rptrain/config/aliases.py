@@ -55,6 +55,7 @@ _ALIASES = {
     "engine.optimizer_threads": "num_threads omp_num_threads cpu_threads",
     "engine.fp8": "float8 enable_fp8 use_fp8 fp8_training",
     "engine.fp16_accumulation": "allow_fp16_accumulation fp16_accumulate",
+    "engine.reduce_dtype": "communication_data_type grad_reduce_in_fp32",
     "engine.trace": "profile profiler",
     "save.save_steps": "save_every save_every_n_steps checkpoint_every checkpoint_steps save_interval",
     "save.save_total_limit": "keep_last_n_checkpoints max_checkpoints",

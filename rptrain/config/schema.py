@@ -225,6 +225,8 @@ class Engine(Section):
     """micro-batches per round; fewer need less host memory; "auto": the fastest; unset: all that a replica has"""
     replicas: Count | Literal["auto"] = 1
     """groups of GPUs that share a step; "auto": the fastest; speeds up small models, costs host memory"""
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    """send gradients between processes in this type; "bfloat16": half the bytes, but their number changes the bits"""
     optimizer_threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads of the optimizer; unset: four fifths of the cores of each NUMA node, at most 32 per node"""
     fp16_accumulation: bool = False
@@ -333,6 +335,13 @@ class Config(Section):
         if self.model.dtype == "float64" and self.optim.moments != "fp32":
             message = f'"{self.optim.moments}" is not for models in float64: remove it, or set model.dtype'
             raise _mistake("optim.moments", message)
+        return self
+
+    @model_validator(mode="after")
+    def _reduce_dtype(self) -> "Config":
+        if self.model.dtype == "float64" and self.engine.reduce_dtype != "float32":
+            message = f'"{self.engine.reduce_dtype}" is not for models in float64: remove it, or set model.dtype'
+            raise _mistake("engine.reduce_dtype", message)
         return self
 
     @model_validator(mode="after")

@@ -10,8 +10,10 @@ import torch
 
 from rptrain.config.schema import Config
 from rptrain.engine.distributed.exchange import GradientExchange
+from rptrain.engine.distributed.peers import ReduceDtype
 from rptrain.engine.distributed.rows import SharedRowGradients
 from rptrain.engine.distributed.share import Share
+from rptrain.engine.distributed.sums import SumChannel
 from rptrain.engine.embedding import RowGradients
 from rptrain.engine.footprint import (
     Footprint,
@@ -64,6 +66,7 @@ class Workload:
     half_sums: bool = False  # products of float16 matrices are summed in float16
     replicas: int = 1
     share: Share | None = None
+    reduce_dtype: ReduceDtype = "float32"
 
     @classmethod
     def of(cls, config: Config, card: Card, share: Share | None = None) -> Self:
@@ -84,6 +87,7 @@ class Workload:
             half_sums=config.engine.fp16_accumulation,
             replicas=groups,
             share=share,
+            reduce_dtype=config.engine.reduce_dtype,
         )
 
     @property
@@ -210,10 +214,11 @@ def row_bytes(spec: ModelShape, workload: Workload) -> int:
 
 
 def exchange_bytes(spec: ModelShape, workload: Workload) -> int:
-    """Bytes of host memory for gradients that other processes send."""
+    """Bytes of host memory for gradients that other processes send, and for rounding."""
     if workload.share is None:
         return 0
-    return GradientExchange.nbytes(workload.share, spec, accumulate_dtype(workload.dtype))
+    received = GradientExchange.nbytes(workload.share, spec, accumulate_dtype(workload.dtype))
+    return received + SumChannel.nbytes(workload.reduce_dtype)
 
 
 def make_plan(

@@ -135,6 +135,11 @@ def test_small_moments_are_not_for_float64(folder, moments):
     assert resolve("c.toml", ["model.dtype=float32"]).config.optim.moments == moments
 
 
+def test_gradients_in_float64_are_not_rounded(folder):
+    (mistake,) = mistakes(MINIMAL + "[engine]\nreduce_dtype = 'bfloat16'", "model.dtype=float64")
+    assert mistake.startswith('c.toml:7: `engine.reduce_dtype`: "bfloat16" is not for models in float64')
+
+
 @pytest.mark.parametrize(
     "line", ["[engine]\nfp16_accumulation = true", "[optim]\nloss_scale = 4", "[optim]\nloss_scale_steps = 9"]
 )

@@ -17,6 +17,7 @@ from rptrain.checkpoint.atomic_dir import SLACK
 from rptrain.config.resolve import resolve
 from rptrain.engine.distributed.exchange import AHEAD
 from rptrain.engine.distributed.share import Share
+from rptrain.engine.distributed.sums import BLOCK
 from rptrain.engine.footprint import footprint
 from rptrain.engine.store import ModelStore, _left_in_groups
 from rptrain.models import registry
@@ -267,6 +268,17 @@ def test_one_of_several_processes_has_its_share_of_the_optimizer_state(folder):
     parameters = sum(unit.numel for unit in spec.units)
     assert sum(states) == pytest.approx((4 * (4 + 4) + 10) * parameters, rel=0.01)
     assert alone.store_bytes == pytest.approx((4 + 4 * 4 + 10) * parameters - 3 * 4 * spec.units[0].numel, rel=0.01)
+
+
+def test_processes_that_round_gradients_take_a_block_more(folder):
+    parts = []
+    for dtype in ("float32", "bfloat16"):
+        options = ("engine.replicas=2", "engine.devices=cpu:1", f"engine.reduce_dtype={dtype}")
+        config, spec, hardware, *_ = planned(folder, *options)
+        _, memory = plan_run(config, spec, replace(hardware, process=(1, 2)))
+        parts.append({part.name: part.nbytes for part in memory.host.parts})
+    before, after = parts
+    assert after == before | {"gradients of other processes": before["gradients of other processes"] + 2 * BLOCK}
 
 
 def test_processes_without_a_replica(folder):

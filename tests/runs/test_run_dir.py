@@ -287,6 +287,7 @@ def test_changes_that_do_not_reach_the_numbers(override):
         ("train.micro_batch_size=2", "train.micro_batch_size"),
         ("train.global_batch_size=32", "train.global_batch_size"),
         ("engine.round_size=4", "engine.round_size was not set, is 4"),
+        ("engine.reduce_dtype=bfloat16", 'engine.reduce_dtype was "float32", is "bfloat16"'),
         ("optim.update=sync", "optim.update"),
         ("optim.betas=[0.8, 0.9]", r"optim.betas was \[0.9, 0.999\], is \[0.8, 0.9\]"),
         ("optim.learning_rate=1", "optim.learning_rate"),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rptrain.engine.distributed.peers import Channel, Message
 from rptrain.engine.distributed.share import Share
+from rptrain.engine.distributed.sums import SumChannel
 from rptrain.engine.optim.adam import CHUNK, CpuAdam
 from rptrain.engine.tree import additions, joins, subtrees
 from rptrain.models.spec import ModelShape
@@ -28,8 +29,11 @@ AHEAD = 3  # pieces that are received while one is added
 class GradientExchange:
     """Exchanges the gradients of an iteration, unit by unit in an order that all processes share. Not thread-safe."""
 
-    def __init__(self, channel: Channel, share: Share, spec: ModelShape, adam: CpuAdam, wide: torch.dtype) -> None:
-        self._channel, self._share, self._spec, self._adam = channel, share, spec, adam
+    def __init__(
+        self, channel: Channel, sums: SumChannel, share: Share, spec: ModelShape, adam: CpuAdam, wide: torch.dtype
+    ) -> None:
+        """`sums` sends gradients through `channel`, which is for all else."""
+        self._channel, self._sums, self._share, self._spec, self._adam = channel, sums, share, spec, adam
         self._others = [share.of(rank) for rank in range(share.world) if rank != share.rank]
         self._trees = {one.rank: subtrees(one.groups, share.replicas) for one in (share, *self._others)}
         roots = [tree.start for trees in self._trees.values() for tree in trees]
@@ -48,7 +52,9 @@ class GradientExchange:
         return AHEAD * received * min(PIECE, longest) * wide.itemsize
 
     def reduce(self, unit: int, grads: Sequence[Tensor]) -> None:
-        """Sums a unit's gradients: `grads` has one for each own group. The own part of the first becomes the total."""
+        """Sums a unit's gradients: `grads` has one for each own group. The own part of the first becomes the total; all
+        else is lost.
+        """
         share, first = self._share, self._share.groups.start
         totals: dict[int, Tensor] = {}
         for tree in self._trees[share.rank]:
@@ -60,7 +66,7 @@ class GradientExchange:
         for other in self._others:
             for piece in _pieces(other.part(self._spec, unit)):
                 for total in totals.values():
-                    sent.extend(self._channel.send(total[piece], other.rank))
+                    sent.extend(self._sums.send(total[piece], other.rank))
         waiting = deque[tuple[slice, Mapping[int, Tensor], Sequence[Message]]]()
         for number, piece in enumerate(_pieces(share.part(self._spec, unit))):
             if len(waiting) == AHEAD:
@@ -70,7 +76,7 @@ class GradientExchange:
                 message
                 for other in self._others
                 for tree in self._trees[other.rank]
-                for message in self._channel.receive(places[tree.start], other.rank)
+                for message in self._sums.receive(places[tree.start], other.rank)
             ]
             waiting.append((piece, places, messages))
         while waiting:

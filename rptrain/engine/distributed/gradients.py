@@ -7,9 +7,9 @@ from torch import Tensor
 
 from rptrain.engine.context import Context
 from rptrain.engine.distributed.exchange import GradientExchange, all_losses
-from rptrain.engine.distributed.peers import Channel
+from rptrain.engine.distributed.peers import Shared
 from rptrain.engine.distributed.rows import SharedRowGradients
-from rptrain.engine.distributed.share import Share
+from rptrain.engine.distributed.sums import SumChannel
 from rptrain.engine.iteration import Iteration
 from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.optim.gradients import Gradients
@@ -24,11 +24,11 @@ class SharedGradients(Gradients):
 
     _early = False  # sums are exchanged first
 
-    def __init__(
-        self, context: Context, adam: CpuAdam, tell: Callable[[str], None], share: Share, channel: Channel
-    ) -> None:
-        self._share, self._channel = share, channel
-        self._exchange = GradientExchange(channel, share, context.store.spec, adam, context.store.grad_dtype)
+    def __init__(self, context: Context, adam: CpuAdam, tell: Callable[[str], None], shared: Shared) -> None:
+        self._share, self._channel = shared.share, shared.gradients
+        self._sums = SumChannel(shared.gradients, shared.reduce_dtype, adam.pool, adam.threads)
+        spec, dtype = context.store.spec, context.store.grad_dtype
+        self._exchange = GradientExchange(shared.gradients, self._sums, shared.share, spec, adam, dtype)
         super().__init__(context, adam, tell)
 
     def square_sum(self, iteration: Iteration) -> float:
@@ -66,7 +66,7 @@ class SharedGradients(Gradients):
             self._context.store.spec,
             self._group_tokens,
             share=self._share,
-            channel=self._channel,
+            channel=self._sums,
             pool=self._adam.pool,
             threads=self._adam.threads,
         )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.distributed
@@ -25,6 +25,8 @@ from rptrain.engine.distributed.share import Share
 from rptrain.utils.errors import TrainingError, UserError, describe
 
 dist: Any = torch.distributed
+
+ReduceDtype = Literal["float32", "bfloat16"]  # "float32": sums are sent as they are
 
 BEAT = 1.0  # seconds between two beats
 SILENT = 20.0  # seconds without a beat, after which a process is lost
@@ -65,8 +67,8 @@ class Launch:
 class Message:
     """A message on its way; the tensor must not be changed before `wait` returns."""
 
-    def __init__(self, peers: "Peers", work: Any, other: int) -> None:
-        self._peers, self._work, self._other = peers, work, other
+    def __init__(self, peers: "Peers", work: Any, other: int, then: Callable[[], None] | None) -> None:
+        self._peers, self._work, self._other, self._then = peers, work, other, then
 
     def wait(self) -> None:
         """Raises PeerLost."""
@@ -74,6 +76,8 @@ class Message:
             self._work.wait(FOREVER)
         except RuntimeError as error:
             raise self._peers.lost(self._other) from error
+        if self._then is not None:
+            self._then()
 
 
 class Channel:
@@ -85,9 +89,9 @@ class Channel:
     def send(self, tensor: Tensor, to: int) -> Sequence[Message]:
         return self._begin(self._group.send, tensor, to)
 
-    def receive(self, tensor: Tensor, source: int) -> Sequence[Message]:
-        """Fills the tensor."""
-        return self._begin(self._group.recv, tensor, source)
+    def receive(self, tensor: Tensor, source: int, then: Callable[[], None] | None = None) -> Sequence[Message]:
+        """Fills the tensor. The thread that waits for the message calls `then` after it has arrived."""
+        return self._begin(self._group.recv, tensor, source, then)
 
     def share(self, parts: Sequence[Tensor]) -> None:
         """Sends parts[rank] to every other process and fills the other parts with theirs."""
@@ -98,14 +102,16 @@ class Channel:
         for message in messages:
             message.wait()
 
-    def _begin(self, call: Callable[..., Any], tensor: Tensor, other: int) -> Sequence[Message]:
+    def _begin(
+        self, call: Callable[..., Any], tensor: Tensor, other: int, then: Callable[[], None] | None = None
+    ) -> Sequence[Message]:
         if not tensor.numel():
             return ()
         try:
             work = call([tensor.view(torch.uint8)], other, 0)
         except RuntimeError as error:
             raise self._peers.lost(other) from error
-        return (Message(self._peers, work, other),)
+        return (Message(self._peers, work, other, then),)
 
 
 @dataclass(frozen=True)
@@ -116,10 +122,12 @@ class Shared:
     peers: "Peers"
     gradients: Channel
     weights: Channel
+    reduce_dtype: ReduceDtype  # in which partial gradients are sent
 
     @classmethod
-    def open(cls, peers: "Peers", replicas: int) -> Self:
-        return cls(Share(peers.rank, peers.world, replicas), peers, peers.channel(), peers.channel())
+    def open(cls, peers: "Peers", replicas: int, reduce_dtype: ReduceDtype = "float32") -> Self:
+        share = Share(peers.rank, peers.world, replicas)
+        return cls(share, peers, peers.channel(), peers.channel(), reduce_dtype)
 
 
 class Peers:

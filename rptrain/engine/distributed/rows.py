@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from rptrain.engine.distributed import exchange
-from rptrain.engine.distributed.peers import Channel, Message
+from rptrain.engine.distributed.peers import Message
 from rptrain.engine.distributed.share import Share
+from rptrain.engine.distributed.sums import SumChannel
 from rptrain.engine.embedding import RowGradients
 from rptrain.engine.optim.embedding_grads import row_stride
 from rptrain.engine.store import UnitState, accumulate_dtype
@@ -35,7 +36,7 @@ class SharedRowGradients(RowGradients):
         tokens: int,
         *,
         share: Share,
-        channel: Channel,
+        channel: SumChannel,
         pool: Executor,
         threads: int,
     ) -> None:

@@ -68,7 +68,7 @@ class OptimizerWorker:
         if shared is None:
             self._gradients = Gradients(context, adam, self._tell)
         else:
-            self._gradients = SharedGradients(context, adam, self._tell, shared.share, shared.gradients)
+            self._gradients = SharedGradients(context, adam, self._tell, shared)
             self._weights = WeightExchange(context, adam, shared.share, shared.weights, self._publish)
         self.seconds: float | None = None  # duration of the last update
         self._queue: queue.SimpleQueue[Iteration | Evaluation | StepRequest | None] = queue.SimpleQueue()

@@ -69,11 +69,11 @@ def together(world, call):
     return [results[rank] for rank in range(world)]
 
 
-def several(world, cfg, kind, train, *, asynchronous, devices=1, **options):
+def several(world, cfg, kind, train, *, asynchronous, devices=1, reduce_dtype="float32", **options):
     """What `train` returns in each of so many processes with a part of PLAN."""
 
     def call(peers):
-        shared = Shared.open(peers, PLAN.replicas)
+        shared = Shared.open(peers, PLAN.replicas, reduce_dtype)
         groups = len(shared.share.groups)
         own = Plan(PLAN.stages, min(devices, groups), PLAN.turns * groups, 1, groups)
         sizes = {"wide_grad": True, "replicas": groups, "share": shared.share, "asynchronous": asynchronous}
