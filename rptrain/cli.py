@@ -223,6 +223,10 @@ def plan(
     tflops_fp8: Annotated[
         float | None, typer.Option(help="Peak in FP8 with float32 sums, in TFLOP/s, e.g. 330.")
     ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Plan for N such machines that train one model.")] = None,
+    network: Annotated[
+        str | None, typer.Option(help="Network between the machines, one way, e.g. 10GbE, 25Gb/s or 1.2GB/s.")
+    ] = None,
     timings: Annotated[
         Path | None,
         typer.Option(metavar="RUN", help="Use the measured times of a run, e.g. runs/NAME, in place of estimates."),
@@ -236,15 +240,18 @@ def plan(
     """Show the plan of a config, the memory it needs, and what to change if it does not fit.
 
     Reads no weights, and the data only with --show-data. With --gpus, --card, --vram, --pcie, --host or a peak
-    (--tflops, …) it plans for a hypothetical machine. With --timings, --card is by default the GPU model on which the
+    (--tflops, …) it plans for a hypothetical machine. With --nodes and --network it plans for several machines and
+    says whether the network slows them down. With --timings, --card is by default the GPU model on which the
     run was measured. Exits with status 2 if the run does not fit, or if the times of --timings do not apply.
     """
     with exit_codes():
+        from rptrain.planner.network import Nodes
         from rptrain.runs.outputs import Output, check
         from rptrain.runs.run_dir import resolve_config
         from rptrain.schedule import picture
         from rptrain.schedule.trace import PRODUCER, mark
 
+        machines = Nodes.of(nodes, network)
         resolved = resolve_config(config, overrides or ())
         drawing = svg and Output("--svg", svg, picture.MARK, force)
         events = trace and Output("--trace", trace, mark(PRODUCER), force)
@@ -254,7 +261,7 @@ def plan(
         from rptrain.planner.report import report, write_pictures
 
         flags = MachineFlags(gpus, card, vram, pcie, host, tflops, tflops_fp16, tflops_fp8)
-        found = report(resolved, flags, timings)
+        found = report(resolved, flags, timings, machines)
         _print_plan(found, as_json=as_json, with_comparison=compare, samples=show_data)
         write_pictures(found, drawing, events)
         if not found.fits:

@@ -1,6 +1,6 @@
 """Choice of a run's plan: the partition with the shortest step that fits in memory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
@@ -14,6 +14,7 @@ from rptrain.engine.distributed.peers import ReduceDtype
 from rptrain.engine.distributed.rows import SharedRowGradients
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.distributed.sums import SumChannel
+from rptrain.engine.distributed.traffic import Traffic
 from rptrain.engine.embedding import RowGradients
 from rptrain.engine.footprint import (
     Footprint,
@@ -34,7 +35,7 @@ from rptrain.kernels import launch
 from rptrain.models.spec import LayerShape, ModelShape, Unit
 from rptrain.schedule.costs import LayerCost, Work
 from rptrain.schedule.dispatch import Links
-from rptrain.schedule.estimate import Estimate, Setting
+from rptrain.schedule.estimate import Estimate, Setting, estimate
 from rptrain.schedule.lower import outputs
 from rptrain.schedule.machine import CPU, Card, Machine
 from rptrain.schedule.plan import Plan, Stage
@@ -94,6 +95,11 @@ class Workload:
     def tokens(self) -> int:
         """Tokens of a micro-batch."""
         return self.sequences * self.length
+
+    @property
+    def group(self) -> int:
+        """Tokens of a group in a step."""
+        return self.tokens * self.micro_batches // self.replicas
 
     def shapes(self, devices: int = 1) -> Shapes:
         """The sizes for which the memory of one of `devices` devices is planned."""
@@ -165,12 +171,15 @@ def layer_costs(
 ) -> tuple[LayerCost, ...]:
     """Costs of each layer: measured times if there are any, otherwise estimates from operations and bytes.
 
-    The embedding's update counts towards the first layer, which waits for it.
+    The embedding's update, and the exchange of its rows, count towards the first layer, which waits for them. Of
+    several processes, each updates its share; measured times of updates are those of a process's share.
     """
     itemsize, wide = workload.dtype.itemsize, accumulate_dtype(workload.dtype).itemsize
     grad = wide if workload.wide_grad else itemsize
+    own = 1 if workload.share is None else 1 / workload.share.world
     updates = {
-        index: machine.update_seconds(
+        index: own
+        * machine.update_seconds(
             spec.units[index].numel, workload.update_bytes(spec.units[index]), thread_rate(workload.moments)
         )
         for index in spec.trained(range(len(spec.units)))
@@ -178,6 +187,7 @@ def layer_costs(
     if measured is not None and measured.update:
         numel = sum(spec.units[index].numel for index in updates)
         updates = {index: measured.update * spec.units[index].numel / numel for index in updates}
+    exchange = _exchange(spec, workload, machine)
     costs = []
     updated: set[int] = set()
     for index, layer in enumerate(spec.stack):
@@ -198,19 +208,49 @@ def layer_costs(
                 sum(updates[unit] for unit in new),
                 trained * wide,
                 sum(unit.prepared_bytes(itemsize, backward=True) for unit in units),
+                sum(exchange.add[unit] for unit in spec.trained(layer.units)),
+                sum(exchange.reduce[unit] for unit in spec.trained(layer.units)) + (0 if index else exchange.rows),
+                sum(exchange.gather[unit] for unit in new),
             )
         )
     return tuple(costs)
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """Seconds, by trainable unit, to add the gradients of the own groups, to exchange the sums with other processes,
+    and to exchange updated weights; and seconds to exchange the rows of the embedding.
+    """
+
+    add: Mapping[int, float]
+    reduce: Mapping[int, float]
+    gather: Mapping[int, float]
+    rows: float
+
+
+def _exchange(spec: ModelShape, workload: Workload, machine: Machine) -> _Exchange:
+    units = {unit: spec.units[unit] for unit in spec.trained(range(len(spec.units)))}
+    if workload.share is None:
+        none = dict.fromkeys(units, 0.0)
+        return _Exchange(none, none, none, 0.0)
+    traffic, seconds = Traffic(workload.share, workload.dtype, workload.reduce_dtype), machine.network_seconds
+    moved = 3 * accumulate_dtype(workload.dtype).itemsize  # bytes of an addition: two are read, one is written
+    each = moved * (workload.replicas - 1) / machine.host_bandwidth
+    return _Exchange(
+        {index: each * unit.numel for index, unit in units.items()},
+        {index: seconds(traffic.gradients(unit)) for index, unit in units.items()},
+        {index: seconds(traffic.weights(unit)) for index, unit in units.items()},
+        seconds(traffic.rows(spec, workload.group)),
+    )
 
 
 def row_bytes(spec: ModelShape, workload: Workload) -> int:
     """Bytes of host memory for the accumulators of the embedding's gradient rows."""
     if not spec.units[0].trainable:
         return 0
-    tokens = workload.tokens * workload.micro_batches // workload.replicas
     if workload.share is None:
-        return RowGradients.nbytes(spec, workload.dtype, tokens, workload.replicas)
-    return SharedRowGradients.shared_nbytes(spec, workload.dtype, tokens, workload.share)
+        return RowGradients.nbytes(spec, workload.dtype, workload.group, workload.replicas)
+    return SharedRowGradients.shared_nbytes(spec, workload.dtype, workload.group, workload.share)
 
 
 def exchange_bytes(spec: ModelShape, workload: Workload) -> int:
@@ -234,8 +274,9 @@ def make_plan(
 ) -> RunPlan:
     """Chooses the partition with the shortest simulated step within `device_limit` bytes of GPU memory.
 
-    Among these partitions, one whose buffers keep the host within `host_limit` bytes is preferred. Raises UserError if
-    a single layer does not fit on a GPU, with the layer and what it needs; `limit_source` says what sets the limit.
+    The search leaves out messages between processes: if they are the limit, partitions do not differ. Among the
+    partitions, one whose buffers keep the host within `host_limit` bytes is preferred. Raises UserError if a single
+    layer does not fit on a GPU, with the layer and what it needs; `limit_source` says what sets the limit.
     `near` makes the search short (schedule/search.py).
     """
     costs = layer_costs(spec, workload, machine, measured)
@@ -262,14 +303,15 @@ def make_plan(
     def fits_both(stages: Sequence[Stage]) -> bool:
         return fits_device(stages) and (host_limit is None or store + rows + buffers(stages) <= host_limit)
 
-    found = search(costs, setting, fits_both, near=near) or search(costs, setting, fits_device, near=near)
+    alone = [cost.alone for cost in costs]
+    found = search(alone, setting, fits_both, near=near) or search(alone, setting, fits_device, near=near)
     assert found is not None  # single layers fit
     return RunPlan(
         Plan(found.stages, machine.devices, workload.micro_batches, workload.round_size, workload.replicas),
         footprint(spec, found.stages, shapes),
         store,
         buffers(found.stages),
-        found.estimate,
+        found.estimate if alone == [*costs] else estimate(costs, found.stages, setting),
         costs,
         setting,
     )

@@ -17,10 +17,17 @@ The JSON form is one object with these stable keys. Times are in seconds, sizes 
                  be used, for a resumed run, which keeps its type, and with --timings, because the other type is not
                  measured
     roofline     ridge, blocks (name, layers, forward, backward: operations per byte), limit (null: computation hides
-                 copies and updates; "up", "down", "optimizer" or "together"), loss, stages; null without a plan or GPUs
+                 copies and updates; "up", "down", "optimizer", "network" or "together"), loss, stages; null without a
+                 plan or GPUs
     reading      with model.hold = "map", mapped (bytes of file-backed weights), bytes_per_step, room (free
                  memory for files; null: unknown), rate (of the disk), seconds (to read a step's bytes), limits; null
                  without it, or a plan
+    scaling      with --nodes, network (as given), rate (each way), plans for 1, 2, 4, … and all nodes (nodes,
+                 seconds_per_step, tokens_per_second, efficiency, host_bytes and fits: those of a node, problem),
+                 gradient_bytes and weight_bytes (that a node sends and receives in a step), exchange_seconds, limits
+                 (whether the network does), loss (fraction by which it makes a step longer), hiding_rate (of the
+                 slowest network that is hidden); null without it, or a plan. The other keys are of one of the nodes,
+                 except `step`, and tokens_per_second of the plan, which are of all
     memory       places (kind, name, parts of name and nbytes, total, limit, source, fits, notes); without a plan the
                  least that any plan takes
     advice       remedies (changes by key, saves by kind of memory), missing (by kind of memory)
@@ -52,7 +59,9 @@ from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.measured_run import MeasuredRun
 from rptrain.planner.memory import MemoryPlan, least_memory, plan_run, with_saved
 from rptrain.planner.model import find_files, for_hardware, training_model
+from rptrain.planner.network import Nodes
 from rptrain.planner.product_types import ProductType, product_types, suggested
+from rptrain.planner.scaling import Scaling, scaling
 from rptrain.planner.timings import Conditions, load
 from rptrain.runs.outputs import Output
 from rptrain.runs.run_dir import RunDir, find
@@ -93,6 +102,7 @@ class PlanReport:
     verdict: Verdict | None
     reading: DiskReading | None
     types: tuple[ProductType, ...]
+    scaling: Scaling | None
 
     @property
     def fits(self) -> bool:
@@ -171,6 +181,7 @@ class PlanReport:
             "types": self._types(),
             "roofline": roofline,
             "reading": self.reading and self.reading.to_dict(),
+            "scaling": self.scaling and self.scaling.to_dict(),
             "memory": [place.to_dict() for place in self.memory.places],
             "advice": self.advice.to_dict(),
         }
@@ -185,14 +196,21 @@ class PlanReport:
         return {"estimates": estimates, "suggested": better and better.to_dict()["settings"]} if estimates else None
 
 
-def report(resolved: Resolved, flags: MachineFlags, timings: Path | None = None) -> PlanReport:
+def report(
+    resolved: Resolved, flags: MachineFlags, timings: Path | None = None, nodes: Nodes | None = None
+) -> PlanReport:
     """Reads the model's config.json and plans, with the measured times of the run in the folder `timings` if given.
+
+    With several `nodes`, the plan is that of one of them: of those with the most groups of replicas.
 
     Raises UserError for mistakes in the model, in the config or in the flags, and if the times do not apply.
     """
     config = resolved.config
     source = None if timings is None else MeasuredRun.open(timings)
     hardware = flags.machine(config, source.kinds if source else ())
+    if nodes is not None:
+        network = replace(hardware.machine, network=nodes.rate)
+        hardware = replace(hardware, machine=network, process=(nodes.count - 1, nodes.count))
     model_dir, spec = training_model(config)
     spec = for_hardware(spec, config, hardware)
     files = find_files(config, model_dir, spec) if config.model.hold == "map" and hardware.here else None
@@ -206,7 +224,7 @@ def report(resolved: Resolved, flags: MachineFlags, timings: Path | None = None)
     def times(choice: Config) -> Measured | None:
         if source is None:
             return None
-        measured = source.times(choice, spec, hardware.used(choice))
+        measured = _of_a_node(source.times(choice, spec, hardware.used(choice)), nodes)
         return measured if flags.pcie is None else replace(measured, upload=None, download=None)
 
     config = auto.resolve_auto(config, spec, hardware, times)
@@ -216,6 +234,7 @@ def report(resolved: Resolved, flags: MachineFlags, timings: Path | None = None)
     measured = times(config)
     if source is None and found is not None and config.engine.replan:
         measured = load(found[0].path, Conditions.of(config, spec, used))
+        measured = measured and _of_a_node(measured, nodes)
     try:
         run, memory = plan_run(config, spec, hardware, measured)
         if measured and source is None and not memory.fits:  # a run does not use them either
@@ -242,7 +261,13 @@ def report(resolved: Resolved, flags: MachineFlags, timings: Path | None = None)
         verdict,
         reading,
         product_types(config, hardware, run) if run and memory.fits and found is None and source is None else (),
+        scaling(config, spec, hardware, nodes, run, memory, measured) if nodes and run else None,
     )
+
+
+def _of_a_node(measured: Measured, nodes: Nodes | None) -> Measured:
+    """The times of one machine as those of one of several, each of which updates a part of the weights."""
+    return measured if nodes is None else replace(measured, update=measured.update / nodes.count)
 
 
 def _unfinished(resolved: Resolved) -> tuple[RunDir, Path] | None:

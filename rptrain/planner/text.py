@@ -13,10 +13,11 @@ from rptrain.planner.compare import OURS, ScheduleTime
 from rptrain.planner.memory import MemoryPlace
 from rptrain.planner.product_types import ProductType, suggested
 from rptrain.planner.report import PlanReport
+from rptrain.planner.scaling import Scaling
 from rptrain.schedule import picture
 from rptrain.schedule.plan import Stage
 from rptrain.schedule.roofline import Verdict
-from rptrain.utils.units import format_bytes, format_seconds
+from rptrain.utils.units import DASH, format_bits, format_bytes, format_percent, format_seconds
 
 LABEL, SIZE = 33, 12  # minimum widths of a part's name and of its size
 BAR = 30  # maximum width of the available memory
@@ -39,6 +40,8 @@ def show(report: PlanReport, console: Console) -> None:
         _print(Text("\n" + picture.text(report.timeline(), width), no_wrap=True), 2, console)
     if report.types:
         _section("Types of products (estimated)", _types(report.types), console)
+    if report.scaling is not None:
+        show_scaling(report.scaling, report.measured is not None, console)
     _section("Transfers", _roofline(report), console)
     if report.reading is not None:
         style = "yellow" if report.reading.limits else ""
@@ -82,6 +85,50 @@ def show_comparison(schedules: Sequence[ScheduleTime], console: Console) -> None
         )
     _print(table, 2, console)
     _print(Text(COMPARED), 2, console)
+
+
+def show_scaling(scaling: Scaling, measured: bool, console: Console) -> None:
+    """Prints a table of numbers of nodes, and what the network costs."""
+    _section("Nodes" if measured else "Nodes (estimated)", (), console)
+    table = Table("nodes", "per step", "tokens/s", "efficiency", "host memory of each", box=None, pad_edge=False)
+    for column in table.columns:
+        column.justify = "right"
+    for plan in scaling.plans:
+        if plan.seconds_per_step is None or plan.tokens_per_second is None or plan.host_bytes is None:
+            table.add_row(str(plan.nodes), *["no plan", DASH, DASH, DASH])
+            continue
+        memory = format_bytes(plan.host_bytes)
+        table.add_row(
+            str(plan.nodes),
+            format_seconds(plan.seconds_per_step),
+            f"{plan.tokens_per_second:,.0f}",
+            format_percent(scaling.efficiency(plan)),
+            memory if plan.fits else f"does not fit: {memory}",
+        )
+    _print(table, 2, console)
+    for line in _network(scaling):
+        _print(Text(line), 2, console)
+
+
+def _network(scaling: Scaling) -> Iterator[str]:
+    network = scaling.network
+    yield (
+        f"Each node sends and receives {format_bytes(scaling.gradients)} of gradients and "
+        f"{format_bytes(scaling.weights)} of weights per step: {format_seconds(scaling.exchange_seconds)} at "
+        f"{network.network}."
+    )
+    if scaling.hiding_rate is None:
+        return
+    least = format_bits(scaling.hiding_rate)
+    if scaling.limits:
+        longer = f"{scaling.loss:.0%} longer than" if scaling.loss < 1 else f"{1 + scaling.loss:.3g} times as long as"
+        yield (
+            f"The network is the limit: a step takes {longer} with an infinitely fast network. To hide the exchange, "
+            f"it needs at least {least}."
+        )
+    else:
+        longer = max(scaling.loss, 0)
+        yield f"Computation hides the exchange: it makes a step {longer:.1%} longer. It needs at least {least}."
 
 
 def _section(title: str, lines: Iterable[str], console: Console) -> None:
@@ -136,6 +183,9 @@ def _head(report: PlanReport) -> Iterator[str]:
         yield f"Times: measured in {report.measured}"
     machine = hardware.machine
     where = "this machine" if hardware.here else "a hypothetical machine"
+    if report.scaling is not None:
+        like = "machines like this one" if hardware.here else "hypothetical machines"
+        where = f"each of {report.scaling.network.count} {like}"
     if not hardware.gpus:
         yield f"On {machine.devices} CPU worker{'s' if machine.devices > 1 else ''} of {where}"
         return
@@ -202,6 +252,7 @@ def verdict_text(verdict: Verdict) -> str:
         "up": "Uploads are the limit",
         "down": "Downloads are the limit",
         "optimizer": "The optimizer on the CPU is the limit",
+        "network": "The network is the limit",
         "together": "Transfers and the optimizer together are the limit",
     }
     without = "computation alone" if verdict.limit == "together" else "without it"

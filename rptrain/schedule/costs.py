@@ -94,3 +94,23 @@ class LayerCost:
     update: float = 0.0  # seconds of the CPU optimizer, once per step
     sums: int = 0  # gradient accumulators on the device, uploaded for each backward stage of a later round
     prepared: int = 0  # dequantized parameters, codes in FP8 or transposed codes on the device, in addition to `params`
+    # Of several processes: seconds to add the gradients of the own groups, to exchange these sums with all processes,
+    # and to exchange updated weights. Sums are complete before any update; weights are sent while others are updated.
+    add: float = 0.0
+    reduce: float = 0.0
+    gather: float = 0.0
+
+    @property
+    def summation(self) -> float:
+        """Seconds to sum its gradients over all processes."""
+        return self.add + self.reduce
+
+    @property
+    def renewal(self) -> float:
+        """Seconds by which the layer delays the end of the update and exchange of all weights."""
+        return max(self.update, self.gather)
+
+    @property
+    def alone(self) -> "LayerCost":
+        """The costs with an infinitely fast network."""
+        return replace(self, reduce=0.0, gather=0.0)

@@ -213,12 +213,22 @@ class _Builder:
         return sum(getattr(self.costs[layer], part) for layer in slot.stage.layers)
 
     def update(self, iteration: int, runs: Sequence[_Run]) -> None:
-        """The optimizer's pass over the layers, once all gradients have arrived (their norm is needed first)."""
+        """The optimizer's pass over the layers, once all gradients have arrived (their norm is needed first).
+
+        Before, it sums them over all processes, the last layers first, each once it has arrived from all groups.
+        """
         after = tuple(task for run in runs for task in run.grads)
         layers = range(len(self.costs))
+        if any(cost.summation for cost in self.costs):
+            summed: tuple[int, ...] = ()
+            for layer in reversed(layers):
+                arrived = [task for run in runs if layer in run.slot.stage.layers for task in run.grads]
+                seconds, of_layer = self.costs[layer].summation, range(layer, layer + 1)
+                summed = (self.add(Task("optimizer", 0, seconds, (*arrived, *summed), "reduce", of_layer, iteration)),)
+            after += summed
         for layer in layers if self.lag == 0 else reversed(layers):
             index = self.add(
-                Task("optimizer", 0, self.costs[layer].update, after, "update", range(layer, layer + 1), iteration)
+                Task("optimizer", 0, self.costs[layer].renewal, after, "update", range(layer, layer + 1), iteration)
             )
             self.updates[iteration, layer] = index
             after = (index,)

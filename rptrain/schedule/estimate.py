@@ -45,12 +45,15 @@ def estimate(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setti
     of computation, upload and download, where the links carry the parameters of the device's next stage and the
     gradients of its previous one. Copies in the idle time between two slots are not counted. Gradients are downloaded
     once the update has read the previous ones. The device's next backward stage but one, the upload of partial sums in
-    a later round and the start of the optimizer come after that. Activations delay neither direction.
+    a later round and the start of the optimizer come after that. Activations delay neither direction. The optimizer's
+    thread sums gradients over all processes as the stages of the last round leave them, and then updates.
     """
     n, rounds, last = setting.devices, setting.micro_batches // setting.round_size, setting.round_size - 1
     times = [stage_time(costs, stage) for stage in stages]
     paces, hops = _paces(costs, stages, times, setting)
-    updates = [0.0, *accumulate(cost.update for cost in costs)]
+    updates = [0.0, *accumulate(cost.renewal for cost in costs)]
+    sums = [(s, sum(costs[i].summation for i in stage.layers)) for s, stage in enumerate(stages) if stage.backward]
+    summation = sum(seconds for _, seconds in sums)
     ready = [updates[stage.stop] if setting.lag == 0 else updates[-1] for stage in stages]
     spans = [last * pace for pace in paces]
     per_round = list(enumerate(zip(times, spans, hops, ready, _gradients(costs, stages, setting), strict=True)))
@@ -62,6 +65,7 @@ def estimate(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setti
     free, gone, freed = [0.0] * n, [0.0] * n, [0.0] * n
     # When a stage's gradients were downloaded in the group's previous round.
     left = [[0.0] * len(stages) for _ in range(setting.groups)]
+    arrived = [0.0] * len(stages)  # when its gradients were there in the last round
     device, end = 0, 0.0
     ends: list[float] = []
     # When the update before a step (sync), or before the previous step (async), began; step 0 has none.
@@ -90,11 +94,16 @@ def estimate(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setti
                     freed[device] = gone[device]
                     read = optimizer[iteration + 1] + moved.read if iteration else 0.0
                     of_group[s] = gone[device] = max(max(end, gone[device]) + moved.down, read + moved.last)
+                arrived[s] = end if moved is None else gone[device]
                 free[device] = end
                 device = device + 1 if device + 1 < n else 0
-        ends.append(max(*free, *gone) if setting.lag == 0 else end)
-        optimizer.append(max(ends[-1], *gone, optimizer[-1] + updates[-1]))
-    period = max((ends[-1] - (ends[warm_up - 1] if warm_up else 0.0)) / measured, updates[-1])
+        summed = optimizer[-1] + updates[-1]
+        if summation:
+            for s, seconds in sums:
+                summed = max(summed, arrived[s]) + seconds
+        ends.append(max(*free, *gone, summed if summation else 0.0) if setting.lag == 0 else end)
+        optimizer.append(max(ends[-1], *gone, summed))
+    period = max((ends[-1] - (ends[warm_up - 1] if warm_up else 0.0)) / measured, summation + updates[-1])
     return Estimate(period, 1 - setting.micro_batches * sum(times) / (n * period), sum(free) / n - ends[-1])
 
 
@@ -105,7 +114,7 @@ class _Gradients:
     down: float
     last: float  # the part of `down` for the last layer
     sums: float  # upload in a later round
-    read: float  # from the start of an update until it has read all gradients; async, the last layers first
+    read: float  # from the start of an update until all versions are there; async, the last layers first
 
 
 def _gradients(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Setting) -> Sequence[_Gradients | None]:
@@ -113,7 +122,7 @@ def _gradients(costs: Sequence[LayerCost], stages: Sequence[Stage], setting: Set
     links = setting.links
     if links is None:
         return [None] * len(stages)
-    read = list(accumulate(cost.update for cost in reversed(costs)))[::-1]
+    read = list(accumulate(cost.renewal for cost in reversed(costs)))[::-1]
     return [
         _Gradients(
             sum(costs[i].grads for i in stage.layers) / links.down,

@@ -17,6 +17,8 @@ ATTENTION_FORWARD, ATTENTION_BACKWARD = 0.59, 0.32
 # rates were measured, that of attention is in proportion to it.
 MATMUL_MEASURED = 0.67
 HOPPER_FP8 = 0.62  # the fraction of the peak that FP8 products reach there, which add their sums in float32
+# The fraction of a network's rate that TCP carries: 1,448 of the 1,538 bytes that a frame takes on Ethernet.
+GOODPUT = 0.94
 LAUNCH = 0.2e-3  # minimum seconds of a pass over a layer: its kernel launches
 
 
@@ -119,11 +121,16 @@ class Machine:
     threads: int = 26  # of the optimizer: of 32 cores
     pcie_total: float | None = None  # bytes per second each way of all devices together, if they share a link
     links_measured: str | None = None  # ISO date
+    network: float | None = None  # bytes per second each way to other machines; None: messages take no time
 
     @property
     def link(self) -> float:
         """Bytes per second in each direction for a device while all devices copy."""
         return min(self.card.pcie, (self.pcie_total or float("inf")) / self.devices)
+
+    def network_seconds(self, nbytes: float) -> float:
+        """Seconds in which this many bytes are sent, and as many received."""
+        return 0.0 if self.network is None else nbytes / (GOODPUT * self.network)
 
     def update_seconds(self, parameters: int, nbytes: float, thread_rate: float = inf) -> float:
         """Seconds of an optimizer step that reads and writes `nbytes` bytes per parameter.

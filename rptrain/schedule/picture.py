@@ -30,11 +30,13 @@ FILLS = {  # alternating shades, so that the end of a stage is visible
     "sums": ("#7f8c5a",) * 2,
     "x": ("#94a3b1",) * 2,
     "y": ("#94a3b1",) * 2,
+    "reduce": ("#6c8ebf",) * 2,
     "update": ("#a5a05c",) * 2,
 }
 MEANINGS = {
     "F": "forward", "FB": "forward and backward in one", "B": "backward", "params": "parameters up",
-    "grads": "gradients down", "sums": "partial sums up", "x": "activations", "y": "activations", "update": "optimizer",
+    "grads": "gradients down", "sums": "partial sums up", "x": "activations", "y": "activations",
+    "reduce": "sums over nodes", "update": "optimizer",
 }  # fmt: skip
 
 

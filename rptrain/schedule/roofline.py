@@ -12,7 +12,7 @@ from rptrain.schedule.partition import stage_time
 from rptrain.schedule.plan import Plan, Stage
 from rptrain.schedule.simulate import simulate
 
-Cause = Literal["up", "down", "optimizer", "together"]
+Cause = Literal["up", "down", "optimizer", "network", "together"]
 HIDDEN = 0.02  # fraction of a step's time: a smaller loss counts as hidden
 FREE = 1e30  # bytes per second
 PIECES = 8  # chunks per layer at most: accurate enough, and quick to simulate
@@ -79,23 +79,24 @@ def ridge(tflops: float, link: float) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The time that a simulated step loses to copies and to the optimizer.
+    """The time that a simulated step loses to copies, to the optimizer and to the network.
 
     `stages`: the stages whose own copies take longer than their computation, on the limiting link.
     """
 
     seconds: float  # seconds per step
     alone: float  # seconds per step if only computation took time
-    limit: Cause | None  # None: copies and updates hide
+    limit: Cause | None  # None: copies, updates and messages hide
     loss: float  # fraction by which the limit makes a step longer; without a limit, relative to computation alone
     stages: tuple[Stage, ...]
 
 
 def judge(plan: Plan, costs: Sequence[LayerCost], setting: Setting) -> Verdict:
-    """Simulates the plan as a whole, and then without each of the links and the optimizer."""
+    """Simulates the plan as a whole, and then without each of the links, the optimizer and the network."""
     links = setting.links
     assert links is not None
     quick = [replace(cost, update=0.0) for cost in costs]
+    near = [cost.alone for cost in costs]
     chunk = max(links.chunk, max(max(cost.params, cost.grads) for cost in costs) // PIECES)
 
     def seconds(costs: Sequence[LayerCost], up: float, down: float) -> float:
@@ -105,7 +106,8 @@ def judge(plan: Plan, costs: Sequence[LayerCost], setting: Setting) -> Verdict:
         program = dispatch(plan, costs, links=changed, lag=setting.lag, iterations=last + 1)
         return simulate(program).period(first, last)
 
-    whole, alone = seconds(costs, links.up, links.down), seconds(quick, FREE, FREE)
+    whole = seconds(costs, links.up, links.down)
+    alone = seconds([cost.alone for cost in quick], FREE, FREE)
     limit: Cause | None = None
     loss = whole / alone - 1
     if loss > HIDDEN:
@@ -114,6 +116,8 @@ def judge(plan: Plan, costs: Sequence[LayerCost], setting: Setting) -> Verdict:
             "down": seconds(costs, links.up, FREE),
             "optimizer": seconds(quick, links.up, links.down),
         }
+        if near != [*costs]:
+            without["network"] = seconds(near, links.up, links.down)
         limit = min(without, key=lambda cause: without[cause])
         if whole / without[limit] - 1 > HIDDEN:
             loss = whole / without[limit] - 1

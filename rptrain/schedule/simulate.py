@@ -24,7 +24,9 @@ class Task:
     device: int
     seconds: float
     after: tuple[int, ...]  # positions in the list, earlier or later
-    kind: str  # F, FB, B; params, grads, x (inputs up), y (outputs down), sums (up, in the compute lane); update
+    kind: (
+        str  # F, FB, B; params, grads, x (inputs up), y (outputs down), sums (up, in the compute lane); reduce, update
+    )
     layers: range
     iteration: int = 0
     round: int = 0

@@ -1,8 +1,10 @@
-"""Formatting of numbers with units, the same on the command line and in the interface."""
+"""Numbers with units, the same on the command line and in the interface."""
 
+import re
 from math import isfinite
 
 DASH = "–"  # in place of an unknown value
+PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 def format_bytes(nbytes: float) -> str:
@@ -16,6 +18,22 @@ def format_bytes(nbytes: float) -> str:
 def _three_digits(value: float) -> str:
     size = abs(value)
     return f"{value:.2f}" if size < 9.995 else f"{value:.1f}" if size < 99.95 else f"{value:.0f}"
+
+
+def parse_rate(text: str) -> float | None:
+    """Bytes per second from a text such as "10Gb/s" (bits) or "1.2 GB/s" (bytes); None from others."""
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kKMGT]?)(b|B|bit)/s", text.strip())
+    if match is None:
+        return None
+    return float(match[1]) * PREFIXES[match[2].lower()] / (1 if match[3] == "B" else 8)
+
+
+def format_bits(rate: float) -> str:
+    """Bytes per second as a rate of networks, such as "9.60 Gb/s" or "250 Mb/s"."""
+    for unit, name in ((1e12, "Tb/s"), (1e9, "Gb/s"), (1e6, "Mb/s"), (1e3, "kb/s")):
+        if 8 * rate >= 0.9995 * unit:
+            return f"{_three_digits(8 * rate / unit)} {name}"
+    return f"{8 * rate:.0f} b/s"
 
 
 def format_count(number: float) -> str:

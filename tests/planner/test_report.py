@@ -478,6 +478,7 @@ KEYS = {
         "types",
         "roofline",
         "reading",
+        "scaling",
         "memory",
         "advice",
         "comparison",
@@ -489,6 +490,17 @@ KEYS = {
     "plan": ["text", "stages", "seconds_per_step", "tokens_per_second", "bubble", "source"],
     "types": ["estimates", "suggested"],
     "roofline": ["ridge", "blocks", "limit", "loss", "stages"],
+    "scaling": [
+        "network",
+        "rate",
+        "plans",
+        "gradient_bytes",
+        "weight_bytes",
+        "exchange_seconds",
+        "limits",
+        "loss",
+        "hiding_rate",
+    ],
     "advice": ["remedies", "missing"],
 }
 
@@ -497,6 +509,8 @@ def test_json_has_the_documented_keys():
     found, _ = as_json("--gpus", "8", "--host", "30GiB")
     assert found["types"] is None, "nothing is compared with a run that does not fit"
     found["types"] = as_json(*SERVER)[0]["types"]
+    assert found["scaling"] is None
+    found["scaling"] = as_json(*SERVER, "--nodes", "2", "--network", "10GbE", "engine.replicas=2")[0]["scaling"]
     for name, keys in KEYS.items():
         assert list(found[name] if name else found) == keys
     for place in found["memory"]:

@@ -46,6 +46,27 @@ def test_without_links_it_is_the_simulation(seed, lag):
 
 
 @pytest.mark.parametrize("lag", [0, 1], ids=["sync", "async"])
+@pytest.mark.parametrize("seed", range(50))
+def test_exchanges_between_processes_are_those_of_the_simulation(seed, lag):
+    """Stages leave all their gradients at once, and a stage's are taken to be there after those before it."""
+    costs, stages, setting = random_case(seed, lag)
+    rng = random.Random(seed)
+    costs = [
+        replace(cost, add=rng.choice([0, 2]), reduce=rng.choice([0, 1, 9]), gather=rng.choice([0, 1, 9]))
+        for cost in costs
+    ]
+    assert estimate(costs, stages, setting).period == pytest.approx(simulated(costs, stages, setting), rel=1e-9)
+
+
+@pytest.mark.parametrize("lag", [0, 1], ids=["sync", "async"])
+def test_a_slow_network_is_the_limit(lag):
+    """It carries one message after the other: sums first, and then updated weights."""
+    costs, stages, setting = random_case(3, lag)
+    costs = [replace(cost, reduce=1e4, gather=1e3) for cost in costs]
+    assert estimate(costs, stages, setting).period == pytest.approx(1.1e4 * len(costs), rel=0.02)
+
+
+@pytest.mark.parametrize("lag", [0, 1], ids=["sync", "async"])
 def test_the_time_is_that_of_the_long_run(lag):
     """Steps may end in pairs, and the first ones may take longer, also where the stages are all but equal."""
     uneven = [LayerCost(0.0065, 0.0195)] * 28 + [LayerCost(0.033, 0.099)]

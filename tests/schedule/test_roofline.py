@@ -112,8 +112,8 @@ PLAN = Plan.parse("F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=8 MR=8")
 LINKS = Links(up=1e9, down=1e9, boundary=1000)
 
 
-def verdict(lag: int, *, params: int = 0, grads: int = 0, update: float = 0.0):
-    costs = [LayerCost(1.0, 3.0, params, grads, 0, update)] * 5
+def verdict(lag: int, *, params: int = 0, grads: int = 0, update: float = 0.0, gather: float = 0.0):
+    costs = [LayerCost(1.0, 3.0, params, grads, 0, update, reduce=2 * gather, gather=gather)] * 5
     return judge(PLAN, costs, Setting(2, 8, 8, lag, LINKS))
 
 
@@ -141,3 +141,10 @@ def test_the_optimizer_is_the_limit_in_async_where_it_takes_longer_than_a_step()
     assert found.seconds == pytest.approx(152, rel=0.01) and found.alone == pytest.approx(76, rel=0.05)
     assert verdict(1, update=1.0).limit is None
     assert verdict(0, update=10.0).limit == "optimizer"
+
+
+def test_the_network_is_the_limit_where_messages_take_longer_than_a_step():
+    found = verdict(1, gather=100 / 5)
+    assert found.limit == "network" and found.loss == pytest.approx(300 / 76 - 1, rel=0.1)
+    assert verdict(1, gather=100 / 5, update=500.0).limit == "optimizer"
+    assert verdict(1, gather=0.1).limit is None

@@ -27,8 +27,32 @@ from rptrain.utils import units
             (0, 1.31554, 9.99996, 11.9343, 99.9996, 1e-5, None),
             "0.0000|1.3155|10.000|11.934|100|1e-5|–",
         ),
+        (
+            units.format_bits,
+            (125, 1.25e9, 1.2e6, 12.5e9 / 8, 1e12),
+            "1.00 kb/s|10.0 Gb/s|9.60 Mb/s|12.5 Gb/s|8.00 Tb/s",
+        ),
         (units.format_ago, (5, 120, 3599, 7200, 9e5), "just now|2 min ago|59 min ago|2 h ago|10 d ago"),
     ],
 )
 def test_formats(function, values, texts):
     assert "|".join(map(function, values)) == texts
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("10Gb/s", 1.25e9),
+        (" 1.2 GB/s ", 1.2e9),
+        ("100 Mbit/s", 12.5e6),
+        ("8kb/s", 1000),
+        ("80b/s", 10),
+        ("10GiB/s", None),
+        ("10Gb", None),
+        ("-1Gb/s", None),
+        ("Gb/s", None),
+        ("1e9b/s", None),
+    ],
+)
+def test_rates_in_bits_and_in_bytes(text, rate):
+    assert units.parse_rate(text) == rate

@@ -12,7 +12,7 @@ from rptrain.engine.context import Context
 from rptrain.engine.embedding import RowGradients
 from rptrain.engine.iteration import Iteration
 from rptrain.engine.optim.adam import CpuAdam
-from rptrain.models.spec import ModelSpec
+from rptrain.models.spec import ModelShape
 from rptrain.schedule.lower import Access
 
 
@@ -131,7 +131,7 @@ class Gradients:
         context.board.publish(("rows",), iteration.number)
 
 
-def arrival_order(spec: ModelSpec) -> Sequence[int]:
+def arrival_order(spec: ModelShape) -> Sequence[int]:
     """The units whose gradients come from devices, in the order in which backward stages finish."""
     return spec.trained(unit for layer in reversed(spec.stack) for unit in layer.units)
 
