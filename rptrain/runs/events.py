@@ -8,7 +8,9 @@ from functools import partial
 from os import SEEK_END
 from pathlib import Path
 from time import time as now
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import Field
 
 from rptrain.runs.records import Bool, Float, Int, UnixTime, known_fields
 from rptrain.utils.errors import UserError
@@ -302,7 +304,7 @@ class ProcessSlow(Event):
     step: Int
     process: str
     seconds: Float
-    median: Float
+    median: Annotated[Float, Field(gt=0)]
 
     severity: ClassVar[Severity] = "warning"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rptrain.runs.event_log import EventLog
+from rptrain.runs.process import other_folders
 from rptrain.runs.view import RunView, State
 from rptrain.utils.paths import inside
 from rptrain.utils.text import printable
@@ -34,6 +35,7 @@ class Summary:
     seconds: float | None  # from `began` to the last event, or to now while the run is active
     nbytes: int  # size of its folder
     model: str
+    processes: int = 1  # that train the run together
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as values for JSON."""
@@ -50,8 +52,9 @@ def delete(folder: Path) -> None:
     """Deletes a run's folder. UserError if a process is training the run, whatever its records say, or if its events
     are a link that leads out of the folder.
     """
-    if (events := inside(folder, "events.jsonl")).is_file():
-        EventLog(events).close()  # raises UserError if another process holds it
+    for process in (folder, *other_folders(folder).values()):
+        if (events := inside(process, "events.jsonl")).is_file():
+            EventLog(events).close()  # raises UserError if another process holds it
     shutil.rmtree(folder)
 
 
@@ -67,6 +70,7 @@ def summarize(view: RunView) -> Summary:
         seconds=until - view.began if until and view.began else None,
         nbytes=folder_bytes(view.path),
         model=view.model,
+        processes=view.process_count,
     )
 
 
@@ -91,9 +95,12 @@ def show(runs: Iterable[Summary], console: "Console") -> None:
     from rich.table import Table
     from rich.text import Text
 
+    runs = list(runs)
+    several = any(run.processes > 1 for run in runs)
     table = Table(box=None, pad_edge=False)
-    for name in ("run", "state", "step", "loss", "began", "took", "size"):
-        table.add_column(name, justify="right" if name in ("step", "loss", "took", "size") else "left", no_wrap=True)
+    for name in ("run", "state", "step", "loss", "began", "took", "size", *(("processes",) if several else ())):
+        left = name in ("run", "state", "began")
+        table.add_column(name, justify="left" if left else "right", no_wrap=True)
     for run in runs:
         table.add_row(
             Text(printable(run.path.name)),
@@ -103,5 +110,6 @@ def show(runs: Iterable[Summary], console: "Console") -> None:
             "" if run.began is None else f"{datetime.fromtimestamp(run.began):%Y-%m-%d %H:%M}",
             "" if run.seconds is None else format_duration(run.seconds),
             format_bytes(run.nbytes),
+            *((str(run.processes),) if several else ()),
         )
     console.print(table)

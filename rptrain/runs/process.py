@@ -1,9 +1,17 @@
-"""The process that trains a run, and whether it is still alive."""
+"""The processes that train a run: whether they are still alive, and where they keep their records."""
 
+import os
+import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+from rptrain.utils.errors import UserError
+from rptrain.utils.paths import inside, leads_inside
+
+FOLDER = "processes"  # in a run's folder; it has a folder for each process except the first, named by its rank
+_RANK = re.compile(r"[1-9]\d{0,2}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,18 @@ class ProcessId:
     def alive(self) -> bool:
         """Whether the process still runs. Meaningful only on its own machine."""
         return _birth(self.pid) == self.birth
+
+
+def other_folders(run: Path) -> dict[int, Path]:
+    """The folders in which all processes except the first have written records, by rank. Some may be left from an
+    earlier start with more processes. Links that lead out of the run's folder are left out.
+    """
+    try:
+        names = os.listdir(inside(run, FOLDER))
+    except (OSError, UserError):  # usually there is none
+        return {}
+    folders = {rank: run / FOLDER / str(rank) for rank in sorted(int(name) for name in names if _RANK.fullmatch(name))}
+    return {rank: folder for rank, folder in folders.items() if leads_inside(run, folder)}
 
 
 def _birth(pid: int) -> str | None:

@@ -24,6 +24,7 @@ from rptrain.config.resolve import Resolved, read_text, render, resolve
 from rptrain.config.schema import AUTOMATIC, Config
 from rptrain.runs.control import FOLDER
 from rptrain.runs.events import has_saved, is_finished
+from rptrain.runs.process import FOLDER as PROCESSES
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import inside
 from rptrain.utils.replacing import remove_unfinished, replace_file
@@ -113,7 +114,7 @@ class RunDir:
         """Where process `rank` keeps its events and lanes, if several train the run. The first one keeps them in the
         run's folder.
         """
-        return type(self)(inside(self.path, f"processes/{rank}")) if rank else self
+        return type(self)(inside(self.path, f"{PROCESSES}/{rank}")) if rank else self
 
     def check_folders(self) -> None:
         """UserError if a file, or a folder that rptrain did not create, is where training writes a folder."""

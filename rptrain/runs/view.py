@@ -5,27 +5,28 @@
     view.state, view.step, view.total_steps, view.eta
     view.steps.points("loss", 200)   # for a plot; see series.COLUMNS for the names
     view.lanes                       # the current activity of each device, and its rates over the last seconds
+    view.processes                   # the same of the other processes, if several train the run
 
 A view belongs to one thread. `refresh` takes milliseconds and may be called a few times per second. If that is too
 slow, another thread may read (`news`) and the owner add the result (`add`). Open a large run in a worker thread.
 Missing files, incomplete last lines and records of unknown kinds are skipped.
 """
 
-import json
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
 from typing import Any, Literal
 
 from rptrain.runs.events import EVENTS, Event, Severity, from_fields
-from rptrain.runs.lanes import FILE, LaneRecord, OptimizerState, Snapshot
-from rptrain.runs.process import ProcessId
+from rptrain.runs.lanes import LaneRecord, OptimizerState, Snapshot
+from rptrain.runs.process import FOLDER, ProcessId
+from rptrain.runs.reader import RECENT, News, Reader
 from rptrain.runs.records import Int, known_fields, time_of, validator
 from rptrain.runs.series import Steps
-from rptrain.runs.tail import LARGE, Tail
+from rptrain.runs.tail import LARGE
 
 State = Literal[
     "new", "loading", "training", "paused", "saving", "evaluating", "exporting", "stopped", "failed", "finished", "dead"
@@ -33,16 +34,11 @@ State = Literal[
 ENDED = ("stopped", "failed", "finished", "dead")
 
 KEPT_LINES = 1000  # lines of the log
-RECENT = 480  # snapshots: two minutes
 WINDOW = 5.0  # seconds over which rates of devices are averaged
 SILENT = 60.0  # seconds without a record after which a trainer on another machine counts as dead
+SPREAD = 30.0  # seconds by which the starts of a run's processes, and the clocks of their machines, may differ
 PACE = 50  # reported steps over which the pace is averaged
-LANES = 1 << 20  # bytes of lanes.jsonl that are read: more than RECENT snapshots
-BATCH = 500  # lines parsed at a time
-LONGEST = 1 << 20  # bytes of a line: longer ones are skipped, no record in a view is that long
 SAID = 2000  # characters of a message that the log keeps
-_UNREAD = b'"event":"slots"'  # in long records that a view does not use
-_BEGINNING = b'"run_started"'  # in the first record of a process; the next ones describe the process and its plan
 
 
 @dataclass(frozen=True)
@@ -85,17 +81,6 @@ class MemoryUse:
 
 
 @dataclass(frozen=True)
-class News:
-    """New records of a run's files, parsed."""
-
-    records: Sequence[Mapping[str, Any]] = ()
-    snapshots: Sequence[Snapshot] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.records or self.snapshots)
-
-
-@dataclass(frozen=True)
 class LaneView:
     """The newest record of a device, and its averages over the last WINDOW seconds."""
 
@@ -111,7 +96,11 @@ class LaneView:
 
 
 class RunView:
-    """The state of the run in `path`; the module's docstring shows its use. `large` is that of `Tail`.
+    """The state of the run in `path`; the module's docstring shows its use. `large` is that of `Tail`. With `empty`,
+    it shows only what `take` and `take_snapshot` add.
+
+    If several processes train the run, the view is that of the first, except where something else is said, and has a
+    view for each of the others. `rank` is the number of the process.
 
     Attributes for display, besides the properties below:
     `version`, `model`, `parameters`, `devices`: from the newest process that trained the run.
@@ -120,14 +109,15 @@ class RunView:
     `steps`: the reported steps, a `Steps`. `skipped`: the number of them that did not change the weights.
     `loss_scale`: of float16 runs. `places`: planned memory. `planned_bubble`: the planned idle share of a step.
     `floor_step`: the roofline time of a step: seconds of its arithmetic alone, with everything recomputed.
-    `checkpoints`, `scores`, `samples`, `log`: oldest first. `failure`: the error message of a failed run.
-    `samples` have `step`, `prompt` and `text`. `recent`: the last snapshots, oldest first.
+    `process_count`: the number of processes that train the run together, according to the newest one.
+    `checkpoints`, `scores`, `samples`, `log`: oldest first. `samples` have `step`, `prompt` and `text`.
+    `recent`: the last snapshots, oldest first.
     """
 
-    def __init__(self, path: Path | str, *, large: int = LARGE) -> None:
-        self.path = Path(path)
-        self._events = Tail(self.path / "events.jsonl", large, _BEGINNING)
-        self._lanes = Tail(self.path / FILE, min(large, LANES))
+    def __init__(self, path: Path | str, *, large: int = LARGE, empty: bool = False, rank: int = 0) -> None:
+        self.path, self.rank = Path(path), rank
+        self._reader = Reader(self.path, large)
+        self._others: dict[int, RunView] = {}  # by rank; some may be of an earlier start
         self.version = self.model = ""
         self.parameters = 0
         self.devices: tuple[str, ...] = ()
@@ -135,6 +125,7 @@ class RunView:
         self.total_steps: int | None = None
         self.staleness: int | None = None
         self.process: ProcessId | None = None
+        self.process_count = 1
         self.places: tuple[MemoryUse, ...] = ()
         self.planned_bubble: float | None = None
         self.floor_step: float | None = None
@@ -146,14 +137,15 @@ class RunView:
         self.samples: list[Mapping[str, Any]] = []
         self.log: deque[LogLine] = deque(maxlen=KEPT_LINES)
         self.recent: deque[Snapshot] = deque(maxlen=RECENT)
-        self.failure: str | None = None
         self.began: float | None = None  # Unix time of the first process's start
         self.taken_up: float | None = None  # Unix time of the newest process's start
         self.last_event: float | None = None
         self._first_step = 0.0  # the newest process started after this step
         self._ended: State | None = None
+        self._failed: tuple[float, str] | None = None  # time and message
         self._told: State = "new"  # according to events
-        self.refresh()
+        if not empty:
+            self.refresh()
 
     # ---- reading
 
@@ -161,19 +153,27 @@ class RunView:
         """Reads new records and adds them. Returns whether there were any."""
         return self.add(self.news())
 
-    def news(self) -> News:
+    def news(self) -> Mapping[int, News]:
         """Reads new records without changing what the view shows. Another thread may call this, one at a time."""
-        lines, lanes = self._events.read(), self._lanes.read()
-        snapshots = map(Snapshot.from_line, lanes[-RECENT:])
-        return News(list(_records(lines)), [snapshot for snapshot in snapshots if snapshot is not None])
+        return self._reader.read()
 
-    def add(self, news: News) -> bool:
+    def add(self, news: Mapping[int, News]) -> bool:
         """Adds new records to the view. Returns whether there were any."""
-        for record in news.records:
-            self.take(record)
-        for snapshot in news.snapshots:
-            self.take_snapshot(snapshot)
+        for rank, found in news.items():
+            view = self.of_process(rank)
+            for record in found.records:
+                view.take(record)
+            for snapshot in found.snapshots:
+                view.take_snapshot(snapshot)
         return bool(news)
+
+    def of_process(self, rank: int) -> "RunView":
+        """The view of a process, whether or not it trains the run now."""
+        if rank == self.rank:
+            return self
+        if rank not in self._others:
+            self._others[rank] = RunView(self.path / FOLDER / str(rank), empty=True, rank=rank)
+        return self._others[rank]
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Adds a record of events.jsonl, as parsed from JSON. Of unknown kinds only the time is kept."""
@@ -275,8 +275,10 @@ class RunView:
 
     @property
     def bubble(self) -> float | None:
-        """The average share of the last seconds in which devices did not compute; None if unknown."""
-        lanes = self.lanes
+        """The average share of the last seconds in which the devices of all processes did not compute; None if
+        unknown.
+        """
+        lanes = [lane for view in (self, *self.processes) for lane in view.lanes]
         return 1 - sum(lane.busy_share for lane in lanes) / len(lanes) if lanes else None
 
     @property
@@ -287,6 +289,53 @@ class RunView:
     def host(self) -> MemoryUse | None:
         """The planned use of host memory. The actual use of the process is `now.process`."""
         return next((place for place in self.places if place.kind == "host memory"), None)
+
+    # ---- several processes
+
+    @property
+    def processes(self) -> tuple["RunView", ...]:
+        """The views of the other processes that train the run, by rank. A process is left out until it has records
+        since the run's newest start.
+        """
+        since = (self.taken_up or 0.0) - SPREAD
+        others = (self._others[rank] for rank in sorted(self._others) if rank < self.process_count)
+        return tuple(view for view in others if view.taken_up is not None and view.taken_up >= since)
+
+    @property
+    def name(self) -> str:
+        """The process, such as "process 1 on node-b"."""
+        return f"process {self.rank}" + ("" if self.process is None else f" on {self.process.host}")
+
+    @property
+    def failure(self) -> str | None:
+        """The error message of a failed run. Of several processes, the first that failed counts, and the message begins
+        with its name unless it is the run's first process.
+        """
+        failed = [(view._failed[0], view) for view in (self, *self.processes) if view._failed is not None]
+        if not failed:
+            return None
+        _, view = min(failed, key=lambda one: one[0])
+        return view.own_failure if view is self else f"{view.name}: {view.own_failure}"
+
+    @property
+    def own_failure(self) -> str | None:
+        """The error message of this process."""
+        return None if self._failed is None else self._failed[1]
+
+    @property
+    def whole_log(self) -> Sequence[LogLine]:
+        """The log with the warnings and errors of the other processes, each with the name of its process. What several
+        processes say is there once.
+        """
+        if not (others := self.processes):
+            return self.log
+        lines, said = list(self.log), {line.text for line in self.log}
+        for view in others:
+            for line in view.log:
+                if line.kind != "info" and line.time >= (view.taken_up or 0.0) and line.text not in said:
+                    said.add(line.text)
+                    lines.append(replace(line, text=f"{view.name}: {line.text}"))
+        return sorted(lines, key=lambda line: line.time)
 
     # ---- records
 
@@ -310,7 +359,7 @@ class RunView:
         self.taken_up = record["time"]
         self._first_step = self.step
         self.process = None
-        self.failure = self._ended = None
+        self._failed = self._ended = None
         self._told = "loading"
         self.recent.clear()
 
@@ -318,7 +367,7 @@ class RunView:
         places = validator(tuple[MemoryUse, ...])(record["memory"])
         self.process = ProcessId(record["host"], record["pid"], record["birth"])
         self.total_steps, self.staleness = record["total_steps"], record["staleness"]
-        self.places = places
+        self.process_count, self.places = record["processes"], places
 
     def _on_plan(self, record: Mapping[str, Any]) -> None:
         self.plan = record["lines"]
@@ -365,23 +414,4 @@ class RunView:
         self._ended = "finished"
 
     def _on_failed(self, record: Mapping[str, Any]) -> None:
-        self._ended, self.failure = "failed", record["message"]
-
-
-def _records(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
-    """The JSON objects among lines, without those that a view does not use. Parsing many lines at a time is faster."""
-    wanted = [line for line in lines if _UNREAD not in line[:64] and len(line) <= LONGEST]
-    for start in range(0, len(wanted), BATCH):
-        batch = wanted[start : start + BATCH]
-        try:
-            records = json.loads(b"[" + b",".join(batch) + b"]")
-        except (ValueError, RecursionError):
-            records = [record for line in batch for record in _parsed(line)]
-        yield from (record for record in records if isinstance(record, dict))
-
-
-def _parsed(line: bytes) -> list[Any]:
-    try:
-        return [json.loads(line)]
-    except (ValueError, RecursionError):
-        return []
+        self._ended, self._failed = "failed", (record["time"], record["message"])

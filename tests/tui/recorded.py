@@ -13,6 +13,7 @@ from rptrain.runs.process import ProcessId
 
 BEGAN = 1_700_000_000.0
 GIB = 1 << 30
+STEPS = ("step", "sample", "checkpoint_saved")  # events of the first process alone
 CONFIG = """\
 [model]
 path = "{model}"
@@ -40,21 +41,30 @@ def make_run(
     began: float = BEGAN,
     model: str = "llama-3.1-8b",
     every: float = 2.0,
+    processes: int = 1,
 ) -> Path:
-    """A run of GPUs with `steps` reported steps of `every` seconds; `end` is the name of its last event."""
+    """A run of GPUs with `steps` reported steps of `every` seconds; `end` is the name of its last event. Each of
+    several processes has `devices` GPUs, on a host of its own: node-0, node-1, …
+    """
     run = parent / name
     (run / "checkpoints").mkdir(parents=True)
     (run / "config.toml").write_text(CONFIG.format(model=model, total=total, name=name))
     names = tuple(f"cuda:{index}" for index in range(devices))
     own = ProcessId.of(os.getpid())
-    process = own if alive else ProcessId(own.host, own.pid, "another")
-    with (run / "events.jsonl").open("w") as file:
-        for record in _records(names, process, steps, total, end, began, model, every):
-            file.write(json.dumps({"schema": 1, **record}, separators=(",", ":")) + "\n")
     last = began + 40 + steps * every
-    with (run / "lanes.jsonl").open("w") as file:
-        for index in range(240):
-            file.write(snapshot(names, last - 60 + index / 4, index).to_line() + "\n")
+    for rank in range(processes):
+        folder = run / "processes" / str(rank) if rank else run
+        folder.mkdir(parents=True, exist_ok=True)
+        process = own if alive else ProcessId(own.host, own.pid, "another")
+        process = process if processes == 1 else ProcessId(f"node-{rank}", 17, "another")
+        with (folder / "events.jsonl").open("w") as file:
+            for record in _records(names, process, steps, total, end, began, model, every):
+                several = {"processes": processes} if record["event"] == "process_started" else {}
+                if rank == 0 or record["event"] not in STEPS:
+                    file.write(json.dumps({"schema": 1, **record, **several}, separators=(",", ":")) + "\n")
+        with (folder / "lanes.jsonl").open("w") as file:
+            for index in range(240):
+                file.write(snapshot(names, last - 60 + index / 4, index + rank).to_line() + "\n")
     return run
 
 

@@ -18,7 +18,7 @@ from .recorded import BEGAN, make_run
 pytestmark = pytest.mark.long
 
 SIZES = ((80, 24), (120, 36), (200, 50))
-SCREENS = ("new", "unfit", "run", "ended", "runs", "doctor", "help", "picker")
+SCREENS = ("new", "unfit", "run", "several", "ended", "runs", "doctor", "help", "picker")
 CONTRAST = 3.0  # at least, of text that is read, by WCAG 2
 BEHIND = 1.6  # of the dimmed screen behind a dialog
 
@@ -45,7 +45,7 @@ async def show(pilot: Any, helper: Scripted, screen: str) -> None:
         await until(pilot, lambda: "Two and two?" in screen_text(app))
     if screen == "unfit":
         await until(pilot, lambda: "→ train.micro_batch_size = 1" in screen_text(app))
-    elif screen in ("run", "ended"):
+    elif screen in ("run", "several", "ended"):
         await pilot.press("f3")
         await until(pilot, lambda: "training" in screen_text(app))
         await pilot.press(*(["down"] if screen == "ended" else []), "enter")
@@ -68,7 +68,7 @@ async def show(pilot: Any, helper: Scripted, screen: str) -> None:
 
 
 def app_for(make: Made, helper: Scripted, screen: str) -> RptrainApp:
-    make_run(Path("runs"), "llama")
+    make_run(Path("runs"), "llama", processes=2 if screen == "several" else 1)
     make_run(Path("runs"), "broken", steps=210, end="failed", alive=False, began=BEGAN - 3000)
     helper.answers[heavy.plan] = planned(fits=screen != "unfit")
     app = make()

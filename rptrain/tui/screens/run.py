@@ -199,16 +199,21 @@ class RunScreen(Screen[None]):
         self.query_one(RunHead).show(view, state, self._note())
         lanes = self.query_one(Lanes)
         beginning, launched = self._beginning, self._launched
-        at_rest = EMPTY.get(state, f"{len(view.devices)} devices idle")
-        lanes.empty = STARTING[beginning == "starts"] if beginning else at_rest
-        lanes.shown = Shown.of(view, STRIP, state)
-        lanes.detailed = self.size.height >= max(TALL, AROUND + 2 * lanes.shown.room, 4 + 4 * lanes.shown.room)
+        lanes.shown = Shown.of(view, STRIP, state, self._at_rest)
+        lines = lanes.shown.height(detailed=True)
+        lanes.detailed = self.size.height >= max(TALL, AROUND + lines, 4 + 2 * lines)
         self.query_one(MemoryPanel).show(view)
         panel = self.query_one(LogPanel)
-        panel.show_log(view.log)
+        panel.show_log(view.whole_log)
         panel.show_samples(view.samples)
         panel.show_output(launched.said() if beginning and launched else end_of(log_of(self.path), OUTPUT))
         self._draw_curves(view)
+
+    def _at_rest(self, view: RunView, state: str) -> str:
+        """What a process does that has no lanes."""
+        if beginning := self._beginning:
+            return STARTING[beginning == "starts"]
+        return EMPTY.get(state, f"{len(view.devices)} devices idle")
 
     def _note(self) -> str:
         replay = self._replay

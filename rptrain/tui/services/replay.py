@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from rptrain.runs.lanes import FILE, OLD_FILE, Snapshot
+from rptrain.runs.process import other_folders
+from rptrain.runs.reader import LONGEST
 from rptrain.runs.records import time_of
-from rptrain.runs.view import LONGEST, RunView
+from rptrain.runs.view import RunView
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular
 from rptrain.utils.paths import inside
 
 SHOWN_IN = 30.0  # seconds that a replay takes at its first speed, or more
 SLOWEST, FASTEST = 1, 1 << 16
+Record = tuple[float, int, Any]  # time, rank of the process, and a snapshot or the JSON object of an event
 MAX_RECORDS = 5000  # records that are taken at once
 SKIMMED = 1 << 16  # bytes of events, of more a part: enough to know when the last was
 
@@ -26,11 +29,9 @@ class Replay:
     """`view` is the run as it was at a moment; `add(news(seconds))` moves it on."""
 
     def __init__(self, run: Path) -> None:
-        self.view = RunView(run / "none")  # a view that nothing is read for
-        self.view.path = run
-        self._records = merge(
-            _events(run / "events.jsonl"), _snapshots(run / OLD_FILE, run / FILE), key=lambda pair: pair[0]
-        )
+        self.view = RunView(run, empty=True)
+        folders = {0: run, **other_folders(run)}
+        self._records = merge(*(_records(*found) for found in folders.items()), key=lambda record: record[0])
         self._next = next(self._records, None)
         self._clock = self._next[0] if self._next else 0.0
         self.end = RunView(run, large=SKIMMED).last_event or self._clock
@@ -50,22 +51,29 @@ class Replay:
     def faster(self, by: float) -> None:
         self.speed = int(min(max(self.speed * by, SLOWEST), FASTEST))
 
-    def news(self, seconds: float) -> list[Any]:
+    def news(self, seconds: float) -> list[Record]:
         """Reads what was recorded in so many seconds, times the speed."""
         self._clock += seconds * self.speed
-        found: list[Any] = []
+        found: list[Record] = []
         while self._next is not None and self._next[0] <= self._clock and len(found) < MAX_RECORDS:
-            found.append(self._next[1])
+            found.append(self._next)
             self._next = next(self._records, None)
         return found
 
-    def add(self, news: list[Any]) -> None:
+    def add(self, news: list[Record]) -> None:
         """Shows it in the view."""
-        for record in news:
+        for _, rank, record in news:
+            view = self.view.of_process(rank)
             if isinstance(record, Snapshot):
-                self.view.take_snapshot(record)
+                view.take_snapshot(record)
             else:
-                self.view.take(record)
+                view.take(record)
+
+
+def _records(rank: int, folder: Path) -> Iterator[Record]:
+    """What a process recorded, in order."""
+    files = _events(folder / "events.jsonl"), _snapshots(folder / OLD_FILE, folder / FILE)
+    return ((time, rank, record) for time, record in merge(*files, key=lambda pair: pair[0]))
 
 
 def _events(path: Path) -> Iterator[tuple[float, Any]]:

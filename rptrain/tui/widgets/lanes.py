@@ -1,6 +1,8 @@
-"""A lane for each device: its recent computations, its current state, memory and links."""
+"""A lane for each device: its recent computations, its current state, memory and links. The devices of several
+processes have a line above them for each process.
+"""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -11,7 +13,8 @@ from textual.reactive import reactive
 from rptrain.runs.lanes import LaneRecord, Snapshot
 from rptrain.runs.view import ENDED, LaneView, RunView
 from rptrain.tui.widgets.line_widget import LineWidget
-from rptrain.utils.units import format_bytes, format_percent
+from rptrain.utils.text import clipped, one_line
+from rptrain.utils.units import DASH, format_bytes, format_percent
 
 KINDS = {"F": ("▀", "$forward"), "FB": ("█", "$fused"), "B": ("▄", "$backward")}
 IDLE = ("·", "$muted")
@@ -22,31 +25,60 @@ WIDE = 150  # width with room for links and temperature in the same line
 
 
 @dataclass(frozen=True)
-class Shown:
-    """The data of a run that lanes show."""
+class Group:
+    """The lanes of a process."""
 
+    title: str  # empty if it is the only process
+    ended: bool  # it failed, or is gone without a final record
+    empty: str  # text without lanes
     lanes: tuple[LaneView, ...]
     recent: tuple[Snapshot, ...]
     room: int  # lanes to reserve room for, so that the layout does not move
+
+    @classmethod
+    def of(cls, view: RunView, most: int, state: str, empty: str, *, titled: bool) -> "Group":
+        lanes = view.lanes
+        room = max(len(lanes), 0 if state in ENDED else len(view.devices), 1)
+        end = _end(view, state) if titled else ""
+        title = f"{view.name} · {end or _host(view)}" if titled else ""
+        return cls(title, bool(end), empty, lanes, tuple(view.recent)[-most:], room)
+
+    def height(self, detailed: bool) -> int:
+        """Lines, with two for each lane if `detailed`."""
+        return bool(self.title) + self.room * (1 + detailed)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The data of a run that lanes show."""
+
+    groups: tuple[Group, ...]
     gone: bool  # the trainer, without records
 
     @classmethod
-    def of(cls, view: RunView, most: int, state: str) -> "Shown":
-        """Data for lanes from a view; `state` is the view's, or "replay"."""
-        lanes = view.lanes
-        room = max(len(lanes), 0 if state in ENDED else len(view.devices), 1)
-        return cls(lanes, tuple(view.recent)[-most:], room, state == "dead")
+    def of(cls, view: RunView, most: int, state: str, describe: Callable[[RunView, str], str]) -> "Shown":
+        """Data for lanes from a view; `state` is the view's, or "replay". `describe` says what a process does that has
+        no lanes, from its view and its state.
+        """
+        several = view.process_count > 1
+        states = [(one, state if one is view or state == "replay" else one.state) for one in (view, *view.processes)]
+        groups = [Group.of(one, most, now, describe(one, now), titled=several) for one, now in states]
+        return cls(tuple(groups), state == "dead")
+
+    def height(self, detailed: bool) -> int:
+        """Lines, with two for each lane if `detailed`."""
+        return sum(group.height(detailed) for group in self.groups)
 
 
 class Lanes(LineWidget):
     """One line per device, or two on a tall screen. The strip has a character per record and scrolls to the left."""
 
     shown: reactive[Shown | None] = reactive(None, repaint=False)
-    empty: reactive[str] = reactive("", layout=True)  # text without lanes
+    empty: reactive[str] = reactive("")  # text without a run
     detailed: reactive[bool] = reactive(False, layout=True)
 
     def watch_shown(self, before: Shown | None, after: Shown | None) -> None:
-        if (before and before.room) != (after and after.room):
+        if (before and before.height(self.detailed)) != (after and after.height(self.detailed)):
             self.refresh(layout=True)
         self.redraw()
 
@@ -57,17 +89,29 @@ class Lanes(LineWidget):
         self.redraw()
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        return 1 + (self.shown.room * (1 + self.detailed) if self.shown is not None else 1)
+        return 1 + (1 if self.shown is None else self.shown.height(self.detailed))
 
     def lines(self) -> Iterator[Content]:
         yield self._legend("Devices (last known)" if self.shown and self.shown.gone else "Devices")
-        if self.shown is None or not self.shown.lanes:
+        if self.shown is None:
             yield Content.styled(self.empty, "$muted")
             return
-        for index, lane in enumerate(self.shown.lanes):
-            yield self._lane(index, lane, self.shown.recent)
+        for group in self.shown.groups:
+            yield from self._group(group)
+
+    def _group(self, group: Group) -> Iterator[Content]:
+        lines: list[Content] = []
+        if group.title:
+            title = clipped(one_line(group.title), self.size.width)
+            lines.append(Content.styled(title, "$error" if group.ended else "$muted"))
+        for index, lane in enumerate(group.lanes):
+            lines.append(self._lane(index, lane, group.recent))
             if self.detailed:
-                yield self._details(lane)
+                lines.append(self._details(lane))
+        if not group.lanes:
+            lines.append(Content.styled(group.empty, "$muted"))
+        yield from lines
+        yield from [Content("")] * (group.height(self.detailed) - len(lines))
 
     def _legend(self, title: str) -> Content:
         marks = [
@@ -116,6 +160,20 @@ def _now(lane: LaneRecord) -> Content:
         text, style = "idle", "$muted"
     text = text if len(text) < NOW else f"{text[: NOW - 2]}…"
     return Content.styled(f"{text:<{NOW}}", style)
+
+
+def _end(view: RunView, state: str) -> str:
+    """How a process ended that did not end as it should; empty for others."""
+    if view.own_failure is not None:
+        return f"failed: {view.own_failure}"
+    return "dead" if state == "dead" else ""
+
+
+def _host(view: RunView) -> str:
+    """The host memory of a process: in use, or as planned."""
+    if (now := view.now) is not None:
+        return f"host memory {format_bytes(now.process)} of {format_bytes(now.process + now.free)}"
+    return f"host memory {DASH if view.host is None else format_bytes(view.host.total)}, as planned"
 
 
 def _memory(lane: LaneView) -> str:

@@ -45,12 +45,13 @@ class MemoryPanel(LineWidget):
 def _host(view: RunView) -> Iterator[tuple[str, str, str]]:
     """A fixed number of lines, so that the lines below do not move."""
     now, host = view.now, view.host
+    name = "Host 0" if view.process_count > 1 else "Host"  # those of other processes stand above their devices
     if now is not None:
         room = now.process + now.free
-        yield "Host", f"{format_bytes(now.process)} of {format_bytes(room)}", "bold"
+        yield name, f"{format_bytes(now.process)} of {format_bytes(room)}", "bold"
         yield BAR, str(now.process / room if room else 0.0), "$primary"
     else:
-        yield "Host, as planned", DASH if host is None else format_bytes(host.total), "bold"
+        yield f"{name}, as planned", DASH if host is None else format_bytes(host.total), "bold"
         yield BAR, str(host.total / host.limit if host and host.limit else 0.0), "$primary"
 
 

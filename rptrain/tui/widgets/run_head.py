@@ -98,4 +98,6 @@ def _numbers(view: RunView) -> Iterator[tuple[str, str]]:
         yield describe_score(view.scores[-1].name, view.scores[-1].score)
     if view.skipped:
         yield "step skipped" if view.skipped == 1 else "steps skipped", f"{view.skipped:,}"
+    if view.process_count > 1:
+        yield "processes", str(view.process_count)
     yield "parameters", format_count(view.parameters)

@@ -57,7 +57,8 @@ def _cells(run: Summary) -> Iterator[tuple[str, Content]]:
     yield "took", Content("" if run.seconds is None else format_duration(run.seconds))
     yield "size", Content(format_bytes(run.nbytes))
     yield "began", Content("" if run.began is None else format_ago(time.time() - run.began))
-    yield "model", Content.styled(one_line(run.model), "$muted")
+    several = f", {run.processes} processes" if run.processes > 1 else ""
+    yield "model", Content.styled(one_line(run.model) + several, "$muted")
 
 
 def _padded(cell: Content, room: int) -> Content:

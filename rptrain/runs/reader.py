@@ -1,0 +1,81 @@
+"""Reads new records of a run's files, of all processes that write them."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rptrain.runs.lanes import FILE, Snapshot
+from rptrain.runs.process import other_folders
+from rptrain.runs.tail import LARGE, Tail
+
+RECENT = 480  # snapshots: two minutes
+LANES = 1 << 20  # bytes of lanes.jsonl that are read: more than RECENT snapshots
+BATCH = 500  # lines parsed at a time
+LONGEST = 1 << 20  # bytes of a line: longer ones are skipped, no record in a view is that long
+_UNREAD = b'"event":"slots"'  # in long records that a view does not use
+_BEGINNING = b'"run_started"'  # in the first record of a process; the next ones describe the process and its plan
+
+
+@dataclass(frozen=True)
+class News:
+    """New records of a process, parsed."""
+
+    records: Sequence[Mapping[str, Any]] = ()
+    snapshots: Sequence[Snapshot] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.records or self.snapshots)
+
+
+class Reader:
+    """Remembers how far it has read the files of each process. `large` is that of `Tail`."""
+
+    def __init__(self, run: Path, large: int = LARGE) -> None:
+        self._run, self._large = run, large
+        self._files: dict[int, _Files] = {}
+
+    def read(self) -> dict[int, News]:
+        """New records by the rank of the process that wrote them, also of processes of an earlier start. Processes
+        without any are left out.
+        """
+        found: dict[int, News] = {}
+        for rank, folder in ((0, self._run), *other_folders(self._run).items()):
+            if rank not in self._files:
+                self._files[rank] = _Files(folder, self._large)
+            if news := self._files[rank].read():
+                found[rank] = news
+        return found
+
+
+class _Files:
+    """The files of a process."""
+
+    def __init__(self, folder: Path, large: int) -> None:
+        self._events = Tail(folder / "events.jsonl", large, _BEGINNING)
+        self._lanes = Tail(folder / FILE, min(large, LANES))
+
+    def read(self) -> News:
+        lines, lanes = self._events.read(), self._lanes.read()
+        snapshots = map(Snapshot.from_line, lanes[-RECENT:])
+        return News(list(_records(lines)), [snapshot for snapshot in snapshots if snapshot is not None])
+
+
+def _records(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+    """The JSON objects among lines, without those that a view does not use. Parsing many lines at a time is faster."""
+    wanted = [line for line in lines if _UNREAD not in line[:64] and len(line) <= LONGEST]
+    for start in range(0, len(wanted), BATCH):
+        batch = wanted[start : start + BATCH]
+        try:
+            records = json.loads(b"[" + b",".join(batch) + b"]")
+        except (ValueError, RecursionError):
+            records = [record for line in batch for record in _parsed(line)]
+        yield from (record for record in records if isinstance(record, dict))
+
+
+def _parsed(line: bytes) -> list[Any]:
+    try:
+        return [json.loads(line)]
+    except (ValueError, RecursionError):
+        return []
