@@ -10,7 +10,7 @@ from functools import partial
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_ranges import OpenFile
@@ -47,11 +47,19 @@ class Damaged(UserError):
 
 
 class Aside:
-    """A directory under construction at `path`. Keeps the size and the hash of each file that it wrote."""
+    """A directory under construction at `path`. `entries` has the size and the hash of each file that it wrote.
+
+    Several processes may write into one directory. Of those, the one that seals it adds the others' entries to its own.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._entries: dict[str, dict[str, Any]] = {}
+        self.entries: dict[str, dict[str, Any]] = {}
+
+    @classmethod
+    def of(cls, target: Path) -> Self:
+        """The directory that another process has begun with `written_aside`."""
+        return cls(_new(target))
 
     def write(self, name: str, buffers: Iterable[bytes | memoryview]) -> None:
         """Writes a file and syncs it. `name` may contain folders. Several threads may write at the same time."""
@@ -68,22 +76,23 @@ class Aside:
                     progressed()
             stream.flush()
             os.fsync(stream.fileno())
-        self._entries[name] = {"size": size, "sha256": digest.hexdigest()}
+        self.entries[name] = {"size": size, "sha256": digest.hexdigest()}
 
     def write_json(self, name: str, value: Any) -> None:
         self.write(name, [(json.dumps(value, indent=2) + "\n").encode()])
 
     def seal(self, facts: Mapping[str, Any]) -> None:
         """Hashes files that were not written by `write`, writes the manifest and syncs every folder."""
-        names = sorted(str(file.relative_to(self.path)) for file in self.path.rglob("*") if file.is_file())
+        found = {str(file.relative_to(self.path)) for file in self.path.rglob("*") if file.is_file()}
+        names = sorted(found | self.entries.keys())  # a shared file system may show other processes' files later
 
         def hash_file(name: str) -> None:
             file = self.path / name
-            self._entries[name] = {"size": file.stat().st_size, "sha256": _hash(file)}
+            self.entries[name] = {"size": file.stat().st_size, "sha256": _hash(file)}
 
-        if others := [name for name in names if name not in self._entries]:
+        if others := [name for name in names if name not in self.entries]:
             in_parallel(hash_file, others, THREADS)
-        files = {name: self._entries[name] for name in names}
+        files = {name: self.entries[name] for name in names}
         self.write_json(MANIFEST, {"format": FORMAT, **facts, "files": files})
         for folder in (*(entry for entry in self.path.rglob("*") if entry.is_dir()), self.path):
             sync_folder(folder)
@@ -115,7 +124,7 @@ def written_aside(
                 "make room, or write elsewhere"
             )
         _check_replaced(replaced, check)
-        aside = Aside(folder / "new")
+        aside = Aside.of(target)
         aside.path.mkdir()
         yield aside
         aside.seal(facts)
@@ -263,6 +272,11 @@ def _stage(target: Path) -> Path:
     (folder / MARK).touch()
     sync_folder(folder)
     return folder
+
+
+def _new(target: Path) -> Path:
+    """Where `target` is written: in the folder that `_stage` creates."""
+    return beside(target, PARTIAL) / "new"
 
 
 def _is_own(folder: Path) -> bool:

@@ -14,10 +14,11 @@ import torch
 from rptrain.checkpoint import frozen
 from rptrain.checkpoint.atomic_dir import STATE, Damaged
 from rptrain.checkpoint.base_files import BASE
-from rptrain.checkpoint.state import DTYPES, Layout, read_state, unit_file
+from rptrain.checkpoint.state import DTYPES, Layout, file_layout, read_state
+from rptrain.checkpoint.unit_files import by_unit, elements, unit_file
 from rptrain.engine.optim.moments import kind_of, layout
 from rptrain.engine.store import accumulate_dtype
-from rptrain.models.spec import ModelSpec, Unit
+from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular
 from rptrain.utils.objects import unique_keys
@@ -41,15 +42,19 @@ def read_model(checkpoint: Path) -> tuple[dict[str, Any], ModelSpec]:
         raise Damaged(
             f"{checkpoint} is damaged: {STATE} does not fit the model of {BASE}/config.json: {error}"
         ) from error
-    units = {unit_file(index, unit): unit for index, unit in enumerate(spec.units) if unit.trainable}
-    if differing := units.keys() ^ state["units"].keys():
+    units = {unit_file(index, unit.name): unit for index, unit in enumerate(spec.units) if unit.trainable}
+    names = by_unit(state["units"])
+    if differing := units.keys() ^ names.keys():
         raise _other_model(checkpoint, min(differing))
     first = next(iter(state["units"].values()))
-    for name, unit in units.items():
-        stored = state["units"][name]
-        if _kinds(stored) != _kinds(first) or stored != _expected(unit, stored):
-            raise _other_model(checkpoint, name)
-        _check_header(checkpoint / name, stored)
+    for whole, unit in units.items():
+        parts = elements(checkpoint, names[whole], unit.numel)
+        wired = _is_wired(state["units"][next(iter(parts))])
+        for name, part in parts.items():
+            stored = state["units"][name]
+            if _kinds(stored) != _kinds(first) or stored != _expected(part, stored, wired=wired):
+                raise _other_model(checkpoint, name)
+            _check_header(checkpoint / name, stored)
     _check_progress(checkpoint, meta, first["param"]["dtype"])
     return state, spec
 
@@ -59,27 +64,31 @@ def _kinds(stored: Layout) -> dict[str, str]:
     return {name: "" if name == "previous" else tensor["dtype"] for name, tensor in stored.items()}
 
 
-def _expected(unit: Unit, stored: Layout) -> Layout:
-    """The layout of a unit's file with these types of parameters and moments.
+def _is_wired(stored: Layout) -> bool:
+    """Whether the previous generation is in the wire format."""
+    previous = stored.get("previous", {})
+    return previous.get("dtype") == DTYPES[torch.uint8] and len(previous["shape"]) == 1
 
-    The length of a previous generation in the wire format is not known here.
+
+def _expected(part: slice, stored: Layout, *, wired: bool) -> Layout:
+    """The layout of the file with a part of a unit, with these types of parameters and moments.
+
+    The length of a previous generation in the wire format is not known here. It is in the first part.
     """
     dtype, kind = (KINDS[stored[name]["dtype"]] for name in ("param", "exp_avg"))
-    tensors = {"param": (dtype, unit.numel)}
-    if previous := stored.get("previous"):
-        wired = previous["dtype"] == DTYPES[torch.uint8] and len(previous["shape"]) == 1
-        tensors["previous"] = (torch.uint8, previous["shape"][0]) if wired else (dtype, unit.numel)
+    numel = part.stop - part.start
+    tensors = {"param": (dtype, numel)}
+    if "previous" in stored:
+        tensors["previous"] = (dtype, numel)
+        if wired:
+            tensors["previous"] = torch.uint8, 0 if part.start else stored["previous"]["shape"][0]
     if dtype == torch.bfloat16:
-        tensors["remainder"] = (torch.int16, unit.numel)
+        tensors["remainder"] = (torch.int16, numel)
     if dtype == torch.float16:
-        tensors["masters"] = (torch.float32, unit.numel)
+        tensors["masters"] = (torch.float32, numel)
     for name, each, shared in layout(kind_of(kind), accumulate_dtype(dtype)):
-        tensors[name] = (each, unit.numel // shared)
-    found, end = {}, 0
-    for name, (each, numel) in tensors.items():
-        begin, end = end, end + numel * each.itemsize
-        found[name] = {"dtype": DTYPES[each], "shape": [numel], "data_offsets": [begin, end]}
-    return found
+        tensors[name] = (each, numel // shared)
+    return file_layout(tensors)
 
 
 def _check_header(file: Path, stored: Layout) -> None:

@@ -25,7 +25,8 @@ from rptrain.checkpoint.atomic_dir import (
 from rptrain.checkpoint.base_files import BASE, base_files
 from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG
-from rptrain.checkpoint.state import dtype_of, latest, read_state, unit_file, verify_checkpoint
+from rptrain.checkpoint.state import dtype_of, latest, read_state, verify_checkpoint
+from rptrain.checkpoint.unit_files import by_unit, elements, unit_file
 from rptrain.checkpoint.verify import verify, verify_adapter
 from rptrain.engine.optim.adam import join
 from rptrain.kernels.reference.dense import wide
@@ -151,9 +152,8 @@ def from_checkpoint(checkpoint: Path, dtype: torch.dtype | None = None) -> tuple
     Another `dtype` than the run's gives the master weights. Frozen units are read from their source in the run, when
     the first of them is requested. UserError if something is missing, incomplete or changed.
     """
-    from safetensors import SafetensorError, safe_open
-
     state, spec = read_model(checkpoint)
+    names = by_unit(state["units"])
 
     @cache
     def base() -> Callable[[int], dict[str, Tensor]]:
@@ -164,20 +164,28 @@ def from_checkpoint(checkpoint: Path, dtype: torch.dtype | None = None) -> tuple
         unit = spec.units[index]
         if not unit.trainable:
             return base()(index)
-        file = checkpoint / unit_file(index, unit)
-        try:
-            with safe_open(file, framework="pt") as stored:
-                flat = stored.get_tensor("param")
-                held = set(stored.keys())
-                if dtype not in (None, flat.dtype) and "remainder" in held:
-                    flat = join(flat, stored.get_tensor("remainder"))
-                elif dtype not in (None, flat.dtype) and "masters" in held:
-                    flat = stored.get_tensor("masters")
-        except SafetensorError as error:
-            raise Damaged(f"{file} is damaged: {error}") from error
-        return unit.views(flat)
+        files = elements(checkpoint, names[unit_file(index, unit.name)], unit.numel)
+        flats = [_read_flat(checkpoint / file, dtype) for file in files]
+        return unit.views(flats[0] if len(flats) == 1 else torch.cat(flats))
 
     return spec, lambda index, name: parameters(index)[name]
+
+
+def _read_flat(file: Path, dtype: torch.dtype | None) -> Tensor:
+    """The parameters in a unit's file; their master weights if `dtype` is another one."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as stored:
+            flat = stored.get_tensor("param")
+            held = set(stored.keys())
+            if dtype not in (None, flat.dtype) and "remainder" in held:
+                return join(flat, stored.get_tensor("remainder"))
+            if dtype not in (None, flat.dtype) and "masters" in held:
+                return stored.get_tensor("masters")
+            return flat
+    except SafetensorError as error:
+        raise Damaged(f"{file} is damaged: {error}") from error
 
 
 def checkpoint_of(source: Path) -> Path:

@@ -25,12 +25,16 @@ class _Tensor:
     data_offsets: list[NonNegativeInt]
 
 
+MISSING: Any = None  # the default of a missing key; an explicit null is invalid
+
+
 @dataclass(frozen=True)
 class _Unit:
-    """The tensors that every unit has."""
+    """The tensors that every unit has, and the previous generation of async."""
 
     param: _Tensor
     exp_avg: _Tensor
+    previous: _Tensor = MISSING
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,6 @@ class _Settings:
 class _Adapter:
     settings: _Settings
     base: str
-
-
-MISSING: Any = None  # the default of a missing key; an explicit null is invalid
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,17 @@
 Gradients are not stored, because a step consumes them. Frozen units are not stored either (frozen.py). Of a unit that
 devices read in its wire format (engine/wire.py), `previous` has the bytes of that format; older versions stored the
 weights, which are quantized when they are read. The newest generation is made from `param`.
+
+If several processes train the model, each writes its elements of a unit into a file of its own (unit_files.py), whose
+tensors have these elements only; a wire format is in the file with element 0. The folder is on a file system that all
+processes share. A checkpoint can be loaded by any number of processes, whatever number has saved it.
 """
 
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +28,7 @@ from torch import Tensor
 
 from rptrain.checkpoint.atomic_dir import (
     FORMAT,
+    HASHED,
     KIND,
     PARTIAL,
     PIECE,
@@ -36,14 +42,14 @@ from rptrain.checkpoint.atomic_dir import (
     read_into,
     remove,
     set_aside,
-    written_aside,
 )
 from rptrain.checkpoint.base_files import BASE, base_files
 from rptrain.checkpoint.metadata import read_facts
+from rptrain.checkpoint.processes import ALONE, Processes, written_together
+from rptrain.checkpoint.unit_files import by_unit, elements, part_file, unit_file
 from rptrain.engine import wire
-from rptrain.engine.optim.moments import kind_of
+from rptrain.engine.optim.moments import kind_of, layout
 from rptrain.engine.store import UnitState
-from rptrain.models.spec import Unit
 from rptrain.models.weights.safetensors_io import as_bytes
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
@@ -70,6 +76,7 @@ def save_state(
     order: Sequence[int] = (),
     release: Callable[[int], None] = lambda unit: None,
     proceed: Callable[[], None] = lambda: None,
+    processes: Processes = ALONE,
 ) -> Path:
     """Writes `checkpoint-<step>` and returns its path. Training may continue meanwhile, but no unit may change before
     `release` was called with its number. The units in `order` are written in this order.
@@ -79,37 +86,48 @@ def save_state(
     template. An incomplete checkpoint of this step is renamed. No tensor is copied in memory. `checkpoints_dir` is
     created, but not its parent. DiskFull if there is too little space. `proceed` is called before each piece is
     written; an exception from it ends the save.
+
+    If several `processes` train the model, all call this at once. Each writes its part, and it returns in each once
+    the checkpoint is complete. If one fails, none of them leaves a checkpoint; OtherFailed in the others.
     """
     target = Path(checkpoints_dir) / f"checkpoint-{step}"
-    base = base_files(Path(meta["model_dir"]), meta.get("chat_template"))
-    files = _files(units)
-    numbers = {unit_file(index, state.unit): index for index, state in enumerate(units)}
+    base: dict[str, bytes] = {}
+    with processes.together():
+        if processes.first:
+            base = base_files(Path(meta["model_dir"]), meta.get("chat_template"))
+            target.parent.mkdir(exist_ok=True)
+            if os.path.lexists(target) and not is_of_kind(target, KIND):
+                set_aside(target)
     places = {unit: place for place, unit in enumerate(order)}
-    layouts = {name: _layout(_tensors(state)) for name, state in files.items()}
-    needed = sum(tensor.nbytes for state in files.values() for tensor in _tensors(state).values())
+    trained = sorted(_trained(units), key=lambda unit: places.get(unit, 0))
+    files = {unit: _own_file(unit, units[unit]) for unit in trained if units[unit].own.start < units[unit].own.stop}
+    layouts: dict[str, Layout] = {}
+    for each in processes.gather({file: _layout(_saved(units[unit]), units[unit].own) for unit, file in files.items()}):
+        layouts |= each
+    needed = sum(len(data) for unit in files for data in _content(units[unit])) + sum(map(len, base.values()))
 
-    def pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-        yield _header(tensors)
-        for whole in map(as_bytes, tensors.values()):
-            for start in range(0, len(whole), PIECE):
+    def pieces(unit: int) -> Iterator[bytes | memoryview]:
+        yield _header(layouts[files[unit]])
+        for data in _content(units[unit]):
+            for start in range(0, len(data), PIECE):
                 proceed()
-                yield whole[start : start + PIECE]
+                yield data[start : start + PIECE]
 
-    target.parent.mkdir(exist_ok=True)
-    if os.path.lexists(target) and not is_of_kind(target, KIND):
-        set_aside(target)
-    with written_aside(target, {"kind": KIND, "step": step}, needed + sum(map(len, base.values()))) as aside:
+    with written_together(target, {"kind": KIND, "step": step}, needed, processes) as aside:
 
-        def write(name: str) -> None:
-            aside.write(name, pieces(_tensors(files[name])))
-            release(numbers[name])
+        def write(unit: int) -> None:
+            if unit in files:
+                aside.write(files[unit], pieces(unit))
+            release(unit)
 
         with ThreadPoolExecutor(THREADS) as pool:  # not more: training needs the cores for torch's threads
-            for _ in pool.map(write, sorted(files, key=lambda name: places.get(numbers[name], 0))):
+            for _ in pool.map(write, trained):
                 pass
-        for name, content in base.items():
-            aside.write(f"{BASE}/{name}", [content])
-        aside.write_json(STATE, {"format": FORMAT, "step": step, "meta": dict(meta), "units": layouts})
+        if processes.first:
+            for name, content in base.items():
+                aside.write(f"{BASE}/{name}", [content])
+            ordered = {name: layouts[name] for name in sorted(layouts)}
+            aside.write_json(STATE, {"format": FORMAT, "step": step, "meta": dict(meta), "units": ordered})
     return target
 
 
@@ -124,32 +142,39 @@ def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
     Damaged if a file is not as it was written. UserError if the checkpoint has another model, dtype, format of the
     moments or kind of update. Everything but the hashes of units is checked before a buffer is changed. After an error
     the content of the buffers is undefined.
+
+    If several processes train the model, each loads the part that it has. All read every file, to check its hash.
     """
     directory = Path(directory)
     state, files = read_facts(directory)
-    expected = _files(units)
-    if odd := set(state["units"]) ^ set(expected):
+    stored = state["units"]
+    expected = {whole: units[index] for index, whole in _trained(units).items()}
+    names = by_unit(stored)
+    if odd := names.keys() ^ expected.keys():
         raise UserError(f"{directory} belongs to another model: {min(odd)} is in one of them only")
-    for name, unit in expected.items():
-        stored = state["units"][name]
-        _compare(directory / name, stored, _layout(_tensors(unit) | _converted(unit, stored)))
+    parts = {whole: elements(directory, names[whole], unit.unit.numel) for whole, unit in expected.items()}
+    for whole, unit in expected.items():
+        tensors = _saved(unit) | _converted(unit, stored[names[whole][0]])
+        for name, part in parts[whole].items():
+            _compare(directory / name, stored[name], _layout(tensors, part))
 
     for unit in expected.values():
         unit.current, unit.before = 0, unit.generations - 1
 
-    def read(name: str) -> None:
-        unit = expected[name]
-        converted = _converted(unit, state["units"][name])
-        tensors = _tensors(unit) | converted
-        header = memoryview(bytearray(len(_header(tensors))))
-        read_into(directory / name, files[name], [header, *map(as_bytes, tensors.values())])
-        for flat in converted.values():
-            for write in wire.writes(unit.unit, flat, unit.wire[unit.before]):
-                write()
-        for write in unit.wire_writes(unit.current):
-            write()
+    def read(job: tuple[str, slice, Mapping[str, _Saved]]) -> None:
+        name, part, tensors = job
+        read_into(directory / name, files[name], _buffers(len(_header(stored[name])), part, tensors))
 
-    in_parallel(read, sorted(expected, key=lambda name: files[name]["size"], reverse=True))
+    jobs: list[tuple[str, slice, Mapping[str, _Saved]]] = []
+    writes: list[Callable[[], object]] = []
+    for whole, unit in expected.items():
+        converted = _converted(unit, stored[names[whole][0]])
+        jobs += [(name, part, _saved(unit) | converted) for name, part in parts[whole].items()]
+        for each in converted.values():
+            writes += wire.writes(unit.unit, each.tensor, unit.wire[unit.before])
+        writes += unit.wire_writes(unit.current)
+    in_parallel(read, sorted(jobs, key=lambda job: files[job[0]]["size"], reverse=True))
+    in_parallel(lambda write: write(), writes)
     return state
 
 
@@ -187,29 +212,47 @@ def prune(checkpoints_dir: Path, keep: int | None, best: Path | None = None) -> 
             remove(path)
 
 
-def unit_file(index: int, unit: Unit) -> str:
-    """The path of a unit's file within a checkpoint."""
-    return f"units/{index:05}-{unit.name}.safetensors"
+@dataclass(frozen=True)
+class _Saved:
+    """A saved tensor of a unit. This process has its entries from `first` on, of those for all elements of the unit."""
+
+    tensor: Tensor
+    first: int = 0
+    elements: int | None = 1  # of the unit, for each entry; None: all entries are saved with element 0
+
+    def entries(self, part: slice) -> slice:
+        """The entries that are saved with these elements of the unit."""
+        if self.elements is None:
+            return slice(len(self.tensor) if part.start else 0, len(self.tensor))
+        return slice(part.start // self.elements, part.stop // self.elements)
+
+    def held(self, part: slice) -> tuple[int, Tensor, int]:
+        """Those of the entries that this process has, and the numbers of entries before and after them."""
+        wanted, first = self.entries(part), self.first
+        low = min(max(wanted.start, first), wanted.stop)
+        high = max(min(wanted.stop, first + len(self.tensor)), low)
+        return low - wanted.start, self.tensor[max(low - first, 0) : max(high - first, 0)], wanted.stop - high
 
 
-def _files(units: Sequence[UnitState]) -> dict[str, UnitState]:
-    """The trainable units by file."""
-    return {unit_file(index, state.unit): state for index, state in enumerate(units) if state.unit.trainable}
-
-
-def _tensors(state: UnitState) -> dict[str, Tensor]:
-    """The saved tensors of a unit, in the file's order: W_T, W_{T-1} (equal after a skipped step), optimizer state."""
-    tensors = {"param": state.params[state.newest]}
-    if state.generations == 2:
-        tensors["previous"] = state.wire[state.before] if state.wire else state.params[state.before]
+def _saved(state: UnitState) -> dict[str, _Saved]:
+    """The tensors of a unit, in the file's order: W_T, W_{T-1} (equal after a skipped step), optimizer state."""
+    first = state.own.start
+    tensors = {"param": _Saved(state.params[state.newest])}
+    if state.generations == 2 and state.wire:
+        tensors["previous"] = _Saved(state.wire[state.before], elements=None)
+    elif state.generations == 2:
+        tensors["previous"] = _Saved(state.params[state.before])
     if state.remainder is not None:
-        tensors["remainder"] = state.remainder
+        tensors["remainder"] = _Saved(state.remainder, first)
     if state.masters is not None:
-        tensors["masters"] = state.masters
-    return tensors | state.moments
+        tensors["masters"] = _Saved(state.masters, first)
+    moments = state.moments
+    for name, _, shared in layout(kind_of(moments["exp_avg"].dtype), moments["exp_avg"].dtype):
+        tensors[name] = _Saved(moments[name], first // shared, shared)
+    return tensors
 
 
-def _converted(state: UnitState, stored: Layout) -> dict[str, Tensor]:
+def _converted(state: UnitState, stored: Layout) -> dict[str, _Saved]:
     """A place for a previous generation that an older version stored as weights, to be converted to the wire format.
 
     It is in the gradient's buffer, which holds nothing yet.
@@ -218,7 +261,38 @@ def _converted(state: UnitState, stored: Layout) -> dict[str, Tensor]:
     if not (weights and len(state.wire) == 2):
         return {}
     flat = state.params[0]
-    return {"previous": state.grad.view(torch.uint8)[: flat.nbytes].view(flat.dtype)}
+    return {"previous": _Saved(state.grad.view(torch.uint8)[: flat.nbytes].view(flat.dtype))}
+
+
+def _trained(units: Sequence[UnitState]) -> dict[int, str]:
+    """The trainable units, and the names that files with all of their elements have."""
+    return {index: unit_file(index, state.unit.name) for index, state in enumerate(units) if state.unit.trainable}
+
+
+def _own_file(index: int, state: UnitState) -> str:
+    """The name of the file for the part of a unit that this process saves."""
+    return part_file(unit_file(index, state.unit.name), state.own, state.unit.numel)
+
+
+def _content(state: UnitState) -> Sequence[memoryview]:
+    """The memory that this process saves of a unit."""
+    return [as_bytes(saved.held(state.own)[1]) for saved in _saved(state).values()]
+
+
+def _buffers(header: int, part: slice, tensors: Mapping[str, _Saved]) -> Iterator[memoryview]:
+    """Memory for the content of the file with a part of a unit, whose header has so many bytes."""
+    unused = memoryview(bytearray(HASHED))
+
+    def skip(nbytes: int) -> Iterator[memoryview]:
+        for start in range(0, nbytes, HASHED):
+            yield unused[: nbytes - start]
+
+    yield from skip(header)
+    for saved in tensors.values():
+        before, tensor, after = saved.held(part)
+        yield from skip(before * tensor.itemsize)
+        yield as_bytes(tensor)
+        yield from skip(after * tensor.itemsize)
 
 
 def dtype_of(state: Mapping[str, Any]) -> torch.dtype:
@@ -227,17 +301,23 @@ def dtype_of(state: Mapping[str, Any]) -> torch.dtype:
     return next(dtype for dtype, known in DTYPES.items() if known == name)
 
 
-def _layout(tensors: Mapping[str, Tensor]) -> Layout:
-    layout, end = {}, 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + tensor.nbytes
-        dtype, shape = DTYPES[tensor.dtype], list(tensor.shape)
-        layout[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-    return layout
+def file_layout(tensors: Mapping[str, tuple[torch.dtype, int]]) -> Layout:
+    """The layout of a file of flat tensors, with their dtypes and numbers of entries."""
+    found, end = {}, 0
+    for name, (dtype, count) in tensors.items():
+        begin, end = end, end + count * dtype.itemsize
+        found[name] = {"dtype": DTYPES[dtype], "shape": [count], "data_offsets": [begin, end]}
+    return found
 
 
-def _header(tensors: Mapping[str, Tensor]) -> bytes:
-    encoded = json.dumps(_layout(tensors)).encode()
+def _layout(tensors: Mapping[str, _Saved], part: slice) -> Layout:
+    """The layout of the file with a part of a unit."""
+    entries = {name: saved.entries(part) for name, saved in tensors.items()}
+    return file_layout({name: (tensors[name].tensor.dtype, each.stop - each.start) for name, each in entries.items()})
+
+
+def _header(layout: Layout) -> bytes:
+    encoded = json.dumps(layout).encode()
     encoded += b" " * (-len(encoded) % 8)
     return len(encoded).to_bytes(8, "little") + encoded
 

@@ -1,0 +1,351 @@
+"""Checkpoints that several processes write together, of stores in threads of one process."""
+
+import json
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from hashlib import sha256
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rptrain.checkpoint.atomic_dir import MANIFEST, STATE, Damaged, DiskFull
+from rptrain.checkpoint.consistent import read_model
+from rptrain.checkpoint.export import export
+from rptrain.checkpoint.processes import OtherFailed, Processes
+from rptrain.checkpoint.state import latest, load_state, prune, save_state, verify_checkpoint
+from rptrain.engine.distributed import share
+from rptrain.engine.distributed.share import Share
+from tests.engine import plain, runs
+
+KINDS = {
+    "bfloat16": {"dtype": torch.bfloat16, "asynchronous": True},
+    "bfloat16-small": {"dtype": torch.bfloat16, "asynchronous": False, "moments": "bf16"},
+    "float16": {"dtype": torch.float16, "asynchronous": True},
+    "float16-int8": {"dtype": torch.float16, "asynchronous": False, "moments": "int8"},
+    "float32-int8": {"dtype": torch.float32, "asynchronous": True, "moments": "int8"},
+    "fp8": {"dtype": torch.bfloat16, "asynchronous": True, "fp8": True, "moments": "int8"},
+    "fp8-sync": {"dtype": torch.float16, "asynchronous": False, "fp8": True},
+    "frozen": {"dtype": torch.bfloat16, "asynchronous": True, "frozen": ["model.layers.1.*", "model.norm.weight"]},
+}
+BLOCK = 128  # elements that stay in one process; in runs 65536
+CONFIG = plain.config(num_hidden_layers=2, vocab_size=40)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(share, "CHUNK", BLOCK)
+
+
+@pytest.fixture
+def model_dir(tmp_path):
+    folder = tmp_path / "base"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+def whole(kind, seed=0):
+    """The store of a single process, with random numbers in every buffer that is saved."""
+    store = runs.make_store(CONFIG, seed=seed, **KINDS[kind])
+    generator = torch.Generator().manual_seed(seed)
+    for state in store.units:
+        if state.unit.trainable:
+            random = [*state.moments.values(), *state.wire[1:], *(state.params[1:])]
+            for buffer in [*random, *(each for each in (state.remainder, state.masters) if each is not None)]:
+                data = buffer.view(torch.uint8)
+                data.copy_(torch.randint(256, data.shape, generator=generator, dtype=torch.uint8))
+            state.current, state.before = 0, state.generations - 1
+    return store
+
+
+def divided(kind, world, source=None, seed=0):
+    """The stores of so many processes, with the content of that of a single process or with other content."""
+    stores = [runs.make_store(CONFIG, seed=seed, share=Share(rank, world, 8), **KINDS[kind]) for rank in range(world)]
+    for store in stores if source else []:
+        for state, of in zip(store.units, source.units, strict=True):
+            for name, buffer in everything(state).items():
+                full = everything(of)[name]
+                held = full if len(buffer) == len(full) else cut(full, state.own, state.unit.numel)
+                buffer.copy_(held)
+            state.current, state.before = of.current, of.before
+    return stores
+
+
+def everything(state):
+    """The buffers that a checkpoint brings back."""
+    if not state.unit.trainable:
+        return {}
+    wires = {f"wire {generation}": state.wire[generation] for generation in range(len(state.wire))}
+    params = {f"params {generation}": flat for generation, flat in enumerate(state.params)}
+    rest = {"remainder": state.remainder, "masters": state.masters}
+    return params | wires | state.moments | {name: each for name, each in rest.items() if each is not None}
+
+
+def cut(full, own, numel):
+    return full[own.start * len(full) // numel : own.stop * len(full) // numel]
+
+
+def assert_same(stores, source):
+    for store in stores:
+        for state, of in zip(store.units, source.units, strict=True):
+            assert (state.current, state.before) == (of.current, of.before)
+            for name, buffer in everything(state).items():
+                full = everything(of)[name]
+                wanted = (
+                    cut(full, state.own, state.unit.numel) if name[:6] not in ("params", "wire 0", "wire 1") else full
+                )
+                assert torch.equal(buffer.view(torch.uint8), wanted.view(torch.uint8)), (state.unit.name, name)
+
+
+class Lost(Exception):
+    """A process has ended."""
+
+
+class Meeting:
+    """Exchanges values between threads, which stand for processes. Exchange number `lost` fails."""
+
+    def __init__(self, world, lost=None):
+        self._values, self._counts, self._lost = [""] * world, [0] * world, lost
+        self._barrier = threading.Barrier(world, timeout=20)
+
+    def gather(self, rank, value):
+        self._values[rank] = json.dumps(value)
+        self._barrier.wait()
+        found = [json.loads(value) for value in self._values]
+        self._barrier.wait()
+        self._counts[rank] += 1
+        if self._counts[rank] - 1 == self._lost:
+            raise Lost
+        return found
+
+
+def save(stores, folder, model_dir, step=7, lost=None, calls=None):
+    """Saves from all stores, and returns what each process returned or raised. `calls`: options of some processes."""
+    meeting = Meeting(len(stores), lost)
+    meta = {"model_dir": str(model_dir), "applied": step}
+    if stores[0].dtype == torch.float16:
+        meta["loss_scale"] = {"scale": 2.0, "before": 2.0, "good": 0}
+    if any(not state.unit.trainable for state in stores[0].units):
+        meta["frozen"] = {"patterns": KINDS["frozen"]["frozen"], "drawn": False, "seed": 0, "sha256": {}}
+
+    def one(rank):
+        options = {"processes": Processes(rank, partial(meeting.gather, rank))} | (calls or {}).get(rank, {})
+        return save_state(folder, stores[rank].units, step=step, meta=meta, **options)
+
+    with ThreadPoolExecutor(len(stores)) as pool:
+        futures = [pool.submit(one, rank) for rank in range(len(stores))]
+    return [future.exception() or future.result() for future in futures]
+
+
+@pytest.fixture
+def saved(tmp_path, model_dir):
+    """A checkpoint that four processes have written, the content, and a way to make another one."""
+    source = whole("bfloat16")
+    (path,) = {*save(divided("bfloat16", 4, source), tmp_path / "checkpoints", model_dir)}
+    return path, source
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_number_of_processes_loads_what_any_number_has_saved(tmp_path, model_dir, kind):
+    source = whole(kind)
+    stores = [source]
+    for step, world in enumerate((4, 3, 1)):
+        (path,) = {*save(stores, tmp_path / "checkpoints", model_dir, step=step)}
+        stores = divided(kind, world, seed=step + 1)
+        for store in stores:
+            state = load_state(path, store.units)
+            assert (state["step"], state["meta"]["applied"]) == (step, step)
+        assert_same(stores, source)
+        assert read_model(path)[0] == verify_checkpoint(path) == state
+
+
+def test_each_process_writes_its_elements_only(saved):
+    path, source = saved
+    for index, state in enumerate(source.units):
+        found = {}
+        for file in (path / "units").glob(f"{index:05}-*"):
+            part = re.search(r"\.elements-(\d+)-(\d+)$", file.stem)
+            start, stop = map(int, part.groups()) if part else (0, state.unit.numel)
+            tensors, found[start] = load_file(file), stop
+            expected = state.moments | {"param": state.params[0], "previous": state.params[1]}
+            expected["remainder"] = state.remainder
+            assert tensors.keys() == expected.keys()
+            for name, full in expected.items():
+                assert torch.equal(tensors[name].view(torch.uint8), full[start:stop].view(torch.uint8))
+        assert len(found) == min(state.unit.numel // BLOCK, 4)
+        assert sorted(found) == [0, *sorted(found.values())[:-1]] and max(found.values()) == state.unit.numel
+    assert not [*path.parent.glob(".*")]
+
+
+def test_units_are_released_also_where_nothing_of_them_is_saved(tmp_path, model_dir):
+    stores = divided("bfloat16", 4, whole("bfloat16"))
+    released = [[] for _ in stores]
+    assert any(state.own.start == state.own.stop for store in stores for state in store.units)
+    save(
+        stores, tmp_path / "c", model_dir, calls={rank: {"release": each.append} for rank, each in enumerate(released)}
+    )
+    assert [sorted(each) for each in released] == [[*range(len(stores[0].units))]] * 4
+
+
+def test_a_single_process_writes_whole_files(tmp_path, model_dir):
+    source = whole("fp8")
+    (one,) = save([source], tmp_path / "one", model_dir)
+    (divided_in_one,) = save(divided("fp8", 1, source), tmp_path / "divided", model_dir)
+    content = [{file.name: file.read_bytes() for file in path.glob("units/*")} for path in (one, divided_in_one)]
+    assert content[0] == content[1] and len(content[0]) == len(source.units)
+    assert all(".elements-" not in name for name in content[0])
+
+
+def test_a_damaged_part_is_named_in_every_process(saved, damage):
+    path, _ = saved
+    file = sorted((path / "units").glob("00001-*"))[2]
+    damage(file, 0.9)  # moments, which one process needs
+    for store in (*divided("bfloat16", 4), *divided("bfloat16", 1)):
+        with pytest.raises(Damaged, match=f"{file.name} is damaged"):
+            load_state(path, store.units)
+
+
+def fail(error):
+    raise error
+
+
+FAILURES = {
+    "first": {0: {"proceed": lambda: fail(DiskFull("no room"))}},
+    "other": {2: {"proceed": lambda: fail(DiskFull("no room"))}},
+    "release": {1: {"release": lambda unit: fail(RuntimeError("broken"))}},
+}
+
+
+@pytest.mark.parametrize("calls", FAILURES.values(), ids=FAILURES)
+def test_a_failure_of_one_process_leaves_no_checkpoint(tmp_path, model_dir, calls):
+    ((failed, _),) = calls.items()
+    stores = divided("bfloat16", 4, whole("bfloat16"))
+    errors = save(stores, tmp_path / "c", model_dir, calls=calls)
+    for rank, error in enumerate(errors):
+        if rank == failed:
+            assert isinstance(error, DiskFull | RuntimeError)
+        else:
+            assert isinstance(error, OtherFailed)
+            assert str(error).startswith(f"process {failed} could not do its part: ")
+    assert not [*(tmp_path / "c").iterdir()]
+    (path,) = {*save(stores, tmp_path / "c", model_dir)}
+    assert latest(tmp_path / "c") == path
+
+
+def test_a_failure_of_the_first_process_at_the_start_or_the_end_reaches_all(tmp_path, model_dir):
+    stores = divided("bfloat16", 3, whole("bfloat16"))
+    (tmp_path / "c").mkdir()
+    blocked = tmp_path / "c/.checkpoint-7.rptrain-partial"
+    blocked.write_text("mine")
+    first, *others = save(stores, tmp_path / "c", model_dir)
+    assert "is in the way" in str(first) and all("is in the way" in str(error) for error in others)
+    assert blocked.read_text() == "mine"
+    blocked.unlink()
+    before = {*save(stores, tmp_path / "c", model_dir, step=8)}
+    assert before == {tmp_path / "c/checkpoint-8"}
+    (model_dir / "config.json").unlink()
+    first, *others = save(stores, tmp_path / "c", model_dir)
+    assert "config.json" in str(first) and all(isinstance(error, OtherFailed) for error in others)
+    assert latest(tmp_path / "c") == tmp_path / "c/checkpoint-8"
+
+
+def test_an_exchange_that_fails_leaves_no_checkpoint(tmp_path, model_dir):
+    stores, folder = divided("bfloat16", 3, whole("bfloat16")), tmp_path / "c"
+    complete = []
+    for lost in range(20):
+        results = save(stores, folder, model_dir, lost=lost)
+        complete.append(latest(folder))
+        if results == [folder / "checkpoint-7"] * 3:
+            break
+        assert all(isinstance(error, Lost) for error in results)
+    *before, renamed, last = complete
+    assert before == [None] * 6 and renamed == last == folder / "checkpoint-7"  # it is not told that the others have
+    verify_checkpoint(last)
+    assert [each.name for each in folder.iterdir()] == ["checkpoint-7"]
+
+
+@pytest.fixture
+def edited(saved):
+    """Gives a part another name, in all files that name it."""
+    path, _ = saved
+    names = sorted(json.loads((path / STATE).read_text())["units"])
+    parts = sorted((name for name in names if "/00001-" in name), key=lambda name: int(name.split("-")[-2]))
+
+    def edit(part, start, stop):
+        before = parts[part]
+        after = None if start is None else f"{before.split('.elements')[0]}.elements-{start}-{stop}.safetensors"
+        state, manifest = (json.loads((path / name).read_text()) for name in (STATE, MANIFEST))
+        for files in (state["units"], manifest["files"]):
+            content = files.pop(before)
+            if after:
+                files[after] = content
+        if after:
+            (path / before).rename(path / after)
+        (path / STATE).write_text(json.dumps(state))
+        data = (path / STATE).read_bytes()
+        manifest["files"][STATE] = {"size": len(data), "sha256": sha256(data).hexdigest()}
+        (path / MANIFEST).write_text(json.dumps(manifest))
+        return path
+
+    ranges = [[int(number) for number in name.removesuffix(".safetensors").split("-")[-2:]] for name in parts]
+    return edit, ranges
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda edit, ranges: edit(1, ranges[1][0] - BLOCK, ranges[1][1]),
+        lambda edit, ranges: edit(1, ranges[1][0] + BLOCK, ranges[1][1]),
+        lambda edit, ranges: edit(3, ranges[3][0], ranges[3][1] + BLOCK),
+        lambda edit, ranges: edit(3, ranges[3][0], ranges[3][1] - BLOCK),
+        lambda edit, ranges: edit(1, ranges[1][0], ranges[1][0]),
+        lambda edit, ranges: edit(1, ranges[1][1], ranges[1][0]),
+        lambda edit, ranges: edit(0, None, None),
+        lambda edit, ranges: edit(1, None, None),
+        lambda edit, ranges: edit(3, None, None),
+    ],
+    ids=["overlap", "gap", "beyond", "short", "empty", "backwards", "first", "middle", "last"],
+)
+def test_parts_that_do_not_make_a_unit(edited, change):
+    path = change(*edited)
+    with pytest.raises(
+        Damaged, match=r"checkpoint-7 is damaged: units/00001-\S+ should (begin with element|end with the last)"
+    ):
+        read_model(path)
+    (store,) = divided("bfloat16", 1)
+    with pytest.raises(Damaged, match=r"should (begin|end) with"):
+        load_state(path, store.units)
+
+
+def test_a_part_of_other_length_than_its_name_says(edited):
+    edit, ranges = edited
+    edit(1, ranges[1][0], ranges[1][1] + BLOCK)
+    path = edit(2, ranges[2][0] + BLOCK, ranges[2][1])
+    with pytest.raises(Damaged, match="does not belong to the model of"):
+        read_model(path)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "fp8"])
+def test_the_export_is_that_of_a_single_process(tmp_path, model_dir, kind):
+    source = whole(kind)
+    for state in source.units:  # finite masters
+        for rest in (state.remainder, state.masters):
+            if rest is not None:
+                rest.zero_() if rest is state.remainder else rest.copy_(state.params[0])
+    exported = {}
+    for world in (1, 3):
+        (path,) = {*save(divided(kind, world, source), tmp_path / f"c{world}", model_dir)}
+        for dtype in (None, "float32"):
+            folder = export(path, tmp_path / f"{world}-{dtype}", dtype)
+            exported.setdefault(dtype, []).append((folder / "model.safetensors").read_bytes())
+    assert all(one == three for one, three in exported.values())
+
+
+def test_prune_deletes_divided_checkpoints(saved, model_dir):
+    path, source = saved
+    save(divided("bfloat16", 2, source), path.parent, model_dir, step=9)
+    prune(path.parent, 1)
+    assert [each.name for each in path.parent.iterdir()] == ["checkpoint-9"]
