@@ -61,22 +61,27 @@ class Aside:
         """The directory that another process has begun with `written_aside`."""
         return cls(_new(target))
 
-    def write(self, name: str, buffers: Iterable[bytes | memoryview]) -> None:
-        """Writes a file and syncs it. `name` may contain folders. Several threads may write at the same time."""
+    def write(self, name: str, buffers: Iterable[bytes | memoryview], start: int | None = None) -> None:
+        """Writes a file and syncs it. `name` may contain folders. Several threads may write at the same time.
+
+        The hash of the first `start` bytes, where a buffer ends, is kept too, so that they can be read alone.
+        """
         file = self.path / name
         for folder in reversed(file.relative_to(self.path).parents[:-1]):  # never create a deleted `path` again
             (self.path / folder).mkdir(exist_ok=True)
-        digest, size = sha256(), 0
+        digest, size, more = sha256(), 0, dict[str, str]()
         with naming(file), file.open("wb") as stream:
             for buffer in buffers:
-                for start in range(0, len(buffer), PIECE):
-                    piece = buffer[start : start + PIECE]
+                for at in range(0, len(buffer), PIECE):
+                    piece = buffer[at : at + PIECE]
                     digest.update(piece)
                     size += stream.write(piece)
                     progressed()
+                if size == start:
+                    more["start_sha256"] = digest.hexdigest()
             stream.flush()
             os.fsync(stream.fileno())
-        self.entries[name] = {"size": size, "sha256": digest.hexdigest()}
+        self.entries[name] = {"size": size, "sha256": digest.hexdigest()} | more
 
     def write_json(self, name: str, value: Any) -> None:
         self.write(name, [(json.dumps(value, indent=2) + "\n").encode()])

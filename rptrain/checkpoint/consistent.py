@@ -14,8 +14,9 @@ import torch
 from rptrain.checkpoint import frozen
 from rptrain.checkpoint.atomic_dir import STATE, Damaged
 from rptrain.checkpoint.base_files import BASE
-from rptrain.checkpoint.state import DTYPES, Layout, file_layout, read_state
+from rptrain.checkpoint.state import read_state
 from rptrain.checkpoint.unit_files import by_unit, elements, unit_file
+from rptrain.checkpoint.unit_tensors import DTYPES, Layout, file_layout
 from rptrain.engine.optim.moments import kind_of, layout
 from rptrain.engine.store import accumulate_dtype
 from rptrain.models.spec import ModelSpec

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rptrain.checkpoint.atomic_dir import Aside, written_aside
+from rptrain.checkpoint.atomic_dir import Aside, Damaged, written_aside
 from rptrain.utils.errors import describe
 from rptrain.utils.text import as_message
 
@@ -33,18 +33,20 @@ class Processes:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """A block that ends without an error only if it does so in every process. OtherFailed if another one fails.
+        """A block that ends without an error only if it does so in every process, and not before it has in all.
 
-        It ends in none before it has ended in all.
+        If it fails in one, the others raise OtherFailed, or Damaged if that is its error.
         """
         try:
             yield
         except BaseException as error:
-            self.gather(describe(error))
+            self.gather([isinstance(error, Damaged), describe(error)])
             raise
-        for rank, error in enumerate(self.gather(None)):
-            if error is not None:
-                raise OtherFailed(as_message(f"{self.name(rank)} could not do its part: {error}"))
+        for rank, found in enumerate(self.gather(None)):
+            if found is not None:
+                damaged, message = found
+                kind = Damaged if damaged else OtherFailed
+                raise kind(as_message(f"{self.name(rank)} could not do its part: {message}"))
 
 
 ALONE = Processes(0, lambda value: [value])

@@ -15,20 +15,17 @@ tensors have these elements only; a wire format is in the file with element 0. T
 processes share. A checkpoint can be loaded by any number of processes, whatever number has saved it.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rptrain.checkpoint.atomic_dir import (
     FORMAT,
-    HASHED,
     KIND,
     PARTIAL,
     PIECE,
@@ -47,24 +44,12 @@ from rptrain.checkpoint.base_files import BASE, base_files
 from rptrain.checkpoint.metadata import read_facts
 from rptrain.checkpoint.processes import ALONE, Processes, written_together
 from rptrain.checkpoint.unit_files import by_unit, elements, part_file, unit_file
+from rptrain.checkpoint.unit_tensors import DTYPES, Layout, Part, SavedTensor, header, saved_tensors
 from rptrain.engine import wire
-from rptrain.engine.optim.moments import kind_of, layout
+from rptrain.engine.optim.moments import kind_of
 from rptrain.engine.store import UnitState
-from rptrain.models.weights.safetensors_io import as_bytes
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
-
-DTYPES = {
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-}
-
-Layout = Mapping[str, Mapping[str, Any]]  # the safetensors header: dtype, shape and offsets of each tensor
 
 
 def save_state(
@@ -99,16 +84,17 @@ def save_state(
             if os.path.lexists(target) and not is_of_kind(target, KIND):
                 set_aside(target)
     places = {unit: place for place, unit in enumerate(order)}
-    trained = sorted(_trained(units), key=lambda unit: places.get(unit, 0))
-    files = {unit: _own_file(unit, units[unit]) for unit in trained if units[unit].own.start < units[unit].own.stop}
+    names = _trained(units)
+    parts = {unit: _own_part(name, units[unit]) for unit, name in names.items()}
+    parts = {unit: part for unit, part in parts.items() if part.elements.start < part.elements.stop}
     layouts: dict[str, Layout] = {}
-    for each in processes.gather({file: _layout(_saved(units[unit]), units[unit].own) for unit, file in files.items()}):
+    for each in processes.gather({part.file: part.layout for part in parts.values()}):
         layouts |= each
-    needed = sum(len(data) for unit in files for data in _content(units[unit])) + sum(map(len, base.values()))
+    needed = sum(len(data) for part in parts.values() for data in part.content) + sum(map(len, base.values()))
 
-    def pieces(unit: int) -> Iterator[bytes | memoryview]:
-        yield _header(layouts[files[unit]])
-        for data in _content(units[unit]):
+    def pieces(part: Part) -> Iterator[bytes | memoryview]:
+        yield header(part.layout)
+        for data in part.content:
             for start in range(0, len(data), PIECE):
                 proceed()
                 yield data[start : start + PIECE]
@@ -116,16 +102,16 @@ def save_state(
     with written_together(target, {"kind": KIND, "step": step}, needed, processes) as aside:
 
         def write(unit: int) -> None:
-            if unit in files:
-                aside.write(files[unit], pieces(unit))
+            if part := parts.get(unit):
+                aside.write(part.file, pieces(part), part.start if part.file != names[unit] else None)
             release(unit)
 
         with ThreadPoolExecutor(THREADS) as pool:  # not more: training needs the cores for torch's threads
-            for _ in pool.map(write, trained):
+            for _ in pool.map(write, sorted(names, key=lambda unit: places.get(unit, 0))):
                 pass
         if processes.first:
-            for name, content in base.items():
-                aside.write(f"{BASE}/{name}", [content])
+            for name, data in base.items():
+                aside.write(f"{BASE}/{name}", [data])
             ordered = {name: layouts[name] for name in sorted(layouts)}
             aside.write_json(STATE, {"format": FORMAT, "step": step, "meta": dict(meta), "units": ordered})
     return target
@@ -143,37 +129,42 @@ def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
     moments or kind of update. Everything but the hashes of units is checked before a buffer is changed. After an error
     the content of the buffers is undefined.
 
-    If several processes train the model, each loads the part that it has. All read every file, to check its hash.
+    If several processes train the model, each loads what it has, and checks the hashes of what it reads. Call this
+    within `Processes.together`, so that all find the same.
     """
     directory = Path(directory)
     state, files = read_facts(directory)
     stored = state["units"]
-    expected = {whole: units[index] for index, whole in _trained(units).items()}
+    expected = {name: units[index] for index, name in _trained(units).items()}
     names = by_unit(stored)
     if odd := names.keys() ^ expected.keys():
         raise UserError(f"{directory} belongs to another model: {min(odd)} is in one of them only")
-    parts = {whole: elements(directory, names[whole], unit.unit.numel) for whole, unit in expected.items()}
-    for whole, unit in expected.items():
-        tensors = _saved(unit) | _converted(unit, stored[names[whole][0]])
-        for name, part in parts[whole].items():
-            _compare(directory / name, stored[name], _layout(tensors, part))
+    ranges = {whole: elements(directory, names[whole], unit.unit.numel) for whole, unit in expected.items()}
 
-    for unit in expected.values():
-        unit.current, unit.before = 0, unit.generations - 1
+    def converted(whole: str) -> dict[str, SavedTensor]:
+        return _converted(expected[whole], stored[names[whole][0]])
 
-    def read(job: tuple[str, slice, Mapping[str, _Saved]]) -> None:
-        name, part, tensors = job
-        read_into(directory / name, files[name], _buffers(len(_header(stored[name])), part, tensors))
+    def parts(whole: str) -> Sequence[Part]:
+        tensors = saved_tensors(expected[whole]) | converted(whole)
+        return [Part(file, part, tensors) for file, part in ranges[whole].items()]
 
-    jobs: list[tuple[str, slice, Mapping[str, _Saved]]] = []
+    for part in chain.from_iterable(map(parts, expected)):
+        _compare(directory / part.file, stored[part.file], part.layout)
+
+    def read(part: Part) -> None:
+        entry = files[part.file]
+        if "start_sha256" in entry and not part.has_state:
+            part, entry = part.weights, {"sha256": entry["start_sha256"]}
+        read_into(directory / part.file, entry, part.buffers(stored[part.file]))
+
     writes: list[Callable[[], object]] = []
     for whole, unit in expected.items():
-        converted = _converted(unit, stored[names[whole][0]])
-        jobs += [(name, part, _saved(unit) | converted) for name, part in parts[whole].items()]
-        for each in converted.values():
-            writes += wire.writes(unit.unit, each.tensor, unit.wire[unit.before])
+        unit.current, unit.before = 0, unit.generations - 1
+        for previous in converted(whole).values():
+            writes += wire.writes(unit.unit, previous.tensor, unit.wire[unit.before])
         writes += unit.wire_writes(unit.current)
-    in_parallel(read, sorted(jobs, key=lambda job: files[job[0]]["size"], reverse=True))
+    reads = chain.from_iterable(map(parts, expected))
+    in_parallel(read, sorted(reads, key=lambda part: files[part.file]["size"], reverse=True))
     in_parallel(lambda write: write(), writes)
     return state
 
@@ -212,47 +203,17 @@ def prune(checkpoints_dir: Path, keep: int | None, best: Path | None = None) -> 
             remove(path)
 
 
-@dataclass(frozen=True)
-class _Saved:
-    """A saved tensor of a unit. This process has its entries from `first` on, of those for all elements of the unit."""
-
-    tensor: Tensor
-    first: int = 0
-    elements: int | None = 1  # of the unit, for each entry; None: all entries are saved with element 0
-
-    def entries(self, part: slice) -> slice:
-        """The entries that are saved with these elements of the unit."""
-        if self.elements is None:
-            return slice(len(self.tensor) if part.start else 0, len(self.tensor))
-        return slice(part.start // self.elements, part.stop // self.elements)
-
-    def held(self, part: slice) -> tuple[int, Tensor, int]:
-        """Those of the entries that this process has, and the numbers of entries before and after them."""
-        wanted, first = self.entries(part), self.first
-        low = min(max(wanted.start, first), wanted.stop)
-        high = max(min(wanted.stop, first + len(self.tensor)), low)
-        return low - wanted.start, self.tensor[max(low - first, 0) : max(high - first, 0)], wanted.stop - high
+def _trained(units: Sequence[UnitState]) -> dict[int, str]:
+    """The trainable units, and the names that files with all of their elements have."""
+    return {index: unit_file(index, state.unit.name) for index, state in enumerate(units) if state.unit.trainable}
 
 
-def _saved(state: UnitState) -> dict[str, _Saved]:
-    """The tensors of a unit, in the file's order: W_T, W_{T-1} (equal after a skipped step), optimizer state."""
-    first = state.own.start
-    tensors = {"param": _Saved(state.params[state.newest])}
-    if state.generations == 2 and state.wire:
-        tensors["previous"] = _Saved(state.wire[state.before], elements=None)
-    elif state.generations == 2:
-        tensors["previous"] = _Saved(state.params[state.before])
-    if state.remainder is not None:
-        tensors["remainder"] = _Saved(state.remainder, first)
-    if state.masters is not None:
-        tensors["masters"] = _Saved(state.masters, first)
-    moments = state.moments
-    for name, _, shared in layout(kind_of(moments["exp_avg"].dtype), moments["exp_avg"].dtype):
-        tensors[name] = _Saved(moments[name], first // shared, shared)
-    return tensors
+def _own_part(whole: str, state: UnitState) -> Part:
+    """The part of a unit that this process saves, which may be empty."""
+    return Part(part_file(whole, state.own, state.unit.numel), state.own, saved_tensors(state))
 
 
-def _converted(state: UnitState, stored: Layout) -> dict[str, _Saved]:
+def _converted(state: UnitState, stored: Layout) -> dict[str, SavedTensor]:
     """A place for a previous generation that an older version stored as weights, to be converted to the wire format.
 
     It is in the gradient's buffer, which holds nothing yet.
@@ -261,65 +222,13 @@ def _converted(state: UnitState, stored: Layout) -> dict[str, _Saved]:
     if not (weights and len(state.wire) == 2):
         return {}
     flat = state.params[0]
-    return {"previous": _Saved(state.grad.view(torch.uint8)[: flat.nbytes].view(flat.dtype))}
-
-
-def _trained(units: Sequence[UnitState]) -> dict[int, str]:
-    """The trainable units, and the names that files with all of their elements have."""
-    return {index: unit_file(index, state.unit.name) for index, state in enumerate(units) if state.unit.trainable}
-
-
-def _own_file(index: int, state: UnitState) -> str:
-    """The name of the file for the part of a unit that this process saves."""
-    return part_file(unit_file(index, state.unit.name), state.own, state.unit.numel)
-
-
-def _content(state: UnitState) -> Sequence[memoryview]:
-    """The memory that this process saves of a unit."""
-    return [as_bytes(saved.held(state.own)[1]) for saved in _saved(state).values()]
-
-
-def _buffers(header: int, part: slice, tensors: Mapping[str, _Saved]) -> Iterator[memoryview]:
-    """Memory for the content of the file with a part of a unit, whose header has so many bytes."""
-    unused = memoryview(bytearray(HASHED))
-
-    def skip(nbytes: int) -> Iterator[memoryview]:
-        for start in range(0, nbytes, HASHED):
-            yield unused[: nbytes - start]
-
-    yield from skip(header)
-    for saved in tensors.values():
-        before, tensor, after = saved.held(part)
-        yield from skip(before * tensor.itemsize)
-        yield as_bytes(tensor)
-        yield from skip(after * tensor.itemsize)
+    return {"previous": SavedTensor(state.grad.view(torch.uint8)[: flat.nbytes].view(flat.dtype))}
 
 
 def dtype_of(state: Mapping[str, Any]) -> torch.dtype:
     """The dtype of the parameters of a checkpoint, from the result of `read_state`."""
     name = next(iter(state["units"].values()))["param"]["dtype"]
     return next(dtype for dtype, known in DTYPES.items() if known == name)
-
-
-def file_layout(tensors: Mapping[str, tuple[torch.dtype, int]]) -> Layout:
-    """The layout of a file of flat tensors, with their dtypes and numbers of entries."""
-    found, end = {}, 0
-    for name, (dtype, count) in tensors.items():
-        begin, end = end, end + count * dtype.itemsize
-        found[name] = {"dtype": DTYPES[dtype], "shape": [count], "data_offsets": [begin, end]}
-    return found
-
-
-def _layout(tensors: Mapping[str, _Saved], part: slice) -> Layout:
-    """The layout of the file with a part of a unit."""
-    entries = {name: saved.entries(part) for name, saved in tensors.items()}
-    return file_layout({name: (tensors[name].tensor.dtype, each.stop - each.start) for name, each in entries.items()})
-
-
-def _header(layout: Layout) -> bytes:
-    encoded = json.dumps(layout).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    return len(encoded).to_bytes(8, "little") + encoded
 
 
 def _compare(file: Path, stored: Layout, expected: Layout) -> None:

@@ -199,13 +199,53 @@ def test_a_single_process_writes_whole_files(tmp_path, model_dir):
     assert all(".elements-" not in name for name in content[0])
 
 
-def test_a_damaged_part_is_named_in_every_process(saved, damage):
+@pytest.mark.parametrize(("at", "found"), [(0.01, 4), (0.1, 4), (0.9, 1)], ids=["header", "weights", "moments"])
+def test_a_damaged_part_is_named_where_it_is_read(saved, damage, at, found):
     path, _ = saved
     file = sorted((path / "units").glob("00001-*"))[2]
-    damage(file, 0.9)  # moments, which one process needs
-    for store in (*divided("bfloat16", 4), *divided("bfloat16", 1)):
-        with pytest.raises(Damaged, match=f"{file.name} is damaged"):
+    damage(file, at)
+    errors = []
+    for store in divided("bfloat16", 4):
+        try:
             load_state(path, store.units)
+        except Damaged as error:
+            errors.append(str(error))
+    assert len(errors) == found and all(f"{file.name} is damaged" in error for error in errors)
+    (store,) = divided("bfloat16", 1)
+    with pytest.raises(Damaged, match=f"{file.name} is damaged"):
+        load_state(path, store.units)
+
+
+@pytest.mark.parametrize(("error", "others"), [(Damaged("a is damaged"), Damaged), (OSError("broken"), OtherFailed)])
+def test_an_error_in_one_process_ends_the_block_in_all(error, others):
+    meeting = Meeting(3)
+
+    def block(rank):
+        with Processes(rank, partial(meeting.gather, rank), "host-{}".format).together():
+            if rank == 1:
+                raise error
+            return rank
+
+    with ThreadPoolExecutor(3) as pool:
+        first, second, third = [pool.submit(block, rank) for rank in range(3)]
+    assert second.exception() is error
+    for future in (first, third):
+        assert type(future.exception()) is others
+        assert str(future.exception()) == f"host-1 could not do its part: {error}"
+
+
+def test_a_hash_of_the_start_that_is_not_of_a_file(saved):
+    path, _ = saved
+    manifest = json.loads((path / MANIFEST).read_text())
+    for entry in manifest["files"].values():
+        if "start_sha256" in entry:
+            entry["start_sha256"] = None
+    (path / MANIFEST).write_text(json.dumps(manifest))
+    (_, store) = divided("bfloat16", 2)
+    with pytest.raises(Damaged, match="its content is not what was saved"):
+        load_state(path, store.units)
+    (store,) = divided("bfloat16", 1)
+    load_state(path, store.units)  # reads whole files
 
 
 def fail(error):
