@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rptrain.checkpoint.atomic_dir import MANIFEST, STATE, Damaged, DiskFull
+from rptrain.checkpoint.atomic_dir import MANIFEST, STATE, Aside, Damaged, DiskFull
 from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.processes import OtherFailed, Processes
@@ -140,12 +140,18 @@ def save(stores, folder, model_dir, step=7, lost=None, calls=None):
     return [future.exception() or future.result() for future in futures]
 
 
+def checkpoint_of(stores, folder, model_dir, step=7):
+    """The checkpoint that all stores save."""
+    path = folder / f"checkpoint-{step}"
+    assert save(stores, folder, model_dir, step) == [path] * len(stores)
+    return path
+
+
 @pytest.fixture
 def saved(tmp_path, model_dir):
-    """A checkpoint that four processes have written, the content, and a way to make another one."""
+    """A checkpoint that four processes have written, and the content."""
     source = whole("bfloat16")
-    (path,) = {*save(divided("bfloat16", 4, source), tmp_path / "checkpoints", model_dir)}
-    return path, source
+    return checkpoint_of(divided("bfloat16", 4, source), tmp_path / "checkpoints", model_dir), source
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -153,7 +159,7 @@ def test_any_number_of_processes_loads_what_any_number_has_saved(tmp_path, model
     source = whole(kind)
     stores = [source]
     for step, world in enumerate((4, 3, 1)):
-        (path,) = {*save(stores, tmp_path / "checkpoints", model_dir, step=step)}
+        path = checkpoint_of(stores, tmp_path / "checkpoints", model_dir, step)
         stores = divided(kind, world, seed=step + 1)
         for store in stores:
             state = load_state(path, store.units)
@@ -192,11 +198,12 @@ def test_units_are_released_also_where_nothing_of_them_is_saved(tmp_path, model_
 
 def test_a_single_process_writes_whole_files(tmp_path, model_dir):
     source = whole("fp8")
-    (one,) = save([source], tmp_path / "one", model_dir)
-    (divided_in_one,) = save(divided("fp8", 1, source), tmp_path / "divided", model_dir)
-    content = [{file.name: file.read_bytes() for file in path.glob("units/*")} for path in (one, divided_in_one)]
-    assert content[0] == content[1] and len(content[0]) == len(source.units)
-    assert all(".elements-" not in name for name in content[0])
+    one = checkpoint_of([source], tmp_path / "one", model_dir)
+    other = checkpoint_of(divided("fp8", 1, source), tmp_path / "divided", model_dir)
+    content = [{file.name: file.read_bytes() for file in path.rglob("*") if file.is_file()} for path in (one, other)]
+    assert content[0] == content[1]
+    assert len([*one.glob("units/*")]) == len(source.units) and not [*one.glob("units/*.elements-*")]
+    assert not any("start_sha256" in entry for entry in json.loads((one / MANIFEST).read_text())["files"].values())
 
 
 @pytest.mark.parametrize(("at", "found"), [(0.01, 4), (0.1, 4), (0.9, 1)], ids=["header", "weights", "moments"])
@@ -271,25 +278,31 @@ def test_a_failure_of_one_process_leaves_no_checkpoint(tmp_path, model_dir, call
             assert isinstance(error, OtherFailed)
             assert str(error).startswith(f"process {failed} could not do its part: ")
     assert not [*(tmp_path / "c").iterdir()]
-    (path,) = {*save(stores, tmp_path / "c", model_dir)}
-    assert latest(tmp_path / "c") == path
+    assert latest(tmp_path / "c") is None
+    checkpoint_of(stores, tmp_path / "c", model_dir)
 
 
-def test_a_failure_of_the_first_process_at_the_start_or_the_end_reaches_all(tmp_path, model_dir):
-    stores = divided("bfloat16", 3, whole("bfloat16"))
-    (tmp_path / "c").mkdir()
-    blocked = tmp_path / "c/.checkpoint-7.rptrain-partial"
+def test_a_failure_of_the_first_process_at_the_start_or_the_end_reaches_all(tmp_path, model_dir, monkeypatch):
+    stores, folder = divided("bfloat16", 3, whole("bfloat16")), tmp_path / "c"
+    before = checkpoint_of(stores, folder, model_dir, step=6)
+
+    def assert_failed(message):
+        first, *others = save(stores, folder, model_dir)
+        assert message in str(first) and not isinstance(first, OtherFailed)
+        assert all(isinstance(error, OtherFailed) and message in str(error) for error in others)
+        assert latest(folder) == before
+
+    blocked = folder / ".checkpoint-7.rptrain-partial"
     blocked.write_text("mine")
-    first, *others = save(stores, tmp_path / "c", model_dir)
-    assert "is in the way" in str(first) and all("is in the way" in str(error) for error in others)
+    assert_failed("is in the way")
     assert blocked.read_text() == "mine"
     blocked.unlink()
-    before = {*save(stores, tmp_path / "c", model_dir, step=8)}
-    assert before == {tmp_path / "c/checkpoint-8"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Aside, "seal", lambda *_: fail(DiskFull("no room")))
+        assert_failed("no room")
     (model_dir / "config.json").unlink()
-    first, *others = save(stores, tmp_path / "c", model_dir)
-    assert "config.json" in str(first) and all(isinstance(error, OtherFailed) for error in others)
-    assert latest(tmp_path / "c") == tmp_path / "c/checkpoint-8"
+    assert_failed("config.json")
+    assert [*folder.iterdir()] == [before]
 
 
 def test_an_exchange_that_fails_leaves_no_checkpoint(tmp_path, model_dir):
@@ -377,7 +390,7 @@ def test_the_export_is_that_of_a_single_process(tmp_path, model_dir, kind):
                 rest.zero_() if rest is state.remainder else rest.copy_(state.params[0])
     exported = {}
     for world in (1, 3):
-        (path,) = {*save(divided(kind, world, source), tmp_path / f"c{world}", model_dir)}
+        path = checkpoint_of(divided(kind, world, source), tmp_path / f"c{world}", model_dir)
         for dtype in (None, "float32"):
             folder = export(path, tmp_path / f"{world}-{dtype}", dtype)
             exported.setdefault(dtype, []).append((folder / "model.safetensors").read_bytes())
@@ -386,6 +399,6 @@ def test_the_export_is_that_of_a_single_process(tmp_path, model_dir, kind):
 
 def test_prune_deletes_divided_checkpoints(saved, model_dir):
     path, source = saved
-    save(divided("bfloat16", 2, source), path.parent, model_dir, step=9)
+    checkpoint_of(divided("bfloat16", 2, source), path.parent, model_dir, step=9)
     prune(path.parent, 1)
     assert [each.name for each in path.parent.iterdir()] == ["checkpoint-9"]
