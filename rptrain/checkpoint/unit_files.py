@@ -45,10 +45,8 @@ def elements(directory: Path, names: Iterable[str], numel: int) -> Mapping[str, 
     found = dict(sorted(found.items(), key=lambda item: (item[1].start, item[1].stop)))
     ends = [0, *(part.stop for part in found.values())]
     for (name, part), end in zip(found.items(), ends, strict=False):
-        if part.start != end or not end < part.stop <= numel:
-            raise Damaged(
-                f"{directory} is damaged: {name} should begin with element {end}, and its unit has {numel} elements"
-            )
+        if part.start != end:
+            raise Damaged(f"{directory} is damaged: {name} should begin with element {end} of its unit")
     if ends[-1] != numel:
         raise Damaged(f"{directory} is damaged: {[*found][-1]} should end with the last of {numel} elements")
     return found

@@ -43,10 +43,11 @@ class SavedTensor:
 
     def held(self, part: slice) -> tuple[int, Tensor, int]:
         """Those of the entries that this process has, and the numbers of entries before and after them."""
-        wanted, first = self.entries(part), self.first
-        low = min(max(wanted.start, first), wanted.stop)
-        high = max(min(wanted.stop, first + len(self.tensor)), low)
-        return low - wanted.start, self.tensor[max(low - first, 0) : max(high - first, 0)], wanted.stop - high
+        wanted = self.entries(part)
+        at, count = wanted.start - self.first, wanted.stop - wanted.start
+        tensor = self.tensor[max(at, 0) : max(at + count, 0)]
+        before = min(max(-at, 0), count)
+        return before, tensor, count - before - len(tensor)
 
 
 def saved_tensors(state: UnitState) -> dict[str, SavedTensor]:

@@ -16,8 +16,10 @@ from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.processes import OtherFailed, Processes
 from rptrain.checkpoint.state import latest, load_state, prune, save_state, verify_checkpoint
+from rptrain.checkpoint.unit_tensors import file_layout, header
 from rptrain.engine.distributed import share
 from rptrain.engine.distributed.share import Share
+from rptrain.models.weights.safetensors_io import as_bytes
 from tests.engine import plain, runs
 
 KINDS = {
@@ -320,6 +322,15 @@ def test_an_exchange_that_fails_leaves_no_checkpoint(tmp_path, model_dir):
     assert [each.name for each in folder.iterdir()] == ["checkpoint-7"]
 
 
+def rehash(path, *names):
+    """Writes the sizes and hashes of files as they are into the manifest."""
+    manifest = json.loads((path / MANIFEST).read_text())
+    for name in names:
+        data = (path / name).read_bytes()
+        manifest["files"][name] |= {"size": len(data), "sha256": sha256(data).hexdigest()}
+    (path / MANIFEST).write_text(json.dumps(manifest))
+
+
 @pytest.fixture
 def edited(saved):
     """Gives a part another name, in all files that name it."""
@@ -338,9 +349,8 @@ def edited(saved):
         if after:
             (path / before).rename(path / after)
         (path / STATE).write_text(json.dumps(state))
-        data = (path / STATE).read_bytes()
-        manifest["files"][STATE] = {"size": len(data), "sha256": sha256(data).hexdigest()}
         (path / MANIFEST).write_text(json.dumps(manifest))
+        rehash(path, STATE)
         return path
 
     ranges = [[int(number) for number in name.removesuffix(".safetensors").split("-")[-2:]] for name in parts]
@@ -377,6 +387,22 @@ def test_a_part_of_other_length_than_its_name_says(edited):
     edit, ranges = edited
     edit(1, ranges[1][0], ranges[1][1] + BLOCK)
     path = edit(2, ranges[2][0] + BLOCK, ranges[2][1])
+    with pytest.raises(Damaged, match="does not belong to the model of"):
+        read_model(path)
+
+
+def test_only_the_first_part_has_weights_of_the_wire_format(tmp_path, model_dir):
+    path = checkpoint_of(divided("fp8", 4, whole("fp8")), tmp_path / "checkpoints", model_dir)
+    state = json.loads((path / STATE).read_text())
+    name = max(name for name in state["units"] if "/00001-" in name)
+    tensors = load_file(path / name)
+    assert len(tensors["previous"]) == 0
+    ordered = {key: tensors[key] for key in state["units"][name]} | {"previous": torch.ones(8, dtype=torch.uint8)}
+    layout = file_layout({key: (tensor.dtype, len(tensor)) for key, tensor in ordered.items()})
+    (path / name).write_bytes(header(layout) + b"".join(map(as_bytes, ordered.values())))
+    state["units"][name] = layout
+    (path / STATE).write_text(json.dumps(state))
+    rehash(path, STATE, name)
     with pytest.raises(Damaged, match="does not belong to the model of"):
         read_model(path)
 
