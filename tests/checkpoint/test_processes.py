@@ -243,18 +243,24 @@ def test_an_error_in_one_process_ends_the_block_in_all(error, others):
         assert str(future.exception()) == f"host-1 could not do its part: {error}"
 
 
-def test_a_hash_of_the_start_that_is_not_of_a_file(saved):
-    path, _ = saved
-    manifest = json.loads((path / MANIFEST).read_text())
-    for entry in manifest["files"].values():
-        if "start_sha256" in entry:
-            entry["start_sha256"] = None
-    (path / MANIFEST).write_text(json.dumps(manifest))
-    (_, store) = divided("bfloat16", 2)
+def test_a_hash_of_the_start_that_is_wrong_or_missing(saved):
+    path, source = saved
+
+    def change(edit):
+        manifest = json.loads((path / MANIFEST).read_text())
+        for entry in manifest["files"].values():
+            if "start_sha256" in entry:
+                edit(entry)
+        (path / MANIFEST).write_text(json.dumps(manifest))
+
+    stores = divided("bfloat16", 3, seed=1)
+    change(lambda entry: entry.update(start_sha256=None))
     with pytest.raises(Damaged, match="its content is not what was saved"):
+        load_state(path, stores[0].units)
+    change(lambda entry: entry.pop("start_sha256"))
+    for store in stores:  # reads whole files
         load_state(path, store.units)
-    (store,) = divided("bfloat16", 1)
-    load_state(path, store.units)  # reads whole files
+    assert_same(stores, source)
 
 
 def fail(error):
