@@ -11,6 +11,7 @@ from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
+from uuid import uuid4
 
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_ranges import OpenFile
@@ -57,9 +58,12 @@ class Aside:
         self.entries: dict[str, dict[str, Any]] = {}
 
     @classmethod
-    def of(cls, target: Path) -> Self:
-        """The directory that another process has begun with `written_aside`."""
-        return cls(_new(target))
+    def of(cls, target: Path, name: str) -> Self:
+        """The directory that will replace `target`. Another process has created it, and knows its `name`.
+
+        Names are never used again. So a process that was lost and writes on does not write into a later directory.
+        """
+        return cls(beside(target, PARTIAL) / name)
 
     def write(self, name: str, buffers: Iterable[bytes | memoryview], start: int | None = None) -> None:
         """Writes a file and syncs it. `name` may contain folders. Several threads may write at the same time.
@@ -87,7 +91,10 @@ class Aside:
         self.write(name, [(json.dumps(value, indent=2) + "\n").encode()])
 
     def seal(self, facts: Mapping[str, Any]) -> None:
-        """Hashes files that were not written by `write`, writes the manifest and syncs every folder."""
+        """Hashes files that were not written by `write`, writes the manifest and syncs every folder.
+
+        Damaged if a file was deleted or changed its size meanwhile.
+        """
         found = {str(file.relative_to(self.path)) for file in self.path.rglob("*") if file.is_file()}
         names = sorted(found | self.entries.keys())  # a shared file system may show other processes' files later
 
@@ -99,6 +106,7 @@ class Aside:
             in_parallel(hash_file, others, THREADS)
         files = {name: self.entries[name] for name in names}
         self.write_json(MANIFEST, {"format": FORMAT, **facts, "files": files})
+        read_manifest(self.path)
         for folder in (*(entry for entry in self.path.rglob("*") if entry.is_dir()), self.path):
             sync_folder(folder)
 
@@ -129,7 +137,7 @@ def written_aside(
                 "make room, or write elsewhere"
             )
         _check_replaced(replaced, check)
-        aside = Aside.of(target)
+        aside = Aside.of(target, uuid4().hex)
         aside.path.mkdir()
         yield aside
         aside.seal(facts)
@@ -277,11 +285,6 @@ def _stage(target: Path) -> Path:
     (folder / MARK).touch()
     sync_folder(folder)
     return folder
-
-
-def _new(target: Path) -> Path:
-    """Where `target` is written: in the folder that `_stage` creates."""
-    return beside(target, PARTIAL) / "new"
 
 
 def _is_own(folder: Path) -> bool:

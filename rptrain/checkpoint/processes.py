@@ -4,28 +4,35 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rptrain.checkpoint.atomic_dir import Aside, Damaged, written_aside
+from rptrain.engine.distributed.peers import Peers
 from rptrain.utils.errors import describe
 from rptrain.utils.text import as_message
 
 
 class OtherFailed(OSError):
-    """Another process could not do its part."""
+    """Another process has failed."""
 
 
 @dataclass(frozen=True)
 class Processes:
     """The processes that train a model, of which this is number `rank`.
 
-    `gather` is called with a value for JSON by all of them, in the same order. It waits for all, and returns in each
-    their values by rank. It raises an error if one is lost. `name` describes a process in messages.
+    All of them call `gather`, each with a value for JSON. It waits for all and returns their values by rank. It raises
+    an error if a process is lost. `name` describes a process in messages. One thread at a time uses this, and the order
+    of the calls is the same in all processes.
     """
 
     rank: int
     gather: Callable[[Any], Sequence[Any]]
     name: Callable[[int], str] = "process {}".format
+
+    @classmethod
+    def of(cls, peers: Peers) -> Self:
+        """Opens a channel for the exchange, as `Peers.channel` does. `gather` raises PeerLost."""
+        return cls(peers.rank, peers.channel().gather, peers.name)
 
     @property
     def first(self) -> bool:
@@ -33,9 +40,9 @@ class Processes:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """A block that ends without an error only if it does so in every process, and not before it has in all.
+        """Ends the block without an error only once it has ended so in all processes.
 
-        If it fails in one, the others raise OtherFailed, or Damaged if that is its error.
+        If it fails in one of them, the others raise OtherFailed, or Damaged if that is the error there.
         """
         try:
             yield
@@ -46,7 +53,7 @@ class Processes:
             if found is not None:
                 damaged, message = found
                 kind = Damaged if damaged else OtherFailed
-                raise kind(as_message(f"{self.name(rank)} could not do its part: {message}"))
+                raise kind(as_message(f"{self.name(rank)} has failed: {message}"))
 
 
 ALONE = Processes(0, lambda value: [value])
@@ -62,8 +69,9 @@ def written_together(target: Path, facts: Mapping[str, Any], needed: int, proces
     total = sum(processes.gather(needed))
     with ExitStack() as stack:
         with processes.together():
-            made = written_aside(target, facts, total) if processes.first else None
-            aside = stack.enter_context(made) if made else Aside.of(target)
+            begun = stack.enter_context(written_aside(target, facts, total)) if processes.first else None
+        name, *_ = processes.gather(begun.path.name if begun else None)
+        aside = begun or Aside.of(target, name)
         with processes.together():
             yield aside
         for entries in processes.gather(aside.entries):

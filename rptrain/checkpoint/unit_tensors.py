@@ -1,4 +1,4 @@
-"""Tensors of a trainable unit that a checkpoint has, and the layout of the files that have a part of them each."""
+"""The tensors of a trainable unit in a checkpoint, and the layout of the files that hold them, each a part."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,18 +22,18 @@ DTYPES = {
     torch.int8: "I8",
     torch.uint8: "U8",
 }
-WEIGHTS = ("param", "previous")  # the first tensors of a file; each process has them with all elements
+WEIGHTS = ("param", "previous")  # the first tensors of a file; each process holds all of their entries
 
 Layout = Mapping[str, Mapping[str, Any]]  # the safetensors header: dtype, shape and offsets of each tensor
 
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A saved tensor of a unit. This process has its entries from `first` on, of those for all elements of the unit."""
+    """A saved tensor of a unit. `tensor` has the entries that this process holds, of which `first` is the first."""
 
     tensor: Tensor
     first: int = 0
-    elements: int | None = 1  # of the unit, for each entry; None: all entries are saved with element 0
+    elements: int | None = 1  # of the unit per entry; None: all entries are saved with element 0
 
     def entries(self, part: slice) -> slice:
         """The entries that are saved with these elements of the unit."""
@@ -42,7 +42,7 @@ class SavedTensor:
         return slice(part.start // self.elements, part.stop // self.elements)
 
     def held(self, part: slice) -> tuple[int, Tensor, int]:
-        """Those of the entries that this process has, and the numbers of entries before and after them."""
+        """Of these entries, those that this process holds, between the numbers of entries before and after them."""
         wanted = self.entries(part)
         at, count = wanted.start - self.first, wanted.stop - wanted.start
         tensor = self.tensor[max(at, 0) : max(at + count, 0)]
@@ -70,7 +70,7 @@ def saved_tensors(state: UnitState) -> dict[str, SavedTensor]:
 
 @dataclass(frozen=True)
 class Part:
-    """A file with the saved tensors of some elements of a unit. This process has some of their entries."""
+    """A file with the saved tensors of consecutive elements of a unit. This process may hold only some entries."""
 
     file: str
     elements: slice
@@ -84,7 +84,7 @@ class Part:
 
     @property
     def content(self) -> Sequence[memoryview]:
-        """The memory of the entries that this process has."""
+        """The memory of the entries that this process holds."""
         return [as_bytes(each.held(self.elements)[1]) for each in self.tensors.values()]
 
     @property
@@ -99,11 +99,11 @@ class Part:
 
     @property
     def has_state(self) -> bool:
-        """Whether this process has optimizer state of the part."""
+        """Whether this process holds optimizer state of the part."""
         return any(len(each.held(self.elements)[1]) for name, each in self.tensors.items() if name not in WEIGHTS)
 
     def buffers(self, stored: Layout) -> Iterator[memoryview]:
-        """Memory to read the file into, whose layout is `stored`. What this process does not have is read, too."""
+        """Memory to read the file into, whose layout is `stored`. The rest of the file is read too, for its hash."""
         unused = memoryview(bytearray(HASHED))
 
         def skip(nbytes: int) -> Iterator[memoryview]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rptrain.checkpoint.atomic_dir import MANIFEST, STATE, Aside, Damaged, DiskFull
+from rptrain.checkpoint.atomic_dir import MANIFEST, STATE, Aside, Damaged, DiskFull, written_aside
 from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.processes import OtherFailed, Processes
@@ -124,7 +124,7 @@ class Meeting:
         return found
 
 
-def save(stores, folder, model_dir, step=7, lost=None, calls=None):
+def save(stores, folder, model_dir, step=7, lost=None, calls=None, exchange=lambda gather, value: gather(value)):
     """Saves from all stores, and returns what each process returned or raised. `calls`: options of some processes."""
     meeting = Meeting(len(stores), lost)
     meta = {"model_dir": str(model_dir), "applied": step}
@@ -134,7 +134,8 @@ def save(stores, folder, model_dir, step=7, lost=None, calls=None):
         meta["frozen"] = {"patterns": KINDS["frozen"]["frozen"], "drawn": False, "seed": 0, "sha256": {}}
 
     def one(rank):
-        options = {"processes": Processes(rank, partial(meeting.gather, rank))} | (calls or {}).get(rank, {})
+        gather = partial(exchange, partial(meeting.gather, rank))
+        options = {"processes": Processes(rank, gather)} | (calls or {}).get(rank, {})
         return save_state(folder, stores[rank].units, step=step, meta=meta, **options)
 
     with ThreadPoolExecutor(len(stores)) as pool:
@@ -240,7 +241,7 @@ def test_an_error_in_one_process_ends_the_block_in_all(error, others):
     assert second.exception() is error
     for future in (first, third):
         assert type(future.exception()) is others
-        assert str(future.exception()) == f"host-1 could not do its part: {error}"
+        assert str(future.exception()) == f"host-1 has failed: {error}"
 
 
 def test_a_hash_of_the_start_that_is_wrong_or_missing(saved):
@@ -284,7 +285,7 @@ def test_a_failure_of_one_process_leaves_no_checkpoint(tmp_path, model_dir, call
             assert isinstance(error, DiskFull | RuntimeError)
         else:
             assert isinstance(error, OtherFailed)
-            assert str(error).startswith(f"process {failed} could not do its part: ")
+            assert str(error).startswith(f"process {failed} has failed: ")
     assert not [*(tmp_path / "c").iterdir()]
     assert latest(tmp_path / "c") is None
     checkpoint_of(stores, tmp_path / "c", model_dir)
@@ -323,9 +324,37 @@ def test_an_exchange_that_fails_leaves_no_checkpoint(tmp_path, model_dir):
             break
         assert all(isinstance(error, Lost) for error in results)
     *before, renamed, last = complete
-    assert before == [None] * 6 and renamed == last == folder / "checkpoint-7"  # it is not told that the others have
+    assert before == [None] * 7 and renamed == last == folder / "checkpoint-7"  # it is not told that the others have
     verify_checkpoint(last)
     assert [each.name for each in folder.iterdir()] == ["checkpoint-7"]
+
+
+def test_a_file_that_is_deleted_before_the_end_leaves_no_checkpoint(tmp_path, model_dir):
+    """Its size and hash are known, but the directory is not complete."""
+    stores, folder = divided("bfloat16", 3, whole("bfloat16")), tmp_path / "c"
+
+    def exchange(gather, value):
+        found = gather(value)
+        if isinstance(value, dict) and all("sha256" in entry for entry in value.values()):  # all files are written
+            next(folder.glob(".*/*/units/00001-*")).unlink(missing_ok=True)
+        return found
+
+    errors = save(stores, folder, model_dir, exchange=exchange)
+    assert all(isinstance(error, Damaged) and "is missing" in str(error) for error in errors)
+    assert not [*folder.iterdir()]
+
+
+def test_a_lost_process_does_not_write_into_a_later_directory(tmp_path):
+    target = tmp_path / "a"
+    with pytest.raises(FileNotFoundError), written_aside(target, {}, 0) as first:
+        lost = Aside.of(target, first.path.name)
+        lost.write("one", [b"lost"])
+        with written_aside(target, {}, 0) as second:  # of processes that were started again
+            second.write("two", [b"second"])
+            with pytest.raises(FileNotFoundError):
+                lost.write("two", [b"lost"])
+    assert {file.name for file in target.iterdir()} == {"two", MANIFEST}
+    assert (target / "two").read_bytes() == b"second"
 
 
 def rehash(path, *names):

@@ -6,6 +6,7 @@ every second, and reads the counters of the others.
 """
 
 import json
+import math
 import os
 import socket
 import threading
@@ -101,6 +102,25 @@ class Channel:
             messages += self.send(parts[self._peers.rank], other)
         for message in messages:
             message.wait()
+
+    def gather(self, value: Any) -> Sequence[Any]:
+        """The values of all processes by rank, each a value for JSON. Waits until all processes have called this.
+
+        Raises PeerLost as soon as a process is known to be lost, also if it is silent. The channel cannot be used then:
+        a thread that nothing can interrupt may still wait for its message.
+        """
+        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        parts = _within(math.inf, lambda: self._gather(own), lambda: self._peers.loss)
+        return [json.loads(part.numpy().tobytes()) for part in parts]
+
+    def _gather(self, own: Tensor) -> Sequence[Tensor]:
+        """The tensors of all processes, of any lengths."""
+        rank, ranks = self._peers.rank, range(self._peers.world)
+        sizes = [torch.tensor([len(own)]) for _ in ranks]
+        self.share(sizes)
+        parts = [own if each == rank else own.new_empty(int(size)) for each, size in zip(ranks, sizes, strict=True)]
+        self.share(parts)
+        return parts
 
     def _begin(
         self, call: Callable[..., Any], tensor: Tensor, other: int, then: Callable[[], None] | None = None
@@ -208,6 +228,11 @@ class Peers:
                 CONNECTING, lambda: dist.ProcessGroupGloo(store, self.rank, self.world, timeout), lambda: self._lost
             )
             return Channel(self, group)
+
+    @property
+    def loss(self) -> PeerLost | None:
+        """The error for the first process that was lost, once the heartbeats show it."""
+        return self._lost
 
     def name(self, rank: int) -> str:
         return f"process {rank} on {self.names[rank]}"

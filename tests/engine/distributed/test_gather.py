@@ -1,0 +1,40 @@
+"""Values that processes exchange through a channel. Here they are threads with connections of their own."""
+
+import threading
+
+import pytest
+
+from rptrain.engine.distributed import peers as module
+from rptrain.engine.distributed.peers import PeerLost
+from tests import run_tools as tools
+
+from .test_exactness import together
+
+
+def test_all_processes_get_the_values_of_all_in_order():
+    values = [None, "ü" * 1000, {"a": [1, 2.5, True]}]
+
+    def call(peers):
+        channel = peers.channel()
+        first = channel.gather(values[peers.rank])
+        return first, channel.gather(peers.rank), channel.gather(values[-peers.rank])
+
+    assert together(3, call) == [(values, [0, 1, 2], [values[0], values[2], values[1]])] * 3
+
+
+def test_a_process_that_does_not_answer_does_not_hold_up_the_others(monkeypatch):
+    """Its connections stay open, so no message of theirs fails."""
+    monkeypatch.setattr(module, "BEAT", 0.1)
+    ended = threading.Barrier(3, timeout=tools.PATIENCE)
+
+    def call(peers):
+        channel = peers.channel()
+        if peers.rank == 1:
+            peers.fail(OSError("broken"))
+        else:
+            with pytest.raises(PeerLost, match=r"process 1 on .* has failed: OSError: broken: the step cannot be"):
+                channel.gather("value")
+        ended.wait()
+        return True
+
+    assert together(3, call) == [True] * 3
