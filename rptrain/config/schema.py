@@ -226,7 +226,7 @@ class Engine(Section):
     replicas: Count | Literal["auto"] = 1
     """groups of GPUs that share a step; "auto": the fastest; speeds up small models, costs host memory"""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    """send gradients between processes in this type; "bfloat16": half the bytes, but their number changes the bits"""
+    """type of gradients between processes; "bfloat16": half the bytes, but the number of processes changes the bits"""
     optimizer_threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads of the optimizer; unset: four fifths of the cores of each NUMA node, at most 32 per node"""
     fp16_accumulation: bool = False
