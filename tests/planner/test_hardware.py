@@ -31,6 +31,22 @@ def test_workers_on_the_cpu_have_the_hosts_memory():
     assert (limited.host, limited.host_source) == (5 * GIB, "engine.host_limit")
 
 
+def test_the_memory_that_locking_takes_is_not_free(monkeypatch):
+    def free(gpus: int) -> int:
+        found = tuple(Gpu(f"cuda:{index}", CONTEXT, GIB, "free", 2 * GIB) for index in range(gpus))
+        monkeypatch.setattr(hardware, "gpu_memory", lambda names, limit: found)
+        limits = here(Engine(devices="cpu:4"))
+        assert limits.host == limits.host_most is not None
+        assert here(Engine(devices="cpu:4", host_limit=700 * GIB)).host == 700 * GIB
+        return limits.host
+
+    monkeypatch.setattr(hardware, "program_bytes", lambda: GIB)
+    monkeypatch.setattr(hardware, "available_bytes", lambda: 499 * GIB)
+    assert free(0) == 500 * GIB
+    assert free(4) * 1.028 == pytest.approx(500 * GIB)
+    assert free(4) < free(1) < 500 * GIB
+
+
 def test_modules_that_only_gpus_need_are_not_counted_for_workers_on_the_cpu(monkeypatch):
     monkeypatch.setattr(hardware, "program_bytes", lambda: 3 * GIB)
     monkeypatch.setattr(hardware, "LATER", {"this": 5, "sys": 7, "a_module_that_is_not_installed": 11})
