@@ -25,8 +25,8 @@ MARGIN = 256 << 20  # bytes of a GPU that stay unused without a limit: displays,
 PROGRAM = 384 << 20  # bytes of a training process without everything planned, for hypothetical machines
 FP8_CAPABILITY = (8, 9)  # the least with FP8 matrix units
 CONTEXT = 512 << 20  # bytes of a CUDA context on a hypothetical GPU
-# Memory of the kernel and the driver per page-locked byte: page tables, and lists of the pages for each GPU. Measured on
-# four H200s (driver 580): 2.8%.
+# Memory of the kernel and the driver per page-locked byte: page tables, and lists of the pages for each GPU. Measured
+# on four H200s (driver 580): 2.8%.
 LOCKING, LOCKING_EACH = 0.002, 0.0065
 # Growth of a process once it trains, measured with torch 2.13 on the CPU. For GPUs: modules, of which
 # `torch.use_deterministic_algorithms` imports the compiler's; memory.CUDA includes the rest. CPU workers do not need
