@@ -48,7 +48,7 @@ for part in "$@"; do
     qwen3-1.7b-fp8) scaling qwen3-1.7b-fp8-4gpu 1 engine.fp8=true 64 "$four" 4 ;;
     qwen3-1.7b-sync) scaling qwen3-1.7b-sync-4gpu 1 optim.update=sync 64 "$four" 4 ;;
     llama-3.1-8b) scaling llama-3.1-8b-4gpu 1 model.path=llama-3.1-8b 32 "$four" 4 ;;
-    qwen3-32b) # in full, planned again with measured times
+    qwen3-32b) # in full, planned again with measured times: 15 steps, or 32 if the plan changes
         compare qwen3-32b-4gpu 1 "--config benchmarks/qwen3-1.7b.toml $four model.path=qwen3-32b optim.moments=int8 \
             train.global_batch_size=40 --warmup 2 --steps 3"
         ;;

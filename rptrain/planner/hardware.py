@@ -26,8 +26,8 @@ PROGRAM = 384 << 20  # bytes of a training process without everything planned, f
 FP8_CAPABILITY = (8, 9)  # the least with FP8 matrix units
 CONTEXT = 512 << 20  # bytes of a CUDA context on a hypothetical GPU
 # Memory of the kernel and the driver per page-locked byte: page tables, and lists of the pages for each GPU. Measured
-# on four H200s (driver 580): 2.8%.
-LOCKING, LOCKING_EACH = 0.002, 0.0065
+# on H200s (driver 580): 1.4% with one, 1.8% with two and 2.7 to 3.1% with four.
+LOCKING, LOCKING_EACH = 0.0095, 0.0047
 # Growth of a process once it trains, measured with torch 2.13 on the CPU. For GPUs: modules, of which
 # `torch.use_deterministic_algorithms` imports the compiler's; memory.CUDA includes the rest. CPU workers do not need
 # these modules: theirs is the size of thread stacks and of code that is first used.
