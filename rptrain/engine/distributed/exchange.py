@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -62,27 +63,31 @@ class GradientExchange:
             totals[tree.start] = own[0]
             for to, source in additions(len(own)):
                 self._add(own[to], own[source])
+        # Receives begin before sends: a peer sends data once a message has told it of the receive. If that message
+        # waited behind the data of a send on the same connection, data would flow in one direction at a time.
+        pieces = enumerate(_pieces(share.part(self._spec, unit)))
+        waiting = deque(self._receive(*piece) for piece in islice(pieces, AHEAD))
         sent = deque[Message]()
         for other in self._others:
             for piece in _pieces(other.part(self._spec, unit)):
                 for total in totals.values():
                     sent.extend(self._sums.send(total[piece], other.rank))
-        waiting = deque[tuple[slice, Mapping[int, Tensor], Sequence[Message]]]()
-        for number, piece in enumerate(_pieces(share.part(self._spec, unit))):
-            if len(waiting) == AHEAD:
-                self._join(grads[0], totals, *waiting.popleft())
-            places = {root: place[: _size(piece)] for root, place in self._received[number % AHEAD].items()}
-            messages = [
-                message
-                for other in self._others
-                for tree in self._trees[other.rank]
-                for message in self._sums.receive(places[tree.start], other.rank)
-            ]
-            waiting.append((piece, places, messages))
         while waiting:
             self._join(grads[0], totals, *waiting.popleft())
+            waiting.extend(self._receive(*piece) for piece in islice(pieces, 1))
         for message in sent:
             message.wait()
+
+    def _receive(self, number: int, piece: slice) -> tuple[slice, Mapping[int, Tensor], Sequence[Message]]:
+        """Begins to receive a piece of the own part: its places by root, and their messages."""
+        places = {root: place[: _size(piece)] for root, place in self._received[number % AHEAD].items()}
+        messages = [
+            message
+            for other in self._others
+            for tree in self._trees[other.rank]
+            for message in self._sums.receive(places[tree.start], other.rank)
+        ]
+        return piece, places, messages
 
     def _join(
         self,
