@@ -1,0 +1,1 @@
+"""Steps of two processes over a limited network, against the plan's prediction."""
