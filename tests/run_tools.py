@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -103,11 +103,11 @@ def train_here(folder: Path, *overrides: str) -> RunDir:
     return train(write_config(folder, *overrides), quiet=True)
 
 
-def command(*arguments: str | Path) -> subprocess.Popen[str]:
-    """The command line as a process of its own, with text pipes."""
+def command(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """The command line as a process of its own, with text pipes. `environment`: what it has besides that of tests."""
     line = [sys.executable, "-P", "-m", "rptrain", *map(str, arguments)]
-    environment = os.environ | {"OMP_NUM_THREADS": "2"}  # torch's own default on two cores, unlike in other tests
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    own = os.environ | {"OMP_NUM_THREADS": "2"} | (environment or {})  # 2: torch's own default, unlike in other tests
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
 
 
 def invoke(*arguments: str | Path) -> Result:

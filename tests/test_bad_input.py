@@ -557,7 +557,7 @@ def test_a_model_or_data_that_changed(unfinished, folder, refused):
 
 def test_a_run_that_another_process_trains(unfinished, refused, monkeypatch):
     """Found out before anything is read that takes long, and nothing of the run is touched."""
-    monkeypatch.setattr("rptrain.train.trainer.prepare_job", None)
+    monkeypatch.setattr("rptrain.train.begin.prepare_job", None)
     before = unfinished.config_path.read_text()
     with EventLog(unfinished.events_path):
         assert "another process is training this run" in refused("save.save_steps=2")

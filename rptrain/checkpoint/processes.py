@@ -9,6 +9,7 @@ from typing import Any, Self
 from rptrain.checkpoint.atomic_dir import Aside, Damaged, written_aside
 from rptrain.engine.distributed.peers import Peers
 from rptrain.utils.errors import describe
+from rptrain.utils.liveness import progressed
 from rptrain.utils.text import as_message
 
 
@@ -31,8 +32,11 @@ class Processes:
 
     @classmethod
     def of(cls, peers: Peers) -> Self:
-        """Opens a channel for the exchange, as `Peers.channel` does. `gather` raises PeerLost."""
-        return cls(peers.rank, peers.channel().gather, peers.name)
+        """Opens a channel for the exchange, as `Peers.channel` does. `gather` raises PeerLost. To wait is progress: the
+        watchdog of a process that hangs ends it.
+        """
+        channel = peers.channel()
+        return cls(peers.rank, lambda value: channel.gather(value, progressed), peers.name)
 
     @property
     def first(self) -> bool:

@@ -299,6 +299,12 @@ class Engine:
         return Activity(tuple(lanes), self._optimizer.doing, self._optimizer.seconds, queue)
 
     @property
+    def starved(self) -> float:
+        """Seconds in which devices of a `watched` engine waited for updated weights, on average over the devices."""
+        devices = self._context.recorder.devices
+        return sum(device.starved for device in devices) / len(devices)
+
+    @property
     def readings(self) -> tuple[Reading, ...]:
         """All readings of `meter`."""
         return () if self._meter is None else self._meter.readings

@@ -131,6 +131,7 @@ class DeviceRecorder:
         self._recorder, self._watched = recorder, watched
         self._up = self._down = 0  # bytes of copies that were issued
         self._busy: dict[Kind, float] = {"F": 0.0, "FB": 0.0, "B": 0.0}
+        self.starved = 0.0  # seconds in which a watched device had nothing to compute for want of updated weights
         self._in_progress: deque[Pass] = deque()
         self._issuing: Pass | None = None  # the micro-batch of which pieces are still to come
         self._span: Span | None = None  # the micro-batch that is being issued, in a traced engine
@@ -189,6 +190,16 @@ class DeviceRecorder:
         yield
         if self._span is not None:
             self._span.waited += time.perf_counter() - start
+
+    @contextmanager
+    def waiting_for_optimizer(self) -> Iterator[None]:
+        """Around a wait of the thread until the optimizer, of whatever process, has updated a unit."""
+        began = time.perf_counter()
+        yield
+        now = time.perf_counter()
+        last = next((one.pieces[-1][1] for one in reversed(self._in_progress) if one.pieces), None)
+        computed = began if last is None else last() if last.passed() else now
+        self.starved += now - min(max(began, computed), now)
 
     @contextmanager
     def computing_gradients(self, stream: Stream, iteration: int, slot: Slot) -> Iterator[None]:

@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from rptrain.config.schema import Config, Engine
+from rptrain.engine.distributed.peers import Launch
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.optim.adam import default_threads
 from rptrain.engine.store import available_bytes
@@ -136,10 +137,16 @@ class Hardware:
         rounds = config.train.micro_batches // size  # as many as there can be
         groups = [n for n in range(1, used.devices + 1) if used.devices % n == rounds % n == 0]
         nearest = sorted(sorted(groups, key=lambda n: abs(n - replicas))[:2])
+        fewer = f"use {used.devices // replicas * replicas} {kind} (engine.devices)"
+        if self.process[1] > 1:
+            raise UserError(
+                f"{self.process[1]} processes share engine.replicas = {config.replicas}, and the {replicas} of this "
+                f"process do not divide its {used.devices} {kind}: {fewer}, or start a new run with another "
+                "engine.replicas"
+            )
         raise UserError(
-            f"engine.replicas = {replicas} does not divide {used.devices} {kind}: use "
-            f"{used.devices // replicas * replicas} {kind} (engine.devices), or start a new run with engine.replicas = "
-            f"{' or '.join(map(str, nearest))}"
+            f"engine.replicas = {replicas} does not divide {used.devices} {kind}: {fewer}, or start a new run with "
+            f"engine.replicas = {' or '.join(map(str, nearest))}"
         )
 
     def limited(self, engine: Engine) -> "Hardware":
@@ -159,24 +166,34 @@ def program_bytes() -> int:
     return psutil.Process().memory_full_info().pss
 
 
-def here(engine: Engine) -> Hardware:
-    """This machine's devices that the config names.
+def here(engine: Engine, launch: Launch | None = None) -> Hardware:
+    """This machine's devices that the config names, and its memory. If torchrun started several processes on this
+    machine, each has its part of them: process i has every n-th device, from device i on.
 
-    Raises UserError if they do not exist, cannot do engine.fp8, or are GPUs of different models.
+    Raises UserError if they do not exist, cannot do engine.fp8, are GPUs of different models, or are fewer than the
+    processes.
 
     Call it once, before anything of a run is loaded: the memory of the process then counts as the program's.
     """
     now = program_bytes()  # before the first context, which is counted separately
-    free = available_bytes() + now
-    names = resolve(engine.devices)
+    local_rank, sharing = (0, 1) if launch is None else (launch.local_rank, launch.local_world)
+    free = available_bytes() // sharing + now
+    names = resolve(engine.devices)[local_rank::sharing]
+    if not names:
+        raise UserError(
+            f'engine.devices = "{engine.devices}" names fewer devices than the {sharing} processes of this machine: '
+            "start fewer processes (torchrun --nproc-per-node), or set engine.devices"
+        )
     if engine.fp8:
         check_fp8(names)
     check_alike(engine.devices, names)
     gpus = gpu_memory(names, engine.vram_limit)
     free = lockable(free, len(gpus))
-    limit, source = (engine.host_limit, "engine.host_limit") if engine.host_limit else (free, "free")
+    limit, source = (engine.host_limit // sharing, "engine.host_limit") if engine.host_limit else (free, "free")
     program = now + _growth(cuda=bool(gpus))
-    return Hardware(machine(names, engine.optimizer_threads), gpus, limit, source, free, program, here=True)
+    threads = max(1, (engine.optimizer_threads or default_threads()) // sharing)
+    process = (0, 1) if launch is None else (launch.rank, launch.world)
+    return Hardware(machine(names, threads), gpus, limit, source, free, program, here=True, process=process)
 
 
 def lockable(free: int, gpus: int) -> int:

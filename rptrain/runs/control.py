@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from rptrain.runs.signals import PROCESS
@@ -17,18 +18,33 @@ class StopRequested(Exception):
     """A command or a signal stopped the run, and its state was saved."""
 
 
+@dataclass(frozen=True)
+class Commands:
+    """What a run is asked to do after a step. `stops`: by the STOP command or by a signal."""
+
+    stops: bool
+    pauses: bool
+    saves: bool
+
+    def __bool__(self) -> bool:
+        return self.stops or self.pauses or self.saves
+
+
 class Control:
     """Reads commands from a run's `control` folder, such as `touch control/SAVE`. PAUSE holds while its file exists.
 
     Commands left from an earlier process are removed, and `tell` is called with a message about each of them. A
-    command that cannot be removed, such as a folder with files in it, is reported and then ignored.
+    command that cannot be removed, such as a folder with files in it, is reported and then ignored. Without a folder,
+    only signals are commands.
     """
 
-    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path | None, tell: Callable[[str], None]) -> None:
         self._folder = folder
         self._taken: set[str] = set()
         self._stuck: set[str] = set()
         self._tell = tell
+        if folder is None:
+            return
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
@@ -36,6 +52,10 @@ class Control:
         for name in (PAUSE, SAVE, STOP):
             if self._there(name) and self._remove(name):
                 tell(f"{folder / name} was left from before, and is removed")
+
+    def look(self) -> Commands:
+        """The commands at this moment."""
+        return Commands(self.stops, self.pauses, self.saves)
 
     @property
     def stops(self) -> bool:
@@ -65,13 +85,15 @@ class Control:
         self._taken.discard(SAVE)
 
     def _there(self, name: str) -> bool:
-        there = os.path.lexists(self._folder / name)
+        there = self._folder is not None and os.path.lexists(self._folder / name)
         if not there:
             self._stuck.discard(name)
         return there and name not in self._stuck
 
     def _remove(self, name: str) -> bool:
         """Removes a command and returns whether it is gone."""
+        if self._folder is None:
+            return True
         path = self._folder / name
         try:
             if path.is_dir() and not path.is_symlink():

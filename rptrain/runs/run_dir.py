@@ -44,6 +44,11 @@ _FREE = re.compile(
     r"optim\.max_skipped_steps|"
     r"engine\.(devices|vram_limit|host_limit|optimizer_threads|replan|stall_action|stall_timeout|trace)"
 )
+# The processes that train a run together may differ in these keys: each has its own devices, memory and folders.
+OWN = re.compile(
+    r"engine\.(devices|vram_limit|host_limit|optimizer_threads|stall_action|stall_timeout)|log\..*|"
+    r"data\.(cache_dir|follow_links)|save\.(resume|output_dir)"
+)
 
 
 @dataclass(frozen=True)
@@ -274,8 +279,8 @@ def forks(run: RunDir, checkpoint: Path) -> bool:
     return newest is not None and checkpoint.name != newest.name
 
 
-def changed(old: Config, new: Config) -> list[str]:
-    """The keys, with both values, that would make `new` train to other numbers than `old`.
+def changed(old: Config, new: Config, free: re.Pattern[str] = _FREE) -> list[str]:
+    """The keys, with both values, that would make `new` train to other numbers than `old`: all but the `free` ones.
 
     A value that is "auto" in `new` keeps the value with which the run started.
     """
@@ -284,7 +289,7 @@ def changed(old: Config, new: Config) -> list[str]:
         f"{key} was {shown(before.get(key))}, is {shown(after.get(key))}"
         for key in before | after
         if before.get(key) != after.get(key)
-        and not _FREE.fullmatch(key)
+        and not free.fullmatch(key)
         and not (key in AUTOMATIC and after.get(key) == "auto")
     ]
 

@@ -6,6 +6,7 @@ from math import isfinite
 from pathlib import Path
 
 from rptrain.checkpoint.atomic_dir import Damaged, complete_checkpoints, set_aside
+from rptrain.checkpoint.processes import ALONE, Processes
 from rptrain.checkpoint.state import load_state, read_state
 from rptrain.engine.store import UnitState
 from rptrain.runs.events import BestLoaded, CheckpointDamaged, Event
@@ -23,19 +24,29 @@ def checkpoints_by_loss(checkpoints_dir: Path) -> list[tuple[float, Path]]:
     return sorted(found, key=lambda entry: entry[0])
 
 
-def load_best(run: RunDir, units: Sequence[UnitState], step: int, emit: Callable[[Event], None]) -> None:
+def load_best(
+    run: RunDir,
+    units: Sequence[UnitState],
+    step: int,
+    emit: Callable[[Event], None],
+    processes: Processes = ALONE,
+) -> None:
     """Load the checkpoint with the lowest validation loss into the units, which hold the state after `step`.
 
     A damaged checkpoint is renamed, and the next best one is used; an event is emitted for each. Raises Damaged if no
-    checkpoint is left.
+    checkpoint is left. If several `processes` train the model, all call this, and load the same one.
     """
     current = run.checkpoint_path(step)  # the units hold its state: there is nothing to load
-    for loss, path in checkpoints_by_loss(run.checkpoints_path):
+    ranked, *_ = processes.gather([(loss, path.name) for loss, path in checkpoints_by_loss(run.checkpoints_path)])
+    for loss, name in ranked:
+        path = run.checkpoint_path(step).with_name(name)
         try:
-            loaded = step if path == current else load_state(path, units)["step"]
+            with processes.together():
+                loaded = step if path == current else load_state(path, units)["step"]
         except Damaged as error:
             current = None  # the units may hold parts of the damaged one
-            set_aside(path)
+            if processes.first:
+                set_aside(path)
             emit(CheckpointDamaged(str(path), str(error)))
             continue
         emit(BestLoaded(loaded, str(path), loss))

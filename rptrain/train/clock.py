@@ -50,12 +50,14 @@ class StepTimes:
         self._seconds: deque[float] = deque(maxlen=count)
         self._ended: float | None = None  # the previous step, unless it was interrupted
 
-    def finished(self) -> None:
-        """A step has ended."""
-        now = time.perf_counter()
-        if self._ended is not None:
-            self._seconds.append(now - self._ended)
+    def finished(self) -> float | None:
+        """A step has ended. Returns its duration, if it has one."""
+        now, before = time.perf_counter(), self._ended
         self._ended = now
+        if before is None:
+            return None
+        self._seconds.append(now - before)
+        return now - before
 
     @contextmanager
     def interrupted(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ from rptrain.data.datasets import batches_of, find_tokenizer, training_set, vali
 from rptrain.data.loader import Batches
 from rptrain.data.sequences import Sequences
 from rptrain.data.template import load_template
+from rptrain.engine.distributed.share import Share
 from rptrain.engine.meter import measured_stages
 from rptrain.inference.evaluate import check_questions
 from rptrain.models.spec import ModelSpec
@@ -55,6 +56,11 @@ class Job:
     @property
     def devices(self) -> tuple[str, ...]:
         return self.hardware.names
+
+    @property
+    def share(self) -> Share | None:
+        """The share of this process, if several train the model."""
+        return self.hardware.share(self.config)
 
     @property
     def device_limit(self) -> int | None:
@@ -110,7 +116,7 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     spec = for_hardware(spec, config, hardware)
     files = find_files(config, model_dir, spec) if weights_needed or spec.frozen else None
     initial_adapter = _initial_adapter(config, spec) if weights_needed and files is not None else None
-    _warn_of_idle_devices(config, hardware.devices)
+    _warn_of_idle_devices(config, hardware)
     check_base_files(model_dir)
     for path in left_out(model_dir):
         log.warning("%s leads out of the model's folder: it is not copied to checkpoints and exports", path)
@@ -177,9 +183,10 @@ def _plan(config: Config, spec: ModelSpec, hardware: Hardware) -> tuple[RunPlan,
     return plan, memory
 
 
-def _warn_of_idle_devices(config: Config, devices: int) -> None:
-    busy = config.round_size * config.replicas
+def _warn_of_idle_devices(config: Config, hardware: Hardware) -> None:
+    groups, devices = hardware.groups(config), hardware.devices
+    busy = config.round_size * groups
     if busy < devices and config.engine.devices != "auto":
-        each = " in each replica" if config.replicas > 1 else ""
+        each = " in each replica" if groups > 1 else ""
         text = "%d micro-batches per round%s keep only %d of %d devices busy: using %d"
         log.warning(text, config.round_size, each, busy, devices, busy)

@@ -12,6 +12,7 @@ from rptrain.checkpoint.atomic_dir import REPLACED, STATE, Damaged, beside, set_
 from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.export import check_names
+from rptrain.checkpoint.processes import ALONE, Processes
 from rptrain.checkpoint.state import load_state, read_state
 from rptrain.engine.store import UnitState
 from rptrain.models import registry
@@ -76,21 +77,25 @@ def restore(
     units: Sequence[UnitState],
     frozen_units: dict[str, Any] | None,
     emit: Callable[[Event], None],
+    processes: Processes = ALONE,
 ) -> tuple[Path, dict[str, Any]]:
     """Load the units from a checkpoint; returns the checkpoint that was used, and its `step` and `meta`.
 
     If it is damaged, the one before it is used, and so on; the damaged ones are then renamed, and an event is emitted
     for each. Damaged is raised if all are damaged, or for this one if the config names it or it belongs to another run.
-    UserError if the frozen weights, which `frozen_units` describes, have changed.
+    UserError if the frozen weights, which `frozen_units` describes, have changed. If several `processes` train the
+    model, all call this, and use the same checkpoint.
     """
     named = Path(job.config.save.resume).resolve() == checkpoint.resolve()
     own = checkpoint.parent.resolve() == run.checkpoints_path.resolve()
     damaged: dict[Path, Damaged] = {}
-    for path in reversed(run.checkpoints()) if own and not named else (checkpoint,):
+    names, *_ = processes.gather([path.name for path in reversed(run.checkpoints())])
+    for path in [run.checkpoints_path / name for name in names] if own and not named else (checkpoint,):
         try:
-            inside = run.checkpoint_at(path) if own else path
-            _check_adapter(inside, read_model(inside)[0], job)
-            state = load_state(inside, units)
+            with processes.together():
+                inside = run.checkpoint_at(path) if own else path
+                _check_adapter(inside, read_model(inside)[0], job)
+                state = load_state(inside, units)
         except Damaged as error:
             damaged[path] = error
             continue
@@ -102,7 +107,8 @@ def restore(
             f"{damaged[checkpoint]}. Set save.resume to another checkpoint, or start a new run with save.resume=never"
         )
     for other, error in damaged.items():
-        set_aside(other)
+        if processes.first:
+            set_aside(other)
         emit(CheckpointDamaged(str(other), str(error)))
     if frozen_units is not None:
         frozen.check(state["meta"], frozen_units["sha256"])

@@ -4,6 +4,7 @@ import shlex
 import threading
 from contextlib import suppress
 
+from rptrain.engine.distributed.peers import PeerLost
 from rptrain.engine.errors import EngineError
 from rptrain.runs.control import STOP, StopRequested
 from rptrain.runs.event_log import EventLog
@@ -23,13 +24,14 @@ class RunEnd:
     """Writes the last record of a run, once, and then gives the process a limited time to close.
 
     Threads may share it: the watchdog's records a stall. `saver` is None until there is one. `observers` are closed
-    before the last record of a complete run, so that what fails then is recorded, too.
+    before the last record of a complete run, so that what fails then is recorded, too. `alone`: no other process trains
+    the run.
     """
 
-    def __init__(self, run: RunDir, log: EventLog, watchdog: Watchdog) -> None:
+    def __init__(self, run: RunDir, log: EventLog, watchdog: Watchdog, *, alone: bool) -> None:
         self.saver: Saver | None = None
         self.observers: tuple[Trackers | Telemetry, ...] = ()
-        self._run, self._log, self._watchdog = run, log, watchdog
+        self._run, self._log, self._watchdog, self._alone = run, log, watchdog, alone
         self._lock = threading.Lock()
         self._recorded = False
         self._failure: TrainingError | None = None
@@ -86,7 +88,7 @@ class RunEnd:
     def _message(self, error: BaseException) -> str:
         if (cause := _fixable(error)) is None:
             return describe(error, with_type=not isinstance(error, Stall))
-        self._failure = TrainingError(f"{describe(cause)}. {_how_to_resume(self._run)}")
+        self._failure = TrainingError(f"{describe(cause)}. {_how_to_resume(self._run, alone=self._alone)}")
         return str(self._failure)
 
     def _end_save(self, error: BaseException) -> None:
@@ -104,15 +106,19 @@ class RunEnd:
 
 
 def _fixable(error: BaseException) -> BaseException | None:
-    """The cause, if a user can fix it: usually a full disk, or files of file-backed weights that changed."""
-    if isinstance(error, EngineError) and isinstance(error.__cause__, UserError):
+    """The cause, if it is outside the program: a full disk, files of file-backed weights that changed, another process
+    that was lost.
+    """
+    if isinstance(error, EngineError) and isinstance(error.__cause__, UserError | PeerLost):
         return error.__cause__
-    return error if isinstance(error, OSError) else None
+    return error if isinstance(error, OSError | PeerLost) else None
 
 
-def _how_to_resume(run: RunDir) -> str:
+def _how_to_resume(run: RunDir, *, alone: bool) -> str:
     saved = run.checkpoints()
     if not saved:
         return "The run has no checkpoint: fix the problem and start again"
+    if not alone:
+        return f"{saved[-1].name} is complete: processes that torchrun starts again resume from it"
     command = shlex.join(["rptrain", "--config", str(run.config_path), f"save.resume={run.path}"])
     return f"{saved[-1].name} is complete: fix the problem, then resume from it with: {command}"

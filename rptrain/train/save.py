@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 
+from rptrain.checkpoint.processes import ALONE, Processes
 from rptrain.checkpoint.state import prune, save_state
 from rptrain.config.schema import Save
 from rptrain.engine.engine import Engine
@@ -34,7 +35,8 @@ class Saver:
     """Writes a run's checkpoints in its own thread while training continues.
 
     Context manager: leaving it waits for the current save. `emit` is called with events, from any thread. `check` is
-    called before files are written, and raises RunDeleted if the run's folder was deleted.
+    called before files are written, and raises RunDeleted if the run's folder was deleted. If several `processes` train
+    the model, all save the same steps, and the first one removes old checkpoints.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class Saver:
         config: Save,
         emit: Callable[[Event], None],
         check: Callable[[], None],
+        processes: Processes = ALONE,
     ) -> None:
+        self._processes = processes
         self._run, self._units, self._config, self._emit, self._check = run, units, config, emit, check
         self._pool = ThreadPoolExecutor(1, "saver")
         self._current: tuple[int, Future[None]] | None = None
@@ -119,6 +123,7 @@ class Saver:
                     order=snapshot.order,
                     release=snapshot.release,
                     proceed=self._proceed,
+                    processes=self._processes,
                 )
             ranked = checkpoints_by_loss(self._run.checkpoints_path) if self._config.load_best_model_at_end else []
             best = ranked[0][1] if ranked else None
@@ -131,6 +136,8 @@ class Saver:
                 done()
 
     def _prune(self, keep: int | None, best: Path | None = None) -> None:
+        if not self._processes.first:
+            return
         try:
             prune(self._run.checkpoints_path, keep, best)
         except (OSError, UserError) as error:

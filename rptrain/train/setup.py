@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from rptrain.checkpoint import adapter, frozen
+from rptrain.engine.distributed.peers import Shared
 from rptrain.engine.engine import Engine, Optimizer
 from rptrain.engine.meter import Meter
 from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
@@ -23,11 +24,12 @@ def open_store(job: Job) -> ModelStore:
         job.spec,
         job.dtype,
         generations=1 + job.asynchronous,
-        wide_grad=job.plan.plan.rounds > 1,
+        wide_grad=job.plan.plan.rounds > 1 or job.share is not None,
         replicas=job.plan.plan.replicas,
         moments=job.config.optim.moments,
         lock=job.devices[0].startswith("cuda"),
         file_backed=file_backed,
+        share=job.share,
     )
 
 
@@ -53,6 +55,11 @@ def load_weights(job: Job, store: ModelStore, *, resumed: bool) -> dict[str, Any
     return described
 
 
+def initial_hashes(store: ModelStore) -> dict[str, str]:
+    """SHA-256 of the weights of each unit by name, before training."""
+    return frozen.hashes([(state.unit, state.file_backed or state.params[0]) for state in store.units])
+
+
 def open_engine(
     job: Job,
     store: ModelStore,
@@ -62,8 +69,9 @@ def open_engine(
     meter: Meter | None = None,
     trace: bool | None = None,
     watched: bool = False,
+    shared: Shared | None = None,
 ) -> Engine:
-    """The engine for a job. `loss_scale` and `trace` default to the config's."""
+    """The engine for a job. `loss_scale` and `trace` default to the config's. `shared`: if several processes train."""
     optim = job.config.optim
     return Engine(
         store,
@@ -75,7 +83,7 @@ def open_engine(
             weight_decay=optim.weight_decay,
             max_grad_norm=optim.max_grad_norm,
             asynchronous=job.asynchronous,
-            threads=job.config.engine.optimizer_threads,
+            threads=job.hardware.machine.threads,
             seed=job.config.train.seed,
         ),
         tokens=job.config.train.sequences * job.config.data.max_length,
@@ -86,6 +94,7 @@ def open_engine(
         trace=job.config.engine.trace if trace is None else trace,
         meter=meter,
         watched=watched,
+        shared=shared,
     )
 
 

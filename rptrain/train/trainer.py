@@ -1,7 +1,6 @@
 """Training: from a config to the exported model. `train` sets a run up, and `Trainer` runs it."""
 
 import math
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,10 +9,10 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import rptrain
 from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.export import export_store
 from rptrain.config.resolve import Resolved
+from rptrain.engine.distributed.peers import Launch, Shared
 from rptrain.engine.engine import Engine
 from rptrain.engine.iteration import Pending, PendingLoss
 from rptrain.engine.meter import Meter
@@ -21,31 +20,28 @@ from rptrain.engine.store import ModelStore
 from rptrain.inference.evaluate import ask_questions
 from rptrain.kernels.batch import Batch
 from rptrain.models.weights import pretrained
-from rptrain.planner.hardware import here
-from rptrain.planner.memory import with_saved
 from rptrain.runs import events
-from rptrain.runs.control import LOOK, Control, StopRequested
-from rptrain.runs.event_log import EventLog
+from rptrain.runs.control import LOOK, Commands, Control, StopRequested
 from rptrain.runs.lanes import Phase
-from rptrain.runs.process import ProcessId
-from rptrain.runs.run_dir import RunDir, begin, find
+from rptrain.runs.run_dir import RunDir
 from rptrain.runs.signals import PROCESS
 from rptrain.train import validation
+from rptrain.train.begin import Begun, begin_run, join_run, prepare_run, record_plan, record_start, tell
 from rptrain.train.best import load_best
 from rptrain.train.clock import Clock, StepTimes
-from rptrain.train.job import Job, prepare_job, resolve_auto
+from rptrain.train.group import Group, ShareTimes, joined
+from rptrain.train.job import Job
 from rptrain.train.lr import learning_rate
 from rptrain.train.nonfinite import RESTART_ADVICE, SkippedSteps
 from rptrain.train.progress import Progress, record
 from rptrain.train.replan import COMPARED, Candidate, Comparison, is_worthwhile, with_recorded_times
-from rptrain.train.resume import Resume, restore
-from rptrain.train.run_end import RunEnd
+from rptrain.train.resume import restore
 from rptrain.train.save import Saver, checkpoint_meta
-from rptrain.train.setup import load_weights, open_engine, open_store, starting_scale
+from rptrain.train.setup import initial_hashes, load_weights, open_engine, open_store, starting_scale
 from rptrain.train.telemetry import Telemetry, slots
 from rptrain.train.trackers import Trackers, check_trackers
 from rptrain.train.watchdog import Watchdog, Watched
-from rptrain.utils.errors import TrainingError, UserError
+from rptrain.utils.errors import TrainingError
 
 PATIENCE = 60.0  # most seconds to wait for the telemetry or a tracker, neither of which is needed to train
 
@@ -60,67 +56,57 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
     reported.
     """
     check_trackers(resolved.config.log.report_to)
-    found = find(resolved)  # a run that cannot be resumed is reported before data is read
-    end: RunEnd | None = None
+    launch = Launch.of()
+    begun: Begun | None = None
     with PROCESS.handled(), ExitStack() as stack:
         watchdog = watchdog or stack.enter_context(Watchdog())
         watchdog.configure(resolved.config.engine.stall_timeout, resolved.config.engine.stall_action)
-        resume = None if found is None else Resume.open(*found, stack)
-        with watchdog.doing("preparing"):
-            resolved, job = _prepare(resolved, resume)
+        group = stack.enter_context(joined(launch, watchdog))
         try:
-            with PROCESS.shielded():
-                run, checkpoint = begin(resolved, found)
-                log = resume.log if resume is not None and resume.run == run else None
-                log = log or stack.enter_context(EventLog(run.events_path))
-                end = RunEnd(run, log, watchdog)
+            with watchdog.doing("preparing"):
+                with group.main.together():
+                    if group.first:
+                        prepared = prepare_run(resolved, launch, group, stack)
+                        with PROCESS.shielded():
+                            begun = begin_run(prepared, group, watchdog, stack)
+                if launch is not None:
+                    begun = tell(begun, group) if begun else join_run(resolved, launch, group, watchdog, stack)
+            assert begun is not None
             PROCESS.check()
-            progress = stack.enter_context(Progress(job.total_steps, quiet=quiet))
+            progress = stack.enter_context(Progress(begun.job.total_steps, quiet=quiet or not group.first))
             try:
-                _trainer(job, run, log, progress, end, watchdog, stack).run(checkpoint)
+                _trainer(begun, group, progress, watchdog, stack).run(begun.checkpoint)
             except StopRequested as stopped:
                 progress.note(str(stopped))
         except BaseException as error:
-            if end is None or (raised := end.raised(error)) is error:
+            if begun is None or (raised := begun.end.raised(error)) is error:
                 raise
             raise raised from error
-    return run
+    return begun.run
 
 
-def _trainer(
-    job: Job, run: RunDir, log: EventLog, progress: Progress, end: RunEnd, watchdog: Watchdog, stack: ExitStack
-) -> "Trainer":
+def _trainer(begun: Begun, group: Group, progress: Progress, watchdog: Watchdog, stack: ExitStack) -> "Trainer":
     """Open everything that a run needs beside the engine. The stack closes it, after the end of the run is recorded."""
+    run, records, log, end = begun.run, begun.records, begun.log, begun.end
     emit = partial(record, log, progress)
-    watched = Watched(run.path, run.events_path, emit, log.check, end.record, lambda: run.saved_step)
+    watched = Watched(records.path, records.events_path, emit, log.check, end.record, lambda: run.saved_step)
     stack.enter_context(watchdog.watching(watched))
     log.listen(watchdog.hear)
-    job, measure = with_recorded_times(job, run.path)
+    job, measure = with_recorded_times(begun.job, records.path)
     patience = min(job.config.engine.stall_timeout or PATIENCE, PATIENCE)
-    followers = stack.enter_context(Trackers(job.config, run, emit, patience))
-    log.listen(followers.hear)
-    telemetry = stack.enter_context(Telemetry(run.path, job.devices, emit, log.check, patience))
-    end.observers = (followers, telemetry)
+    if group.first:
+        followers = stack.enter_context(Trackers(job.config, run, emit, patience))
+        log.listen(followers.hear)
+        end.observers += (followers,)
+    telemetry = stack.enter_context(Telemetry(records.path, job.devices, emit, log.check, patience))
+    end.observers += (telemetry,)
     store = stack.enter_context(open_store(job))
-    end.saver = saver = stack.enter_context(Saver(run, store.units, job.config.save, emit, log.check))
-    control = Control(run.control_path, progress.note)
-    return Trainer(job, run, log, progress, store, saver, control, telemetry, watchdog, end, measure=measure)
-
-
-def _prepare(resolved: Resolved, resume: Resume | None) -> tuple[Resolved, Job]:
-    """Replace "auto" in the config and check everything, before memory is allocated."""
-    found = None if resume is None else (resume.run, resume.checkpoint)
-    hardware = with_saved(here(resolved.config.engine), found)
-    resolved = resolve_auto(resolved, found, hardware)
-    job = prepare_job(resolved.config, hardware, weights_needed=resume is None)
-    if job.adapter is not None and job.files is None:
-        raise UserError(
-            f"adapters need pretrained weights, but {job.config.model.path} starts from random ones: train all weights "
-            "first, then set model.path to the trained model"
-        )
-    if resume is not None:
-        resume.check(job)
-    return resolved, job
+    end.saver = saver = stack.enter_context(Saver(run, store.units, job.config.save, emit, log.check, group.saving))
+    control = Control(run.control_path if group.first else None, progress.note)
+    shared = group.shared(job.config)
+    return Trainer(
+        replace(begun, job=job), group, shared, progress, store, saver, control, telemetry, watchdog, measure=measure
+    )
 
 
 @dataclass
@@ -139,43 +125,45 @@ class Trainer:
 
     def __init__(
         self,
-        job: Job,
-        run: RunDir,
-        log: EventLog,
+        begun: Begun,
+        group: Group,
+        shared: Shared | None,
         progress: Progress,
         store: ModelStore,
         saver: Saver,
         control: Control,
         telemetry: Telemetry,
         watchdog: Watchdog,
-        end: RunEnd,
         *,
         measure: bool,
     ) -> None:
-        self._job, self._run, self._log, self._progress, self._store = job, run, log, progress, store
-        self._emit = partial(record, log, progress)
+        self._job, self._run, self._records, self._log = begun.job, begun.run, begun.records, begun.log
+        self._group, self._shared, self._progress, self._store = group, shared, progress, store
+        self._emit = partial(record, begun.log, progress)
         self._saver, self._control, self._telemetry = saver, control, telemetry
-        self._watchdog, self._end = watchdog, end
+        self._watchdog, self._end = watchdog, begun.end
         self._measure = measure  # some steps, to plan the others with their times
         self._done = 0  # steps before the engine was opened
         self._applied = 0  # how many of these were not skipped
-        self._loss_scale = starting_scale(job)  # when the engine is opened
-        self._last = job.total_steps  # the last step; early stopping makes it an earlier one
+        self._loss_scale = starting_scale(begun.job)  # when the engine is opened
+        self._last = begun.job.total_steps  # the last step; early stopping makes it an earlier one
         self._running: _RunningStep | None = None  # the newest step, until it is reported
         self._next = 0  # steps that were submitted
         self._clock = Clock()
         self._step_times = StepTimes(COMPARED)
+        self._share_times = ShareTimes(group, self._emit)
+        self._starved = 0.0  # seconds in which devices of the engine have waited for updates so far
         self._tokens = 0  # since the last recorded step
-        self._skipped = SkippedSteps(job, self._emit)
-        self._early_stopping = validation.EarlyStopping(job.config.train.early_stopping_patience)
+        self._skipped = SkippedSteps(begun.job, self._emit)
+        self._early_stopping = validation.EarlyStopping(begun.job.config.train.early_stopping_patience)
         self._validated: tuple[int, float | None] = (0, None)  # a step, and the validation loss after it
         self._frozen: dict[str, Any] | None = None  # what checkpoints record about frozen weights
 
     def run(self, checkpoint: Path | None) -> None:
         """Train and export the model, from new weights or from a checkpoint."""
         job = self._job
-        self._record_start()
-        self._record_plan()
+        record_start(self._log, job, self._group.size)
+        record_plan(self._log, job)
         with self._doing("loading"):
             self._load(checkpoint)
         if self._done == 0:
@@ -188,7 +176,7 @@ class Trainer:
         self._log.check()
         if job.config.save.load_best_model_at_end:
             with self._doing("loading"):
-                load_best(self._run, self._store.units, self._last, self._emit)
+                load_best(self._run, self._store.units, self._last, self._emit, self._group.main)
         if name := pretrained.not_finite(job.spec, self._store.held, self._store.in_memory):
             raise TrainingError(f"the model has diverged: {name} contains NaN or infinite values. {RESTART_ADVICE}")
         self._ask_questions(self._last)
@@ -277,7 +265,7 @@ class Trainer:
             return
         done, self._running = self._running, None
         loss, update = done.loss.result(), done.update.result()
-        self._step_times.finished()
+        self._compare_shares(engine, done.step, self._step_times.finished())
         self._watchdog.heartbeat(done.step)
         self._tokens += done.batch.tokens
         self._skipped.update(done.step, done.loss, update)
@@ -299,16 +287,24 @@ class Trainer:
         self._log.write(event)
         self._progress.update(event)
 
+    def _compare_shares(self, engine: Engine, step: int, seconds: float | None) -> None:
+        """Notice processes that are slower than the others. `seconds`: the duration of the step, if it has one."""
+        before, self._starved = self._starved, engine.starved
+        if seconds is not None:
+            self._share_times.add(seconds - (self._starved - before))
+        self._share_times.compare(step)
+
     def _after_step(self, engine: Engine, step: int) -> None:
         """Validate, pause, save and stop, as the config and commands say. If none of it is due, the step keeps running.
 
         Raises StopRequested or KeyboardInterrupt after a stop was saved.
         """
-        job, control = self._job, self._control
+        job, last = self._job, step == self._last
+        commands = self._commands()
         self._saver.poll()
         save = _is_due(step, job.config.save.save_steps)
-        validate = job.validation is not None and (step == self._last or _is_due(step, job.config.train.eval_steps))
-        if not (step == self._last or save or validate or control.stops or control.saves or control.pauses):
+        validate = job.validation is not None and (last or _is_due(step, job.config.train.eval_steps))
+        if not (last or save or validate or commands):
             return
         with self._step_times.interrupted():
             began = time.perf_counter()
@@ -317,11 +313,12 @@ class Trainer:
             with self._clock.paused():
                 if validate:
                     self._validate(engine, step)
-                last = step == self._last
-                if control.pauses:
-                    self._pause(engine, step)
-                stop = control.stops and not last
-                if last or save or stop or control.saves:
+                last = step == self._last  # validation may end the run
+                commands = self._commands()
+                if commands.pauses:
+                    commands = self._pause(engine, step)
+                stop = commands.stops and not last
+                if last or save or stop or commands.saves:
                     self._save(engine, step, required=last or stop, drained=drained)
         if stop:
             self._stop(step)
@@ -341,19 +338,24 @@ class Trainer:
         self._progress.note(f"{evaluation.sentence()}{ending}")
         self._watchdog.heartbeat(step)
 
-    def _pause(self, engine: Engine, step: int) -> None:
-        """Wait until the pause ends; SAVE commands are obeyed meanwhile."""
+    def _commands(self) -> Commands:
+        """The commands to any of the processes."""
+        return self._group.agreed(self._control.look())
+
+    def _pause(self, engine: Engine, step: int) -> Commands:
+        """Wait until the pause ends, and return the commands then. SAVE commands are obeyed meanwhile."""
         with self._doing("paused"):
             paused = events.Paused(step)
             self._log.write(paused)
             self._progress.note(paused.sentence())
-            while self._control.pauses:
-                if self._control.saves:
+            while (commands := self._commands()).pauses:
+                if commands.saves:
                     self._save(engine, step, required=False)
                 self._saver.poll()
                 self._watchdog.heartbeat(step)
                 time.sleep(LOOK)
             self._log.write(events.Continued(step))
+            return commands
 
     def _save(self, engine: Engine, step: int, *, required: bool, drained: float = 0.0) -> None:
         """Begin a checkpoint; wait for it if it is `required`. `drained`: see `Saver.begin`."""
@@ -379,8 +381,15 @@ class Trainer:
         """Open an engine for the steps after `_done`, monitored by a watchdog and the telemetry."""
         job = self._job
         engine = open_engine(
-            job, self._store, applied=self._applied, loss_scale=self._loss_scale, meter=meter, watched=True
+            job,
+            self._store,
+            applied=self._applied,
+            loss_scale=self._loss_scale,
+            meter=meter,
+            watched=True,
+            shared=self._shared,
         )
+        self._starved = 0.0
         if not engine.locked and job.devices[0].startswith("cuda"):
             self._progress.note("host memory could not be page-locked: transfers will be slower")
         telemetry, watchdog = self._telemetry, self._watchdog
@@ -404,13 +413,13 @@ class Trainer:
     def _use(self, job: Job) -> None:
         """Use the job's plan for the next engine."""
         self._job = job
-        self._record_plan()
+        record_plan(self._log, job)
 
     def _keep(self, candidate: Candidate | None) -> None:
         """Record the measured times of a plan that stays in use, for later plans."""
         if candidate is not None:
             self._log.check()
-            candidate.timings.save(self._run.path)
+            candidate.timings.save(self._records.path)
 
     def _learning_rate(self, step: int) -> float:
         optim = self._job.config.optim
@@ -430,28 +439,16 @@ class Trainer:
 
     # ---- start and end of the run
 
-    def _record_start(self) -> None:
-        job, process = self._job, ProcessId.of(os.getpid())
-        model, parameters = job.config.model.path, job.spec.num_parameters
-        self._log.write(events.RunStarted(job.config.digest, rptrain.__version__, job.devices, model, parameters))
-        places = tuple(place.to_event() for place in job.memory.places)
-        self._log.write(
-            events.ProcessStarted(
-                process.pid, process.host, process.birth, job.total_steps, int(job.asynchronous), places
-            )
-        )
-
-    def _record_plan(self) -> None:
-        run, plan = self._job.plan, self._job.plan.plan
-        self._log.write(events.Plan((str(plan), *plan.grid().splitlines())))
-        self._log.write(events.Estimated(run.estimate.period, run.estimate.bubble, run.floor_seconds))
-
     def _load(self, checkpoint: Path | None) -> None:
         """Fill the store with the initial weights, or with the state of the checkpoint."""
         self._frozen = load_weights(self._job, self._store, resumed=checkpoint is not None)
         if checkpoint is None:
+            if self._group.size > 1:
+                self._group.check_equal({"weights": initial_hashes(self._store)})
             return
-        checkpoint, state = restore(self._run, checkpoint, self._job, self._store.units, self._frozen, self._emit)
+        checkpoint, state = restore(
+            self._run, checkpoint, self._job, self._store.units, self._frozen, self._emit, self._group.main
+        )
         self._log.write(events.Resumed(state["step"], str(checkpoint)))
         self._progress.note(f"resumed from {checkpoint}")
         meta = state["meta"]
@@ -466,7 +463,9 @@ class Trainer:
         count = self._job.config.eval.questions
         if not count:
             return
-        with self._doing("evaluating"):
+        with self._doing("evaluating"), self._group.main.together():
+            if not self._group.first:
+                return
             scores, shown = ask_questions(self._job.spec, self._store.weights, self._job.tokenizer, count)
         overall = scores.pop("overall")
         self._log.write(events.Evaluation(step, "exact_match", overall, scores))
@@ -479,8 +478,10 @@ class Trainer:
     def _export(self) -> None:
         job = self._job
         self._log.check()
-        base = self._run.checkpoints()[-1] / BASE
-        with self._doing("exporting"):
+        with self._doing("exporting"), self._group.main.together():
+            if not self._group.first:
+                return
+            base = self._run.checkpoints()[-1] / BASE
             view = lru_cache(maxsize=1)(self._store.view)  # reads a file-backed parameter once, not for each tensor
             export_store(view, job.spec, base, self._run.model_path, job.config.model.dtype, adapter=job.adapter)
 

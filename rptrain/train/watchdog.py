@@ -74,6 +74,7 @@ class Watchdog:
         self._code: int | None = None  # of the process, once it closes
         self._why = ""  # the message of the run's end
         self._ended = False
+        self._abandons = False
         self._cursor = SHOW_CURSOR if is_terminal(sys.stdout) else ""
         self._thread = threading.Thread(target=self._main, name="watchdog", daemon=True)
 
@@ -129,6 +130,12 @@ class Watchdog:
             self._code, self._why = code, why or self._why
             self._apply()
 
+    def abandon_threads(self) -> None:
+        """Some threads wait for what may never come, and nothing interrupts them: a process of `ends_process` ends
+        with the context, without them.
+        """
+        self._abandons = True
+
     def __enter__(self) -> Self:
         progressed()
         with self._changed:
@@ -138,7 +145,12 @@ class Watchdog:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._ends_process:
-            self.closing(getattr(error, "exit_code", 1) if error is not None else 0)
+            code = getattr(error, "exit_code", 1) if error is not None else 0
+            self.closing(code)
+            if self._abandons:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
             return
         with self._changed:
             self._ended = True

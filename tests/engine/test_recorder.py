@@ -3,10 +3,12 @@
 import threading
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from rptrain.engine import recorder
 from rptrain.engine.worker import MICRO_BATCHES_AHEAD
 
 from .. import run_tools as tools
@@ -87,11 +89,42 @@ def test_devices_that_wait_for_the_optimizer():
 
     def look(engine):
         tools.wait_for(lambda: "the optimizer" in {lane.waiting for lane in engine.activity().lanes})
-        return engine.activity()
+        began = time.perf_counter()
+        found = engine.activity()
+        time.sleep(PAUSE)
+        return engine, engine.starved, time.perf_counter() - began, found
 
-    found, after = watched(gate, look, asynchronous=False)
+    (engine, before, waited, found), after = watched(gate, look, asynchronous=False)
     assert found.optimizer == "update of layers.1" and found.queue == 2
     assert after.queue == 0
+    assert engine.starved - before > waited / 2, "on average over two devices, at least one of which has waited"
+
+
+def test_a_device_that_has_something_to_compute_is_not_starved(monkeypatch):
+    now = iter([10.0, 14.0, 20.0, 23.0, 30.0, 35.0])
+    monkeypatch.setattr(recorder, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    device = recorder.DeviceRecorder(recorder.Recorder(1), watched=True)
+    computed = SimpleNamespace(pieces=[(None, Mark(12.0))])
+    still = SimpleNamespace(pieces=[(None, Mark(None))])
+    for in_progress, starved in (((), 4.0), ((still,), 4.0), ((computed, SimpleNamespace(pieces=[])), 9.0)):
+        device._in_progress.extend(in_progress)
+        with device.waiting_for_optimizer():
+            pass
+        assert device.starved == starved
+        device._in_progress.clear()
+
+
+class Mark:
+    """The end of a computation, if it has ended."""
+
+    def __init__(self, seconds):
+        self._seconds = seconds
+
+    def passed(self):
+        return self._seconds is not None
+
+    def __call__(self):
+        return self._seconds
 
 
 def test_bytes_that_are_copied():

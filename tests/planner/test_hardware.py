@@ -4,14 +4,16 @@ import os
 import re
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from rptrain.config.schema import Engine
+from rptrain.engine.distributed.peers import Launch
 from rptrain.models.registry import build
 from rptrain.planner import hardware
-from rptrain.planner.hardware import CONTEXT, MARGIN, Gpu, gpu_memory, here, planned
+from rptrain.planner.hardware import CONTEXT, MARGIN, Gpu, Hardware, gpu_memory, here, planned
 from rptrain.planner.model import for_hardware
 from rptrain.schedule.machine import CARDS, CPU, Machine, Rates, card_named
 from rptrain.utils.errors import UserError
@@ -29,6 +31,35 @@ def test_workers_on_the_cpu_have_the_hosts_memory():
     assert found.host and found.program < found.host
     limited = here(Engine(devices="cpu:3", host_limit=5 * GIB))
     assert (limited.host, limited.host_source) == (5 * GIB, "engine.host_limit")
+
+
+def test_processes_of_a_machine_share_its_devices_memory_and_threads(monkeypatch):
+    monkeypatch.setattr(hardware, "program_bytes", lambda: GIB)
+    monkeypatch.setattr(hardware, "available_bytes", lambda: 120 * GIB)
+
+    def process(rank: int, local_rank: int, **settings: Any) -> Hardware:
+        return here(Engine(devices="cpu:5", **settings), Launch(rank, 8, local_rank, 2, "a", 1))
+
+    first, second = process(6, 0), process(7, 1)
+    assert (first.names, second.names) == (("cpu:0", "cpu:1", "cpu:2"), ("cpu:0", "cpu:1"))
+    assert (first.process, second.process) == ((6, 8), (7, 8))
+    assert first.host == second.host == 61 * GIB
+    limited = process(6, 0, host_limit=100 * GIB, optimizer_threads=9)
+    assert limited.host == 50 * GIB and limited.machine.threads == 4
+    assert process(6, 0, optimizer_threads=1).machine.threads == 1
+    with pytest.raises(
+        UserError, match='"cpu:1" names fewer devices than the 2 processes of this machine: start fewer'
+    ):
+        here(Engine(devices="cpu:1"), Launch(7, 8, 1, 2, "a", 1))
+
+
+def test_groups_of_a_process_must_divide_its_devices(tmp_path):
+    resolved = write_config(tmp_path, "engine.replicas=5", "engine.round_size=4", "train.global_batch_size=320")
+    found = here(Engine(devices="cpu:8"), Launch(1, 2, 0, 1, "a", 1))
+    with pytest.raises(
+        UserError, match=r"2 processes share engine\.replicas = 5, and the 3 of this process do not divide"
+    ):
+        found.used(resolved.config)
 
 
 def test_the_memory_that_locking_takes_is_not_free(monkeypatch):

@@ -52,6 +52,7 @@ class Launch:
     local_world: int
     host: str
     port: int
+    run: str = ""  # the name that torchrun has for all of its processes, also those that it restarts
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
@@ -62,7 +63,8 @@ class Launch:
         if missing := [name for name in names if name not in environment]:
             raise UserError(f"WORLD_SIZE is set, but not {', '.join(missing)}: start several processes with torchrun")
         rank, world, local_rank, local_world = (int(environment[name]) for name in names[:4])
-        return cls(rank, world, local_rank, local_world, environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
+        host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+        return cls(rank, world, local_rank, local_world, host, port, environment.get("TORCHELASTIC_RUN_ID", ""))
 
 
 class Message:
@@ -103,14 +105,20 @@ class Channel:
         for message in messages:
             message.wait()
 
-    def gather(self, value: Any) -> Sequence[Any]:
-        """The values of all processes by rank, each a value for JSON. Waits until all processes have called this.
+    def gather(self, value: Any, waiting: Callable[[], None] = lambda: None) -> Sequence[Any]:
+        """The values of all processes by rank, each a value for JSON. Waits until all processes have called this, and
+        calls `waiting` again and again meanwhile.
 
         Raises PeerLost as soon as a process is known to be lost, also if it is silent. The channel cannot be used then:
         a thread that nothing can interrupt may still wait for its message.
         """
         own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        parts = _within(math.inf, lambda: self._gather(own), lambda: self._peers.loss)
+
+        def lost() -> PeerLost | None:
+            waiting()
+            return self._peers.loss
+
+        parts = _within(math.inf, lambda: self._gather(own), lost)
         return [json.loads(part.numpy().tobytes()) for part in parts]
 
     def _gather(self, own: Tensor) -> Sequence[Tensor]:
@@ -168,6 +176,7 @@ class Peers:
         with self._meeting():
             # for heartbeats, channels, and reports at the end: a call that waits keeps its connection
             self._store, self._groups, self._told, self.names = _within(CONNECTING, lambda: self._meet(launch))
+            self._kept = _within(CONNECTING, lambda: dist.PrefixStore(f"rptrain {launch.run}", _connected(launch)))
         self._channels = 0
         self._looked = time.monotonic()  # when the store last answered
         self._threads = [
@@ -233,6 +242,14 @@ class Peers:
     def loss(self) -> PeerLost | None:
         """The error for the first process that was lost, once the heartbeats show it."""
         return self._lost
+
+    def remember(self, key: str, text: str) -> None:
+        """Keeps a text in the store, which lives on when torchrun restarts the processes."""
+        _bounded(lambda: self._kept.set(key, text))
+
+    def recall(self, key: str) -> str:
+        """The text that was kept, maybe by processes before a restart; "" without one."""
+        return _bounded(lambda: _value(self._kept, key)) or ""
 
     def name(self, rank: int) -> str:
         return f"process {rank} on {self.names[rank]}"

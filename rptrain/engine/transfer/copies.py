@@ -151,11 +151,13 @@ class _Transfer(ABC):
         layout: _Layout,
         sizes: Sequence[tuple[int, int]],
         iteration: int,
+        slot: Slot,
         count: int,
         chunk: int,
     ) -> None:
         """`count` windows of units with their sizes, in chunks of at most `chunk`."""
         self._context, self._stream, self._layout = context, stream, layout
+        self._recorder = context.recorder.devices[slot.device]
         self._iteration = iteration
         self._windows = deque(windows(sizes, count, chunk))
         self._late: deque[Chunk] = deque()  # chunks of windows that have passed
@@ -177,7 +179,8 @@ class _Transfer(ABC):
         left = sum(chunk.unit in units for chunk in self._late)
         while left:
             chunk = self._late.popleft()
-            self._context.board.wait(("version", chunk.unit), self._awaited)
+            with self._recorder.waiting_for_optimizer():
+                self._context.board.wait(("version", chunk.unit), self._awaited)
             self._copy(chunk)
             left -= chunk.unit in units
 
@@ -218,9 +221,8 @@ class Upload(_Transfer):
     ) -> None:
         """`target`: the slot, in bytes. Requests its file-backed units from `staging`."""
         count = len(slot.micro_batches)
-        super().__init__(context, device.param_upload, layout, layout.sizes, iteration, count, CHUNK_BYTES)
+        super().__init__(context, device.param_upload, layout, layout.sizes, iteration, slot, count, CHUNK_BYTES)
         self._where, self._target = f"{slot} upload", target
-        self._recorder = context.recorder.devices[slot.device]
         self._version = context.read_version(iteration)
         self._staging = staging
         if staging is not None:
@@ -314,10 +316,9 @@ class Download(_Transfer):
         """`computed`: the event after which `source` has all gradients."""
         itemsize = context.store.grad_dtype.itemsize
         count, chunk = min(len(slot.micro_batches), -(-len(source) * itemsize // DRAINED)), CHUNK_BYTES // itemsize
-        super().__init__(context, device.grad_download, layout, layout.sizes[::-1], iteration, count, chunk)
+        super().__init__(context, device.grad_download, layout, layout.sizes[::-1], iteration, slot, count, chunk)
         self._where, self._source, self._rounded = f"{slot} download", source, rounded
         self._computed = computed
-        self._recorder = context.recorder.devices[slot.device]
         self._group, self._pass = slot.group, iteration * context.plan.turns + slot.turn
         self._left = Counter(chunk.unit for window in self._windows for chunk in window)
 

@@ -1,0 +1,183 @@
+"""Begin or resume a run: alone, or together with other processes, the first of which tells the others what it began."""
+
+import os
+import time
+import uuid
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import rptrain
+from rptrain.config.resolve import Resolved
+from rptrain.engine.distributed.peers import Launch
+from rptrain.planner.hardware import here
+from rptrain.planner.memory import with_saved
+from rptrain.runs import events
+from rptrain.runs.event_log import EventLog
+from rptrain.runs.process import ProcessId
+from rptrain.runs.run_dir import OWN, RunDir, begin, changed, find
+from rptrain.train.group import Group
+from rptrain.train.job import Job, prepare_job, resolve_auto
+from rptrain.train.resume import Resume
+from rptrain.train.run_end import RunEnd
+from rptrain.train.watchdog import Watchdog
+from rptrain.utils.errors import UserError
+from rptrain.utils.liveness import progressed
+from rptrain.utils.replacing import replace_file
+
+RUN = "run"  # the key under which the group remembers its run
+TOKEN = "processes/token"  # in the run's folder: shows to each process that it has the folder of the first one
+VISIBLE = 60.0  # seconds until a file that another machine wrote is visible: file systems keep what was not there
+LOOK = 0.1  # seconds between two looks for it
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run that was begun or resumed. `records`: where this process keeps its events. `end` writes the last one."""
+
+    run: RunDir
+    records: RunDir
+    checkpoint: Path | None
+    job: Job
+    log: EventLog
+    end: RunEnd
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that can begin. `found`: the run and the checkpoint that it resumes."""
+
+    resolved: Resolved
+    found: tuple[RunDir, Path] | None
+    resume: Resume | None
+    job: Job
+
+
+def prepare_run(resolved: Resolved, launch: Launch | None, group: Group, stack: ExitStack) -> Prepared:
+    """Prepare a new run, or to resume the one that save.resume selects, or that the group trained before a restart.
+
+    Everything is checked before memory is allocated. UserError for what a user can fix. The stack closes the log.
+    """
+    found = find(_restarted(resolved, group))  # a run that cannot be resumed is reported before data is read
+    resume = None if found is None else Resume.open(*found, stack)
+    resolved, job = _prepare(resolved, found, launch, resumed=found is not None)
+    if resume is not None:
+        resume.check(job)
+    return Prepared(resolved, found, resume, job)
+
+
+def begin_run(prepared: Prepared, group: Group, watchdog: Watchdog, stack: ExitStack) -> Begun:
+    """Create the run's folder, or resume the run. The stack closes the log."""
+    resume = prepared.resume
+    run, checkpoint = begin(prepared.resolved, prepared.found)
+    log = resume.log if resume is not None and resume.run == run else None
+    log = log or stack.enter_context(EventLog(run.events_path))
+    return Begun(run, run, checkpoint, prepared.job, log, RunEnd(run, log, watchdog, alone=group.peers is None))
+
+
+def tell(begun: Begun, group: Group) -> Begun:
+    """Let the other processes train the run, too: they call `join_run`. Returns it once all of them can begin."""
+    assert group.peers is not None
+    run, token = begun.run.path.absolute(), uuid.uuid4().hex
+    with group.main.together():
+        (run / TOKEN).parent.mkdir(mode=0o700, exist_ok=True)
+        replace_file(run / TOKEN, token.encode())
+        group.peers.remember(RUN, str(run))
+    checkpoint = None if begun.checkpoint is None else str(begun.checkpoint.absolute())
+    group.main.gather({"run": str(run), "checkpoint": checkpoint, "token": token})
+    with group.main.together():
+        pass
+    _check_alike(begun.job, group)
+    return begun
+
+
+def join_run(resolved: Resolved, launch: Launch, group: Group, watchdog: Watchdog, stack: ExitStack) -> Begun:
+    """Train the run that the first process has begun. UserError if its folder is not shared, or if its config, data or
+    model differ.
+    """
+    with group.main.together():
+        pass
+    told = group.main.gather(None)[0]
+    run, checkpoint = RunDir(Path(told["run"])), told["checkpoint"] and Path(told["checkpoint"])
+    with group.main.together():
+        _check_shared(run, told["token"], group)
+        first = group.main.name(0)
+        if changes := changed(run.config(), resolved.config, OWN):
+            raise UserError(
+                f"the config differs from that of {first}: {'; '.join(changes)}. Give all processes the same config"
+            )
+        _, job = _prepare(resolved, (run, run.path), launch, resumed=checkpoint is not None)
+        records = run.of_process(group.rank)
+        records.path.mkdir(mode=0o700, exist_ok=True)
+        log = stack.enter_context(EventLog(records.events_path))
+        begun = Begun(run, records, checkpoint, job, log, RunEnd(run, log, watchdog, alone=False))
+    _check_alike(job, group)
+    return begun
+
+
+def record_start(log: EventLog, job: Job, processes: int) -> None:
+    """Record what this process trains, and how many processes do so together."""
+    process = ProcessId.of(os.getpid())
+    model, parameters = job.config.model.path, job.spec.num_parameters
+    log.write(events.RunStarted(job.config.digest, rptrain.__version__, job.devices, model, parameters))
+    places = tuple(place.to_event() for place in job.memory.places)
+    log.write(
+        events.ProcessStarted(
+            process.pid, process.host, process.birth, job.total_steps, int(job.asynchronous), places, processes
+        )
+    )
+
+
+def record_plan(log: EventLog, job: Job) -> None:
+    """Record the plan that is used from now on."""
+    run, plan = job.plan, job.plan.plan
+    log.write(events.Plan((str(plan), *plan.grid().splitlines())))
+    log.write(events.Estimated(run.estimate.period, run.estimate.bubble, run.floor_seconds))
+
+
+def _check_alike(job: Job, group: Group) -> None:
+    """UserError in all processes if one of them has other data or another model."""
+    own = {
+        "training data": job.sequences.content_hash,
+        "validation data": None if job.validation is None else job.validation.sequences.content_hash,
+        "model": job.spec.config,
+        "number of steps": job.total_steps,
+    }
+    group.check_equal(own)
+
+
+def _prepare(
+    resolved: Resolved, found: tuple[RunDir, Path] | None, launch: Launch | None, *, resumed: bool
+) -> tuple[Resolved, Job]:
+    """Replace "auto" in the config and check everything, before memory is allocated."""
+    hardware = with_saved(here(resolved.config.engine, launch), found)
+    resolved = resolve_auto(resolved, found, hardware)
+    job = prepare_job(resolved.config, hardware, weights_needed=not resumed)
+    if job.adapter is not None and job.files is None:
+        raise UserError(
+            f"adapters need pretrained weights, but {job.config.model.path} starts from random ones: train all weights "
+            "first, then set model.path to the trained model"
+        )
+    return resolved, job
+
+
+def _restarted(resolved: Resolved, group: Group) -> Resolved:
+    """The config that resumes the run that the group trained before torchrun restarted it, once it has saved."""
+    known = "" if group.peers is None else group.peers.recall(RUN)
+    if not known or not RunDir(Path(known)).checkpoints():
+        return resolved
+    save = resolved.config.save.model_copy(update={"resume": known})
+    return replace(resolved, config=resolved.config.model_copy(update={"save": save}))
+
+
+def _check_shared(run: RunDir, token: str, group: Group) -> None:
+    """UserError unless this process sees the run's folder of the first process."""
+    file, until = run.path / TOKEN, time.monotonic() + VISIBLE
+    while not file.is_file() or file.read_text(encoding="utf-8") != token:
+        if time.monotonic() > until:
+            raise UserError(
+                f"{run.path} is not the folder that {group.main.name(0)} has created: set save.output_dir to a folder "
+                "that all machines share, under the same path"
+            )
+        progressed()
+        time.sleep(LOOK)
