@@ -34,6 +34,8 @@ SILENT = 20.0  # seconds without a beat, after which a process is lost
 CONNECTING = 300.0  # seconds to wait for the other processes at the start; they may load libraries at different speeds
 POLL = 0.05  # seconds between two looks at the store while processes meet
 ANSWER = 5.0  # seconds to wait for the store when an error is reported
+PARALLEL = 4  # groups of a channel for gradients or weights
+DIVIDED = 1 << 20  # bytes of a message from which it is divided among groups
 FOREVER = timedelta(days=365)  # messages have no limit of time: the counters do
 FAILED = "failed"  # the key of the first process that was lost
 
@@ -70,13 +72,14 @@ class Launch:
 class Message:
     """A message on its way; the tensor must not be changed before `wait` returns."""
 
-    def __init__(self, peers: "Peers", work: Any, other: int, then: Callable[[], None] | None) -> None:
-        self._peers, self._work, self._other, self._then = peers, work, other, then
+    def __init__(self, peers: "Peers", works: Sequence[Any], other: int, then: Callable[[], None] | None) -> None:
+        self._peers, self._works, self._other, self._then = peers, works, other, then
 
     def wait(self) -> None:
         """Raises PeerLost."""
         try:
-            self._work.wait(FOREVER)
+            for work in self._works:
+                work.wait(FOREVER)
         except RuntimeError as error:
             raise self._peers.lost(self._other) from error
         if self._then is not None:
@@ -84,17 +87,21 @@ class Message:
 
 
 class Channel:
-    """The messages of one thread. Both sides send and receive them in the same order; empty tensors are not sent."""
+    """The messages of one thread. Both sides send and receive them in the same order; empty tensors are not sent.
 
-    def __init__(self, peers: "Peers", group: Any) -> None:
-        self._peers, self._group = peers, group
+    Each group has connections and a thread of its own, which copies at most about 3 GB/s. Large messages are divided
+    among the groups.
+    """
+
+    def __init__(self, peers: "Peers", groups: Sequence[Any]) -> None:
+        self._peers, self._groups = peers, groups
 
     def send(self, tensor: Tensor, to: int) -> Sequence[Message]:
-        return self._begin(self._group.send, tensor, to)
+        return self._begin(dist.ProcessGroupGloo.send, tensor, to)
 
     def receive(self, tensor: Tensor, source: int, then: Callable[[], None] | None = None) -> Sequence[Message]:
         """Fills the tensor. The thread that waits for the message calls `then` after it has arrived."""
-        return self._begin(self._group.recv, tensor, source, then)
+        return self._begin(dist.ProcessGroupGloo.recv, tensor, source, then)
 
     def share(self, parts: Sequence[Tensor]) -> None:
         """Sends parts[rank] to every other process and fills the other parts with theirs."""
@@ -135,11 +142,13 @@ class Channel:
     ) -> Sequence[Message]:
         if not tensor.numel():
             return ()
+        data = tensor.view(-1).view(torch.uint8)
+        parts = data.chunk(len(self._groups)) if len(data) >= DIVIDED else (data,)
         try:
-            work = call([tensor.view(torch.uint8)], other, 0)
+            works = [call(group, [part], other, 0) for group, part in zip(self._groups, parts, strict=False)]
         except RuntimeError as error:
             raise self._peers.lost(other) from error
-        return (Message(self._peers, work, other, then),)
+        return (Message(self._peers, works, other, then),)
 
 
 @dataclass(frozen=True)
@@ -155,7 +164,7 @@ class Shared:
     @classmethod
     def open(cls, peers: "Peers", replicas: int, reduce_dtype: ReduceDtype = "float32") -> Self:
         share = Share(peers.rank, peers.world, replicas)
-        return cls(share, peers, peers.channel(), peers.channel(), reduce_dtype)
+        return cls(share, peers, peers.channel(PARALLEL), peers.channel(PARALLEL), reduce_dtype)
 
 
 class Peers:
@@ -177,7 +186,7 @@ class Peers:
             # for heartbeats, channels, and reports at the end: a call that waits keeps its connection
             self._store, self._groups, self._told, self.names = _within(CONNECTING, lambda: self._meet(launch))
             self._kept = _within(CONNECTING, lambda: dist.PrefixStore(f"rptrain {launch.run}", _connected(launch)))
-        self._channels = 0
+        self._opened = 0  # groups
         self._looked = time.monotonic()  # when the store last answered
         self._threads = [
             threading.Thread(target=main, name=name, daemon=True)
@@ -228,15 +237,17 @@ class Peers:
                 "and reach each other"
             ) from error
 
-    def channel(self) -> Channel:
-        """A new channel. Every process opens its channels in the same order, in one thread."""
-        self._channels += 1
-        store, timeout = dist.PrefixStore(f"channel {self._channels}", self._groups), timedelta(seconds=CONNECTING)
+    def channel(self, parallel: int = 1) -> Channel:
+        """A new channel, with so many groups. Every process opens its channels in the same order, in one thread."""
         with self._meeting():
-            group = _within(
-                CONNECTING, lambda: dist.ProcessGroupGloo(store, self.rank, self.world, timeout), lambda: self._lost
-            )
-            return Channel(self, group)
+            return Channel(self, [self._group() for _ in range(parallel)])
+
+    def _group(self) -> Any:
+        self._opened += 1
+        store, timeout = dist.PrefixStore(f"group {self._opened}", self._groups), timedelta(seconds=CONNECTING)
+        return _within(
+            CONNECTING, lambda: dist.ProcessGroupGloo(store, self.rank, self.world, timeout), lambda: self._lost
+        )
 
     @property
     def loss(self) -> PeerLost | None:

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+import torch
 
 from rptrain.engine.distributed import peers as module
 from rptrain.engine.distributed.peers import PeerLost
@@ -20,6 +21,31 @@ def test_all_processes_get_the_values_of_all_in_order():
         return first, channel.gather(peers.rank), channel.gather(values[-peers.rank])
 
     assert together(3, call) == [(values, [0, 1, 2], [values[0], values[2], values[1]])] * 3
+
+
+def test_large_messages_are_divided_among_connections(monkeypatch):
+    monkeypatch.setattr(module, "DIVIDED", 1000)
+    sizes = (1001, 999, 1000, 3, 4000)  # of messages that overtake each other, were they on one connection too few
+    used: list[int] = []
+
+    def call(peers):
+        channel = peers.channel(3)
+        if peers.rank == 1:
+            messages = [message for size in sizes for message in channel.send(values(size), 0)]
+        else:
+            messages, places = [], [torch.empty(size, dtype=torch.uint8) for size in sizes]
+            for place in places:
+                messages += channel.receive(place, 1)
+            used.extend(len(message._works) for message in messages)
+        for message in messages:
+            message.wait()
+        return peers.rank == 1 or all(place.equal(values(len(place))) for place in places)
+
+    def values(size):
+        return torch.arange(size).to(torch.uint8)
+
+    assert together(2, call) == [True] * 2
+    assert used == [3, 1, 3, 1, 3]
 
 
 def test_a_process_that_does_not_answer_does_not_hold_up_the_others(monkeypatch):
