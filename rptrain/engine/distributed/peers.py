@@ -366,7 +366,8 @@ def _bounded(call: Callable[[], Any]) -> Any:
 
 def _within(seconds: float, call: Callable[[], Any], lost: Callable[[], PeerLost | None] = lambda: None) -> Any:
     """The result of a call that may never return. Raises its RuntimeError, a RuntimeError after `seconds`, or what
-    `lost` returns meanwhile.
+    `lost` returns meanwhile, unless the call then returns within POLL seconds: a process may end normally, or fail,
+    right after a message that is still on its way here.
     """
     found: list[Any] = []
     failed: list[RuntimeError] = []
@@ -381,9 +382,10 @@ def _within(seconds: float, call: Callable[[], Any], lost: Callable[[], PeerLost
     thread.start()
     until = time.monotonic() + seconds
     while thread.is_alive() and time.monotonic() < until:
-        if (error := lost()) is not None:
-            raise error
+        error = lost()
         thread.join(POLL)
+        if error is not None and thread.is_alive():
+            raise error
     if failed:
         raise failed[0]
     if not found:

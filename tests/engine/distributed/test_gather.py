@@ -64,3 +64,14 @@ def test_a_process_that_does_not_answer_does_not_hold_up_the_others(monkeypatch)
         return True
 
     assert together(3, call) == [True] * 3
+
+
+def test_what_is_on_its_way_arrives_although_its_sender_has_ended(monkeypatch):
+    monkeypatch.setattr(module, "POLL", tools.PATIENCE)
+    arrived = threading.Event()
+
+    def lost():
+        arrived.set()
+        return PeerLost("process 1 has ended")
+
+    assert module._within(tools.PATIENCE, lambda: arrived.wait() and "value", lost) == "value"
