@@ -48,7 +48,8 @@ class RunEnd:
     def record(self, error: BaseException) -> None:
         """Record why the run ends before it is complete: a command, a signal, or a failure.
 
-        The first call counts. A checkpoint that is being written is completed, but not after a second signal.
+        The first call counts. A checkpoint that is being written is completed, but not after a second signal, nor
+        without a process that was lost.
         """
         if isinstance(error, UserError | OSError):
             try:
@@ -95,7 +96,7 @@ class RunEnd:
         if self.saver is None:
             return
         try:
-            if not isinstance(error, KeyboardInterrupt):
+            if not (isinstance(error, KeyboardInterrupt) or isinstance(_fixable(error), PeerLost)):
                 self.saver.finish()
                 return
         except KeyboardInterrupt:  # while it waits

@@ -10,14 +10,18 @@ import pytest
 import rptrain.train.run_end
 import rptrain.train.save
 import rptrain.train.trainer
+from rptrain.engine.distributed.peers import PeerLost
 from rptrain.engine.engine import Engine
 from rptrain.engine.errors import EngineError
 from rptrain.engine.stage_pass import StagePass
 from rptrain.runs import events
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.run_dir import RunDir
+from rptrain.utils.errors import TrainingError
 
 from .. import run_tools as tools
+
+RESTART = "The run has no checkpoint: fix the problem and start again"
 
 
 class Mute(Exception):
@@ -79,8 +83,16 @@ def test_the_record_precedes_the_closing_of_the_engine(tmp_path, monkeypatch):
     assert order == ["record", "close"]
 
 
-def test_a_second_interrupt_cancels_the_save_that_runs(tmp_path, monkeypatch):
-    """A save that hangs does not keep the run for long."""
+@pytest.mark.parametrize(
+    ("error", "ended"),
+    [
+        (KeyboardInterrupt(), ("stopped", "stopped before the first checkpoint")),
+        (PeerLost("it is gone"), ("failed", f"it is gone. {RESTART}")),
+    ],
+    ids=["interrupted", "without-another-process"],
+)
+def test_a_save_that_runs_is_canceled(tmp_path, monkeypatch, error, ended):
+    """After a second signal, or if it cannot be completed. A save that hangs does not keep the run for long."""
     monkeypatch.setattr(rptrain.train.run_end, "CANCELING", 0.05)
     hangs, ends = threading.Event(), threading.Event()
 
@@ -91,7 +103,7 @@ def test_a_second_interrupt_cancels_the_save_that_runs(tmp_path, monkeypatch):
     def interrupt(step, **named):
         if step > 0:  # the save after the first step has begun
             assert hangs.wait(tools.PATIENCE)
-            raise KeyboardInterrupt
+            raise error
         return 0.01
 
     def end(log, event):
@@ -103,9 +115,9 @@ def test_a_second_interrupt_cancels_the_save_that_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(rptrain.train.save, "save_state", save_state)
     monkeypatch.setattr(rptrain.train.trainer, "learning_rate", interrupt)
     tools.write_model(tmp_path / "model")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises((KeyboardInterrupt, TrainingError)):
         tools.train_here(tmp_path, "save.save_steps=1")
-    assert last(tmp_path) == ("stopped", "stopped before the first checkpoint")
+    assert last(tmp_path) == ended
 
 
 def test_a_record_after_the_end_is_only_logged(tmp_path, caplog):
