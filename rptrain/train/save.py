@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -125,21 +124,20 @@ class Saver:
                     proceed=self._proceed,
                     processes=self._processes,
                 )
-            ranked = checkpoints_by_loss(self._run.checkpoints_path) if self._config.load_best_model_at_end else []
-            best = ranked[0][1] if ranked else None
             seconds = time.perf_counter() - began
             paused = min(paused + snapshot.waited, seconds)
             self._emit(CheckpointSaved(step, str(path), seconds, paused, drained + paused))
-            self._prune(self._config.save_total_limit, best)
+            self._prune(self._config.save_total_limit)
         finally:
             if done is not None:
                 done()
 
-    def _prune(self, keep: int | None, best: Path | None = None) -> None:
-        if not self._processes.first:
+    def _prune(self, keep: int | None) -> None:
+        if not self._processes.first:  # nor may others read checkpoints that the first one removes
             return
         try:
-            prune(self._run.checkpoints_path, keep, best)
+            ranked = checkpoints_by_loss(self._run.checkpoints_path) if self._config.load_best_model_at_end else []
+            prune(self._run.checkpoints_path, keep, ranked[0][1] if ranked else None)
         except (OSError, UserError) as error:
             log.warning("an old checkpoint could not be removed: %s", describe(error))
 

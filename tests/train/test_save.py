@@ -11,12 +11,15 @@ import pytest
 
 import rptrain.train.save
 from rptrain.checkpoint import atomic_dir
+from rptrain.checkpoint.processes import Processes
 from rptrain.checkpoint.state import verify_checkpoint
+from rptrain.config.schema import Save
 from rptrain.engine.engine import Engine
 from rptrain.engine.iteration import PendingLoss
 from rptrain.runs import events
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.run_dir import RunDir
+from rptrain.train.save import Saver
 
 from .. import run_tools as tools
 from ..cases import long
@@ -144,3 +147,15 @@ def test_what_a_kill_after_the_last_save_left_is_deleted(folder):
     run.events_path.write_text("".join(run.events_path.read_text().splitlines(keepends=True)[:-1]))
     assert tools.train_here(folder, "train.max_steps=2").path == run.path
     assert not left.exists()
+
+
+def test_only_the_first_process_reads_and_removes_old_checkpoints(tmp_path, monkeypatch):
+    """Another one would read checkpoints while they are removed."""
+    read: list[Path] = []
+    monkeypatch.setattr(rptrain.train.save, "checkpoints_by_loss", lambda path: read.append(path) or [])
+    config = Save(load_best_model_at_end=True)
+    for rank in (0, 1):
+        processes = Processes(rank, lambda own: [own])
+        with Saver(RunDir(tmp_path), (), config, lambda event: None, lambda: None, processes):
+            pass
+        assert len(read) == 1
