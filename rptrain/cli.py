@@ -176,13 +176,14 @@ def train(
         from rptrain.runs.run_dir import find, resolve_config
 
         resolved = resolve_config(config, overrides or ())
-        found = find(resolved, warn=dry_run)  # a run looks for it again, once torch is there
+        first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started: it decides for the others
+        found = find(resolved, warn=dry_run) if first or dry_run else None  # a run looks for it again, with torch
         if not dry_run:
             _keep_allocator_tidy()
             with PROCESS.importing():
                 from rptrain.train.trainer import train as run
             trained = run(resolved, quiet=as_json, watchdog=watchdog)
-            if as_json:
+            if as_json and first:
                 model = str(trained.model_path) if trained.finished else None  # None: it was told to stop before
                 print(json.dumps({"run": str(trained.path), "model": model}))
         elif as_json:
