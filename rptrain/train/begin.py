@@ -106,7 +106,7 @@ def join_run(resolved: Resolved, launch: Launch, group: Group, watchdog: Watchdo
             raise UserError(
                 f"the config differs from that of {first}: {'; '.join(changes)}. Give all processes the same config"
             )
-        _, job = _prepare(resolved, (run, run.path), launch, resumed=checkpoint is not None)
+        _, job = _prepare(resolved, (run, checkpoint or run.path), launch, resumed=checkpoint is not None)
         records = run.of_process(group.rank)
         records.path.mkdir(mode=0o700, exist_ok=True)
         log = stack.enter_context(EventLog(records.events_path))

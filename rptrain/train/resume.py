@@ -89,8 +89,9 @@ def restore(
     named = Path(job.config.save.resume).resolve() == checkpoint.resolve()
     own = checkpoint.parent.resolve() == run.checkpoints_path.resolve()
     damaged: dict[Path, Damaged] = {}
-    names, *_ = processes.gather([path.name for path in reversed(run.checkpoints())])
-    for path in [run.checkpoints_path / name for name in names] if own and not named else (checkpoint,):
+    names = [path.name for path in reversed(run.checkpoints())] if own and not named else None
+    names, *_ = processes.gather(names)  # others may see more or fewer, and their configs may name others
+    for path in (checkpoint,) if names is None else [run.checkpoints_path / name for name in names]:
         try:
             with processes.together():
                 inside = run.checkpoint_at(path) if own else path
@@ -101,7 +102,7 @@ def restore(
             continue
         break
     else:
-        if own and not named:
+        if names is not None:
             raise run.all_damaged(list(damaged.values()))
         raise Damaged(
             f"{damaged[checkpoint]}. Set save.resume to another checkpoint, or start a new run with save.resume=never"
