@@ -20,11 +20,12 @@ class StopRequested(Exception):
 
 @dataclass(frozen=True)
 class Commands:
-    """What a run is asked to do after a step. `stops`: by the STOP command or by a signal."""
+    """What a run is asked to do after a step. `stops`: by the STOP command, or by a signal, which `interrupts`."""
 
     stops: bool
     pauses: bool
     saves: bool
+    interrupts: bool
 
     def __bool__(self) -> bool:
         return self.stops or self.pauses or self.saves
@@ -55,7 +56,8 @@ class Control:
 
     def look(self) -> Commands:
         """The commands at this moment."""
-        return Commands(self.stops, self.pauses, self.saves)
+        interrupts = PROCESS.received > 0
+        return Commands(interrupts or self.stops, self.pauses, self.saves, interrupts)
 
     @property
     def stops(self) -> bool:

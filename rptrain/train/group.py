@@ -46,8 +46,11 @@ class Group:
         return 1 if self.peers is None else self.peers.world
 
     def shared(self, config: Config) -> Shared | None:
-        """The share in the engine's work of this process, if it is not alone."""
-        return None if self.peers is None else Shared.open(self.peers, config.replicas, config.engine.reduce_dtype)
+        """The share in the engine's work of this process, if it is not alone. All call this, each when it is ready."""
+        if self.peers is None:
+            return None
+        self.main.gather(None)  # some allocate memory for longer than `open` waits
+        return Shared.open(self.peers, config.replicas, config.engine.reduce_dtype)
 
     def check_equal(self, own: Mapping[str, Any]) -> None:
         """UserError in all processes if one of them calls this with other values, which are for JSON."""
@@ -62,9 +65,9 @@ class Group:
 
     def agreed(self, own: Commands) -> Commands:
         """What any of the processes is asked to do. All of them call this after the same step."""
-        found = [Commands(*each) for each in self.main.gather([own.stops, own.pauses, own.saves])]
-        stops = any(each.stops for each in found)
-        return Commands(stops, not stops and any(each.pauses for each in found), any(each.saves for each in found))
+        found = self.main.gather([own.stops, own.pauses, own.saves, own.interrupts])
+        stops, pauses, saves, interrupts = map(any, zip(*found, strict=True))
+        return Commands(stops, pauses and not stops, saves, interrupts)
 
 
 class ShareTimes:

@@ -55,9 +55,11 @@ def load_weights(job: Job, store: ModelStore, *, resumed: bool) -> dict[str, Any
     return described
 
 
-def initial_hashes(store: ModelStore) -> dict[str, str]:
-    """SHA-256 of the weights of each unit by name, before training."""
-    return frozen.hashes([(state.unit, state.file_backed or state.params[0]) for state in store.units])
+def initial_hashes(store: ModelStore, described: dict[str, Any] | None) -> dict[str, str]:
+    """SHA-256 of the weights of each unit by name, before training. `described`: from `load_weights`."""
+    known = {} if described is None else described["sha256"]
+    trained = [(state.unit, state.params[0]) for state in store.units if state.unit.name not in known]
+    return known | frozen.hashes(trained)
 
 
 def open_engine(

@@ -321,13 +321,14 @@ class Trainer:
                 if last or save or stop or commands.saves:
                     self._save(engine, step, required=last or stop, drained=drained)
         if stop:
-            self._stop(step)
+            self._stop(step, commands)
 
     def _validate(self, engine: Engine, step: int) -> None:
         """Record the validation loss. If early stopping ends the run, this step becomes the last one."""
         assert self._job.validation is not None
         with self._doing("evaluating"):
             loss = validation.loss(engine, self._job.validation, partial(self._watchdog.heartbeat, step))
+        loss, *_ = self._group.main.gather(loss)  # other CPUs may add in another order, and all must stop together
         self._validated = step, loss
         stopped = self._early_stopping.update(loss)
         if stopped:
@@ -368,8 +369,13 @@ class Trainer:
                 self._saver.wait(required=True)
             self._watchdog.heartbeat(step)  # a save may take longer than engine.stall_timeout
 
-    def _stop(self, step: int) -> None:
-        """End the run after a checkpoint: KeyboardInterrupt for a signal, StopRequested for the STOP command."""
+    def _stop(self, step: int, commands: Commands) -> None:
+        """End the run after a checkpoint: KeyboardInterrupt for a signal, StopRequested for the STOP command.
+
+        All processes end alike, also if only one got the signal: torchrun would take the others for finished.
+        """
+        if commands.interrupts:
+            raise KeyboardInterrupt
         PROCESS.check()
         self._control.stopped()
         raise StopRequested(f"stopped after step {step} and saved: run the same command to resume")
@@ -444,7 +450,7 @@ class Trainer:
         self._frozen = load_weights(self._job, self._store, resumed=checkpoint is not None)
         if checkpoint is None:
             if self._group.size > 1:
-                self._group.check_equal({"weights": initial_hashes(self._store)})
+                self._group.check_equal({"weights": initial_hashes(self._store, self._frozen)})
             return
         checkpoint, state = restore(
             self._run, checkpoint, self._job, self._store.units, self._frozen, self._emit, self._group.main

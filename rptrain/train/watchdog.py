@@ -148,6 +148,8 @@ class Watchdog:
             code = getattr(error, "exit_code", 1) if error is not None else 0
             self.closing(code)
             if self._abandons:
+                if kind is not None and error is not None and not hasattr(error, "exit_code"):
+                    sys.excepthook(kind, error, trace)  # what Python would show
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(code)

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from rptrain.checkpoint.processes import Processes
+from rptrain.engine.distributed.peers import Shared
 from rptrain.runs.control import Commands
 from rptrain.runs.events import Event, ProcessSlow
 from rptrain.train.group import SLOW, STEPS, Group, ShareTimes
 from rptrain.utils.errors import UserError
 
-NOTHING = [False, False, False]
+NOTHING = [False, False, False, False]
 
 
 def group(*others: Any, rank: int = 0) -> Group:
@@ -26,7 +27,7 @@ def group(*others: Any, rank: int = 0) -> Group:
 def test_a_process_alone_decides_for_itself():
     alone = Group()
     assert alone.first and alone.size == 1 and alone.shared(None) is None  # pyright: ignore[reportArgumentType]
-    for own in (Commands(True, False, True), Commands(False, True, False)):
+    for own in (Commands(True, False, True, False), Commands(False, True, False, False)):
         assert alone.agreed(own) == own
     alone.check_equal({"data": "a"})
 
@@ -35,14 +36,24 @@ def test_a_process_alone_decides_for_itself():
     ("own", "other", "agreed"),
     [
         (NOTHING, NOTHING, NOTHING),
-        (NOTHING, [False, True, True], [False, True, True]),
-        ([False, False, True], [False, True, False], [False, True, True]),
-        ([False, True, False], [True, False, False], [True, False, False]),  # nobody pauses when one stops
+        (NOTHING, [False, True, True, False], [False, True, True, False]),
+        ([False, False, True, False], [False, True, False, False], [False, True, True, False]),
+        ([False, True, False, False], [True, False, False, False], [True, False, False, False]),  # then nobody pauses
+        (NOTHING, [True, False, False, True], [True, False, False, True]),
     ],
 )
 def test_what_one_is_asked_to_do_all_do(own, other, agreed):
     for rank in (0, 1):
         assert group(other, rank=rank).agreed(Commands(*own)) == Commands(*agreed)
+
+
+def test_all_wait_for_each_other_before_they_open_channels_in_a_limited_time(monkeypatch):
+    done: list[str] = []
+    config: Any = SimpleNamespace(replicas=2, engine=SimpleNamespace(reduce_dtype="float32"))
+    monkeypatch.setattr(Shared, "open", lambda *arguments: done.append("open"))
+    processes = Processes(0, lambda own: done.append("ready") or [own, own])
+    Group(SimpleNamespace(world=2), processes).shared(config)  # pyright: ignore[reportArgumentType]
+    assert done == ["ready", "open"]
 
 
 def test_what_differs_is_named_by_all():
@@ -91,13 +102,16 @@ with Watchdog(ends_process=True) as watchdog:
     if sys.argv[1] == "abandon":
         watchdog.abandon_threads()
     print("there")
-    raise typer.Exit(7)
+    raise typer.Exit(7) if sys.argv[2] == "exit" else RuntimeError("broken")
 """
 
 
-@pytest.mark.parametrize(("how", "shown"), [("abandon", "there\n"), ("close", "there\nfinalized\n")])
-def test_a_process_that_abandons_threads_does_not_finalize_python(how, shown):
-    """Threads that come back from native code then would abort it."""
-    ended = subprocess.run([sys.executable, "-c", PROGRAM, how], capture_output=True, text=True)
-    assert ended.returncode != 0 and ended.stdout == shown
-    assert how != "abandon" or ended.returncode == 7
+@pytest.mark.parametrize(
+    ("how", "error", "shown", "code"),
+    [("abandon", "exit", "there\n", 7), ("abandon", "bug", "there\n", 1), ("close", "bug", "there\nfinalized\n", 1)],
+)
+def test_a_process_that_abandons_threads_does_not_finalize_python(how, error, shown, code):
+    """Threads that come back from native code then would abort it. An error that nothing else tells is shown."""
+    ended = subprocess.run([sys.executable, "-c", PROGRAM, how, error], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (code, shown)
+    assert ended.stderr.endswith("RuntimeError: broken\n") == (error == "bug")

@@ -1,5 +1,7 @@
 """Runs of several processes, as torchrun starts them: they train to the bits of one, stop and resume together."""
 
+import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -149,21 +151,29 @@ def test_all_processes_save_and_stop_together(folder, torchrun, how):
         else:
             started[1].send_signal(signal.SIGTERM)
         results = ended(started)
-    assert codes(results) == [0, 0 if how == "STOP" else 130], results
+    assert codes(results) == ([0, 0] if how == "STOP" else [130, 130]), results
     stopped = [tools.events(one, events.Stopped)[0] for one in (run, run.of_process(1))]
     assert stopped[0].step == stopped[1].step == run.saved_step >= 3
 
 
 @pytest.mark.long
-def test_a_pause_holds_all_processes_and_a_save_is_that_of_all(folder, torchrun):
+def test_a_pause_holds_all_processes_and_a_save_succeeds_or_fails_in_all(folder, torchrun):
     run = RunDir(folder / "runs/run")
     with torchrun.processes(2, "train.max_steps=100000") as started:
         reached(run, 2)
         (run.control_path / "PAUSE").touch()
         tools.wait_for(lambda: all(tools.events(one, events.Paused) for one in (run, run.of_process(1))))
+        paused = tools.events(run, events.Paused)[0].step
+        obstacle = run.checkpoints_path / f".checkpoint-{paused}.rptrain-partial" / "mine"
+        obstacle.parent.mkdir()
+        obstacle.touch()
+        (run.control_path / "SAVE").touch()
+        tools.wait_for(lambda: all(tools.events(one, events.SaveFailed) for one in (run, run.of_process(1))))
+        failed = [tools.events(one, events.SaveFailed)[0].message for one in (run, run.of_process(1))]
+        assert "is in the way" in failed[0] and re.match(r"process 0 on .* has failed: .* is in the way", failed[1])
+        shutil.rmtree(obstacle.parent)
         (run.control_path / "SAVE").touch()
         tools.wait_for(lambda: run.saved_step > 0 and not (run.control_path / "SAVE").exists())
-        paused = tools.events(run, events.Paused)[0].step
         assert run.saved_step == paused == steps(run)[-1].step
         (run.control_path / "STOP").touch()
         assert codes(ended(started)) == [0, 0]

@@ -1,9 +1,14 @@
 """The validation set, its loss at intervals, and early stopping."""
 
+from contextlib import nullcontext
+
 import pytest
 
+import rptrain.train.trainer
+from rptrain.checkpoint.processes import Processes
 from rptrain.data.split import split
 from rptrain.runs import events
+from rptrain.train.group import Group
 from rptrain.train.job import prepare_job
 from rptrain.train.validation import EarlyStopping
 from rptrain.utils.errors import UserError
@@ -143,3 +148,12 @@ def test_a_run_that_was_stopped_early_does_not_train_on_when_it_is_resumed(folde
     again = tools.train_here(folder, *settings, *rest)
     assert again.path == run.path and max(event.step for event in tools.events(again, events.Step)) == before
     assert again.finished and tools.state(again)["model.safetensors"] == model
+
+
+def test_several_processes_take_the_loss_of_the_first_one(folder, monkeypatch):
+    """Else they might disagree on whether to stop: other CPUs add in another order."""
+    group = Group(main=Processes(0, lambda own: [2.5 if isinstance(own, float) else own]))
+    monkeypatch.setattr(rptrain.train.trainer, "joined", lambda launch, watchdog: nullcontext(group))
+    overrides = ("data.val_size=0.3", "train.eval_steps=1", "train.early_stopping_patience=2")
+    run = tools.train_here(folder, *overrides)
+    assert losses(run) == {1: 2.5, 2: 2.5, 3: 2.5}
