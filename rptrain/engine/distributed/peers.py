@@ -58,14 +58,20 @@ class Launch:
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
-        """None unless torchrun started this process together with others. UserError if its variables are incomplete."""
-        if int(environment.get("WORLD_SIZE", "1")) == 1:
+        """None unless torchrun started this process together with others. UserError if its variables are incomplete, or
+        cannot be those of one process among several.
+        """
+        if environment.get("WORLD_SIZE", "1") == "1":
             return None
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR")
         if missing := [name for name in names if name not in environment]:
             raise UserError(f"WORLD_SIZE is set, but not {', '.join(missing)}: start several processes with torchrun")
-        rank, world, local_rank, local_world = (int(environment[name]) for name in names[:4])
-        host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+        *texts, host = (environment[name] for name in names)
+        numbers = [int(text) if text.isdecimal() else -1 for text in texts]
+        rank, world, local_rank, local_world, port = numbers
+        if not (0 <= rank < world and 0 <= local_rank < local_world <= world and 0 < port < 1 << 16):
+            given = " ".join(f"{name}={text}" for name, text in zip(names, texts, strict=False))
+            raise UserError(f"the environment has {given}, which no process has: start several processes with torchrun")
         return cls(rank, world, local_rank, local_world, host, port, environment.get("TORCHELASTIC_RUN_ID", ""))
 
 
@@ -278,7 +284,9 @@ class Peers:
 
     def fail(self, error: BaseException) -> None:
         """Tells the others that this process has failed."""
-        if not isinstance(error, PeerLost):
+        if isinstance(error, KeyboardInterrupt):
+            self._error(f"{self.name(self.rank)} was interrupted")
+        elif not isinstance(error, PeerLost):
             self._error(f"{self.name(self.rank)} has failed: {describe(error, with_type=True)}")
 
     def _error(self, found: str) -> PeerLost:

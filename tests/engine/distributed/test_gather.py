@@ -48,7 +48,12 @@ def test_large_messages_are_divided_among_connections(monkeypatch):
     assert used == [3, 1, 3, 1, 3]
 
 
-def test_a_process_that_does_not_answer_does_not_hold_up_the_others(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(OSError("broken"), "has failed: OSError: broken"), (KeyboardInterrupt(), "was interrupted")],
+    ids=["failed", "interrupted"],
+)
+def test_a_process_that_does_not_answer_does_not_hold_up_the_others(monkeypatch, error, message):
     """Its connections stay open, so no message of theirs fails."""
     monkeypatch.setattr(module, "BEAT", 0.1)
     ended = threading.Barrier(3, timeout=tools.PATIENCE)
@@ -56,9 +61,9 @@ def test_a_process_that_does_not_answer_does_not_hold_up_the_others(monkeypatch)
     def call(peers):
         channel = peers.channel()
         if peers.rank == 1:
-            peers.fail(OSError("broken"))
+            peers.fail(error)
         else:
-            with pytest.raises(PeerLost, match=r"process 1 on .* has failed: OSError: broken: the step cannot be"):
+            with pytest.raises(PeerLost, match=f"process 1 on .* {message}: the step cannot be"):
                 channel.gather("value")
         ended.wait()
         return True

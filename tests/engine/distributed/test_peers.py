@@ -115,3 +115,7 @@ def test_what_torchrun_says():
     assert Launch.of({}) is None and Launch.of(given | {"WORLD_SIZE": "1"}) is None
     with pytest.raises(UserError, match="WORLD_SIZE is set, but not RANK, MASTER_PORT: start several processes with"):
         Launch.of({name: value for name, value in given.items() if name not in ("RANK", "MASTER_PORT")})
+    wrong = [("WORLD_SIZE", "x"), ("WORLD_SIZE", "3"), ("RANK", "-1"), ("LOCAL_RANK", "2"), ("LOCAL_WORLD_SIZE", "5")]
+    for name, value in (*wrong, ("MASTER_PORT", "0"), ("MASTER_PORT", "65536")):
+        with pytest.raises(UserError, match=f"the environment has .*{name}={value}[ ,].*: start several processes"):
+            Launch.of(given | {name: value})
