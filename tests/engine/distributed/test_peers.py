@@ -14,7 +14,7 @@ from rptrain.utils.errors import UserError
 from tests import run_tools as tools
 
 PROGRAM = """
-import sys, time
+import os, sys, time, traceback
 import torch
 from rptrain.engine.distributed import peers as module
 from rptrain.engine.distributed.peers import Launch, Peers, Shared
@@ -40,7 +40,7 @@ def stop(where):
         time.sleep(60)
 
 
-with Peers(Launch(rank, 3, rank, 3, "127.0.0.1", port)) as peers:
+def train(peers):
     shared = Shared.open(peers, 3)
     kind = {"asynchronous": True, "wide_grad": True, "share": shared.share}
     with runs.make_store(plain.CONFIG, torch.float32, **kind) as store:
@@ -59,6 +59,14 @@ with Peers(Launch(rank, 3, rank, 3, "127.0.0.1", port)) as peers:
                         break
             if fault == "done" and rank == 0:
                 time.sleep(1.5 * module.SILENT)
+
+
+try:
+    with Peers(Launch(rank, 3, rank, 3, "127.0.0.1", port)) as peers:
+        train(peers)
+except BaseException:
+    traceback.print_exc()
+    os._exit(1)  # as the trainer: threads that wait for messages could abort the process while Python ends
 """
 
 
@@ -73,7 +81,7 @@ def started(fault):
 LOST = "process 1 on .* has ended or cannot be reached: the step cannot be completed"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("where", "number", "reason"),
     [
@@ -101,7 +109,7 @@ def test_the_others_end_and_name_it(where, number, reason):
             process.communicate()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_process_may_end_long_before_the_others():
     _store, processes = started("done")
     outputs = [process.communicate(timeout=tools.PATIENCE)[0] for process in processes]
