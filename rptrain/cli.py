@@ -176,8 +176,10 @@ def train(
         from rptrain.runs.run_dir import find, resolve_config
 
         resolved = resolve_config(config, overrides or ())
-        first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started: it decides for the others
-        found = find(resolved, warn=dry_run) if first or dry_run else None  # a run looks for it again, with torch
+        environment = os.environ.get  # of torchrun
+        alone, first = environment("WORLD_SIZE", "1") == "1", environment("RANK", "0") == "0"
+        # A run looks for it again, once torch is there. Several processes do not wait for one that ended before.
+        found = find(resolved, warn=dry_run) if alone or dry_run else None
         if not dry_run:
             _keep_allocator_tidy()
             with PROCESS.importing():

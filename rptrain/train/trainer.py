@@ -51,11 +51,10 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
 
     Writes `model/`, a Hugging Face directory, to the run's folder, unless the STOP command ended the run earlier.
     Raises UserError before anything large is loaded, EngineError if training fails (the last checkpoint remains),
-    TrainingError if the disk is full, file-backed weights were changed, the model diverged or the run's folder was
-    deleted, and KeyboardInterrupt after a signal. `watchdog` is that of the process; without it, a stall is only
-    reported.
+    TrainingError if the disk is full, file-backed weights were changed, the model diverged, the run's folder was
+    deleted or another process was lost, and KeyboardInterrupt after a signal to any of the processes that train the
+    run. `watchdog` is that of the process; without it, a stall is only reported.
     """
-    check_trackers(resolved.config.log.report_to)
     launch = Launch.of()
     begun: Begun | None = None
     with PROCESS.handled(), ExitStack() as stack:
@@ -66,6 +65,7 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
             with watchdog.doing("preparing"):
                 with group.main.together():
                     if group.first:
+                        check_trackers(resolved.config.log.report_to)
                         prepared = prepare_run(resolved, launch, group, stack)
                         with PROCESS.shielded():
                             begun = begin_run(prepared, group, watchdog, stack)

@@ -141,6 +141,17 @@ def test_any_number_of_processes_resumes(folder, torchrun):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [("save.resume=nowhere", "neither a run nor a checkpoint"), ('log.report_to=["wandb"]', "wandb is not installed")],
+)
+def test_what_the_first_process_refuses_ends_all_at_once(torchrun, override, reason):
+    (first, _, told), (second, _, error) = torchrun.run(2, override)
+    assert (first, second) == (2, 1) and reason in told, told + error
+    assert "Traceback" not in error and re.match(r"process 0 on .* has failed: ", error) and reason in error
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["STOP", "signal"])
 def test_all_processes_save_and_stop_together(folder, torchrun, how):
     run = RunDir(folder / "runs/run")
