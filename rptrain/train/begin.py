@@ -72,6 +72,8 @@ def begin_run(prepared: Prepared, group: Group, watchdog: Watchdog, stack: ExitS
     run, checkpoint = begin(prepared.resolved, prepared.found)
     log = resume.log if resume is not None and resume.run == run else None
     log = log or stack.enter_context(EventLog(run.events_path))
+    if group.kept is not None:
+        group.kept.set(RUN, str(run.path.absolute()))
     return Begun(run, run, checkpoint, prepared.job, log, RunEnd(run, log, watchdog, alone=group.peers is None))
 
 
@@ -82,7 +84,6 @@ def tell(begun: Begun, group: Group) -> Begun:
     with group.main.together():
         (run / TOKEN).parent.mkdir(mode=0o700, exist_ok=True)
         replace_file(run / TOKEN, token.encode())
-        group.peers.remember(RUN, str(run))
     checkpoint = None if begun.checkpoint is None else str(begun.checkpoint.absolute())
     group.main.gather({"run": str(run), "checkpoint": checkpoint, "token": token})
     with group.main.together():
@@ -163,7 +164,7 @@ def _prepare(
 
 def _restarted(resolved: Resolved, group: Group) -> Resolved:
     """The config that resumes the run that the group trained before torchrun restarted it, once it has saved."""
-    known = "" if group.peers is None else group.peers.recall(RUN)
+    known = "" if group.kept is None else group.kept.get(RUN)
     if not known or not RunDir(Path(known)).checkpoints():
         return resolved
     save = resolved.config.save.model_copy(update={"resume": known})

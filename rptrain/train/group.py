@@ -11,7 +11,7 @@ from typing import Any
 
 from rptrain.checkpoint.processes import ALONE, Processes
 from rptrain.config.schema import Config
-from rptrain.engine.distributed.peers import Launch, Peers, Shared
+from rptrain.engine.distributed.peers import Kept, Launch, Peers, Shared
 from rptrain.runs.control import Commands
 from rptrain.runs.events import Event, ProcessSlow
 from rptrain.train.watchdog import Watchdog
@@ -31,6 +31,7 @@ class Group:
     peers: Peers | None = None
     main: Processes = ALONE
     saving: Processes = ALONE
+    kept: Kept | None = None  # of processes that torchrun started
 
     @property
     def rank(self) -> int:
@@ -100,20 +101,21 @@ class ShareTimes:
 
 @contextmanager
 def joined(launch: Launch | None, watchdog: Watchdog) -> Iterator[Group]:
-    """The group of the processes that torchrun started; waits until all are there. `launch` None: this one alone.
+    """The group of the processes that torchrun started, once all are there; this one alone without a launch.
 
     UserError if they do not meet. After an error, threads may wait in native code for a process that was lost, and
     nothing ends them: the watchdog then ends a process of its own without them.
     """
-    if launch is None:
-        yield Group()
+    kept = None if launch is None else Kept(launch)
+    if launch is None or launch.world == 1:
+        yield Group(kept=kept)
         return
     lost = True
     try:
         with watchdog.doing("meeting the other processes"):
             peers = Peers(launch)
         with peers:
-            yield Group(peers, Processes.of(peers), Processes.of(peers))
+            yield Group(peers, Processes.of(peers), Processes.of(peers), kept)
         lost = peers.loss is not None
     finally:
         if lost:

@@ -69,7 +69,7 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
                         prepared = prepare_run(resolved, launch, group, stack)
                         with PROCESS.shielded():
                             begun = begin_run(prepared, group, watchdog, stack)
-                if launch is not None:
+                if launch is not None and group.peers is not None:
                     begun = tell(begun, group) if begun else join_run(resolved, launch, group, watchdog, stack)
             assert begun is not None
             PROCESS.check()

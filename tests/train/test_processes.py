@@ -1,5 +1,6 @@
 """Runs of several processes, as torchrun starts them: they train to the bits of one, stop and resume together."""
 
+import os
 import re
 import shutil
 import signal
@@ -36,17 +37,22 @@ class Torchrun:
 
     @contextmanager
     def processes(
-        self, count: int, *overrides: str, own: Mapping[int, Sequence[str]] | None = None
+        self,
+        count: int,
+        *overrides: str,
+        own: Mapping[int, Sequence[str]] | None = None,
+        environment: Mapping[str, str | int] | None = None,
     ) -> Iterator[list[subprocess.Popen[str]]]:
         """`own`: what single processes are given besides."""
         launch = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1"}
         launch |= {"MASTER_PORT": self._store.port, "TORCHELASTIC_RUN_ID": "test", "OMP_NUM_THREADS": 1}
+        launch |= {"TORCHELASTIC_USE_AGENT_STORE": True}
         started: list[subprocess.Popen[str]] = []
         try:
             for rank in range(count):
-                environment = launch | {"RANK": rank, "LOCAL_RANK": rank}
+                variables = launch | {"RANK": rank, "LOCAL_RANK": rank} | (environment or {})
                 given = ("--config", self._folder / "run.toml", *REPLICAS, *overrides, *(own or {}).get(rank, ()))
-                started.append(tools.command(*given, environment={key: str(each) for key, each in environment.items()}))
+                started.append(tools.command(*given, environment={key: str(each) for key, each in variables.items()}))
             yield started
         finally:
             for process in started:
@@ -191,8 +197,8 @@ def test_a_pause_holds_all_processes_and_a_save_succeeds_or_fails_in_all(folder,
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("resume", ["auto", "never"])
-def test_the_others_name_a_process_that_is_killed_and_resume_once_it_is_back(folder, torchrun, resume):
+@pytest.mark.parametrize(("resume", "left"), [("auto", 2), ("never", 2), ("never", 1)])
+def test_the_others_name_a_process_that_is_killed_and_those_that_are_left_resume(folder, torchrun, resume, left):
     alone = tools.train_here(folder, *REPLICAS, "log.run_name=alone", "train.max_steps=40")
     run = RunDir(folder / "runs/run")
     overrides = ("train.max_steps=40", "save.save_steps=3", f"save.resume={resume}")
@@ -203,9 +209,17 @@ def test_the_others_name_a_process_that_is_killed_and_resume_once_it_is_back(fol
     for code, _, error in (first, third):
         assert code == 1 and "Traceback" not in error, error
         assert error.strip().splitlines()[-1].startswith("process 1 on ") and "starts again resume from it" in error
-    assert codes(torchrun.run(2, *overrides)) == [0, 0]
+    assert codes(torchrun.run(left, *overrides)) == [0] * left
     assert same([alone, run]) and [path.name for path in (folder / "runs").iterdir()].count("run") == 1
     assert tools.events(run, events.Resumed) and not (folder / "runs/run-2").exists()
+
+
+@pytest.mark.long
+def test_without_a_store_of_torchrun_the_first_process_hosts_one(folder, torchrun):
+    port = 20_000 + os.getpid() % 10_000  # outside the range from which systems choose
+    with torchrun.processes(2, environment={"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": port}) as started:
+        assert codes(ended(started)) == [0, 0]
+    assert RunDir(folder / "runs/run").finished
 
 
 @pytest.mark.long

@@ -29,6 +29,7 @@ dist: Any = torch.distributed
 
 ReduceDtype = Literal["float32", "bfloat16"]  # "float32": sums are sent as they are
 
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True" where torchrun hosts the store
 BEAT = 1.0  # seconds between two beats
 SILENT = 20.0  # seconds without a beat, after which a process is lost
 CONNECTING = 300.0  # seconds to wait for the other processes at the start; they may load libraries at different speeds
@@ -55,13 +56,15 @@ class Launch:
     host: str
     port: int
     run: str = ""  # the name that torchrun has for all of its processes, also those that it restarts
+    hosts: bool = False  # whether the first process hosts the store, not torchrun
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
-        """None unless torchrun started this process together with others. UserError if its variables are incomplete, or
-        cannot be those of one process among several.
+        """None for a process of its own; one that torchrun started may be the only one, too. UserError if the variables
+        of several processes are incomplete, or cannot be those of one among them.
         """
-        if environment.get("WORLD_SIZE", "1") == "1":
+        run = environment.get("TORCHELASTIC_RUN_ID", "")
+        if environment.get("WORLD_SIZE", "1") == "1" and not run:
             return None
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR")
         if missing := [name for name in names if name not in environment]:
@@ -72,7 +75,8 @@ class Launch:
         if not (0 <= rank < world and 0 <= local_rank < local_world <= world and 0 < port < 1 << 16):
             given = " ".join(f"{name}={text}" for name, text in zip(names, texts, strict=False))
             raise UserError(f"the environment has {given}, which no process has: start several processes with torchrun")
-        return cls(rank, world, local_rank, local_world, host, port, environment.get("TORCHELASTIC_RUN_ID", ""))
+        hosts = environment.get(AGENT_STORE) != str(True)
+        return cls(rank, world, local_rank, local_world, host, port, run, hosts)
 
 
 class Message:
@@ -190,8 +194,8 @@ class Peers:
         self._closed = threading.Event()
         with self._meeting():
             # for heartbeats, channels, and reports at the end: a call that waits keeps its connection
+            self._hosted = _within(CONNECTING, lambda: _hosted(launch)) if launch.hosts and launch.rank == 0 else None
             self._store, self._groups, self._told, self.names = _within(CONNECTING, lambda: self._meet(launch))
-            self._kept = _within(CONNECTING, lambda: dist.PrefixStore(f"rptrain {launch.run}", _connected(launch)))
         self._opened = 0  # groups
         self._looked = time.monotonic()  # when the store last answered
         self._threads = [
@@ -259,14 +263,6 @@ class Peers:
     def loss(self) -> PeerLost | None:
         """The error for the first process that was lost, once the heartbeats show it."""
         return self._lost
-
-    def remember(self, key: str, text: str) -> None:
-        """Keeps a text in the store, which lives on when torchrun restarts the processes."""
-        _bounded(lambda: self._kept.set(key, text))
-
-    def recall(self, key: str) -> str:
-        """The text that was kept, maybe by processes before a restart; "" without one."""
-        return _bounded(lambda: _value(self._kept, key)) or ""
 
     def name(self, rank: int) -> str:
         return f"process {rank} on {self.names[rank]}"
@@ -359,6 +355,26 @@ class Peers:
         if error is not None:
             self.fail(error)
         self.close()
+
+
+class Kept:
+    """Texts in the store of torchrun, which live on when it starts the processes again."""
+
+    def __init__(self, launch: Launch) -> None:
+        name = f"rptrain {launch.run}"
+        self._store = None if launch.hosts else _bounded(lambda: dist.PrefixStore(name, _connected(launch)))
+
+    def set(self, key: str, text: str) -> None:
+        if (store := self._store) is not None:
+            _bounded(lambda: store.set(key, text))
+
+    def get(self, key: str) -> str:
+        """The text; "" without one, or without such a store."""
+        return (self._store is not None and _bounded(lambda: _value(self._store, key))) or ""
+
+
+def _hosted(launch: Launch) -> Any:
+    return dist.TCPStore(launch.host, launch.port, is_master=True, wait_for_workers=False)
 
 
 def _connected(launch: Launch) -> Any:
