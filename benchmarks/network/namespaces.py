@@ -66,6 +66,11 @@ def limit(rate: float | None) -> None:
             _call("tc", "-n", side.namespace, "qdisc", "replace", *device, *tbf)
 
 
+def set_link(side: Side, *, up: bool) -> None:
+    """Connects a side, or cuts its link: what is sent is then lost."""
+    _call("ip", "-n", side.namespace, "link", "set", side.interface, "up" if up else "down")
+
+
 def _call(*command: str) -> None:
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:
