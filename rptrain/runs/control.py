@@ -20,12 +20,11 @@ class StopRequested(Exception):
 
 @dataclass(frozen=True)
 class Commands:
-    """What a run is asked to do after a step. `stops`: by the STOP command, or by a signal, which `interrupts`."""
+    """What a run is asked to do after a step. `stops`: by the STOP command or by a signal."""
 
     stops: bool
     pauses: bool
     saves: bool
-    interrupts: bool
 
     def __bool__(self) -> bool:
         return self.stops or self.pauses or self.saves
@@ -56,8 +55,7 @@ class Control:
 
     def look(self) -> Commands:
         """The commands at this moment."""
-        interrupts = PROCESS.received > 0
-        return Commands(interrupts or self.stops, self.pauses, self.saves, interrupts)
+        return Commands(self.stops, self.pauses, self.saves)
 
     @property
     def stops(self) -> bool:

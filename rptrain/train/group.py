@@ -66,9 +66,9 @@ class Group:
 
     def agreed(self, own: Commands) -> Commands:
         """What any of the processes is asked to do. All of them call this after the same step."""
-        found = self.main.gather([own.stops, own.pauses, own.saves, own.interrupts])
-        stops, pauses, saves, interrupts = map(any, zip(*found, strict=True))
-        return Commands(stops, pauses and not stops, saves, interrupts)
+        found = self.main.gather([own.stops, own.pauses, own.saves])
+        stops, pauses, saves = map(any, zip(*found, strict=True))
+        return Commands(stops, pauses and not stops, saves)
 
 
 class ShareTimes:

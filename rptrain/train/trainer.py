@@ -52,8 +52,8 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
     Writes `model/`, a Hugging Face directory, to the run's folder, unless the STOP command ended the run earlier.
     Raises UserError before anything large is loaded, EngineError if training fails (the last checkpoint remains),
     TrainingError if the disk is full, file-backed weights were changed, the model diverged, the run's folder was
-    deleted or another process was lost, and KeyboardInterrupt after a signal to any of the processes that train the
-    run. `watchdog` is that of the process; without it, a stall is only reported.
+    deleted or another process was lost, and KeyboardInterrupt after a signal. `watchdog` is that of the process;
+    without it, a stall is only reported.
     """
     launch = Launch.of()
     begun: Begun | None = None
@@ -321,7 +321,7 @@ class Trainer:
                 if last or save or stop or commands.saves:
                     self._save(engine, step, required=last or stop, drained=drained)
         if stop:
-            self._stop(step, commands)
+            self._stop(step)
 
     def _validate(self, engine: Engine, step: int) -> None:
         """Record the validation loss. If early stopping ends the run, this step becomes the last one."""
@@ -369,13 +369,11 @@ class Trainer:
                 self._saver.wait(required=True)
             self._watchdog.heartbeat(step)  # a save may take longer than engine.stall_timeout
 
-    def _stop(self, step: int, commands: Commands) -> None:
-        """End the run after a checkpoint: KeyboardInterrupt for a signal, StopRequested for the STOP command.
+    def _stop(self, step: int) -> None:
+        """End the run after a checkpoint: KeyboardInterrupt for a signal, otherwise StopRequested.
 
-        All processes end alike, also if only one got the signal: torchrun would take the others for finished.
+        A process that only another one's signal stops ends as after STOP: torchrun does not start it again.
         """
-        if commands.interrupts:
-            raise KeyboardInterrupt
         PROCESS.check()
         self._control.stopped()
         raise StopRequested(f"stopped after step {step} and saved: run the same command to resume")

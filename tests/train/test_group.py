@@ -15,7 +15,7 @@ from rptrain.runs.events import Event, ProcessSlow
 from rptrain.train.group import SLOW, STEPS, Group, ShareTimes
 from rptrain.utils.errors import UserError
 
-NOTHING = [False, False, False, False]
+NOTHING = [False, False, False]
 
 
 def group(*others: Any, rank: int = 0) -> Group:
@@ -27,7 +27,7 @@ def group(*others: Any, rank: int = 0) -> Group:
 def test_a_process_alone_decides_for_itself():
     alone = Group()
     assert alone.first and alone.size == 1 and alone.shared(None) is None  # pyright: ignore[reportArgumentType]
-    for own in (Commands(True, False, True, False), Commands(False, True, False, False)):
+    for own in (Commands(True, False, True), Commands(False, True, False)):
         assert alone.agreed(own) == own
     alone.check_equal({"data": "a"})
 
@@ -36,10 +36,9 @@ def test_a_process_alone_decides_for_itself():
     ("own", "other", "agreed"),
     [
         (NOTHING, NOTHING, NOTHING),
-        (NOTHING, [False, True, True, False], [False, True, True, False]),
-        ([False, False, True, False], [False, True, False, False], [False, True, True, False]),
-        ([False, True, False, False], [True, False, False, False], [True, False, False, False]),  # then nobody pauses
-        (NOTHING, [True, False, False, True], [True, False, False, True]),
+        (NOTHING, [False, True, True], [False, True, True]),
+        ([False, False, True], [False, True, False], [False, True, True]),
+        ([False, True, False], [True, False, False], [True, False, False]),  # nobody pauses when one stops
     ],
 )
 def test_what_one_is_asked_to_do_all_do(own, other, agreed):
