@@ -149,8 +149,9 @@ class _Adviser:
         yield [Change("train.micro_batch_size", n, train.sequences / n) for n in _divisors(train.sequences)]
         size, each = self._config.round_size, train.micro_batches // self._config.replicas
         yield [Change("engine.round_size", n, size / n) for n in _divisors(each) if n < size]
-        if self._config.replicas > 1:
-            yield [Change("engine.replicas", 1, self._config.replicas)]
+        processes = self._hardware.process[1]  # each of them needs a replica
+        if self._config.replicas > processes:
+            yield [Change("engine.replicas", processes, self._config.replicas / processes)]
         if self._config.optim.update == "async":
             yield [Change("optim.update", "sync", SWITCH)]
         if self._config.optim.moments == "fp32":

@@ -286,6 +286,17 @@ def test_two_changes_where_no_single_one_does():
     assert plan_run(changed, spec, machine)[1].fits
 
 
+@pytest.mark.parametrize(("replicas", "fewer"), [(8, [4]), (4, [])])
+def test_each_of_several_processes_keeps_a_replica(replicas, fewer):
+    config = with_value(resolve("c.toml").config, "engine.replicas", replicas)
+    assert config is not None
+    machine = replace(hardware(config, 20 * GIB), process=(0, 4))
+    changes = [
+        change for remedy in advise(config, spec_of("qwen3-1.7b"), machine).remedies for change in remedy.changes
+    ]
+    assert changes and [change.value for change in changes if change.key == "engine.replicas"] == fewer
+
+
 def test_nothing_is_said_of_what_fits():
     config = resolve("c.toml").config
     found = advise(config, spec_of("qwen3-1.7b"), hardware(config, 800 * GIB))
