@@ -206,7 +206,7 @@ def kill(run: RunDir, started: Group, kind: str, random: Random, gone: set[int])
             time.sleep(random.uniform(0, TRAINED))
     os.kill(workers[victim], signal.SIGKILL)
     at = time.time()
-    saving = any(run.checkpoints_path.glob(f"*{PARTIAL}/*"))
+    saving = saves(run)
     step = last_step(run)
     phase = "save" if saving else "training" if last_step(run, since=workers) else "start"
     gone |= set(workers.values())
@@ -261,12 +261,17 @@ def wait_for_save(run: RunDir, count: int) -> None:
     before = True
     deadline = time.monotonic() + HANGS
     while count:
-        now = any(run.checkpoints_path.glob(f"*{PARTIAL}/*"))
+        now = saves(run)
         count -= now and not before
         before = now
         if time.monotonic() > deadline:
             raise SystemExit(f"{run.path} does not save")
         time.sleep(LOOK)
+
+
+def saves(run: RunDir) -> bool:
+    """Whether there is a checkpoint that is not complete."""
+    return any(run.checkpoints_path.glob(f"*{PARTIAL}"))
 
 
 def until(condition: Callable[[], bool]) -> None:
