@@ -40,17 +40,16 @@ class GradientExchange:
         roots = [tree.start for trees in self._trees.values() for tree in trees]
         self._joins = [*joins(roots, share.replicas)]
         received = [tree.start for one in self._others for tree in self._trees[one.rank]]
-        longest = max((_size(share.part(spec, unit)) for unit in spec.trained(range(len(spec.units)))), default=0)
-        piece = min(PIECE, longest)
-        self._received = [{root: torch.empty(piece, dtype=wide) for root in received} for _ in range(AHEAD)]
+        places, piece = _places(share, spec)
+        self._received = [{root: torch.empty(piece, dtype=wide) for root in received} for _ in range(places)]
 
     @staticmethod
     def nbytes(share: Share, spec: ModelShape, wide: torch.dtype) -> int:
         """Bytes of host memory for what is received."""
         others = [share.of(rank) for rank in range(share.world) if rank != share.rank]
         received = sum(len(subtrees(one.groups, share.replicas)) for one in others)
-        longest = max((_size(share.part(spec, unit)) for unit in spec.trained(range(len(spec.units)))), default=0)
-        return AHEAD * received * min(PIECE, longest) * wide.itemsize
+        places, piece = _places(share, spec)
+        return places * received * piece * wide.itemsize
 
     def reduce(self, unit: int, grads: Sequence[Tensor]) -> None:
         """Sums a unit's gradients: `grads` has one for each own group. The own part of the first becomes the total; all
@@ -66,7 +65,7 @@ class GradientExchange:
         # Receives begin before sends: a peer sends data once a message has told it of the receive. If that message
         # waited behind the data of a send on the same connection, data would flow in one direction at a time.
         pieces = enumerate(_pieces(share.part(self._spec, unit)))
-        waiting = deque(self._receive(*piece) for piece in islice(pieces, AHEAD))
+        waiting = deque(self._receive(*piece) for piece in islice(pieces, len(self._received)))
         sent = deque[Message]()
         for other in self._others:
             for piece in _pieces(other.part(self._spec, unit)):
@@ -80,7 +79,7 @@ class GradientExchange:
 
     def _receive(self, number: int, piece: slice) -> tuple[slice, Mapping[int, Tensor], Sequence[Message]]:
         """Begins to receive a piece of the own part: its places by root, and their messages."""
-        places = {root: place[: _size(piece)] for root, place in self._received[number % AHEAD].items()}
+        places = {root: place[: _size(piece)] for root, place in self._received[number % len(self._received)].items()}
         messages = [
             message
             for other in self._others
@@ -136,6 +135,12 @@ def all_losses(channel: Channel, share: Share, own: Tensor, plan: Plan) -> Tenso
 
 def _size(part: slice) -> int:
     return part.stop - part.start
+
+
+def _places(share: Share, spec: ModelShape) -> tuple[int, int]:
+    """How many pieces are received at once, and the elements of a piece: no more than the longest part has."""
+    longest = max((_size(share.part(spec, unit)) for unit in spec.trained(range(len(spec.units)))), default=0)
+    return max(1, min(AHEAD, -(-longest // PIECE))), min(PIECE, longest)
 
 
 def _pieces(part: slice) -> Sequence[slice]:
