@@ -99,7 +99,7 @@ class Message:
 class Channel:
     """The messages of one thread. Both sides send and receive them in the same order; empty tensors are not sent.
 
-    Each group has connections and a thread of its own, which copies at most about 3 GB/s. Large messages are divided
+    Each group has connections and a thread of its own, which copies at most about 4 GB/s. Large messages are divided
     among the groups.
     """
 
