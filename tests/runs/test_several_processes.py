@@ -170,11 +170,11 @@ def test_a_summary_counts_the_processes(tmp_path: Path):
     assert {run.path.name: run.processes for run in summaries(tmp_path)} == {"one": 1, "two": 2}
     assert {json.loads(json.dumps(run.to_dict()))["processes"] for run in summaries(tmp_path)} == {1, 2}
     two, one = sorted(summaries(tmp_path), key=lambda run: -run.processes)
-    for shown, told in (((two, one), True), ((one,), False)):
+    for shown, column in (((two, one), True), ((one,), False)):
         console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
         listing.show(iter(shown), console)
         lines = console.export_text().splitlines()
-        assert ("processes" in lines[0]) is told and (lines[1].rstrip().endswith(" 2")) is told
+        assert ("processes" in lines[0]) is lines[1].rstrip().endswith(" 2") is column
 
 
 def test_a_run_is_not_deleted_while_any_process_trains_it(tmp_path: Path):
