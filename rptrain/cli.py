@@ -173,11 +173,12 @@ def train(
 
     with Watchdog(PROCESS.native, ends_process=PROCESS.installed) as watchdog, exit_codes(), PROCESS.handled():
         from rptrain.config.resolve import render
+        from rptrain.engine.distributed.launch import Launch
         from rptrain.runs.run_dir import find, resolve_config
 
         resolved = resolve_config(config, overrides or ())
-        environment = os.environ.get  # of torchrun
-        alone, first = environment("WORLD_SIZE", "1") == "1", environment("RANK", "0") == "0"
+        launch = Launch.of()
+        alone = launch is None or launch.world == 1
         # A run looks for it again, once torch is there. Several processes do not wait for one that ended before.
         found = find(resolved, warn=dry_run) if alone or dry_run else None
         if not dry_run:
@@ -185,7 +186,7 @@ def train(
             with PROCESS.importing():
                 from rptrain.train.trainer import train as run
             trained = run(resolved, quiet=as_json, watchdog=watchdog)
-            if as_json and first:
+            if as_json and (launch is None or launch.rank == 0):
                 model = str(trained.model_path) if trained.finished else None  # None: it was told to stop before
                 print(json.dumps({"run": str(trained.path), "model": model}))
         elif as_json:

@@ -97,8 +97,16 @@ def test_a_run_that_cannot_be_resumed_ends_with_2_before_training(trained):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_several_processes_meet_before_one_looks_for_a_run_and_one_says_where_the_model_is(trained, monkeypatch, rank):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", str(rank))
+    given = {
+        "WORLD_SIZE": 2,
+        "LOCAL_WORLD_SIZE": 2,
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "MASTER_PORT": 1,
+        "MASTER_ADDR": "a",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, str(value))
     result = run("--config", "c.toml", "save.resume=nowhere", "--json")
     assert (result.exit_code, bool(result.stdout)) == (0, rank == 0) and trained.pop()[1] is True
 

@@ -15,7 +15,8 @@ import torch
 import torch.distributed
 
 from benchmarks.network.model import WORLD, Sleeps, batch, planned, sleeping_model
-from rptrain.engine.distributed.peers import Launch, Peers, Shared
+from rptrain.engine.distributed.launch import Launch
+from rptrain.engine.distributed.peers import Peers, Shared
 from rptrain.engine.engine import Engine, Optimizer
 from rptrain.engine.store import ModelStore
 

@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from rptrain.config.schema import Config, Engine
-from rptrain.engine.distributed.peers import Launch
+from rptrain.engine.distributed.launch import Launch
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.optim.adam import default_threads
 from rptrain.engine.store import available_bytes

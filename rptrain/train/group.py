@@ -11,7 +11,8 @@ from typing import Any
 
 from rptrain.checkpoint.processes import ALONE, Processes
 from rptrain.config.schema import Config
-from rptrain.engine.distributed.peers import Kept, Launch, Peers, Shared
+from rptrain.engine.distributed.launch import Launch
+from rptrain.engine.distributed.peers import Kept, Peers, Shared
 from rptrain.runs.control import Commands
 from rptrain.runs.events import Event, ProcessSlow
 from rptrain.train.watchdog import Watchdog

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rptrain.config.schema import Engine
-from rptrain.engine.distributed.peers import Launch
+from rptrain.engine.distributed.launch import Launch
 from rptrain.models.registry import build
 from rptrain.planner import hardware
 from rptrain.planner.hardware import CONTEXT, MARGIN, Gpu, Hardware, gpu_memory, here, planned

@@ -7,12 +7,11 @@ every second, and reads the counters of the others.
 
 import json
 import math
-import os
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +21,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from rptrain.engine.distributed.launch import Launch
 from rptrain.engine.distributed.share import Share
 from rptrain.utils.errors import TrainingError, UserError, describe
 
@@ -29,7 +29,6 @@ dist: Any = torch.distributed
 
 ReduceDtype = Literal["float32", "bfloat16"]  # "float32": sums are sent as they are
 
-AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True" where torchrun hosts the store
 BEAT = 1.0  # seconds between two beats
 SILENT = 20.0  # seconds without a beat, after which a process is lost
 CONNECTING = 300.0  # seconds to wait for the other processes at the start; they may load libraries at different speeds
@@ -43,40 +42,6 @@ FAILED = "failed"  # the key of the first process that was lost
 
 class PeerLost(TrainingError):
     """Another process ended, or fell silent. The message names it."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What torchrun tells a process: its number, how many there are, the same on its machine, and where to meet."""
-
-    rank: int
-    world: int
-    local_rank: int
-    local_world: int
-    host: str
-    port: int
-    run: str = ""  # the name that torchrun has for all of its processes, also those that it restarts
-    hosts: bool = False  # whether the first process hosts the store, not torchrun
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
-        """None for a process of its own; one that torchrun started may be the only one, too. UserError if the variables
-        of several processes are incomplete, or cannot be those of one among them.
-        """
-        run = environment.get("TORCHELASTIC_RUN_ID", "")
-        if environment.get("WORLD_SIZE", "1") == "1" and not run:
-            return None
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR")
-        if missing := [name for name in names if name not in environment]:
-            raise UserError(f"WORLD_SIZE is set, but not {', '.join(missing)}: start several processes with torchrun")
-        *texts, host = (environment[name] for name in names)
-        numbers = [int(text) if text.isdecimal() else -1 for text in texts]
-        rank, world, local_rank, local_world, port = numbers
-        if not (0 <= rank < world and 0 <= local_rank < local_world <= world and 0 < port < 1 << 16):
-            given = " ".join(f"{name}={text}" for name, text in zip(names, texts, strict=False))
-            raise UserError(f"the environment has {given}, which no process has: start several processes with torchrun")
-        hosts = environment.get(AGENT_STORE) != str(True)
-        return cls(rank, world, local_rank, local_world, host, port, run, hosts)
 
 
 class Message:

@@ -9,7 +9,8 @@ import torch
 import torch.distributed
 
 from rptrain.engine.distributed import exchange
-from rptrain.engine.distributed.peers import Launch, Peers, Shared
+from rptrain.engine.distributed.launch import Launch
+from rptrain.engine.distributed.peers import Peers, Shared
 from rptrain.engine.optim.adam import CHUNK
 from rptrain.engine.optim.loss_scale import LossScale
 from rptrain.models.adapters.lora import LoRA

@@ -9,15 +9,14 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from rptrain.engine.distributed.peers import Launch
-from rptrain.utils.errors import UserError
 from tests import run_tools as tools
 
 PROGRAM = """
 import os, sys, time, traceback
 import torch
 from rptrain.engine.distributed import peers as module
-from rptrain.engine.distributed.peers import Launch, Peers, Shared
+from rptrain.engine.distributed.launch import Launch
+from rptrain.engine.distributed.peers import Peers, Shared
 from rptrain.schedule.plan import Plan
 from tests.engine import plain, runs
 
@@ -61,12 +60,15 @@ def train(peers):
                 time.sleep(1.5 * module.SILENT)
 
 
-try:
-    with Peers(Launch(rank, 3, rank, 3, "127.0.0.1", port)) as peers:
-        train(peers)
-except BaseException:
-    traceback.print_exc()
-    os._exit(1)  # as the trainer: threads that wait for messages could abort the process while Python ends
+def end(*error):
+    # As the trainer: threads that wait for messages could abort the process while Python ends
+    traceback.print_exception(*error)
+    os._exit(1)
+
+
+sys.excepthook = end
+with Peers(Launch(rank, 3, rank, 3, "127.0.0.1", port)) as peers:
+    train(peers)
 """
 
 
@@ -114,19 +116,3 @@ def test_a_process_may_end_long_before_the_others():
     _store, processes = started("done")
     outputs = [process.communicate(timeout=tools.PATIENCE)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], outputs
-
-
-def test_what_torchrun_says():
-    given = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    given |= {"MASTER_ADDR": "a", "MASTER_PORT": "5"}
-    assert Launch.of(given) == Launch(3, 4, 1, 2, "a", 5, hosts=True)
-    assert Launch.of({}) is None and Launch.of(given | {"WORLD_SIZE": "1"}) is None
-    alone = {"WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "b", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    alone |= {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    assert Launch.of(given | alone) == Launch(0, 1, 0, 1, "a", 5, "b")
-    with pytest.raises(UserError, match="WORLD_SIZE is set, but not RANK, MASTER_PORT: start several processes with"):
-        Launch.of({name: value for name, value in given.items() if name not in ("RANK", "MASTER_PORT")})
-    wrong = [("WORLD_SIZE", "x"), ("WORLD_SIZE", "3"), ("RANK", "-1"), ("LOCAL_RANK", "2"), ("LOCAL_WORLD_SIZE", "5")]
-    for name, value in (*wrong, ("MASTER_PORT", "0"), ("MASTER_PORT", "65536")):
-        with pytest.raises(UserError, match=f"the environment has .*{name}={value}[ ,].*: start several processes"):
-            Launch.of(given | {name: value})
