@@ -3,13 +3,15 @@
 import os
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import rptrain
 from rptrain.config.resolve import Resolved
-from rptrain.engine.distributed.peers import Launch
+from rptrain.engine.distributed.launch import Launch
 from rptrain.planner.hardware import here
 from rptrain.planner.memory import with_saved
 from rptrain.runs import events
@@ -77,43 +79,53 @@ def begin_run(prepared: Prepared, group: Group, watchdog: Watchdog, stack: ExitS
     return Begun(run, run, checkpoint, prepared.job, log, RunEnd(run, log, watchdog, alone=group.peers is None))
 
 
-def tell(begun: Begun, group: Group) -> Begun:
-    """Let the other processes train the run, too: they call `join_run`. Returns it once all of them can begin."""
-    assert group.peers is not None
-    run, token = begun.run.path.absolute(), uuid.uuid4().hex
+def share(
+    begun: Begun | None, resolved: Resolved, launch: Launch | None, group: Group, watchdog: Watchdog, stack: ExitStack
+) -> Begun:
+    """The run that the first process has begun, as this process trains it. `begun`: None in the others.
+
+    UserError if a process does not share the run's folder, or if its config, data or model differ.
+    """
     with group.main.together():
-        (run / TOKEN).parent.mkdir(mode=0o700, exist_ok=True)
-        replace_file(run / TOKEN, token.encode())
-    checkpoint = None if begun.checkpoint is None else str(begun.checkpoint.absolute())
-    group.main.gather({"run": str(run), "checkpoint": checkpoint, "token": token})
+        own = None if begun is None else _told(begun)
+    told = group.main.gather(own)[0]
     with group.main.together():
-        pass
+        if begun is None:
+            begun = _join(told, resolved, launch, group, watchdog, stack)
     _check_alike(begun.job, group)
     return begun
 
 
-def join_run(resolved: Resolved, launch: Launch, group: Group, watchdog: Watchdog, stack: ExitStack) -> Begun:
-    """Train the run that the first process has begun. UserError if its folder is not shared, or if its config, data or
-    model differ.
-    """
-    with group.main.together():
-        pass
-    told = group.main.gather(None)[0]
+def _told(begun: Begun) -> dict[str, Any]:
+    """What the other processes need to train the run, too. A file in its folder shows to them that they share it."""
+    run, token = begun.run.path.absolute(), uuid.uuid4().hex
+    (run / TOKEN).parent.mkdir(mode=0o700, exist_ok=True)
+    replace_file(run / TOKEN, token.encode())
+    checkpoint = None if begun.checkpoint is None else str(begun.checkpoint.absolute())
+    return {"run": str(run), "checkpoint": checkpoint, "token": token}
+
+
+def _join(
+    told: Mapping[str, Any],
+    resolved: Resolved,
+    launch: Launch | None,
+    group: Group,
+    watchdog: Watchdog,
+    stack: ExitStack,
+) -> Begun:
+    """The first process's run, with records of this process's own."""
     run, checkpoint = RunDir(Path(told["run"])), told["checkpoint"] and Path(told["checkpoint"])
-    with group.main.together():
-        _check_shared(run, told["token"], group)
-        first = group.main.name(0)
-        if changes := changed(run.config(), resolved.config, OWN):
-            raise UserError(
-                f"the config differs from that of {first}: {'; '.join(changes)}. Give all processes the same config"
-            )
-        _, job = _prepare(resolved, (run, checkpoint or run.path), launch, resumed=checkpoint is not None)
-        records = run.of_process(group.rank)
-        records.path.mkdir(mode=0o700, exist_ok=True)
-        log = stack.enter_context(EventLog(records.events_path))
-        begun = Begun(run, records, checkpoint, job, log, RunEnd(run, log, watchdog, alone=False))
-    _check_alike(job, group)
-    return begun
+    _check_shared(run, told["token"], group)
+    if changes := changed(run.config(), resolved.config, OWN):
+        raise UserError(
+            f"the config differs from that of {group.main.name(0)}: {'; '.join(changes)}. Give all processes the same "
+            "config"
+        )
+    _, job = _prepare(resolved, (run, checkpoint or run.path), launch, resumed=checkpoint is not None)
+    records = run.of_process(group.rank)
+    records.path.mkdir(mode=0o700, exist_ok=True)
+    log = stack.enter_context(EventLog(records.events_path))
+    return Begun(run, records, checkpoint, job, log, RunEnd(run, log, watchdog, alone=False))
 
 
 def record_start(log: EventLog, job: Job, processes: int) -> None:

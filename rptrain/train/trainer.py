@@ -12,7 +12,8 @@ from typing import Any
 from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.export import export_store
 from rptrain.config.resolve import Resolved
-from rptrain.engine.distributed.peers import Launch, Shared
+from rptrain.engine.distributed.launch import Launch
+from rptrain.engine.distributed.peers import Shared
 from rptrain.engine.engine import Engine
 from rptrain.engine.iteration import Pending, PendingLoss
 from rptrain.engine.meter import Meter
@@ -26,7 +27,7 @@ from rptrain.runs.lanes import Phase
 from rptrain.runs.run_dir import RunDir
 from rptrain.runs.signals import PROCESS
 from rptrain.train import validation
-from rptrain.train.begin import Begun, begin_run, join_run, prepare_run, record_plan, record_start, tell
+from rptrain.train.begin import Begun, begin_run, prepare_run, record_plan, record_start, share
 from rptrain.train.best import load_best
 from rptrain.train.clock import Clock, StepTimes
 from rptrain.train.group import Group, ShareTimes, joined
@@ -69,9 +70,8 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
                         prepared = prepare_run(resolved, launch, group, stack)
                         with PROCESS.shielded():
                             begun = begin_run(prepared, group, watchdog, stack)
-                if launch is not None and group.peers is not None:
-                    begun = tell(begun, group) if begun else join_run(resolved, launch, group, watchdog, stack)
-            assert begun is not None
+                if begun is None or group.size > 1:
+                    begun = share(begun, resolved, launch, group, watchdog, stack)
             PROCESS.check()
             progress = stack.enter_context(Progress(begun.job.total_steps, quiet=quiet or not group.first))
             try:

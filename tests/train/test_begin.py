@@ -33,5 +33,5 @@ def test_others_count_the_space_of_checkpoints_as_the_first_process_does(monkeyp
     monkeypatch.setattr(begin, "_prepare", prepare)
     something: Any = SimpleNamespace(config=None)
     with pytest.raises(Prepared) as raised:
-        begin.join_run(something, something, group, something, ExitStack())
+        begin.share(None, something, something, group, something, ExitStack())
     assert raised.value.args == ((RunDir(Path("/runs/a")), found), checkpoint is not None)
