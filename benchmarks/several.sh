@@ -60,7 +60,9 @@ for part in "$@"; do
         compare qwen3-235b-lora-nf4-4gpu 1 "$run $four model.path=qwen3-235b-a22b train.method=lora lora.r=32 \
             lora.base=nf4 --warmup 1 --steps 4"
         ;;
-    tests) $python -m pytest -q -m gpu tests/gpu -p no:cacheprovider 2>&1 | tee "$out/tests.txt" | tail -8 ;;
+    tests) # ten minutes on one GPU
+        $python -m pytest -q -m "gpu or multigpu" -p no:cacheprovider tests 2>&1 | tee "$out/tests.txt" | tail -8
+        ;;
     # ---- eight GPUs
     qwen3-1.7b-8) scaling qwen3-1.7b-8gpu 2 "" 64 "$eight" 8 ;;
     qwen3-1.7b-8-sync) scaling qwen3-1.7b-sync-8gpu 1 optim.update=sync 64 "$eight" 8 ;;
