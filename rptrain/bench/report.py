@@ -40,7 +40,7 @@ from typing import Any
 
 import torch
 
-import rptrain
+from rptrain import __version__
 from rptrain.bench.floor import Floor
 from rptrain.bench.idle import Usage, usage
 from rptrain.bench.memory import Peak
@@ -142,7 +142,7 @@ class Report:
             "machine": {
                 "devices": [{"name": name, "kind": device_kind(name)} for name in job.devices],
                 "torch": torch.__version__,
-                "rptrain": rptrain.__version__,
+                "rptrain": __version__,
             },
             "step": config.step_sizes(),
             "plan": {"text": str(job.plan.plan), "seconds_per_step": job.plan.estimate.period},

@@ -1,0 +1,64 @@
+"""The command line. Heavy modules are imported after the config has been checked."""
+
+import logging
+import sys
+from io import TextIOWrapper
+
+import typer
+
+from rptrain.cli.bench import bench
+from rptrain.cli.doctor import doctor
+from rptrain.cli.models import export, generate
+from rptrain.cli.plan import plan
+from rptrain.cli.root import Commands, root
+from rptrain.cli.runs import attach, runs
+from rptrain.cli.train import train
+from rptrain.runs.signals import PROCESS
+from rptrain.utils.native_watchdog import NativeWatchdog
+from rptrain.utils.text import as_message
+
+_GLOBAL_OPTIONS = ("--help", "--version", "--keys")
+
+
+class MessageFormatter(logging.Formatter):
+    """Warnings as messages."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return as_message(super().format(record))
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Fine-tunes language models that are larger than the GPUs they train on.\n\n"
+    "rptrain, with nothing after it, opens the interface.\n\n"
+    "rptrain --config FILE [key=value …] trains as the file says; it is short for rptrain train.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.callback(invoke_without_command=True)(root)
+for command in (train, plan, bench, runs, attach, doctor, export, generate):
+    app.command()(command)
+
+
+def main() -> None:
+    given = arguments(sys.argv[1:])
+    if given and given[0] != "attach":  # the interface handles signals itself
+        PROCESS.install(NativeWatchdog.load())
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal that cannot show a letter does not end a run
+            stream.reconfigure(errors="backslashreplace")
+    assert logging.lastResort is not None  # shows warnings on stderr, also above the bar of progress
+    logging.lastResort.setFormatter(MessageFormatter())
+    try:
+        app(given)
+    finally:
+        PROCESS.close()
+
+
+def arguments(given: list[str]) -> list[str]:
+    """The arguments, with the command `train` added if no command is named."""
+    first = given[0] if given else ""
+    if (first.startswith("-") and first not in _GLOBAL_OPTIONS) or "=" in first:
+        return ["train", *given]
+    return given

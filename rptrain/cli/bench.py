@@ -1,0 +1,59 @@
+"""`rptrain bench`."""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rptrain.cli.exits import exit_codes
+from rptrain.cli.options import ConfigFile, Force, keep_allocator_tidy
+from rptrain.runs.signals import PROCESS
+
+
+def bench(
+    config: ConfigFile,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Override a key, e.g. engine.devices=cuda:0.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to measure.")] = 4,
+    warmup: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps before; by default until timings are stable."),
+    ] = None,
+    floor: Annotated[bool, typer.Option("--floor", help="Also time the arithmetic alone, and compare.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of progress.")] = False,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the steps for chrome://tracing.")] = None,
+    force: Force = False,
+) -> None:
+    """Measure how fast a config trains on this machine, and where the time goes.
+
+    Trains for some steps with random weights and tokens. Reads no weights and no data, and saves nothing.
+    """
+    with exit_codes():
+        from rptrain.bench.trace import PRODUCER, document
+        from rptrain.runs.outputs import Output, check
+        from rptrain.runs.run_dir import resolve_config
+        from rptrain.schedule.trace import mark
+
+        resolved = resolve_config(config, overrides or ())
+        events = trace and Output("--trace", trace, mark(PRODUCER), force)
+        keep_allocator_tidy()
+        check((events,), config, resolved.config)
+        with PROCESS.importing():
+            from rptrain.bench.run import bench as run
+
+        tell = (lambda text: None) if as_json else partial(print, file=sys.stderr)
+        measured = run(resolved, steps=steps, warmup=warmup, with_floor=floor, tell=tell)
+        if as_json:
+            print(json.dumps(measured.to_dict(), indent=2))
+        else:
+            from rich.console import Console
+
+            from rptrain.bench.show import show
+
+            show(measured, Console(highlight=False))
+        if events is not None:
+            events.write(json.dumps(document(measured.lanes, measured.updates, measured.window)))

@@ -1,0 +1,35 @@
+"""Exit codes, and the messages that come with them."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from rptrain.runs.signals import INTERRUPTED, PROCESS
+from rptrain.utils.errors import TrainingError, UserError, describe, explained
+
+
+@contextmanager
+def exit_codes() -> Iterator[None]:
+    """Exit with 2 for errors of the user, among them files that cannot be read, with 130 for an interrupt, and with 1
+    for a run that diverged, a disk that fails or a library that exits. Any other error exits with 1 and shows its
+    traceback.
+    """
+    PROCESS.begin()
+    try:
+        yield
+    except BrokenPipeError:  # the reader closed the pipe: typer exits silently
+        raise
+    except (UserError, TrainingError, OSError) as error:
+        shown = explained(error) if isinstance(error, OSError) else error
+        print(shown, file=sys.stderr)
+        raise typer.Exit(2 if isinstance(shown, UserError) else 1) from None
+    except SystemExit as error:
+        if not isinstance(error.__context__, BrokenPipeError):  # rich exits when the pipe is closed
+            print(describe(error, with_type=True), file=sys.stderr)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        PROCESS.close()
+        print("interrupted", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None

@@ -1,0 +1,51 @@
+"""`rptrain export` and `rptrain generate`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rptrain.cli.exits import exit_codes
+from rptrain.cli.options import JsonArray, existing
+from rptrain.runs.signals import PROCESS
+from rptrain.utils.paths import expanded
+
+
+def export(
+    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT")],
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write to; created if missing.")],
+    dtype: Annotated[str | None, typer.Option(help="Data type of the weights; by default the run's.")] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Merge the adapters into the model's weights.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder, unless it is an input.")] = False,
+) -> None:
+    """Export a Hugging Face model or a PEFT adapter from a run's last checkpoint, or from a checkpoint."""
+    with exit_codes():
+        source, to = existing(source), expanded(to)
+        with PROCESS.importing():
+            from rptrain.checkpoint.export import export as write
+
+        print(write(source, to, dtype, merge=merge, force=force))
+
+
+def generate(
+    source: Annotated[Path, typer.Argument(metavar="RUN|DIR")],
+    prompt: Annotated[list[str], typer.Option(help="The prompt; may be given several times.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the raw prompt, without the chat template.")] = False,
+    as_json: JsonArray = False,
+) -> None:
+    """Generate text with a trained model."""
+    with exit_codes():
+        source = existing(source)
+        with PROCESS.importing():
+            from rptrain.inference.generate import generate_text
+
+        texts = generate_text(source, prompt, max_new_tokens, temperature, seed, raw)
+        if as_json:
+            answers = [{"prompt": said, "text": text} for said, text in zip(prompt, texts, strict=True)]
+            print(json.dumps(answers, indent=2, ensure_ascii=False))
+        else:
+            print("\n".join(texts))

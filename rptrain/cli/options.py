@@ -1,0 +1,31 @@
+"""Options and arguments of several commands."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rptrain.utils.errors import UserError
+from rptrain.utils.paths import expanded
+
+ConfigFile = Annotated[Path, typer.Option(help="The run's TOML file.")]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Replace a file that this command did not write. Inputs and run files are refused."),
+]
+JsonArray = Annotated[bool, typer.Option("--json", help="Print a JSON array.")]
+RunsFolder = Annotated[Path, typer.Option("--runs", metavar="DIR", file_okay=False, help="The folder of runs.")]
+
+
+def existing(path: Path) -> Path:
+    """The path with the home directory in place of "~". Raises UserError if nothing is there."""
+    path = expanded(path)
+    if not path.exists():
+        raise UserError(f"{path} does not exist: name a run, a checkpoint or a model directory")
+    return path
+
+
+def keep_allocator_tidy() -> None:
+    """Set before torch is imported: slots are large and live long, and memory between them would be lost."""
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")

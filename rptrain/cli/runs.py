@@ -1,0 +1,40 @@
+"""`rptrain runs` and `rptrain attach`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rptrain.cli.exits import exit_codes
+from rptrain.cli.options import JsonArray, RunsFolder
+from rptrain.utils.errors import UserError
+
+
+def runs(
+    folder: RunsFolder = Path("runs"),
+    as_json: JsonArray = False,
+) -> None:
+    """List past and present runs: state, last loss, time and size."""
+    with exit_codes():
+        from rptrain.runs.listing import show, summaries
+
+        found = summaries(folder)
+        if as_json:
+            print(json.dumps([run.to_dict() for run in found], indent=2))
+        elif found:
+            from rich.console import Console
+
+            show(found, Console(highlight=False))
+        else:
+            print(f"no runs in {folder}")
+
+
+def attach(run: Annotated[Path, typer.Argument(metavar="RUN", exists=True, file_okay=False)]) -> None:
+    """Watch a run in the terminal interface, or replay a finished run. Leaving it does not stop the run."""
+    with exit_codes():
+        if not (run / "config.toml").is_file():
+            raise UserError(f"{run} is not a run: it has no config.toml; `rptrain runs` lists the runs")
+        from rptrain.tui.start import open_interface
+
+        open_interface(run)
