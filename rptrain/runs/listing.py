@@ -3,15 +3,19 @@
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from math import isfinite
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS
 from rptrain.runs.event_log import EventLog
+from rptrain.runs.lanes import FILE
 from rptrain.runs.process import other_folders
-from rptrain.runs.view import RunView, State
+from rptrain.runs.view import ENDED, RunView, State
 from rptrain.utils.paths import inside
 from rptrain.utils.text import printable
 from rptrain.utils.units import format_bytes, format_duration, format_loss
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 GLANCE = 1 << 18  # limit of what is read for a summary: the start and the end of the events are enough
+LATEST = 50  # reported steps whose median speed is a run's speed
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Summary:
     step: int
     total_steps: int | None
     loss: float | None  # the latest
+    tokens_per_second: float | None  # the median of the last reported steps
     began: float | None  # Unix seconds
     seconds: float | None  # from `began` to the last event, or to now while the run is active
     nbytes: int  # size of its folder
@@ -44,7 +50,14 @@ class Summary:
 
 def summaries(folder: Path) -> list[Summary]:
     """Summaries of the runs in a folder, the newest first. A missing folder has none."""
-    found = [summarize(RunView(file.parent, large=GLANCE)) for file in folder.glob("*/config.toml")]
+    return Listing(folder).read()
+
+
+def _runs(folder: Path) -> Iterator[Path]:
+    return (file.parent for file in folder.glob("*/config.toml"))
+
+
+def _newest_first(found: Iterable[Summary]) -> list[Summary]:
     return sorted(found, key=lambda run: (-(run.began or 0.0), run.path))
 
 
@@ -66,12 +79,69 @@ def summarize(view: RunView) -> Summary:
         step=view.step,
         total_steps=view.total_steps,
         loss=view.loss,
+        tokens_per_second=_speed(view),
         began=view.began,
         seconds=until - view.began if until and view.began else None,
         nbytes=folder_bytes(view.path),
         model=view.model,
         processes=view.process_count,
     )
+
+
+def _speed(view: RunView) -> float | None:
+    speeds = [speed for speed in view.steps.column("tokens_per_second")[-LATEST:] if isfinite(speed)]
+    return median(speeds) if speeds else None
+
+
+class Listing:
+    """The runs of a folder, read again and again. Runs that have ended are read only once, until their files change.
+
+    It belongs to one thread.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._views: dict[Path, RunView] = {}  # of runs that have not ended
+        self._ended: dict[Path, tuple[_Stamp, Summary]] = {}
+
+    def read(self) -> list[Summary]:
+        """As `summaries`."""
+        views, ended = self._views, self._ended
+        self._views, self._ended = {}, {}
+        found: list[Summary] = []
+        for run in _runs(self._folder):
+            stamp = _stamp(run)
+            if run in ended and ended[run][0] == stamp:
+                self._ended[run] = ended[run]
+                found.append(ended[run][1])
+                continue
+            if (view := views.get(run)) is None:
+                view = RunView(run, large=GLANCE)
+            else:
+                view.refresh()
+            summary = summarize(view)
+            if summary.state in ENDED:
+                self._ended[run] = stamp, summary
+            else:
+                self._views[run] = view
+            found.append(summary)
+        return _newest_first(found)
+
+
+_Stamp = tuple[tuple[int, int] | None, ...]
+
+
+def _stamp(run: Path) -> _Stamp:
+    """What changes when a process writes to the run, or when a checkpoint or an export in it is added or removed."""
+    return tuple(map(_changed, (run, run / CHECKPOINTS, run / EVENTS, run / FILE)))
+
+
+def _changed(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 def folder_bytes(folder: Path) -> int:
@@ -98,7 +168,17 @@ def show(runs: Iterable[Summary], console: "Console") -> None:
     runs = list(runs)
     several = any(run.processes > 1 for run in runs)
     table = Table(box=None, pad_edge=False)
-    for name in ("run", "state", "step", "loss", "began", "took", "size", *(("processes",) if several else ())):
+    for name in (
+        "run",
+        "state",
+        "step",
+        "loss",
+        "tokens/s",
+        "began",
+        "took",
+        "size",
+        *(("processes",) if several else ()),
+    ):
         left = name in ("run", "state", "began")
         table.add_column(name, justify="left" if left else "right", no_wrap=True)
     for run in runs:
@@ -107,6 +187,7 @@ def show(runs: Iterable[Summary], console: "Console") -> None:
             run.state,
             f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step),
             "" if run.loss is None else format_loss(run.loss),
+            "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
             "" if run.began is None else f"{datetime.fromtimestamp(run.began):%Y-%m-%d %H:%M}",
             "" if run.seconds is None else format_duration(run.seconds),
             format_bytes(run.nbytes),

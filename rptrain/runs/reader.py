@@ -12,6 +12,7 @@ from rptrain.runs.tail import LARGE, Tail
 
 RECENT = 480  # snapshots: two minutes
 LANES = 1 << 20  # bytes of lanes.jsonl that are read: more than RECENT snapshots
+LANES_SHARE = 8  # `large` is that many times the bytes of lanes.jsonl that are read for a glance
 BATCH = 500  # lines parsed at a time
 LONGEST = 1 << 20  # bytes of a line: longer ones are skipped, no record in a view is that long
 _UNREAD = b'"event":"slots"'  # in long records that a view does not use
@@ -54,7 +55,7 @@ class _Files:
 
     def __init__(self, folder: Path, large: int) -> None:
         self._events = Tail(folder / "events.jsonl", large, _BEGINNING)
-        self._lanes = Tail(folder / FILE, min(large, LANES))
+        self._lanes = Tail(folder / FILE, min(large // LANES_SHARE, LANES))
 
     def read(self) -> News:
         lines, lanes = self._events.read(), self._lanes.read()

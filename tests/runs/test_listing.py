@@ -9,7 +9,7 @@ from rich.console import Console
 
 from rptrain.runs import listing
 from rptrain.runs.event_log import EventLog
-from rptrain.runs.listing import folder_bytes, summaries
+from rptrain.runs.listing import Listing, folder_bytes, summaries
 from rptrain.utils.errors import UserError
 
 from .test_view import OWN, START, process, step, write
@@ -50,6 +50,37 @@ def test_a_long_run_is_glanced_at(tmp_path, monkeypatch):
     assert (run / "events.jsonl").stat().st_size > 4 * listing.GLANCE
     (summary,) = summaries(tmp_path)
     assert (summary.step, summary.state, summary.began) == (1999, "training", 100.0)
+
+
+def test_the_speed_is_a_median_that_one_slow_step_does_not_change(tmp_path):
+    speeds = [900.0, *([100.0] * listing.LATEST)]
+    speeds[20] = 3.0
+    make(tmp_path, "run", START, *({**step(n), "tokens_per_second": speed} for n, speed in enumerate(speeds, 1)))
+    make(tmp_path, "begun")
+    assert [run.tokens_per_second for run in summaries(tmp_path)] == [100.0, None]
+
+
+def test_runs_that_ended_are_read_again_only_if_they_change(tmp_path, monkeypatch):
+    finished = {"event": "finished", "step": 5, "time": 160.0}
+    done = make(tmp_path, "done", START, process(), step(5, 3.0), finished)
+    make(tmp_path, "live", {**START, "time": 50.0}, process(), step(1))
+    read: list[str] = []
+    summarize = listing.summarize
+    monkeypatch.setattr(listing, "summarize", lambda view: read.append(view.path.name) or summarize(view))
+    runs = Listing(tmp_path)
+    os.utime(done, (1, 1))  # a later change has another time, whatever the resolution of the clock
+    assert runs.read()[0] == runs.read()[0]
+    assert sorted(read) == ["done", "live", "live"]
+    with (done / "events.jsonl").open("a") as file:
+        file.write(json.dumps({**START, "time": 300.0}) + "\n" + json.dumps({**process(), "time": 300.5}) + "\n")
+    assert runs.read()[0].state == "loading"
+    with (done / "events.jsonl").open("a") as file:
+        file.write(json.dumps({**finished, "time": 400.0}) + "\n")
+    (first, _) = runs.read()
+    assert first.state == "finished" and first.seconds == 300.0
+    (done / "model").mkdir()
+    (done / "model" / "weights").write_bytes(b"x" * 10)
+    assert runs.read()[0].nbytes == first.nbytes + 10
 
 
 def test_the_size_of_a_folder(tmp_path, monkeypatch):

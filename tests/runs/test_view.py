@@ -13,7 +13,7 @@ from rptrain.runs.lanes import FILE, LaneRecord, OptimizerState, Snapshot
 from rptrain.runs.listing import summarize
 from rptrain.runs.process import ProcessId
 from rptrain.runs.view import ENDED, RunView
-from rptrain.tui.widgets.run_rows import row
+from rptrain.tui.widgets.run_rows import Layout
 
 OWN = ProcessId.of(os.getpid())
 START = {
@@ -281,7 +281,9 @@ def test_a_value_of_another_type_breaks_nothing_that_is_shown(tmp_path, event):
     for record in parts:
         view.take(record)
         shown = summarize(view)
-        assert shown.state in (*ENDED, "training", "loading") and f"{shown.step:,}" and row(shown, 150, "")
+        assert (
+            shown.state in (*ENDED, "training", "loading") and f"{shown.step:,}" and Layout.of(150, 20).row(shown, "")
+        )
         assert isinstance(view.log[-1].text, str) and 0 <= view.log[-1].time < 1e11
         assert all(place.total + (place.limit or 0) >= -1 for place in view.places)
         assert view.eta is None or view.eta < 1e300

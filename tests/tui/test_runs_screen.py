@@ -12,6 +12,7 @@ from rptrain.tui.screens.runs import Runs
 from rptrain.tui.services import launch
 from rptrain.tui.services.summaries import RunFolder
 from rptrain.tui.widgets.plot import Plot
+from rptrain.tui.widgets.run_list import Heading, RunList
 
 from .conftest import Made, driven, press_until, screen_text, settled, until
 from .recorded import BEGAN, make_run
@@ -59,6 +60,75 @@ async def test_the_columns_are_those_that_there_is_room_for(make: Made, tmp_path
             assert ("model" in heading) is (width == 160) and heading.index("took") == row.index("2 m 21 s")
 
 
+def names(app) -> list[str]:
+    return [run.path.name for run in app.screen.query_one(RunList)._shown]
+
+
+def heading(app) -> str:
+    return next(line for line in screen_text(app).splitlines() if "state" in line and "steps" in line)
+
+
+@driven
+async def test_sorting_by_keys_and_by_mouse(make: Made, runs: Path):
+    async with make().run_test(size=(120, 24)) as pilot:
+        app = pilot.app
+        await listed(pilot)
+        assert "began ▼" in heading(app) and names(app) == ["now", "broken", "done"]
+        await pilot.press("down", "s", "s")  # model, run
+        await until(pilot, lambda: "run ▲" in heading(app))
+        assert names(app) == ["broken", "done", "now"]
+        assert app.screen.query_one(RunList).chosen.path.name == "broken"
+        await press_until(pilot, "S", lambda: names(app) == ["now", "done", "broken"])
+        await pilot.press("s", "s")
+        await until(pilot, lambda: "steps ▼" in heading(app))
+        assert names(app) == ["done", "now", "broken"]
+        for arrow, order in (("▼", ["done", "now", "broken"]), ("▲", ["broken", "now", "done"])):
+            await pilot.click(Heading, offset=(heading(app).index("took") + 1, 0))
+            await until(pilot, lambda arrow=arrow: f"took {arrow}" in heading(app))
+            assert [name for name in names(app) if name != "now"] == [name for name in order if name != "now"]
+        await pilot.resize_terminal(60, 24)
+        await until(pilot, lambda: "run · took ▲" in heading(app))
+
+
+@driven
+async def test_filtering_by_name_state_and_model(make: Made, runs: Path):
+    make_run(runs, "qwen", steps=20, end="finished", alive=False, began=BEGAN - 3e5, model="qwen3-8b")
+    async with make().run_test(size=(80, 24)) as pilot:
+        app = pilot.app
+        await listed(pilot)
+        await pilot.press("slash", *"finished")
+        await until(pilot, lambda: names(app) == ["done", "qwen"] and "2 of 4 runs" in screen_text(app))
+        await pilot.press("space", *"llama")
+        await until(pilot, lambda: names(app) == ["done"])
+        await pilot.press("enter", "enter")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        assert app.screen.path.name == "done"
+        await press_until(pilot, "escape", lambda: isinstance(app.screen, Runs))
+        assert names(app) == ["done"] and "finished llama" in screen_text(app)
+        await press_until(pilot, "escape", lambda: len(names(app)) == 4)
+        await pilot.press("slash", *"no such")
+        await until(pilot, lambda: "No run has these words" in screen_text(app))
+        await pilot.press("down", "space", "r", "e", "d", "n", "enter")
+        await press_until(pilot, "escape", lambda: len(names(app)) == 4)
+        assert isinstance(app.screen, Runs)
+
+
+@driven
+async def test_only_rows_that_changed_are_made_again(make: Made, runs: Path, monkeypatch):
+    made: list[int] = []
+    replace = RunList.replace_option_prompt_at_index
+    monkeypatch.setattr(
+        RunList, "replace_option_prompt_at_index", lambda self, at, row: made.append(at) or replace(self, at, row)
+    )
+    async with make().run_test(size=(120, 24)) as pilot:
+        await listed(pilot)
+        made.clear()
+        with (runs / "now" / "events.jsonl").open("a") as file:
+            file.write((runs / "done" / "events.jsonl").read_text().splitlines()[-2].replace("\n", "") + "\n")
+        await until(pilot, lambda: "50/1,000" in screen_text(pilot.app))
+        assert set(made) == {0}
+
+
 @driven
 async def test_enter_opens_and_escape_comes_back(make: Made, runs: Path):
     async with make().run_test(size=(80, 24)) as pilot:
@@ -98,7 +168,7 @@ async def test_the_list_rests_behind_a_run_and_is_new_when_one_comes_back(make: 
 async def test_losses_are_compared(make: Made, runs: Path):
     async with make().run_test(size=(120, 36)) as pilot:
         await listed(pilot)
-        await pilot.press("space", "down", "down", "c")
+        await pilot.press("space", "down", "down", "space")
         plot = pilot.app.screen.query_one(Plot)
         await until(pilot, lambda: len(plot.curves) == 2)
         await settled(pilot)

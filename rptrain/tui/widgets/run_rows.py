@@ -1,7 +1,8 @@
-"""A run as a row of the list of runs, with as many columns as fit."""
+"""A run as a row of the list of runs, with as many columns as fit, and the order of the rows."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from rich.cells import cell_len
 from textual.content import Content
@@ -9,54 +10,134 @@ from textual.content import Content
 from rptrain.runs.listing import Summary
 from rptrain.tui.widgets.run_head import state_text
 from rptrain.utils.text import clipped, one_line
-from rptrain.utils.units import format_ago, format_bytes, format_duration, format_loss
+from rptrain.utils.units import DASH, format_ago, format_bytes, format_duration, format_loss
 
-COLUMNS = (  # name, width, and the least width of the list that shows it
-    ("state", 12, 0),
-    ("steps", 13, 0),
-    ("loss", 9, 0),
-    ("took", 11, 0),
-    ("size", 10, 76),
-    ("began", 13, 100),
-    ("model", 26, 116),
-)
+COLUMNS = {  # widths; the first ones stay on narrow screens
+    "state": 12,
+    "steps": 13,
+    "loss": 9,
+    "tokens/s": 11,
+    "took": 11,
+    "size": 10,
+    "began": 13,
+    "model": 20,
+}
 MARK = 2
 NAME = 16  # minimum width
 LONGEST = 62  # maximum width: a name of 60 characters
+ARROWS = ("▲", "▼")  # the lowest first, the highest first
+
+KEYS: dict[str, Callable[[Summary], float | str | None]] = {  # None is last in both directions
+    "run": lambda run: run.path.name.casefold(),
+    "state": lambda run: run.state,
+    "steps": lambda run: run.step,
+    "loss": lambda run: run.loss,
+    "tokens/s": lambda run: run.tokens_per_second,
+    "took": lambda run: run.seconds,
+    "size": lambda run: run.nbytes,
+    "began": lambda run: run.began,
+    "model": lambda run: run.model.casefold() or None,
+}
+HIGHEST_FIRST = ("steps", "tokens/s", "took", "size", "began")
 
 
-def heading(width: int) -> Content:
-    """The names of the columns."""
-    name, columns = _layout(width)
-    text = f"{'':{MARK}}{'run':<{name}}" + "".join(f"{column:<{room}}" for column, room in columns)
-    return Content.styled(text, "$muted")
+@dataclass(frozen=True)
+class Order:
+    """The column by which runs are sorted, and the direction."""
+
+    column: str = "began"
+    down: bool = True  # the highest first
+
+    @classmethod
+    def by(cls, column: str) -> "Order":
+        return cls(column, column in HIGHEST_FIRST)
+
+    @property
+    def reversed(self) -> "Order":
+        return replace(self, down=not self.down)
+
+    @property
+    def arrow(self) -> str:
+        return ARROWS[self.down]
+
+    def sorted(self, runs: Iterable[Summary]) -> list[Summary]:
+        """The runs in this order. Runs with equal values keep their order."""
+        runs = list(runs)
+        keys = {run.path: KEYS[self.column](run) for run in runs}
+        known = [run for run in runs if keys[run.path] is not None]
+        known.sort(key=lambda run: keys[run.path], reverse=self.down)  # pyright: ignore[reportArgumentType]
+        return known + [run for run in runs if keys[run.path] is None]
 
 
-def row(run: Summary, width: int, mark: str) -> Content:
-    """`mark`: the color of the run's curve if it is compared."""
-    name, columns = _layout(width)
-    cells = dict(_cells(run))
-    shown = clipped(one_line(run.path.name), name - 1)
-    return Content.assemble(
-        ("━ " if mark else "  ", mark),
-        (shown + " " * (name - cell_len(shown)), "bold"),
-        *(_padded(cells[column], room) for column, room in columns),
-    )
+@dataclass(frozen=True)
+class Layout:
+    """The width of the names, and the other columns with their widths."""
+
+    name: int
+    columns: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, width: int, longest: int) -> "Layout":
+        """For a list of `width` characters, and names of at most `longest`."""
+        left = width - MARK - NAME
+        columns: list[tuple[str, int]] = []
+        for name, room in COLUMNS.items():
+            if room > left:
+                break
+            columns.append((name, room))
+            left -= room
+        return cls(NAME + max(0, min(left, min(longest + 2, LONGEST) - NAME)), tuple(columns))
+
+    def heading(self, order: Order) -> Content:
+        """The names of the columns; that of the order is marked."""
+        shown = "run" if order.column in ("run", *dict(self.columns)) else f"run · {order.column} {order.arrow}"
+        parts = [" " * MARK]
+        for name, room in (("run", self.name), *self.columns):
+            text = f"{name} {order.arrow}" if name == order.column else shown if name == "run" else name
+            parts.append(f"{text:<{room}}")
+        return Content.styled("".join(parts), "$muted")
+
+    def column_at(self, x: int) -> str | None:
+        """The column of the heading at a place; None beyond the last."""
+        end = MARK
+        for name, room in (("run", self.name), *self.columns):
+            end += room
+            if x < end:
+                return name
+        return None
+
+    def row(self, run: Summary, mark: str) -> Content:
+        """`mark`: the color of the run's curve if it is compared."""
+        cells = dict(_cells(run))
+        shown = clipped(one_line(run.path.name), self.name - 1)
+        return Content.assemble(
+            ("━ " if mark else "  ", mark),
+            (shown + " " * (self.name - cell_len(shown)), "bold"),
+            *(_padded(cells[column], room) for column, room in self.columns),
+        )
 
 
-def _layout(width: int) -> tuple[int, list[tuple[str, int]]]:
-    columns = [(name, room) for name, room, least in COLUMNS if width >= least]
-    return max(NAME, min(LONGEST, width - MARK - sum(room for _, room in columns))), columns
+def ago(run: Summary) -> str:
+    """When it began."""
+    return "" if run.began is None else format_ago(time.time() - run.began)
+
+
+def matches(run: Summary, text: str) -> bool:
+    """Whether each word of a text occurs in the run's name, state or model."""
+    about = f"{run.path.name} {run.state} {run.model}".casefold()
+    return all(word in about for word in text.casefold().split())
 
 
 def _cells(run: Summary) -> Iterator[tuple[str, Content]]:
     total = "" if run.total_steps is None else f"/{run.total_steps:,}"
+    speed = run.tokens_per_second
     yield "state", state_text(run.state)
     yield "steps", Content(f"{run.step:,}{total}")
     yield "loss", Content(format_loss(run.loss))
+    yield "tokens/s", Content(DASH if speed is None else f"{speed:,.0f}")
     yield "took", Content("" if run.seconds is None else format_duration(run.seconds))
     yield "size", Content(format_bytes(run.nbytes))
-    yield "began", Content("" if run.began is None else format_ago(time.time() - run.began))
+    yield "began", Content(ago(run))
     several = f", {run.processes} processes" if run.processes > 1 else ""
     yield "model", Content.styled(one_line(run.model) + several, "$muted")
 
