@@ -12,6 +12,7 @@ from typing import Any, Literal
 from rptrain.runs.records import Float, Int, UnixTime, validator
 
 SCHEMA = 1
+LOW_MEMORY = 0.05  # host memory is low when a smaller fraction of what the process could use is free
 FILE, OLD_FILE = "lanes.jsonl", "lanes.old.jsonl"
 
 Phase = Literal["loading", "training", "paused", "saving", "evaluating", "exporting"]
@@ -56,6 +57,11 @@ class Snapshot:
     free: Int  # bytes of host memory still available to it
     lanes: tuple[LaneRecord, ...]  # empty while no engine is open
     optimizer: OptimizerState | None
+
+    @property
+    def is_low(self) -> bool:
+        """Whether little host memory is left."""
+        return self.free < LOW_MEMORY * (self.process + self.free)
 
     def to_line(self) -> str:
         """The snapshot as JSON on one line. Fields of lanes that are None are left out."""

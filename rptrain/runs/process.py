@@ -37,6 +37,11 @@ class ProcessId:
         """Whether the process still runs. Meaningful only on its own machine."""
         return _birth(self.pid) == self.birth
 
+    @property
+    def rebooted(self) -> bool:
+        """Whether the machine was restarted since. Meaningful only on its own machine."""
+        return self.birth.partition("/")[0] != _boot_id()
+
 
 def other_folders(run: Path) -> dict[int, Path]:
     """The folders in which all processes except the first have written records, by rank. Some may be left from an
@@ -59,4 +64,8 @@ def _birth(pid: int) -> str | None:
     fields = status.rpartition(")")[2].split()  # after the name, which may contain anything: the first is the state
     if fields[0] in "ZX":
         return None
-    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{fields[19]}"
+    return f"{_boot_id()}/{fields[19]}"
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

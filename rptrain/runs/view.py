@@ -233,6 +233,12 @@ class RunView:
         return next((loss for loss in reversed(self.steps.column("loss")) if not isnan(loss)), None)
 
     @property
+    def last_seen(self) -> float | None:
+        """Unix time of the last record of any kind; None without one."""
+        times = (self.last_event or 0.0, self.recent[-1].time if self.recent else 0.0)
+        return max(times) or None
+
+    @property
     def seconds_per_step(self) -> float | None:
         """The average over the last PACE reports of the newest process; None before its second report."""
         steps, times = self.steps.column("step"), self.steps.column("time")
@@ -342,8 +348,7 @@ class RunView:
     def _alive(self) -> bool:
         if self.process is not None and self.process.here:
             return self.process.alive
-        last = max(self.last_event or 0.0, self.recent[-1].time if self.recent else 0.0)
-        return time.time() - last < SILENT
+        return time.time() - (self.last_seen or 0.0) < SILENT
 
     def _say(self, event: Event) -> None:
         if (sentence := event.sentence()) is not None:

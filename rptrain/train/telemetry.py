@@ -23,7 +23,6 @@ from rptrain.utils.errors import RunDeleted, UserError, describe
 from rptrain.utils.liveness import progressed
 from rptrain.utils.nvml import Driver, GpuStatus
 
-LOW_MEMORY = 0.05  # warn when this fraction of the process's memory plus free memory is free
 INTERVAL = 0.25  # seconds between two records
 MAX_BYTES = 8 << 20  # per file: a few hours of one GPU
 UNKNOWN = GpuStatus(None, None, None)
@@ -187,7 +186,7 @@ class Telemetry:
         full.close()
 
     def _warn(self, snapshot: Snapshot) -> None:
-        if not self._warned and snapshot.free < LOW_MEMORY * (snapshot.process + snapshot.free):
+        if not self._warned and snapshot.is_low:
             self._warned = True
             self._emit(MemoryLow(snapshot.process, snapshot.free))
 

@@ -11,7 +11,7 @@ from textual.notifications import SeverityLevel
 from textual.screen import ModalScreen, Screen
 
 from rptrain.tui.context import Context
-from rptrain.tui.messages import BeginWith, OpenRun
+from rptrain.tui.messages import BeginWith, Correct, OpenRun
 from rptrain.tui.screens.doctor import Doctor
 from rptrain.tui.screens.help import Help
 from rptrain.tui.screens.new_run import NewRun
@@ -80,6 +80,11 @@ class RptrainApp(App[None]):
         await self.action_go("new")
         assert isinstance(self.screen, NewRun)
         self.screen.begin_with(message.path)
+
+    async def on_correct(self, message: Correct) -> None:
+        await self.action_go("new")
+        assert isinstance(self.screen, NewRun)
+        await self.screen.correct(message.key)
 
     def notify(
         self,

@@ -17,6 +17,13 @@ class OpenRun(Message):
 
 
 @dataclass
+class Correct(Message):
+    """Return to the settings of a run that did not start, at the one to correct if it is known."""
+
+    key: str | None
+
+
+@dataclass
 class BeginWith(Message):
     """Start a new run with the settings of an earlier one."""
 

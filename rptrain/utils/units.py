@@ -1,6 +1,7 @@
 """Numbers with units, the same on the command line and in the interface."""
 
 import re
+from datetime import datetime
 from math import isfinite
 
 DASH = "–"  # in place of an unknown value
@@ -95,6 +96,11 @@ def format_short(value: float) -> str:
         return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
+def format_moment(time: float) -> str:
+    """A Unix time as local date and time, such as "2026-03-01 14:03:12"."""
+    return f"{datetime.fromtimestamp(time):%Y-%m-%d %H:%M:%S}"
 
 
 def format_ago(seconds: float) -> str:

@@ -55,7 +55,7 @@ def make_run(
     for rank in range(processes):
         folder = run / "processes" / str(rank) if rank else run
         folder.mkdir(parents=True, exist_ok=True)
-        process = own if alive else ProcessId(own.host, own.pid, "another")
+        process = own if alive else ProcessId(own.host, own.pid, f"{own.birth.partition('/')[0]}/0")
         process = process if processes == 1 else ProcessId(f"node-{rank}", 17, "another")
         with (folder / "events.jsonl").open("w") as file:
             for record in _records(names, process, steps, total, end, began, model, every):

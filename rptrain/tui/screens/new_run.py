@@ -357,6 +357,11 @@ class NewRun(Screen[None]):
         if key in ALL:
             await self.query_one(Form).reveal(ALL[key])
 
+    async def correct(self, key: str | None) -> None:
+        """Moves the focus to the setting that kept a run from starting, if it is known."""
+        if key is not None:
+            await self.query_one(Form).reveal(ALL[key])
+
     async def _settings(self) -> list[Item]:
         draft = self._draft
         return [

@@ -14,15 +14,20 @@ from textual.screen import Screen
 from textual.widgets import Footer
 
 from rptrain.runs import control
+from rptrain.runs.ending import Ending, ending_of
 from rptrain.runs.tail import end_of
 from rptrain.runs.view import RunView
 from rptrain.tui.context import Context
+from rptrain.tui.messages import BeginWith, Correct
 from rptrain.tui.screens.closing import until_closed
 from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.dialog import ask
 from rptrain.tui.screens.exporting import export_run
+from rptrain.tui.services.fields import ALL
 from rptrain.tui.services.launch import Launched, log_of
 from rptrain.tui.services.replay import Replay
+from rptrain.tui.services.start_errors import error_of, first_line, setting_of
+from rptrain.tui.widgets.banner import Banner
 from rptrain.tui.widgets.lanes import Lanes, Shown
 from rptrain.tui.widgets.log_panel import LogPanel
 from rptrain.tui.widgets.memory_panel import MemoryPanel
@@ -31,7 +36,8 @@ from rptrain.tui.widgets.run_head import RunHead
 from rptrain.tui.widgets.sizes import TALL
 from rptrain.tui.widgets.top_bar import TopBar
 from rptrain.utils.errors import UserError
-from rptrain.utils.units import format_duration, format_loss, format_short
+from rptrain.utils.text import counted
+from rptrain.utils.units import format_duration, format_loss, format_moment, format_short
 
 PAUSE = 0.4  # seconds between two updates
 PLOT_PAUSE = 1.0  # seconds between two drawings of the curves
@@ -66,6 +72,7 @@ class RunScreen(Screen[None]):
         Binding("e", "export", "export"),
         Binding("r", "resume", "resume"),
         Binding("v", "replay", "replay"),
+        Binding("n", "begin", "new from it", show=False),
         Binding("l", "curve", "curves", show=False),
         Binding("o", "part", "log", show=False),
         Binding("plus,equals_sign", "speed(2)", "faster", show=False),
@@ -81,6 +88,7 @@ class RunScreen(Screen[None]):
         ("s", "save now"),
         ("x", "save and stop, after a question"),
         ("r", "resume a run that ended early"),
+        ("n", "a new run with its settings"),
         ("e", "export the last checkpoint"),
         ("v", "replay from the beginning, or leave the replay"),
         ("+ -", "the replay's speed"),
@@ -97,12 +105,14 @@ class RunScreen(Screen[None]):
         self._view: RunView | None = None
         self._replay: Replay | None = None
         self._held = False  # the replay
+        self._ending: Ending | None = None  # of a run that failed or died
         self._drawn = (-1.0, 0.0)  # number of steps and time of the drawn curves
         self._curve = 0  # 0: all that fit
 
     def compose(self) -> ComposeResult:
         yield TopBar("run", str(self.path))
         yield RunHead()
+        yield Banner()
         with VerticalScroll(id="devices"):
             yield Lanes()
         with Horizontal(id="middle"):
@@ -130,6 +140,7 @@ class RunScreen(Screen[None]):
             await asyncio.sleep(PAUSE)
         view = self._view = await asyncio.to_thread(RunView, self.path)
         known = view.state, self._beginning
+        await self._look_at_ending(view)
         self.query_one(LogPanel).turn_to("log" if view.log and not known[1] else "output")
         self.refresh_bindings()
         self._show()
@@ -145,10 +156,17 @@ class RunScreen(Screen[None]):
             if now != known:
                 self._told(known, now)
                 known = now
+                await self._look_at_ending(view)
                 self.refresh_bindings()
                 self._show()
             elif changed:
                 self._show()
+
+    async def _look_at_ending(self, view: RunView) -> None:
+        begun = self._shared.launched.get(self.path)
+        ours = begun is not None and view.process is not None and begun.process.pid == view.process.pid
+        code = begun.process.poll() if begun is not None and ours else None
+        self._ending = await asyncio.to_thread(ending_of, view, code)
 
     def _has_content(self) -> bool:
         """Whether the run's folder exists and has content."""
@@ -180,8 +198,7 @@ class RunScreen(Screen[None]):
         self.query_one(Lanes).empty = STARTING[launched.running]
         self.query_one(LogPanel).turn_to("output")
         self.query_one(LogPanel).show_output(launched.said())
-        code = launched.process.returncode
-        self.query_one(TopBar).tell(str(self.path) if code is None else f"ended with {code}: {launched.log}")
+        self._show_banner()
 
     # ---- showing
 
@@ -197,6 +214,7 @@ class RunScreen(Screen[None]):
             return
         state = self.state
         self.query_one(RunHead).show(view, state, self._note())
+        self._show_banner()
         lanes = self.query_one(Lanes)
         beginning, launched = self._beginning, self._launched
         lanes.shown = Shown.of(view, STRIP, state, self._at_rest)
@@ -208,6 +226,35 @@ class RunScreen(Screen[None]):
         panel.show_samples(view.samples)
         panel.show_output(launched.said() if beginning and launched else end_of(log_of(self.path), OUTPUT))
         self._draw_curves(view)
+
+    def _show_banner(self) -> None:
+        """Says why the run did not start, or how it failed or died, and which key helps."""
+        banner, error, ending = self.query_one(Banner), self._start_error, self._ending
+        if error is not None:
+            key = self._to_correct(error)
+            place = f"at {ALL[key].name} in New run" if key else "in New run"
+            fresh = self._launched is not None and self._launched.fresh
+            again = f"esc: correct it {place}" if fresh else "r tries again"
+            banner.show(f"Training failed to start: {first_line(error)}", again)
+        elif ending is not None and self._replay is None:
+            lost = f"{counted(ending.lost, 'step')} lost"
+            saved = f"r resumes from step {ending.saved:,} · {lost}"
+            unsaved = f"not saved: {lost} · n begins a new run"
+            seen = "" if ending.seen is None else f" · last seen {format_moment(ending.seen)}"
+            banner.show(ending.cause, (saved if ending.saved else unsaved) + seen)
+        else:
+            banner.show("")
+
+    @property
+    def _start_error(self) -> str | None:
+        """The error of a trainer that was started here and ended before it recorded anything."""
+        launched = self._launched
+        if launched is None or launched.running or (self._view is not None and not self._beginning):
+            return None
+        return error_of(launched.said()) or f"exit status {launched.process.returncode}"
+
+    def _to_correct(self, error: str) -> str | None:
+        return setting_of(error, self._shared.draft.shown)
 
     def _at_rest(self, view: RunView, state: str) -> str:
         """What a process does that has no lanes."""
@@ -252,13 +299,15 @@ class RunScreen(Screen[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         ended = self._view is not None and self._view.ended
         if self._replay is not None:
-            return action not in ("save", "stop", "export", "resume")
+            return action not in ("save", "stop", "export", "resume", "begin")
         if action in ("save", "stop"):
             return self._view is not None and not ended
         if action == "pause":
             return self._view is not None and not ended
         if action == "resume":
             return ended and self.state != "finished" and self._beginning != "starts"
+        if action == "begin":
+            return ended
         if action in ("replay", "export"):
             return self._view is not None
         return action != "speed"
@@ -312,6 +361,9 @@ class RunScreen(Screen[None]):
         self._show()
         self.refresh_bindings()
 
+    def action_begin(self) -> None:
+        self.post_message(BeginWith(self.path))
+
     def action_speed(self, by: float) -> None:
         if self._replay is not None:
             self._replay.faster(by)
@@ -333,5 +385,7 @@ class RunScreen(Screen[None]):
     def action_back(self) -> None:
         if self._replay is not None:
             self.action_replay()
+        elif (error := self._start_error) is not None and self._launched is not None and self._launched.fresh:
+            self.post_message(Correct(self._to_correct(error)))
         else:
             self.dismiss(None)

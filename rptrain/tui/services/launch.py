@@ -35,6 +35,7 @@ class Launched:
     log: Path
     before: int = 0  # bytes of the log from earlier processes
     began: float = field(default_factory=time.time)  # Unix seconds
+    fresh: bool = False  # a new run, not one that is resumed
 
     @property
     def running(self) -> bool:
@@ -82,7 +83,7 @@ def start(config: Path, output_dir: str, run_name: str, environment: Mapping[str
     overrides = ["save.resume=never", f"log.run_name={_text(name)}"]
     path = parent / name
     process = _begin([*COMMAND, "--config", str(config), *overrides], output, environment)
-    return Launched(process, path, beside(path, OUTPUT))
+    return Launched(process, path, beside(path, OUTPUT), fresh=True)
 
 
 def resume(run: Path, environment: Mapping[str, str]) -> Launched:

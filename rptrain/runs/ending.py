@@ -1,0 +1,65 @@
+"""How a run ended early: what happened as far as it is known, the last save, and what is lost."""
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from rptrain.runs.run_dir import RunDir
+from rptrain.runs.view import RunView
+from rptrain.utils.errors import UserError
+from rptrain.utils.units import format_bytes
+
+EARLY = ("failed", "dead")
+
+
+@dataclass(frozen=True)
+class Ending:
+    cause: str  # a sentence or more
+    seen: float | None  # Unix time of the last record
+    saved: int  # the step of the last complete checkpoint; 0 without one
+    lost: int  # completed steps after it
+
+
+def ending_of(view: RunView, code: int | None = None) -> Ending | None:
+    """How the run of a view failed or died; None for any other state. Looks for checkpoints in the run's folder.
+
+    `code`: how its process ended, as `subprocess.Popen.returncode`; None if nobody knows.
+    """
+    if view.state not in EARLY:
+        return None
+    saved = _saved_step(view.path)
+    cause = view.failure or _death(view, code)
+    return Ending(cause, view.last_seen, saved, max(view.step - saved, 0))
+
+
+def _saved_step(path: Path) -> int:
+    try:
+        return RunDir(path).saved_step
+    except (UserError, OSError):  # links that lead out of the folder, or a folder that cannot be read
+        return 0
+
+
+def _death(view: RunView, code: int | None) -> str:
+    """What ended a process that wrote no last record."""
+    process = view.process
+    if code is not None and code >= 0:
+        return f"The trainer exited with status {code} and wrote no last record."
+    if code is not None and code != -signal.SIGKILL:
+        return f"The trainer was ended by {_signal_name(-code)}."
+    if process is not None and not process.here:
+        return f"The trainer on {process.host} has not written any records for a while."
+    if process is not None and process.rebooted:
+        return "The machine was restarted while the run was active."
+    what = "The trainer is gone and wrote no last record" if code is None else "The trainer was killed (SIGKILL)"
+    last = view.recent[-1] if view.recent else None
+    if last is not None and last.is_low:
+        left = format_bytes(last.free)
+        return f"{what}. Only {left} of host memory were left: the system probably killed it to free memory."
+    return f"{what}. The system kills processes in this way when memory runs out, and so does kill -9."
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

@@ -1,0 +1,34 @@
+"""What a trainer that did not start says: the first line of its error, and the setting to correct."""
+
+import re
+from collections.abc import Callable
+
+from rptrain.tui.services.fields import ALL
+
+_CONTINUES = re.compile(r"\s|- |… and ")  # the beginning of a line that belongs to the one before it
+_KEYS = {key: key for key in ALL} | {field.name: key for key, field in ALL.items()}
+_INDEX = re.compile(r"\b(data\.(?:train|val))\.\d+\.")
+_KEY = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, sorted(_KEYS, key=len, reverse=True)))})(?![\w.]*\w)")
+_VALUES = ("data.train.0.path", "model.path")  # settings whose values errors name instead of the key
+
+
+def error_of(output: str) -> str:
+    """The last message of a trainer's output. One that only counts mistakes is followed by them."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    start = next((n for n in reversed(range(len(lines))) if not _CONTINUES.match(lines[n])), 0)
+    return "\n".join(line.strip() for line in lines[start:])
+
+
+def first_line(error: str) -> str:
+    """The first line of an error; the first mistake if that line only counts them."""
+    first, _, rest = error.partition("\n")
+    return rest.partition("\n")[0] if first.endswith(" mistakes in the config") else first
+
+
+def setting_of(error: str, value_of: Callable[[str], str]) -> str | None:
+    """The setting that an error is about: its key in the form; None if that is unknown. `value_of`: the value of a
+    key.
+    """
+    if found := _KEY.search(_INDEX.sub(r"\1.", error)):
+        return _KEYS[found[0]]
+    return next((key for key in _VALUES if (value := value_of(key)) and value in error), None)

@@ -1,0 +1,84 @@
+"""What Run says of a run that did not start, failed or died, and where its keys lead."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from rptrain.checkpoint.atomic_dir import MANIFEST
+from rptrain.tui.screens.new_run import NewRun
+from rptrain.tui.screens.run import RunScreen
+from rptrain.tui.services import launch
+from rptrain.tui.widgets.banner import Banner
+
+from .conftest import Made, Scripted, driven, press_until, screen_text, until
+from .recorded import make_run
+
+pytestmark = pytest.mark.long
+
+
+@pytest.mark.parametrize("size", [(60, 24), (80, 24), (200, 50)])
+@driven
+async def test_a_failed_start_says_why_and_leads_back_to_its_setting(
+    make: Made, helper: Scripted, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
+):
+    said = "echo 'reading the data'; echo '`optim.warmup_steps` must be smaller, not [red]9'; exit 2"
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", said))
+    app = make()
+    async with app.run_test(size=size) as pilot:
+        await until(pilot, lambda: "fits" in screen_text(app))
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen) and "✗ Training failed" in screen_text(app))
+        text = " ".join(screen_text(app).split())
+        assert "✗ Training failed to start: `optim.warmup_steps` must be smaller, not [red]9" in text
+        assert "esc: correct it at optim.warmup_steps in New run" in text
+        await press_until(pilot, "escape", lambda: isinstance(app.screen, NewRun))
+        await until(pilot, lambda: app.focused is not None and app.focused.id == "optim-warmup_steps")
+
+
+@driven
+async def test_a_failed_start_for_another_reason_leads_back_to_new_run(
+    make: Made, helper: Scripted, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", "exit 7"))
+    app = make()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "fits" in screen_text(app))
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: "✗ Training failed to start: exit status 7" in screen_text(app))
+        assert "esc: correct it in New run" in screen_text(app)
+        await press_until(pilot, "escape", lambda: isinstance(app.screen, NewRun))
+
+
+@driven
+async def test_a_dead_run_says_what_is_lost_and_how_to_resume(
+    make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    run = make_run(tmp_path / "runs", steps=20, alive=False)
+    (run / "checkpoints" / "checkpoint-15").mkdir()
+    (run / "checkpoints" / "checkpoint-15" / MANIFEST).touch()
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", "echo cannot; exit 2"))
+    async with make(attach=run).run_test(size=(80, 24)) as pilot:
+        app = pilot.app
+        await until(pilot, lambda: "✗ The trainer is gone" in screen_text(app))
+        assert "r resumes from step 15 · 5 steps lost · last seen 2023-11-14 22:14:40" in screen_text(app)
+        await pilot.press("r")
+        await until(pilot, lambda: "✗ Training failed to start: cannot" in screen_text(app))
+        assert "r tries again" in screen_text(app)
+        await press_until(pilot, "escape", lambda: not isinstance(app.screen, RunScreen))
+        assert not isinstance(app.screen, NewRun)
+
+
+@driven
+async def test_a_run_without_a_checkpoint_is_begun_again(make: Made, tmp_path: Path):
+    run = make_run(tmp_path / "runs", steps=20, end="failed")
+    async with make(attach=run).run_test(size=(120, 36)) as pilot:
+        app = pilot.app
+        await until(pilot, lambda: "✗ EngineError: cuda:1 fell off the bus" in screen_text(app))
+        assert "not saved: 20 steps lost · n begins a new run" in screen_text(app)
+        await press_until(pilot, "v", lambda: not app.screen.query_one(Banner).display)
+        await press_until(pilot, "escape", lambda: app.screen.query_one(Banner).display)
+        await pilot.press("n")
+        await until(pilot, lambda: isinstance(app.screen, NewRun) and "1000" in screen_text(app))
