@@ -270,7 +270,12 @@ def test_generate(monkeypatch):
         calls.append(arguments)
         return ["größer", "b"]
 
-    replace(monkeypatch, "rptrain.inference.generate", generate_text=generate_text)
+    def stream_text(*arguments: object) -> Iterator[list[str | None]]:
+        """The second answer ends first, and waits for its turn; the end of the first one is in the last item."""
+        calls.append(arguments)
+        yield from (["gr", "b"], ["ö", None], ["", None], ["ßer", None])
+
+    replace(monkeypatch, "rptrain.inference.generate", generate_text=generate_text, stream_text=stream_text)
     arguments = ["generate", ".", "--prompt", "a=1", "--prompt", "y"]
     assert run(*arguments).stdout == "größer\nb\n"
     shown = run(*arguments, "--json", "--max-new-tokens", "5", "--temperature", "0.5", "--seed", "7", "--raw")
@@ -282,10 +287,10 @@ def test_generate(monkeypatch):
 
 
 def test_a_mistake_in_generate_ends_with_2(monkeypatch):
-    def generate_text(*arguments: object) -> list[str]:
+    def fail(*arguments: object) -> list[str]:
         raise UserError("no tokenizer")
 
-    replace(monkeypatch, "rptrain.inference.generate", generate_text=generate_text)
+    replace(monkeypatch, "rptrain.inference.generate", generate_text=fail, stream_text=fail)
     result = run("generate", ".", "--prompt", "x")
     assert (result.exit_code, result.stderr) == (2, "no tokenizer\n")
 

@@ -7,6 +7,7 @@ from io import TextIOWrapper
 import typer
 
 from rptrain.cli.bench import bench
+from rptrain.cli.chat import chat
 from rptrain.cli.doctor import doctor
 from rptrain.cli.models import export, generate
 from rptrain.cli.plan import plan
@@ -37,13 +38,13 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.callback(invoke_without_command=True)(root)
-for command in (train, plan, bench, runs, attach, doctor, export, generate):
+for command in (train, plan, bench, runs, attach, doctor, export, generate, chat):
     app.command()(command)
 
 
 def main() -> None:
     given = arguments(sys.argv[1:])
-    if given and given[0] != "attach":  # the interface handles signals itself
+    if given and given[0] not in ("attach", "chat"):  # the interface and a conversation handle signals themselves
         PROCESS.install(NativeWatchdog.load())
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal that cannot show a letter does not end a run

@@ -1,6 +1,8 @@
 """`rptrain export` and `rptrain generate`."""
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +12,7 @@ from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import JsonArray, existing
 from rptrain.runs.signals import PROCESS
 from rptrain.utils.paths import expanded
+from rptrain.utils.text import is_terminal, printable
 
 
 def export(
@@ -41,11 +44,31 @@ def generate(
     with exit_codes():
         source = existing(source)
         with PROCESS.importing():
-            from rptrain.inference.generate import generate_text
+            from rptrain.inference.generate import generate_text, stream_text
 
-        texts = generate_text(source, prompt, max_new_tokens, temperature, seed, raw)
+        given = (source, prompt, max_new_tokens, temperature, seed, raw)
         if as_json:
+            texts = generate_text(*given)
             answers = [{"prompt": said, "text": text} for said, text in zip(prompt, texts, strict=True)]
             print(json.dumps(answers, indent=2, ensure_ascii=False))
         else:
-            print("\n".join(texts))
+            _print_streamed(stream_text(*given), len(prompt))
+
+
+def _print_streamed(steps: Iterator[list[str | None]], count: int) -> None:
+    """Prints the answers one after the other, the first unfinished one as it arrives."""
+    shown = printable if is_terminal(sys.stdout) else str
+    waiting = [""] * count
+    current = 0
+    for pieces in steps:
+        for index, piece in enumerate(pieces):
+            waiting[index] += piece or ""
+        while current < count:
+            print(shown(waiting[current]), end="", flush=True)
+            waiting[current] = ""
+            if pieces[current] is not None:
+                break
+            print()
+            current += 1
+    for text in waiting[current:]:
+        print(shown(text))

@@ -49,12 +49,17 @@ class Template:
 
 
 def render_prompts(tokenizer: Any, template: str, texts: Sequence[str]) -> list[str]:
-    """Messages of the user as the template writes each of them alone, with the generation prompt.
+    """`render_conversations` of messages of the user, each of them alone."""
+    return render_conversations(tokenizer, template, [[{"role": "user", "content": text}] for text in texts])
+
+
+def render_conversations(tokenizer: Any, template: str, conversations: Sequence[list[Message]]) -> list[str]:
+    """Conversations as the template writes them, with the generation prompt.
 
     Raises UserError if the template rejects one, or takes too long or too much memory.
     """
     try:
-        return list(stream(_prompts, Template.of(tokenizer, template), list(texts)))
+        return list(stream(_prompts, Template.of(tokenizer, template), list(conversations)))
     except Limited as error:
         raise exceeded(error) from None
 
@@ -87,10 +92,10 @@ def _renderer(template: Template) -> "Renderer":
     return Renderer(template)
 
 
-def _prompts(template: Template, texts: list[str]) -> Iterator[str]:
+def _prompts(template: Template, conversations: list[list[Message]]) -> Iterator[str]:
     tokenizer = _Tokenizer(template)
-    for text in texts:
-        yield tokenizer.apply(template.text, [{"role": "user", "content": text}], prompt=True)
+    for messages in conversations:
+        yield tokenizer.apply(template.text, messages, prompt=True)
 
 
 class _Tokenizer:

@@ -1,0 +1,38 @@
+"""`rptrain chat`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rptrain.cli.exits import exit_codes
+from rptrain.cli.options import existing
+from rptrain.utils.errors import UserError
+
+
+def chat(
+    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT|DIR")],
+    system: Annotated[str, typer.Option(help="The system prompt.")] = "",
+    temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.7,
+    top_p: Annotated[float, typer.Option(help="Draw from the most likely tokens that add up to this.")] = 0.95,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 1024,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
+    base: Annotated[bool, typer.Option("--base", help="Show the base model's answers beside the tuned ones.")] = False,
+) -> None:
+    """Talk to a trained model: a run, a checkpoint or a model directory.
+
+    Without a terminal, each line of the input is a message.
+    """
+    with exit_codes():
+        if system != system.encode(errors="replace").decode():
+            raise UserError("--system is not UTF-8 text")
+        source = existing(source)
+        from rptrain.cli.talk import Talk
+        from rptrain.inference.chat import Settings
+        from rptrain.inference.load import LoadedChat
+
+        settings = Settings(temperature, top_p, max_new_tokens, seed)
+        settings.check()
+        loaded = LoadedChat(source)
+        loaded.chat.settings, loaded.chat.system = settings, system
+        Talk(loaded).run(base=base)

@@ -1,0 +1,74 @@
+"""Loads a model for a conversation, and its base model beside it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from rptrain.data.loader import load_tokenizer
+from rptrain.engine.store import available_bytes
+from rptrain.inference.chat import Chat, Speaker
+from rptrain.inference.model import Model, find_base, find_model
+from rptrain.models.adapters.lora import without_adapters
+from rptrain.models.layers.generate import Weights
+from rptrain.utils.errors import UserError
+from rptrain.utils.units import format_bytes
+
+ROOM = 0.8  # fraction of free memory for weights; the rest is for keys, values and temporaries
+
+
+class LoadedChat:
+    """A conversation with a model in memory. `chat` has no base model until `load_base`."""
+
+    def __init__(self, source: Path) -> None:
+        """Raises UserError as `find_model`, or if the weights do not fit."""
+        self.model = find_model(source)
+        tokenizer = load_tokenizer(self.model.tokenizer)
+        self.device = _device(self.model)
+        self._weights = _placed(self.model, self.device)
+        tuned = Speaker(self.model.spec, self._weights, _free_on(self.device))
+        self.chat = Chat(tokenizer, self.model.ends(tokenizer), tuned, self.model.longest)
+
+    def load_base(self) -> None:
+        """Makes the base model answer too. That of adapters is the same weights without them.
+
+        Raises UserError if the base model is unknown, or is not on this machine, or does not fit.
+        """
+        if self.chat.base is not None:
+            return
+        if self.model.has_adapters_only:
+            spec, weights = without_adapters(self.model.spec), self._weights
+        else:
+            base = find_base(self.model)
+            if (base.spec.vocab_size, base.spec.architecture) != (
+                self.model.spec.vocab_size,
+                self.model.spec.architecture,
+            ):
+                raise UserError(f"{base.source} is another model than the one that was trained: it cannot be compared")
+            if base.nbytes > ROOM * _free_on(self.device)():
+                raise UserError(
+                    f"the base model takes {format_bytes(base.nbytes)}, and {format_bytes(_free_on(self.device)())} is "
+                    "available"
+                )
+            spec, weights = base.spec, _placed(base, self.device)
+        self.chat.base = Speaker(spec, weights, _free_on(self.device))
+
+
+def _placed(model: Model, device: torch.device) -> Weights:
+    return [{name: tensor.to(device) for name, tensor in unit.items()} for unit in model.load()].__getitem__
+
+
+def _device(model: Model) -> torch.device:
+    """The first GPU if the weights fit there, otherwise the CPU. Raises UserError if they do not."""
+    if torch.cuda.is_available() and model.nbytes < ROOM * torch.cuda.mem_get_info()[0]:
+        return torch.device("cuda")
+    if model.nbytes > ROOM * available_bytes():
+        raise UserError(
+            f"the model takes {format_bytes(model.nbytes)}, and {format_bytes(available_bytes())} is available: free "
+            "memory"
+        )
+    return torch.device("cpu")
+
+
+def _free_on(device: torch.device) -> Callable[[], int]:
+    return (lambda: torch.cuda.mem_get_info()[0]) if device.type == "cuda" else available_bytes

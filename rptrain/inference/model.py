@@ -1,0 +1,148 @@
+"""The models that can answer: a run's, a checkpoint's, or that of a directory; found and checked before they load."""
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rptrain.checkpoint import adapter
+from rptrain.checkpoint.base_files import BASE
+from rptrain.checkpoint.export import DTYPES, checkpoint_of, from_checkpoint
+from rptrain.checkpoint.metadata import RUN_CONFIG
+from rptrain.checkpoint.state import dtype_of, read_state
+from rptrain.data.loader import VOCABULARIES
+from rptrain.models import registry
+from rptrain.models.adapters.lora import adapter_units, with_lora, without_adapters
+from rptrain.models.spec import ModelSpec
+from rptrain.models.weights import pretrained
+from rptrain.utils.errors import UserError
+from rptrain.utils.files import read_small_text
+
+EXTENDED = 8  # training and YaRN may extend a context to this multiple of max_position_embeddings
+
+
+class Model(NamedTuple):
+    """A model that is checked and not loaded yet."""
+
+    spec: ModelSpec
+    dtype: torch.dtype
+    source: Path  # the directory of its weights: an exported model, an adapter or a checkpoint
+    tokenizer: Path  # the directory of the tokenizer
+    load: Callable[[], list[dict[str, Tensor]]]  # returns the parameters of each unit
+    base: str = ""  # the directory of the model that was fine-tuned in full; empty: none, or unknown
+
+    @property
+    def nbytes(self) -> int:
+        return sum(param.numel for unit in self.spec.units for param in unit.params) * self.dtype.itemsize
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens of a prompt; None if the model does not say."""
+        positions = self.spec.config.get("max_position_embeddings")
+        return EXTENDED * positions if isinstance(positions, int) else None
+
+    @property
+    def has_adapters_only(self) -> bool:
+        """Whether the same weights without adapters are the base model's."""
+        own = len(self.spec.units) - len(adapter_units(self.spec))
+        return own < len(self.spec.units) and not any(unit.trainable for unit in self.spec.units[:own])
+
+    def ends(self, tokenizer: Any) -> set[int]:
+        """The token ids that end an answer, from the tokenizer and the config."""
+        named = self.spec.config.get("eos_token_id")
+        ends = {*named} if isinstance(named, list) else {named}
+        return {end for end in (*ends, tokenizer.eos_token_id) if end is not None}
+
+
+def find_model(source: Path) -> Model:
+    """The model of a run, a checkpoint or a directory. A run has its exported model, or its newest checkpoint.
+
+    Raises UserError for anything else, and for a model that is incomplete or damaged.
+    """
+    source = Path(source)
+    if any((source / "model" / name).is_file() for name in ("config.json", adapter.CONFIG)):
+        found = find_model(source / "model")
+        return found if found.base else found._replace(base=_trained_from(source))
+    if (source / adapter.CONFIG).is_file():
+        return _from_adapter(source)
+    if (source / "config.json").is_file():
+        return _from_directory(source, registry.build(registry.read_config(source)))
+    return _from_checkpoint(checkpoint_of(source))
+
+
+def find_base(model: Model) -> Model:
+    """The model that was fine-tuned in full. Raises UserError if it is unknown, or not on this machine."""
+    if not model.base:
+        raise UserError(f"the base model of {model.source} is not known: its run does not name one")
+    try:
+        directory = registry.locate(model.base)
+        if not any((directory / name).is_file() for name in (pretrained.SINGLE, pretrained.INDEX)):
+            raise UserError(f"{directory} has no weights; the run began with random ones")
+        return _from_directory(directory, registry.build(registry.read_config(directory)))
+    except UserError as error:
+        raise UserError(f"the base model cannot be loaded: {error}") from None
+
+
+def _trained_from(run: Path) -> str:
+    """The model.path of a run's config; empty if it cannot be read."""
+    try:
+        named = tomllib.loads(read_small_text(run / RUN_CONFIG))["model"]["path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return named if isinstance(named, str) else ""
+
+
+def _from_adapter(source: Path) -> Model:
+    """An adapter with its base model, which is located by name."""
+    files = adapter.read(source)
+    try:
+        base = registry.locate(files.config.base_model_name_or_path or "")
+    except UserError as error:
+        raise UserError(
+            f"the adapter's base model was not found: set base_model_name_or_path in {source / adapter.CONFIG} to its "
+            f"directory ({error})"
+        ) from None
+    own = registry.build(registry.read_config(base))
+    try:
+        model = _from_directory(base, with_lora(own, adapter.settings_of(files, own)))
+        adapter.check(files, model.spec)
+    except UserError as error:
+        raise UserError(f"the adapter {source} cannot be used with {base}: {error}") from None
+
+    def load() -> list[dict[str, Tensor]]:
+        parameters = model.load()
+        adapter.load(files, model.spec, lambda unit, name: parameters[unit][name])
+        return parameters
+
+    has_tokenizer = any((source / name).is_file() for name in VOCABULARIES)
+    return model._replace(source=source, tokenizer=source if has_tokenizer else base, load=load, base=str(base))
+
+
+def _from_directory(source: Path, spec: ModelSpec) -> Model:
+    """A model directory. Adapters of `spec` are loaded as zeros."""
+    own = without_adapters(spec)
+    files = pretrained.check(source, own)
+    name = str(spec.config.get("dtype") or spec.config.get("torch_dtype") or "bfloat16")
+    if name not in DTYPES:
+        raise UserError(f"{source / 'config.json'}: unknown dtype {name!r}; use one of {', '.join(DTYPES)}")
+    dtype = DTYPES[name]
+
+    def load() -> list[dict[str, Tensor]]:
+        parameters = [unit.views(torch.zeros(unit.numel, dtype=dtype)) for unit in spec.units]
+        pretrained.load(files, own, lambda unit, name: parameters[unit][name])
+        return parameters
+
+    return Model(spec, dtype, source, source, load)
+
+
+def _from_checkpoint(checkpoint: Path) -> Model:
+    spec, view = from_checkpoint(checkpoint)
+    state = read_state(checkpoint)
+
+    def load() -> list[dict[str, Tensor]]:
+        return [{param.name: view(i, param.name) for param in unit.params} for i, unit in enumerate(spec.units)]
+
+    return Model(spec, dtype_of(state), checkpoint, checkpoint / BASE, load, str(state["meta"].get("model_dir") or ""))

@@ -1,0 +1,113 @@
+"""Conversations in a plain terminal and over pipes: commands, what goes where, and stopping."""
+
+import io
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rptrain.cli.talk import Talk
+from rptrain.inference.chat import Settings
+from rptrain.utils.errors import UserError
+
+from ..inference.letters import letters_chat
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Loaded(SimpleNamespace):
+    """What `LoadedChat` has, around a small conversation."""
+
+    def __init__(self) -> None:
+        chat = letters_chat()
+        chat.settings = Settings(temperature=0, max_new_tokens=4)
+        chat.base, self._base = None, chat.base
+        super().__init__(chat=chat, model=SimpleNamespace(source=Path("runs/a\x1b"), nbytes=2048), device=chat_device())
+
+    def load_base(self) -> None:
+        self.chat.base = self._base
+
+
+def chat_device() -> SimpleNamespace:
+    return SimpleNamespace(type="cpu")
+
+
+@pytest.fixture
+def loaded() -> Loaded:
+    return Loaded()
+
+
+@pytest.fixture
+def talk(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Talk]:
+    """A conversation whose input is given, in a terminal or from a pipe."""
+
+    def talk(*lines: str, terminal: bool = False) -> Talk:
+        kind = Terminal if terminal else io.StringIO
+        monkeypatch.setattr("sys.stdin", kind("".join(line + "\n" for line in lines)))
+        if terminal:
+            monkeypatch.setattr("sys.stdout", Terminal())
+        return Talk(loaded)  # type: ignore[arg-type]
+
+    return talk
+
+
+def test_each_line_of_a_pipe_is_a_message_and_only_answers_go_to_the_output(talk, loaded, capsys) -> None:
+    talk("abc", "", " /d").run(base=False)
+    said, told = capsys.readouterr()
+    turns = loaded.chat.turns
+    assert [turn.said for turn in turns] == ["abc", "/d"]
+    assert said == "".join(f"{turn.answer}\n" for turn in turns)
+    assert told.splitlines()[0] == "runs/a␛, 2.00 KiB on the CPU" and "> " not in told
+
+
+def test_commands(talk, loaded, capsys) -> None:
+    talk("/system zz", "abc", "/retry", "/base", "d", "/base", "/help", "/reset", "/system", "/quit", "e").run(
+        base=False
+    )
+    said, told = capsys.readouterr()
+    assert not loaded.chat.turns and loaded.chat.system == ""
+    assert [line.partition(" ")[0] for line in said.splitlines() if ": " in line] == ["tuned:", "base:"]
+    for word in ("prompt is set", "are shown", "not shown any more", "/retry ", "begins again", "no system prompt"):
+        assert word in told, word
+
+
+def test_a_mistake_ends_a_pipe_and_not_a_terminal(talk, loaded) -> None:
+    with pytest.raises(UserError, match="unknown command /nope: /help lists them"):
+        talk("/nope", "abc").run(base=False)
+    assert not loaded.chat.turns
+    talk("/nope", "/retry", "abc", terminal=True).run(base=False)
+    assert len(loaded.chat.turns) == 1
+
+
+def test_an_interrupt_stops_the_answer_and_not_the_program(talk, loaded, capsys) -> None:
+    """The answer is a process's that interrupts itself at its second token."""
+
+    def interrupted(pieces: Iterator[str]) -> Iterator[str]:
+        yield next(pieces)
+        os.kill(os.getpid(), signal.SIGINT)
+        yield from pieces
+
+    ask = loaded.chat.ask
+    loaded.chat.ask = lambda said: interrupted(ask(said)) if said == "abc" else ask(said)
+    handler = signal.getsignal(signal.SIGINT)
+    talk("/base", "abc", "d").run(base=False)
+    assert signal.getsignal(signal.SIGINT) is handler
+    stopped, whole = loaded.chat.turns
+    assert len(stopped.answer) == 2 and stopped.base_answer is None and len(whole.answer) == 4
+    assert f"tuned: {stopped.answer} [stopped]\n" in capsys.readouterr().out
+
+
+def test_control_characters_are_shown_in_a_terminal(talk, loaded, monkeypatch) -> None:
+    loaded.chat.ask = lambda said: iter(["a\x1b[2J"])
+    conversation: Any = talk("x", terminal=True)
+    conversation.run(base=False)
+    import sys
+
+    assert isinstance(sys.stdout, Terminal) and "a␛[2J" in sys.stdout.getvalue()
