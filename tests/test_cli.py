@@ -308,6 +308,18 @@ def test_runs():
     assert json.loads(run("runs", "--runs", "elsewhere", "--json").stdout) == []
 
 
+def test_piped_tables_are_not_cut(monkeypatch):
+    """And as wide as COLUMNS says, where it is set."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    name = "a-name-of-a-run-" * 6
+    Path("c.toml").write_text(f'{CONFIG}[log]\nrun_name = "{name}"\n')
+    begun_run()
+    heading, row = run("runs").stdout.splitlines()
+    assert row.split()[:2] == [name, "new"] and len(heading) == len(row) < 200
+    monkeypatch.setenv("COLUMNS", "70")
+    assert name not in run("runs").stdout
+
+
 def test_doctor(monkeypatch):
     asked: list = []
 

@@ -50,10 +50,9 @@ def bench(
         if as_json:
             print(json.dumps(measured.to_dict(), indent=2))
         else:
-            from rich.console import Console
-
             from rptrain.bench.show import show
+            from rptrain.utils.console import output
 
-            show(measured, Console(highlight=False))
+            show(measured, output())
         if events is not None:
             events.write(json.dumps(document(measured.lanes, measured.updates, measured.window)))

@@ -91,11 +91,10 @@ def _print_plan(found: "PlanReport", *, as_json: bool, with_comparison: bool, sa
         document = {**found.to_dict(), "comparison": comparison, "data": data and data.to_dict()}
         print(json.dumps(document, indent=2))
         return
-    from rich.console import Console
-
     from rptrain.planner.text import show, show_comparison
+    from rptrain.utils.console import output
 
-    console = Console(highlight=False)
+    console = output()
     show(found, console)
     if with_comparison:
         show_comparison(compare(found.run) if found.run else (), console)

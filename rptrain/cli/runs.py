@@ -23,9 +23,9 @@ def runs(
         if as_json:
             print(json.dumps([run.to_dict() for run in found], indent=2))
         elif found:
-            from rich.console import Console
+            from rptrain.utils.console import output
 
-            show(found, Console(highlight=False))
+            show(found, output())
         else:
             print(f"no runs in {folder}")
 

@@ -9,6 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from rptrain.config.schema import Config
+from rptrain.models.spec import ModelShape
 from rptrain.planner.compare import OURS, ScheduleTime
 from rptrain.planner.memory import MemoryPlace
 from rptrain.planner.product_types import ProductType, suggested
@@ -156,6 +158,15 @@ def describe(stages: Sequence[Stage]) -> str:
     return ", ".join(texts)
 
 
+def model_sentence(config: Config, spec: ModelShape) -> str:
+    """A model's size, and the types of its weights and products."""
+    base = config.adapters and config.adapters.base
+    held = "" if base in (None, "bf16") else f", the base in {base}"
+    products = ", products in FP8" if config.engine.fp8 else ""
+    kind = f"{config.model.dtype}{products}{held}"
+    return f"{config.model.path}: {spec.num_parameters:,} parameters, {len(spec.stack)} layers, {kind}"
+
+
 def step_sentence(sizes: dict[str, Any]) -> str:
     """The sizes of a step (`Config.step_sizes`)."""
     rounds = sizes["micro_batches"] // sizes["round_size"]
@@ -168,12 +179,8 @@ def step_sentence(sizes: dict[str, Any]) -> str:
 
 
 def _head(report: PlanReport) -> Iterator[str]:
-    config, spec, hardware = report.config, report.spec, report.hardware
-    base = config.adapters and config.adapters.base
-    held = "" if base in (None, "bf16") else f", the base in {base}"
-    products = ", products in FP8" if config.engine.fp8 else ""
-    kind = f"{config.model.dtype}{products}{held}"
-    yield f"{config.model.path}: {spec.num_parameters:,} parameters, {len(spec.stack)} layers, {kind}"
+    config, hardware = report.config, report.hardware
+    yield model_sentence(config, report.spec)
     yield step_sentence(config.step_sizes())
     if hardware.devices < report.asked:
         kind = "GPUs" if hardware.gpus else "workers"

@@ -1,40 +1,80 @@
 """The display of training's progress: a bar on a terminal, lines elsewhere."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.events import BestLoaded, Event, Step
+from rptrain.runs.lanes import Phase
 from rptrain.utils.text import printable
 from rptrain.utils.units import format_duration, format_loss
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+WIDEST = 24  # columns of the bar; a narrow terminal has less of it, and the whole text
+
 
 class Progress:
-    """Shows the progress of training: a bar on a terminal, lines elsewhere, nothing if `quiet`."""
+    """Shows the progress of training: a bar on a terminal, lines elsewhere, nothing if `quiet`.
+
+    The bar is the last line of the terminal. What is printed meanwhile, also by others, appears above it.
+    """
 
     def __init__(self, total_steps: int, *, quiet: bool = False, console: "Console | None" = None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Bar
+        from rich.table import Column
 
         self._total = total_steps
         self._first: Step | None = None  # the pace is measured from this step on
+        self._last: Step | None = None  # the last one that was reported
+        self._done = 0
+        self._phase: Phase = "training"
         self._quiet = quiet
         self._console = console or Console()
-        columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
-        self._bar = Bar(*columns, console=self._console) if self._console.is_terminal and not quiet else None
+        bar, text = (
+            BarColumn(None, table_column=Column(max_width=WIDEST)),
+            TextColumn("{task.description}", markup=False),
+        )
+        self._bar = Bar(bar, text, console=self._console) if self._console.is_terminal and not quiet else None
         self._task = self._bar.add_task("", total=total_steps) if self._bar else None
 
     def update(self, step: Step) -> None:
-        self._first = self._first or step
-        text = describe(step, self._total, self._first)
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=step.step, description=text)
-        else:
-            self.note(text)
+        """Show the step's loss and pace."""
+        self._first, self._last = self._first or step, step
+        if self._bar is None:
+            self.note(describe(step, self._total, self._first))
+        self.advance(step.step)
+
+    def advance(self, done: int) -> None:
+        """This many steps are done. Only the bar shows them all."""
+        self._done = done
+        self._refresh()
+
+    @contextmanager
+    def doing(self, phase: Phase) -> Iterator[None]:
+        """Show this phase as long as the context lasts, unless it is training."""
+        before, self._phase = self._phase, phase
+        self._refresh()
+        try:
+            yield
+        finally:
+            self._phase = before
+            self._refresh()
+
+    def _refresh(self) -> None:
+        if self._bar is None or self._task is None:
+            return
+        text = f"step {self._done}/{self._total}"
+        if self._first is not None and self._last is not None:
+            text = describe(self._last, self._total, self._first, self._done)
+        if self._phase != "training":
+            text = f"{text}  {self._phase}"
+        self._bar.update(self._task, completed=self._done, description=text)
 
     def note(self, text: str) -> None:
         """Prints a line, above the bar if there is one. Training continues if the line cannot be printed."""
@@ -63,15 +103,18 @@ def record(log: EventLog, progress: Progress, event: Event) -> None:
         progress.note(sentence)
 
 
-def describe(step: Step, total_steps: int, first: Step) -> str:
-    """A line about a step, with the remaining time at the pace since the step `first`."""
-    parts = [f"step {step.step}/{total_steps}"]
+def describe(step: Step, total_steps: int, first: Step, done: int | None = None) -> str:
+    """A line about a step, with the remaining time at the pace since the step `first`. `done`: the steps that are done,
+    if they are more.
+    """
+    done = step.step if done is None else done
+    parts = [f"step {done}/{total_steps}"]
     if step.skipped:
         parts.append("skipped: the gradients were not finite")
     elif step.loss is not None:
         parts.append(f"loss {format_loss(step.loss)}")
     parts.append(f"{step.tokens_per_second:,.0f} tokens/s")
     if step.step > first.step:
-        rest = (step.time - first.time) / (step.step - first.step) * (total_steps - step.step)
+        rest = (step.time - first.time) / (step.step - first.step) * (total_steps - done)
         parts.append(f"ETA {format_duration(rest)}")
     return "  ".join(parts)

@@ -70,6 +70,10 @@ class RunEnd:
         self.record(error)
         return error if self._failure is None else self._failure
 
+    def how_to_resume(self) -> str:
+        """How to resume the run, which was stopped."""
+        return _how_to_resume(self._run, alone=self._alone, failed=False)
+
     def _write(self, error: BaseException) -> None:
         match error:
             case RunDeleted():
@@ -89,7 +93,7 @@ class RunEnd:
     def _message(self, error: BaseException) -> str:
         if (cause := _fixable(error)) is None:
             return describe(error, with_type=not isinstance(error, Stall))
-        self._failure = TrainingError(f"{describe(cause)}. {_how_to_resume(self._run, alone=self._alone)}")
+        self._failure = TrainingError(f"{describe(cause)}. {_how_to_resume(self._run, alone=self._alone, failed=True)}")
         return str(self._failure)
 
     def _end_save(self, error: BaseException) -> None:
@@ -115,11 +119,11 @@ def _fixable(error: BaseException) -> BaseException | None:
     return error if isinstance(error, OSError | PeerLost) else None
 
 
-def _how_to_resume(run: RunDir, *, alone: bool) -> str:
+def _how_to_resume(run: RunDir, *, alone: bool, failed: bool) -> str:
     saved = run.checkpoints()
     if not saved:
-        return "The run has no checkpoint: fix the problem and start again"
+        return f"The run has no checkpoint: {'fix the problem and ' if failed else ''}start again"
     if not alone:
         return f"{saved[-1].name} is complete: processes that torchrun starts again resume from it"
     command = shlex.join(["rptrain", "--config", str(run.config_path), f"save.resume={run.path}"])
-    return f"{saved[-1].name} is complete: fix the problem, then resume from it with: {command}"
+    return f"{saved[-1].name} is complete: {'fix the problem, then ' if failed else ''}resume from it with: {command}"

@@ -31,6 +31,7 @@ from rptrain.train.begin import Begun, begin_run, prepare_run, record_plan, reco
 from rptrain.train.best import load_best
 from rptrain.train.clock import Clock, StepTimes
 from rptrain.train.group import Group, ShareTimes, joined
+from rptrain.train.heading import heading
 from rptrain.train.job import Job
 from rptrain.train.lr import learning_rate
 from rptrain.train.nonfinite import RESTART_ADVICE, SkippedSteps
@@ -74,10 +75,17 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
                     begun = share(begun, resolved, launch, group, watchdog, stack)
             PROCESS.check()
             progress = stack.enter_context(Progress(begun.job.total_steps, quiet=quiet or not group.first))
+            for line in heading(begun.run, begun.checkpoint, begun.job):
+                progress.note(line)
             try:
                 _trainer(begun, group, progress, watchdog, stack).run(begun.checkpoint)
             except StopRequested as stopped:
-                progress.note(str(stopped))
+                progress.note(f"{stopped}. {begun.end.how_to_resume()}")
+            except KeyboardInterrupt as interrupt:
+                begun.end.record(interrupt)
+                if not begun.run.finished:
+                    progress.note(begun.end.how_to_resume())
+                raise
         except BaseException as error:
             if begun is None or (raised := begun.end.raised(error)) is error:
                 raise
@@ -272,6 +280,7 @@ class Trainer:
         if engine.trace is not None:
             self._log.write(slots(done.step, engine.trace.take(done.step - 1 - self._done)))
         if done.step % self._job.config.log.logging_steps and done.step != self._job.total_steps:
+            self._progress.advance(done.step)
             return
         event = events.Step(
             step=done.step,
@@ -376,7 +385,7 @@ class Trainer:
         """
         PROCESS.check()
         self._control.stopped()
-        raise StopRequested(f"stopped after step {step} and saved: run the same command to resume")
+        raise StopRequested(f"stopped after step {step}")
 
     # ---- engine and plan
 
@@ -437,8 +446,8 @@ class Trainer:
 
     @contextmanager
     def _doing(self, phase: Phase) -> Iterator[None]:
-        """Tell the telemetry and the watchdog what the run does."""
-        with self._telemetry.doing(phase), self._watchdog.doing(phase):
+        """Tell the telemetry, the watchdog and the display what the run does."""
+        with self._telemetry.doing(phase), self._watchdog.doing(phase), self._progress.doing(phase):
             yield
 
     # ---- start and end of the run

@@ -1,7 +1,11 @@
 """The display of training's progress, on a terminal and elsewhere."""
 
 import io
+import re
+import sys
+from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from rptrain.runs.events import Step
@@ -43,6 +47,56 @@ def test_a_remaining_time_of_millions_of_years():
 def test_a_bar_on_a_terminal():
     text = progress(3, terminal=True)
     assert "\x1b[" in text and "step 3/3" in text and "━" in text
+
+
+@pytest.mark.parametrize(("width", "columns"), [(60, 6), (80, 24), (120, 24)])
+def test_a_narrow_terminal_has_less_of_the_bar_and_the_whole_text(width, columns):
+    out = io.StringIO()
+    with Progress(363, console=Console(file=out, force_terminal=True, width=width, _environ={})) as shown:
+        shown.update(STEPS[0])
+        shown.update(STEPS[1])
+    *_, last = lines(out)
+    assert last == f"{'━' * columns} step 2/363  loss 2.0000  1,234 tokens/s  ETA 1 h 00 m"
+
+
+def test_the_bar_counts_every_step_and_names_what_is_done_besides_steps():
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100, _environ={})
+    with Progress(60, console=console) as shown:
+        with shown.doing("loading"):
+            assert bar(shown) == (0, "step 0/60  loading")
+        shown.advance(1)
+        assert bar(shown) == (1, "step 1/60")
+        shown.update(STEPS[1])
+        shown.update(replace(STEPS[1], step=4, time=40.0))
+        shown.advance(5)
+        with shown.doing("training"):
+            assert bar(shown) == (5, "step 5/60  loss 2.0000  1,234 tokens/s  ETA 9 m 10 s")
+
+
+def lines(out: io.StringIO) -> list[str]:
+    """What was printed, without colors and empty lines."""
+    plain = re.sub(r"\x1b\[[0-9;?]*\w", "", out.getvalue())
+    return [line.rstrip() for line in plain.splitlines() if line.rstrip()]
+
+
+def bar(shown: Progress) -> tuple[float, str]:
+    assert shown._bar is not None
+    (task,) = shown._bar.tasks
+    return task.completed, task.description
+
+
+def test_what_others_print_appears_above_the_bar(monkeypatch):
+    """The bar is drawn again after a warning, so that the last line is the bar's."""
+    out = io.StringIO()
+    monkeypatch.setattr("sys.stderr", out)
+    with Progress(3, console=Console(file=out, force_terminal=True, width=100, _environ={})) as shown:
+        shown.advance(1)
+        print("a warning", file=sys.stderr)
+        shown.advance(2)
+    shown_lines = lines(out)
+    after = shown_lines[shown_lines.index("a warning") + 1 :]
+    assert after and all(line.startswith("━") for line in after) and after[-1].endswith("step 2/3")
 
 
 def test_nothing_when_quiet():

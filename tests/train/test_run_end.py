@@ -67,6 +67,8 @@ def test_an_end_before_or_after_the_steps_is_recorded(tmp_path, monkeypatch, pla
     if isinstance(error, KeyboardInterrupt):
         sentence = f"stopped after step {saved}" if saved else "stopped before the first checkpoint"
         assert (told.exit_code, last(tmp_path)) == (130, ("stopped", sentence))
+        resume = "checkpoint-6 is complete: resume from it with: rptrain --config " if saved else "start again"
+        assert resume in told.stdout.splitlines()[-1]
     else:
         assert (told.exit_code, last(tmp_path)) == (1, ("failed", "MemoryError: no memory"))
 
