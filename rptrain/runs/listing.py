@@ -79,7 +79,7 @@ def summarize(view: RunView) -> Summary:
         step=view.step,
         total_steps=view.total_steps,
         loss=view.loss,
-        tokens_per_second=_speed(view),
+        tokens_per_second=speed_of(view),
         began=view.began,
         seconds=until - view.began if until and view.began else None,
         nbytes=folder_bytes(view.path),
@@ -88,7 +88,8 @@ def summarize(view: RunView) -> Summary:
     )
 
 
-def _speed(view: RunView) -> float | None:
+def speed_of(view: RunView) -> float | None:
+    """Tokens per second: the median of the last reported steps; None before the first."""
     speeds = [speed for speed in view.steps.column("tokens_per_second")[-LATEST:] if isfinite(speed)]
     return median(speeds) if speeds else None
 

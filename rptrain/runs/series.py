@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import nan
 from typing import Any
 
-COLUMNS = ("step", "time", "loss", "learning_rate", "grad_norm", "tokens_per_second")
+COLUMNS = ("step", "time", "loss", "learning_rate", "grad_norm", "tokens", "tokens_per_second")
 
 
 class Steps:

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from textual.containers import ScrollableContainer
 from textual.widgets import Input, OptionList
 
 from rptrain.tui.screens.new_run import NewRun
@@ -165,18 +166,42 @@ async def test_the_list_rests_behind_a_run_and_is_new_when_one_comes_back(make: 
 
 
 @driven
-async def test_losses_are_compared(make: Made, runs: Path):
+async def test_runs_are_compared(make: Made, runs: Path):
+    config = runs / "done" / "config.toml"
+    config.write_text(config.read_text() + "[optim]\nlearning_rate = 3e-4\n")
     async with make().run_test(size=(120, 36)) as pilot:
+        app = pilot.app
         await listed(pilot)
         await pilot.press("space", "down", "down", "space")
-        plot = pilot.app.screen.query_one(Plot)
+        plot = app.screen.query_one(Plot)
         await until(pilot, lambda: len(plot.curves) == 2)
         await settled(pilot)
         assert [curve.name for curve in plot.curves] == ["now", "done"]
         assert plot.curves[0].style != plot.curves[1].style and plot.curves[1].xs[-1] == 50
-        assert "━ now" in screen_text(pilot.app)
+        row = next(line for line in screen_text(app).splitlines() if "optim.learning_rate" in line)
+        assert row.split()[-2:] == ["1e-05", "0.0003"]
+        await pilot.press("m", "m", "x")
+        await until(pilot, lambda: "gradient norm by tokens" in screen_text(app))
+        await until(pilot, lambda: plot.curves[1].xs[-1] == 50 * 131072 and "6.6 M" in screen_text(app))
         await pilot.press("space", "up", "up", "space")
-        await until(pilot, lambda: not pilot.app.screen.query_one("#compared").display)
+        await until(pilot, lambda: not app.screen.query_one("#compared").display)
+
+
+@driven
+async def test_a_narrow_screen_has_the_curves_or_the_table(make: Made, runs: Path):
+    async with make().run_test(size=(60, 24)) as pilot:
+        app = pilot.app
+        await listed(pilot)
+        await pilot.press("t", "m")  # nothing to compare yet
+        await pilot.press("space", "down", "space")
+        await until(pilot, lambda: "loss by steps" in screen_text(app) and "results" not in screen_text(app))
+        await pilot.press("t")
+        await until(pilot, lambda: "results" in screen_text(app) and "loss by steps" not in screen_text(app))
+        await press_until(pilot, "tab", lambda: isinstance(app.focused, ScrollableContainer))
+        await press_until(
+            pilot, "end", lambda: "train.max_steps" in screen_text(app) or "no settings" in screen_text(app)
+        )
+        await press_until(pilot, "t", lambda: "loss by steps" in screen_text(app))
 
 
 @driven

@@ -19,8 +19,9 @@ from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.dialog import ask
 from rptrain.tui.screens.exporting import export_run
 from rptrain.tui.services.summaries import RunFolder
+from rptrain.tui.widgets.comparison import Comparison
 from rptrain.tui.widgets.entry import Entry
-from rptrain.tui.widgets.plot import POINTS, Curve, Plot
+from rptrain.tui.widgets.plot import POINTS
 from rptrain.tui.widgets.run_list import Heading, RunList
 from rptrain.tui.widgets.run_rows import Order
 from rptrain.tui.widgets.top_bar import TopBar
@@ -45,6 +46,9 @@ class Runs(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "open", "open"),
         Binding("space", "mark", "compare"),
+        Binding("m", "metric", "metric"),
+        Binding("x", "axis", "axis"),
+        Binding("t", "table", "table"),
         Binding("r", "resume", "resume"),
         Binding("e", "export", "export"),
         Binding("slash", "filter", "filter", key_display="/"),
@@ -58,7 +62,10 @@ class Runs(Screen[None]):
     ]
     KEYS = (
         ("enter", "open the run"),
-        ("space", "mark for comparison: the losses are drawn together"),
+        ("space", "mark for comparison: curves, results, settings that differ"),
+        ("m", "compare another metric: validation loss, tokens/s …"),
+        ("x", "over steps, tokens or training time"),
+        ("t", "curves or table, where there is no room for both"),
         ("r", "resume a run that ended early"),
         ("e", "export its last checkpoint"),
         ("n", "a new run with its settings"),
@@ -83,12 +90,11 @@ class Runs(Screen[None]):
             yield Filter(placeholder="words in name, state or model", compact=True)
         yield heading
         yield RunList(heading, f"No run in {one_line(str(self._shared.runs_folder))} yet: F2 begins one.")
-        with Horizontal(id="compared"):
-            yield Plot("loss")
+        yield Comparison()
         yield Footer()
 
     def on_mount(self) -> None:
-        self.query_one("#compared").display = False
+        self.query_one(Comparison).display = False
         self.query_one("#filter").display = False
         self.query_one(RunList).focus()
         self._follow()
@@ -161,17 +167,24 @@ class Runs(Screen[None]):
     @work(exclusive=True, group="compare")
     @until_closed
     async def _compare(self) -> None:
-        runs = self.query_one(RunList)
-        self.query_one("#compared").display = bool(runs.marked)
-        if runs.marked:
-            marked = tuple(runs.marked)
-            found = await self._folder.losses(marked, POINTS)
-            self.query_one(Plot).show(
-                tuple(
-                    Curve(curve.steps, curve.losses, runs.color(path), curve.name)
-                    for path, curve in zip(marked, found, strict=True)
-                )
-            )
+        runs, shown = self.query_one(RunList), self.query_one(Comparison)
+        if shown.display != bool(runs.marked):
+            shown.display = bool(runs.marked)
+            self.refresh_bindings()
+        if marked := tuple(runs.marked):
+            found = await self._folder.compare(marked, shown.metric, shown.axis, POINTS)
+            shown.show(found, [runs.color(path) for path in marked])
+
+    def action_metric(self) -> None:
+        self.query_one(Comparison).turn_metric()
+        self._compare()
+
+    def action_axis(self) -> None:
+        self.query_one(Comparison).turn_axis()
+        self._compare()
+
+    def action_table(self) -> None:
+        self.query_one(Comparison).turn_table()
 
     # ---- actions
 
@@ -179,6 +192,8 @@ class Runs(Screen[None]):
         run = self._chosen if self.is_mounted else None
         if action in ("open", "mark", "export", "begin", "move"):
             return run is not None
+        if action in ("metric", "axis", "table"):
+            return self.is_mounted and self.query_one(Comparison).display
         if action == "resume":
             return run is not None and run.state in ("stopped", "failed", "dead")
         if action == "delete":

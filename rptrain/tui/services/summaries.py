@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from rptrain.runs.comparison import Axis, Row, curve, differences, results
 from rptrain.runs.listing import Listing, Summary
 from rptrain.runs.view import RunView
 
@@ -13,12 +14,13 @@ LARGE = 1 << 20  # bytes of a run's events that are read completely; of larger f
 
 
 @dataclass(frozen=True)
-class Losses:
-    """The loss curve of a run."""
+class Compared:
+    """Runs with the curve of a metric, their results and the settings that differ."""
 
-    name: str
-    steps: Sequence[float]
-    losses: Sequence[float]
+    runs: Sequence[Path]
+    curves: Sequence[tuple[Sequence[float], Sequence[float]]]  # x and y
+    results: Sequence[Row]
+    differences: Sequence[Row]
 
 
 class RunFolder:
@@ -33,12 +35,16 @@ class RunFolder:
         """The current runs, the newest first; none if the folder does not exist."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._listing.read)
 
-    async def losses(self, runs: Sequence[Path], count: int) -> list[Losses]:
-        """At most `count` points of each run."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._losses, tuple(runs), count)
+    async def compare(self, runs: Sequence[Path], metric: str, axis: Axis, count: int) -> Compared:
+        """The comparison of these runs, with at most `count` points of each curve."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._compare, tuple(runs), metric, axis, count
+        )
 
-    def _losses(self, runs: Sequence[Path], count: int) -> list[Losses]:
-        return [Losses(view.path.name, *view.steps.points("loss", count)) for view in self._opened(runs)]
+    def _compare(self, runs: Sequence[Path], metric: str, axis: Axis, count: int) -> Compared:
+        views = self._opened(runs)
+        curves = [curve(view, metric, axis, count) for view in views]
+        return Compared(runs, curves, results(views), differences(runs))
 
     def _opened(self, runs: Sequence[Path]) -> Sequence[RunView]:
         """The views of these runs with their newest records; those of other runs are closed."""

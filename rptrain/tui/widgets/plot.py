@@ -1,6 +1,6 @@
 """Curves drawn with braille characters, which have 2 x 4 dots each."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import log10
 
@@ -32,7 +32,8 @@ class Plot(LineWidget):
 
     def __init__(self, title: str, *, logarithmic: bool = False, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._title, self._logarithmic = title, logarithmic
+        self.title, self._logarithmic = title, logarithmic
+        self.format_x: Callable[[float], str] = lambda x: f"{x:,.0f}"
         self.curves: tuple[Curve, ...] = ()
         self.value = ""
 
@@ -42,9 +43,9 @@ class Plot(LineWidget):
 
     def lines(self) -> Iterator[Content]:
         width, height = self.size
-        room = max((width - len(self._title)) // max(len(self.curves), 1) - 4, 4)
+        room = max((width - len(self.title)) // max(len(self.curves), 1) - 4, 4)
         named = [(f"  ━ {clipped(one_line(curve.name), room)}", curve.style) for curve in self.curves if curve.name]
-        yield Content.assemble((self._title, "bold"), "  ", (self.value, "$accent"), *named)
+        yield Content.assemble((self.title, "bold"), "  ", (self.value, "$accent"), *named)
         rows, columns = height - 2, width - AXIS - 1
         if rows < 1 or columns < 4:
             return
@@ -86,7 +87,7 @@ class Plot(LineWidget):
             named_row = row in (0, rows - 1) or (rows >= 9 and row == rows // 2)
             label = format_short(10**number if scaled else number) if named_row else ""
             yield Content.assemble((f"{label:>{AXIS}}", "$muted"), ("│", "$faint"), canvas.row(row))
-        first, last = f"{left:,.0f}", f"{right:,.0f}"
+        first, last = self.format_x(left), self.format_x(right)
         gap = max(1, columns - len(first) - len(last))
         yield Content.styled(f"{'':{AXIS + 1}}{first}{'' if left == right else ' ' * gap + last}", "$muted")
 

@@ -1,0 +1,173 @@
+"""Runs side by side: curves of a metric, their results, and the settings that differ."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from rptrain.config.errors import dotted, leaves
+from rptrain.runs.events import VALIDATION_LOSS
+from rptrain.runs.listing import speed_of
+from rptrain.runs.run_dir import RunDir
+from rptrain.runs.series import thinned
+from rptrain.runs.view import RunView
+from rptrain.utils.errors import UserError
+from rptrain.utils.units import DASH, format_duration, format_loss, format_percent
+
+Axis = Literal["steps", "tokens", "time"]
+AXES: tuple[Axis, ...] = ("steps", "tokens", "time")
+VALIDATION = "validation loss"
+METRICS = {  # their columns in `Steps`; the validation loss is in the scores
+    "loss": "loss",
+    VALIDATION: None,
+    "gradient norm": "grad_norm",
+    "learning rate": "learning_rate",
+    "tokens/s": "tokens_per_second",
+}
+NAMES = ("log.run_name", "save.output_dir", "save.resume")  # settings that always differ
+LAST = 20  # reported steps whose mean is the final training loss
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is compared, with a value for each run. `best`: the index of the best one, if there is one."""
+
+    name: str
+    values: tuple[str, ...]
+    best: int | None = None
+
+
+def curve(view: RunView, metric: str, axis: Axis, count: int) -> tuple[list[float], list[float]]:
+    """At most `count` points of a metric (of METRICS) over the steps, the tokens (padding included) or the seconds of
+    training. Breaks and pauses of the training take no time.
+    """
+    import numpy as np
+
+    places = _places(view, axis)
+    if (column := METRICS[metric]) is not None:
+        return thinned(places, view.steps.column(column), count)
+    scores = [(score.step, score.score) for score in view.scores if score.name == VALIDATION_LOSS]
+    xs = np.interp([step for step, _ in scores], [0.0, *view.steps.column("step")], [0.0, *places]).tolist()
+    return thinned(xs, [np.nan if score is None else score for _, score in scores], count)
+
+
+def _places(view: RunView, axis: Axis) -> Sequence[float]:
+    """Where each reported step is on the axis. Steps without a report count as the next one that has a report."""
+    import numpy as np
+
+    steps = view.steps.column("step")
+    if axis == "steps":
+        return steps
+    each = np.array(view.steps.column("tokens"))
+    if axis == "time":
+        speeds = np.array(view.steps.column("tokens_per_second"))
+        each = np.divide(each, speeds, out=np.zeros_like(each), where=speeds > 0)
+    return np.cumsum(np.diff(np.array(steps), prepend=0.0) * each).tolist()
+
+
+def results(views: Sequence[RunView]) -> list[Row]:
+    """The state, steps, losses, scores and speed of each run; the best one of those that can be ranked."""
+    rows = [
+        Row("state", tuple(view.state for view in views)),
+        Row("steps", tuple(f"{view.step:,}" for view in views)),
+        Row("training time", tuple(_time(view) for view in views)),
+        Row(f"mean of last {LAST} losses", tuple(format_loss(_final_loss(view)) for view in views)),
+        _ranked("lowest validation loss", [_lowest(view) for view in views], format_loss, min),
+    ]
+    names = dict.fromkeys(score.name for view in views for score in view.scores if score.name != VALIDATION_LOSS)
+    rows += [_ranked(name, [_newest(view, name) for view in views], format_percent, max) for name in names]
+    rows.append(_ranked("tokens/s", [speed_of(view) for view in views], _speed, max))
+    return [row for row in rows if set(row.values) != {DASH}]
+
+
+def differences(runs: Sequence[Path]) -> list[Row]:
+    """The settings that differ between runs, those of a config that cannot be read left out. Paths as in the configs.
+
+    Values that are not set, and sections that a run does not have, are a dash.
+    """
+    settings = [_settings(run, _written(run)) for run in runs]
+    known = [values for values in settings if values is not None]
+    keys = dict.fromkeys(key for values in known for key in values)
+    return [
+        Row(key, tuple("" if values is None else values.get(key, DASH) for values in settings))
+        for key in keys
+        if key not in NAMES and len({values.get(key, DASH) for values in known}) > 1
+    ]
+
+
+def comparable(rows: Sequence[Row]) -> bool:
+    """Whether losses of runs with these differences are of the same data."""
+    return not any(row.name.startswith(("data.", "model.path")) for row in rows)
+
+
+def _written(run: Path) -> tuple[int, int]:
+    """What changes when the config is written again."""
+    try:
+        status = RunDir(run).config_path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=64)
+def _settings(run: Path, written: tuple[int, int]) -> Mapping[str, str] | None:
+    """The values of a run's config as text, by dotted key; None if it cannot be read."""
+    try:
+        config = RunDir(run).config().model_dump(mode="json")
+    except (UserError, OSError):
+        return None
+    return {dotted(key): text for key in leaves(config) if (text := _text(_value(config, key))) != DASH}
+
+
+def _value(values: Any, key: Sequence[str | int]) -> Any:
+    for part in key:
+        values = values[part]
+    return values
+
+
+def _text(value: Any) -> str:
+    match value:
+        case None:
+            return DASH
+        case bool():
+            return str(value).lower()
+        case list() | tuple():
+            return ", ".join(map(_text, value)) or DASH
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)
+
+
+def _ranked(name: str, values: Sequence[float | None], form: Any, best: Any) -> Row:
+    known = [value for value in values if value is not None]
+    first = best(known) if len(set(known)) > 1 else None
+    return Row(name, tuple(map(form, values)), None if first is None else values.index(first))
+
+
+def _speed(speed: float | None) -> str:
+    return DASH if speed is None else f"{speed:,.0f}"
+
+
+def _time(view: RunView) -> str:
+    places = _places(view, "time")
+    return format_duration(places[-1]) if len(places) else DASH
+
+
+def _final_loss(view: RunView) -> float | None:
+    losses = [loss for loss in view.steps.column("loss")[-LAST:] if loss == loss]
+    return fmean(losses) if losses else None
+
+
+def _lowest(view: RunView) -> float | None:
+    return min(_scores(view, VALIDATION_LOSS), default=None)
+
+
+def _newest(view: RunView, name: str) -> float | None:
+    return next(iter([*_scores(view, name)][::-1]), None)
+
+
+def _scores(view: RunView, name: str) -> Iterator[float]:
+    return (score.score for score in view.scores if score.name == name and score.score is not None)

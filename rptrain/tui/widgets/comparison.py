@@ -1,0 +1,99 @@
+"""Marked runs side by side: curves of a metric, and a table of results and differing settings."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len
+from textual.app import ComposeResult
+from textual.containers import Horizontal, ScrollableContainer
+from textual.content import Content
+from textual.widgets import Static
+
+from rptrain.runs.comparison import AXES, METRICS, Axis, Row, comparable
+from rptrain.tui.services.summaries import Compared
+from rptrain.tui.widgets.plot import Curve, Plot
+from rptrain.utils.text import clipped, one_line
+from rptrain.utils.units import format_count, format_duration
+
+GAP = 2  # characters between two columns
+LONGEST = 36  # maximum width of a value or a name
+FORMS = {"steps": lambda x: f"{x:,.0f}", "tokens": format_count, "time": format_duration}
+
+
+class Comparison(Horizontal):
+    """The curves, and beside them or in their place the table. `show` is called again after `turn_metric` and
+    `turn_axis`, with what they chose.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(id="compared")
+        self.metric, self.axis = next(iter(METRICS)), AXES[0]
+
+    def compose(self) -> ComposeResult:
+        yield Plot("loss")
+        with ScrollableContainer(id="differences"):
+            yield Static("")
+
+    def turn_metric(self) -> None:
+        metrics = tuple(METRICS)
+        self.metric = metrics[(metrics.index(self.metric) + 1) % len(metrics)]
+
+    def turn_axis(self) -> None:
+        self.axis: Axis = AXES[(AXES.index(self.axis) + 1) % len(AXES)]
+
+    def turn_table(self) -> None:
+        """Where there is room for one of them: the table in place of the curves, or the curves."""
+        self.toggle_class("-table")
+
+    def show(self, compared: Compared, colors: Sequence[str]) -> None:
+        plot = self.query_one(Plot)
+        plot.title, plot.format_x = f"{self.metric} by {self.axis}", FORMS[self.axis]
+        names = [one_line(path.name) for path in compared.runs]
+        plot.show(
+            tuple(
+                Curve(xs, ys, color, name) for (xs, ys), color, name in zip(compared.curves, colors, names, strict=True)
+            )
+        )
+        self.query_one(Static).update(Content("\n").join(_table(compared, names, colors)))
+
+
+def _table(compared: Compared, names: Sequence[str], colors: Sequence[str]) -> Iterator[Content]:
+    rows = [*compared.results, *compared.differences]
+    left = max(cell_len(row.name) for row in rows) + GAP
+    columns = [
+        min(max(map(cell_len, (f"━ {name}", *(_value(row, index) for row in rows)))), LONGEST) + GAP
+        for index, name in enumerate(names)
+    ]
+    heads = [_cell(f"━ {name}", room, color) for name, room, color in zip(names, columns, colors, strict=True)]
+    yield Content.assemble((_padded("results", left), "bold"), *heads)
+    yield from _lines(compared.results, left, columns)
+    if len(names) < 2:
+        return
+    yield Content("")
+    if compared.differences:
+        yield Content.styled("settings that differ", "bold")
+        yield from _lines(compared.differences, left, columns)
+    else:
+        yield Content.styled("no settings differ", "$muted")
+    if not comparable(compared.differences):
+        yield Content("")
+        yield Content.styled("The data or the models differ: the losses may not be comparable.", "$warning")
+
+
+def _lines(rows: Sequence[Row], left: int, columns: Sequence[int]) -> Iterator[Content]:
+    for row in rows:
+        cells = [
+            _cell(_value(row, index), room, "bold" if row.best == index else "") for index, room in enumerate(columns)
+        ]
+        yield Content.assemble((_padded(row.name, left), "$muted"), *cells)
+
+
+def _value(row: Row, index: int) -> str:
+    return one_line(row.values[index]) + (" ✓ best" if row.best == index else "")
+
+
+def _cell(text: str, room: int, style: str) -> tuple[str, str]:
+    return _padded(clipped(text, room - GAP), room), style
+
+
+def _padded(text: str, room: int) -> str:
+    return text + " " * (room - cell_len(text))

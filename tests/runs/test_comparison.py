@@ -1,0 +1,101 @@
+"""Runs side by side: their curves, results and settings that differ."""
+
+from pathlib import Path
+
+import pytest
+
+from rptrain.runs.comparison import AXES, METRICS, Axis, Row, comparable, curve, differences, results
+from rptrain.runs.view import RunView
+
+from .test_view import START, process, step, write
+
+CONFIG = """\
+[model]
+path = "tiny-tasks"
+[[data.train]]
+path = "builtin:tasks"
+[optim]
+learning_rate = {rate}
+"""
+
+
+def score(step: int, value: float | None, name: str = "loss") -> dict:
+    return {"event": "evaluation", "time": 100.0 + 2 * step, "step": step, "name": name, "score": value}
+
+
+def viewed(run: Path, *records: dict) -> RunView:
+    run.mkdir()
+    write(run, START, process(), *records)
+    return RunView(run)
+
+
+def report(number: int, tokens: int, speed: float, loss: float | None = 2.0) -> dict:
+    return {**step(number, loss), "tokens": tokens, "tokens_per_second": speed}
+
+
+@pytest.mark.parametrize(
+    ("axis", "reported", "scored"),
+    [
+        ("steps", [5, 10, 20], [0, 10, 15]),
+        ("tokens", [500, 1000, 3000], [0, 1000, 2000]),  # 100 per step, then 200
+        ("time", [10, 20, 30], [0, 20, 25]),  # 50 tokens/s, then 200: the pause between is not counted
+    ],
+)
+def test_curves_over_each_axis(tmp_path, axis: Axis, reported: list[float], scored: list[float]):
+    """A report stands for the steps since the one before; a score between two reports lies between them."""
+    view = viewed(
+        tmp_path / "run",
+        score(0, 4.0),
+        report(5, 100, 50.0),
+        report(10, 100, 50.0, 1.5),
+        score(10, 3.0),
+        {**report(20, 200, 200.0), "time": 9000.0},
+        score(15, 2.5),
+        score(16, None),
+    )
+    assert curve(view, "loss", axis, 100) == (reported, [2.0, 1.5, 2.0])
+    assert curve(view, "validation loss", axis, 100) == (scored, [4.0, 3.0, 2.5])
+
+
+def test_every_metric_of_a_run_without_steps_is_empty(tmp_path):
+    view = viewed(tmp_path / "run")
+    assert all(curve(view, metric, axis, 100) == ([], []) for metric in METRICS for axis in AXES)
+    assert {row.name for row in results([view])} == {"state", "steps"}
+
+
+def test_results_name_the_best(tmp_path):
+    first = viewed(
+        tmp_path / "a", report(1, 100, 50.0, 3.0), score(1, 2.0), score(2, 2.5), score(2, 0.5, "exact match")
+    )
+    second = viewed(tmp_path / "b", report(1, 100, 50.0, None), score(1, 1.5), score(1, 0.9, "exact match"))
+    third = viewed(
+        tmp_path / "c", report(1, 100, 70.0, 1.0), score(1, 0.7, "exact match"), score(3, 0.4, "exact match")
+    )
+    rows = {row.name: row for row in results([first, second, third])}
+    assert rows["lowest validation loss"] == Row("lowest validation loss", ("2.0000", "1.5000", "–"), best=1)
+    assert rows["exact match"] == Row("exact match", ("50%", "90%", "40%"), best=1)
+    assert rows["tokens/s"] == Row("tokens/s", ("50", "50", "70"), best=2)
+    assert rows["mean of last 20 losses"].values == ("3.0000", "–", "1.0000")
+    assert all(row.best is None for row in results([first, first]))
+
+
+def test_settings_that_differ(tmp_path):
+    for name, rate, more in (
+        ("a", "1e-5", ""),
+        ("b", "0.00001", '[log]\nrun_name = "b"\n'),
+        ("c", "2e-3", "[lora]\nr = 16\n"),
+        ("d", "?", ""),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text(CONFIG.format(rate=rate) + more)
+    runs = [tmp_path / name for name in "abcd"]
+    assert differences(runs[:2]) == []
+    found = differences(runs)
+    assert [row for row in found if row.name in ("optim.learning_rate", "lora.r")] == [
+        Row("optim.learning_rate", ("1e-05", "1e-05", "0.002", "")),
+        Row("lora.r", ("–", "–", "16", "")),
+    ]
+    assert all(row.name.startswith("lora.") for row in found[1:]) and comparable(found)
+    (tmp_path / "b" / "config.toml").write_text(CONFIG.format(rate="1e-5").replace("builtin:tasks", "chats.jsonl"))
+    found = differences(runs[:2])
+    assert found == [Row("data.train.0.path", ("builtin:tasks", "chats.jsonl"))] and not comparable(found)
