@@ -22,11 +22,12 @@ DEEPEST = 16  # parts of a key that are looked at; keys of a config have at most
 class ConfigError(UserError):
     """The mistakes of a config: pairs of a place ("file:line" or "command line") and a message.
 
-    `more`: how many others there are.
+    `more`: how many others there are. `keys`: the dotted key of each mistake, if it is about one.
     """
 
-    def __init__(self, mistakes: Sequence[tuple[str, str]], more: int = 0) -> None:
+    def __init__(self, mistakes: Sequence[tuple[str, str]], more: int = 0, keys: Sequence[str | None] = ()) -> None:
         self.mistakes = tuple(mistakes)
+        self.keys = tuple(keys) or (None,) * len(self.mistakes)
         lines = [f"{place}: {message}" for place, message in mistakes]
         if len(lines) + more > 1:
             lines = [f"{len(lines) + more:,} mistakes in the config", *(f"  {line}" for line in lines)]

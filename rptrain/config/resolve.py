@@ -39,13 +39,13 @@ def resolve(path: Path | str, overrides: Sequence[str] = (), text: str | None = 
     path = Path(path)
     document, lines = _parse(path, read_text(path) if text is None else text)
     places: dict[KeyPath, int] = dict(lines)  # line numbers; _LAST for the command line
-    mistakes: list[tuple[int, str]] = []
+    mistakes: list[tuple[int, str, str | None]] = []
     for override in overrides:
         try:
             key, value = _parse_override(override)
             document = _assigned(document, key, value)
         except UserError as error:
-            mistakes.append((_LAST, str(error)))
+            mistakes.append((_LAST, str(error), None))
             continue
         places = {old: place for old, place in places.items() if old[: len(key)] != key}
         for depth in range(1, len(key) + 1):
@@ -64,10 +64,11 @@ def resolve(path: Path | str, overrides: Sequence[str] = (), text: str | None = 
         config = Config.model_validate({"model": {}, "data": {}} | document)
     except ValidationError as error:
         found, more = explained(error.errors(include_url=False))
-        mistakes += [(line_of(key), message) for key, message in found]
+        mistakes += [(line_of(key), message, dotted(key)) for key, message in found]
     if config is None or mistakes:
         mistakes.sort(key=lambda mistake: mistake[0])
-        raise ConfigError([(origin(line), message) for line, message in mistakes], more)
+        places_and_messages = [(origin(line), message) for line, message, _ in mistakes]
+        raise ConfigError(places_and_messages, more, [key for _, _, key in mistakes])
     if config.log.run_name is None:
         name = one_line(path.stem.lstrip(".")) or "run"
         config = config.model_copy(update={"log": config.log.model_copy(update={"run_name": name})})

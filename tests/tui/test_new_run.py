@@ -18,7 +18,7 @@ from rptrain.tui.services import heavy, launch, places
 from rptrain.tui.services.draft import STARTER, Draft
 from rptrain.tui.services.fields import ALL
 from rptrain.tui.services.helper import HelperError
-from rptrain.tui.widgets.form import Form
+from rptrain.tui.widgets.form import Form, Row
 from rptrain.utils.errors import UserError
 
 from .conftest import (
@@ -86,11 +86,28 @@ async def test_the_plan_follows_what_is_typed(make: Made, helper: Scripted):
         await until(pilot, lambda: "max_length = 64" in helper.asked[-1][2])
         await ready(pilot)
         await type_over(pilot, "x", "#data-max_length")
-        await until(pilot, lambda: "Not ready" in screen_text(pilot.app))
-        await until(pilot, lambda: start_button(pilot.app).disabled)
+        await until(pilot, lambda: "✗ must be a whole number" in screen_text(pilot.app))
+        text = await settled(pilot)
+        assert start_button(pilot.app).disabled and "· `data.max_length` must be" in text
+        assert "the plan before this change" in text and "8.42 s per step" in text  # the rest stays
         helper.answers[heavy.plan] = UserError("no model 'x'")
         await type_over(pilot, "32", "#data-max_length")
         await until(pilot, lambda: "no model 'x'" in screen_text(pilot.app))
+        assert "✗ must be" not in screen_text(pilot.app)
+
+
+@driven
+async def test_a_start_beside_an_invalid_value_says_which_one_and_leads_to_it(make: Made, helper: Scripted):
+    async with make().run_test(size=(80, 24), notifications=True) as pilot:
+        app = pilot.app
+        await ready(pilot)
+        await type_over(pilot, "x", "#train-max_steps")
+        await until(pilot, lambda: "✗ must be a whole number" in screen_text(app))
+        await focus(pilot, "#log-report_to")
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: "not started: `train.max_steps` must be a whole number" in notified(app))
+        await until(pilot, lambda: app.focused is app.screen.query_one("#train-max_steps"))
+        assert "fits" not in notified(app)
 
 
 @driven
@@ -123,7 +140,7 @@ async def test_a_refused_value_that_goes_out_of_sight_blocks_nothing(make: Made,
     async with make().run_test(size=(120, 36)) as pilot:
         await ready(pilot)
         await type_over(pilot, "[1", "#lora-lora_alpha")
-        await until(pilot, lambda: "· lora.lora_alpha: the value is not valid TOML" in screen_text(pilot.app))
+        await until(pilot, lambda: "✗ the value is not valid TOML" in screen_text(pilot.app))
         await focus(pilot, "#train-method")
         await pilot.press("left")
         await ready(pilot)
@@ -215,7 +232,7 @@ async def test_no_run_starts_with_other_settings_than_are_shown(make: Made, tmp_
         await ready(pilot)
         late_write(pilot.app, "data-max_length", "77")
         await pilot.press("ctrl+r")
-        await until(pilot, lambda: "no plan that fits yet" in notified(pilot.app))
+        await until(pilot, lambda: "the plan is not ready yet" in notified(pilot.app))
         assert not (tmp_path / "runs").exists()
 
 
@@ -233,7 +250,7 @@ async def test_another_model_brings_its_own_settings_but_not_over_ones_by_hand(m
 async def test_adapters_bring_their_rows_and_take_them_away(make: Made, tmp_path: Path):
     async with make().run_test(size=(120, 36)) as pilot:
         await ready(pilot)
-        rank = pilot.app.screen.query_one("#lora-r").parent
+        rank = next(row for row in pilot.app.screen.query(Row) if row.field.key == "lora.r")
         await focus(pilot, "#train-method")
         assert not rank.display
         await press_until(pilot, "right", lambda: rank.display)
@@ -274,7 +291,7 @@ async def test_a_plan_of_what_stood_there_before_starts_nothing(make: Made, tmp_
         await type_over(pilot, "999999", "#data-max_length")
         await until(pilot, lambda: start_button(pilot.app).disabled)
         await pilot.press("ctrl+r")
-        await until(pilot, lambda: "no plan that fits yet" in notified(pilot.app))
+        await until(pilot, lambda: "the plan is not ready yet" in notified(pilot.app))
         assert not (tmp_path / "runs").exists() and not isinstance(pilot.app.screen, RunScreen)
 
 

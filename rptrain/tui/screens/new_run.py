@@ -79,7 +79,8 @@ class NewRun(Screen[None]):
         self._shared = context
         self._draft = context.draft
         self._by_hand: set[str] = set()  # keys set by hand, which recipes no longer change
-        self._refused: dict[str, str] = {}  # rejected values of the form: the reason, by key
+        self._refused: dict[str, str] = {}  # values of the form that are not valid TOML: the message, by key
+        self._invalid: dict[str, str] = {}  # these, and values that the config refuses
         self._planned_text = ""  # the text of the shown plan
         self._left = False  # focus another widget
 
@@ -158,15 +159,11 @@ class NewRun(Screen[None]):
     async def _plan(self) -> None:
         await asyncio.sleep(PAUSE)
         text = self._draft.text
-        if self._refused:
-            self._show_problem("\n".join(f"· {why}" for why in self._refused.values()))
+        if messages := self._check():
+            self._show_problem("\n".join(f"· {message}" for message in messages))
             return
         try:
-            self._draft.resolved()
             planned = await self._shared.helper.call(heavy.plan, self._draft.path, text)
-        except ConfigError as error:
-            self._show_problem("\n".join(f"· {message}" for _, message in error.mistakes))
-            return
         except (UserError, HelperError) as error:
             self._show_problem(str(error))
             return
@@ -177,6 +174,21 @@ class NewRun(Screen[None]):
         self._show_advice(planned)
         if self.query_one(Samples).display:
             self._show_samples()
+
+    def _check(self) -> list[str]:
+        """Marks invalid values in the form, and returns all mistakes."""
+        messages, self._invalid = list(self._refused.values()), dict(self._refused)
+        try:
+            self._draft.resolved()
+        except ConfigError as error:
+            for key, (_, message) in zip(error.keys, error.mistakes, strict=True):
+                messages.append(message)
+                if key in ALL:
+                    self._invalid.setdefault(key, message)
+        except UserError as error:
+            messages.append(str(error))
+        self.query_one(Form).mark({key: _reason(key, message) for key, message in self._invalid.items()})
+        return messages
 
     def _show_problem(self, problem: str) -> None:
         panel = self.query_one(PlanPanel)
@@ -310,8 +322,9 @@ class NewRun(Screen[None]):
     @until_closed
     async def action_start(self) -> None:
         self._take()
+        self._check()
         if self._planned_text != self._draft.text:
-            self.notify("not started: there is no plan that fits yet", severity="warning")
+            self._say_why_not()
             return
         planned, self._planned_text = self._planned_text, ""  # the key may arrive twice
         if not await self._save():
@@ -328,6 +341,20 @@ class NewRun(Screen[None]):
         self.query_one(PlanPanel).busy = True  # made again on return to the screen
         self._shared.helper.close()  # the run needs its memory
         self.post_message(OpenRun(launched.path, launched))
+
+    def _say_why_not(self) -> None:
+        """Says why the run is not started; moves the focus to an invalid value."""
+        panel = self.query_one(PlanPanel)
+        if self._invalid:
+            key, reason = next(iter(self._invalid.items()))
+            self._reveal(key)
+        elif panel.busy:
+            reason = "the plan is not ready yet"
+        elif panel.problem:
+            reason = panel.problem
+        else:
+            reason = "the run does not fit; the plan lists changes that make it fit"
+        self.notify(f"not started: {reason}", severity="warning")
 
     # ---- leaving and coming back
 
@@ -355,7 +382,10 @@ class NewRun(Screen[None]):
     async def action_settings(self) -> None:
         key = await ask(self, Picker("All settings", self._settings, paths=False))
         if key in ALL:
-            await self.query_one(Form).reveal(ALL[key])
+            self._reveal(key)
+
+    def _reveal(self, key: str) -> None:
+        self.run_worker(self.query_one(Form).reveal(ALL[key]))
 
     async def correct(self, key: str | None) -> None:
         """Moves the focus to the setting that kept a run from starting, if it is known."""
@@ -398,6 +428,11 @@ class NewRun(Screen[None]):
 def _about(field: Field) -> str:
     hint = "  ·  enter: what is on this machine" if field.key.endswith("path") else ""
     return f"{field.name}: {field.about}{hint}"
+
+
+def _reason(key: str, message: str) -> str:
+    """A message without the key, for the place beside its value."""
+    return message.removeprefix(f"`{key}`").removeprefix(key).lstrip(": ")
 
 
 def _shown(key: str, value: object) -> str:

@@ -37,7 +37,7 @@ class Field:
     @property
     def default(self) -> str:
         field = keys()[self.name]
-        if field.is_required() or field.default is None:
+        if field.is_required() or field.default in (None, ()):
             return ""
         value = field.default
         return value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,13 +1,15 @@
 """The form with the settings of a draft, edited in place."""
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
-from textual.containers import Horizontal, VerticalScroll
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.message import Message
-from textual.widgets import Input, Label
+from textual.widgets import Input, Label, Static
 
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.fields import ALL, FIELDS, GROUPS, Field
@@ -15,43 +17,68 @@ from rptrain.tui.services.paths import PathSuggester
 from rptrain.tui.services.places import DATA_SUFFIXES
 from rptrain.tui.widgets.choice import Choice
 from rptrain.tui.widgets.entry import Entry
+from rptrain.utils.text import as_message
 
+TITLE = 2  # lines of a group's title
 LISTED = ("model.path", "data.train.0.path")  # enter shows the choices
 
 
-class Row(Horizontal):
-    """A setting with its label and value. `told`: the value that it was given, or that was last read."""
+class Row(Vertical):
+    """A setting with its label, its value and, if that is invalid, the reason.
+
+    `told`: the value that it was given, or that was last read.
+    """
 
     def __init__(self, field: Field, shown: str) -> None:
-        super().__init__(classes="row" if field in FIELDS else "row other")
+        super().__init__(classes="setting")
         self.field = field
         self.editor: Choice | Entry | None = None  # before it is composed
         self.told = shown
+        self._reason = Static("", classes="reason", markup=False)
 
     def compose(self) -> ComposeResult:
         field = self.field
-        yield Label(field.label, classes="label")
-        if field.options:
-            self.editor = Choice(field.options, self.told, id=field.id)
-            yield self.editor
-        else:
-            suffixes = DATA_SUFFIXES if field.key == "data.train.0.path" else ()
-            suggester = PathSuggester(suffixes) if field.key in LISTED else None
-            self.editor = Entry(
-                self.told, placeholder=field.placeholder, suggester=suggester, id=field.id, compact=True
-            )
-            yield self.editor
-            if field.key in LISTED:
-                yield Label("▾", classes="more")
+        with Horizontal(classes="row" if field in FIELDS else "row other"):
+            yield Label(field.label, classes="label")
+            if field.options:
+                self.editor = Choice(field.options, self.told, id=field.id)
+                yield self.editor
+            else:
+                suffixes = DATA_SUFFIXES if field.key == "data.train.0.path" else ()
+                suggester = PathSuggester(suffixes) if field.key in LISTED else None
+                self.editor = Entry(
+                    self.told, placeholder=field.placeholder, suggester=suggester, id=field.id, compact=True
+                )
+                yield self.editor
+                if field.key in LISTED:
+                    yield Label("▾", classes="more")
+        yield self._reason
 
     def write(self, shown: str) -> None:
         self.told = shown
         if self.editor is not None and self.editor.value != shown:
             self.editor.value = shown
 
+    def mark(self, reason: str) -> None:
+        """Shows why the value is invalid; an empty reason removes the mark."""
+        self._reason.update(as_message(f"✗ {reason}") if reason else "")
+        self.set_class(bool(reason), "-invalid")
 
-class Form(VerticalScroll, can_focus=False):
-    """All settings. A message reports an edit, and `edited` returns what changed, because messages arrive late."""
+
+class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
+    """All settings. A message reports an edit, and `edited` returns what changed, because messages arrive late.
+
+    Keys move the focus, and the form scrolls to it. If the mouse scrolls the form, the focus stays in view.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down", "move(1)", "next", show=False),
+        Binding("up", "move(-1)", "before", show=False),
+        Binding("pagedown", "page(1)", "next page", show=False),
+        Binding("pageup", "page(-1)", "page before", show=False),
+        Binding("ctrl+home", "ends(0)", "first", show=False),
+        Binding("ctrl+end", "ends(-1)", "last", show=False),
+    ]
 
     class Edited(Message):
         """A setting was edited."""
@@ -71,6 +98,7 @@ class Form(VerticalScroll, can_focus=False):
     def __init__(self, draft: Draft) -> None:
         super().__init__(id="form")
         self._draft = draft
+        self._follows = False  # being scrolled to the focus
 
     def compose(self) -> ComposeResult:
         for title, fields in GROUPS:
@@ -109,8 +137,68 @@ class Form(VerticalScroll, can_focus=False):
             if row.field == field and row.editor is not None:
                 row.editor.value = value
 
+    def mark(self, reasons: Mapping[str, str]) -> None:
+        """Marks the settings with an invalid value: the reasons, by key."""
+        there = {row.field.key for row in self.query(Row)}
+        self.mount_all(Row(ALL[key], _shown(ALL[key], self._draft)) for key in reasons if key not in there)
+        for row in self.query(Row):
+            row.mark(reasons.get(row.field.key, ""))
+        self.call_after_refresh(self._show_focus)
+
+    # ---- the focus
+
     def focus_first(self) -> None:
         self.query_one(f"#{FIELDS[0].id}").focus()
+
+    def action_move(self, by: int) -> None:
+        rows, row = self._displayed(), self._focused()
+        place = rows.index(row) + by if row in rows else 0
+        if place == len(rows):
+            self.screen.focus_next()
+        elif place >= 0:
+            self._focus(rows[place])
+
+    def action_page(self, by: int) -> None:
+        rows, row = self._displayed(), self._focused()
+        place = (rows.index(row) if row in rows else 0) + by * max(1, self.size.height - 2)
+        self._focus(rows[min(max(place, 0), len(rows) - 1)])
+
+    def action_ends(self, place: int) -> None:
+        self._focus(self._displayed()[place])
+
+    def _displayed(self) -> list[Row]:
+        return [row for row in self.query(Row) if row.display]
+
+    def _focused(self) -> Row | None:
+        focused = self.screen.focused
+        return next((node for node in focused.ancestors if isinstance(node, Row)), None) if focused else None
+
+    def _focus(self, row: Row) -> None:
+        if row.editor is not None:
+            row.editor.focus(scroll_visible=False)
+
+    def _show_focus(self) -> None:
+        """Scrolls to the focused setting, and to the title of its group if there is room."""
+        if (row := self._focused()) is not None:
+            region, height = row.virtual_region, self.size.height
+            last = min(self.scroll_y, max(region.y - TITLE, 0))
+            self._follows = True
+            self.scroll_to(y=max(last, region.bottom - height), animate=False, force=True, immediate=True)
+            self._follows = False
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        """Moves the focus to the nearest setting in view if the focused one is being scrolled out of it."""
+        super().watch_scroll_y(old_value, new_value)
+        row, top = self._focused(), round(self.scroll_target_y)
+        if row is None or self._follows:
+            return
+        bottom = top + self.size.height
+        seen = [r for r in self._displayed() if top <= r.virtual_region.y and r.virtual_region.bottom <= bottom]
+        if seen and row not in seen:
+            self._focus(min(seen, key=lambda other: abs(other.virtual_region.y - row.virtual_region.y)))
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._show_focus)
 
     async def reveal(self, field: Field) -> None:
         """Moves the focus to a setting, and adds its row if needed."""
@@ -125,9 +213,12 @@ class Form(VerticalScroll, can_focus=False):
         return (ALL[key] for key in self._draft.set_keys() if key in ALL and ALL[key] not in FIELDS)
 
     def _show_method(self) -> None:
-        method = method_of(self._draft)
+        method, focused, before = method_of(self._draft), self._focused(), self._displayed()
         for row in self.query(Row):
             row.display = row.field.when in ("", method)
+        if focused is not None and not focused.display:
+            above = [row for row in before[: before.index(focused)] if row.display]
+            self._focus(above[-1])
 
     @on(Input.Changed)
     @on(Choice.Changed)
@@ -136,23 +227,23 @@ class Form(VerticalScroll, can_focus=False):
         self.post_message(self.Edited())
 
     def on_descendant_focus(self) -> None:
-        row = self.screen.focused.parent if self.screen.focused else None
-        if isinstance(row, Row):
+        if (row := self._focused()) is not None:
+            self._show_focus()
             self.post_message(self.Entered(row.field))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        row = event.input.parent
-        assert isinstance(row, Row)
-        if row.field.key in LISTED:
+        row = self._focused()
+        if row is not None and row.field.key in LISTED:
             self.post_message(self.Listed(row.field))
         else:
-            self.screen.focus_next()
+            self.action_move(1)
 
     def on_click(self, event: object) -> None:
         widget = getattr(event, "widget", None)
-        if isinstance(widget, Label) and isinstance(widget.parent, Row) and widget.parent.field.key in LISTED:
-            self.post_message(self.Listed(widget.parent.field))
+        if isinstance(widget, Label) and widget.has_class("more"):
+            row = next(node for node in widget.ancestors if isinstance(node, Row))
+            self.post_message(self.Listed(row.field))
 
 
 def _shown(field: Field, draft: Draft) -> str:

@@ -18,7 +18,10 @@ PARTS = 5  # parts of a place to show, the largest first
 
 
 class PlanPanel(Widget):
-    """Shows mistakes or a plan. `busy` marks an outdated plan; `detailed` lists the parts of memory."""
+    """Shows mistakes, and the plan, or with mistakes the plan before them.
+
+    `busy` marks an outdated plan; `detailed` lists the parts of memory.
+    """
 
     planned: reactive[Planned | None] = reactive(None, layout=True)
     problem: reactive[str] = reactive("", layout=True)
@@ -37,14 +40,17 @@ class PlanPanel(Widget):
     def _lines(self, width: int) -> Iterator[Content]:
         if self.problem:
             yield Content.styled("Not ready", "bold $error")
-            yield Content("")
             yield Content.styled(as_message(self.problem), "$foreground")
-            return
-        if self.planned is None:
+            if self.planned is None:
+                return
+            yield Content("")
+            yield Content.styled("the plan before this change:", "$muted")
+        elif self.planned is None:
             yield Content.styled("planning …", "$muted")
             return
+        else:
+            yield self._verdict(self.planned)
         report = self.planned.report
-        yield self._verdict(self.planned)
         yield Content("")
         model = report["model"]
         yield self._pair(format_count(model["parameters"]), "parameters", str(model["layers"]), "layers")

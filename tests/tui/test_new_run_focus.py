@@ -1,0 +1,69 @@
+"""New run: the focus is on a setting that is shown, at every size, and what is typed goes there."""
+
+import pytest
+from textual.containers import VerticalScroll
+from textual.widget import Widget
+from textual.widgets import Input
+
+from rptrain.tui.app import RptrainApp
+from rptrain.tui.widgets.form import Form, Row
+
+from .conftest import Made, driven, focus, press_until, settled, until
+
+pytestmark = pytest.mark.long
+
+SIZES = ((60, 16), (80, 24), (200, 50))
+
+
+def focused_row(app: RptrainApp) -> Row:
+    assert app.focused is not None
+    return next(node for node in app.focused.ancestors if isinstance(node, Row))
+
+
+def rows(app: RptrainApp) -> list[Row]:
+    return [row for row in app.screen.query(Row) if row.display]
+
+
+def is_in_view(widget: Widget) -> bool:
+    """Whether all of a widget of the form is in view."""
+    return widget.region in widget.screen.query_one(Form).region
+
+
+@pytest.mark.parametrize("size", SIZES)
+@driven
+async def test_down_and_up_move_between_all_settings(make: Made, size: tuple[int, int]):
+    app = make()
+    async with app.run_test(size=size) as pilot:
+        await settled(pilot)
+        for key, order in (("down", rows(app)), ("up", rows(app)[::-1])):
+            assert focused_row(app) is order[0]
+            for row in order[1:]:
+                await press_until(pilot, key, lambda row=row: app.focused in row.walk_children())
+                await until(pilot, lambda row=row: is_in_view(row))
+        assert app.screen.query_one(Form).scroll_y == 0
+
+
+@driven
+async def test_the_wheel_and_pages_take_the_focus_along(make: Made):
+    app = make()
+    async with app.run_test(size=(80, 16)) as pilot:
+        await settled(pilot)
+        form = app.screen.query_one(Form)
+        first = focused_row(app)
+        form.scroll_end(animate=False)
+        await until(pilot, lambda: focused_row(app) is not first and is_in_view(focused_row(app)))
+        await press_until(pilot, "pageup", lambda: form.scroll_y < form.max_scroll_y)
+        await until(pilot, lambda: is_in_view(focused_row(app)))
+        await press_until(pilot, "ctrl+home", lambda: focused_row(app) is first)
+        assert isinstance(form, VerticalScroll)
+
+
+@driven
+async def test_a_smaller_terminal_shows_the_focus(make: Made):
+    app = make()
+    async with app.run_test(size=(80, 50)) as pilot:
+        await settled(pilot)
+        await focus(pilot, "#log-report_to")
+        await pilot.resize_terminal(60, 16)
+        await settled(pilot)
+        assert is_in_view(focused_row(app)) and app.focused is app.screen.query_one("#log-report_to", Input)
