@@ -102,6 +102,21 @@ class Step(Event):
 
 
 @dataclass(frozen=True)
+class Progress(Event):
+    """What a process did in the last minute, so that curves cover days. Devices are in the order of `RunStarted`."""
+
+    step: Int  # the last completed step
+    phase: str
+    seconds: Float  # that the record covers
+    tokens_per_second: Float | None  # average of the steps; None if no step was completed
+    process: Int  # bytes of host memory in use by the trainer
+    free: Int  # bytes of host memory still available to it
+    busy: tuple[Float, ...]  # share of the time in which each device computed; empty while no engine is open
+    memory: tuple[Int, ...]  # most bytes in use on each GPU; empty if they are unknown
+    power: tuple[Float, ...]  # average watts of each GPU; empty if they are unknown
+
+
+@dataclass(frozen=True)
 class LossScale(Event):
     """In a float16 run, the loss is multiplied by `scale` from this step on. Written before the step's record."""
 
@@ -373,6 +388,7 @@ EVENTS: dict[str, type[Event]] = {
     "plan": Plan,
     "estimated": Estimated,
     "step": Step,
+    "progress": Progress,
     "loss_scale": LossScale,
     "step_skipped": StepSkipped,
     "slots": Slots,

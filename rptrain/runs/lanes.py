@@ -5,6 +5,7 @@ A line is a JSON object with `schema` and the fields of `Snapshot`. When the fil
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -37,6 +38,7 @@ class LaneRecord:
     memory: Int | None = None  # bytes in use on the GPU, as the driver reports; None for CPU workers
     utilisation: Int | None = None  # percent, as the driver reports
     temperature: Int | None = None  # degrees Celsius
+    power: Float | None = None  # watts, as the driver reports
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,26 @@ class OptimizerState:
 
 
 @dataclass(frozen=True)
+class StepNumbers:
+    """The numbers of a completed step; None: not finite, or not known."""
+
+    step: Int  # counts from 1
+    loss: Float | None
+    learning_rate: Float
+    grad_norm: Float | None
+    tokens_per_second: Float | None
+    seconds: Float | None = None  # duration of the step
+
+    @classmethod
+    def of(
+        cls, step: int, loss: float, rate: float, norm: float | None, tokens: int, seconds: float | None
+    ) -> "StepNumbers":
+        """The numbers of a step, where numbers that are not finite become None. `tokens`: of the step."""
+        speed = round(tokens / seconds, 3) if seconds else None
+        return cls(step, _finite(loss), rate, _finite(norm), speed, None if seconds is None else round(seconds, 6))
+
+
+@dataclass(frozen=True)
 class Snapshot:
     time: UnixTime
     seconds: Float  # since the previous snapshot
@@ -57,6 +79,7 @@ class Snapshot:
     free: Int  # bytes of host memory still available to it
     lanes: tuple[LaneRecord, ...]  # empty while no engine is open
     optimizer: OptimizerState | None
+    last: StepNumbers | None = None  # the last step, in the first snapshot after its end
 
     @property
     def is_low(self) -> bool:
@@ -64,8 +87,10 @@ class Snapshot:
         return self.free < LOW_MEMORY * (self.process + self.free)
 
     def to_line(self) -> str:
-        """The snapshot as JSON on one line. Fields of lanes that are None are left out."""
+        """The snapshot as JSON on one line. Fields of lanes that are None are left out, and so is `last`."""
         record = {"schema": SCHEMA, **asdict(self)}
+        if self.last is None:
+            del record["last"]
         record["lanes"] = [
             {name: value for name, value in lane.items() if value is not None} for lane in record["lanes"]
         ]
@@ -79,3 +104,7 @@ class Snapshot:
             return validator(cls)(record) if record.pop("schema") == SCHEMA else None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None

@@ -20,13 +20,14 @@ from math import isnan
 from pathlib import Path
 from typing import Any, Literal
 
-from rptrain.runs.events import EVENTS, Event, Severity, from_fields
-from rptrain.runs.lanes import LaneRecord, OptimizerState, Snapshot
+from rptrain.runs.events import EVENTS, Event, Progress, Severity, from_fields
+from rptrain.runs.lanes import LaneRecord, OptimizerState, Snapshot, StepNumbers
 from rptrain.runs.process import FOLDER, ProcessId
 from rptrain.runs.reader import RECENT, News, Reader
 from rptrain.runs.records import Int, known_fields, time_of, validator
 from rptrain.runs.series import Steps
 from rptrain.runs.tail import LARGE
+from rptrain.runs.usage import Usage
 
 State = Literal[
     "new", "loading", "training", "paused", "saving", "evaluating", "exporting", "stopped", "failed", "finished", "dead"
@@ -107,6 +108,7 @@ class RunView:
     `plan`: text; the stages in the first line, then one line per device about its work in a step.
     `staleness`: 1 if updates are one step late (async), 0 if not (sync), None if unknown.
     `steps`: the reported steps, a `Steps`. `skipped`: the number of them that did not change the weights.
+    `usage`: speed, devices and memory over time, a `Usage`.
     `loss_scale`: of float16 runs. `places`: planned memory. `planned_bubble`: the planned idle share of a step.
     `floor_step`: the roofline time of a step: seconds of its arithmetic alone, with everything recomputed.
     `process_count`: the number of processes that train the run together, according to the newest one.
@@ -130,6 +132,7 @@ class RunView:
         self.planned_bubble: float | None = None
         self.floor_step: float | None = None
         self.steps = Steps()
+        self.usage = Usage()
         self.skipped = 0
         self.loss_scale: float | None = None
         self.checkpoints: list[Checkpoint] = []
@@ -140,6 +143,7 @@ class RunView:
         self.began: float | None = None  # Unix time of the first process's start
         self.taken_up: float | None = None  # Unix time of the newest process's start
         self.last_event: float | None = None
+        self._latest: StepNumbers | None = None  # from snapshots
         self._first_step = 0.0  # the newest process started after this step
         self._ended: State | None = None
         self._failed: tuple[float, str] | None = None  # time and message
@@ -198,6 +202,7 @@ class RunView:
         """Adds a snapshot, unless an earlier process wrote it."""
         if snapshot.time >= (self.taken_up or 0.0):
             self.recent.append(snapshot)
+            self._latest = snapshot.last or self._latest
 
     # ---- state
 
@@ -224,12 +229,37 @@ class RunView:
 
     @property
     def step(self) -> int:
-        """The last reported step; 0 before the first."""
+        """The last completed step; 0 before the first."""
+        return max(self._reported, 0 if self._latest is None else self._latest.step)
+
+    @property
+    def _reported(self) -> int:
+        """The last step with a record of its own, which not every step has; 0 before the first."""
         return int(self.steps.last("step") or 0)
+
+    @property
+    def latest(self) -> StepNumbers | None:
+        """The numbers of the last completed step; None before the first."""
+        if self._latest is not None and self._latest.step >= self._reported:
+            return self._latest
+        if not len(self.steps):
+            return None
+        names = ("loss", "learning_rate", "grad_norm", "tokens_per_second")
+        loss, rate, norm, speed = (self.steps.last(name) for name in names)
+        return StepNumbers(self._reported, _known(loss), rate or 0.0, _known(norm), _known(speed))
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the last step, or else as last reported; None if neither is known."""
+        latest = self.latest
+        speed = None if latest is None else latest.tokens_per_second
+        return self.steps.last("tokens_per_second") if speed is None else speed
 
     @property
     def loss(self) -> float | None:
         """The last loss that is finite; None if there is none."""
+        if (latest := self.latest) is not None and latest.loss is not None:
+            return latest.loss
         return next((loss for loss in reversed(self.steps.column("loss")) if not isnan(loss)), None)
 
     @property
@@ -240,11 +270,13 @@ class RunView:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """The average over the last PACE reports of the newest process; None before its second report."""
+        """The average over the last PACE reports of the newest process; before its second report the duration of the
+        last step, if it is known.
+        """
         steps, times = self.steps.column("step"), self.steps.column("time")
         first = max(self.steps.since(self._first_step), len(steps) - PACE)
         if len(steps) - first < 2:
-            return None
+            return None if self._latest is None else self._latest.seconds
         return (times[-1] - times[first]) / (steps[-1] - steps[first])
 
     @property
@@ -362,7 +394,7 @@ class RunView:
         self.devices = record["devices"]
         self.began = self.began or record["time"]
         self.taken_up = record["time"]
-        self._first_step = self.step
+        self._first_step, self._latest = self._reported, None
         self.process = None
         self._failed = self._ended = None
         self._told = "loading"
@@ -385,6 +417,9 @@ class RunView:
         self._told = "training"
         self.skipped += record["skipped"]
 
+    def _on_progress(self, record: Mapping[str, Any]) -> None:
+        self.usage.append(Progress(**record))
+
     def _on_loss_scale(self, record: Mapping[str, Any]) -> None:
         self.loss_scale = record["scale"]
 
@@ -401,6 +436,7 @@ class RunView:
     def _on_resumed(self, record: Mapping[str, Any]) -> None:
         step = record["step"]
         self.steps.keep(step)
+        self._latest = None
         self.checkpoints = [checkpoint for checkpoint in self.checkpoints if checkpoint.step <= step]
         self.scores = [score for score in self.scores if score.step <= step]
         self.samples = [sample for sample in self.samples if sample["step"] <= step]
@@ -420,3 +456,7 @@ class RunView:
 
     def _on_failed(self, record: Mapping[str, Any]) -> None:
         self._ended, self._failed = "failed", (record["time"], record["message"])
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None or isnan(value) else value

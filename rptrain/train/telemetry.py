@@ -16,14 +16,16 @@ from rptrain.engine.recorder import Activity, LaneState
 from rptrain.engine.store import available_bytes
 from rptrain.engine.trace import Span
 from rptrain.runs.events import Event, MemoryLow, Slots, SlotTime, TelemetryFailed
-from rptrain.runs.lanes import FILE, OLD_FILE, LaneRecord, OptimizerState, Phase, Snapshot
+from rptrain.runs.lanes import FILE, OLD_FILE, LaneRecord, OptimizerState, Phase, Snapshot, StepNumbers
 from rptrain.runs.line_file import LineFile
+from rptrain.runs.usage import progress_of
 from rptrain.schedule.plan import Slot
 from rptrain.utils.errors import RunDeleted, UserError, describe
 from rptrain.utils.liveness import progressed
 from rptrain.utils.nvml import Driver, GpuStatus
 
 INTERVAL = 0.25  # seconds between two records
+MINUTE = 60.0  # seconds between two Progress events
 MAX_BYTES = 8 << 20  # per file: a few hours of one GPU
 UNKNOWN = GpuStatus(None, None, None)
 
@@ -33,9 +35,10 @@ class Telemetry:
 
     Context manager: owns the thread and the file. It reads state that other threads keep anyway, and blocks none of
     them. If the disk is full or the file was deleted, records are lost, but training continues. After any other error,
-    a TelemetryFailed is emitted, and there are no more records. `emit` is called with events from the thread. `check`
-    is called before a new file is created, and raises RunDeleted if the run's folder was deleted. `patience`: the most
-    seconds that `close` waits for the thread.
+    a TelemetryFailed is emitted, and there are no more records. `emit` is called with events from the thread; one of
+    them is a Progress every MINUTE. `last`: the numbers of the last completed step, which another thread may set.
+    `check` is called before a new file is created, and raises RunDeleted if the run's folder was deleted. `patience`:
+    the most seconds that `close` waits for the thread.
     """
 
     def __init__(
@@ -47,6 +50,9 @@ class Telemetry:
         patience: float = 60.0,
     ) -> None:
         self.phase: Phase = "loading"
+        self.last: StepNumbers | None = None
+        self._written_step = 0
+        self._minute: list[Snapshot] = []  # since the last Progress
         self._path, self._devices, self._emit, self._check = folder / FILE, devices, emit, check
         self._patience = patience
         self._warned = False  # that memory is low
@@ -125,6 +131,7 @@ class Telemetry:
                 snapshot = self._snapshot()
                 self._write(snapshot)
                 self._warn(snapshot)
+                self._sum_up(snapshot)
             if self._stop.wait(INTERVAL):
                 return
 
@@ -142,7 +149,12 @@ class Telemetry:
                 optimizer = OptimizerState(activity.optimizer, activity.queue, activity.update_seconds)
                 self._before = activity.lanes
         process, free = self._process.memory_info().rss, available_bytes()
-        return Snapshot(time.time(), round(seconds, 4), phase, process, free, lanes, optimizer)
+        last = self.last
+        if last is not None and last.step == self._written_step:
+            last = None
+        elif last is not None:
+            self._written_step = last.step
+        return Snapshot(time.time(), round(seconds, 4), phase, process, free, lanes, optimizer, last)
 
     def _lanes(self, activity: Activity, done: int) -> Iterator[LaneRecord]:
         before = self._before or (None,) * len(activity.lanes)
@@ -166,6 +178,7 @@ class Telemetry:
                 memory=status.memory,
                 utilisation=status.utilization,
                 temperature=status.temperature,
+                power=status.power,
             )
 
     def _write(self, snapshot: Snapshot) -> None:
@@ -189,6 +202,12 @@ class Telemetry:
         if not self._warned and snapshot.is_low:
             self._warned = True
             self._emit(MemoryLow(snapshot.process, snapshot.free))
+
+    def _sum_up(self, snapshot: Snapshot) -> None:
+        self._minute.append(snapshot)
+        if sum(shot.seconds for shot in self._minute) >= MINUTE:
+            minute, self._minute = self._minute, []
+            self._emit(progress_of(minute, self._written_step))
 
     def _handle(self, device: str) -> Any | None:
         if not device.startswith("cuda"):

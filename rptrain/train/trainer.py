@@ -23,7 +23,7 @@ from rptrain.kernels.batch import Batch
 from rptrain.models.weights import pretrained
 from rptrain.runs import events
 from rptrain.runs.control import LOOK, Commands, Control, StopRequested
-from rptrain.runs.lanes import Phase
+from rptrain.runs.lanes import Phase, StepNumbers
 from rptrain.runs.run_dir import RunDir
 from rptrain.runs.signals import PROCESS
 from rptrain.train import validation
@@ -273,7 +273,10 @@ class Trainer:
             return
         done, self._running = self._running, None
         loss, update = done.loss.result(), done.update.result()
-        self._compare_shares(engine, done.step, self._step_times.finished())
+        seconds = self._step_times.finished()
+        numbers = StepNumbers.of(done.step, loss, done.learning_rate, update.grad_norm, done.batch.tokens, seconds)
+        self._telemetry.last = numbers
+        self._compare_shares(engine, done.step, seconds)
         self._watchdog.heartbeat(done.step)
         self._tokens += done.batch.tokens
         self._skipped.update(done.step, done.loss, update)

@@ -1,4 +1,4 @@
-"""The state of GPUs from NVML, which needs no CUDA context: memory, utilization, temperature and link."""
+"""The state of GPUs from NVML, which needs no CUDA context: memory, utilization, temperature, power and link."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +16,7 @@ class GpuStatus:
     memory: int | None  # bytes in use by all processes
     utilization: int | None  # percentage of recent time in which a kernel ran
     temperature: int | None  # degrees Celsius
+    power: float | None = None  # watts
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,10 @@ class Driver:
         memory = self._ask(pynvml.nvmlDeviceGetMemoryInfo, gpu, pynvml.nvmlMemory_v2)
         rates = self._ask(pynvml.nvmlDeviceGetUtilizationRates, gpu)
         temperature = self._ask(pynvml.nvmlDeviceGetTemperature, gpu, pynvml.NVML_TEMPERATURE_GPU)
-        return GpuStatus(memory and int(memory.used), rates and int(rates.gpu), temperature)
+        power = self._ask(pynvml.nvmlDeviceGetPowerUsage, gpu)  # milliwatts
+        return GpuStatus(
+            memory and int(memory.used), rates and int(rates.gpu), temperature, None if power is None else power / 1000
+        )
 
     def link(self, gpu: Any) -> Link:
         return Link(

@@ -31,6 +31,9 @@ EVENTS = [
     metrics.Estimated(0.5, 0.25, 0.375, time=2.5),
     metrics.Step(1, 4.5, 1e-3, 0.75, 1024, 300, 12_345.6, time=3.0),
     metrics.Step(2, None, 1e-3, None, 1024, 300, 12_345.6, skipped=True, time=4.0),
+    metrics.Progress(
+        2, "training", 60.1, 1e4, 1 << 33, 1 << 34, (0.75, 0.5), (1 << 30, 1 << 31), (310.5, 0.5), time=4.1
+    ),
     metrics.LossScale(2, 32768.0, time=4.5),
     metrics.StepSkipped(2, 1, (0,), (3, 4), ("a b", "c"), time=4.6),
     metrics.Slots(2, (SlotTime(0, 1, "FB", 0, 2, 0, 0.5, 0.75),), time=5.0),
@@ -91,6 +94,17 @@ def test_the_fields_of_schema_1():
             "supervised",
             "tokens_per_second",
             "skipped",
+        ],
+        "progress": [
+            "step",
+            "phase",
+            "seconds",
+            "tokens_per_second",
+            "process",
+            "free",
+            "busy",
+            "memory",
+            "power",
         ],
         "loss_scale": ["step", "scale"],
         "step_skipped": ["step", "in_a_row", "micro_batches", "rows", "texts"],

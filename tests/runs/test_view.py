@@ -3,13 +3,13 @@
 import json
 import os
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from math import nan
 from pathlib import Path
 
 import pytest
 
-from rptrain.runs.lanes import FILE, LaneRecord, OptimizerState, Snapshot
+from rptrain.runs.lanes import FILE, LaneRecord, OptimizerState, Snapshot, StepNumbers
 from rptrain.runs.listing import summarize
 from rptrain.runs.process import ProcessId
 from rptrain.runs.view import ENDED, RunView
@@ -95,6 +95,29 @@ def test_what_a_run_tells(tmp_path):
     write(tmp_path, {"event": "estimated", "time": 107.0, "step_seconds": 1.5, "bubble": 0.1, "floor_seconds": 1.0})
     view.refresh()
     assert view.share_of_floor == 0.5
+
+
+def test_the_numbers_of_steps_without_records(tmp_path):
+    """Only some steps have a record of their own, but lanes have the numbers of each."""
+    write(tmp_path, START, process())
+    write_lanes(tmp_path, replace(snapshot(101.0), last=StepNumbers(1, 4.0, 1e-4, 2.0, None, 3.0)), snapshot(101.3))
+    view = RunView(tmp_path)
+    assert (view.step, view.loss, view.tokens_per_second, view.seconds_per_step, view.eta) == (1, 4.0, None, 3.0, 27.0)
+    write(tmp_path, step(2, 3.0), step(3, 2.5))
+    view.refresh()
+    assert (view.step, view.loss, view.tokens_per_second, view.seconds_per_step) == (3, 2.5, 320.0, 2.0)
+    assert view.latest == StepNumbers(3, 2.5, 1e-3, 1.5, 320.0)
+    write_lanes(tmp_path, replace(snapshot(108.0), last=StepNumbers(5, None, 1e-4, None, 100.0, 2.0)))
+    view.refresh()
+    assert (view.step, view.loss, view.tokens_per_second, view.eta) == (5, 2.5, 100.0, 10.0)
+    write(
+        tmp_path,
+        START | {"time": 120.0},
+        process(time=120.0),
+        {"event": "resumed", "time": 121.0, "step": 2, "path": "x"},
+    )
+    view.refresh()
+    assert (view.step, view.loss) == (2, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +316,7 @@ def test_a_value_of_another_type_breaks_nothing_that_is_shown(tmp_path, event):
 @pytest.mark.parametrize("field", [field.name for field in fields(LaneRecord)] + ["time", "seconds", "process", "free"])
 def test_a_snapshot_of_other_types_is_passed_over(tmp_path, field):
     write(tmp_path, START, process())
-    lane = LaneRecord("cpu:0", "computing", "F0-3", "F", 0, 0, 1, "x", {"F": 0.1}, 10, 20, 5, 50, 60)
+    lane = LaneRecord("cpu:0", "computing", "F0-3", "F", 0, 0, 1, "x", {"F": 0.1}, 10, 20, 5, 50, 60, 70.5)
     record = json.loads(snapshot(150.0, lane).to_line())
     place = record["lanes"][0] if field in record["lanes"][0] else record
     good, line = place[field], json.dumps

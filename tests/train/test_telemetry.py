@@ -1,5 +1,6 @@
 """What a trainer writes of its devices while it trains: whole, bounded, and of no harm to the run."""
 
+import math
 import shutil
 import threading
 import time
@@ -14,7 +15,8 @@ import pytest
 
 from rptrain.engine.recorder import Activity, LaneState, Pass
 from rptrain.runs.event_log import EventLog
-from rptrain.runs.lanes import FILE, OLD_FILE, LaneRecord, Snapshot
+from rptrain.runs.events import Progress
+from rptrain.runs.lanes import FILE, OLD_FILE, LaneRecord, Snapshot, StepNumbers
 from rptrain.runs.run_dir import RunDir
 from rptrain.runs.view import RECENT, RunView
 from rptrain.schedule.plan import Plan
@@ -65,6 +67,7 @@ def parsed(content: bytes) -> list[Snapshot]:
 @pytest.fixture
 def quick(monkeypatch) -> None:
     monkeypatch.setattr(telemetry, "INTERVAL", 0.005)
+    monkeypatch.setattr(telemetry, "MINUTE", math.inf)
 
 
 def test_what_was_done_since_the_last_record(tmp_path, quick):
@@ -84,6 +87,29 @@ def test_what_was_done_since_the_last_record(tmp_path, quick):
     assert first.phase == "training" and first.optimizer is not None and first.optimizer.queue == 1
     assert first.process > 1 << 20 and first.free > 0 and began <= first.time <= time.time()
     assert snapshots(tmp_path)[-1].lanes == ()
+
+
+def test_the_numbers_of_each_step_are_recorded_once(tmp_path, quick):
+    with Telemetry(tmp_path, (), print, check) as kept:
+        for step in (1, 2):
+            kept.last = StepNumbers.of(step, math.nan, 1e-3, math.inf, 100, 0.5)
+            tools.wait_for(lambda step=step: [shot.last.step for shot in written(tmp_path) if shot.last][-1:] == [step])
+            before = len(written(tmp_path))
+            tools.wait_for(lambda before=before: len(written(tmp_path)) > before)
+    found = [shot.last for shot in snapshots(tmp_path) if shot.last is not None]
+    assert found == [StepNumbers(step, None, 1e-3, None, 200.0, 0.5) for step in (1, 2)]
+
+
+def test_every_minute_is_summed_up(tmp_path, quick, monkeypatch):
+    monkeypatch.setattr(telemetry, "MINUTE", 0.05)
+    told: list[Any] = []
+    with Telemetry(tmp_path, (), told.append, check) as kept:
+        kept.last = StepNumbers.of(7, 2.0, 1e-3, 1.0, 100, 0.5)
+        tools.wait_for(lambda: len(told) > 2)
+    assert all(isinstance(event, Progress) and event.seconds >= 0.05 for event in told)
+    assert told[-1].step == 7 and {event.tokens_per_second for event in told} == {200.0, None}
+    times = [shot.time for shot in snapshots(tmp_path)]
+    assert [event.time for event in told] == [time for time in times if time in {event.time for event in told}]
 
 
 def test_a_record_has_the_phase_of_its_lanes(tmp_path, quick, monkeypatch):

@@ -85,14 +85,13 @@ class RunHead(LineWidget):
 
 def _numbers(view: RunView) -> Iterator[tuple[str, str]]:
     """The metrics, the most important first."""
-    speed = view.steps.last("tokens_per_second")
+    latest, speed = view.latest, view.tokens_per_second
     yield "loss", format_loss(view.loss)
     yield "tokens/s", DASH if speed is None else f"{speed:,.0f}"
     yield "of peak speed", format_percent(view.share_of_floor)
     yield "bubble", format_percent(view.bubble if view.bubble is not None else view.planned_bubble)
-    rate = view.steps.last("learning_rate")
-    yield "learning rate", DASH if rate is None else format_short(rate)
-    norm = view.steps.last("grad_norm")
+    yield "learning rate", DASH if latest is None else format_short(latest.learning_rate)
+    norm = None if latest is None else latest.grad_norm
     yield "gradient norm", DASH if norm is None else format_short(norm)
     if view.scores:
         yield describe_score(view.scores[-1].name, view.scores[-1].score)

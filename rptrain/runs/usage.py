@@ -1,0 +1,90 @@
+"""Speed and use of devices and memory over the time of a run: from a record per minute, and since the last of them from
+the newest snapshots.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from math import nan
+
+from rptrain.runs.events import Progress
+from rptrain.runs.lanes import Snapshot
+
+COLUMNS = ("tokens_per_second", "busy", "vram", "host", "power")
+BUCKET = 5.0  # seconds of snapshots that become a point
+
+
+class Usage:
+    """Rows in the order of time. `busy` is the average share of time in which the devices computed, `vram` the bytes in
+    use on the fullest GPU, `host` the bytes of the process, `power` the watts of all GPUs. NaN: not known.
+    """
+
+    def __init__(self) -> None:
+        self._times = array("d")
+        self._columns = {name: array("d") for name in COLUMNS}
+
+    def append(self, progress: Progress) -> None:
+        """Adds a row. An earlier time than the last one's, by a clock that was set back, is skipped."""
+        if not self._times or progress.time > self._times[-1]:
+            self._times.append(progress.time)
+            for column, value in zip(self._columns.values(), _row(progress), strict=True):
+                column.append(value)
+
+    def curve(self, name: str, recent: Sequence[Snapshot]) -> tuple[list[float], list[float]]:
+        """Unix times and values of a column, to the end of the newest snapshots."""
+        xs, ys = list(self._times), list(self._columns[name])
+        last = xs[-1] if xs else 0.0
+        for shots in _buckets([shot for shot in recent if shot.time > last]):
+            progress = progress_of(shots, 0)
+            xs.append(progress.time)
+            ys.append(_row(progress)[COLUMNS.index(name)])
+        return xs, ys
+
+
+def progress_of(shots: Sequence[Snapshot], step: int) -> Progress:
+    """The record of one or more successive snapshots, after `step` steps."""
+    newest = next((shot for shot in reversed(shots) if shot.lanes), None)
+    count = 0 if newest is None else len(newest.lanes)
+    lanes = [shot for shot in shots if count and len(shot.lanes) == count]
+    seconds = max(sum(shot.seconds for shot in lanes), 1e-3)
+    busy = [sum(sum(shot.lanes[n].busy.values()) for shot in lanes) / seconds for n in range(count)]
+    memory = [max((shot.lanes[n].memory or 0 for shot in lanes), default=0) for n in range(count)]
+    power = [sum(shot.lanes[n].power or 0.0 for shot in lanes) / len(lanes) for n in range(count)]
+    steps = [shot.last for shot in shots if shot.last is not None]
+    timed = [(one.tokens_per_second, one.seconds) for one in steps if one.tokens_per_second and one.seconds]
+    spent = sum(took for _, took in timed)
+    last = shots[-1]
+    return Progress(
+        step=step,
+        phase=last.phase,
+        seconds=round(sum(shot.seconds for shot in shots), 3),
+        tokens_per_second=round(sum(speed * took for speed, took in timed) / spent, 3) if spent else None,
+        process=last.process,
+        free=last.free,
+        busy=tuple(round(min(share, 1.0), 4) for share in busy),
+        memory=tuple(memory) if all(memory) else (),
+        power=tuple(round(watts, 1) for watts in power) if all(power) else (),
+        time=last.time,
+    )
+
+
+def _row(progress: Progress) -> tuple[float, ...]:
+    """The values of COLUMNS."""
+    busy, power = progress.busy, progress.power
+    return (
+        nan if progress.tokens_per_second is None else progress.tokens_per_second,
+        sum(busy) / len(busy) if busy else nan,
+        max(progress.memory, default=nan),
+        progress.process,
+        sum(power) if power else nan,
+    )
+
+
+def _buckets(shots: Sequence[Snapshot]) -> Iterator[Sequence[Snapshot]]:
+    """Successive snapshots in groups of BUCKET seconds; an incomplete one is left out unless it is the only one."""
+    start = 0
+    for index, shot in enumerate(shots):
+        if shot.time - shots[start].time >= BUCKET:
+            yield shots[start:index]
+            start = index
+    if start == 0 and shots:
+        yield shots

@@ -1,0 +1,49 @@
+"""Curves over time, from records of minutes and the newest snapshots."""
+
+from math import isnan
+
+import pytest
+
+from rptrain.runs.lanes import LaneRecord, Snapshot, StepNumbers
+from rptrain.runs.usage import COLUMNS, Usage, progress_of
+
+
+def shot(
+    time: float, *busy: float, memory: int | None = None, power: float | None = None, speed: float = 0.0
+) -> Snapshot:
+    lanes = tuple(
+        LaneRecord(f"cuda:{n}", "computing", busy={"F": share / 2}, memory=memory and memory * (n + 1), power=power)
+        for n, share in enumerate(busy)
+    )
+    last = StepNumbers(int(time), 2.0, 1e-3, 1.0, speed, 0.5) if speed else None
+    return Snapshot(time, 0.5, "training", int(time), 100, lanes, None, last)
+
+
+def test_a_record_of_a_minute():
+    progress = progress_of([shot(1.0), shot(1.5, 0.5, 1.0, speed=100.0), shot(2.0, 1.0, 0.0, speed=300.0)], 9)
+    assert (progress.step, progress.phase, progress.seconds, progress.time) == (9, "training", 1.5, 2.0)
+    assert progress.busy == (0.75, 0.5) and progress.tokens_per_second == 200.0
+    assert (progress.process, progress.free, progress.memory, progress.power) == (2, 100, (), ())
+    progress = progress_of([shot(1.0, 1.0, 1.0, memory=5, power=100.0), shot(1.5, 1.0, 1.0, memory=4, power=200.0)], 9)
+    assert progress.memory == (5, 10) and progress.power == (150.0, 150.0) and progress.tokens_per_second is None
+    assert progress_of([shot(1.0)], 0).busy == ()
+
+
+def test_curves_go_from_the_first_record_to_the_newest_snapshot():
+    usage = Usage()
+    for minute in (60.0, 120.0, 90.0):  # the last one by a clock that was set back
+        usage.append(progress_of([shot(minute, 1.0, 0.5, memory=7, power=50.0, speed=minute)], 1))
+    recent = [shot(115.0 + n / 2, 0.5) for n in range(40)]
+    curves = {name: usage.curve(name, recent) for name in COLUMNS}
+    xs, busy = curves["busy"]
+    assert xs == [60.0, 120.0, 125.0, 130.0] and busy == [0.75, 0.75, 0.5, 0.5]
+    assert curves["vram"][1][:2] == [14.0, 14.0] and curves["power"][1][:2] == [100.0, 100.0]
+    assert curves["host"][1] == [60.0, 120.0, 125.0, 130.0]
+    assert curves["tokens_per_second"][1][:2] == [60.0, 120.0]
+    assert all(isnan(value) for name in ("vram", "power", "tokens_per_second") for value in curves[name][1][2:])
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_a_run_that_has_just_begun(count: int):
+    xs, ys = Usage().curve("busy", [shot(1.0 + n / 2, 0.5) for n in range(count)])
+    assert (xs, ys) == ([(1.0 + (count - 1) / 2)], [0.5]) if count else ([], [])
