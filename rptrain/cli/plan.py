@@ -53,10 +53,11 @@ def plan(
 ) -> None:
     """Show the plan of a config, the memory it needs, and what to change if it does not fit.
 
-    Reads no weights, and the data only with --show-data. With --gpus, --card, --vram, --pcie, --host or a peak
-    (--tflops, …) it plans for a hypothetical machine. With --nodes and --network it plans for several machines and
-    says whether the network slows them down. With --timings, --card is by default the GPU model on which the
-    run was measured. Exits with status 2 if the run does not fit, or if the times of --timings do not apply.
+    Reads no weights, and only the first rows of the data without --show-data. Checks what training checks before it
+    starts. With --gpus, --card, --vram, --pcie, --host or a peak (--tflops, …) it plans for a hypothetical machine,
+    without these checks. With --nodes and --network it plans for several machines and says whether the network slows
+    them down. With --timings, --card is by default the GPU model on which the run was measured. Exits with status 2 if
+    the run does not fit or cannot start, or if the times of --timings do not apply.
     """
     with exit_codes():
         from rptrain.planner.network import Nodes

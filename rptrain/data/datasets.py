@@ -1,15 +1,18 @@
 """The training set, the validation set and the tokenizer of a config."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from rptrain.checkpoint.base_files import base_paths
 from rptrain.config.schema import Config, TrainSet
 from rptrain.data.loader import RANDOM, Batches, load_tokenizer, prepare
 from rptrain.data.sequences import Sequences
 from rptrain.data.split import once, split
 from rptrain.data.template import load_template
 from rptrain.utils.errors import UserError
+from rptrain.utils.file_ranges import Stamp
 
 
 def find_tokenizer(config: Config, model_dir: Path) -> Any:
@@ -17,9 +20,17 @@ def find_tokenizer(config: Config, model_dir: Path) -> Any:
     sources = (*config.data.train, *config.data.val)
     if all(source.path == RANDOM for source in sources) and not config.eval.questions:
         return None
+    given = config.data.chat_template
+    stamps = tuple(Stamp.of(path) for path in base_paths(model_dir))
+    return _tokenizer(model_dir, stamps, None if given is None else load_template(None, given))
+
+
+@lru_cache(2)
+def _tokenizer(model_dir: Path, stamps: tuple[Stamp, ...], template: str | None) -> Any:
+    """`stamps`: those of the model's files, which have changed if they differ."""
     tokenizer = load_tokenizer(model_dir)
-    if config.data.chat_template is not None:
-        tokenizer.chat_template = load_template(tokenizer, config.data.chat_template)
+    if template is not None:
+        tokenizer.chat_template = template
     return tokenizer
 
 
@@ -55,9 +66,14 @@ def _read(config: Config, model_dir: Path, vocab_size: int, tokenizer: Any, sour
         vocab_size=vocab_size,
         seed=config.train.seed,
     )
-    if sequences.largest >= vocab_size:
+    check_vocabulary(sequences.largest, vocab_size, model_dir)
+    return sequences
+
+
+def check_vocabulary(largest: int, vocab_size: int, model_dir: Path) -> None:
+    """UserError if the largest token of the data is not in the model's vocabulary."""
+    if largest >= vocab_size:
         raise UserError(
-            f"the tokenizer in {model_dir} gives token {sequences.largest}, but config.json says vocab_size "
+            f"the tokenizer in {model_dir} gives token {largest}, but config.json says vocab_size "
             f"{vocab_size}: they are of different models"
         )
-    return sequences

@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 MOST_BAD = 0.01  # tolerated fraction of bad rows
 SHOWN, LONGEST = 5, 1000  # bad rows in a report, and characters of each
+BEGINNING = 1 << 20  # characters of a text file that are read if only its first rows are wanted
 LOOKED = 1000  # rows that are searched for keys of a format
 
 
@@ -66,13 +67,15 @@ class Tally:
     total: int = 0
     bad: int = 0
     first: list[str] = field(default_factory=list)  # the first bad rows as "line: reason"
+    shown: int = SHOWN  # bad rows in `first`, at most
+    line: int = 0  # of the last row
 
     def add(self, line: int, reason: object) -> None:
         """Lines may come in any order: conversations are rendered after more rows have been read."""
         self.bad += 1
-        if len(self.first) < SHOWN or line < _line(self.first[-1]):
+        if len(self.first) < self.shown or line < _line(self.first[-1]):
             insort(self.first, f"{line}: {reason}"[:LONGEST], key=_line)
-            del self.first[SHOWN:]
+            del self.first[self.shown :]
 
     @classmethod
     def joined(cls, tallies: Mapping[str, Self]) -> Self:
@@ -80,19 +83,31 @@ class Tally:
         first = [f"{file}:{line}" for file, tally in tallies.items() for line in tally.first]
         return cls(sum(t.total for t in tallies.values()), sum(t.bad for t in tallies.values()), first[:SHOWN])
 
+    @property
+    def too_many(self) -> bool:
+        """Whether more than 1 % of the rows are bad."""
+        return self.bad > MOST_BAD * self.total
+
+    def report(self, rows: str = "rows") -> str:
+        """The number of bad rows, and the first of them. `rows`: what the counted rows are."""
+        first = self.first[:SHOWN]
+        more = [f"and {self.bad - len(first)} more"] if self.bad > len(first) else []
+        return "\n  ".join([f"{self.bad} of {self.total} {rows} are bad:", *first, *more])
+
     def judge(self) -> None:
         """Warns about bad rows. Raises UserError if they are more than 1 %."""
-        if not self.bad:
-            return
-        more = [f"and {self.bad - len(self.first)} more"] if self.bad > len(self.first) else []
-        report = "\n  ".join([f"{self.bad} of {self.total} rows are bad:", *self.first, *more])
-        if self.bad > MOST_BAD * self.total:
-            raise UserError(f"{report}\nMore than 1 % stops the run: fix or remove these rows, or set the format.")
-        log.warning("%s\nThese rows are left out.", report)
+        if self.too_many:
+            raise UserError(
+                f"{self.report()}\nMore than 1 % stops the run: fix or remove these rows, or set the format."
+            )
+        if self.bad:
+            log.warning("%s\nThese rows are left out.", self.report())
 
 
-def read(path: str | Path, format: str = "auto", tally: Tally | None = None) -> Iterator[Example]:
-    """Yields the examples of a data file.
+def read(
+    path: str | Path, format: str = "auto", tally: Tally | None = None, rows: int | None = None
+) -> Iterator[Example]:
+    """Yields the examples of a data file, or of its first `rows` rows and, of a text file, of its beginning.
 
     `format` is a key of FORMATS, or "auto": the first row with a format's keys decides for the file. Bad rows are left
     out and counted in `tally`. Raises UserError if the format is unknown or the file has no rows.
@@ -100,18 +115,18 @@ def read(path: str | Path, format: str = "auto", tally: Tally | None = None) -> 
     path, tally = Path(path), tally or Tally()
     if format != "auto" and format not in FORMATS:
         raise UserError(f"{path}: unknown data format {format!r}; use auto, {', '.join(FORMATS)}")
-    rows = rows_of(path)
-    begin = list(islice(rows, 1))
+    found = rows_of(path) if rows is None else islice(rows_of(path, BEGINNING), rows)
+    begin = list(islice(found, 1))
     if not begin:
         raise UserError(f"{path}: the file has no rows")
     if format == "auto":
-        while (found := _format_of(path, begin[-1][1])) is None:
-            more = list(islice(rows, 1))
+        while (detected := _format_of(path, begin[-1][1])) is None:
+            more = list(islice(found, 1))
             if not more or len(begin) == LOOKED:
                 raise _unknown(path, begin)
             begin += more
-        format = found
-    return _parsed(str(path), chain(begin, rows), FORMATS[format].parse, tally)
+        format = detected
+    return _parsed(str(path), chain(begin, found), FORMATS[format].parse, tally)
 
 
 def _parsed(
@@ -119,6 +134,7 @@ def _parsed(
 ) -> Iterator[Example]:
     for line, row in rows:
         tally.total += 1
+        tally.line = line
         try:
             if not isinstance(row, dict):
                 raise row if isinstance(row, ValueError) else ValueError("not a JSON object")

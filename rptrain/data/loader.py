@@ -51,7 +51,7 @@ class Batches:
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-sum(map(_share, self.sequences.groups)) // self.global_batch_size)
+        return -(-sum(map(drawn, self.sequences.groups)) // self.global_batch_size)
 
     def order(self, epoch: int) -> np.ndarray:
         """The sequences of an epoch in training order."""
@@ -66,8 +66,8 @@ class Batches:
         All sequences of a group are used before one is used again, whatever its weight.
         """
         group = self.sequences.groups[number]
-        begin = epoch * _share(group)
-        end = begin + _share(group)
+        begin = epoch * drawn(group)
+        end = begin + drawn(group)
         parts = []
         for turn in range(begin // group.count, -(-end // group.count)):
             first, last = max(begin - turn * group.count, 0), min(end - turn * group.count, group.count)
@@ -108,7 +108,7 @@ class Batches:
         )
 
 
-def _share(group: Group) -> int:
+def drawn(group: Group) -> int:
     """The number of sequences that an epoch draws from a group."""
     return max(1, round(group.weight * group.count))
 
@@ -148,7 +148,7 @@ def prepare(
         elif settings is None:
             raise UserError(f"{source.path}: needs the model's tokenizer")
         elif source.path.startswith("builtin:"):
-            found = [settings.builtin(_questions(source))]
+            found = [settings.builtin(questions_of(source))]
         else:
             chosen = choose(source.path, source.split, follow_links=follow_links)
             others.append((source, chosen))
@@ -193,7 +193,7 @@ class Tokenizing:
         for file in files:
             if isfile(file) and getsize(file) > LARGE:
                 next(formats.read(file, format), None)  # hashing takes long: mistakes at the beginning are told before
-            key = cache.content_key(file, [format, *self._settings])
+            key = self._key(file, format)
             found = cache.load(self._folder, key)
             if found is None:
                 log.info("tokenizing %s", file)
@@ -205,10 +205,18 @@ class Tokenizing:
         Tally.joined(tallies).judge()
         return streams
 
+    def cached(self, file: Path, format: str) -> tuple[Stream, Tally] | None:
+        """The tokens of a file that was tokenized before; None if it was not. Reads the file, for its hash."""
+        found = cache.load(self._folder, self._key(file, format))
+        return found and (replace(found[0], name=str(file)), found[1])
+
+    def _key(self, file: Path, format: str) -> str:
+        return cache.content_key(file, [format, *self._settings])
+
     def _of_whole(self, file: Path, key: str, format: str, documents: Iterable[Document]) -> Iterator[Document]:
         """The documents of a file. Raises UserError at the end, before they are cached, if the file was changed."""
         yield from documents
-        if cache.content_key(file, [format, *self._settings]) != key:
+        if self._key(file, format) != key:
             raise UserError(f"{file} was changed while it was read: start again when no program writes it")
 
 
@@ -255,7 +263,8 @@ def _not_taken(sources: Sequence[tuple[TrainSet, Chosen]]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _questions(source: TrainSet) -> list[formats.Example]:
+def questions_of(source: TrainSet) -> list[formats.Example]:
+    """The questions of a built-in set. Raises UserError if there is no such set, or no such split of it."""
     if source.path != TASKS:
         raise UserError(f"{source.path}: the built-in sets are {TASKS} and {RANDOM}")
     if source.split == "train":

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, AnyStr
 
@@ -17,6 +18,7 @@ Rows = Iterator[tuple[int, Any]]  # line or number, from 1, and the row, or the 
 
 MOST = 256 << 20  # bytes of a line, or characters
 WHOLE = 2 << 30  # bytes of a file that is read whole
+COUNTED = 8 << 20  # bytes of a JSON list whose rows are counted to estimate those of the whole
 SPACE = re.compile(r"[ \t\r\n]*")  # between the values of JSON
 # The beginnings of files that are not text.
 BEGINNINGS = {
@@ -29,13 +31,16 @@ BEGINNINGS = {
 }
 
 
-def rows_of(path: Path) -> Rows:
-    """All rows of a file, by its suffix; JSON if that is unknown. Raises UserError if the file cannot be read."""
+def rows_of(path: Path, characters: int | None = None) -> Rows:
+    """All rows of a file, by its suffix; JSON if that is unknown. Raises UserError if the file cannot be read.
+
+    `characters`: how much of a text file is read; None: all.
+    """
     read = READERS.get(path.suffix.lower(), _json_rows)
     try:
         if read not in (_parquet_rows, _arrow_rows):
             _check_beginning(path)
-        yield from read(path)
+        yield from _beginning(path, characters) if read is _text_document and characters else read(path)
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text: {error}") from error
     except OSError as error:
@@ -55,6 +60,43 @@ def _text_document(path: Path) -> Rows:
     _check_whole(path, "split it into several files")
     with open(path, encoding="utf-8-sig", opener=regular) as file:
         yield 1, {"text": file.read()}
+
+
+def _beginning(path: Path, characters: int) -> Rows:
+    with open(path, encoding="utf-8-sig", opener=regular) as file:
+        yield 1, {"text": file.read(characters)}
+
+
+def share_of(path: Path, line: int, characters: int) -> float | None:
+    """The fraction of a file that its rows up to a line are; of a text file, that these characters are.
+
+    It is estimated from bytes, or from rows where a file counts them. None if it is unknown.
+    """
+    read, size = READERS.get(path.suffix.lower(), _json_rows), path.stat().st_size
+    if read in (_parquet_rows, _arrow_rows):
+        rows = tables.rows_in(path)
+        return line / rows if rows else None
+    with open_regular(path) as file:
+        if read is _text_document:
+            with open(path, encoding="utf-8-sig") as text:
+                return min(1.0, len(text.read(characters).encode()) / max(size, 1))
+        start = file.read(COUNTED)
+        if read is _json_rows and start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+            rows = _complete_items(start.decode("utf-8-sig", "ignore"))
+            return min(1.0, line / (rows * size / len(start))) if rows else None
+        file.seek(0)
+        for _ in range(line):
+            file.readline()
+        return min(1.0, file.tell() / max(size, 1))
+
+
+def _complete_items(text: str) -> int:
+    """The number of complete values at the beginning of a JSON list, which may be cut off."""
+    count = 0
+    with suppress(ValueError, RecursionError):
+        for _ in _items(text):
+            count += 1
+    return count
 
 
 def _check_whole(path: Path, advice: str) -> None:

@@ -101,20 +101,11 @@ def build(
     Pieces without a supervised label are left out, with a warning. Padding at the end of a sequence is a document of
     its own. `weights` are those of the streams: only documents of one weight share a sequence.
     """
-    useful = np.flatnonzero(pieces.supervised)
-    if not len(useful):
-        raise UserError(
-            "no token of the data is supervised: there is no assistant's turn within data.max_length tokens; "
-            "fix the data, raise data.max_length or set data.assistant_only_loss = false"
-        )
+    useful = supervised_pieces(pieces)
     if len(useful) < len(pieces.lengths):
         log.warning("left out %s without a supervised token", counted(len(pieces.lengths) - len(useful), "sample"))
-    bounds = np.cumsum([len(stream.tokens) for stream in streams])
-    weight_of = np.array([1.0] * len(streams) if weights is None else weights)
-    weight = weight_of[np.searchsorted(bounds, pieces.begins[useful], "right")]
     length = pieces.trimmed.max_length
-    alike = {value: useful[weight == value] for value in dict.fromkeys(weight_of.tolist())}
-    order, starts, groups = _layout(pieces.lengths, alike, length if packing else None, seed)
+    order, starts, groups = _layout(streams, pieces, useful, length if packing else None, seed, weights)
     parts = (pieces.begins[order], pieces.lengths[order], starts)
     digest = sha256(repr((length, pad_id, groups, [stream.digest for stream in streams])).encode())
     for part in parts:
@@ -136,13 +127,42 @@ def build(
     return made
 
 
+def supervised_pieces(pieces: Pieces) -> np.ndarray:
+    """The numbers of the pieces with a supervised label. Raises UserError if there are none."""
+    useful = np.flatnonzero(pieces.supervised)
+    if not len(useful):
+        raise UserError(
+            "no token of the data is supervised: there is no assistant's turn within data.max_length tokens; "
+            "fix the data, raise data.max_length or set data.assistant_only_loss = false"
+        )
+    return useful
+
+
+def groups_of(
+    streams: Sequence[Stream], pieces: Pieces, *, packing: bool, seed: int = 0, weights: Sequence[float] | None = None
+) -> list[Group]:
+    """The groups of sequences that `build` makes of these."""
+    length = pieces.trimmed.max_length if packing else None
+    return _layout(streams, pieces, supervised_pieces(pieces), length, seed, weights)[2]
+
+
 def _layout(
-    lengths: np.ndarray, alike: dict[float, np.ndarray], packed: int | None, seed: int
+    streams: Sequence[Stream],
+    pieces: Pieces,
+    useful: np.ndarray,
+    packed: int | None,
+    seed: int,
+    weights: Sequence[float] | None,
 ) -> tuple[np.ndarray, np.ndarray, list[Group]]:
     """The order of the documents, the first document of each sequence, and the groups of sequences.
 
-    `alike`: the documents of each weight. `packed`: the length of sequences that hold several documents.
+    `useful`: the pieces that are laid out. `packed`: the length of sequences that hold several documents.
     """
+    lengths = pieces.lengths
+    bounds = np.cumsum([len(stream.tokens) for stream in streams])
+    weight_of = np.array([1.0] * len(streams) if weights is None else weights)
+    weight = weight_of[np.searchsorted(bounds, pieces.begins[useful], "right")]
+    alike = {value: useful[weight == value] for value in dict.fromkeys(weight_of.tolist())}
     chosen, starts, groups = list[np.ndarray](), [np.zeros(1, np.int64)], list[Group]()
     sequences = documents = 0
     for weight, found in alike.items():

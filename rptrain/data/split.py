@@ -1,5 +1,6 @@
 """Sequences held out of the training set for validation."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 
@@ -14,21 +15,28 @@ def split(sequences: Sequences, size: float, seed: int) -> tuple[Sequences, Sequ
 
     Raises UserError if either part, or the training part of the sets of one weight, would be empty.
     """
-    count = round(size * len(sequences)) if size < 1 else int(size)
-    if not 0 < count < len(sequences):
+    trained, held_out = divided(sequences.groups, size, seed)
+    return select(sequences, trained), once(select(sequences, held_out))
+
+
+def divided(groups: Sequence[Group], size: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of the sequences to train on and of those held out, both ascending. Raises as `split`."""
+    total = sum(group.count for group in groups)
+    count = round(size * total) if size < 1 else int(size)
+    if not 0 < count < total:
         raise UserError(
-            f"data.val_size holds out {count} of {len(sequences)} sequences for validation: both sets need at "
-            "least one sequence"
+            f"data.val_size holds out {count} of {total} sequences for validation: both sets need at least one sequence"
         )
-    order = shuffled(len(sequences), seed, 1)
-    trained = select(sequences, np.sort(order[count:]))
-    for group in sequences.groups:
-        if group.weight not in {left.weight for left in trained.groups}:
+    order = shuffled(total, seed, 1)
+    trained = np.sort(order[count:])
+    left = {group.weight for group in selected(groups, trained)}
+    for group in groups:
+        if group.weight not in left:
             raise UserError(
                 f"data.val_size would hold out all {group.count} sequences of the sets with weight {group.weight:g}: "
                 "lower it, or name validation data as [[data.val]]"
             )
-    return trained, once(select(sequences, np.sort(order[:count])))
+    return trained, np.sort(order[:count])
 
 
 def once(sequences: Sequences) -> Sequences:
@@ -39,17 +47,22 @@ def once(sequences: Sequences) -> Sequences:
 def select(sequences: Sequences, chosen: np.ndarray) -> Sequences:
     """The chosen sequences; `chosen` is ascending."""
     parts = [slice(sequences.starts[index], sequences.starts[index + 1]) for index in chosen.tolist()]
-    groups: list[Group] = []
-    for group in sequences.groups:
-        first, stop = np.searchsorted(chosen, (group.first, group.first + group.count)).tolist()
-        if stop > first:
-            groups.append(Group(first, stop - first, group.weight))
     return replace(
         sequences,
         begins=np.concatenate([sequences.begins[part] for part in parts]),
         lengths=np.concatenate([sequences.lengths[part] for part in parts]),
         starts=np.cumsum([0, *(len(sequences.lengths[part]) for part in parts)]),
         supervised=sequences.supervised[chosen],
-        groups=tuple(groups),
+        groups=tuple(selected(sequences.groups, chosen)),
         content_hash=sha256(sequences.content_hash.encode() + chosen.tobytes()).hexdigest(),
     )
+
+
+def selected(groups: Sequence[Group], chosen: np.ndarray) -> list[Group]:
+    """The groups of the chosen sequences; `chosen` is ascending."""
+    found: list[Group] = []
+    for group in groups:
+        first, stop = np.searchsorted(chosen, (group.first, group.first + group.count)).tolist()
+        if stop > first:
+            found.append(Group(first, stop - first, group.weight))
+    return found

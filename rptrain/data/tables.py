@@ -13,7 +13,7 @@ from typing import Any
 from rptrain.data.expansion import check_arrow, check_parquet, decoded_bytes
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular
-from rptrain.utils.limited import Limited, stream
+from rptrain.utils.limited import Limited, call, stream
 from rptrain.utils.units import format_bytes
 
 Row = dict[str, Any]
@@ -33,6 +33,34 @@ def parquet_rows(path: Path) -> Iterator[Row]:
 def arrow_rows(path: Path) -> Iterator[Row]:
     """Rows of an Arrow stream, which `datasets` writes, or of an Arrow file. Raises as `parquet_rows`."""
     return _decoded(path, _read_arrow, MEMORY + path.stat().st_size)  # it is mapped into memory
+
+
+def rows_in(path: Path) -> int | None:
+    """The number of rows that a Parquet or Arrow file says it has; None if that takes too long to find out.
+
+    Raises UserError if the file cannot be read, and OSError.
+    """
+    open_regular(path).close()
+    try:
+        return call(_count_rows, path, seconds=SECONDS, memory=MEMORY + path.stat().st_size)
+    except Limited:
+        return None
+
+
+def _count_rows(path: Path) -> int:
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        if path.suffix.lower() == ".parquet":
+            with ParquetFile(path, pre_buffer=False) as file:
+                return file.metadata.num_rows
+        with pyarrow.memory_map(os.fspath(path)) as source:
+            return sum(len(batch) for batch in _opened(source))
+    except pyarrow.ArrowMemoryError:
+        raise
+    except (pyarrow.ArrowException, ValueError) as error:
+        raise _unreadable(error, path, "a table") from error
 
 
 def check_columns(path: Path, names: list[str]) -> None:
@@ -104,18 +132,20 @@ def _read_arrow(path: Path) -> Iterator[list[Row]]:
         raise _unreadable(error, path, "an Arrow") from error
 
 
-def _batches(path: Path, source: Any) -> Iterator[Any]:
+def _opened(source: Any) -> Iterable[Any]:
     from pyarrow import ipc
 
     options = ipc.IpcReadOptions(use_threads=False)
     source.seek(0)
     if source.read(6) == b"ARROW1":
         file = ipc.open_file(source, options=options)
-        batches: Iterable[Any] = (file.get_batch(index) for index in range(file.num_record_batches))
-    else:
-        source.seek(0)
-        batches = ipc.open_stream(source, options=options)
-    for batch in batches:
+        return (file.get_batch(index) for index in range(file.num_record_batches))
+    source.seek(0)
+    return ipc.open_stream(source, options=options)
+
+
+def _batches(path: Path, source: Any) -> Iterator[Any]:
+    for batch in _opened(source):
         batch.validate(full=True)  # all offsets are within the data; those of Parquet always are
         check_columns(path, batch.schema.names)
         yield batch

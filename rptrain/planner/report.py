@@ -2,8 +2,10 @@
 
 The JSON form is one object with these stable keys. Times are in seconds, sizes in bytes, rates in bytes per second.
 
-    fits         whether every memory with a known limit is large enough
+    fits         whether the run can start: every memory with a known limit is large enough, and nothing refuses the run
     problem      why there is no plan, in words; null where there is one
+    refusals     what else would refuse the run (key, message): missing data, no tokenizer, …; empty for another machine
+    warnings     what the run would do that is probably not meant, as sentences
     model        path, architecture, parameters, layers (the head is one), base (lora.base, or null)
     machine      here, card, tflops (the peak in bfloat16), link (a GPU's, each way), devices (in use), gpus (false:
                  workers on the CPU), asked (devices available), rates (that products reach: bf16, fp16 and fp8 in 1e12
@@ -61,6 +63,7 @@ from rptrain.planner.memory import MemoryPlan, least_memory, plan_run, with_save
 from rptrain.planner.model import find_files, for_hardware, training_model
 from rptrain.planner.network import Nodes
 from rptrain.planner.product_types import ProductType, product_types, suggested
+from rptrain.planner.refusals import Readiness, look
 from rptrain.planner.scaling import Scaling, scaling
 from rptrain.planner.timings import Conditions, load
 from rptrain.runs.outputs import Output
@@ -103,10 +106,12 @@ class PlanReport:
     reading: DiskReading | None
     types: tuple[ProductType, ...]
     scaling: Scaling | None
+    readiness: Readiness
 
     @property
     def fits(self) -> bool:
-        return self.run is not None and self.memory.fits
+        """Whether the run can start."""
+        return self.run is not None and self.memory.fits and not self.readiness.refusals
 
     @property
     def source(self) -> str:
@@ -159,6 +164,8 @@ class PlanReport:
         return {
             "fits": self.fits,
             "problem": self.problem,
+            "refusals": [asdict(refusal) for refusal in self.readiness.refusals],
+            "warnings": list(self.readiness.warnings),
             "model": {
                 "path": config.model.path,
                 "architecture": spec.architecture,
@@ -262,6 +269,7 @@ def report(
         reading,
         product_types(config, hardware, run) if run and memory.fits and found is None and source is None else (),
         scaling(config, spec, hardware, nodes, run, memory, measured) if nodes and run else None,
+        look(resolved, config, model_dir, spec) if hardware.here and nodes is None else Readiness((), (), None),
     )
 
 

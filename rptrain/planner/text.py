@@ -52,8 +52,14 @@ def show(report: PlanReport, console: Console) -> None:
     for places in _alike(report.memory.places):
         _show_place(places, console)
     console.print()
+    for warning in report.readiness.warnings:
+        console.print(Text(f"Warning: {warning}", style="yellow"))
+    for refusal in report.readiness.refusals:
+        console.print(Text(f"The run cannot start: {refusal.message}", style="red"))
     if report.problem:
         console.print(Text(f"No plan fits: {report.problem}", style="red"))
+    elif report.readiness.refusals and report.memory.fits:
+        console.print(Text("Its memory fits."))
     elif not report.fits:
         console.print(Text("It does not fit.", style="red"))
     else:

@@ -1,5 +1,6 @@
 """The log of a run (`events.jsonl`): appends its records, one process at a time."""
 
+import fcntl
 import logging
 import threading
 from collections.abc import Callable
@@ -10,8 +11,26 @@ from typing import Self
 from rptrain.runs.events import NAMES, Event, RecordsLost, to_line
 from rptrain.runs.line_file import LineFile
 from rptrain.utils.errors import UserError
+from rptrain.utils.files import open_regular
 
 _log = logging.getLogger(__name__)
+
+
+def check_not_training(path: Path) -> None:
+    """UserError if a process holds the log of a run, or if it cannot be read. Writes nothing."""
+    try:
+        with open_regular(path) as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _training(path) from None
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}; make it readable, or start a new run") from error
+
+
+def _training(path: Path | str) -> UserError:
+    return UserError(f"{path}: another process is training this run")
 
 
 class EventLog:
@@ -28,7 +47,7 @@ class EventLog:
         try:
             self._file = LineFile(path, lock=True)
         except BlockingIOError:
-            raise UserError(f"{path}: another process is training this run") from None
+            raise _training(path) from None
         except OSError as error:
             raise UserError(
                 f"{path} cannot be written: {error.strerror}; make it writable, or start a new run"

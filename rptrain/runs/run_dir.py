@@ -1,5 +1,6 @@
 """The folder of a run: its config, its events, its checkpoints and the trained model."""
 
+import errno
 import logging
 import os
 import re
@@ -82,11 +83,8 @@ class RunDir:
                     run.path.rmdir()
                     raise
                 return run
-        except (OSError, ValueError) as error:  # a name with a null character is a ValueError
-            reason = getattr(error, "strerror", None) or error
-            raise UserError(
-                f"cannot create a run in {parent}: {reason}; change save.output_dir or log.run_name"
-            ) from error
+        except (OSError, ValueError) as error:
+            raise _not_created(parent, error) from error
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
@@ -194,6 +192,32 @@ class RunDir:
     def write_config(self, resolved: Resolved) -> None:
         """Replaces the config atomically."""
         replace_file(self.config_path, render(resolved).encode())
+
+
+def check_creatable(output_dir: Path | str, run_name: str) -> None:
+    """UserError if a run could not be created, as far as can be told without writing."""
+    parent, code = Path(output_dir), 0
+    try:
+        place = next(folder for folder in (parent, *parent.absolute().parents) if os.path.lexists(folder))
+        if not place.is_dir():
+            code = errno.ENOTDIR
+        elif not os.access(place, os.W_OK | os.X_OK):
+            code = errno.EACCES
+        elif len(os.fsencode(run_name)) > os.pathconf(place, "PC_NAME_MAX"):
+            code = errno.ENAMETOOLONG
+        if code:
+            raise OSError(code, os.strerror(code))
+        os.lstat(place / run_name)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise _not_created(parent, error) from error
+
+
+def _not_created(parent: Path, error: OSError | ValueError) -> UserError:
+    """The error for a run whose folder cannot be created. A name with a null character is a ValueError."""
+    reason = getattr(error, "strerror", None) or error
+    return UserError(f"cannot create a run in {parent}: {reason}; change save.output_dir or log.run_name")
 
 
 def resolve_config(path: Path, overrides: Sequence[str] = ()) -> Resolved:

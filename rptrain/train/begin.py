@@ -14,6 +14,7 @@ from rptrain.config.resolve import Resolved
 from rptrain.engine.distributed.launch import Launch
 from rptrain.planner.hardware import here
 from rptrain.planner.memory import with_saved
+from rptrain.planner.refusals import check_adapters
 from rptrain.runs import events
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.process import ProcessId
@@ -166,11 +167,7 @@ def _prepare(
     hardware = with_saved(here(resolved.config.engine, launch), found)
     resolved = resolve_auto(resolved, found, hardware)
     job = prepare_job(resolved.config, hardware, weights_needed=not resumed)
-    if job.adapter is not None and job.files is None:
-        raise UserError(
-            f"adapters need pretrained weights, but {job.config.model.path} starts from random ones: train all weights "
-            "first, then set model.path to the trained model"
-        )
+    check_adapters(job.config, job.files)
     return resolved, job
 
 

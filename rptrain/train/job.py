@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from rptrain.checkpoint import adapter
 from rptrain.checkpoint.adapter import Adapter, AdapterFiles, base_name
 from rptrain.checkpoint.base_files import check_base_files, left_out
 from rptrain.config.resolve import Resolved
@@ -28,6 +27,7 @@ from rptrain.planner.choose import DTYPES, RunPlan
 from rptrain.planner.hardware import Hardware, here
 from rptrain.planner.memory import MemoryPlan, plan_run
 from rptrain.planner.model import find_files, for_hardware, lora_settings, training_model
+from rptrain.planner.refusals import adapter_of
 from rptrain.planner.timings import Conditions
 from rptrain.runs.run_dir import RunDir
 from rptrain.utils.errors import UserError
@@ -115,7 +115,7 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     hardware = hardware or here(config.engine)
     spec = for_hardware(spec, config, hardware)
     files = find_files(config, model_dir, spec) if weights_needed or spec.frozen else None
-    initial_adapter = _initial_adapter(config, spec) if weights_needed and files is not None else None
+    initial_adapter = adapter_of(config, spec) if weights_needed and files is not None else None
     _warn_of_idle_devices(config, hardware)
     check_base_files(model_dir)
     for path in left_out(model_dir):
@@ -159,17 +159,6 @@ def resolve_auto(resolved: Resolved, found: tuple[RunDir, Path] | None, hardware
         return auto.with_values(resolved, auto.recorded(config, run.config()), str(run.config_path))
     spec = for_hardware(training_model(config)[1], config, hardware)
     return auto.with_values(resolved, auto.resolve_auto(config, spec, hardware), "planned")
-
-
-def _initial_adapter(config: Config, spec: ModelSpec) -> AdapterFiles | None:
-    """The adapter in `lora.adapter`, checked against the settings and the model."""
-    lora = config.adapters
-    if lora is None or lora.adapter is None:
-        return None
-    files = adapter.read(lora.adapter)
-    adapter.check_settings(files, lora_settings(lora), config.model.path)
-    adapter.check(files, spec)
-    return files
 
 
 def _plan(config: Config, spec: ModelSpec, hardware: Hardware) -> tuple[RunPlan, MemoryPlan]:

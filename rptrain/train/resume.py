@@ -8,14 +8,14 @@ from typing import Any, Self
 
 from rptrain.checkpoint import frozen
 from rptrain.checkpoint.adapter import Adapter
-from rptrain.checkpoint.atomic_dir import REPLACED, STATE, Damaged, beside, set_aside
+from rptrain.checkpoint.atomic_dir import STATE, Damaged, set_aside
 from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.consistent import read_model
-from rptrain.checkpoint.export import check_names
 from rptrain.checkpoint.processes import ALONE, Processes
 from rptrain.checkpoint.state import load_state, read_state
 from rptrain.engine.store import UnitState
 from rptrain.models import registry
+from rptrain.planner.refusals import check_resumable
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.events import CheckpointDamaged, Event
 from rptrain.runs.run_dir import RunDir, forks
@@ -40,9 +40,7 @@ class Resume:
         """
         if forks(run, checkpoint):
             return cls(run, checkpoint, None)
-        run.check_folders()
-        for path in (run.model_path, beside(run.model_path, REPLACED)):
-            check_names(path)
+        check_resumable(run)
         return cls(run, checkpoint, stack.enter_context(EventLog(run.events_path)))
 
     def check(self, job: Job) -> None:

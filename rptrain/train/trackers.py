@@ -3,36 +3,24 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from hashlib import sha256
 from importlib import import_module
-from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Self
 
 from rptrain.config.schema import Config
+from rptrain.planner.refusals import TRACKERS
 from rptrain.runs.events import Evaluation, Event, Step, TrackerFailed
 from rptrain.runs.run_dir import RunDir
-from rptrain.utils.errors import UserError, describe
+from rptrain.utils.errors import describe
 from rptrain.utils.liveness import progressed
 from rptrain.utils.paths import inside
-
-MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
 
 Log = Callable[[Mapping[str, float], int], None]  # values by metric name; step
 Close = Callable[[], object]
 LOOK = 0.02  # seconds between two looks at a tracker that is waited for
-
-
-def check_trackers(names: Sequence[str]) -> None:
-    """UserError if a tracker is not installed."""
-    for name in names:
-        if find_spec(MODULES[name]) is None:
-            raise UserError(
-                f'log.report_to names "{name}", but {MODULES[name]} is not installed: pip install "rptrain[{name}]", '
-                "or remove it from log.report_to"
-            )
 
 
 class Trackers:
@@ -119,7 +107,7 @@ class _Tracker:
     def _main(self) -> None:
         try:
             self._began = time.monotonic()
-            log, close = self._opener(import_module(MODULES[self._name]))
+            log, close = self._opener(import_module(TRACKERS[self._name]))
             self._opened.set()
             while True:
                 self._began = None

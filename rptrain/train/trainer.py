@@ -21,6 +21,7 @@ from rptrain.engine.store import ModelStore
 from rptrain.inference.evaluate import ask_questions
 from rptrain.kernels.batch import Batch
 from rptrain.models.weights import pretrained
+from rptrain.planner.refusals import check_trackers
 from rptrain.runs import events
 from rptrain.runs.control import LOOK, Commands, Control, StopRequested
 from rptrain.runs.lanes import Phase, StepNumbers
@@ -41,7 +42,7 @@ from rptrain.train.resume import restore
 from rptrain.train.save import Saver, checkpoint_meta
 from rptrain.train.setup import initial_hashes, load_weights, open_engine, open_store, starting_scale
 from rptrain.train.telemetry import Telemetry, slots
-from rptrain.train.trackers import Trackers, check_trackers
+from rptrain.train.trackers import Trackers
 from rptrain.train.watchdog import Watchdog, Watched
 from rptrain.utils.errors import TrainingError
 

@@ -57,6 +57,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+HERE = ["engine.devices=cpu:2", "data.train.0.path=builtin:random"]  # a plan for this machine, with data
+
+
 def write(model: str) -> None:
     Path("c.toml").write_text(CONFIG.format(model=model))
 
@@ -155,11 +158,11 @@ def test_host_memory_that_is_not_known_is_not_judged():
 
 def test_this_machine_without_a_gpu():
     write("tiny-tasks")
-    found, code = as_json("engine.devices=cpu:2")
+    found, code = as_json(*HERE)
     assert code == 0 and found["machine"]["here"] and not found["machine"]["gpus"]
     assert found["roofline"] is None and found["machine"]["rates"] is None and found["types"] is None
     assert [place["kind"] for place in found["memory"]] == ["host memory", "disk space"]
-    shown = run("engine.devices=cpu:2")
+    shown = run(*HERE)
     assert shown.exit_code == 0 and "memory of 2 CPU workers" in shown.stdout
 
 
@@ -305,7 +308,7 @@ def test_nothing_is_said_of_what_fits():
 
 def test_a_full_disk(monkeypatch):
     write("tiny-tasks")
-    overrides = ["engine.devices=cpu:1", "save.save_steps=1"]
+    overrides = [*HERE, "save.save_steps=1"]
     disk = as_json(*overrides)[0]["memory"][-1]
     one = disk["parts"][0]["nbytes"] // 10
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=disk["total"] - 6 * one, total=1 << 40))
@@ -482,6 +485,8 @@ KEYS = {
     "": [
         "fits",
         "problem",
+        "refusals",
+        "warnings",
         "model",
         "machine",
         "step",

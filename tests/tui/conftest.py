@@ -47,6 +47,8 @@ def planned(fits: bool = True) -> Planned:
     report = {
         "fits": fits,
         "problem": None,
+        "refusals": [],
+        "warnings": [],
         "model": {"path": "llama", "architecture": "LlamaForCausalLM", "parameters": 8_030_261_248, "layers": 33},
         "machine": {"here": True, "card": "RTX 4090", "tflops": 165, "link": 25e9, "devices": 2, "gpus": True},
         "step": {},

@@ -262,6 +262,20 @@ async def test_adapters_bring_their_rows_and_take_them_away(make: Made, tmp_path
 
 
 @driven
+async def test_a_run_that_would_be_refused_is_not_called_fitting(make: Made, helper: Scripted):
+    """The plan stands beside what refuses the run, and there is nothing to start."""
+    refused = planned()
+    refusals = [{"key": "data.train.0.path", "message": "my\x1b.jsonl: no such data file or folder"}]
+    refused.report.update(fits=False, refusals=refusals, warnings=["2 of 90 rows are bad"])
+    helper.answers[heavy.plan] = refused
+    async with make().run_test(size=(120, 36)) as pilot:
+        await until(pilot, lambda: "✗ cannot start" in screen_text(pilot.app))
+        text = screen_text(pilot.app)
+        assert "my␛.jsonl: no such data file" in text and "! 2 of 90 rows are bad" in text and "8.42 s" in text
+        assert start_button(pilot.app).disabled and not pilot.app.screen.query_one("#advice").display
+
+
+@driven
 async def test_what_does_not_fit_is_not_started_and_advice_is_taken_by_a_key(
     make: Made, helper: Scripted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):

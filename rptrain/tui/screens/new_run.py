@@ -199,7 +199,7 @@ class NewRun(Screen[None]):
     def _show_advice(self, planned: heavy.Planned) -> None:
         advice = self.query_one("#advice", OptionList)
         advice.clear_options()
-        if not planned.fits:
+        if planned.too_large:
             remedies = planned.report["advice"]["remedies"]
             title = planned.advice.partition("\n")[0]
             advice.add_option(Option(Content.styled(title[:1].upper() + title[1:], "bold"), disabled=True))
@@ -209,7 +209,7 @@ class NewRun(Screen[None]):
                 advice.add_option(Option(Content.assemble("→ ", (text, "$accent")), id=json.dumps(changes)))
             if problem := planned.report["problem"]:
                 advice.add_option(Option(Content.styled(problem, "$muted"), disabled=True))
-        advice.display = not planned.fits
+        advice.display = planned.too_large
 
     @on(OptionList.OptionSelected, "#advice")
     def _take_advice(self, event: OptionList.OptionSelected) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from rptrain.config.resolve import resolve
 from rptrain.data.samples import FirstSamples
 from rptrain.doctor.checks import Check
+from rptrain.tui.services.launch import NEW_RUN
 
 SAMPLES = 3  # samples in a preview
 
@@ -21,16 +22,22 @@ class Planned:
 
     @property
     def fits(self) -> bool:
+        """Whether the run can start."""
         return self.report["fits"]
+
+    @property
+    def too_large(self) -> bool:
+        """Whether there is no plan, or one that takes more memory than there is."""
+        return self.report["plan"] is None or any(place["fits"] is False for place in self.report["memory"])
 
 
 def plan(path: Path, text: str) -> Planned:
-    """The report of `rptrain plan` for a config with this text."""
+    """The report of `rptrain plan` for a new run of a config with this text."""
     from rptrain.planner.machine_flags import MachineFlags
     from rptrain.planner.report import report
     from rptrain.planner.text import describe
 
-    found = report(resolve(path, text=text), MachineFlags())
+    found = report(resolve(path, [NEW_RUN], text), MachineFlags())
     stages = describe(found.run.plan.stages) if found.run else ""
     return Planned(found.to_dict(), stages, str(found.advice))
 

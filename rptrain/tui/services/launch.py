@@ -23,6 +23,7 @@ COMMAND = (*RPTRAIN, "train")
 EXPORT = (*RPTRAIN, "export")
 LOG = "trainer.log"  # in a run's folder: the output of the trainer and its libraries
 OUTPUT = ".rptrain-log"  # suffix of the hidden file beside the folder, until the folder exists
+NEW_RUN = "save.resume=never"  # what a started run does not take from its config
 SAID = 4000  # bytes from the end of a process's output
 
 
@@ -80,7 +81,7 @@ def start(config: Path, output_dir: str, run_name: str, environment: Mapping[str
         output.truncate(0)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot create a run in {parent}: {getattr(error, 'strerror', None) or error}") from None
-    overrides = ["save.resume=never", f"log.run_name={_text(name)}"]
+    overrides = [NEW_RUN, f"log.run_name={_text(name)}"]
     path = parent / name
     process = _begin([*COMMAND, "--config", str(config), *overrides], output, environment)
     return Launched(process, path, beside(path, OUTPUT), fresh=True)

@@ -50,6 +50,7 @@ class PlanPanel(Widget):
             return
         else:
             yield self._verdict(self.planned)
+            yield from self._said(self.planned.report)
         report = self.planned.report
         yield Content("")
         model = report["model"]
@@ -69,7 +70,14 @@ class PlanPanel(Widget):
         later = ("   planning …", "$muted") if self.busy else ""
         if planned.fits:
             return Content.assemble(("✓ fits", "bold $success"), later)
-        return Content.assemble(("✗ does not fit", "bold $error"), later)
+        why = "does not fit" if planned.too_large else "cannot start"
+        return Content.assemble((f"✗ {why}", "bold $error"), later)
+
+    @staticmethod
+    def _said(report: Mapping[str, Any]) -> Iterator[Content]:
+        """What would refuse the run, and warnings."""
+        yield from (Content.styled(f"· {as_message(one['message'])}", "$error") for one in report["refusals"])
+        yield from (Content.styled(f"! {as_message(text)}", "$warning") for text in report["warnings"])
 
     @staticmethod
     def _machine(report: Mapping[str, Any]) -> str:

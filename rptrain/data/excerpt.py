@@ -1,0 +1,199 @@
+"""The first rows of data sets, tokenized as training does: what a plan and the data browser know of them.
+
+Files are not read whole, except for those that are small, and the tokens of files that are in the cache.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rptrain.config.schema import Data, TrainSet
+from rptrain.data import formats
+from rptrain.data.cache import default_folder
+from rptrain.data.folders import choose
+from rptrain.data.formats import Example, Tally
+from rptrain.data.loader import RANDOM, Tokenizing, questions_of
+from rptrain.data.read import share_of
+from rptrain.data.template import load_template
+from rptrain.data.tokens import Document, Stream, gather
+from rptrain.utils.errors import UserError
+from rptrain.utils.file_ranges import Stamp
+
+AT_ONCE = 64  # rows that are tokenized before limits are looked at
+FILES = 16  # files of a set that are read
+HASHED = 256 << 20  # bytes of a set's files that are hashed to find their tokens in the cache
+REASONS = 10_000  # bad rows whose reasons are kept
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When the reading of a data set stops."""
+
+    rows: int
+    characters: int
+    seconds: float  # looked at after every AT_ONCE rows
+
+
+PLANNING = Limits(rows=256, characters=1 << 20, seconds=3.0)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The first rows of a file: their documents, and the counts of rows."""
+
+    stream: Stream
+    tally: Tally
+    share: float | None  # fraction of the file; 1: all of it, None: unknown
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """The first rows of a data set, of at most FILES of its files. `share`: which fraction of the set they are."""
+
+    source: TrainSet
+    parts: tuple[Part, ...]
+    files: int
+    nbytes: int  # of all files
+    share: float | None  # 1: all; None: unknown
+
+    @property
+    def whole(self) -> bool:
+        return self.share == 1
+
+    @property
+    def random(self) -> bool:
+        """Whether the set consists of random tokens, which have no parts."""
+        return self.source.path == RANDOM
+
+    @property
+    def tally(self) -> Tally:
+        return Tally.joined({part.stream.name: part.tally for part in self.parts})
+
+    def check(self) -> str:
+        """A warning about bad rows; empty without them. Raises UserError if training would stop because of them."""
+        tally = self.tally
+        if not tally.bad or self.random:
+            return ""
+        if self.whole and tally.too_many:
+            tally.judge()
+        if tally.bad == tally.total:
+            raise UserError(f"{tally.report('first rows')}\nFix these rows, or set the format or the chat template.")
+        found = tally.report("rows" if self.whole else "first rows")
+        after = "More than 1 % of all rows would stop the run." if tally.too_many else "They are left out."
+        return f"{self.source.path}: {found}\n{after}"
+
+
+def excerpt(source: TrainSet, data: Data, tokenizer: Any, limits: Limits) -> Excerpt:
+    """The first rows of a data set. `tokenizer` may be None for random tokens only.
+
+    Raises UserError if training would refuse the set before it has read all of it: if there is no such file or split, a
+    file cannot be read or its format is unknown, the template exceeds a limit, or the tokenizer cannot be used.
+    """
+    if source.path == RANDOM:
+        return Excerpt(source, (), 0, 0, 1.0)
+    if tokenizer is None:
+        raise UserError(f"{source.path}: needs the model's tokenizer")
+    template = load_template(tokenizer, data.chat_template) if data.chat_template else None
+    settings = Settings(tokenizer, template, data.assistant_only_loss, data.cache_dir)
+    if source.path.startswith("builtin:"):
+        part = _of_questions(source.path, source.split, settings, limits)
+        return Excerpt(source, (part,), 0, 0, part.share)
+    files = choose(source.path, source.split, follow_links=data.follow_links).files
+    try:
+        stamps = tuple(Stamp.of(file) for file in files)
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror or error}") from error
+    parts, share = _of_files(source.format, settings, limits, tuple(files), stamps)
+    return Excerpt(source, parts, len(files), sum(stamp.nbytes for stamp in stamps), share)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the tokens of a text depend on. The tokenizer is equal only to itself."""
+
+    tokenizer: Any
+    template: str | None  # the text of data.chat_template
+    assistant_only_loss: bool
+    cache_dir: str | None
+
+    def tokenizing(self) -> Tokenizing:
+        folder = Path(self.cache_dir) if self.cache_dir else default_folder()
+        return Tokenizing(self.tokenizer, self.assistant_only_loss, self.template, folder)
+
+
+@lru_cache(8)
+def _of_questions(path: str, split: str, settings: Settings, limits: Limits) -> Part:
+    questions = questions_of(TrainSet(path=path, split=split))
+    tally = Tally(shown=REASONS)
+
+    def counted() -> Iterator[Example]:
+        for tally.total, question in enumerate(questions, 1):
+            yield question
+
+    stream, stopped = _read(counted(), path, settings.tokenizing(), limits, tally)
+    return Part(stream, tally, tally.total / len(questions) if stopped else 1.0)
+
+
+@lru_cache(8)
+def _of_files(
+    format: str, settings: Settings, limits: Limits, files: tuple[Path, ...], stamps: tuple[Stamp, ...]
+) -> tuple[tuple[Part, ...], float | None]:
+    """The parts and their share of the files. `stamps`: those of the files, which have changed if they differ."""
+    sizes, tokenizing = [stamp.nbytes for stamp in stamps], settings.tokenizing()
+    if sum(sizes) <= HASHED and (parts := _cached(format, tokenizing, files)):
+        return parts, 1.0
+    some = files[:FILES]
+    each = Limits(-(-limits.rows // len(some)), limits.characters // len(some), limits.seconds / len(some))
+    parts = tuple(_of_file(file, format, tokenizing, each) for file in some)
+    for file in files[FILES:]:
+        next(formats.read(file, format, rows=1), None)
+    return parts, _joined(parts, sizes)
+
+
+def _joined(parts: tuple[Part, ...], sizes: list[int]) -> float | None:
+    """The fraction of all files that the parts are. `sizes`: bytes of all files, the first of which have parts."""
+    if any(part.share is None for part in parts):
+        return None
+    if len(parts) == len(sizes) and all(part.share == 1 for part in parts):
+        return 1.0
+    read = sum((part.share or 0) * size for part, size in zip(parts, sizes, strict=False))
+    return min(read / max(sum(sizes), 1), 0.999_999)
+
+
+def _cached(format: str, tokenizing: Tokenizing, files: tuple[Path, ...]) -> tuple[Part, ...] | None:
+    """All rows of the files, if all are in the cache."""
+    parts = []
+    for file in files:
+        if (found := tokenizing.cached(file, format)) is None:
+            return None
+        parts.append(Part(*found, 1.0))
+    return tuple(parts)
+
+
+def _of_file(file: Path, format: str, tokenizing: Tokenizing, limits: Limits) -> Part:
+    tally = Tally(shown=REASONS)
+    examples = formats.read(file, format, tally, limits.rows)
+    stream, stopped = _read(examples, str(file), tokenizing, limits, tally)
+    if not stopped and tally.total < limits.rows and file.suffix.lower() != ".txt":
+        return Part(stream, tally, 1.0)
+    try:
+        return Part(stream, tally, share_of(file, tally.line, formats.BEGINNING))
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror or error}") from error
+
+
+def _read(
+    examples: Iterator[Example], name: str, tokenizing: Tokenizing, limits: Limits, tally: Tally
+) -> tuple[Stream, bool]:
+    """The documents of examples, and whether a limit stopped before the last one."""
+    documents: list[Document] = []
+    size, until, stopped = 0, time.monotonic() + limits.seconds, False
+    while not stopped and (some := list(islice(examples, AT_ONCE))):
+        documents += tokenizing.documents(some, tally)
+        size += sum(len(example.text or str(example.messages)) for example in some)
+        stopped = tally.total >= limits.rows or size >= limits.characters or time.monotonic() > until
+    return gather(documents, name), stopped

@@ -1,0 +1,160 @@
+"""What would refuse a run besides its plan: what training checks before it starts, as far as a quick look can tell.
+
+Training makes these checks too, and stops at the first that fails; then it reads all data.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rptrain.checkpoint import adapter
+from rptrain.checkpoint.adapter import AdapterFiles
+from rptrain.checkpoint.atomic_dir import REPLACED, beside
+from rptrain.checkpoint.base_files import check_base_files
+from rptrain.checkpoint.export import check_names
+from rptrain.config.resolve import Resolved
+from rptrain.config.schema import Config
+from rptrain.data.amount import Amount, amount_of
+from rptrain.data.datasets import check_vocabulary, find_tokenizer
+from rptrain.data.excerpt import PLANNING, Excerpt, excerpt
+from rptrain.inference.evaluate import check_questions
+from rptrain.models.spec import ModelSpec
+from rptrain.models.weights.pretrained import WeightFiles
+from rptrain.planner.model import find_files, lora_settings
+from rptrain.runs.event_log import check_not_training
+from rptrain.runs.run_dir import RunDir, check_creatable, find, forks
+from rptrain.utils.errors import UserError
+
+TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}  # their modules
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a run would not start, and the key that this is about."""
+
+    key: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """What was found out about a run that is not part of its plan. `amount`: None if it is unknown."""
+
+    refusals: tuple[Refusal, ...]
+    warnings: tuple[str, ...]
+    amount: Amount | None
+
+
+def look(resolved: Resolved, config: Config, model_dir: Path, spec: ModelSpec) -> Readiness:
+    """Checks a run on this machine. `config`: that of `resolved`, without "auto"."""
+    checks = _Checks()
+    checks.make("log.report_to", check_trackers, config.log.report_to)
+    with checks.about("save.resume"):
+        resumed = _resumed(resolved)
+        if resumed is None or forks(*resumed):
+            checks.make("save.output_dir", check_creatable, config.save.output_dir, config.log.run_name or "run")
+        checks.make("model.path", check_base_files, model_dir)
+        if resumed is None or spec.frozen:
+            with checks.about("model.path"):
+                files = find_files(config, model_dir, spec)
+                checks.make("train.method", check_adapters, config, files)
+                if resumed is None and files is not None:
+                    checks.make("lora.adapter", adapter_of, config, spec)
+    warnings: list[str] = []
+    amount = None
+    with checks.about("model.path"):
+        tokenizer = find_tokenizer(config, model_dir)
+        if config.eval.questions:
+            checks.make("eval.questions", check_questions, tokenizer)
+        amount = _look_at_data(config, model_dir, spec, tokenizer, checks, warnings)
+    return Readiness(tuple(checks.refusals), tuple(warnings), amount)
+
+
+class _Checks:
+    """Collects what checks refuse."""
+
+    def __init__(self) -> None:
+        self.refusals: list[Refusal] = []
+
+    @contextmanager
+    def about(self, key: str) -> Iterator[None]:
+        """What the block raises ends the block and is a refusal about a key."""
+        try:
+            yield
+        except UserError as error:
+            self.refusals.append(Refusal(key, str(error)))
+
+    def make(self, key: str, check: Callable[..., object], *given: Any) -> None:
+        with self.about(key):
+            check(*given)
+
+
+def _look_at_data(
+    config: Config, model_dir: Path, spec: ModelSpec, tokenizer: Any, checks: _Checks, warnings: list[str]
+) -> Amount | None:
+    """Checks the first rows of every data set; the amount of the training sets."""
+    found: list[Excerpt] = []
+    for name, sources in (("train", config.data.train), ("val", config.data.val)):
+        for number, source in enumerate(sources):
+            with checks.about(f"data.{name}.{number}.path"):
+                one = excerpt(source, config.data, tokenizer, PLANNING)
+                if warning := one.check():
+                    warnings.append(warning)
+                check_vocabulary(
+                    max((part.stream.largest for part in one.parts), default=-1), spec.vocab_size, model_dir
+                )
+                found += [one] if name == "train" else []
+    if len(found) < len(config.data.train):
+        return None
+    with checks.about("data.max_length"):
+        return amount_of(config, found)
+    return None
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """UserError if a tracker is not installed."""
+    for name in names:
+        if find_spec(TRACKERS[name]) is None:
+            raise UserError(
+                f'log.report_to names "{name}", but {TRACKERS[name]} is not installed: pip install "rptrain[{name}]", '
+                "or remove it from log.report_to"
+            )
+
+
+def check_resumable(run: RunDir) -> None:
+    """UserError if something is in the way of what a resumed run will write, such as its `model/` at the end."""
+    run.check_folders()
+    for path in (run.model_path, beside(run.model_path, REPLACED)):
+        check_names(path)
+
+
+def adapter_of(config: Config, spec: ModelSpec) -> AdapterFiles | None:
+    """The adapter in `lora.adapter`, checked against the settings and the model."""
+    lora = config.adapters
+    if lora is None or lora.adapter is None:
+        return None
+    files = adapter.read(lora.adapter)
+    adapter.check_settings(files, lora_settings(lora), config.model.path)
+    adapter.check(files, spec)
+    return files
+
+
+def check_adapters(config: Config, files: WeightFiles | None) -> None:
+    """UserError if adapters would be trained on random weights."""
+    if config.adapters is not None and files is None:
+        raise UserError(
+            f"adapters need pretrained weights, but {config.model.path} starts from random ones: train all weights "
+            "first, then set model.path to the trained model"
+        )
+
+
+def _resumed(resolved: Resolved) -> tuple[RunDir, Path] | None:
+    """The run and the checkpoint that training would resume from. UserError if it could not."""
+    found = find(resolved, warn=False)
+    if found is not None and not forks(*found):
+        check_resumable(found[0])
+        check_not_training(found[0].events_path)
+    return found

@@ -1,0 +1,123 @@
+"""What would refuse a run besides its memory: the plan says it, as training does, and both end with 2."""
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rptrain.runs.run_dir import RunDir, check_creatable
+from rptrain.utils.errors import UserError
+
+from .. import run_tools as tools
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tools.write_model(tmp_path / "model")
+    tools.write_config(tmp_path)
+    return tmp_path
+
+
+def chats(*answers: str) -> str:
+    rows = [
+        {"messages": [{"role": "user", "content": "abc"}, {"role": "assistant", "content": answer}]}
+        for answer in answers
+    ]
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def refusals(*overrides: str) -> dict[str, str]:
+    """The messages by key. Training ends with one of them, too."""
+    planned = tools.invoke("plan", "--config", "run.toml", "--json", *overrides)
+    found = {one["key"]: one["message"] for one in json.loads(planned.stdout)["refusals"]}
+    assert planned.exit_code == (2 if found else 0)
+    if found:
+        trained = tools.invoke("--config", "run.toml", *overrides)
+        assert trained.exit_code == 2, "the plan refuses what training does not"
+        assert any(message.splitlines()[0] in trained.stderr for message in found.values())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "message"),
+    [
+        (["data.train.0.path=none.jsonl"], "data.train.0.path", "none.jsonl: no such data file or folder"),
+        (["data.train.0.path=empty.jsonl"], "data.train.0.path", "empty.jsonl: the file has no rows"),
+        (["data.train.0.path=bad.jsonl"], "data.train.0.path", "no known data format"),
+        (["data.val=[{path = 'none.jsonl'}]"], "data.val.0.path", "none.jsonl: no such"),
+        (["data.train.0.path=chats.jsonl", "data.chat_template=none.jinja"], "model.path", "none.jinja is neither"),
+        (["data.train.0.path=chats.jsonl", "data.overlong=error", "data.max_length=4"], "data.max_length", "longer"),
+        (["data.train.0.path=chats.jsonl", "data.max_length=4"], "data.max_length", "no token of the data is super"),
+        (["data.train.0.path=chats.jsonl", "data.max_length=99", "data.val_size=1"], "data.max_length", "val_size"),
+        (["model.path=no-tokenizer", "data.train.0.path=chats.jsonl"], "model.path", "there is no tokenizer"),
+        (["model.path=tiny-tasks", "train.method=lora"], "train.method", "adapters need pretrained weights"),
+        (["train.method=lora", "lora.adapter=none"], "lora.adapter", "none"),
+        (["save.output_dir=run.toml/runs"], "save.output_dir", "Not a directory"),
+        (["save.resume=none"], "save.resume", "none is neither a run nor a checkpoint"),
+    ],
+)
+def test_what_is_refused(overrides: list[str], key: str, message: str, folder: Path) -> None:
+    (folder / "chats.jsonl").write_text(chats("cba"))
+    (folder / "empty.jsonl").write_text("")
+    (folder / "bad.jsonl").write_text('{"question": 1}\n')
+    tools.write_model(folder / "no-tokenizer")
+    (folder / "no-tokenizer/tokenizer.json").unlink()
+    found = refusals(*overrides)
+    assert list(found) == [key] and message in found[key]
+
+
+def test_a_template_that_refuses_every_row(folder: Path) -> None:
+    (folder / "chats.jsonl").write_text(chats(*["cba"] * 9))
+    (folder / "strict.jinja").write_text("{{ raise_exception('no such role') }}")
+    found = refusals("data.train.0.path=chats.jsonl", "data.chat_template=strict.jinja")
+    assert "9 of 9 rows are bad" in found["data.train.0.path"] and "no such role" in found["data.train.0.path"]
+
+
+def test_all_refusals_are_shown_at_once(folder: Path) -> None:
+    overrides = "data.train.0.path=none.jsonl", "save.output_dir=run.toml/runs", "eval.questions=1"
+    assert set(refusals(*overrides)) == {"data.train.0.path", "save.output_dir"}
+    shown = " ".join(tools.invoke("plan", "--config", "run.toml", *overrides).stdout.split())
+    assert "The run cannot start: cannot create a run in run.toml/runs" in shown and "Its memory fits." in shown
+    assert "The run cannot start: none.jsonl: no such data file or folder" in shown
+
+
+def test_a_name_that_is_taken(folder: Path) -> None:
+    """By an unfinished run with other settings, or by one that trains."""
+    run = tools.train_here(folder, "save.save_steps=3")
+    assert not refusals("train.seed=5"), "a finished run is not resumed"
+    lines = run.events_path.read_text().splitlines(keepends=True)
+    run.events_path.write_text("".join(lines[:-1]))
+    assert not refusals("save.save_steps=3", "train.max_steps=9")
+    assert "cannot be resumed with changed settings" in refusals("train.seed=5")["save.resume"]
+    with run.events_path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        found = refusals("save.save_steps=3", "train.max_steps=9")
+    assert "another process is training this run" in found["save.resume"]
+    (run.path / "model/mine.txt").write_text("")
+    assert "it holds mine.txt" in refusals("save.save_steps=3", "train.max_steps=9")["save.resume"]
+
+
+def test_a_folder_in_which_nothing_can_be_created(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_creatable(folder / "a/b", "run")
+    for name in ("x" * 300, "a\0b"):
+        said = set[str]()
+        for make in (check_creatable, RunDir.create):
+            with pytest.raises(UserError, match=r"change save\.output_dir or log\.run_name") as raised:
+                make(folder / "a", name)
+            said.add(str(raised.value))
+        assert len(said) == 1, "training says the same"
+    monkeypatch.setattr(os, "access", lambda place, mode: False)
+    with pytest.raises(UserError, match="Permission denied; change"):
+        check_creatable(folder, "run")
+
+
+def test_another_machine_needs_no_data(folder: Path) -> None:
+    found = tools.invoke("plan", "--config", "run.toml", "--json", "--gpus", "1", "data.train.0.path=none.jsonl")
+    assert found.exit_code == 2 and "engine.devices" in found.stderr  # run.toml names CPU workers
+    there = ("--gpus", "1", "engine.devices=auto", "data.train.0.path=none.jsonl", "model.dtype=bfloat16")
+    found = tools.invoke("plan", "--config", "run.toml", "--json", *there)
+    assert found.exit_code == 0 and json.loads(found.stdout)["refusals"] == []
