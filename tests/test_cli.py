@@ -341,6 +341,9 @@ def test_attach_opens_the_interface_on_a_run(monkeypatch, folder):
     assert run("attach", str(path)).exit_code == 0 and opened == [path]
     result = run("attach", ".")
     assert result.exit_code == 2 and "`rptrain runs` lists the runs" in result.stderr
+    assert run("attach", path.name).exit_code == 0 and run("attach").exit_code == 0 and opened == [path] * 3
+    result = run("attach", "--runs", "elsewhere")
+    assert result.exit_code == 2 and "there are no runs in elsewhere" in result.stderr
 
 
 def test_textual_is_imported_by_the_interface_only():

@@ -8,7 +8,6 @@ import typer
 
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import JsonArray, RunsFolder
-from rptrain.utils.errors import UserError
 
 
 def runs(
@@ -30,11 +29,15 @@ def runs(
             print(f"no runs in {folder}")
 
 
-def attach(run: Annotated[Path, typer.Argument(metavar="RUN", exists=True, file_okay=False)]) -> None:
+def attach(
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="Name or path of a run; by default the newest.")
+    ] = None,
+    folder: RunsFolder = Path("runs"),
+) -> None:
     """Watch a run in the terminal interface, or replay a finished run. Leaving it does not stop the run."""
     with exit_codes():
-        if not (run / "config.toml").is_file():
-            raise UserError(f"{run} is not a run: it has no config.toml; `rptrain runs` lists the runs")
+        from rptrain.runs.named import named_run
         from rptrain.tui.start import open_interface
 
-        open_interface(run)
+        open_interface(named_run(run, folder))

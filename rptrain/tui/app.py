@@ -105,6 +105,10 @@ class RptrainApp(App[None]):
         if not isinstance(self.screen, ModalScreen):
             self.push_screen(Help(str(self.screen.TITLE), getattr(self.screen, "KEYS", ())))
 
+    def action_help_quit(self) -> None:
+        """Says how to leave: ctrl+c copies selected text, and leaves other programs."""
+        self.notify("Press ctrl+q to leave; runs continue")
+
     def action_look(self) -> None:
         look: Look = "light" if self.theme == "dark" else "dark"
         self.theme = look

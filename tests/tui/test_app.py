@@ -13,7 +13,7 @@ from rptrain.tui.services import heavy, preferences
 from rptrain.tui.services.helper import HelperError
 from rptrain.utils.errors import UserError
 
-from .conftest import Made, Scripted, driven, press_until, screen_text, settled, type_over, until
+from .conftest import Made, Scripted, driven, notified, press_until, screen_text, settled, type_over, until
 from .recorded import make_run
 
 
@@ -62,6 +62,16 @@ async def test_help_names_the_keys_of_the_screen(make: Made):
             await until(pilot, lambda word=word: "save a picture" not in screen_text(pilot.app))
         await pilot.press("question_mark")
         await until(pilot, lambda: "save a picture" in screen_text(pilot.app))
+
+
+@driven
+async def test_ctrl_c_says_how_to_leave(make: Made):
+    async with make().run_test(size=(80, 24), notifications=True) as pilot:
+        await pilot.press("f3")
+        await until(pilot, lambda: isinstance(pilot.app.screen, Runs))
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: "Press ctrl+q to leave; runs continue" in notified(pilot.app))
+        assert "[b]" not in notified(pilot.app)
 
 
 @pytest.mark.long

@@ -1,0 +1,32 @@
+"""Find a run by its name or its path."""
+
+from pathlib import Path
+
+from rptrain.checkpoint.metadata import RUN_CONFIG
+from rptrain.runs.listing import summaries
+from rptrain.utils.errors import UserError
+from rptrain.utils.paths import expanded
+from rptrain.utils.suggest import nearest
+
+NEAR = 3  # names that a message suggests
+
+
+def named_run(name: str | None, folder: Path) -> Path:
+    """The folder of a run: `name` is a path or the name of a run in `folder`; None is the newest run there.
+
+    UserError if there is no such run, with the names most like it.
+    """
+    if name is None:
+        if not (found := summaries(folder)):
+            raise UserError(f"there are no runs in {folder}: `rptrain --config FILE` begins one")
+        return found[0].path
+    path = expanded(Path(name))
+    for run in (path, folder / path):
+        if (run / RUN_CONFIG).is_file():
+            return run
+    if path.is_dir():
+        raise UserError(f"{name} is not a run: it has no {RUN_CONFIG}; `rptrain runs` lists the runs")
+    known = [file.parent.name for file in folder.glob(f"*/{RUN_CONFIG}")]
+    near = nearest(name, known, NEAR)
+    advice = f"did you mean {', '.join(near)}?" if near else "`rptrain runs` lists the runs"
+    raise UserError(f"there is no run {name}, neither in {folder} nor as a path: {advice}")

@@ -1,0 +1,41 @@
+"""Runs by name, by path, and the newest one."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rptrain.runs.event_log import EventLog
+from rptrain.runs.events import RunStarted
+from rptrain.runs.named import named_run
+from rptrain.utils.errors import UserError
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for time, name in enumerate(("first-chats", "second-chats", "other"), 1):
+        path = Path("runs", name)
+        path.mkdir(parents=True)
+        (path / "config.toml").touch()
+        with EventLog(path / "events.jsonl") as log:
+            log.write(RunStarted("", "", (), "", 0, time=10.0 * (-time % 4)))
+    return Path("runs")
+
+
+def test_a_name_and_a_path_and_the_newest(folder):
+    for given in ("other", "runs/other", os.path.abspath("runs/other")):
+        assert named_run(given, folder).samefile(folder / "other")
+    assert named_run(None, folder) == folder / "first-chats"
+
+
+def test_a_name_that_is_not_there(folder):
+    with pytest.raises(UserError, match=r"no run first-chat,.*: did you mean first-chats\?"):
+        named_run("first-chat", folder)
+    with pytest.raises(UserError, match="`rptrain runs` lists the runs"):
+        named_run("zzz", folder)
+    (folder / "empty").mkdir()
+    with pytest.raises(UserError, match="runs/empty is not a run"):
+        named_run("runs/empty", folder)
+    with pytest.raises(UserError, match="no runs in nowhere"):
+        named_run(None, Path("nowhere"))
