@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import nan
 from typing import Any
 
+SMOOTH = 0.05  # of the points of a curve
 COLUMNS = ("step", "time", "loss", "learning_rate", "grad_norm", "tokens", "tokens_per_second")
 
 
@@ -49,6 +50,25 @@ class Steps:
     def points(self, name: str, count: int) -> tuple[list[float], list[float]]:
         """Steps and values of a column for a plot, at most `count` of them; see `thinned`."""
         return thinned(self._columns["step"], self._columns[name], count)
+
+
+def smoothed(steps: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """The averages of a curve over SMOOTH of its points, the middle one of which gives the step. Values that are not
+    finite are left out.
+    """
+    import numpy as np
+
+    xs, ys = np.array(steps), np.array(values)
+    finite = np.isfinite(ys)
+    xs, ys = xs[finite], ys[finite]
+    count = len(ys)
+    half = max(1, int(count * SMOOTH / 2))
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = np.concatenate(([0.0], np.cumsum(ys)))
+        places = np.arange(count)
+        starts, ends = np.maximum(places - half, 0), np.minimum(places + half + 1, count)
+        means = (sums[ends] - sums[starts]) / (ends - starts)
+    return xs.tolist(), means.tolist()
 
 
 def thinned(steps: Sequence[float], values: Sequence[float], count: int) -> tuple[list[float], list[float]]:

@@ -11,11 +11,11 @@ from textual.widgets import Button
 
 from rptrain.runs.event_log import EventLog
 from rptrain.tui.app import RptrainApp
-from rptrain.tui.screens.run import PAUSE, POINTS, RunScreen
+from rptrain.tui.screens.run import PAUSE, RunScreen
 from rptrain.tui.services import launch
 from rptrain.tui.widgets.lanes import Lanes
 from rptrain.tui.widgets.log_panel import LogPanel
-from rptrain.tui.widgets.plot import Plot
+from rptrain.tui.widgets.plot import POINTS, Plot
 
 from .conftest import (
     Made,
@@ -330,7 +330,7 @@ async def test_curves_and_parts_of_the_log_are_turned_by_keys(make: Made, tmp_pa
             return [plot.id for plot in screen.query(Plot) if plot.display]
 
         assert drawn() == ["loss"]
-        for wanted in ("loss", "learning-rate", "grad-norm", "loss"):
+        for wanted in ("loss", "learning-rate", "grad-norm", "busy", "vram", "host", "loss"):
             await pilot.press("l")
             await until(pilot, lambda wanted=wanted: drawn() == [wanted])
             await settled(pilot)

@@ -9,7 +9,7 @@ from typing import ClassVar
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, VerticalScroll
+from textual.containers import VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer
 
@@ -28,27 +28,20 @@ from rptrain.tui.services.launch import Launched, log_of
 from rptrain.tui.services.replay import Replay
 from rptrain.tui.services.start_errors import error_of, first_line, setting_of
 from rptrain.tui.widgets.banner import Banner
+from rptrain.tui.widgets.curves import Curves
 from rptrain.tui.widgets.lanes import Lanes, Shown
 from rptrain.tui.widgets.log_panel import LogPanel
-from rptrain.tui.widgets.memory_panel import MemoryPanel
-from rptrain.tui.widgets.plot import POINTS, Curve, Plot
 from rptrain.tui.widgets.run_head import RunHead
 from rptrain.tui.widgets.sizes import TALL
 from rptrain.tui.widgets.top_bar import TopBar
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import counted
-from rptrain.utils.units import format_duration, format_loss, format_moment, format_short
+from rptrain.utils.units import format_duration, format_moment
 
 PAUSE = 0.4  # seconds between two updates
-PLOT_PAUSE = 1.0  # seconds between two drawings of the curves
 OUTPUT = 8000  # bytes of the trainer's output to show, from its end
 STRIP = 240  # records in a lane
 AROUND = 27  # lines for everything except lanes; with more, and on half of a TALL screen, a lane has two
-PLOTS = (
-    ("loss", "loss", "loss", "$loss"),
-    ("learning-rate", "learning rate", "learning_rate", "$muted"),
-    ("grad-norm", "gradient norm", "grad_norm", "$backward"),
-)
 EMPTY = {
     "new": "nothing is recorded yet",
     "loading": "the weights are being loaded",
@@ -74,6 +67,11 @@ class RunScreen(Screen[None]):
         Binding("v", "replay", "replay"),
         Binding("n", "begin", "new from it", show=False),
         Binding("l", "curve", "curves", show=False),
+        Binding("m", "smooth", "smooth", show=False),
+        Binding("left", "sideways(-1)", show=False),
+        Binding("right", "sideways(1)", show=False),
+        Binding("shift+left", "sideways(-10)", show=False),
+        Binding("shift+right", "sideways(10)", show=False),
         Binding("o", "part", "log", show=False),
         Binding("plus,equals_sign", "speed(2)", "faster", show=False),
         Binding("minus", "speed(0.5)", "slower", show=False),
@@ -92,7 +90,9 @@ class RunScreen(Screen[None]):
         ("e", "export the last checkpoint"),
         ("v", "replay from the beginning, or leave the replay"),
         ("+ -", "the replay's speed"),
-        ("l", "one curve large, the next, all"),
+        ("l", "one curve large, the next, all; some are over time"),
+        ("m", "smooth the curves, or not"),
+        ("left right", "on a large curve: its values at a cursor; with shift faster"),
         ("o", "log, output of the trainer, samples"),
         ("j k g G", "up and down in it"),
         ("tab up down", "to devices and memory, and up and down in them"),
@@ -106,8 +106,6 @@ class RunScreen(Screen[None]):
         self._replay: Replay | None = None
         self._held = False  # the replay
         self._ending: Ending | None = None  # of a run that failed or died
-        self._drawn = (-1.0, 0.0)  # number of steps and time of the drawn curves
-        self._curve = 0  # 0: all that fit
 
     def compose(self) -> ComposeResult:
         yield TopBar("run", str(self.path))
@@ -115,16 +113,11 @@ class RunScreen(Screen[None]):
         yield Banner()
         with VerticalScroll(id="devices"):
             yield Lanes()
-        with Horizontal(id="middle"):
-            for id, title, _, _ in PLOTS:
-                yield Plot(title, logarithmic=id == "loss", id=id)
-            with VerticalScroll(id="memory"):
-                yield MemoryPanel()
+        yield Curves()
         yield LogPanel(id="log")
         yield Footer()
 
     def on_mount(self) -> None:
-        self._show_plots()
         self._follow()
 
     def on_resize(self) -> None:
@@ -220,12 +213,11 @@ class RunScreen(Screen[None]):
         lanes.shown = Shown.of(view, STRIP, state, self._at_rest)
         lines = lanes.shown.height(detailed=True)
         lanes.detailed = self.size.height >= max(TALL, AROUND + lines, 4 + 2 * lines)
-        self.query_one(MemoryPanel).show(view)
+        self.query_one(Curves).show(view)
         panel = self.query_one(LogPanel)
         panel.show_log(view.whole_log)
         panel.show_samples(view.samples)
         panel.show_output(launched.said() if beginning and launched else end_of(log_of(self.path), OUTPUT))
-        self._draw_curves(view)
 
     def _show_banner(self) -> None:
         """Says why the run did not start, or how it failed or died, and which key helps."""
@@ -275,24 +267,6 @@ class RunScreen(Screen[None]):
                 asked.append(control.PAUSE)
             return f"{' and '.join(asked).lower()} asked" if asked else ""
         return ""
-
-    def _draw_curves(self, view: RunView) -> None:
-        now = asyncio.get_running_loop().time()
-        count = len(view.steps)
-        before, when = self._drawn
-        if count == before or (now - when < PLOT_PAUSE and before > 1):
-            return
-        self._drawn = (count, now)
-        for id, _, column, style in PLOTS:
-            xs, ys = view.steps.points(column, POINTS)
-            value = format_loss(view.loss) if column == "loss" else format_short(ys[-1]) if ys else ""
-            self.query_one(f"#{id}", Plot).show((Curve(xs, ys, style),), value)
-
-    def _show_plots(self) -> None:
-        """Selects the curves: by the screen's width, or the chosen one."""
-        self.set_class(self._curve > 0, "-one-curve")
-        for number, (id, *_) in enumerate(PLOTS, 1):
-            self.query_one(f"#{id}").set_class(number == self._curve, "-chosen")
 
     # ---- actions
 
@@ -357,7 +331,6 @@ class RunScreen(Screen[None]):
         self._held = False
         replay = None if self._replay is not None else await asyncio.to_thread(Replay, self.path)
         self._replay = replay
-        self._drawn = (-1.0, 0.0)
         self._show()
         self.refresh_bindings()
 
@@ -370,8 +343,13 @@ class RunScreen(Screen[None]):
             self._show()
 
     def action_curve(self) -> None:
-        self._curve = (self._curve + 1) % (len(PLOTS) + 1)
-        self._show_plots()
+        self.query_one(Curves).turn()
+
+    def action_smooth(self) -> None:
+        self.query_one(Curves).smooth()
+
+    def action_sideways(self, columns: int) -> None:
+        self.query_one(Curves).move(columns)
 
     def action_part(self) -> None:
         self.query_one(LogPanel).turn()

@@ -1,10 +1,13 @@
 """Curves drawn with braille characters, which have 2 x 4 dots each."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import log10
 
 from textual.content import Content
+from textual.events import Click
+from textual.message import Message
 
 from rptrain.runs.series import thinned
 from rptrain.tui.widgets.line_widget import LineWidget
@@ -25,28 +28,62 @@ class Curve:
     ys: Sequence[float]
     style: str
     name: str = ""
+    valued: bool = True  # whether its value at the cursor is shown
 
 
 class Plot(LineWidget):
-    """A plot with title, newest value, curves, and numbers at the ends of the axes."""
+    """A plot with title, newest value, curves, and numbers at the ends of the axes. With a cursor, its title has the
+    values there. `hint`: text at the right of the title.
+    """
+
+    @dataclass
+    class Clicked(Message):
+        """A click on the plot, in a column of its curves."""
+
+        plot: "Plot"
+        column: int
 
     def __init__(self, title: str, *, logarithmic: bool = False, id: str | None = None) -> None:
         super().__init__(id=id)
         self.title, self._logarithmic = title, logarithmic
         self.format_x: Callable[[float], str] = lambda x: f"{x:,.0f}"
+        self.format_y: Callable[[float], str] = format_short  # on the axis
+        self.format_value: Callable[[float], str] = format_short  # at the cursor
         self.curves: tuple[Curve, ...] = ()
-        self.value = ""
+        self.value = self.hint = ""
+        self.cursor: int | None = None  # its column
 
     def show(self, curves: tuple[Curve, ...], value: str = "") -> None:
         self.curves, self.value = curves, value
         self.redraw()
 
+    def move(self, columns: int) -> None:
+        """Moves the cursor; without one it appears at the end."""
+        self._place(self._columns - 1 if self.cursor is None else self.cursor + columns)
+
+    def _place(self, column: int) -> None:
+        self.cursor = max(0, min(column, self._columns - 1))
+        self.redraw()
+
+    def on_click(self, event: Click) -> None:
+        self.post_message(self.Clicked(self, event.x - self.gutter.left - AXIS - 1))
+
+    @property
+    def _columns(self) -> int:
+        """Characters in a row of the curves."""
+        return max(self.size.width - AXIS - 1, 1)
+
     def lines(self) -> Iterator[Content]:
         width, height = self.size
         room = max((width - len(self.title)) // max(len(self.curves), 1) - 4, 4)
         named = [(f"  ━ {clipped(one_line(curve.name), room)}", curve.style) for curve in self.curves if curve.name]
-        yield Content.assemble((self.title, "bold"), "  ", (self.value, "$accent"), *named)
-        rows, columns = height - 2, width - AXIS - 1
+        value = self.value if self.cursor is None else self._at(self.cursor)
+        title = Content.assemble(
+            (self.title, "bold"), "  ", (value, "$accent"), *(named if self.cursor is None else ())
+        )
+        gap = width - title.cell_length - len(self.hint)
+        yield Content.assemble(title, " " * gap, (self.hint, "$muted")) if self.hint and gap > 1 else title
+        rows, columns = height - 2, self._columns
         if rows < 1 or columns < 4:
             return
         points = [
@@ -85,11 +122,31 @@ class Plot(LineWidget):
             at = row / (rows - 1) if rows > 1 else 0.0
             number = high - (high - low) * at
             named_row = row in (0, rows - 1) or (rows >= 9 and row == rows // 2)
-            label = format_short(10**number if scaled else number) if named_row else ""
-            yield Content.assemble((f"{label:>{AXIS}}", "$muted"), ("│", "$faint"), canvas.row(row))
+            label = self.format_y(10**number if scaled else number).replace(" ", "") if named_row else ""
+            yield Content.assemble((f"{label:>{AXIS}}", "$muted"), ("│", "$faint"), canvas.row(row, self.cursor))
         first, last = self.format_x(left), self.format_x(right)
         gap = max(1, columns - len(first) - len(last))
         yield Content.styled(f"{'':{AXIS + 1}}{first}{'' if left == right else ' ' * gap + last}", "$muted")
+
+    def _at(self, column: int) -> str:
+        """The place of a column on the axis, and the value of each curve, the last one first, at its nearest point."""
+        curves = [curve for curve in self.curves if curve.valued and len(curve.xs)]
+        if not curves:
+            return ""
+        left, right = min(curve.xs[0] for curve in curves), max(curve.xs[-1] for curve in curves)
+        x = left + (right - left) * column / max(self._columns - 1, 1)
+        *others, main = curves
+        parts = [f"at {self.format_x(main.xs[_nearest(main.xs, x)])}:"]
+        for curve in (main, *others):
+            value = self.format_value(curve.ys[_nearest(curve.xs, x)])
+            parts.append(value if curve is main else f"{one_line(curve.name)} {value}")
+        return "  ".join(parts)
+
+
+def _nearest(xs: Sequence[float], x: float) -> int:
+    after = bisect_left(xs, x)
+    places = [index for index in (after - 1, after) if 0 <= index < len(xs)]
+    return min(places, key=lambda index: abs(xs[index] - x))
 
 
 def _margins(low: float, high: float) -> tuple[float, float]:
@@ -120,12 +177,16 @@ class Canvas:
         self._dots[y // 4][x // 2] |= DOTS[x % 2][y % 4]
         self._styles[y // 4][x // 2] = style
 
-    def row(self, index: int) -> Content:
+    def row(self, index: int, cursor: int | None = None) -> Content:
+        """A row of characters. Where no curve is, the column of the cursor has a line."""
         parts: list[tuple[str, str]] = []
         text, before = "", ""
-        for dots, style in zip(self._dots[index], self._styles[index], strict=True):
+        for column, (dots, style) in enumerate(zip(self._dots[index], self._styles[index], strict=True)):
+            letter = chr(EMPTY + dots) if dots else " "
+            if column == cursor:
+                letter, style = (letter, f"bold {style}") if dots else ("│", "$muted")
             if style != before:
                 parts.append((text, before))
                 text, before = "", style
-            text += chr(EMPTY + dots) if dots else " "
+            text += letter
         return Content.assemble(*parts, (text, before))

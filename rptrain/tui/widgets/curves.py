@@ -1,0 +1,155 @@
+"""The curves of a run by step and over time: those that fit, or one; smoothed; with the values at a cursor."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import isfinite
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal, VerticalScroll
+
+from rptrain.runs.events import VALIDATION_LOSS
+from rptrain.runs.series import smoothed, thinned
+from rptrain.runs.usage import BUCKET
+from rptrain.runs.view import RunView
+from rptrain.tui.widgets.memory_panel import MemoryPanel
+from rptrain.tui.widgets.plot import POINTS, Curve, Plot
+from rptrain.utils.units import format_bytes, format_duration, format_loss, format_percent, format_short
+
+PAUSE = 1.0  # seconds between two drawings of growing curves
+HINT = "l next · m smooth · ← → values"
+
+
+def _by_step(column: str, style: str, view: RunView) -> Sequence[Curve]:
+    return (Curve(view.steps.column("step"), view.steps.column(column), style),)
+
+
+def _losses(view: RunView) -> Sequence[Curve]:
+    scores = [score for score in view.scores if score.name == VALIDATION_LOSS and score.score is not None]
+    training = Curve(view.steps.column("step"), view.steps.column("loss"), "$loss", "training" if scores else "")
+    if not scores:
+        return (training,)
+    xs, ys = [score.step for score in scores], [score.score or 0.0 for score in scores]
+    return training, Curve(xs, ys, "$warning", "validation")
+
+
+def _over_time(column: str, style: str, view: RunView) -> Sequence[Curve]:
+    times, ys = view.usage.curve(column, view.recent)
+    return (Curve([time - (view.began or 0.0) for time in times], ys, style),)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A plot of a run. `read`: its curves from a view, the main one first."""
+
+    id: str
+    title: str
+    read: Callable[[RunView], Sequence[Curve]]
+    format: Callable[[float], str] = format_short
+    timed: bool = False  # over time, not by step
+
+
+KINDS = (
+    Kind("loss", "loss", _losses, format_loss),
+    Kind("learning-rate", "learning rate", partial(_by_step, "learning_rate", "$muted")),
+    Kind("grad-norm", "gradient norm", partial(_by_step, "grad_norm", "$backward")),
+    Kind("speed", "tokens/s", partial(_over_time, "tokens_per_second", "$success"), "{:,.0f}".format, timed=True),
+    Kind("busy", "time that devices compute", partial(_over_time, "busy", "$fused"), format_percent, timed=True),
+    Kind("vram", "memory of the fullest GPU", partial(_over_time, "vram", "$forward"), format_bytes, timed=True),
+    Kind("host", "host memory", partial(_over_time, "host", "$primary"), format_bytes, timed=True),
+    Kind("power", "power of all GPUs", partial(_over_time, "power", "$warning"), "{:,.0f} W".format, timed=True),
+)
+
+
+class Curves(Horizontal):
+    """The plots, and the panel of memory beside them."""
+
+    def __init__(self) -> None:
+        super().__init__(id="middle")
+        self._view: RunView | None = None
+        self._drawn: tuple[object, ...] = ()  # what the curves were drawn from
+        self._when = 0.0
+        self._smooth = False
+        self.chosen: Kind | None = None  # None: all that fit
+
+    def compose(self) -> ComposeResult:
+        for kind in KINDS:
+            plot = Plot(kind.title, logarithmic=kind.id == "loss", id=kind.id)
+            plot.set_class(not kind.timed, "-by-step")
+            plot.format_value = kind.format
+            if kind.timed:
+                plot.format_x, plot.format_y = format_duration, kind.format
+            yield plot
+        with VerticalScroll(id="memory"):
+            yield MemoryPanel()
+
+    def show(self, view: RunView) -> None:
+        """Draws the curves of a view, unless nothing is new or the last drawing was just made."""
+        self.query_one(MemoryPanel).show(view)
+        now = asyncio.get_running_loop().time()
+        timed = view.recent[-1].time // BUCKET if view.recent and self.chosen is not None and self.chosen.timed else 0
+        source = (view, len(view.steps), len(view.scores), timed)
+        grown = self._drawn[:1] == (view,) and len(view.steps) > 1
+        if source != self._drawn and not (grown and now - self._when < PAUSE):
+            self._drawn, self._when, self._view = source, now, view
+            self._draw(view)
+
+    def turn(self) -> None:
+        """Shows the next plot that has points alone, and after the last one all that fit."""
+        later = KINDS if self.chosen is None else KINDS[KINDS.index(self.chosen) + 1 :]
+        self.choose(next((kind for kind in later if self._has_points(kind)), None))
+
+    def choose(self, kind: Kind | None) -> None:
+        """Shows a plot alone; None: all that fit."""
+        self.chosen = kind
+        self.screen.set_class(kind is not None, "-one-curve")
+        for one in KINDS:
+            plot = self._plot(one)
+            plot.set_class(one == kind, "-chosen")
+            plot.hint, plot.cursor = HINT if one == kind else "", None
+        if self._view is not None:
+            self._draw(self._view)
+
+    def smooth(self) -> None:
+        self._smooth = not self._smooth
+        if self._view is not None:
+            self._draw(self._view)
+
+    def move(self, columns: int) -> None:
+        """Moves the cursor of the chosen plot; without one it appears at the end."""
+        if self.chosen is not None:
+            self._plot(self.chosen).move(columns)
+
+    def on_plot_clicked(self, event: Plot.Clicked) -> None:
+        """A click on a plot shows it alone; another one places its cursor."""
+        event.stop()
+        kind = next(kind for kind in KINDS if kind.id == event.plot.id)
+        if self.chosen is None:
+            self.choose(kind)
+        else:
+            event.plot.cursor = 0
+            event.plot.move(event.column)
+
+    def _draw(self, view: RunView) -> None:
+        for kind in KINDS:
+            if kind == self.chosen or (self.chosen is None and not kind.timed):
+                main, *others = kind.read(view)
+                value = view.loss if kind.id == "loss" else next((y for y in reversed(main.ys) if isfinite(y)), None)
+                if self._smooth:
+                    others = (replace(main, style="$faint", name="", valued=False), *others)
+                    xs, ys = smoothed(main.xs, main.ys)
+                    main = replace(main, xs=xs, ys=ys)
+                text = "" if value is None else kind.format(value)
+                self._plot(kind).show(tuple(map(_thin, (*others, main))), text)
+
+    def _has_points(self, kind: Kind) -> bool:
+        return self._view is not None and any(isfinite(y) for y in kind.read(self._view)[0].ys)
+
+    def _plot(self, kind: Kind) -> Plot:
+        return self.query_one(f"#{kind.id}", Plot)
+
+
+def _thin(curve: Curve) -> Curve:
+    xs, ys = thinned(curve.xs, curve.ys, POINTS)
+    return replace(curve, xs=xs, ys=ys)

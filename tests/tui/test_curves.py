@@ -1,0 +1,92 @@
+"""The curves of Run: over steps and time, smoothed, with validation losses, and the values at a cursor."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rptrain.runs.usage import progress_of
+from rptrain.tui.screens.run import RunScreen
+from rptrain.tui.widgets.curves import Curves
+from rptrain.tui.widgets.plot import Curve, Plot
+
+from .conftest import Made, Page, driven, press_until, screen_text, settled, until, widget_text
+from .recorded import BEGAN, make_run, snapshot
+
+
+def title(plot: Plot) -> str:
+    return widget_text(plot).splitlines()[0]
+
+
+@driven
+async def test_the_values_at_the_cursor():
+    plot = Plot("loss", id="loss")
+    async with Page(plot).run_test(size=(60, 12)) as pilot:
+        await pilot.pause()
+        plot.show((Curve([10, 20], [5.0, 4.0], "red", "validation"), Curve(range(1, 21), range(1, 21), "blue")), "now")
+        assert "now  ━ validation" in title(plot)
+        plot.move(-1)
+        assert "at 20:  20  validation 4" in title(plot)
+        plot.move(-1000)
+        assert "at 1:  1  validation 5" in title(plot)
+        assert all(line[8] != " " for line in widget_text(plot).splitlines()[1:-1])
+        plot.move(26)
+        assert "at 11:  11  validation 5" in title(plot)
+        plot.show(())
+        assert title(plot).strip() == "loss"
+
+
+@pytest.mark.long
+@driven
+async def test_curves_are_chosen_smoothed_and_read(make: Made, tmp_path: Path):
+    run = make_run(tmp_path / "runs", steps=200)
+    with (run / "events.jsonl").open("a") as file:
+        for step, loss in ((100, 2.125), (200, 1.875)):
+            record = {"schema": 1, "event": "evaluation", "time": BEGAN + 500, "step": step, "name": "loss"}
+            file.write(json.dumps(record | {"score": loss, "tasks": {}}) + "\n")
+    async with make(attach=run).run_test(size=(80, 24)) as pilot:
+        app, screen = pilot.app, pilot.app.screen
+        await until(pilot, lambda: "━ validation" in screen_text(app))
+        await pilot.press("left")  # there is no large curve
+        curves = screen.query_one(Curves)
+        await press_until(pilot, "l", lambda: curves.chosen is not None and curves.chosen.id == "loss")
+        await settled(pilot)
+        plot = screen.query_one("#loss", Plot)
+        rough = plot.curves[-1]
+        await press_until(pilot, "right", lambda: "at 200:" in title(plot) and "validation 1.8750" in title(plot))
+        await press_until(pilot, "shift+left", lambda: "at 200:" not in title(plot))
+        await press_until(pilot, "m", lambda: len(plot.curves) == 3)
+        raw, _, smooth = plot.curves
+        assert raw.ys == rough.ys and max(smooth.ys) < max(raw.ys) and smooth.xs[-1] == 200
+        await press_until(pilot, "m", lambda: len(plot.curves) == 2)
+        await pilot.click("#loss", offset=(9, 3))
+        await until(pilot, lambda: "at 1:" in title(plot))
+
+
+@pytest.mark.long
+@driven
+async def test_curves_over_time_cover_days(make: Made, tmp_path: Path):
+    run = make_run(tmp_path / "runs", steps=5)
+    with (run / "events.jsonl").open("a") as file:
+        for hour in range(1, 50):
+            progress = progress_of([snapshot(("cuda:0", "cuda:1"), BEGAN + 3600 * hour, 3)], 5)
+            line = {"event": "progress", **vars(progress), "power": [200.0, 250.0], "tokens_per_second": 1000.0 + hour}
+            file.write(json.dumps({"schema": 1, **line}) + "\n")
+    async with make(attach=run).run_test(size=(120, 36)) as pilot:
+        app = pilot.app
+        await until(pilot, lambda: isinstance(app.screen, RunScreen) and "validation" not in screen_text(app))
+        await settled(pilot)
+        for name, value in (
+            ("speed", "1,049"),
+            ("busy", "96%"),
+            ("vram", "18.2 GiB"),
+            ("host", "118 GiB"),
+            ("power", "450 W"),
+        ):
+            while (chosen := app.screen.query_one(Curves).chosen) is None or chosen.id != name:
+                await pilot.press("l")
+                await settled(pilot)
+            plot = app.screen.query_one(f"#{name}", Plot)
+            assert value in title(plot)
+            last = widget_text(plot).splitlines()[-1]
+            assert "1 h 00 m" in last and "2 d 01 h" in last
