@@ -17,6 +17,9 @@ def chat(
     top_p: Annotated[float, typer.Option(help="Draw from the most likely tokens that add up to this.")] = 0.95,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 1024,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
+    placement: Annotated[
+        str, typer.Option(metavar="auto|gpu|cpu", help="Where it runs; auto: the fastest with enough memory.")
+    ] = "auto",
     base: Annotated[bool, typer.Option("--base", help="Show the base model's answers beside the tuned ones.")] = False,
 ) -> None:
     """Talk to a trained model: a run, a checkpoint or a model directory.
@@ -30,9 +33,11 @@ def chat(
         from rptrain.cli.talk import Talk
         from rptrain.inference.chat import Settings
         from rptrain.inference.load import LoadedChat
+        from rptrain.planner.room import free_room
+        from rptrain.runs.listing import training_beside
 
         settings = Settings(temperature, top_p, max_new_tokens, seed)
         settings.check()
-        loaded = LoadedChat(source)
+        loaded = LoadedChat(source, free_room(training_beside(source)), placement)
         loaded.chat.settings, loaded.chat.system = settings, system
         Talk(loaded).run(base=base)

@@ -9,7 +9,6 @@ from types import FrameType
 from rptrain.inference.load import LoadedChat
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import is_terminal, one_line, printable
-from rptrain.utils.units import format_bytes
 
 PROMPT = "> "
 HELP = """\
@@ -46,9 +45,8 @@ class Talk:
                 self._tell(str(error))
 
     def _begin(self) -> None:
-        model = self._loaded.model
-        place = "GPU" if self._loaded.device.type == "cuda" else "CPU"
-        print(f"{one_line(str(model.source))}, {format_bytes(model.nbytes)} on the {place}", file=sys.stderr)
+        source, placement = self._loaded.model.source, self._loaded.placement
+        print(f"{one_line(str(source))}: {placement} ({placement.reason})", file=sys.stderr)
         if not self._chat.templated:
             self._tell("The tokenizer has no chat template: the model continues your text.")
         if self._terminal:

@@ -9,24 +9,24 @@ from rptrain.data.loader import load_tokenizer
 from rptrain.engine.store import available_bytes
 from rptrain.inference.chat import Chat, Speaker
 from rptrain.inference.model import Model, find_base, find_model
+from rptrain.inference.placement import FREE, Room, Sizes, choose
 from rptrain.models.adapters.lora import without_adapters
 from rptrain.models.layers.generate import Weights
 from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes
 
-ROOM = 0.8  # fraction of free memory for weights; the rest is for keys, values and temporaries
-
 
 class LoadedChat:
     """A conversation with a model in memory. `chat` has no base model until `load_base`."""
 
-    def __init__(self, source: Path) -> None:
-        """Raises UserError as `find_model`, or if the weights do not fit."""
+    def __init__(self, source: Path, room: Room, wanted: str = "auto") -> None:
+        """Raises UserError as `find_model` and `choose`, before weights are loaded."""
         self.model = find_model(source)
+        self.placement = choose(Sizes.of(self.model.spec, self.model.dtype), room, wanted)
         tokenizer = load_tokenizer(self.model.tokenizer)
-        self.device = _device(self.model)
-        self._weights = _placed(self.model, self.device)
-        tuned = Speaker(self.model.spec, self._weights, _free_on(self.device))
+        self._weights = _placed(self.model, self.placement.device)
+        self._free = _free_on(self.placement.device)
+        tuned = Speaker(self.model.spec, self._weights, self._free)
         self.chat = Chat(tokenizer, self.model.ends(tokenizer), tuned, self.model.longest)
 
     def load_base(self) -> None:
@@ -45,29 +45,17 @@ class LoadedChat:
                 self.model.spec.architecture,
             ):
                 raise UserError(f"{base.source} is another model than the one that was trained: it cannot be compared")
-            if base.nbytes > ROOM * _free_on(self.device)():
+            if base.nbytes > FREE * self._free():
                 raise UserError(
-                    f"the base model takes {format_bytes(base.nbytes)}, and {format_bytes(_free_on(self.device)())} is "
-                    "available"
+                    f"the base model takes {format_bytes(base.nbytes)}, and {format_bytes(self._free())} is free "
+                    "beside the tuned one: free memory"
                 )
-            spec, weights = base.spec, _placed(base, self.device)
-        self.chat.base = Speaker(spec, weights, _free_on(self.device))
+            spec, weights = base.spec, _placed(base, self.placement.device)
+        self.chat.base = Speaker(spec, weights, self._free)
 
 
 def _placed(model: Model, device: torch.device) -> Weights:
     return [{name: tensor.to(device) for name, tensor in unit.items()} for unit in model.load()].__getitem__
-
-
-def _device(model: Model) -> torch.device:
-    """The first GPU if the weights fit there, otherwise the CPU. Raises UserError if they do not."""
-    if torch.cuda.is_available() and model.nbytes < ROOM * torch.cuda.mem_get_info()[0]:
-        return torch.device("cuda")
-    if model.nbytes > ROOM * available_bytes():
-        raise UserError(
-            f"the model takes {format_bytes(model.nbytes)}, and {format_bytes(available_bytes())} is available: free "
-            "memory"
-        )
-    return torch.device("cpu")
 
 
 def _free_on(device: torch.device) -> Callable[[], int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS
+from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.lanes import FILE
 from rptrain.runs.process import other_folders
@@ -59,6 +59,20 @@ def _runs(folder: Path) -> Iterator[Path]:
 
 def _newest_first(found: Iterable[Summary]) -> list[Summary]:
     return sorted(found, key=lambda run: (-(run.began or 0.0), run.path))
+
+
+def training_beside(source: Path) -> str:
+    """The name of a run that trains on this machine: the one that holds `source`, or one in the same folder.
+
+    Empty if there is none.
+    """
+    source = source.absolute()
+    own = next((place for place in (source, *source.parents) if (place / RUN_CONFIG).is_file()), source)
+    for run in (own, *_runs(own.parent)):
+        view = RunView(run, large=GLANCE)
+        if view.process is not None and view.process.here and not view.ended:
+            return run.name
+    return ""
 
 
 def delete(folder: Path) -> None:

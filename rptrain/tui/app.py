@@ -11,7 +11,8 @@ from textual.notifications import SeverityLevel
 from textual.screen import ModalScreen, Screen
 
 from rptrain.tui.context import Context
-from rptrain.tui.messages import BeginWith, Correct, OpenRun
+from rptrain.tui.messages import BeginWith, Correct, OpenChat, OpenRun
+from rptrain.tui.screens.chat import ChatScreen
 from rptrain.tui.screens.doctor import Doctor
 from rptrain.tui.screens.help import Help
 from rptrain.tui.screens.new_run import NewRun
@@ -68,13 +69,16 @@ class RptrainApp(App[None]):
             self.push_screen(RunScreen(self._shared, self._first_run))
 
     async def action_go(self, place: str) -> None:
-        while isinstance(self.screen, ModalScreen | RunScreen):
+        while isinstance(self.screen, ModalScreen | RunScreen | ChatScreen):
             self.pop_screen()
         await self.switch_mode(place)
 
     async def on_open_run(self, message: OpenRun) -> None:
         await self.action_go("runs")
         self.push_screen(RunScreen(self._shared, message.path, message.launched))
+
+    def on_open_chat(self, message: OpenChat) -> None:
+        self.push_screen(ChatScreen(self._shared, message.path))
 
     async def on_begin_with(self, message: BeginWith) -> None:
         await self.action_go("new")
@@ -98,8 +102,10 @@ class RptrainApp(App[None]):
         """Shows the message without interpreting markup, which names of files and runs may contain."""
         super().notify(as_message(message), title=title, severity=severity, timeout=timeout, markup=False)
 
-    def on_unmount(self) -> None:
+    async def on_unmount(self) -> None:
         self._shared.helper.close()
+        if self._shared.chat is not None:
+            await self._shared.chat.close()
 
     def action_help(self) -> None:
         if not isinstance(self.screen, ModalScreen):

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rptrain.tui.services.chat_session import ChatSession
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.helper import Helper
 from rptrain.tui.services.launch import Launched, resume, start
@@ -19,6 +20,7 @@ class Context:
     preferences: Preferences
     preferences_path: Path
     environment: Mapping[str, str] = field(default_factory=dict)  # differences of the trainer's environment
+    chat: ChatSession | None = None  # its model stays loaded while another screen is shown
     launched: dict[Path, Launched] = field(default_factory=dict)  # processes started here, by folder
 
     def start(self, config: Path, output_dir: str, run_name: str) -> Launched:

@@ -28,3 +28,10 @@ class BeginWith(Message):
     """Start a new run with the settings of an earlier one."""
 
     path: Path
+
+
+@dataclass
+class OpenChat(Message):
+    """Talk to a run's model."""
+
+    path: Path

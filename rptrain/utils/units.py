@@ -37,6 +37,11 @@ def format_bits(rate: float) -> str:
     return f"{8 * rate:.0f} b/s"
 
 
+def format_rate(tokens_per_second: float) -> str:
+    """A speed such as "3.2 tokens/s" or "1,200 tokens/s"."""
+    return f"{tokens_per_second:,.{1 if tokens_per_second < 9.95 else 0}f} tokens/s"
+
+
 def format_count(number: float) -> str:
     """A large number such as "1.7 B" or "430 k"."""
     for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):

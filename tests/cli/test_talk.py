@@ -12,9 +12,12 @@ import pytest
 
 from rptrain.cli.talk import Talk
 from rptrain.inference.chat import Settings
+from rptrain.inference.placement import Placement
 from rptrain.utils.errors import UserError
 
 from ..inference.letters import letters_chat
+
+BEGIN = "runs/a␛: 2.00 KiB on the CPU, about 900 tokens/s expected (this machine has no GPU)"
 
 
 class Terminal(io.StringIO):
@@ -29,14 +32,11 @@ class Loaded(SimpleNamespace):
         chat = letters_chat()
         chat.settings = Settings(temperature=0, max_new_tokens=4)
         chat.base, self._base = None, chat.base
-        super().__init__(chat=chat, model=SimpleNamespace(source=Path("runs/a\x1b"), nbytes=2048), device=chat_device())
+        placement = Placement("cpu", "this machine has no GPU", 2048, 900.0)
+        super().__init__(chat=chat, model=SimpleNamespace(source=Path("runs/a\x1b")), placement=placement)
 
     def load_base(self) -> None:
         self.chat.base = self._base
-
-
-def chat_device() -> SimpleNamespace:
-    return SimpleNamespace(type="cpu")
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_each_line_of_a_pipe_is_a_message_and_only_answers_go_to_the_output(talk
     turns = loaded.chat.turns
     assert [turn.said for turn in turns] == ["abc", "/d"]
     assert said == "".join(f"{turn.answer}\n" for turn in turns)
-    assert told.splitlines()[0] == "runs/a␛, 2.00 KiB on the CPU" and "> " not in told
+    assert told.splitlines()[0] == BEGIN and "> " not in told
 
 
 def test_commands(talk, loaded, capsys) -> None:

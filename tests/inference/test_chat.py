@@ -8,6 +8,7 @@ import pytest
 from rptrain.inference.chat import Chat, Settings
 from rptrain.inference.generate import generate_text, stream_text
 from rptrain.inference.load import LoadedChat
+from rptrain.planner.room import free_room
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
@@ -99,7 +100,7 @@ def test_a_run_answers_as_generate_does_and_beside_its_base(tmp_path) -> None:
     lora = ("lora.r=3", "optim.learning_rate=0.1")
     for name, more in (("plain", ()), ("norm", ("lora.modules_to_save=['model.norm']",))):
         run = tools.train_here(tmp_path, *lora, *more, f"log.run_name={name}")
-        loaded = LoadedChat(run.path)
+        loaded = LoadedChat(run.path, free_room())
         assert loaded.model.source == run.model_path and loaded.model.has_adapters_only is (name == "plain")
         loaded.chat.settings = GREEDY
         answer = "".join(loaded.chat.ask("Sort: 321"))
@@ -111,11 +112,11 @@ def test_a_run_answers_as_generate_does_and_beside_its_base(tmp_path) -> None:
         assert "".join(loaded.chat.ask_base()) == expected != answer
     full = tools.train_here(tmp_path, "optim.learning_rate=0.1", "log.run_name=full")
     for source in (full.path, full.checkpoints()[-1]):
-        loaded = LoadedChat(source)
+        loaded = LoadedChat(source, free_room())
         loaded.load_base()
         loaded.chat.settings = GREEDY
         list(loaded.chat.ask("Sort: 321"))
         assert "".join(loaded.chat.ask_base()) == expected
     (tmp_path / "model/model.safetensors").unlink()
     with pytest.raises(UserError, match="has no weights; the run began with random ones"):
-        LoadedChat(full.path).load_base()
+        LoadedChat(full.path, free_room()).load_base()

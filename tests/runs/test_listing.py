@@ -9,9 +9,10 @@ from rich.console import Console
 
 from rptrain.runs import listing
 from rptrain.runs.event_log import EventLog
-from rptrain.runs.listing import Listing, folder_bytes, summaries
+from rptrain.runs.listing import Listing, folder_bytes, summaries, training_beside
 from rptrain.utils.errors import UserError
 
+from ..tui.recorded import make_run
 from .test_view import OWN, START, process, step, write
 
 
@@ -116,3 +117,14 @@ def test_names_are_shown_without_what_a_terminal_obeys(tmp_path):
     listing.show(summaries(tmp_path), console)
     shown = console.export_text()
     assert "\x1b" not in shown and "\x07" not in shown and "␛]0;title␇[bold]b" in shown
+
+
+def test_a_run_that_trains_beside_a_model(tmp_path):
+    """The run of a checkpoint, or one in the same folder; not one that ended, or whose process is gone."""
+    checkpoint = make_run(tmp_path / "runs", "done", end="finished", alive=False) / "checkpoints/checkpoint-4"
+    make_run(tmp_path / "runs", "dead", alive=False)
+    assert training_beside(checkpoint) == training_beside(tmp_path / "model") == ""
+    now = make_run(tmp_path / "runs", "now")
+    for source in (checkpoint, now, now / "model", tmp_path / "runs/exported"):
+        assert training_beside(source) == "now"
+    assert training_beside(tmp_path / "model") == ""

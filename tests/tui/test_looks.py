@@ -10,15 +10,16 @@ import pytest
 from rich.color import Color
 
 from rptrain.tui.app import RptrainApp
-from rptrain.tui.services import heavy, launch
+from rptrain.tui.services import chat_session, heavy, launch
 
 from .conftest import Made, Scripted, driven, planned, screen_text, settled, until
 from .recorded import BEGAN, make_run
+from .test_chat_session import DOUBLE
 
 pytestmark = pytest.mark.long
 
 SIZES = ((80, 24), (120, 36), (200, 50))
-SCREENS = ("new", "unfit", "run", "several", "ended", "runs", "doctor", "help", "picker")
+SCREENS = ("new", "unfit", "run", "several", "ended", "runs", "chat", "doctor", "help", "picker")
 CONTRAST = 3.0  # at least, of text that is read, by WCAG 2
 BEHIND = 1.6  # of the dimmed screen behind a dialog
 
@@ -32,6 +33,7 @@ def still(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("rptrain.tui.widgets.run_rows.time.time", lambda: BEGAN + 7200)
     monkeypatch.setattr("rptrain.runs.listing.time.time", lambda: BEGAN + 840)
     monkeypatch.setattr(launch, "COMMAND", ("false",))
+    monkeypatch.setattr(chat_session, "COMMAND", DOUBLE)
     yield
     monkeypatch.undo()
     time.tzset()
@@ -56,6 +58,15 @@ async def show(pilot: Any, helper: Scripted, screen: str) -> None:
         await until(pilot, lambda: "training" in screen_text(app))
         await pilot.press("space", "down", "space")
         await until(pilot, lambda: "━ broken" in screen_text(app))
+    elif screen == "chat":
+        await pilot.press("f3")
+        await until(pilot, lambda: "training" in screen_text(app))
+        await pilot.press("c")
+        await until(pilot, lambda: "expected" in screen_text(app))
+        await pilot.press("ctrl+b", *"Who wrote Moby-Dick?", "enter")
+        await until(pilot, lambda: "12 tokens/s" in screen_text(app))
+        await pilot.press(*"refuse", "enter")
+        await until(pilot, lambda: "too ␛" in screen_text(app))
     elif screen == "doctor":
         await pilot.press("f4")
         await until(pilot, lambda: "synced" in screen_text(app))

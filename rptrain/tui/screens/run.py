@@ -18,7 +18,7 @@ from rptrain.runs.ending import Ending, ending_of
 from rptrain.runs.tail import end_of
 from rptrain.runs.view import RunView
 from rptrain.tui.context import Context
-from rptrain.tui.messages import BeginWith, Correct
+from rptrain.tui.messages import BeginWith, Correct, OpenChat
 from rptrain.tui.screens.closing import until_closed
 from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.dialog import ask
@@ -64,6 +64,7 @@ class RunScreen(Screen[None]):
         Binding("x", "stop", "stop"),
         Binding("e", "export", "export"),
         Binding("r", "resume", "resume"),
+        Binding("c", "chat", "chat"),
         Binding("v", "replay", "replay"),
         Binding("n", "begin", "new from it", show=False),
         Binding("l", "curve", "curves", show=False),
@@ -88,6 +89,7 @@ class RunScreen(Screen[None]):
         ("r", "resume a run that ended early"),
         ("n", "a new run with its settings"),
         ("e", "export the last checkpoint"),
+        ("c", "talk to the trained model"),
         ("v", "replay from the beginning, or leave the replay"),
         ("+ -", "the replay's speed"),
         ("l", "one curve large, the next, all; some are over time"),
@@ -282,7 +284,7 @@ class RunScreen(Screen[None]):
             return ended and self.state != "finished" and self._beginning != "starts"
         if action == "begin":
             return ended
-        if action in ("replay", "export"):
+        if action in ("replay", "export", "chat"):
             return self._view is not None
         return action != "speed"
 
@@ -336,6 +338,9 @@ class RunScreen(Screen[None]):
 
     def action_begin(self) -> None:
         self.post_message(BeginWith(self.path))
+
+    def action_chat(self) -> None:
+        self.post_message(OpenChat(self.path))
 
     def action_speed(self, by: float) -> None:
         if self._replay is not None:

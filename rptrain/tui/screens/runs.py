@@ -13,7 +13,7 @@ from textual.widgets import Footer, Label
 from rptrain.runs.listing import Summary, delete
 from rptrain.runs.view import ENDED
 from rptrain.tui.context import Context
-from rptrain.tui.messages import BeginWith, OpenRun
+from rptrain.tui.messages import BeginWith, OpenChat, OpenRun
 from rptrain.tui.screens.closing import until_closed
 from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.dialog import ask
@@ -51,6 +51,7 @@ class Runs(Screen[None]):
         Binding("t", "table", "table"),
         Binding("r", "resume", "resume"),
         Binding("e", "export", "export"),
+        Binding("c", "chat", "chat"),
         Binding("slash", "filter", "filter", key_display="/"),
         Binding("s", "sort", "sort"),
         Binding("n", "begin", "new from it"),
@@ -67,7 +68,7 @@ class Runs(Screen[None]):
         ("x", "over steps, tokens or training time"),
         ("t", "curves or table, where there is no room for both"),
         ("r", "resume a run that ended early"),
-        ("e", "export its last checkpoint"),
+        ("e c", "export its last checkpoint; talk to its model"),
         ("n", "a new run with its settings"),
         ("d", "delete it, after a question"),
         ("/", "only runs with words in name, state or model; esc: all"),
@@ -190,7 +191,7 @@ class Runs(Screen[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         run = self._chosen if self.is_mounted else None
-        if action in ("open", "mark", "export", "begin", "move"):
+        if action in ("open", "mark", "export", "chat", "begin", "move"):
             return run is not None
         if action in ("metric", "axis", "table"):
             return self.is_mounted and self.query_one(Comparison).display
@@ -232,6 +233,10 @@ class Runs(Screen[None]):
             self.notify(str(error), severity="error")
             return
         self.post_message(OpenRun(run.path, launched))
+
+    def action_chat(self) -> None:
+        if (run := self._chosen) is not None:
+            self.post_message(OpenChat(run.path))
 
     def action_begin(self) -> None:
         if (run := self._chosen) is not None:

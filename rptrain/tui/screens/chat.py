@@ -1,0 +1,263 @@
+"""The Chat screen: a conversation with a run's model, which a process of its own holds."""
+
+import asyncio
+from pathlib import Path
+from typing import ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.screen import Screen
+from textual.widgets import Footer, Input, Label, Static
+
+from rptrain.tui.context import Context
+from rptrain.tui.screens.checkpoint_picker import CheckpointPicker, candidates
+from rptrain.tui.screens.closing import until_closed
+from rptrain.tui.screens.dialog import ask
+from rptrain.tui.services.chat_session import ChatSession, Settings
+from rptrain.tui.widgets.entry import Entry
+from rptrain.tui.widgets.exchange import Transcript
+from rptrain.tui.widgets.top_bar import TopBar
+from rptrain.utils.errors import UserError
+from rptrain.utils.text import one_line
+from rptrain.utils.units import format_bytes, format_rate
+
+PAUSE = 0.1  # seconds between two drawings of an answer that arrives
+PLACEMENTS = ("auto", "gpu", "cpu")
+WHERE = {"gpu": "GPU", "cpu": "CPU"}
+HINTS = {
+    "loading": "the model is loading",
+    "idle": "your message",
+    "answering": "esc stops the answer",
+    "ended": "ctrl+r loads the model again",
+}
+
+
+class Message(Entry):
+    """The next message; up takes the last one back."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("up", "screen.edit", "edit")]
+
+
+class ChatScreen(Screen[None]):
+    TITLE = "Chat"
+    AUTO_FOCUS = "#message"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+r", "retry", "retry"),
+        Binding("ctrl+b", "base", "base"),
+        Binding("ctrl+o", "checkpoint", "model"),
+        Binding("ctrl+n", "reset", "begin again", show=False),
+        Binding("ctrl+g", "place", "placement", show=False),
+        Binding("pageup", "scroll(-1)", show=False),
+        Binding("pagedown", "scroll(1)", show=False),
+        Binding("escape", "back", "back"),
+    ]
+    KEYS = (
+        ("enter", "send the message"),
+        ("esc", "stop the answer; then leave. The model stays loaded"),
+        ("up", "take the last message back to edit it"),
+        ("ctrl+r", "another answer; loads a model whose process ended"),
+        ("ctrl+b", "show the base model's answers too, or no longer"),
+        ("ctrl+o", "choose a checkpoint"),
+        ("ctrl+n", "forget the conversation"),
+        ("ctrl+g", "placement: auto, GPU, CPU"),
+        ("tab", "system prompt, temperature, top-p"),
+        ("page up, down", "scroll"),
+    )
+
+    def __init__(self, context: Context, run: Path) -> None:
+        super().__init__()
+        self._shared, self._run = context, run
+        self._new = True  # something is not drawn yet
+
+    def compose(self) -> ComposeResult:
+        yield TopBar("runs", str(self._run))
+        yield Static("", id="chat-head", markup=False)
+        yield Transcript()
+        yield Static("", id="chat-problem", markup=False)
+        with Horizontal(classes="row", id="chat-message"):
+            yield Label(">", id="chat-prompt")
+            yield Message(placeholder="your message", id="message", compact=True)
+        with Horizontal(classes="row", id="chat-settings"):
+            yield Label("system", classes="label")
+            yield Entry(placeholder="no system prompt", id="system", compact=True)
+            yield Label("temperature", classes="label")
+            yield Entry(id="temperature", compact=True)
+            yield Label("top-p", classes="label")
+            yield Entry(id="top-p", compact=True)
+        yield Footer()
+
+    async def on_mount(self) -> None:
+        before = self._shared.chat
+        if before is None or before.run != self._run:
+            self._shared.chat = ChatSession(self._run, self._run, self._shared.environment)
+            if before is not None:
+                self._shared.chat.settings = before.settings
+                await before.close()
+            await self._session.begin()
+        self._session.changed = self._note
+        settings = self._session.settings
+        for name, value in (
+            ("system", settings.system),
+            ("temperature", f"{settings.temperature:g}"),
+            ("top-p", f"{settings.top_p:g}"),
+        ):
+            self.query_one(f"#{name}", Input).value = value
+        self._draw()
+
+    def on_unmount(self) -> None:
+        self._session.changed = lambda: None
+
+    @property
+    def _session(self) -> ChatSession:
+        assert self._shared.chat is not None
+        return self._shared.chat
+
+    # ---- drawing
+
+    def _note(self) -> None:
+        self._new = True
+
+    @work(exclusive=True, group="draw")
+    @until_closed
+    async def _draw(self) -> None:
+        while True:
+            if self._new:
+                self._new = False
+                self._show()
+            await asyncio.sleep(PAUSE)
+
+    def _show(self) -> None:
+        session = self._session
+        self.query_one("#chat-head", Static).update(one_line(self._head()))
+        problem = self.query_one("#chat-problem", Static)
+        problem.update(self._problem())
+        problem.display = bool(self._problem())
+        self.query_one("#message", Input).placeholder = HINTS[session.state]
+        self.query_one(Transcript).show(session.turns, with_base=session.settings.base, state=session.state)
+        self.refresh_bindings()
+
+    def _head(self) -> str:
+        session, loaded = self._session, self._session.loaded
+        if loaded is None:
+            return f"{session.source}: {'loading' if session.state == 'loading' else 'not loaded'}"
+        measured = "" if session.measured is None else f", {format_rate(session.measured)} measured"
+        memory = format_bytes(session.host) + (f" and {format_bytes(session.vram)} VRAM" if session.vram else "")
+        source = Path(loaded.source)
+        name = source.relative_to(self._run) if source.is_relative_to(self._run) and source != self._run else source
+        return "  ".join(
+            [
+                f"{name} on the {WHERE[loaded.placement]}: {format_rate(loaded.expected)} expected{measured}",
+                f"process {memory}" if session.host else "",
+                "base model beside it" if session.settings.base else "",
+            ]
+        ).rstrip()
+
+    def _problem(self) -> str:
+        session = self._session
+        if session.state == "ended":
+            return f"{session.problem}\nctrl+r loads the model again; the conversation goes on."
+        if session.problem or session.loaded is None:
+            return session.problem
+        return "" if session.loaded.templated else "The tokenizer has no chat template: the model continues your text."
+
+    # ---- actions
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        session = self._shared.chat
+        if session is None:
+            return action == "back"
+        if action == "retry":
+            return session.state == "ended" or (session.state == "idle" and bool(session.turns))
+        if action in ("edit", "reset"):
+            return session.state == "idle" and bool(session.turns)
+        if action in ("base", "checkpoint", "place"):
+            return session.state != "answering"
+        return True
+
+    @on(Input.Submitted, "#message")
+    def _submitted(self, event: Input.Submitted) -> None:
+        said = event.value.strip()
+        if not said:
+            return
+        if self._session.state != "idle":
+            self.notify(HINTS[self._session.state])
+            return
+        if self._say(said):
+            event.input.clear()
+
+    @on(Input.Submitted, "#system, #temperature, #top-p")
+    def _to_message(self) -> None:
+        self.query_one("#message").focus()
+
+    def _say(self, said: str) -> bool:
+        """Sends a message. Returns False if a setting is invalid, which then has the focus."""
+        session = self._session
+        session.settings.system = self.query_one("#system", Input).value.strip()
+        for name in ("temperature", "top-p"):
+            field, alone = self.query_one(f"#{name}", Input), Settings()
+            try:
+                value = float(field.value)
+                setattr(alone, name.replace("-", "_"), value)
+                alone.check()
+                setattr(session.settings, name.replace("-", "_"), value)
+            except ValueError as error:
+                said_so = str(error) if isinstance(error, UserError) else f"{name} must be a number"
+                self.notify(said_so, severity="error")
+                field.focus()
+                return False
+        session.ask(said)
+        self._note()
+        return True
+
+    @work
+    @until_closed
+    async def action_retry(self) -> None:
+        if self._session.state == "ended":
+            await self._session.begin()
+        elif said := self._session.take_back():
+            self._say(said)
+
+    def action_edit(self) -> None:
+        message = self.query_one("#message", Input)
+        if not message.value and (said := self._session.take_back()):
+            message.value = said
+            message.cursor_position = len(said)
+            self._note()
+
+    def action_base(self) -> None:
+        self._session.settings.base = not self._session.settings.base
+        self._note()
+
+    def action_reset(self) -> None:
+        self._session.reset()
+        self._note()
+
+    @work
+    @until_closed
+    async def action_checkpoint(self) -> None:
+        found = await asyncio.to_thread(candidates, self._run)
+        chosen = await ask(self, CheckpointPicker(self._run, found))
+        if chosen is not None and chosen != self._session.source:
+            self._session.source = chosen
+            self._session.turns.clear()
+            await self._session.begin()
+
+    @work
+    @until_closed
+    async def action_place(self) -> None:
+        session = self._session
+        session.placement = PLACEMENTS[(PLACEMENTS.index(session.placement) + 1) % len(PLACEMENTS)]
+        self.notify(f"placement {session.placement}: the model is loaded again")
+        await session.begin()
+
+    def action_scroll(self, pages: int) -> None:
+        transcript = self.query_one(Transcript)
+        transcript.scroll_relative(y=pages * transcript.size.height, animate=False)
+
+    def action_back(self) -> None:
+        if self._session.state == "answering":
+            self._session.stop()
+        else:
+            self.dismiss(None)

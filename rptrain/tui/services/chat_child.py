@@ -1,0 +1,122 @@
+"""The process that holds a model for the Chat screen: requests and reports as JSON lines over its input and output.
+
+It ends when its input is closed, and so with the interface. This module is the only one of the interface that imports
+torch, and no other module imports it.
+"""
+
+import json
+import os
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import psutil
+import torch
+
+from rptrain.inference.chat import Settings, Turn
+from rptrain.inference.load import LoadedChat
+from rptrain.planner.room import free_room
+from rptrain.runs.listing import training_beside
+from rptrain.utils.errors import UserError, describe
+
+
+class Child:
+    """Answers requests, one after the other; "stop" is noticed between two tokens of an answer."""
+
+    def __init__(self, asked: TextIO, reports: TextIO) -> None:
+        self._asked, self._reports = asked, reports
+        self._requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._loaded: LoadedChat | None = None
+
+    def serve(self) -> None:
+        threading.Thread(target=self._read, daemon=True).start()
+        while True:
+            request = self._requests.get()
+            self._stop.clear()
+            try:
+                self._handle(**request)
+            except (UserError, OSError, torch.OutOfMemoryError) as error:
+                turns = len(self._loaded.chat.turns) if self._loaded is not None else 0
+                self._report("refused", text=describe(error), turns=turns)
+            self._report("idle", **self._memory())
+
+    def _read(self) -> None:
+        for line in self._asked:
+            request = json.loads(line)
+            if request == {"do": "stop"}:
+                self._stop.set()
+            else:
+                self._requests.put(request)
+        os._exit(0)  # nothing is to be kept, and a step may take long
+
+    def _handle(self, do: str, **given: Any) -> None:
+        if do == "load":
+            self._load(Path(given["source"]), given["placement"], given["turns"])
+            return
+        assert self._loaded is not None
+        chat = self._loaded.chat
+        if do == "ask":
+            chat.system, chat.settings = given["system"], Settings(**given["settings"])
+            if given["base"]:
+                self._loaded.load_base()
+            self._answer(chat.ask(given["said"]), base=False)
+            if given["base"] and not self._stop.is_set():
+                self._answer(chat.ask_base(), base=True)
+        elif do == "take_back":
+            chat.take_back()
+        elif do == "reset":
+            chat.reset()
+
+    def _load(self, source: Path, placement: str, turns: list[list[str]]) -> None:
+        """`turns`: what was said and answered in a process before this one."""
+        self._loaded = loaded = LoadedChat(source, free_room(training_beside(source)), placement)
+        for number, (said, answer, base_answer) in enumerate(turns):
+            loaded.chat.turns.append(Turn(said, number, answer, base_answer or None))
+        self._report(
+            "loaded",
+            source=str(loaded.model.source),
+            placement=loaded.placement.kind,
+            reason=loaded.placement.reason,
+            expected=loaded.placement.tokens_per_second,
+            templated=loaded.chat.templated,
+        )
+
+    def _answer(self, pieces: Iterator[str], *, base: bool) -> None:
+        assert self._loaded is not None
+        for piece in pieces:
+            self._report("piece", text=piece, base=base)
+            if self._stop.is_set():
+                self._report("stopped", base=base)
+                break
+        speaker = self._loaded.chat.base if base else self._loaded.chat.tuned
+        if speaker is not None and speaker.speed is not None:
+            self._report("measured", speed=speaker.speed.tokens_per_second, base=base)
+
+    @staticmethod
+    def _memory() -> dict[str, int]:
+        """Bytes of the process: host memory, and memory of the GPU."""
+        vram = torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0
+        return {"host": psutil.Process().memory_info().rss, "vram": vram}
+
+    def _report(self, kind: str, **values: Any) -> None:
+        self._reports.write(json.dumps({"kind": kind, **values}) + "\n")
+        self._reports.flush()
+
+
+def main() -> None:
+    """Serves requests. Output of libraries is discarded, because it would mix with the reports."""
+    reports = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 1)
+    try:
+        Child(sys.stdin, reports).serve()
+    except BrokenPipeError:
+        return
+
+
+if __name__ == "__main__":
+    main()

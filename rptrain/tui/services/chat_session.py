@@ -1,0 +1,192 @@
+"""A conversation with a model that a process of its own holds, for as long as the interface runs."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rptrain.utils.errors import UserError
+from rptrain.utils.text import as_message
+
+COMMAND = (sys.executable, "-P", "-m", "rptrain.tui.services.chat_child")  # without the current directory on the path
+LINE = 1 << 20  # bytes of a report at most
+SAID = 2000  # bytes from the end of the errors of a process
+
+State = Literal["loading", "idle", "answering", "ended"]
+
+
+@dataclass
+class Turn:
+    """What the user said, and what came back so far."""
+
+    said: str
+    answer: str = ""
+    base_answer: str = ""
+    stopped: bool = False
+
+
+@dataclass
+class Loaded:
+    """The model in the process."""
+
+    source: str  # the directory that answers
+    placement: str
+    reason: str
+    expected: float  # tokens per second
+    templated: bool
+
+
+@dataclass
+class Settings:
+    """How answers are made."""
+
+    system: str = ""
+    temperature: float = 0.7
+    top_p: float = 0.95
+    max_new_tokens: int = 1024
+    base: bool = False  # the base model answers too
+
+    def check(self) -> None:
+        """Raises UserError for values that cannot be."""
+        if not self.temperature >= 0 or self.temperature == float("inf"):
+            raise UserError(f"the temperature must be a finite number of at least 0, not {self.temperature:g}")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top-p must be above 0 and at most 1, not {self.top_p:g}")
+
+
+@dataclass
+class ChatSession:
+    """The process and what it said. `changed` is called whenever something is new."""
+
+    run: Path  # or another folder of a model
+    source: Path  # the run, or one of its checkpoints
+    environment: Mapping[str, str] = field(default_factory=dict)
+    settings: Settings = field(default_factory=Settings)
+    placement: str = "auto"
+    state: State = "loading"
+    turns: list[Turn] = field(default_factory=list)
+    loaded: Loaded | None = None
+    measured: float | None = None  # tokens per second of the last answer
+    host: int = 0  # bytes of the process
+    vram: int = 0
+    problem: str = ""  # why the last request was refused, or why the process ended
+    changed: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._asked = 0  # questions, so that another try draws other tokens
+
+    async def begin(self) -> None:
+        """Starts the process, and loads the model for the conversation so far. An earlier process is ended."""
+        await self.close()
+        self.state, self.loaded, self.problem, self.measured = "loading", None, "", None
+        self.changed()
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `_follow`)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *COMMAND,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, **self.environment},
+                limit=LINE,
+                start_new_session=True,  # Ctrl+C in the terminal is the interface's
+            )
+        except OSError as error:
+            errors.close()
+            self._end(f"the process cannot be started: {error.strerror}")
+            return
+        self._following = asyncio.create_task(self._follow(self._process, errors))
+        turns = [(turn.said, turn.answer, turn.base_answer) for turn in self.turns]
+        self._ask("load", source=str(self.source), placement=self.placement, turns=turns)
+
+    async def close(self) -> None:
+        """Ends the process."""
+        process, self._process = self._process, None
+        following, self._following = self._following, None
+        if process is not None and process.returncode is None:
+            process.kill()
+        if following is not None:
+            await following
+
+    # ---- requests
+
+    def ask(self, said: str) -> None:
+        """Says something. Raises UserError for invalid settings."""
+        self.settings.check()
+        assert self.state == "idle"
+        self.turns.append(Turn(said))
+        own = {"temperature": self.settings.temperature, "top_p": self.settings.top_p}
+        own |= {"max_new_tokens": self.settings.max_new_tokens, "seed": self._asked}
+        self._asked += 1
+        self.state, self.problem = "answering", ""
+        self._ask("ask", said=said, system=self.settings.system, base=self.settings.base, settings=own)
+
+    def take_back(self) -> str:
+        """Removes the last turn, and returns what was said; empty if there is none, or if an answer is on its way."""
+        if self.state != "idle" or not self.turns:
+            return ""
+        self._ask("take_back")
+        return self.turns.pop().said
+
+    def reset(self) -> None:
+        """Forgets the conversation."""
+        if self.state == "idle":
+            self.turns.clear()
+            self.problem = ""
+            self._ask("reset")
+
+    def stop(self) -> None:
+        """Stops the answer after its next token."""
+        if self.state == "answering":
+            self._ask("stop")
+
+    def _ask(self, do: str, **given: Any) -> None:
+        if self._process is not None and self._process.stdin is not None and self._process.returncode is None:
+            self._process.stdin.write(json.dumps({"do": do, **given}).encode() + b"\n")
+
+    # ---- reports
+
+    async def _follow(self, process: asyncio.subprocess.Process, errors: Any) -> None:
+        assert process.stdout is not None
+        with errors:
+            async for line in process.stdout:
+                if self._process is process:
+                    self._take(**json.loads(line))
+                    self.changed()
+            code = await process.wait()
+            if self._process is process:
+                errors.seek(max(0, errors.seek(0, os.SEEK_END) - SAID))
+                said = errors.read().decode(errors="replace").strip().splitlines()[-1:]
+                self._end(": ".join([f"the process that holds the model ended with status {code}", *said]))
+
+    def _take(self, kind: str, **values: Any) -> None:
+        turn = self.turns[-1] if self.turns else Turn("")
+        if kind == "loaded":
+            self.loaded = Loaded(**values)
+        elif kind == "piece" and values["base"]:
+            turn.base_answer += values["text"]
+        elif kind == "piece":
+            turn.answer += values["text"]
+        elif kind == "stopped":
+            turn.stopped = True
+        elif kind == "measured":
+            self.measured = values["speed"] if not values["base"] else self.measured
+        elif kind == "refused":
+            self.problem = as_message(values["text"])
+            if self.loaded is not None:
+                del self.turns[values["turns"] :]
+        elif kind == "idle":
+            self.host, self.vram = values["host"], values["vram"]
+            self.state = "idle" if self.loaded is not None else "ended"
+
+    def _end(self, why: str) -> None:
+        self.state, self.problem = "ended", as_message(why)
+        self.changed()

@@ -1,0 +1,77 @@
+"""A process that stands for the one with a model: it answers with the words of the message in capitals.
+
+"wait" is answered until it is stopped, "die" ends the process, and "refuse" is refused.
+"""
+
+import json
+import os
+import sys
+import threading
+from typing import Any
+
+stopped, requests = threading.Event(), list[dict[str, Any]]()
+arrived = threading.Condition()
+
+
+def report(kind: str, **values: Any) -> None:
+    print(json.dumps({"kind": kind, **values}), flush=True)
+
+
+def read() -> None:
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["do"] == "stop":
+            stopped.set()
+        else:
+            with arrived:
+                requests.append(request)
+                arrived.notify()
+    os._exit(0)
+
+
+def answer(said: str, turns: int, base: bool) -> None:
+    stopped.clear()
+    if said == "die":
+        print("RuntimeError: out of luck", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(3)
+    if said == "refuse":
+        report("refused", text="too \x1b[1mlong", turns=turns)
+        return
+    for word in said.upper().split():
+        report("piece", text=f"{word} ", base=False)
+    if said == "wait":
+        stopped.wait()
+        report("stopped", base=False)
+    elif base:
+        report("piece", text=f"[{said}]", base=True)
+    report("measured", speed=12.34, base=False)
+
+
+def main() -> None:
+    threading.Thread(target=read, daemon=True).start()
+    turns = 0
+    while True:
+        with arrived:
+            arrived.wait_for(lambda: requests)
+            request = requests.pop(0)
+        if request["do"] == "load":
+            turns = len(request["turns"])
+            if request["source"].endswith("broken"):
+                report("refused", text="neither a checkpoint nor a run", turns=0)
+            else:
+                placement = "cpu" if request["placement"] == "auto" else request["placement"]
+                values = {"placement": placement, "reason": "no GPU", "expected": 1234.5, "templated": True}
+                report("loaded", source=request["source"], **values)
+        elif request["do"] == "ask":
+            answer(request["said"], turns, request["base"])
+            turns += request["said"] != "refuse"
+        elif request["do"] == "take_back":
+            turns -= 1
+        elif request["do"] == "reset":
+            turns = 0
+        report("idle", host=300 << 20, vram=0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The Chat screen: from a run and from the list, with a process that stands for the model, and once with a model."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from textual.widgets import Input
+
+from rptrain.inference.generate import generate_text
+from rptrain.tui.screens.chat import ChatScreen
+from rptrain.tui.screens.run import RunScreen
+from rptrain.tui.screens.runs import Runs
+from rptrain.tui.services import chat_session
+
+from .. import run_tools as tools
+from .conftest import Made, driven, focus, notified, press_until, screen_text, settled, type_over, until
+from .recorded import BEGAN, make_run
+from .test_chat_session import DOUBLE
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(chat_session, "COMMAND", DOUBLE)
+    monkeypatch.setattr("rptrain.tui.screens.chat.PAUSE", 0.02)
+    run = make_run(tmp_path / "runs", "done", steps=50, total=50, end="finished", alive=False, began=BEGAN)
+    for step in (20, 40):
+        tools.write_checkpoint(run / "checkpoints" / f"checkpoint-{step}")
+    return run
+
+
+async def opened(pilot) -> ChatScreen:
+    """From the list of runs, with one key."""
+    await pilot.press("f3")
+    await until(pilot, lambda: "✓ finished" in screen_text(pilot.app))
+    await pilot.press("c")
+    await until(pilot, lambda: "1,234 tokens/s expected" in screen_text(pilot.app))
+    screen = pilot.app.screen
+    assert isinstance(screen, ChatScreen) and pilot.app.focused.id == "message"
+    return screen
+
+
+async def say(pilot, said: str, shown: str) -> None:
+    await type_over(pilot, said, "#message")
+    await press_until(pilot, "enter", lambda: shown in screen_text(pilot.app))
+
+
+@driven
+async def test_a_conversation_by_keys(make: Made, run: Path):
+    async with make(attach=run).run_test(size=(80, 24), notifications=True) as pilot:
+        await until(pilot, lambda: "finished after 50" in screen_text(pilot.app))
+        await pilot.press("c")
+        await until(pilot, lambda: "process 300 MiB" in screen_text(pilot.app))
+        await say(pilot, "one two", "ONE TWO")
+        assert "on the CPU: 1,234 tokens/s expected, 12 tokens/s measured" in screen_text(pilot.app)
+        await say(pilot, "three", "THREE")
+        await press_until(pilot, "ctrl+b", lambda: "base model beside it" in screen_text(pilot.app))
+        await press_until(pilot, "ctrl+r", lambda: "[three]" in screen_text(pilot.app))
+        assert screen_text(pilot.app).count("> three") == 1
+        await press_until(pilot, "up", lambda: pilot.app.screen.query_one("#message", Input).value == "three")
+        await until(pilot, lambda: "THREE" not in screen_text(pilot.app))
+        await press_until(pilot, "ctrl+n", lambda: "ONE TWO" not in screen_text(pilot.app))
+        await press_until(pilot, "escape", lambda: isinstance(pilot.app.screen, RunScreen))
+
+
+@driven
+async def test_escape_stops_an_answer_before_it_leaves_and_the_model_stays_loaded(make: Made, run: Path):
+    async with make().run_test(size=(80, 24), notifications=True) as pilot:
+        screen = await opened(pilot)
+        await say(pilot, "wait", "WAIT  …")
+        await type_over(pilot, "more", "#message")
+        await press_until(pilot, "enter", lambda: "esc stops the answer" in notified(pilot.app))
+        await press_until(pilot, "escape", lambda: "WAIT  (stopped)" in screen_text(pilot.app))
+        assert pilot.app.screen is screen and screen.query_one("#message", Input).value == "more"
+        await press_until(pilot, "escape", lambda: isinstance(pilot.app.screen, Runs))
+        process = screen._session._process
+        await pilot.press("c")
+        await until(pilot, lambda: "WAIT  (stopped)" in screen_text(pilot.app))
+        assert isinstance(pilot.app.screen, ChatScreen) and pilot.app.screen._session._process is process
+        await press_until(pilot, "f3", lambda: isinstance(pilot.app.screen, Runs))
+    assert process is not None and process.returncode is not None, "it ends with the interface"
+
+
+@driven
+async def test_settings(make: Made, run: Path):
+    async with make().run_test(size=(120, 36), notifications=True) as pilot:
+        screen = await opened(pilot)
+        await type_over(pilot, "hot", "#temperature")
+        await press_until(pilot, "enter", lambda: pilot.app.focused.id == "message")
+        await type_over(pilot, "a", "#message")
+        await press_until(pilot, "enter", lambda: "temperature must be a number" in notified(pilot.app))
+        assert pilot.app.focused.id == "temperature" and not screen._session.turns
+        await type_over(pilot, "0", "#temperature")
+        await type_over(pilot, "1.5", "#top-p")
+        await focus(pilot, "#message")
+        await press_until(pilot, "enter", lambda: "top-p must be above 0 and at most 1" in notified(pilot.app))
+        await type_over(pilot, "1", "#top-p")
+        await type_over(pilot, "Be brief.", "#system")
+        await focus(pilot, "#message")
+        await press_until(pilot, "enter", lambda: bool(screen._session.turns))
+        settings = screen._session.settings
+        assert (settings.temperature, settings.top_p, settings.system) == (0.0, 1.0, "Be brief.")
+
+
+@driven
+async def test_a_process_that_ends_and_a_message_that_is_refused(make: Made, run: Path):
+    async with make().run_test(size=(80, 24)) as pilot:
+        await opened(pilot)
+        await say(pilot, "first", "FIRST")
+        await say(pilot, "refuse", "too ␛[1mlong")
+        assert "> refuse" not in screen_text(pilot.app)
+        await say(pilot, "die", "ended with status 3: RuntimeError")
+        assert "ctrl+r loads the model again; the conversation goes on." in screen_text(pilot.app)
+        await press_until(pilot, "ctrl+r", lambda: "1,234 tokens/s" in screen_text(pilot.app))
+        await say(pilot, "second", "SECOND")
+        assert "FIRST" in screen_text(pilot.app)
+
+
+@driven
+async def test_the_checkpoint_and_the_placement_are_chosen(make: Made, run: Path):
+    async with make().run_test(size=(80, 24)) as pilot:
+        screen = await opened(pilot)
+        await press_until(pilot, "ctrl+o", lambda: "checkpoints/checkpoint-40" in screen_text(pilot.app))
+        await pilot.press("down")
+        await press_until(pilot, "enter", lambda: pilot.app.screen is screen)
+        await until(pilot, lambda: "checkpoints/checkpoint-20 on the CPU" in screen_text(pilot.app))
+        await press_until(pilot, "ctrl+g", lambda: "checkpoints/checkpoint-20 on the GPU" in screen_text(pilot.app))
+        await press_until(pilot, "ctrl+o", lambda: "Answer with which model" in screen_text(pilot.app))
+        await press_until(pilot, "escape", lambda: pilot.app.screen is screen)
+        assert "checkpoint-20 on the GPU" in await settled(pilot)
+
+
+@driven
+async def test_a_model_of_ones_own(make: Made, tmp_path: Path):
+    """The real process, with a model of random weights."""
+    assert chat_session.COMMAND[0] == sys.executable
+    tools.write_model(tmp_path / "runs/own/model")
+    (tmp_path / "runs/own/config.toml").write_text('[model]\npath = "tiny-tasks"\n')
+    (expected,) = generate_text(tmp_path / "runs/own", ["Sort: 321"], 1024, 0.0, 0, False)
+    async with make(attach=tmp_path / "runs/own").run_test(size=(120, 36)) as pilot:
+        await until(pilot, lambda: pilot.app.screen.check_action("chat", ()) is True)
+        await pilot.press("c")
+        await until(pilot, lambda: "model on the CPU" in screen_text(pilot.app))
+        await type_over(pilot, "0", "#temperature")
+        await type_over(pilot, "Sort: 321", "#message")
+        session = pilot.app.screen._session  # type: ignore[attr-defined]
+        await press_until(pilot, "enter", lambda: session.state == "idle" and session.turns)
+        assert session.turns[0].answer == expected and session.host > 100 << 20

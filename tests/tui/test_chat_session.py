@@ -1,0 +1,116 @@
+"""The process that holds a model: what is asked of it, and what happens when it ends."""
+
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rptrain.tui.services import chat_session
+from rptrain.tui.services.chat_session import ChatSession
+from rptrain.utils.errors import UserError
+
+from .conftest import driven, wait_for
+
+DOUBLE = (sys.executable, str(Path(__file__).with_name("chat_double.py")))
+
+
+@pytest.fixture(autouse=True)
+def double(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_session, "COMMAND", DOUBLE)
+
+
+async def begun(source: str = "run") -> ChatSession:
+    session = ChatSession(Path(source), Path(source))
+    await session.begin()
+    await wait_for(lambda: session.state in ("idle", "ended"))
+    return session
+
+
+async def answered(session: ChatSession, said: str) -> None:
+    session.ask(said)
+    await wait_for(lambda: session.state != "answering")
+
+
+@driven
+async def test_turns_another_try_and_the_base_model() -> None:
+    session = await begun()
+    assert session.loaded is not None and session.loaded.expected == 1234.5 and session.host == 300 << 20
+    await answered(session, "a b")
+    session.settings.base = True
+    await answered(session, "c")
+    assert [(turn.said, turn.answer, turn.base_answer) for turn in session.turns] == [
+        ("a b", "A B ", ""),
+        ("c", "C ", "[c]"),
+    ]
+    assert session.measured == 12.34
+    assert session.take_back() == "c" and len(session.turns) == 1
+    session.reset()
+    assert not session.turns
+    await session.close()
+
+
+@driven
+async def test_an_answer_is_stopped() -> None:
+    session = await begun()
+    session.ask("wait")
+    await wait_for(lambda: session.turns[0].answer == "WAIT ")
+    assert session.take_back() == "", "an answer is on its way"
+    session.stop()
+    await wait_for(lambda: session.state == "idle")
+    assert session.turns[0].stopped
+    await session.close()
+
+
+@driven
+async def test_what_is_refused_was_not_said() -> None:
+    session = await begun()
+    await answered(session, "a")
+    await answered(session, "refuse")
+    assert session.problem == "too ␛[1mlong" and [turn.said for turn in session.turns] == ["a"]
+    await answered(session, "b")
+    assert session.problem == "" and len(session.turns) == 2
+    for setting, value in (("temperature", float("nan")), ("top_p", 0.0)):
+        setattr(session.settings, setting, value)
+        with pytest.raises(UserError):
+            session.ask("c")
+        setattr(session.settings, setting, 1.0)
+    assert len(session.turns) == 2
+    await session.close()
+
+
+@driven
+async def test_a_model_that_cannot_be_loaded() -> None:
+    session = await begun("broken")
+    assert session.state == "ended" and session.problem == "neither a checkpoint nor a run"
+    await session.close()
+
+
+@driven
+async def test_a_process_that_dies_says_why_and_the_conversation_goes_on_in_another() -> None:
+    session = await begun()
+    await answered(session, "a")
+    await answered(session, "die")
+    await wait_for(lambda: session.state == "ended")
+    assert session.problem == "the process that holds the model ended with status 3: RuntimeError: out of luck"
+    session.turns.pop()
+    await session.begin()
+    await wait_for(lambda: session.state == "idle")
+    await answered(session, "refuse")
+    assert [turn.said for turn in session.turns] == ["a"], "the new process knows the first turn"
+    await session.close()
+
+
+@driven
+async def test_the_process_ends_with_the_session_and_with_its_input() -> None:
+    session = await begun()
+    assert session._process is not None and session._process.stdin is not None
+    process = psutil.Process(session._process.pid)
+    session._process.stdin.close()
+    await wait_for(lambda: session.state == "ended")
+    assert not process.is_running()
+    await session.begin()
+    await wait_for(lambda: session.state == "idle")
+    process = psutil.Process(session._process.pid)
+    await session.close()
+    assert not process.is_running() and session.state == "idle", "that it ended is no news"
