@@ -22,8 +22,8 @@ class Amount:
     """The samples of the training sets and the sequences of an epoch. `exact`: counted, not estimated."""
 
     samples: int
-    tokens: int  # of all samples, as far as they are trained on
     sequences: int
+    filled: float  # fraction of the sequences that is not padding
     steps_per_epoch: int
     exact: bool
 
@@ -41,6 +41,8 @@ def amount_of(config: Config, excerpts: Sequence[Excerpt]) -> Amount | None:
         return None
     exact = all(excerpt.whole for excerpt in excerpts) and sum(map(len, streams)) <= LAID_OUT
     counts = _counted(config, excerpts) if exact else _estimated(config, excerpts)
+    samples, tokens = map(sum, zip(*(_size(config, excerpt) for excerpt in excerpts), strict=True))
+    filled = min(1.0, tokens / (sum(counts.values()) * config.data.max_length))
     groups, first = list[Group](), 0
     for weight, count in counts.items():
         groups.append(Group(first, count, weight))
@@ -52,12 +54,8 @@ def amount_of(config: Config, excerpts: Sequence[Excerpt]) -> Amount | None:
             left = max(0.0, 1 - (size if size < 1 else size / first))
             groups = [Group(0, max(1, round(left * group.count)), group.weight) for group in groups]
     sequences = sum(map(drawn, groups))
-    samples = tokens = 0.0
-    for excerpt in excerpts:
-        found = _size(config, excerpt)
-        samples, tokens = samples + found[0], tokens + found[1]
     steps = -(-sequences // config.train.global_batch_size)
-    return Amount(round(samples), round(tokens), sequences, steps, exact)
+    return Amount(round(samples), sequences, filled, steps, exact)
 
 
 def _streams(excerpts: Sequence[Excerpt]) -> list[Stream]:

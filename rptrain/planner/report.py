@@ -14,6 +14,9 @@ The JSON form is one object with these stable keys. Times are in seconds, sizes 
     plan         text (rptrain/schedule/plan.py reads it), stages (kind, first, last), seconds_per_step,
                  tokens_per_second, bubble, source (of the times, such as "times measured in runs/my" or "profile of
                  RTX 4090"); null without a plan
+    length       steps, sequences, seconds, epochs, steps_per_epoch, samples and tokens (without padding) of the run,
+                 and exact (whether the data was counted, not estimated from its first rows). Of another machine's data
+                 nothing is known; null if the steps depend on it
     types        estimates for the type of products of the config and then for the other one (name, settings,
                  seconds_per_step, tokens_per_second), suggested (settings, or null); null without another type that can
                  be used, for a resumed run, which keeps its type, and with --timings, because the other type is not
@@ -57,6 +60,7 @@ from rptrain.planner.advice import Advice, advise
 from rptrain.planner.choose import DTYPES, RunPlan
 from rptrain.planner.disk import DiskReading, disk_reading
 from rptrain.planner.hardware import Hardware
+from rptrain.planner.length import RunLength, length_of, warnings_of
 from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.measured_run import MeasuredRun
 from rptrain.planner.memory import MemoryPlan, least_memory, plan_run, with_saved
@@ -107,6 +111,13 @@ class PlanReport:
     types: tuple[ProductType, ...]
     scaling: Scaling | None
     readiness: Readiness
+    length: RunLength | None
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is probably not meant, as sentences."""
+        of_length = () if self.length is None else warnings_of(self.config, self.length)
+        return [*self.readiness.warnings, *of_length]
 
     @property
     def fits(self) -> bool:
@@ -165,7 +176,7 @@ class PlanReport:
             "fits": self.fits,
             "problem": self.problem,
             "refusals": [asdict(refusal) for refusal in self.readiness.refusals],
-            "warnings": list(self.readiness.warnings),
+            "warnings": self.warnings,
             "model": {
                 "path": config.model.path,
                 "architecture": spec.architecture,
@@ -185,6 +196,7 @@ class PlanReport:
             },
             "step": config.step_sizes(),
             "plan": plan,
+            "length": self.length and self.length.to_dict(),
             "types": self._types(),
             "roofline": roofline,
             "reading": self.reading and self.reading.to_dict(),
@@ -254,6 +266,9 @@ def report(
     if run is not None and files is not None:
         itemsize = DTYPES[config.model.dtype].itemsize
         reading = disk_reading(files, spec, itemsize, run.plan, run.estimate.period, memory.host)
+    readiness = Readiness((), (), None)
+    if hardware.here and nodes is None:
+        readiness = look(resolved, config, model_dir, spec)
     return PlanReport(
         config,
         spec,
@@ -269,7 +284,8 @@ def report(
         reading,
         product_types(config, hardware, run) if run and memory.fits and found is None and source is None else (),
         scaling(config, spec, hardware, nodes, run, memory, measured) if nodes and run else None,
-        look(resolved, config, model_dir, spec) if hardware.here and nodes is None else Readiness((), (), None),
+        readiness,
+        length_of(config, readiness.amount, run and run.estimate.period),
     )
 
 

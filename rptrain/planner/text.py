@@ -12,6 +12,7 @@ from rich.text import Text
 from rptrain.config.schema import Config
 from rptrain.models.spec import ModelShape
 from rptrain.planner.compare import OURS, ScheduleTime
+from rptrain.planner.length import sentences
 from rptrain.planner.memory import MemoryPlace
 from rptrain.planner.product_types import ProductType, suggested
 from rptrain.planner.report import PlanReport
@@ -40,6 +41,8 @@ def show(report: PlanReport, console: Console) -> None:
     if report.run is not None:
         width = min(console.width, WIDEST) - 2
         _print(Text("\n" + picture.text(report.timeline(), width), no_wrap=True), 2, console)
+    if report.length is not None:
+        _section("Run", sentences(report.config, report.length), console)
     if report.types:
         _section("Types of products (estimated)", _types(report.types), console)
     if report.scaling is not None:
@@ -52,7 +55,7 @@ def show(report: PlanReport, console: Console) -> None:
     for places in _alike(report.memory.places):
         _show_place(places, console)
     console.print()
-    for warning in report.readiness.warnings:
+    for warning in report.warnings:
         console.print(Text(f"Warning: {warning}", style="yellow"))
     for refusal in report.readiness.refusals:
         console.print(Text(f"The run cannot start: {refusal.message}", style="red"))

@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from rptrain.planner import auto
 from rptrain.planner.advice import advise
 from rptrain.planner.choose import DTYPES, RunPlan
 from rptrain.planner.hardware import Hardware, here
+from rptrain.planner.length import total_steps
 from rptrain.planner.memory import MemoryPlan, plan_run
 from rptrain.planner.model import find_files, for_hardware, lora_settings, training_model
 from rptrain.planner.refusals import adapter_of
@@ -129,8 +129,7 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
         held_out = validation_set(config, model_dir, spec.vocab_size, tokenizer)
     batches = batches_of(sequences, config)
     validation = None if held_out is None else batches_of(held_out, config)
-    train = config.train
-    total = train.max_steps or max(1, ceil(train.num_epochs * batches.steps_per_epoch))
+    total = total_steps(config, batches.steps_per_epoch)
     used = hardware.used(config)
     return Job(
         config,

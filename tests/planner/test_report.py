@@ -491,6 +491,7 @@ KEYS = {
         "machine",
         "step",
         "plan",
+        "length",
         "types",
         "roofline",
         "reading",

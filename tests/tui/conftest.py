@@ -53,6 +53,14 @@ def planned(fits: bool = True) -> Planned:
         "machine": {"here": True, "card": "RTX 4090", "tflops": 165, "link": 25e9, "devices": 2, "gpus": True},
         "step": {},
         "plan": {"seconds_per_step": 8.42, "tokens_per_second": 15566.0, "bubble": 0.006},
+        "length": {
+            "steps": 1200,
+            "sequences": 76_800,
+            "seconds": 10_104.0,
+            "epochs": 3.04,
+            "tokens": 151_000_000,
+            "exact": False,
+        },
         "memory": places,
         "advice": {"remedies": [] if fits else [remedy], "missing": {}},
     }

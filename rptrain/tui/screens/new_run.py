@@ -171,6 +171,9 @@ class NewRun(Screen[None]):
         panel.problem, panel.planned, panel.busy = "", planned, False
         self._planned_text = text if planned.fits else ""
         self.query_one("#start", Button).disabled = not planned.fits
+        self.query_one(Form).mark(
+            {one["key"]: one["message"] for one in planned.report["refusals"] if one["key"] in ALL}
+        )
         self._show_advice(planned)
         if self.query_one(Samples).display:
             self._show_samples()

@@ -12,7 +12,7 @@ from textual.widget import Widget
 from rptrain.tui.services.heavy import Planned
 from rptrain.tui.widgets.bars import bar
 from rptrain.utils.text import as_message
-from rptrain.utils.units import format_bytes, format_count, format_percent, format_seconds
+from rptrain.utils.units import format_bytes, format_count, format_duration, format_percent, format_seconds
 
 PARTS = 5  # parts of a place to show, the largest first
 
@@ -62,6 +62,8 @@ class PlanPanel(Widget):
                 format_percent(plan["bubble"]), "bubble", str(report["machine"]["devices"]), self._machine(report)
             )
             yield Content.styled(self.planned.stages, "$muted")
+        if (length := report["length"]) and not self.planned.too_large:  # otherwise remedies need the room
+            yield from self._length(length)
         for places in _alike(report["memory"]):
             yield Content("")
             yield from self._place(places[0], len(places), width)
@@ -78,6 +80,15 @@ class PlanPanel(Widget):
         """What would refuse the run, and warnings."""
         yield from (Content.styled(f"· {as_message(one['message'])}", "$error") for one in report["refusals"])
         yield from (Content.styled(f"! {as_message(text)}", "$warning") for text in report["warnings"])
+
+    def _length(self, length: Mapping[str, Any]) -> Iterator[Content]:
+        about = "" if length["exact"] else "about "
+        sequences = ("", "") if length["epochs"] is None else (f"{about}{length['epochs']:.3g}", "epochs")
+        yield self._pair(f"{length['steps']:,}", "steps", *sequences)
+        tokens = ("", "") if length["tokens"] is None else (f"{about}{format_count(length['tokens'])}", "tokens")
+        yield self._pair(f"{length['sequences']:,}", "sequences", *tokens)
+        if length["seconds"] is not None:
+            yield self._pair(f"about {format_duration(length['seconds'])}", "in total", "", "")
 
     @staticmethod
     def _machine(report: Mapping[str, Any]) -> str:

@@ -1,0 +1,89 @@
+"""How long a run is: its steps, epochs, tokens and time, and warnings about them."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from math import ceil
+from typing import Any
+
+from rptrain.config.schema import Config
+from rptrain.data.amount import Amount
+from rptrain.utils.units import format_duration
+
+MANY_EPOCHS = 50  # passes over the data that are probably not meant
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """The length of a run. Without the amount of data, only the steps and the time are known."""
+
+    steps: int
+    sequences: int  # of all steps
+    seconds: float | None  # of all steps; None without a plan
+    epochs: float | None
+    steps_per_epoch: int | None
+    samples: int | None  # of the training sets
+    tokens: int | None  # of all steps, without padding
+    exact: bool  # whether the data was counted, and not estimated from its first rows
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def total_steps(config: Config, steps_per_epoch: int) -> int:
+    """The steps of a run."""
+    return config.train.max_steps or max(1, ceil(config.train.num_epochs * steps_per_epoch))
+
+
+def length_of(config: Config, amount: Amount | None, seconds_per_step: float | None) -> RunLength | None:
+    """The length of a run; None if it depends on data of an unknown amount."""
+    if amount is None:
+        if config.train.max_steps is None:
+            return None
+        steps, of_data = config.train.max_steps, (None, None, None, None)
+    else:
+        steps = total_steps(config, amount.steps_per_epoch)
+        tokens = round(steps * config.tokens * amount.filled)
+        of_data = steps / amount.steps_per_epoch, amount.steps_per_epoch, amount.samples, tokens
+    seconds = None if seconds_per_step is None else steps * seconds_per_step
+    sequences = steps * config.train.global_batch_size
+    return RunLength(steps, sequences, seconds, *of_data, exact=amount is None or amount.exact)
+
+
+def warnings_of(config: Config, length: RunLength) -> Iterator[str]:
+    """What is probably not meant, as sentences."""
+    warm_up = config.optim.warmup_steps
+    if warm_up >= 1 and warm_up >= length.steps:
+        steps = _number(length.steps, length.exact or bool(config.train.max_steps))
+        yield (
+            f"the warm-up of {warm_up:,.0f} steps is not shorter than the run of {steps} steps: the learning rate "
+            "never reaches its peak. Set optim.warmup_steps to a fraction, such as 0.03"
+        )
+    if length.epochs is not None and length.epochs >= MANY_EPOCHS:
+        key = "train.max_steps" if config.train.max_steps else "train.num_epochs"
+        yield (
+            f"the run repeats its data {_number(round(length.epochs), length.exact)} times, and will learn it by "
+            f"heart: lower {key}, or add data"
+        )
+
+
+def sentences(config: Config, length: RunLength) -> Iterator[str]:
+    """The length of a run in words. What is estimated is "about" so much."""
+    exact = length.exact
+    steps = (
+        f"{_number(length.steps, exact or bool(config.train.max_steps))} steps of {config.train.global_batch_size:,}"
+    )
+    steps += " sequences"
+    if length.epochs is not None and length.samples is not None:
+        epochs = f"{'' if exact else 'about '}{length.epochs:,.3g}"
+        steps += f": {epochs} epochs of {_number(length.samples, exact)} samples"
+    yield steps[0].upper() + steps[1:]
+    parts = [] if length.tokens is None else [f"{_number(length.tokens, exact)} tokens without padding"]
+    parts += [] if length.seconds is None else [f"about {format_duration(length.seconds)} in total"]
+    if parts:
+        text = "; ".join(parts)
+        yield text[0].upper() + text[1:]
+
+
+def _number(count: int, exact: bool) -> str:
+    """A count; an estimated one with three digits."""
+    return f"{count:,}" if exact else f"about {round(count, 3 - len(str(count))):,}"
