@@ -17,6 +17,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rptrain import cli
+from rptrain.checkpoint.atomic_dir import written_aside
+from rptrain.checkpoint.export_progress import KIND, Report
 from rptrain.config.resolve import Resolved, resolve
 from rptrain.runs.run_dir import RunDir, begin
 from rptrain.utils.errors import UserError
@@ -247,13 +249,17 @@ def test_version_and_keys():
 def test_export(monkeypatch, folder):
     calls: list = []
 
-    def export(*arguments: object, merge: bool, force: bool) -> Path:
+    def export(*arguments: object, merge: bool, force: bool, report: Report) -> Path:
         calls.append((*arguments, merge, force))
+        report("checking", 0, 0)
+        report("writing", 5, 10)
+        report("writing", 10, 10)
         return Path("out")
 
     replace(monkeypatch, "rptrain.checkpoint.export", export=export)
     result = run("export", ".", "--to", "out", "--dtype", "float32")
     assert (result.exit_code, result.stdout) == (0, "out\n")
+    assert f"model = AutoModelForCausalLM.from_pretrained('{Path('out').absolute()}')" in result.stderr
     run("export", ".", "--to", "out", "--merge")
     run("export", ".", "--to", "out", "--force")
     assert calls == [
@@ -261,6 +267,28 @@ def test_export(monkeypatch, folder):
         (Path("."), Path("out"), None, True, False),
         (Path("."), Path("out"), None, False, True),
     ]
+    records = [json.loads(line) for line in run("export", ".", "--to", "out", "--json").stdout.splitlines()]
+    assert [(record["phase"], record.get("bytes")) for record in records] == [
+        ("checking", 0),
+        ("writing", 5),
+        ("writing", 10),
+        ("done", None),
+    ]
+    assert records[-1]["path"] == "out" and "from_pretrained" in records[-1]["code"]
+
+
+@pytest.mark.parametrize(("answer", "exported"), [("n\n", False), ("\n", False), ("y\n", True)])
+def test_on_a_terminal_it_asks_before_an_export_is_replaced(monkeypatch, folder, answer: str, exported: bool):
+    calls: list = []
+    replace(monkeypatch, "rptrain.checkpoint.export", export=lambda *given, **named: calls.append(given) or Path("out"))
+    monkeypatch.setattr("rptrain.cli.models.is_terminal", lambda stream: True)
+    with written_aside(folder / "out", {"kind": KIND}, 0) as aside:
+        aside.write("weights", [b"x"])
+    arguments = cli.arguments(["export", ".", "--to", "out"])
+    result = CliRunner().invoke(cli.app, arguments, input=answer)
+    assert "Replace the export in out?" in result.stderr and (result.exit_code, bool(calls)) == (0, exported)
+    monkeypatch.setattr("rptrain.cli.models.is_terminal", lambda stream: False)
+    assert run("export", ".", "--to", "out").stdout == "out\n", "a script is not asked"
 
 
 def test_generate(monkeypatch):

@@ -214,11 +214,12 @@ def save(
     view: View,
     dtype: torch.dtype,
     max_shard_bytes: float = 5e9,
+    wrote: Callable[[int], object] | None = None,
 ) -> WeightFiles:
     """Saves the model in Hugging Face format, then reads the headers back and checks them.
 
     Writes model.safetensors, or model-0000i-of-0000N.safetensors with an index, and config.json, with one tensor in
-    memory at a time. Raises UserError if the directory already has weights.
+    memory at a time. `wrote` is called with the bytes of each. Raises UserError if the directory already has weights.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -231,7 +232,7 @@ def save(
         names = [SINGLE]
     for name, shard in zip(names, shards, strict=True):
         shapes = {key: places[key].shape for key in shard}
-        write(directory / name, shapes, dtype, (places[key].of(view) for key in shard))
+        write(directory / name, shapes, dtype, (places[key].of(view) for key in shard), wrote)
     if len(shards) > 1:
         total = dtype.itemsize * sum(prod(place.shape) for place in places.values())
         by_tensor = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}

@@ -6,7 +6,7 @@ range, and the bytes themselves, without gaps.
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
@@ -121,8 +121,16 @@ def as_bytes(tensor: Tensor) -> memoryview:
     return tensor.view(-1).view(torch.uint8).numpy().data
 
 
-def write(file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, tensors: Iterable[Tensor]) -> None:
-    """Writes tensors with these names and shapes in this order, converted to `dtype`, and syncs."""
+def write(
+    file: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    tensors: Iterable[Tensor],
+    wrote: Callable[[int], object] | None = None,
+) -> None:
+    """Writes tensors with these names and shapes in this order, converted to `dtype`, and syncs. `wrote` is called with
+    the bytes of each tensor.
+    """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
@@ -135,7 +143,9 @@ def write(file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype,
         for shape, tensor in zip(shapes.values(), tensors, strict=True):
             assert tensor.shape == shape
             progressed()
-            stream.write(as_bytes(tensor.detach().to(device="cpu", dtype=dtype).contiguous()))
+            nbytes = stream.write(as_bytes(tensor.detach().to(device="cpu", dtype=dtype).contiguous()))
+            if wrote is not None:
+                wrote(nbytes)
         stream.flush()
         os.fsync(stream.fileno())
 

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from math import prod
@@ -106,8 +106,15 @@ def shapes(spec: ModelShape) -> dict[str, tuple[int, ...]]:
     return found | ({TIED_HEAD: spec.units[0].params[0].shape} if _ties(spec) else {})
 
 
-def write(aside: Aside, spec: ModelSpec, view: View, adapter: Adapter, dtype: torch.dtype) -> None:
-    """Writes both files, with one unit in memory at a time."""
+def write(
+    aside: Aside,
+    spec: ModelSpec,
+    view: View,
+    adapter: Adapter,
+    dtype: torch.dtype,
+    wrote: Callable[[int], object] | None = None,
+) -> None:
+    """Writes both files, with one unit in memory at a time. `wrote` is called with the bytes of each tensor."""
     own = (
         rows
         for index, unit in enumerate(spec.units)
@@ -117,7 +124,7 @@ def write(aside: Aside, spec: ModelSpec, view: View, adapter: Adapter, dtype: to
     )
     named = {PREFIX + key: shape for key, shape in shapes(spec).items()}
     again = (view(0, param.name) for param in spec.units[0].params if _ties(spec))
-    safetensors_io.write(aside.path / WEIGHTS, named, dtype, chain(own, again))
+    safetensors_io.write(aside.path / WEIGHTS, named, dtype, chain(own, again), wrote)
     aside.write_json(CONFIG, adapter_config.content(adapter.config(spec)))
 
 

@@ -24,6 +24,7 @@ from rptrain.checkpoint.atomic_dir import (
 )
 from rptrain.checkpoint.base_files import BASE, base_files
 from rptrain.checkpoint.consistent import read_model
+from rptrain.checkpoint.export_progress import KIND, Progress, Report
 from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG
 from rptrain.checkpoint.state import dtype_of, latest, read_state, verify_checkpoint
 from rptrain.checkpoint.unit_files import by_unit, elements, unit_file
@@ -38,13 +39,20 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
 from rptrain.utils.paths import inside
 
-KIND = "export"
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 GENERATION = "generation_config.json"
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def export(source: Path, to: Path, dtype: str | None = None, *, merge: bool = False, force: bool = False) -> Path:
+def export(
+    source: Path,
+    to: Path,
+    dtype: str | None = None,
+    *,
+    merge: bool = False,
+    force: bool = False,
+    report: Report | None = None,
+) -> Path:
     """Writes the newest weights of a run, or those of a checkpoint, to the directory `to` and returns it.
 
     If adapters were trained, the export is an adapter in the format of PEFT, or with `merge` the whole model with the
@@ -53,9 +61,10 @@ def export(source: Path, to: Path, dtype: str | None = None, *, merge: bool = Fa
 
     UserError if the source has no checkpoint or a damaged one, if there are no adapters to merge, if `to` overlaps what
     is read or the folder of a run, or if `to` exists and is not an earlier export (`force` replaces
-    it). DiskFull if space is short.
+    it). DiskFull if space is short. `report` is called while it works.
     """
     source = Path(source)
+    progress = Progress(report)
     checkpoint = checkpoint_of(source)
     kind = _dtype(dtype)
     state = read_state(checkpoint)
@@ -68,6 +77,7 @@ def export(source: Path, to: Path, dtype: str | None = None, *, merge: bool = Fa
             _check_earlier(to)
         except UserError as error:
             raise UserError(f"{error}, choose another directory, or add --force to replace it") from error
+    progress.begin("checking")
     verify_checkpoint(checkpoint)
     base = base_files(checkpoint / BASE)
     lora = state["meta"].get("lora")
@@ -80,11 +90,11 @@ def export(source: Path, to: Path, dtype: str | None = None, *, merge: bool = Fa
     if merge:
         kind = kind or dtype_of(state)
         spec, view = from_checkpoint(checkpoint, wide(kind))
-        return _write(merged(spec, view), without_adapters(spec), base, to, kind, force=force)
+        return _write(merged(spec, view), without_adapters(spec), base, to, kind, progress, force=force)
     spec, view = from_checkpoint(checkpoint, kind)
     if lora is not None:
-        return _write_adapter(view, spec, Adapter.of(lora), base, to, kind or dtype_of(state), force=force)
-    return _write(view, spec, base, to, kind, force=force)
+        return _write_adapter(view, spec, Adapter.of(lora), base, to, kind or dtype_of(state), progress, force=force)
+    return _write(view, spec, base, to, kind, progress, force=force)
 
 
 def export_store(
@@ -103,23 +113,33 @@ def export_store(
     base, to = base_files(Path(base_dir)), _absolute(to)
     _check_earlier(to)
     if adapter is not None:
-        return _write_adapter(view, spec, adapter, base, to, _dtype(dtype))
-    return _write(view, spec, base, to, _dtype(dtype))
+        return _write_adapter(view, spec, adapter, base, to, _dtype(dtype), Progress())
+    return _write(view, spec, base, to, _dtype(dtype), Progress())
 
 
 def _write(
-    view: View, spec: ModelSpec, base: dict[str, bytes], to: Path, dtype: torch.dtype | None, *, force: bool = False
+    view: View,
+    spec: ModelSpec,
+    base: dict[str, bytes],
+    to: Path,
+    dtype: torch.dtype | None,
+    progress: Progress,
+    *,
+    force: bool = False,
 ) -> Path:
     dtype = dtype or view(0, spec.units[0].params[0].name).dtype
-    needed = spec.num_parameters * dtype.itemsize + sum(map(len, base.values()))
+    weights = spec.num_parameters * dtype.itemsize
+    needed = weights + sum(map(len, base.values()))
     with written_aside(to, {"kind": KIND}, needed, check_names, force=force) as aside:
-        pretrained.save(aside.path, spec, view, dtype)
+        progress.begin("writing", weights)
+        pretrained.save(aside.path, spec, view, dtype, wrote=progress.wrote)
         for name, content in base.items():
             if name != "config.json":  # written with the weights: it names their dtype
                 aside.write(name, [content])
         if GENERATION not in base:
             tokens = {key: spec.config[key] for key in SPECIAL_TOKENS if spec.config.get(key) is not None}
             aside.write_json(GENERATION, {"_from_model_config": True, **tokens})
+        progress.begin("reading back")
         verify(aside.path, spec)
     return to
 
@@ -131,17 +151,21 @@ def _write_adapter(
     base: dict[str, bytes],
     to: Path,
     dtype: torch.dtype | None,
+    progress: Progress,
     *,
     force: bool = False,
 ) -> Path:
     """Writes an adapter, without the model's config: with it, loaders would take the directory for a whole model."""
     dtype = dtype or view(0, spec.units[0].params[0].name).dtype
     base = {name: content for name, content in base.items() if name not in ("config.json", GENERATION)}
-    needed = sum(map(prod, shapes(spec).values())) * dtype.itemsize + sum(map(len, base.values()))
+    weights = sum(map(prod, shapes(spec).values())) * dtype.itemsize
+    needed = weights + sum(map(len, base.values()))
     with written_aside(to, {"kind": KIND}, needed, check_names, force=force) as aside:
-        write(aside, spec, view, made, dtype)
+        progress.begin("writing", weights)
+        write(aside, spec, view, made, dtype, progress.wrote)
         for name, content in base.items():
             aside.write(name, [content])
+        progress.begin("reading back")
         verify_adapter(aside.path, spec, made)
     return to
 

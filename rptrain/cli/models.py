@@ -4,11 +4,14 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import indent
 from typing import Annotated
 
 import typer
 
+from rptrain.checkpoint.export_progress import is_export, loading_code, record
 from rptrain.cli.exits import exit_codes
+from rptrain.cli.export_display import ExportDisplay
 from rptrain.cli.options import JsonArray, existing
 from rptrain.runs.signals import PROCESS
 from rptrain.utils.paths import expanded
@@ -21,14 +24,31 @@ def export(
     dtype: Annotated[str | None, typer.Option(help="Data type of the weights; by default the run's.")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge the adapters into the model's weights.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing folder, unless it is an input.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the progress and the result as JSON, one record per line.")
+    ] = False,
 ) -> None:
-    """Export a Hugging Face model or a PEFT adapter from a run's last checkpoint, or from a checkpoint."""
+    """Export a Hugging Face model or a PEFT adapter from a run's last checkpoint, or from a checkpoint.
+
+    On a terminal it asks before it replaces an earlier export, and shows the bytes written. The last lines are the code
+    that loads the export; only its path is on standard output.
+    """
     with exit_codes():
         source, to = existing(source), expanded(to)
+        asked = is_terminal(sys.stdin) and is_terminal(sys.stderr) and not (force or as_json)
+        if asked and is_export(to) and not typer.confirm(f"Replace the export in {printable(str(to))}?", err=True):
+            raise typer.Exit(0)
         with PROCESS.importing():
             from rptrain.checkpoint.export import export as write
 
-        print(write(source, to, dtype, merge=merge, force=force))
+        with ExportDisplay(as_json=as_json) as display:
+            written = write(source, to, dtype, merge=merge, force=force, report=display.report)
+        code = loading_code(written)
+        if as_json:
+            print(record(phase="done", path=str(written), code=code))
+        else:
+            print(written)
+            print(f"Load it with:\n\n{indent(printable(code), '  ')}\n", file=sys.stderr)
 
 
 def generate(

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from rptrain.checkpoint.atomic_dir import MANIFEST
 from rptrain.checkpoint.export import export, export_store
+from rptrain.checkpoint.export_progress import loading_code
 from rptrain.checkpoint.state import save_state
 from rptrain.checkpoint.verify import verify
 from rptrain.engine.optim.adam import join
@@ -44,19 +46,32 @@ def named(units, flats):
     }
 
 
+def test_the_bytes_written_are_reported(run, tmp_path):
+    told: list[tuple[str, int, int]] = []
+    to = export(run[0], tmp_path / "model", report=lambda *given: told.append(given))
+    size = sum(tensor.numel() * tensor.element_size() for tensor in load_file(to / "model.safetensors").values())
+    phases = list(dict.fromkeys(phase for phase, _, _ in told))
+    assert phases == ["checking", "writing", "reading back"] and told[0] == ("checking", 0, 0)
+    written = [done for phase, done, _ in told if phase == "writing"]
+    assert len(written) > 5 and written == sorted(written) and written[-1] == size
+    assert {total for phase, _, total in told if phase != "checking"} == {size}
+
+
 def test_transformers_loads_the_newest_generation(run, tmp_path):
     from transformers import AutoModelForCausalLM
 
     directory, units = run
     to = export(directory, tmp_path / "model")
     assert to == tmp_path / "model"
+    loaded: dict = {}
+    exec(loading_code(to), loaded)  # the code that users are told
     model, info = AutoModelForCausalLM.from_pretrained(to, dtype="auto", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     assert model.dtype == torch.bfloat16
     state = model.state_dict()
     expected = named(units, [unit.params[1] for unit in units])
-    assert state.keys() == expected.keys()
+    assert state.keys() == expected.keys() == loaded["model"].state_dict().keys()
     assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
     assert (to / "tokenizer.json").is_file()
     assert (to / "chat_template.jinja").read_text() == "{{ messages }}"

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint.export import export
+from rptrain.checkpoint.export_progress import loading_code
 from rptrain.inference.generate import generate_text
 from rptrain.runs import events
 from rptrain.utils.errors import UserError
@@ -106,13 +107,25 @@ def test_exports_are_made_of_the_master_weights(folder):
 def test_an_adapter_is_exported_without_its_base(folder):
     run = tools.train_here(folder, *LORA)
     (folder / "model/model.safetensors").unlink()
-    assert weights_of(export(run.path, folder / "exported")) == weights_of(run.model_path)
+    exported = export(run.path, folder / "exported")
+    assert weights_of(exported) == weights_of(run.model_path)
     with pytest.raises(UserError, match=r"model holds neither model\.safetensors nor"):
         export(run.path, folder / "merged", merge=True)
 
 
 def weights_of(directory):
     return (directory / "adapter_model.safetensors").read_bytes()
+
+
+def test_the_told_code_loads_an_adapter_and_the_merged_model(folder):
+    run = tools.train_here(folder, *LORA, "optim.learning_rate=0.1")
+    logits = []
+    for to, merge in ((folder / "exported", False), (folder / "merged", True)):
+        loaded: dict = {}
+        exec(loading_code(export(run.path, to, "float32", merge=merge)), loaded)
+        with torch.no_grad():
+            logits.append(loaded["model"].float()(IDS).logits)
+    torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-4)
 
 
 def test_answers_of_a_run_a_checkpoint_and_the_merged_model(folder):

@@ -1,14 +1,20 @@
-"""The dialog for the target of an export."""
+"""The dialog for what to export, and where to."""
 
+import asyncio
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Button, Input, Label, Static
 
+from rptrain.checkpoint.export_progress import is_export
+from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.dialog import Dialog
 from rptrain.tui.services.paths import PathSuggester
 from rptrain.tui.widgets.choice import Choice
@@ -17,21 +23,37 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded
 from rptrain.utils.text import one_line
 
+NEWEST = "newest"
+SAME = "as trained"
+DTYPES = (SAME, "bfloat16", "float16", "float32")
+PARTS = ("adapter", "merged model")
+
 
 @dataclass(frozen=True)
 class Target:
+    """An export: of a run, which stands for its newest checkpoint, or of a checkpoint."""
+
+    source: Path
     path: Path
+    dtype: str | None
     merge: bool
 
 
 class AskTarget(Dialog[Target | None]):
-    """`adapters`: whether the run trains adapters, which can be merged."""
+    """`checkpoints`: the complete ones, by step. `adapters`: whether the run trains adapters, which can be merged."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "cancel", "cancel"),
+        Binding("down", "app.focus_next", show=False),
+        Binding("up", "app.focus_previous", show=False),
+    ]
 
-    def __init__(self, run: Path, adapters: bool) -> None:
+    def __init__(self, run: Path, checkpoints: Sequence[Path], adapters: bool) -> None:
         super().__init__()
         self._run, self._adapters = run, adapters
+        self._sources = {NEWEST: run} | {
+            path.name.replace("checkpoint-", "step "): path for path in reversed(checkpoints)
+        }
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
@@ -39,11 +61,18 @@ class AskTarget(Dialog[Target | None]):
             with Horizontal(classes="row"):
                 yield Label("to", classes="label")
                 yield Entry(f"{one_line(str(self._run))}-export", suggester=PathSuggester(), id="to", compact=True)
+            with Horizontal(classes="row"):
+                yield Label("checkpoint", classes="label")
+                yield Choice(tuple(self._sources), NEWEST, id="source")
+            with Horizontal(classes="row"):
+                yield Label("data type", classes="label")
+                yield Choice(DTYPES, SAME, id="dtype")
             if self._adapters:
                 with Horizontal(classes="row"):
                     yield Label("write", classes="label")
-                    yield Choice(("adapter", "merged model"), "adapter", id="merge")
-            yield Static("the last checkpoint, in the layout of Hugging Face", classes="detail")
+                    yield Choice(PARTS, PARTS[0], id="merge")
+            detail = "↑ ↓ move, ← → change. The folder has the layout of Hugging Face."
+            yield Static(detail, classes="detail")
             with Horizontal(classes="answers"):
                 yield Button("Cancel (esc)", id="cancel", compact=True)
                 yield Button("Export (enter)", id="export", variant="primary", compact=True)
@@ -63,10 +92,36 @@ class AskTarget(Dialog[Target | None]):
     def action_cancel(self) -> None:
         self.answer(None)
 
-    def _done(self) -> None:
-        if text := self.query_one("#to", Input).value.strip():
-            merge = self._adapters and self.query_one("#merge", Choice).value == "merged model"
-            try:
-                self.answer(Target(expanded(text), merge))
-            except UserError as error:
-                self.notify(str(error), severity="error")
+    @work(exclusive=True)
+    async def _done(self) -> None:
+        text = self.query_one("#to", Input).value.strip()
+        if not text or not self.is_active:
+            return
+        try:
+            path = expanded(text)
+            if os.path.lexists(path) and not await self._may_replace(path):
+                return
+        except UserError as error:
+            self.notify(str(error), severity="error")
+            return
+        dtype = self.query_one("#dtype", Choice).value
+        merge = self._adapters and self.query_one("#merge", Choice).value == PARTS[1]
+        source = self._sources[self.query_one("#source", Choice).value]
+        self.answer(Target(source, path, None if dtype == SAME else dtype, merge))
+
+    async def _may_replace(self, path: Path) -> bool:
+        """Whether an existing folder may be replaced. Raises UserError if an export did not write it."""
+        found = await asyncio.to_thread(_found, path)
+        if found == "other":
+            raise UserError(f"{path} exists, and an export did not write it: name another folder")
+        if found == "empty":
+            return True
+        detail = f"{path} holds an earlier export. It is replaced when the new one is complete."
+        return bool(await self.app.push_screen_wait(Confirm(f"Replace {path.name}?", "Replace", detail)))
+
+
+def _found(path: Path) -> Literal["export", "empty", "other"]:
+    """What is at the path. A link is never replaced."""
+    if path.is_symlink() or not path.is_dir():
+        return "other"
+    return "export" if is_export(path) else "other" if any(path.iterdir()) else "empty"

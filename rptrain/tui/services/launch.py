@@ -101,8 +101,10 @@ def resume(run: Path, environment: Mapping[str, str]) -> Launched:
     return Launched(_begin(command, output, environment), run, log, before)
 
 
-def export(run: Path, to: Path, merge: bool, environment: Mapping[str, str]) -> Launched:
-    """Exports a run's last checkpoint as a Hugging Face directory. Raises UserError if it cannot be started."""
+def export(source: Path, to: Path, options: Sequence[str], environment: Mapping[str, str]) -> Launched:
+    """Exports a run's newest checkpoint, or a checkpoint, with these options of `rptrain export`. Its progress is in
+    the log, as records. Raises UserError if it cannot be started.
+    """
     log = beside(to, OUTPUT)
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +114,7 @@ def export(run: Path, to: Path, merge: bool, environment: Mapping[str, str]) -> 
     if output is None:
         raise UserError(f"an export to {to} is running")
     output.truncate(0)
-    command = [*EXPORT, str(run), "--to", str(to), *(["--merge"] if merge else [])]
+    command = [*EXPORT, str(source), "--to", str(to), "--json", *options]
     return Launched(_begin(command, output, environment), to, log)
 
 

@@ -1,0 +1,68 @@
+"""What an export tells while it works and at its end, without torch: for the command line and the interface."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from rptrain.checkpoint.atomic_dir import is_of_kind
+from rptrain.utils.files import read_small_text
+
+ADAPTER_CONFIG = "adapter_config.json"
+KIND = "export"  # `kind` in the manifest of an export
+Phase = Literal["checking", "writing", "reading back"]
+Report = Callable[[Phase, int, int], object]  # the phase, and the bytes that are written of those to write
+
+
+class Progress:
+    """Counts the bytes of an export, and passes them on."""
+
+    def __init__(self, report: Report | None = None) -> None:
+        self._report = report
+        self._phase: Phase = "checking"
+        self._done = self._total = 0
+
+    def begin(self, phase: Phase, total: int = 0) -> None:
+        """A new phase. `total`: the bytes that it will write."""
+        self._phase, self._total = phase, total or self._total
+        self.wrote(0)
+
+    def wrote(self, nbytes: int) -> None:
+        self._done += nbytes
+        if self._report is not None:
+            self._report(self._phase, self._done, self._total)
+
+
+def is_export(directory: Path) -> bool:
+    """Whether an export wrote this directory, and its files still have their sizes."""
+    return is_of_kind(directory, KIND)
+
+
+def loading_code(directory: Path) -> str:
+    """Python code that loads an export: with PEFT if it is an adapter, else with transformers."""
+    path = str(directory.absolute())
+    config = directory / ADAPTER_CONFIG
+    if not config.is_file():
+        return f"from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained({path!r})"
+    base = json.loads(read_small_text(config))["base_model_name_or_path"]
+    return (
+        "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n"
+        f"model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base!r}), {path!r})"
+    )
+
+
+def record(**fields: Any) -> str:
+    """A line of `rptrain export --json`."""
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def last_record(output: str) -> dict[str, Any]:
+    """The last record among the lines of an export's output; empty without one."""
+    for line in reversed(output.splitlines()):
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict):
+            return found
+    return {}
