@@ -6,30 +6,33 @@ INCOMPLETE = "\ufffd"  # how a tokenizer decodes a character of which bytes are 
 
 
 class AnswerText:
-    """Decodes the tokens of an answer, and gives its text piece by piece."""
+    """Decodes the tokens of an answer, and gives its text piece by piece.
+
+    A tokenizer may decode earlier tokens differently once it sees later ones, such as bytes that turn out not to be
+    UTF-8. The next piece then has all that follows the unchanged beginning.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self.tokens: list[int] = []
+        self._tokens: list[int] = []
+        self.text = ""  # the whole text, without special tokens
         self._given = ""
-
-    @property
-    def text(self) -> str:
-        """The whole text, without special tokens."""
-        return self._tokenizer.decode(self.tokens, skip_special_tokens=True)
 
     def add(self, token: int) -> str:
         """The text that a token adds. Empty while a character is incomplete."""
-        self.tokens.append(token)
-        text = self.text
-        return "" if text.endswith(INCOMPLETE) else self._rest(text)
+        self._tokens.append(token)
+        self.text = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
+        return "" if self.text.endswith(INCOMPLETE) else self._rest()
 
     def end(self) -> str:
         """The text that is left when no more tokens come."""
-        return self._rest(self.text)
+        return self._rest()
 
-    def _rest(self, text: str) -> str:
-        if not text.startswith(self._given):  # some tokenizers change the space before punctuation afterwards
-            return ""
-        rest, self._given = text[len(self._given) :], text
-        return rest
+    def _rest(self) -> str:
+        same = 0
+        for old, new in zip(self._given, self.text, strict=False):
+            if old != new:
+                break
+            same += 1
+        self._given = self.text
+        return self.text[same:]

@@ -79,6 +79,7 @@ class Speaker:
                 f"keys and values of up to {longest:,} tokens take {format_bytes(more)} more, and "
                 f"{format_bytes(self._free())} is free: lower the number of new tokens, or reset the conversation"
             )
+        self._cache.limit = longest  # no more than was checked
         sampling = Sampling(settings.temperature, settings.top_p, seed)
         new = len(prompt) - self._cache.keep(0, prompt)
         began, first, count = perf_counter(), 0.0, 0
@@ -132,13 +133,19 @@ class Chat:
         return self._first(self.turns[-1])
 
     def retry(self) -> Iterator[str]:
-        """Another answer to the last message. Raises UserError if there is none."""
-        return self.ask(self.take_back())
+        """Another answer to the last message, which replaces the earlier one once it has begun.
+
+        Raises UserError as `ask` does, and if nothing was said yet; the earlier answer then stays.
+        """
+        self._check_said()
+        turn = Turn(self.turns[-1].said, self._asked)
+        self._asked += 1
+        replaced, self.turns[-1] = self.turns[-1], turn
+        return self._first(turn, replaced)
 
     def take_back(self) -> str:
         """Removes the last turn, and returns what was said. Raises UserError if there is none."""
-        if not self.turns:
-            raise UserError("nothing was said yet")
+        self._check_said()
         return self.turns.pop().said
 
     def reset(self) -> None:
@@ -153,14 +160,18 @@ class Chat:
             turn.base_answer = text
             yield piece
 
-    def _first(self, turn: Turn) -> Iterator[str]:
+    def _check_said(self) -> None:
+        if not self.turns:
+            raise UserError("nothing was said yet")
+
+    def _first(self, turn: Turn, replaced: Turn | None = None) -> Iterator[str]:
         try:
             for text, piece in self._pieces(self.tuned, base=False):
                 turn.answer = text
                 yield piece
         finally:
-            if turn.answer is None and turn in self.turns:
-                self.turns.remove(turn)
+            if turn.answer is None and self.turns[-1:] == [turn]:
+                self.turns[-1:] = [] if replaced is None else [replaced]
 
     def _pieces(self, speaker: Speaker, *, base: bool) -> Iterator[tuple[str, str]]:
         """The whole text so far, and what was added, for each new token."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WIDEST = 24  # columns of the bar; a narrow terminal has less of it, and the whole text
 
 
-class Progress:
+class ProgressDisplay:
     """Shows the progress of training: a bar on a terminal, lines elsewhere, nothing if `quiet`.
 
     The bar is the last line of the terminal. What is printed meanwhile, also by others, appears above it.
@@ -25,8 +25,7 @@ class Progress:
 
     def __init__(self, total_steps: int, *, quiet: bool = False, console: "Console | None" = None) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Bar
+        from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column
 
         self._total = total_steps
@@ -40,7 +39,7 @@ class Progress:
             BarColumn(None, table_column=Column(max_width=WIDEST)),
             TextColumn("{task.description}", markup=False),
         )
-        self._bar = Bar(bar, text, console=self._console) if self._console.is_terminal and not quiet else None
+        self._bar = Progress(bar, text, console=self._console) if self._console.is_terminal and not quiet else None
         self._task = self._bar.add_task("", total=total_steps) if self._bar else None
 
     def update(self, step: Step) -> None:
@@ -96,7 +95,7 @@ class Progress:
             self._bar.stop()
 
 
-def record(log: EventLog, progress: Progress, event: Event) -> None:
+def record(log: EventLog, progress: ProgressDisplay, event: Event) -> None:
     """Writes a record. Prints its sentence if it is a warning or an error, or names the best checkpoint."""
     log.write(event)
     if (sentence := event.sentence()) and (event.severity != "info" or isinstance(event, BestLoaded)):

@@ -38,7 +38,7 @@ class Telemetry:
     a TelemetryFailed is emitted, and there are no more records. `emit` is called with events from the thread; one of
     them is a Progress every MINUTE. `last`: the numbers of the last completed step, which another thread may set.
     `check` is called before a new file is created, and raises RunDeleted if the run's folder was deleted. `patience`:
-    the most seconds that `close` waits for the thread.
+    the most seconds that `close` waits for the thread. `done`: steps that were completed before the run was resumed.
     """
 
     def __init__(
@@ -48,10 +48,11 @@ class Telemetry:
         emit: Callable[[Event], None],
         check: Callable[[], None],
         patience: float = 60.0,
+        done: int = 0,
     ) -> None:
         self.phase: Phase = "loading"
         self.last: StepNumbers | None = None
-        self._written_step = 0
+        self._written_step = done
         self._minute: list[Snapshot] = []  # since the last Progress
         self._path, self._devices, self._emit, self._check = folder / FILE, devices, emit, check
         self._patience = patience

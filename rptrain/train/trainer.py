@@ -36,7 +36,7 @@ from rptrain.train.heading import heading
 from rptrain.train.job import Job
 from rptrain.train.lr import learning_rate
 from rptrain.train.nonfinite import RESTART_ADVICE, SkippedSteps
-from rptrain.train.progress import Progress, record
+from rptrain.train.progress import ProgressDisplay, record
 from rptrain.train.replan import COMPARED, Candidate, Comparison, is_worthwhile, with_recorded_times
 from rptrain.train.resume import restore
 from rptrain.train.save import Saver, checkpoint_meta
@@ -75,7 +75,7 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
                 if begun is None or group.size > 1:
                     begun = share(begun, resolved, launch, group, watchdog, stack)
             PROCESS.check()
-            progress = stack.enter_context(Progress(begun.job.total_steps, quiet=quiet or not group.first))
+            progress = stack.enter_context(ProgressDisplay(begun.job.total_steps, quiet=quiet or not group.first))
             for line in heading(begun.run, begun.checkpoint, begun.job):
                 progress.note(line)
             try:
@@ -94,7 +94,7 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
     return begun.run
 
 
-def _trainer(begun: Begun, group: Group, progress: Progress, watchdog: Watchdog, stack: ExitStack) -> "Trainer":
+def _trainer(begun: Begun, group: Group, progress: ProgressDisplay, watchdog: Watchdog, stack: ExitStack) -> "Trainer":
     """Open everything that a run needs beside the engine. The stack closes it, after the end of the run is recorded."""
     run, records, log, end = begun.run, begun.records, begun.log, begun.end
     emit = partial(record, log, progress)
@@ -107,7 +107,8 @@ def _trainer(begun: Begun, group: Group, progress: Progress, watchdog: Watchdog,
         followers = stack.enter_context(Trackers(job.config, run, emit, patience))
         log.listen(followers.hear)
         end.observers += (followers,)
-    telemetry = stack.enter_context(Telemetry(records.path, job.devices, emit, log.check, patience))
+    telemetry = Telemetry(records.path, job.devices, emit, log.check, patience, run.saved_step)
+    stack.enter_context(telemetry)
     end.observers += (telemetry,)
     store = stack.enter_context(open_store(job))
     end.saver = saver = stack.enter_context(Saver(run, store.units, job.config.save, emit, log.check, group.saving))
@@ -137,7 +138,7 @@ class Trainer:
         begun: Begun,
         group: Group,
         shared: Shared | None,
-        progress: Progress,
+        progress: ProgressDisplay,
         store: ModelStore,
         saver: Saver,
         control: Control,

@@ -4,6 +4,7 @@ from typing import Any
 
 from rptrain.inference.chat import Chat, Speaker
 from rptrain.models.registry import build, locate, read_config
+from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 
 END = 90
@@ -19,11 +20,15 @@ class Letters:
         return "".join(chr(token) for token in tokens if token != END)
 
 
+def letters_spec(**changes: Any) -> ModelSpec:
+    return build(read_config(locate("tiny-tasks")) | {"num_hidden_layers": 1, "hidden_size": 16} | changes)
+
+
 def letters_chat(free: int = 1 << 40, **changes: Any) -> Chat:
     """A conversation with a small model of random weights."""
     import torch
 
-    spec = build(read_config(locate("tiny-tasks")) | {"num_hidden_layers": 1, "hidden_size": 16} | changes)
+    spec = letters_spec(**changes)
     params = [unit.views(torch.zeros(unit.numel)) for unit in spec.units]
     pretrained.initialize(spec, lambda unit, name: params[unit][name], seed=0)
     chat = Chat(Letters(), {END}, Speaker(spec, params.__getitem__, lambda: free), longest=400)

@@ -23,5 +23,5 @@ def test_what_stays_incomplete_is_shown_at_the_end() -> None:
     assert pieces(AnswerText(Bytes()), b"a\xc3") == ["a", "", INCOMPLETE]
 
 
-def test_a_text_that_changes_afterwards_goes_on_from_there() -> None:
-    assert pieces(AnswerText(Bytes()), b"a .b") == ["a", " ", "", "", ""]
+def test_a_text_that_changes_afterwards_is_given_from_there() -> None:
+    assert pieces(AnswerText(Bytes()), b"a .b") == ["a", " ", ".", "b", ""]

@@ -4,15 +4,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from rptrain.inference.chat import Chat, Settings
 from rptrain.inference.generate import generate_text, stream_text
 from rptrain.inference.load import LoadedChat
+from rptrain.models.layers.cache import cache_bytes
 from rptrain.planner.room import free_room
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
-from .letters import letters_chat
+from .letters import letters_chat, letters_spec
 
 GREEDY = Settings(temperature=0, max_new_tokens=6)
 
@@ -47,6 +49,20 @@ def test_another_try_takes_back_and_draws_other_tokens(chat: Chat) -> None:
     again = letters_chat()
     again.settings = chat.settings
     assert "".join(again.ask("abc")) in tries, "the first answer follows the seed"
+
+
+def test_another_try_that_is_refused_leaves_the_earlier_answer(chat: Chat) -> None:
+    first = "".join(chat.ask("abc"))
+    chat.settings = replace(GREEDY, top_p=0)
+    with pytest.raises(UserError, match="top-p"):
+        list(chat.retry())
+    assert [(turn.said, turn.answer) for turn in chat.turns] == [("abc", first)]
+
+
+def test_keys_and_values_take_no_more_than_what_was_checked(chat: Chat) -> None:
+    chat.settings = replace(GREEDY, max_new_tokens=100)
+    list(chat.ask("a" * 250))
+    assert 0 < chat.tuned.cache_nbytes <= cache_bytes(letters_spec(), 1, 350, torch.float32)
 
 
 def test_an_answer_that_is_stopped_stays_as_far_as_it_came(chat: Chat) -> None:

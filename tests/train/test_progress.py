@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from rptrain.runs.events import Step
-from rptrain.train.progress import Progress
+from rptrain.train.progress import ProgressDisplay
 
 STEPS = [Step(n, 4.0 / n, 1e-3, 1.0, 8, 8, 1234.5, skipped=n == 3, time=10.0 * n) for n in (1, 2, 3)]
 
@@ -17,7 +17,7 @@ STEPS = [Step(n, 4.0 / n, 1e-3, 1.0, 8, 8, 1234.5, skipped=n == 3, time=10.0 * n
 def progress(total: int, *, terminal: bool = False, quiet: bool = False) -> str:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=40, _environ={})
-    with Progress(total, quiet=quiet, console=console) as shown:
+    with ProgressDisplay(total, quiet=quiet, console=console) as shown:
         shown.note("[[data.train]] a note that is longer than the console is wide")
         for step in STEPS:
             shown.update(step)
@@ -35,7 +35,7 @@ def test_plain_lines_where_there_is_no_terminal():
 
 def test_control_characters_of_names():
     out = io.StringIO()
-    with Progress(1, console=Console(file=out, width=40, _environ={})) as shown:
+    with ProgressDisplay(1, console=Console(file=out, width=40, _environ={})) as shown:
         shown.note("model: runs/\x1b[31mred/model")
     assert out.getvalue() == "model: runs/␛[31mred/model\n"
 
@@ -52,7 +52,7 @@ def test_a_bar_on_a_terminal():
 @pytest.mark.parametrize(("width", "columns"), [(60, 6), (80, 24), (120, 24)])
 def test_a_narrow_terminal_has_less_of_the_bar_and_the_whole_text(width, columns):
     out = io.StringIO()
-    with Progress(363, console=Console(file=out, force_terminal=True, width=width, _environ={})) as shown:
+    with ProgressDisplay(363, console=Console(file=out, force_terminal=True, width=width, _environ={})) as shown:
         shown.update(STEPS[0])
         shown.update(STEPS[1])
     *_, last = lines(out)
@@ -62,7 +62,7 @@ def test_a_narrow_terminal_has_less_of_the_bar_and_the_whole_text(width, columns
 def test_the_bar_counts_every_step_and_names_what_is_done_besides_steps():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100, _environ={})
-    with Progress(60, console=console) as shown:
+    with ProgressDisplay(60, console=console) as shown:
         with shown.doing("loading"):
             assert bar(shown) == (0, "step 0/60  loading")
         shown.advance(1)
@@ -80,7 +80,7 @@ def lines(out: io.StringIO) -> list[str]:
     return [line.rstrip() for line in plain.splitlines() if line.rstrip()]
 
 
-def bar(shown: Progress) -> tuple[float, str]:
+def bar(shown: ProgressDisplay) -> tuple[float, str]:
     assert shown._bar is not None
     (task,) = shown._bar.tasks
     return task.completed, task.description
@@ -90,7 +90,7 @@ def test_what_others_print_appears_above_the_bar(monkeypatch):
     """The bar is drawn again after a warning, so that the last line is the bar's."""
     out = io.StringIO()
     monkeypatch.setattr("sys.stderr", out)
-    with Progress(3, console=Console(file=out, force_terminal=True, width=100, _environ={})) as shown:
+    with ProgressDisplay(3, console=Console(file=out, force_terminal=True, width=100, _environ={})) as shown:
         shown.advance(1)
         print("a warning", file=sys.stderr)
         shown.advance(2)

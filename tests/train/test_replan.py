@@ -21,7 +21,7 @@ from rptrain.schedule.estimate import estimate
 from rptrain.schedule.plan import Plan
 from rptrain.train.clock import StepTimes
 from rptrain.train.job import Job, prepare_job
-from rptrain.train.progress import Progress
+from rptrain.train.progress import ProgressDisplay
 from rptrain.train.replan import COMPARED, Comparison, is_worthwhile, replan
 from rptrain.train.trainer import Trainer
 
@@ -162,7 +162,7 @@ def metered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The lines that a run prints."""
     found: list[str] = []
-    monkeypatch.setattr(Progress, "note", lambda progress, text: found.append(text))
+    monkeypatch.setattr(ProgressDisplay, "note", lambda progress, text: found.append(text))
     return found
 
 

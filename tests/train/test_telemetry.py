@@ -103,9 +103,13 @@ def test_the_numbers_of_each_step_are_recorded_once(tmp_path, quick):
 def test_every_minute_is_summed_up(tmp_path, quick, monkeypatch):
     monkeypatch.setattr(telemetry, "MINUTE", 0.05)
     told: list[Any] = []
-    with Telemetry(tmp_path, (), told.append, check) as kept:
+    with Telemetry(tmp_path, (), told.append, check, done=6) as kept:
+        tools.wait_for(lambda: told)
+        assert told[0].step == 6
         kept.last = StepNumbers.of(7, 2.0, 1e-3, 1.0, 100, 0.5)
-        tools.wait_for(lambda: len(told) > 2)
+        tools.wait_for(lambda: any(event.tokens_per_second for event in told) and len(told) > 2)
+        before = len(told)
+        tools.wait_for(lambda: len(told) > before + 1)
     assert all(isinstance(event, Progress) and event.seconds >= 0.05 for event in told)
     assert told[-1].step == 7 and {event.tokens_per_second for event in told} == {200.0, None}
     times = [shot.time for shot in snapshots(tmp_path)]
