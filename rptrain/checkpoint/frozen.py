@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rptrain.checkpoint.adapter import Adapter
 from rptrain.checkpoint.base_files import BASE
+from rptrain.kernels.quant import Quantized
 from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import adapter_units, set_magnitudes, with_lora, without_adapters
@@ -80,16 +81,31 @@ def reader(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype) -> Call
 
     UserError if they are missing or were changed.
     """
+    read = held_reader(meta, spec, dtype)
+
+    def dequantized(index: int) -> dict[str, Tensor]:
+        held = read(index)
+        quantized = {name: value for name, value in held.items() if isinstance(value, Quantized)}
+        plain = {name: value for name, value in held.items() if isinstance(value, Tensor)}
+        return plain | spec.units[index].dequantize(quantized, dtype)
+
+    return dequantized
+
+
+def held_reader(
+    meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype
+) -> Callable[[int], dict[str, Tensor | Quantized]]:
+    """As `reader`, with quantized parameters as the run holds them."""
     drawn, seed = meta["frozen"]["drawn"], meta["frozen"]["seed"]
     files = None if drawn else pretrained.check(meta["model_dir"], without_adapters(spec))
 
-    def read(index: int) -> dict[str, Tensor]:
+    def read(index: int) -> dict[str, Tensor | Quantized]:
         unit = spec.units[index]
         flat = torch.zeros(unit.nbytes(dtype.itemsize), dtype=torch.uint8)
         plain, quantized = unit.held(flat, dtype)
         fill(spec, lambda _, name: {**plain, **quantized}[name], files, seed, [index], {})
         check(meta, hashes([(unit, flat)]))
-        return plain | unit.dequantize(quantized, dtype)
+        return {**plain, **quantized}
 
     return read
 

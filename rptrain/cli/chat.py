@@ -18,7 +18,7 @@ def chat(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 1024,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     placement: Annotated[
-        str, typer.Option(metavar="auto|gpu|cpu", help="Where it runs; auto: the fastest with enough memory.")
+        str, typer.Option(metavar="auto|gpu|streamed|cpu", help="Where it runs; auto: the fastest with enough memory.")
     ] = "auto",
     base: Annotated[bool, typer.Option("--base", help="Show the base model's answers beside the tuned ones.")] = False,
 ) -> None:

@@ -13,6 +13,7 @@ from rptrain.engine.store import available_bytes
 from rptrain.inference.answer_text import AnswerText
 from rptrain.inference.evaluate import in_template
 from rptrain.inference.model import EXTENDED, Model, find_model
+from rptrain.inference.weights import dense
 from rptrain.models.layers.cache import cache_bytes
 from rptrain.models.layers.generate import Sampling, Weights, generate, stream
 from rptrain.models.spec import ModelSpec
@@ -74,8 +75,7 @@ def _prepared(source: Path, prompts: list[str], max_new_tokens: int, temperature
     encoded = [tokenized(tokenizer, text, add_special_tokens=raw)["input_ids"] for text in texts]
     _check_lengths(model, encoded)
     device = _device(model, encoded, max_new_tokens)
-    placed = [{name: tensor.to(device) for name, tensor in unit.items()} for unit in model.load()]
-    return _Prepared(model.spec, placed.__getitem__, encoded, model.ends(tokenizer), tokenizer)
+    return _Prepared(model.spec, dense(model, device), encoded, model.ends(tokenizer), tokenizer)
 
 
 def _check_lengths(model: Model, prompts: list[list[int]]) -> None:

@@ -8,10 +8,10 @@ import torch
 from rptrain.data.loader import load_tokenizer
 from rptrain.engine.store import available_bytes
 from rptrain.inference.chat import Chat, Speaker
-from rptrain.inference.model import Model, find_base, find_model
+from rptrain.inference.model import find_base, find_model
 from rptrain.inference.placement import FREE, Room, Sizes, choose
+from rptrain.inference.weights import placed
 from rptrain.models.adapters.lora import without_adapters
-from rptrain.models.layers.generate import Weights
 from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes
 
@@ -24,7 +24,7 @@ class LoadedChat:
         self.model = find_model(source)
         self.placement = choose(Sizes.of(self.model.spec, self.model.dtype), room, wanted)
         tokenizer = load_tokenizer(self.model.tokenizer)
-        self._weights = _placed(self.model, self.placement.device)
+        self._weights = placed(self.model, self.placement)
         self._free = _free_on(self.placement.device)
         tuned = Speaker(self.model.spec, self._weights, self._free)
         self.chat = Chat(tokenizer, self.model.ends(tokenizer), tuned, self.model.longest)
@@ -50,12 +50,8 @@ class LoadedChat:
                     f"the base model takes {format_bytes(base.nbytes)}, and {format_bytes(self._free())} is free "
                     "beside the tuned one: free memory"
                 )
-            spec, weights = base.spec, _placed(base, self.placement.device)
+            spec, weights = base.spec, placed(base, self.placement)
         self.chat.base = Speaker(spec, weights, self._free)
-
-
-def _placed(model: Model, device: torch.device) -> Weights:
-    return [{name: tensor.to(device) for name, tensor in unit.items()} for unit in model.load()].__getitem__
 
 
 def _free_on(device: torch.device) -> Callable[[], int]:

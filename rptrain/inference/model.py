@@ -8,16 +8,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rptrain.checkpoint import adapter
+from rptrain.checkpoint import adapter, frozen
 from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.export import DTYPES, checkpoint_of, from_checkpoint
 from rptrain.checkpoint.metadata import RUN_CONFIG
 from rptrain.checkpoint.state import dtype_of, read_state
 from rptrain.data.loader import VOCABULARIES
+from rptrain.kernels.quant import Quantized
 from rptrain.models import registry
 from rptrain.models.adapters.lora import adapter_units, with_lora, without_adapters
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
+from rptrain.models.weights.pretrained import Held
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
 
@@ -31,7 +33,7 @@ class Model(NamedTuple):
     dtype: torch.dtype
     source: Path  # the directory of its weights: an exported model, an adapter or a checkpoint
     tokenizer: Path  # the directory of the tokenizer
-    load: Callable[[], list[dict[str, Tensor]]]  # returns the parameters of each unit
+    load: Callable[[Held], None]  # fills the parameters, which are zeros
     base: str = ""  # the directory of the model that was fine-tuned in full; empty: none, or unknown
 
     @property
@@ -112,17 +114,16 @@ def _from_adapter(source: Path) -> Model:
     except UserError as error:
         raise UserError(f"the adapter {source} cannot be used with {base}: {error}") from None
 
-    def load() -> list[dict[str, Tensor]]:
-        parameters = model.load()
-        adapter.load(files, model.spec, lambda unit, name: parameters[unit][name])
-        return parameters
+    def load(into: Held) -> None:
+        model.load(into)
+        adapter.load(files, model.spec, lambda unit, name: _plain(into(unit, name)))
 
     has_tokenizer = any((source / name).is_file() for name in VOCABULARIES)
     return model._replace(source=source, tokenizer=source if has_tokenizer else base, load=load, base=str(base))
 
 
 def _from_directory(source: Path, spec: ModelSpec) -> Model:
-    """A model directory. Adapters of `spec` are loaded as zeros."""
+    """A model directory. Adapters of `spec` stay zeros."""
     own = without_adapters(spec)
     files = pretrained.check(source, own)
     name = str(spec.config.get("dtype") or spec.config.get("torch_dtype") or "bfloat16")
@@ -130,19 +131,29 @@ def _from_directory(source: Path, spec: ModelSpec) -> Model:
         raise UserError(f"{source / 'config.json'}: unknown dtype {name!r}; use one of {', '.join(DTYPES)}")
     dtype = DTYPES[name]
 
-    def load() -> list[dict[str, Tensor]]:
-        parameters = [unit.views(torch.zeros(unit.numel, dtype=dtype)) for unit in spec.units]
-        pretrained.load(files, own, lambda unit, name: parameters[unit][name])
-        return parameters
-
-    return Model(spec, dtype, source, source, load)
+    return Model(spec, dtype, source, source, lambda into: pretrained.load(files, own, into))
 
 
 def _from_checkpoint(checkpoint: Path) -> Model:
     spec, view = from_checkpoint(checkpoint)
     state = read_state(checkpoint)
+    dtype = dtype_of(state)
 
-    def load() -> list[dict[str, Tensor]]:
-        return [{param.name: view(i, param.name) for param in unit.params} for i, unit in enumerate(spec.units)]
+    def load(into: Held) -> None:
+        read = frozen.held_reader(state["meta"], spec, dtype) if spec.frozen else None
+        for index, unit in enumerate(spec.units):
+            held = {} if unit.trainable or read is None else read(index)
+            for param in unit.params:
+                target, found = into(index, param.name), held.get(param.name)
+                if isinstance(target, Quantized) and isinstance(found, Quantized):
+                    target.codes.copy_(found.codes)
+                    target.scales.copy_(found.scales)
+                else:
+                    _plain(target).copy_(view(index, param.name) if found is None else _plain(found))
 
-    return Model(spec, dtype_of(state), checkpoint, checkpoint / BASE, load, str(state["meta"].get("model_dir") or ""))
+    return Model(spec, dtype, checkpoint, checkpoint / BASE, load, str(state["meta"].get("model_dir") or ""))
+
+
+def _plain(parameter: Tensor | Quantized) -> Tensor:
+    assert isinstance(parameter, Tensor)
+    return parameter

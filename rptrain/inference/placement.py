@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -13,8 +13,8 @@ from rptrain.schedule.machine import LAUNCH, TRAFFIC
 from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes, format_rate
 
-Kind = Literal["gpu", "cpu"]
-KINDS = ("auto", "gpu", "cpu")
+Kind = Literal["gpu", "streamed", "cpu"]
+SLOTS = 2  # blocks that are on the GPU while the others are in host memory: one is read, the next one arrives
 FREE = 0.8  # fraction of free memory for weights, keys and values; the rest is for temporaries
 TOKENS = 4096  # whose keys and values must fit beside the weights
 CPU_LAYER = 0.25e-3  # least seconds of a token in a layer on the CPU: calls of its operations
@@ -30,6 +30,7 @@ class Room:
     gpu: str = ""  # the name of the first GPU; empty: there is none
     vram: int = 0
     vram_rate: float = 0.0  # of the GPU's own memory
+    link_rate: float = 0.0  # from host memory to the GPU
     training: str = ""  # the name of a run that trains on this machine
 
 
@@ -37,20 +38,27 @@ class Room:
 class Sizes:
     """What a model takes, in bytes."""
 
-    weights: int
+    weights: int  # dequantized, as the CPU reads them
     cache: int  # keys and values of TOKENS tokens
     read: int  # weights that a token reads
     layers: int
+    packed: int  # weights in the formats that the run holds them in, as the GPU keeps them
+    blocks: int  # of these, weights of blocks
+    block: int  # of these, weights of the largest block
 
     @classmethod
     def of(cls, spec: ModelSpec, dtype: torch.dtype) -> "Sizes":
         weights = spec.num_parameters * dtype.itemsize
         read = sum(_read(spec, index) for index in range(len(spec.stack))) * dtype.itemsize
-        return cls(weights, cache_bytes(spec, 1, TOKENS, dtype), int(read), len(spec.stack))
+        units = [unit.nbytes(dtype.itemsize) for unit in spec.units]
+        blocks = [sum(units[unit] for unit in layer.units) for layer in spec.layers]
+        cache = cache_bytes(spec, 1, TOKENS, dtype)
+        return cls(weights, cache, int(read), len(spec.stack), sum(units), sum(blocks), max(blocks))
 
-    @property
-    def total(self) -> int:
-        return self.weights + self.cache
+    def needed(self, kind: Kind) -> int:
+        """Bytes of the device's memory: of the GPU, or of the host."""
+        weights = {"cpu": self.weights, "gpu": self.packed}
+        return weights.get(kind, self.packed - self.blocks + SLOTS * self.block) + self.cache
 
 
 @dataclass(frozen=True)
@@ -64,42 +72,65 @@ class Placement:
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cuda:0" if self.kind == "gpu" else "cpu")
+        return torch.device("cpu" if self.kind == "cpu" else "cuda:0")
 
     def __str__(self) -> str:
-        where = {"gpu": "on the GPU", "cpu": "on the CPU"}[self.kind]
+        where = {"gpu": "on the GPU", "streamed": "in host memory for the GPU", "cpu": "on the CPU"}[self.kind]
         return f"{format_bytes(self.nbytes)} {where}, about {format_rate(self.tokens_per_second)} expected"
 
 
 def choose(sizes: Sizes, room: Room, wanted: str = "auto") -> Placement:
-    """The fastest placement with enough free memory; beside a training, the CPU. `wanted`: one of KINDS.
+    """The fastest placement with enough free memory; beside a training, the CPU. `wanted`: a Kind, or "auto".
 
     Raises UserError if the model does not fit.
     """
-    if wanted not in KINDS:
-        raise UserError(f"unknown placement {wanted!r}: use one of {', '.join(KINDS)}")
-    if wanted == "gpu" and not room.gpu:
+    if wanted not in ("auto", *get_args(Kind)):
+        raise UserError(f"unknown placement {wanted!r}: use one of auto, {', '.join(get_args(Kind))}")
+    if wanted in ("gpu", "streamed") and not room.gpu:
         raise UserError("this machine has no CUDA GPU: use the placement cpu")
-    fits_gpu, fits_host = sizes.total <= FREE * room.vram, sizes.total <= FREE * room.host
-    if wanted == "gpu" and not fits_gpu:
-        raise UserError(f"{_needs(sizes)}, and {format_bytes(room.vram)} is free on {room.gpu}: use the placement cpu")
-    if wanted == "gpu" or (wanted == "auto" and fits_gpu and room.gpu and not room.training):
-        reason = "chosen" if wanted == "gpu" else f"the model fits the free memory of {room.gpu}"
-        return Placement("gpu", reason, sizes.weights, _speed(sizes, TRAFFIC * room.vram_rate, LAUNCH))
-    if not fits_host:
-        more = f", or use the placement gpu while {room.training} trains" if room.training and fits_gpu else ""
-        raise UserError(f"{_needs(sizes)}, and {format_bytes(room.host)} of host memory is free: free memory{more}")
-    return Placement("cpu", _why_cpu(room, wanted), sizes.weights, _speed(sizes, room.host_rate, CPU_LAYER))
+    possible: list[Kind] = sorted(
+        _fitting(sizes, room), key=lambda kind: -_speed(sizes, room, kind)
+    )  # the fastest first
+    if wanted != "auto":
+        if wanted not in possible:
+            raise UserError(f"{_needs(sizes)}, too much for the placement {wanted}: {_free(room)}")
+        return _placement(sizes, room, possible[possible.index(wanted)], "chosen")
+    allowed: list[Kind] = [kind for kind in possible if kind == "cpu" or not room.training]
+    if not allowed:
+        more = f", or use the placement {possible[0]} while {room.training} trains" if possible else ""
+        raise UserError(f"{_needs(sizes)}; {_free(room)}: free memory{more}")
+    return _placement(sizes, room, allowed[0], _why(allowed[0], room))
 
 
-def _why_cpu(room: Room, wanted: str) -> str:
-    if wanted == "cpu":
-        return "chosen"
-    if room.training:
+def _placement(sizes: Sizes, room: Room, kind: Kind, reason: str) -> Placement:
+    nbytes = sizes.weights if kind == "cpu" else sizes.packed
+    return Placement(kind, reason, nbytes, _speed(sizes, room, kind))
+
+
+def _fitting(sizes: Sizes, room: Room) -> list[Kind]:
+    found: list[Kind] = []
+    if room.gpu and sizes.needed("gpu") <= FREE * room.vram:
+        found.append("gpu")
+    if room.gpu and sizes.needed("streamed") <= FREE * room.vram and sizes.packed <= FREE * room.host:
+        found.append("streamed")
+    if sizes.needed("cpu") <= FREE * room.host:
+        found.append("cpu")
+    return found
+
+
+def _why(kind: Kind, room: Room) -> str:
+    if kind == "gpu":
+        return f"the model fits the free memory of {room.gpu}"
+    if kind == "cpu" and room.training:
         return f"{room.training} trains on this machine"
-    if not room.gpu:
+    if kind == "cpu" and not room.gpu:
         return "this machine has no CUDA GPU"
     return f"{format_bytes(room.vram)} is free on {room.gpu}, too little for the model"
+
+
+def _free(room: Room) -> str:
+    on_gpu = f"{format_bytes(room.vram)} is free on {room.gpu} and " if room.gpu else ""
+    return f"{on_gpu}{format_bytes(room.host)} of host memory is free"
 
 
 def _needs(sizes: Sizes) -> str:
@@ -109,9 +140,13 @@ def _needs(sizes: Sizes) -> str:
     )
 
 
-def _speed(sizes: Sizes, rate: float, layer_seconds: float) -> float:
-    """Tokens per second if every token reads its weights once at a rate in bytes per second."""
-    return 1 / (sizes.read / rate + sizes.layers * layer_seconds)
+def _speed(sizes: Sizes, room: Room, kind: Kind) -> float:
+    """Tokens per second if each of them reads its weights once."""
+    if kind == "cpu":
+        return 1 / (sizes.read / room.host_rate + sizes.layers * CPU_LAYER)
+    packed = sizes.read * sizes.packed / sizes.weights
+    seconds = packed / (TRAFFIC * room.vram_rate) + sizes.layers * LAUNCH
+    return 1 / (max(seconds, sizes.blocks / room.link_rate) if kind == "streamed" else seconds)
 
 
 def _read(spec: ModelSpec, index: int) -> float:

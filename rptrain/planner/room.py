@@ -12,5 +12,5 @@ def free_room(training: str = "") -> Room:
     host, rate = available_bytes(), machine(["cpu:0"]).host_bandwidth
     if not torch.cuda.is_available():
         return Room(host, rate, training=training)
-    card = machine(["cuda:0"]).card
-    return Room(host, rate, card.name, torch.cuda.mem_get_info(0)[0], card.bandwidth, training)
+    here = machine(["cuda:0"])
+    return Room(host, rate, here.card.name, torch.cuda.mem_get_info(0)[0], here.card.bandwidth, here.link, training)

@@ -10,9 +10,12 @@ from rptrain.models.registry import build, locate, read_config
 from rptrain.utils.errors import UserError
 
 GIB = 1 << 30
-SIZES = Sizes(weights=15 * GIB, cache=1 * GIB, read=15 * GIB, layers=10)
-ROOM = Room(host=64 * GIB, host_rate=50e9, gpu="RTX 4090", vram=24 * GIB, vram_rate=1000e9)
+SIZES = Sizes(
+    weights=15 * GIB, cache=1 * GIB, read=15 * GIB, layers=10, packed=15 * GIB, blocks=14 * GIB, block=2 * GIB
+)
+ROOM = Room(host=64 * GIB, host_rate=50e9, gpu="RTX 4090", vram=24 * GIB, vram_rate=1000e9, link_rate=25e9)
 SMALL_GPU = replace(ROOM, vram=int(16 * GIB / FREE) - 1)
+NF4 = replace(SIZES, packed=5 * GIB, blocks=4 * GIB, block=GIB // 2)  # a quarter of the weights' bytes
 
 
 @pytest.mark.parametrize(
@@ -21,6 +24,8 @@ SMALL_GPU = replace(ROOM, vram=int(16 * GIB / FREE) - 1)
         (ROOM, "auto", "gpu", "fits the free memory of RTX 4090"),
         (ROOM, "cpu", "cpu", "chosen"),
         (SMALL_GPU, "auto", "cpu", "too little for the model"),
+        (replace(SMALL_GPU, link_rate=60e9), "auto", "streamed", "too little for the model"),
+        (SMALL_GPU, "streamed", "streamed", "chosen"),
         (replace(ROOM, gpu="", vram=0), "auto", "cpu", "has no CUDA GPU"),
         (replace(ROOM, training="tuned"), "auto", "cpu", "tuned trains on this machine"),
         (replace(ROOM, training="tuned"), "gpu", "gpu", "chosen"),
@@ -28,17 +33,19 @@ SMALL_GPU = replace(ROOM, vram=int(16 * GIB / FREE) - 1)
 )
 def test_the_placement_and_its_reason(room: Room, wanted: str, kind: str, reason: str) -> None:
     found = choose(SIZES, room, wanted)
-    assert found.kind == kind and reason in found.reason and found.device.type == ("cuda" if kind == "gpu" else "cpu")
+    assert found.kind == kind and reason in found.reason and found.device.type == ("cpu" if kind == "cpu" else "cuda")
 
 
 @pytest.mark.parametrize(
     ("room", "wanted", "message"),
     [
-        (SMALL_GPU, "gpu", "takes 15.0 GiB, .* free on RTX 4090: use the placement cpu"),
+        (SMALL_GPU, "gpu", "takes 15.0 GiB, .* too much for the placement gpu: 20.0 GiB is free on RTX 4090"),
+        (replace(ROOM, vram=7 * GIB), "streamed", "too much for the placement streamed"),
         (replace(ROOM, gpu="", vram=0), "gpu", "no CUDA GPU"),
         (replace(SMALL_GPU, host=16 * GIB), "auto", "16.0 GiB of host memory is free: free memory$"),
+        (replace(ROOM, gpu="", host=16 * GIB, training="tuned"), "auto", "is free: free memory$"),
         (replace(ROOM, host=16 * GIB, training="tuned"), "auto", "or use the placement gpu while tuned trains"),
-        (ROOM, "disk", "unknown placement 'disk': use one of auto, gpu, cpu"),
+        (ROOM, "disk", "unknown placement 'disk': use one of auto, gpu, streamed, cpu"),
     ],
 )
 def test_a_model_that_does_not_fit(room: Room, wanted: str, message: str) -> None:
@@ -50,7 +57,18 @@ def test_the_speed_is_that_of_reading_the_weights() -> None:
     on_gpu = choose(SIZES, ROOM)
     assert on_gpu.tokens_per_second == pytest.approx(1 / (15 * GIB / (TRAFFIC * 1000e9) + 10 * LAUNCH))
     assert str(on_gpu) == "15.0 GiB on the GPU, about 48 tokens/s expected"
+    streamed = choose(SIZES, ROOM, "streamed")
+    assert streamed.tokens_per_second == pytest.approx(25e9 / (14 * GIB))
     assert str(choose(SIZES, ROOM, "cpu")) == "15.0 GiB on the CPU, about 3.1 tokens/s expected"
+
+
+def test_a_quantized_base_stays_so_on_the_gpu_and_is_dequantized_for_the_cpu() -> None:
+    small = replace(ROOM, vram=8 * GIB)
+    assert choose(SIZES, small).kind == "cpu"
+    found = choose(NF4, small)
+    assert (found.kind, found.nbytes) == ("gpu", 5 * GIB)
+    assert found.tokens_per_second == pytest.approx(1 / (5 * GIB / (TRAFFIC * 1000e9) + 10 * LAUNCH))
+    assert choose(NF4, ROOM, "cpu").nbytes == 15 * GIB
 
 
 def test_a_token_reads_the_head_and_the_experts_that_it_is_routed_to() -> None:

@@ -24,8 +24,8 @@ from rptrain.utils.text import one_line
 from rptrain.utils.units import format_bytes, format_rate
 
 PAUSE = 0.1  # seconds between two drawings of an answer that arrives
-PLACEMENTS = ("auto", "gpu", "cpu")
-WHERE = {"gpu": "GPU", "cpu": "CPU"}
+PLACEMENTS = ("auto", "gpu", "streamed", "cpu")
+WHERE = {"gpu": "GPU", "streamed": "GPU, streamed", "cpu": "CPU"}
 HINTS = {
     "loading": "the model is loading",
     "idle": "your message",
@@ -61,7 +61,7 @@ class ChatScreen(Screen[None]):
         ("ctrl+b", "show the base model's answers too, or no longer"),
         ("ctrl+o", "choose a checkpoint"),
         ("ctrl+n", "forget the conversation"),
-        ("ctrl+g", "placement: auto, GPU, CPU"),
+        ("ctrl+g", "placement: auto, GPU, streamed from host memory, CPU"),
         ("tab", "system prompt, temperature, top-p"),
         ("page up, down", "scroll"),
     )

@@ -1,0 +1,122 @@
+"""The weights of a model where it answers: on a device, or streamed to it block by block from host memory."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rptrain.inference.model import Model
+from rptrain.inference.placement import SLOTS, Placement
+from rptrain.kernels.quant import Quantized
+from rptrain.models.layers.generate import Weights
+from rptrain.models.spec import Unit
+
+
+def placed(model: Model, placement: Placement) -> Weights:
+    """Loads a model. A quantized one stays so on the GPU, and is dequantized once for the CPU."""
+    if placement.kind == "cpu":
+        return dense(model, placement.device)
+    if placement.kind == "gpu":
+        return Resident(model, placement.device)
+    return Streamed(model, placement.device)
+
+
+def dense(model: Model, device: torch.device) -> Weights:
+    """All weights on a device, dequantized."""
+    units = []
+    for unit, flat in zip(model.spec.units, _loaded(model), strict=True):
+        plain, quantized = unit.held(flat, model.dtype)
+        if quantized:  # their codes are not needed any more, and share the memory of the others
+            plain = {name: tensor.clone() for name, tensor in plain.items()} | unit.dequantize(quantized, model.dtype)
+        units.append({name: tensor.to(device) for name, tensor in plain.items()})
+    return units.__getitem__
+
+
+class Resident:
+    """All weights on a device; quantized ones are dequantized whenever they are read."""
+
+    def __init__(self, model: Model, device: torch.device) -> None:
+        self._units, self._dtype = model.spec.units, model.dtype
+        self._flats = [flat.to(device) for flat in _loaded(model)]
+
+    def __call__(self, index: int) -> Mapping[str, Tensor]:
+        return _dequantized(self._units[index], self._flats[index], self._dtype)
+
+
+class Streamed:
+    """Weights of blocks in host memory, SLOTS of them at a time on the device; all other weights on the device.
+
+    Blocks are read in order, and after the last one comes the first one. While a block is read, the next one arrives.
+    """
+
+    def __init__(self, model: Model, device: torch.device) -> None:
+        spec, self._dtype = model.spec, model.dtype
+        self._units, self._layers = spec.units, spec.layers
+        self._layer_of = {unit: number for number, layer in enumerate(spec.layers) for unit in layer.units}
+        self._on_gpu = device.type == "cuda"
+        flats = _loaded(model, lock=self._on_gpu)
+        self._host = {unit: flat for unit, flat in enumerate(flats) if unit in self._layer_of}
+        self._resident = {unit: flat.to(device) for unit, flat in enumerate(flats) if unit not in self._layer_of}
+        largest = max(sum(self._host[unit].nbytes for unit in layer.units) for layer in spec.layers)
+        self._slots = [torch.empty(largest, dtype=torch.uint8, device=device) for _ in range(SLOTS)]
+        self._held: list[int | None] = [None] * SLOTS  # the block in each slot
+        self._current = 0  # the slot of the block that is read
+        self._copying = torch.cuda.Stream(device) if self._on_gpu else None
+        self._arrived = [torch.cuda.Event() for _ in range(SLOTS)] if self._on_gpu else []
+
+    def __call__(self, index: int) -> Mapping[str, Tensor]:
+        if index in self._resident:
+            return _dequantized(self._units[index], self._resident[index], self._dtype)
+        number = self._layer_of[index]
+        slot = self._current = self._fetch(number)
+        if self._on_gpu:
+            torch.cuda.current_stream().wait_event(self._arrived[slot])
+        self._fetch((number + 1) % len(self._layers))
+        before = self._layers[number].units[: self._layers[number].units.index(index)]
+        start = sum(self._host[unit].nbytes for unit in before)
+        flat = self._slots[slot][start : start + self._host[index].nbytes]
+        return _dequantized(self._units[index], flat, self._dtype)
+
+    def _fetch(self, number: int) -> int:
+        """The slot of a block. One that is not there is copied over the block that was read before the current one."""
+        if number in self._held:
+            return self._held.index(number)
+        slot = (self._current + 1) % SLOTS
+        self._held[slot] = number
+        if self._copying is None:
+            self._copy(number, slot)
+            return slot
+        self._copying.wait_stream(torch.cuda.current_stream())  # the block that was there has been read
+        with torch.cuda.stream(self._copying):
+            self._copy(number, slot)
+            self._arrived[slot].record()
+        return slot
+
+    def _copy(self, number: int, slot: int) -> None:
+        start = 0
+        for unit in self._layers[number].units:
+            flat = self._host[unit]
+            self._slots[slot][start : start + flat.nbytes].copy_(flat, non_blocking=True)
+            start += flat.nbytes
+
+
+def _loaded(model: Model, *, lock: bool = False) -> list[Tensor]:
+    """The bytes of each unit in host memory, as `unit.held` describes them. `lock`: page-locked."""
+    sizes = [unit.nbytes(model.dtype.itemsize) for unit in model.spec.units]
+    flats = [torch.zeros(size, dtype=torch.uint8, pin_memory=lock) for size in sizes]
+    held: list[dict[str, Tensor | Quantized]] = []
+    for unit, flat in zip(model.spec.units, flats, strict=True):
+        plain, quantized = unit.held(flat, model.dtype)
+        held.append({**plain, **quantized})
+    model.load(lambda index, name: held[index][name])
+    return flats
+
+
+def _dequantized(unit: Unit, flat: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The parameters in a unit's bytes, in its order."""
+    plain, quantized = unit.held(flat, dtype)
+    found = dict(plain)
+    for param in unit.quantized:
+        whole = torch.empty(param.numel, dtype=dtype, device=flat.device)
+        found[param.name] = param.dequantized_view(quantized[param.name].dequantize(whole))
+    return found

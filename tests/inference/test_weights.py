@@ -1,0 +1,46 @@
+"""Weights on a device and streamed to it: the same numbers wherever they are, quantized ones included."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rptrain.inference import weights
+from rptrain.inference.model import find_model
+from rptrain.inference.weights import Resident, Streamed, dense
+from rptrain.models.layers.generate import generate
+
+from .. import run_tools as tools
+
+CPU = torch.device("cpu")
+PROMPTS = [[5, 6, 7], [8]]
+pytestmark = pytest.mark.long
+
+
+@pytest.mark.parametrize("base", ["bf16", "nf4", "mxfp4"])
+def test_a_checkpoint_answers_the_same_wherever_its_weights_are(tmp_path: Path, base: str) -> None:
+    """An odd number of blocks: every second pass over them begins in the other of two slots."""
+    tools.write_model(tmp_path / "model", hidden_size=64, intermediate_size=64)
+    run = tools.train_here(tmp_path, "lora.r=3", "optim.learning_rate=0.1", f"lora.base={base}", "train.max_steps=2")
+    model = find_model(run.checkpoints()[-1])
+    assert any(unit.quantized for unit in model.spec.units) is (base != "bf16")
+    expected = dense(model, CPU)
+    found = generate(model.spec, expected, PROMPTS, 5)
+    for place in (Resident(model, CPU), Streamed(model, CPU)):
+        for _ in range(2):
+            for index, unit in enumerate(model.spec.units):
+                for name, tensor in place(index).items():
+                    assert torch.equal(tensor, expected(index)[name]), (type(place), unit.name, name)
+        assert generate(model.spec, place, PROMPTS, 5) == found
+
+
+def test_two_blocks_at_most_are_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools.write_model(tmp_path / "model")
+    model = find_model(tmp_path / "model")
+    copies: list[tuple[int, int]] = []
+    copy = Streamed._copy
+    monkeypatch.setattr(weights.Streamed, "_copy", lambda self, *given: (copies.append(given), copy(self, *given))[1])
+    place = Streamed(model, CPU)
+    generate(model.spec, place, PROMPTS, 2)
+    assert len(model.spec.layers) == 3 and copies[:5] == [(0, 1), (1, 0), (2, 1), (0, 0), (1, 1)]
+    assert len(place._slots) == 2
