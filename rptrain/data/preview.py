@@ -92,15 +92,20 @@ def first_samples(config: Config, count: int) -> FirstSamples:
         return FirstSamples("random tokens, for measuring speed", ())
     tokenizer = load_tokenizer(locate(config.model.path))
     found, reasons = list[tuple[formats.Example, Sample]](), list[str]()
+    bad = 0
     for file, read in _files(source, count, config.data.follow_links):
         tally = formats.Tally()
         found += islice(_first_of(file, read(tally), config, tokenizer, tally, count), count - len(found))
         reasons += [f"{file}:{reason}" for reason in tally.first]
+        bad += tally.bad
         if len(found) == count:
             break
     if not found:
         raise UserError(reasons[0] if reasons else f"{source.path}: {_nothing_left(config)}")
-    return FirstSamples(_about(source, found[0][0], config.data.follow_links), tuple(sample for _, sample in found))
+    about = _about(source, found[0][0], config.data.follow_links)
+    if bad:
+        about += f", {counted(bad, 'bad row')} before and between these"
+    return FirstSamples(about, tuple(sample for _, sample in found))
 
 
 def _about(source: TrainSet, first: formats.Example, follow_links: bool) -> str:
@@ -144,7 +149,7 @@ def _first_of(
         columns = (pieces.begins.tolist(), pieces.lengths.tolist(), pieces.supervised.tolist())
         for begin, length, supervised in zip(*columns, strict=True):
             if supervised:
-                yield some[0], _sample_in(stream, begin, length, tokenizer)
+                yield some[0], sample_in(stream, begin, length, tokenizer)
 
 
 def show(found: Preview, console: Console) -> None:
@@ -180,10 +185,11 @@ def _counts(found: Preview) -> list[str]:
 
 def _sample(sequences: Sequences, document: int, tokenizer: Any) -> Sample:
     stream, begin = _at(sequences.streams, int(sequences.begins[document]))
-    return _sample_in(stream, begin, int(sequences.lengths[document]), tokenizer)
+    return sample_in(stream, begin, int(sequences.lengths[document]), tokenizer)
 
 
-def _sample_in(stream: Stream, begin: int, length: int, tokenizer: Any) -> Sample:
+def sample_in(stream: Stream, begin: int, length: int, tokenizer: Any) -> Sample:
+    """`length` tokens of a stream from `begin` on, which are of one document."""
     marked = stream.tokens[begin : begin + length]
     supervised = marked < 0
     ids = np.where(supervised, ~marked, marked).tolist()

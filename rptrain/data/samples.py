@@ -27,3 +27,29 @@ class FirstSamples:
 
     about: str
     samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a data file: a sample, or what is wrong with the row."""
+
+    place: str  # "file:line"
+    tokens: int  # of all the row, before it is truncated
+    parts: tuple[TextPart, ...]  # of the sample as it is trained on
+    problem: str  # why training leaves it out or cuts it; empty without a problem
+
+
+@dataclass(frozen=True)
+class Page:
+    """Some of the rows of a data set that were read, and what is known of all of these."""
+
+    sets: tuple[str, ...]  # the paths of all sets
+    number: int  # which of them this is
+    rows: tuple[Row, ...]
+    first: int  # the number of the first of these rows, from 0
+    total: int  # rows to show, of the asked kind
+    read: int  # rows that were read
+    whole: bool  # whether these are all of the set
+    counts: tuple[tuple[str, int], ...]  # rows with each kind of problem
+    histogram: tuple[tuple[int, int], ...]  # the most tokens of a bin, and its samples
+    max_length: int

@@ -13,6 +13,7 @@ from textual.screen import ModalScreen, Screen
 from rptrain.tui.context import Context
 from rptrain.tui.messages import BeginWith, Correct, OpenChat, OpenRun
 from rptrain.tui.screens.chat import ChatScreen
+from rptrain.tui.screens.data import DataBrowser
 from rptrain.tui.screens.doctor import Doctor
 from rptrain.tui.screens.help import Help
 from rptrain.tui.screens.new_run import NewRun
@@ -69,7 +70,7 @@ class RptrainApp(App[None]):
             self.push_screen(RunScreen(self._shared, self._first_run))
 
     async def action_go(self, place: str) -> None:
-        while isinstance(self.screen, ModalScreen | RunScreen | ChatScreen):
+        while isinstance(self.screen, ModalScreen | RunScreen | ChatScreen | DataBrowser):
             self.pop_screen()
         await self.switch_mode(place)
 

@@ -12,7 +12,7 @@ from rich.color import Color
 from rptrain.tui.app import RptrainApp
 from rptrain.tui.services import chat_session, heavy, launch
 
-from .conftest import Made, Scripted, driven, planned, screen_text, settled, until
+from .conftest import Made, Scripted, driven, focus, planned, screen_text, settled, until
 from .recorded import BEGAN, make_run
 from .test_chat_session import DOUBLE
 
@@ -74,7 +74,8 @@ async def show(pilot: Any, helper: Scripted, screen: str) -> None:
         await pilot.press("f1")
         await until(pilot, lambda: "Everywhere" in screen_text(app))
     elif screen == "picker":
-        await pilot.press("ctrl+t")
+        await focus(pilot, "#data-train-0-path")
+        await pilot.press("enter")
         await until(pilot, lambda: "Two and two?" in screen_text(app) and "built in" in screen_text(app))
 
 

@@ -165,7 +165,7 @@ async def test_a_question_is_asked_once(make: Made, tmp_path: Path):
     app = make()
     async with app.run_test(size=(120, 36)) as pilot:
         await ready(pilot)
-        for place, key in (("f2", "ctrl+t"), ("f2", "f5"), ("f2", "ctrl+o"), ("f3", "e"), ("f3", "d")):
+        for place, key in (("f2", "f5"), ("f2", "ctrl+o"), ("f3", "e"), ("f3", "d")):
             await press_until(pilot, place, lambda place=place: (place == "f3") == ("✓ finished" in screen_text(app)))
             for _ in range(2):
                 app.post_message(Key(key, None))
@@ -347,11 +347,12 @@ async def test_models_and_data_are_chosen_from_lists(make: Made, helper: Scripte
         await press_until(pilot, "enter", lambda: "8.0 B  Llama" in screen_text(pilot.app))
         await type_over(pilot, "llama")
         await press_until(pilot, "enter", lambda: shown(pilot.app, "model-path") == ["llama-3.1-8b"])
-        await press_until(pilot, "ctrl+t", lambda: "chats.jsonl" in screen_text(pilot.app))
+        await focus(pilot, "#data-train-0-path")
+        await press_until(pilot, "enter", lambda: "chats.jsonl" in screen_text(pilot.app))
         await type_over(pilot, "chats")
         await until(pilot, lambda: "Two and two?" in screen_text(pilot.app))
         await press_until(pilot, "enter", lambda: shown(pilot.app, "data-train-0-path") == ["chats.jsonl"])
-        await press_until(pilot, "ctrl+t", lambda: "Data on this machine" in screen_text(pilot.app))
+        await press_until(pilot, "enter", lambda: "Data on this machine" in screen_text(pilot.app))
         await press_until(pilot, "escape", lambda: "Data on this machine" not in screen_text(pilot.app))
 
 

@@ -71,7 +71,8 @@ async def test_no_path_and_no_value_of_a_config_is_obeyed(make: Made, helper: Sc
         await check(pilot, f"{SHOWN}about")
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(pilot.app.screen, NewRun))
-        await pilot.press("ctrl+t")
+        await focus(pilot, "#data-train-0-path")
+        await pilot.press("enter")
         await check(pilot, f"z{SHOWN[:-1]}.jsonl")
         assert pilot.app.screen.query_one(OptionList).option_count == 3  # none in the folder whose name is no text
         await pilot.press("escape")

@@ -23,6 +23,7 @@ from rptrain.tui.context import Context
 from rptrain.tui.messages import OpenRun
 from rptrain.tui.screens.closing import is_left, until_closed
 from rptrain.tui.screens.confirm import Confirm
+from rptrain.tui.screens.data import DataBrowser
 from rptrain.tui.screens.dialog import ask
 from rptrain.tui.screens.picker import Item, Picker
 from rptrain.tui.services import heavy, places
@@ -57,7 +58,7 @@ class NewRun(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+r", "start", "start"),
         Binding("ctrl+s", "save", "save"),
-        Binding("ctrl+t", "preview", "samples"),
+        Binding("ctrl+t", "browse", "samples"),
         Binding("ctrl+o", "from_run", "from a run", show=False),
         Binding("f5", "settings", "all settings", show=False),
         Binding("down", "app.focus_next", "next", show=False),
@@ -253,8 +254,12 @@ class NewRun(Screen[None]):
         draft.put("data.train.0.path", path)
         return await self._sample(draft.text)
 
-    def action_preview(self) -> None:
-        self._choose("data.train.0.path")
+    def action_browse(self) -> None:
+        self._take()
+        if self._check():
+            self.notify("the data is shown once the marked values are right", severity="warning")
+        else:
+            self.app.push_screen(DataBrowser(self._shared, self._draft.path, self._draft.text))
 
     @on(Form.Listed)
     def _listed(self, event: Form.Listed) -> None:

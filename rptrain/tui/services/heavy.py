@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rptrain.config.resolve import resolve
-from rptrain.data.samples import FirstSamples
+from rptrain.data.samples import FirstSamples, Page
 from rptrain.doctor.checks import Check
 from rptrain.tui.services.launch import NEW_RUN
 
@@ -47,6 +47,13 @@ def preview(path: Path, text: str) -> FirstSamples:
     from rptrain.data.preview import first_samples
 
     return first_samples(resolve(path, text=text).config, SAMPLES)
+
+
+def page(path: Path, text: str, number: int, first: int, count: int, problems: bool) -> Page:
+    """Rows of a config's data set; see rptrain/data/browse.py."""
+    from rptrain.data.browse import page
+
+    return page(resolve(path, text=text).config, number, first, count, problems)
 
 
 def doctor(runs: Path) -> list[Check]:
