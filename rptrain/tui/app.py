@@ -1,17 +1,19 @@
 """The application: its screens, themes and keys."""
 
+import asyncio
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from textual import work
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.notifications import SeverityLevel
 from textual.screen import ModalScreen, Screen
 
 from rptrain.tui.context import Context
-from rptrain.tui.messages import BeginWith, Correct, OpenChat, OpenRun
+from rptrain.tui.messages import BeginWith, Correct, OpenChat, OpenRun, RunEnded
 from rptrain.tui.screens.chat import ChatScreen
 from rptrain.tui.screens.data import DataBrowser
 from rptrain.tui.screens.doctor import Doctor
@@ -22,12 +24,13 @@ from rptrain.tui.screens.runs import Runs
 from rptrain.tui.services import preferences
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.helper import ChildHelper, Helper
+from rptrain.tui.services.outcomes import outcome
 from rptrain.tui.services.preferences import Look
 from rptrain.tui.themes import THEMES
 from rptrain.tui.widgets.sizes import MEDIUM, TALL, WIDE
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.paths import expanded
-from rptrain.utils.text import as_message
+from rptrain.utils.text import as_message, one_line
 
 CONFIG = Path("rptrain.toml")
 LOOK_AFTER = 2.0  # seconds between two checks of processes started here
@@ -60,7 +63,7 @@ class RptrainApp(App[None]):
         self.theme = context.preferences.look
 
     async def on_mount(self) -> None:
-        self.set_interval(LOOK_AFTER, self._shared.look_after)
+        self.set_interval(LOOK_AFTER, self._look_after)
         for name, make in (("new", NewRun), ("runs", Runs), ("doctor", Doctor)):
             self.add_mode(name, partial(make, self._shared))
         if self._first_run is None:
@@ -85,6 +88,24 @@ class RptrainApp(App[None]):
         await self.action_go("new")
         assert isinstance(self.screen, NewRun)
         self.screen.begin_with(message.path)
+
+    def _look_after(self) -> None:
+        for launched in self._shared.look_after():
+            self.post_message(RunEnded(launched.path, launched.process.returncode, launched.began))
+
+    @work
+    async def on_run_ended(self, message: RunEnded) -> None:
+        """Says how a run ended: by the terminal, and by a note on screens that do not show the run."""
+        text, severity = await asyncio.to_thread(outcome, message.path, message.code, message.began)
+        self._alert(text)
+        if not (isinstance(self.screen, RunScreen) and self.screen.path == message.path):
+            self.notify(text, severity=severity, timeout=15)
+
+    def _alert(self, text: str) -> None:
+        """Rings the bell, and sends a notification (OSC 9), which terminals that do not know it skip."""
+        self.bell()
+        if self._driver is not None:
+            self._driver.write(f"\x1b]9;rptrain: {one_line(text)}\x1b\\")
 
     async def on_correct(self, message: Correct) -> None:
         await self.action_go("new")

@@ -36,8 +36,13 @@ class Context:
         launched = self.launched[run] = resume(run, self.environment)
         return launched
 
-    def look_after(self) -> None:
-        """Notices which processes started here have ended, and moves the logs of processes into their runs."""
+    def look_after(self) -> list[Launched]:
+        """The processes started here that have ended since the last call. Moves logs of processes into their runs."""
+        ended = []
         for launched in self.launched.values():
-            launched.process.poll()  # before the log is moved, so that no log of an ended process stays behind
+            running = launched.running  # before the log is moved, so that no log of an ended process stays behind
             launched.move_log()
+            if not running and not launched.noticed:
+                launched.noticed = True
+                ended.append(launched)
+        return ended

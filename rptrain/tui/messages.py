@@ -24,6 +24,15 @@ class Correct(Message):
 
 
 @dataclass
+class RunEnded(Message):
+    """A run has ended. `code`: how its process ended, as `subprocess.Popen.returncode`, if it is known."""
+
+    path: Path
+    code: int | None = None
+    began: float = 0.0  # Unix time of the start of its process
+
+
+@dataclass
 class BeginWith(Message):
     """Start a new run with the settings of an earlier one."""
 

@@ -139,7 +139,8 @@ def helper() -> Scripted:
 def make(tmp_path: Path, helper: Scripted, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RptrainApp]:
     """The app in an empty folder; `make(attach=…)` and the like."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name in ("NO_COLOR", "SSH_CONNECTION"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("rptrain.tui.screens.new_run.PAUSE", 0.0)
     monkeypatch.setattr("rptrain.tui.screens.picker.PAUSE", 0.0)
     for screen, pause in (("run", 0.05), ("runs", 0.1), ("exporting", 0.02)):

@@ -29,7 +29,7 @@ from .conftest import (
     wait_for,
     widget_text,
 )
-from .recorded import make_run, snapshot
+from .recorded import BEGAN, make_run, snapshot
 
 pytestmark = pytest.mark.long
 
@@ -292,6 +292,10 @@ async def test_a_replay_goes_from_the_beginning_to_the_end(make: Made, tmp_path:
         await until(pilot, lambda: "×32, paused" in screen_text(pilot.app))
         await pilot.press("minus", "minus")
         await until(pilot, lambda: "×8, paused" in screen_text(pilot.app))
+        before, span = screen._replay.clock, screen._replay.end - screen._replay.began
+        for key, by in (("right", span / 20), ("left", 0), ("shift+right", 60), ("right", 60 + span / 20)):
+            await press_until(pilot, key, lambda by=by: abs(screen._replay.clock - before - by) < 1)
+        assert screen._replay.view.step == int((screen._replay.clock - BEGAN - 40) // 2)
         await pilot.press("space", "+", "+", "plus", "plus", "plus", "plus", "plus", "plus")
         await until(pilot, lambda: "100/100" in screen_text(pilot.app))
         await pilot.press("escape")

@@ -16,9 +16,9 @@ from textual.widgets import Footer
 from rptrain.runs import control
 from rptrain.runs.ending import Ending, ending_of
 from rptrain.runs.tail import end_of
-from rptrain.runs.view import RunView
+from rptrain.runs.view import ENDED, RunView
 from rptrain.tui.context import Context
-from rptrain.tui.messages import BeginWith, Correct, OpenChat
+from rptrain.tui.messages import BeginWith, Correct, OpenChat, RunEnded
 from rptrain.tui.screens.closing import until_closed
 from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.dialog import ask
@@ -39,8 +39,10 @@ from rptrain.utils.text import counted
 from rptrain.utils.units import format_duration, format_moment
 
 PAUSE = 0.4  # seconds between two updates
+REMOTE_PAUSE = 1.6  # the same over ssh, where each update of eight devices sends about 10 KB
 OUTPUT = 8000  # bytes of the trainer's output to show, from its end
 STRIP = 240  # records in a lane
+SEEK = 0.05  # of a replay, by which a key moves it
 AROUND = 27  # lines for everything except lanes; with more, and on half of a TALL screen, a lane has two
 EMPTY = {
     "new": "nothing is recorded yet",
@@ -69,6 +71,7 @@ class RunScreen(Screen[None]):
         Binding("n", "begin", "new from it", show=False),
         Binding("l", "curve", "curves", show=False),
         Binding("m", "smooth", "smooth", show=False),
+        Binding("slash", "search", "search", show=False),
         Binding("left", "sideways(-1)", show=False),
         Binding("right", "sideways(1)", show=False),
         Binding("shift+left", "sideways(-10)", show=False),
@@ -95,6 +98,8 @@ class RunScreen(Screen[None]):
         ("l", "one curve large, the next, all; some are over time"),
         ("m", "smooth the curves, or not"),
         ("left right", "on a large curve: its values at a cursor; with shift faster"),
+        ("left right", "in a replay: by 5 %; with shift by a minute"),
+        ("/", "search the log"),
         ("o", "log, output of the trainer, samples"),
         ("j k g G", "up and down in it"),
         ("tab up down", "to devices and memory, and up and down in them"),
@@ -106,6 +111,7 @@ class RunScreen(Screen[None]):
         self._launched = launched or context.launched.get(path)  # until its run has events
         self._view: RunView | None = None
         self._replay: Replay | None = None
+        self._pause = REMOTE_PAUSE if "SSH_CONNECTION" in os.environ else PAUSE
         self._held = False  # the replay
         self._ending: Ending | None = None  # of a run that failed or died
 
@@ -132,7 +138,7 @@ class RunScreen(Screen[None]):
     async def _follow(self) -> None:
         while not self._has_content():
             self._show_start()
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(self._pause)
         view = self._view = await asyncio.to_thread(RunView, self.path)
         known = view.state, self._beginning
         await self._look_at_ending(view)
@@ -140,15 +146,19 @@ class RunScreen(Screen[None]):
         self.refresh_bindings()
         self._show()
         while True:
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(self._pause)
             if (replay := self._replay) is not None:
                 if not self._held and not replay.done:
-                    replay.add(await asyncio.to_thread(replay.news, PAUSE))
-                    self._show()
+                    news = await asyncio.to_thread(replay.news, self._pause)
+                    if self._replay is replay:  # not moved meanwhile
+                        replay.add(news)
+                        self._show()
                 continue
             changed = view.add(await asyncio.to_thread(view.news))
             now = view.state, self._beginning
             if now != known:
+                if view.ended and known[0] not in ENDED and self.path not in self._shared.launched:
+                    self.post_message(RunEnded(self.path))
                 self._told(known, now)
                 known = now
                 await self._look_at_ending(view)
@@ -353,11 +363,26 @@ class RunScreen(Screen[None]):
     def action_smooth(self) -> None:
         self.query_one(Curves).smooth()
 
-    def action_sideways(self, columns: int) -> None:
-        self.query_one(Curves).move(columns)
+    @work(exclusive=True, group="seek")
+    @until_closed
+    async def action_sideways(self, columns: int) -> None:
+        """Moves the cursor of a curve; in a replay, the time that is shown."""
+        replay = self._replay
+        if replay is None:
+            self.query_one(Curves).move(columns)
+            return
+        seconds = (replay.end - replay.began) * SEEK if abs(columns) == 1 else 60.0
+        clock = replay.clock + (seconds if columns > 0 else -seconds)
+        moved = await asyncio.to_thread(Replay.at, self.path, clock, replay.speed)
+        if self._replay is replay:
+            self._replay = moved
+            self._show()
 
     def action_part(self) -> None:
         self.query_one(LogPanel).turn()
+
+    def action_search(self) -> None:
+        self.query_one(LogPanel).search()
 
     def action_scroll(self, lines: int) -> None:
         self.query_one(LogPanel).scroll(lines)
@@ -366,6 +391,8 @@ class RunScreen(Screen[None]):
         self.query_one(LogPanel).to_end(end)
 
     def action_back(self) -> None:
+        if self.query_one(LogPanel).end_search():
+            return
         if self._replay is not None:
             self.action_replay()
         elif (error := self._start_error) is not None and self._launched is not None and self._launched.fresh:

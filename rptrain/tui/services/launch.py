@@ -37,6 +37,7 @@ class Launched:
     before: int = 0  # bytes of the log from earlier processes
     began: float = field(default_factory=time.time)  # Unix seconds
     fresh: bool = False  # a new run, not one that is resumed
+    noticed: bool = False  # that it has ended
 
     @property
     def running(self) -> bool:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from heapq import merge
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rptrain.runs.lanes import FILE, OLD_FILE, Snapshot
 from rptrain.runs.process import other_folders
@@ -33,7 +33,7 @@ class Replay:
         folders = {0: run, **other_folders(run)}
         self._records = merge(*(_records(*found) for found in folders.items()), key=lambda record: record[0])
         self._next = next(self._records, None)
-        self._clock = self._next[0] if self._next else 0.0
+        self._clock = self.began = self._next[0] if self._next else 0.0
         self.end = RunView(run, large=SKIMMED).last_event or self._clock
         self.speed = SLOWEST
         while self.speed * SHOWN_IN < self.end - self._clock and self.speed < FASTEST:
@@ -47,6 +47,21 @@ class Replay:
     def left(self) -> float:
         """Seconds until its end, at this speed."""
         return max(0.0, self.end - self._clock) / self.speed
+
+    @classmethod
+    def at(cls, run: Path, clock: float, speed: int) -> Self:
+        """A replay at a Unix time, which is moved to the beginning or the end of the run if it is outside."""
+        replay = cls(run)
+        replay.speed = speed
+        replay._clock = min(max(clock, replay.began), replay.end)
+        while found := replay.news(0.0):
+            replay.add(found)
+        return replay
+
+    @property
+    def clock(self) -> float:
+        """The Unix time that is shown."""
+        return self._clock
 
     def faster(self, by: float) -> None:
         self.speed = int(min(max(self.speed * by, SLOWEST), FASTEST))

@@ -13,6 +13,7 @@ from textual.reactive import reactive
 from rptrain.runs.lanes import LaneRecord, Snapshot
 from rptrain.runs.view import ENDED, LaneView, RunView
 from rptrain.tui.widgets.line_widget import LineWidget
+from rptrain.tui.widgets.sizes import WIDE
 from rptrain.utils.text import clipped, one_line
 from rptrain.utils.units import DASH, format_bytes, format_percent
 
@@ -21,7 +22,7 @@ IDLE = ("·", "$muted")
 LEAST = 0.1  # a record with a smaller fraction of computation is shown as waiting
 NAME = 8  # characters of a device's name
 NOW = 24  # characters of the state
-WIDE = 150  # width with room for links and temperature in the same line
+WIDE_NOW = 60  # of the state on a wide screen
 
 
 @dataclass(frozen=True)
@@ -122,12 +123,13 @@ class Lanes(LineWidget):
     def _lane(self, index: int, lane: LaneView, recent: Sequence[Snapshot]) -> Content:
         share = format_percent(lane.busy_share)
         tail = f" {share:>5}" + ("" if self.detailed else f" {_memory(lane):>12}")
-        width = max(self.size.width - NAME - NOW - len(tail), 4)
+        now = WIDE_NOW if self.app.size.width >= WIDE else NOW
+        width = max(self.size.width - NAME - now - len(tail), 4)
         marks = [mark(shot.lanes[index], shot.seconds) for shot in recent[-width:] if index < len(shot.lanes)]
         strip = [(letter * sum(1 for _ in same), style) for (letter, style), same in groupby(marks)]
         return Content.assemble(
             (f"{lane.now.device:<{NAME}}", "bold"),
-            _now(lane.now),
+            _now(lane.now, now),
             " " * (width - len(marks)),
             *strip,
             (tail, "$foreground"),
@@ -149,8 +151,8 @@ def mark(lane: LaneRecord, seconds: float) -> tuple[str, str]:
     return KINDS[kind] if most > LEAST * max(seconds, 1e-3) and kind in KINDS else IDLE
 
 
-def _now(lane: LaneRecord) -> Content:
-    """The current state of a device in NOW characters."""
+def _now(lane: LaneRecord, width: int) -> Content:
+    """The current state of a device in `width` characters."""
     if lane.doing == "computing" and lane.stage is not None:
         where = f"{lane.stage}" + ("" if lane.micro_batch is None else f" · {lane.micro_batch + 1}")
         text, style = where, KINDS.get(lane.kind or "", IDLE)[1]
@@ -158,8 +160,8 @@ def _now(lane: LaneRecord) -> Content:
         text, style = f"waits: {lane.waiting}", "$warning"
     else:
         text, style = "idle", "$muted"
-    text = text if len(text) < NOW else f"{text[: NOW - 2]}…"
-    return Content.styled(f"{text:<{NOW}}", style)
+    text = text if len(text) < width else f"{text[: width - 2]}…"
+    return Content.styled(f"{text:<{width}}", style)
 
 
 def _end(view: RunView, state: str) -> str:

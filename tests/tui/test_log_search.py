@@ -1,0 +1,47 @@
+"""The search of the log, and dates where it covers days."""
+
+from pathlib import Path
+
+import pytest
+
+from rptrain.runs.view import LogLine
+from rptrain.tui.screens.run import RunScreen
+from rptrain.tui.widgets.log_panel import LogPanel
+
+from .conftest import Made, Page, driven, press_until, screen_text, settled, until
+from .recorded import BEGAN, make_run
+
+
+@driven
+async def test_dates_are_shown_if_the_log_covers_days():
+    panel = LogPanel()
+    app = Page(panel)
+    async with app.run_test(size=(60, 10)) as pilot:
+        panel.show_log([LogLine(BEGAN, "one"), LogLine(BEGAN + 60, "two")])
+        await until(pilot, lambda: "two" in screen_text(app))
+        assert "11-1" not in screen_text(app)
+        panel.show_log([LogLine(BEGAN, "one"), LogLine(BEGAN + 3 * 86400, "three")])
+        await until(pilot, lambda: "three" in screen_text(app))
+        assert screen_text(app).count("11-1") == 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [(60, 24), (80, 24), (200, 50)])
+@driven
+async def test_the_log_is_searched_by_a_key(make: Made, tmp_path: Path, size: tuple[int, int]):
+    run = make_run(tmp_path / "runs", steps=1000)
+    (run / "trainer.log").write_text("a line\nanother SAVED one\n")
+    async with make(attach=run).run_test(size=size) as pilot:
+        app = pilot.app
+        await until(pilot, lambda: isinstance(app.screen, RunScreen) and "step 1000: saved" in screen_text(app))
+        await settled(pilot)
+        await press_until(pilot, "/", lambda: app.focused is not None and app.focused.id == "log-search")
+        await pilot.press(*"PLAN")  # the letters are not keys now
+        await until(pilot, lambda: "1 of 8 lines have “plan”" in screen_text(app))
+        assert "plan: F0-7" in screen_text(app) and "step 1000: saved" not in screen_text(app)
+        await press_until(pilot, "enter", lambda: app.focused is not None and app.focused.id == "log-body")
+        await press_until(pilot, "o", lambda: "0 of 3 lines have" in screen_text(app))
+        panel = app.screen.query_one(LogPanel)
+        await press_until(pilot, "escape", lambda: "another SAVED one" in screen_text(app))
+        assert panel.part == "output" and isinstance(app.screen, RunScreen)
+        await press_until(pilot, "escape", lambda: not isinstance(app.screen, RunScreen))

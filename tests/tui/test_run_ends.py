@@ -1,0 +1,69 @@
+"""The end of a run is announced by the terminal, and by a note on other screens."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rptrain.tui.screens.new_run import NewRun
+from rptrain.tui.screens.run import RunScreen
+from rptrain.tui.services import launch
+from rptrain.tui.services.outcomes import outcome
+
+from .conftest import Made, Scripted, driven, notified, press_until, screen_text, settled, until
+from .recorded import BEGAN, make_run
+
+
+@pytest.mark.parametrize(
+    ("end", "alive", "text"),
+    [
+        ("finished", True, "llama finished after step 20"),
+        ("stopped", True, "llama stopped after step 20"),
+        ("failed", True, "llama failed: EngineError: cuda:1 fell off the bus"),
+        (None, False, "llama dead: The trainer was killed (SIGKILL)"),
+    ],
+)
+def test_how_a_run_ended(tmp_path: Path, end: str | None, alive: bool, text: str):
+    run = make_run(tmp_path, steps=20, end=end, alive=alive)
+    said, severity = outcome(run, -9, BEGAN)
+    assert said.startswith(text) and severity == ("information" if end in ("finished", "stopped") else "error")
+    assert outcome(run, 2, BEGAN + 1) == ("llama did not start", "error")
+
+
+@pytest.mark.long
+@driven
+async def test_a_run_that_ends_in_sight_rings_and_needs_no_note(
+    make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = make_run(tmp_path / "runs", steps=20)
+    app = make(attach=run)
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await until(pilot, lambda: "training" in screen_text(app))
+        await settled(pilot)
+        written: list[str] = []
+        assert app._driver is not None
+        monkeypatch.setattr(app._driver, "write", written.append)
+        monkeypatch.setattr(app, "bell", lambda: written.append("bell"))
+        with (run / "events.jsonl").open("a") as file:
+            file.write(json.dumps({"schema": 1, "event": "finished", "time": BEGAN + 300, "step": 20}) + "\n")
+        await until(pilot, lambda: "\x1b]9;rptrain: llama finished after step 20\x1b\\" in written)
+        assert "bell" in written and "finished after" not in notified(app)
+
+
+@pytest.mark.long
+@driven
+async def test_a_run_that_ends_out_of_sight_is_told_on_any_screen(
+    make: Made, helper: Scripted, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", "while ! test -e go; do sleep 0.02; done; exit 3"))
+    monkeypatch.setattr("rptrain.tui.app.LOOK_AFTER", 0.05)
+    app = make()
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await until(pilot, lambda: "fits" in screen_text(app))
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen) and "the trainer is starting" in screen_text(app))
+        await press_until(pilot, "f2", lambda: isinstance(app.screen, NewRun))
+        Path("go").touch()
+        await until(pilot, lambda: "did not start" in notified(app))
+        await settled(pilot)
+        assert notified(app).count("did not start") == 1
