@@ -39,7 +39,7 @@ from rptrain.utils.text import counted
 from rptrain.utils.units import format_duration, format_moment
 
 PAUSE = 0.4  # seconds between two updates
-REMOTE_PAUSE = 1.6  # the same over ssh, where each update of eight devices sends about 10 KB
+REMOTE_PAUSE = 2.0  # the same over ssh, where each update of eight devices sends about 13 KB
 OUTPUT = 8000  # bytes of the trainer's output to show, from its end
 STRIP = 240  # records in a lane
 SEEK = 0.05  # of a replay, by which a key moves it
