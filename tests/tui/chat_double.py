@@ -70,7 +70,8 @@ def main() -> None:
             turns -= 1
         elif request["do"] == "reset":
             turns = 0
-        report("idle", host=300 << 20, vram=0)
+        if request["do"] in ("load", "ask"):
+            report("idle", host=300 << 20, vram=0)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The process that holds a model: what is asked of it, and what happens when it ends."""
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -59,6 +60,16 @@ async def test_an_answer_is_stopped() -> None:
     session.stop()
     await wait_for(lambda: session.state == "idle")
     assert session.turns[0].stopped
+    await session.close()
+
+
+@driven
+async def test_two_that_begin_at_once_leave_one_process() -> None:
+    session = ChatSession(Path("run"), Path("run"))
+    await asyncio.gather(session.begin(), session.begin())
+    await wait_for(lambda: session.state == "idle")
+    doubles = [one for one in psutil.Process().children() if one.is_running() and DOUBLE[1] in one.cmdline()]
+    assert session._process is not None and [one.pid for one in doubles] == [session._process.pid]
     await session.close()
 
 

@@ -42,7 +42,8 @@ class Child:
             except (UserError, OSError, torch.OutOfMemoryError) as error:
                 turns = len(self._loaded.chat.turns) if self._loaded is not None else 0
                 self._report("refused", text=describe(error), turns=turns)
-            self._report("idle", **self._memory())
+            if request["do"] in ("load", "ask"):  # the others take no time, and the next request may be on its way
+                self._report("idle", **self._memory())
 
     def _read(self) -> None:
         for line in self._asked:

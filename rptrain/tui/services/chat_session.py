@@ -82,10 +82,20 @@ class ChatSession:
         self._process: asyncio.subprocess.Process | None = None
         self._following: asyncio.Task[None] | None = None
         self._asked = 0  # questions, so that another try draws other tokens
+        self._changing = asyncio.Lock()  # of the process
 
     async def begin(self) -> None:
         """Starts the process, and loads the model for the conversation so far. An earlier process is ended."""
-        await self.close()
+        async with self._changing:
+            await self._end_process()
+            await self._start()
+
+    async def close(self) -> None:
+        """Ends the process."""
+        async with self._changing:
+            await self._end_process()
+
+    async def _start(self) -> None:
         self.state, self.loaded, self.problem, self.measured = "loading", None, "", None
         self.changed()
         errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `_follow`)
@@ -107,8 +117,7 @@ class ChatSession:
         turns = [(turn.said, turn.answer, turn.base_answer) for turn in self.turns]
         self._ask("load", source=str(self.source), placement=self.placement, turns=turns)
 
-    async def close(self) -> None:
-        """Ends the process."""
+    async def _end_process(self) -> None:
         process, self._process = self._process, None
         following, self._following = self._following, None
         if process is not None and process.returncode is None:
