@@ -8,6 +8,7 @@ import typer
 
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import ConfigFile, Force
+from rptrain.utils.collecting import uncollected
 
 if TYPE_CHECKING:
     from rptrain.planner.report import PlanReport
@@ -60,23 +61,24 @@ def plan(
     the run does not fit or cannot start, or if the times of --timings do not apply.
     """
     with exit_codes():
-        from rptrain.planner.network import Nodes
-        from rptrain.runs.outputs import Output, check
-        from rptrain.runs.run_dir import resolve_config
-        from rptrain.schedule import picture
-        from rptrain.schedule.trace import PRODUCER, mark
+        with uncollected():
+            from rptrain.planner.network import Nodes
+            from rptrain.runs.outputs import Output, check
+            from rptrain.runs.run_dir import resolve_config
+            from rptrain.schedule import picture
+            from rptrain.schedule.trace import PRODUCER, mark
 
-        machines = Nodes.of(nodes, network)
-        resolved = resolve_config(config, overrides or ())
-        drawing = svg and Output("--svg", svg, picture.MARK, force)
-        events = trace and Output("--trace", trace, mark(PRODUCER), force)
-        check((drawing, events), config, resolved.config)
+            machines = Nodes.of(nodes, network)
+            resolved = resolve_config(config, overrides or ())
+            drawing = svg and Output("--svg", svg, picture.MARK, force)
+            events = trace and Output("--trace", trace, mark(PRODUCER), force)
+            check((drawing, events), config, resolved.config)
 
-        from rptrain.planner.machine_flags import MachineFlags
-        from rptrain.planner.report import report, write_pictures
+            from rptrain.planner.machine_flags import MachineFlags
+            from rptrain.planner.report import report, write_pictures
 
-        flags = MachineFlags(gpus, card, vram, pcie, host, tflops, tflops_fp16, tflops_fp8)
-        found = report(resolved, flags, timings, machines)
+            flags = MachineFlags(gpus, card, vram, pcie, host, tflops, tflops_fp16, tflops_fp8)
+            found = report(resolved, flags, timings, machines)
         _print_plan(found, as_json=as_json, with_comparison=compare, samples=show_data)
         write_pictures(found, drawing, events)
         if not found.fits:

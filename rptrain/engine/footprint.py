@@ -1,14 +1,17 @@
 """The device memory that a plan needs: parameters, gradient accumulators, rings, and the largest stage's workspace."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from operator import add
 from typing import NamedTuple
 
 import torch
 
 from rptrain.engine.store import accumulate_dtype
 from rptrain.engine.transfer.inputs import index_bytes
-from rptrain.models.spec import ModelShape
+from rptrain.models.spec import ModelShape, Unit
 from rptrain.schedule.lower import CHUNK_BYTES, RING, outputs
 from rptrain.schedule.plan import Stage
 
@@ -78,14 +81,65 @@ def stage_prepared(spec: ModelShape, stage: Stage, dtype: torch.dtype) -> int:
 
 def stage_memory(spec: ModelShape, stage: Stage, shapes: Shapes) -> StageMemory:
     """The memory that a stage needs, in whole ALIGNMENTs where two stages share a buffer."""
-    units = spec.trained(stage_units(spec, stage)) if stage.backward else ()
-    sums = sum(spec.units[unit].numel for unit in units) * accumulate_dtype(shapes.dtype).itemsize
-    return StageMemory(
-        _whole(stage_bytes(spec, stage, shapes.dtype)),
-        stage_prepared(spec, stage, shapes.dtype),
-        _whole(sums),
-        _work(spec, stage, shapes) + shapes.tokens * ROTATION,
-    )
+    return StageMemories(spec, shapes).of(stage)
+
+
+class StageMemories:
+    """The memory that each of many stages needs, from that of its layers."""
+
+    def __init__(self, spec: ModelShape, shapes: Shapes) -> None:
+        self._spec, self._shapes = spec, shapes
+        self._known: dict[Stage, StageMemory] = {}
+
+    def of(self, stage: Stage) -> StageMemory:
+        """As the function `stage_memory`."""
+        if (found := self._known.get(stage)) is None:
+            found = self._known[stage] = self._of(stage)
+        return found
+
+    def _of(self, stage: Stage) -> StageMemory:
+        start, stop, layers = stage.start, stage.stop, slice(stage.start, stage.stop)
+        prepared = self._prepared_backward if stage.backward else self._prepared_forward
+        kept = self._kept[layers]
+        work = (sum(kept) if stage.backward else max(kept)) + max(self._workspace[layers])
+        return StageMemory(
+            _whole(self._wire[stop] - self._wire[start]),
+            prepared[stop] - prepared[start],
+            _whole(self._sums[stop] - self._sums[start]) if stage.backward else 0,
+            work + self._shapes.tokens * ROTATION,
+        )
+
+    def _before(self, nbytes: Callable[[Unit], int]) -> list[int]:
+        """The bytes of all layers before each one, and of all."""
+        units = self._spec.units
+        return [0, *accumulate(sum(nbytes(units[unit]) for unit in layer.units) for layer in self._spec.stack)]
+
+    @cached_property
+    def _wire(self) -> list[int]:
+        return self._before(lambda unit: unit.wire_bytes(self._shapes.dtype.itemsize))
+
+    @cached_property
+    def _prepared_forward(self) -> list[int]:
+        return self._before(lambda unit: unit.prepared_bytes(self._shapes.dtype.itemsize, backward=False))
+
+    @cached_property
+    def _prepared_backward(self) -> list[int]:
+        return self._before(lambda unit: unit.prepared_bytes(self._shapes.dtype.itemsize, backward=True))
+
+    @cached_property
+    def _sums(self) -> list[int]:
+        itemsize = accumulate_dtype(self._shapes.dtype).itemsize
+        return self._before(lambda unit: unit.numel * itemsize if unit.trainable else 0)
+
+    @cached_property
+    def _kept(self) -> list[int]:
+        shapes = self._shapes
+        return [layer.kept_bytes(shapes.tokens, shapes.dtype.itemsize) for layer in self._spec.stack]
+
+    @cached_property
+    def _workspace(self) -> list[int]:
+        tokens, itemsize, fused = self._shapes.tokens, self._shapes.dtype.itemsize, self._shapes.fused
+        return [layer.workspace_bytes(tokens, itemsize, fused=fused) for layer in self._spec.stack]
 
 
 def shared_bytes(stages: Sequence[StageMemory], width: int, largest_layer: int) -> tuple[int, int, int, int]:
@@ -95,14 +149,13 @@ def shared_bytes(stages: Sequence[StageMemory], width: int, largest_layer: int) 
     next one is, so that both buffers hold any two stages that follow one another on a device. The stage at one place of
     `stages` is followed by the one `width` places later. An evaluation uploads single layers beside the next stage.
     """
-    following = [stages[(index + width) % len(stages)] for index in range(len(stages))]
-    pairs = [*zip(stages, following, strict=True)]
-    largest = max(stage.params for stage in stages)
+    params, prepared, sums, work = zip(*stages, strict=True)
+    turn = width % len(stages)
     return (
-        max(largest + _whole(largest_layer), *(one.params + other.params for one, other in pairs)),
-        max(stage.prepared for stage in stages),
-        max(one.sums + other.sums for one, other in pairs),
-        max(stage.work for stage in stages),
+        max(max(params) + _whole(largest_layer), *map(add, params, params[turn:] + params[:turn])),
+        max(prepared),
+        max(map(add, sums, sums[turn:] + sums[:turn])),
+        max(work),
     )
 
 
@@ -128,7 +181,8 @@ def ring_parts(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> tup
 
 def footprint(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> Footprint:
     """The device memory that a plan with these stages needs."""
-    memory = [stage_memory(spec, stage, shapes) for stage in stages]
+    memories = StageMemories(spec, shapes)
+    memory = [memories.of(stage) for stage in stages]
     params, prepared, sums, work = shared_bytes(memory, shapes.width, largest_layer(spec, shapes.dtype))
     entries, rings, indices = ring_parts(spec, stages, shapes)
     return Footprint(entries, params, prepared, sums, rounded_bytes(spec, shapes), rings, indices, work)
@@ -136,10 +190,3 @@ def footprint(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> Foot
 
 def _whole(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def _work(spec: ModelShape, stage: Stage, shapes: Shapes) -> int:
-    layers = spec.stack[stage.start : stage.stop]
-    kept = [layer.kept_bytes(shapes.tokens, shapes.dtype.itemsize) for layer in layers]
-    workspace = max(layer.workspace_bytes(shapes.tokens, shapes.dtype.itemsize, fused=shapes.fused) for layer in layers)
-    return (sum(kept) if stage.backward else max(kept)) + workspace

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import ceil
 from typing import Self
 
@@ -19,12 +18,12 @@ from rptrain.engine.embedding import RowGradients
 from rptrain.engine.footprint import (
     Footprint,
     Shapes,
+    StageMemories,
     footprint,
     largest_layer,
     ring_parts,
     rounded_bytes,
     shared_bytes,
-    stage_memory,
 )
 from rptrain.engine.meter import Measured
 from rptrain.engine.optim.moments import Moments
@@ -286,13 +285,13 @@ def make_plan(
     room = None if device_limit is None else device_limit - LIBRARIES
     shapes, largest = workload.shapes(machine.devices), largest_layer(spec, workload.dtype)
     _check_single_layers(spec, shapes, room, limit_source)
-    memory = cache(lambda stage: stage_memory(spec, stage, shapes))
+    memories = StageMemories(spec, shapes)
     rounded = rounded_bytes(spec, shapes)
 
     def fits_device(stages: Sequence[Stage]) -> bool:
         if room is None:
             return True
-        shared = sum(shared_bytes([*map(memory, stages)], shapes.width, largest))
+        shared = sum(shared_bytes([*map(memories.of, stages)], shapes.width, largest))
         return shared + rounded + sum(ring_parts(spec, stages, shapes)[1:]) <= room
 
     def buffers(stages: Sequence[Stage]) -> int:

@@ -14,7 +14,7 @@ from rptrain.checkpoint.atomic_dir import SLACK
 from rptrain.config.schema import Config
 from rptrain.data.loader import RANDOM, RANDOM_ROWS
 from rptrain.engine.engine import ITERATIONS_AHEAD
-from rptrain.engine.footprint import Footprint, Shapes, stage_memory
+from rptrain.engine.footprint import Footprint, Shapes, StageMemories, stage_memory
 from rptrain.engine.iteration import iteration_bytes
 from rptrain.engine.meter import Measured
 from rptrain.engine.optim.moments import bytes_each
@@ -273,9 +273,9 @@ def worker_bytes(spec: ModelShape, run: RunPlan, shapes: Shapes) -> list[int]:
     Buffers have the size of the largest stages, but a stage may never come to a worker, or always to the same end of a
     buffer.
     """
-    taken = []
+    taken, memories = [], StageMemories(spec, shapes)
     for stages in _programs(run.plan):
-        memory = [stage_memory(spec, stage, shapes) for stage in stages]
+        memory = [memories.of(stage) for stage in stages]
         params = min(_at_ends([one.params for one in memory]), run.device.params)
         sums = min(_at_ends([one.sums for one in memory if one.sums]), run.device.sums)
         rest = max(one.prepared for one in memory) + max(one.work for one in memory)

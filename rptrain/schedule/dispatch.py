@@ -70,6 +70,7 @@ class _Builder:
         start = [*run.params, *([lane[-1].compute[-1]] if lane else []), *self._accumulators(slot)]
         run.sums = self._partial_sums(iteration, slot, start)
         ring = self.rings[slot.device]
+        seconds, kept = stage_time(self.costs, slot.stage), self._sum(slot, "kept")
         outputs: dict[int, int] = {}
         for m in slot.micro_batches:
             before = run.compute[-1:] or run.sums[-1:] or [*start]
@@ -86,7 +87,7 @@ class _Builder:
                 Task(
                     "compute",
                     slot.device,
-                    stage_time(self.costs, slot.stage),
+                    seconds,
                     tuple(before),
                     slot.stage.kind,
                     slot.stage.layers,
@@ -99,7 +100,7 @@ class _Builder:
             if arrived is not None:
                 self.holds.append(Hold(slot.device, self._input_bytes(slot), arrived, index))
             if slot.stage.backward:
-                self.holds.append(Hold(slot.device, self._sum(slot, "kept"), index, index))
+                self.holds.append(Hold(slot.device, kept, index, index))
             outputs[m] = index if self.links is None else self._copy_out(iteration, slot, m, index)
             ring.append((index, outputs[m]))
         self.outputs = outputs

@@ -72,9 +72,9 @@ def boundaries(stages: Sequence[Stage]) -> Boundaries:
 
 def outputs(stages: Sequence[Stage]) -> tuple[list[int], int]:
     """The number of tensors that each stage writes per micro-batch, and of boundaries, as in `boundaries`."""
-    cuts = sorted({stage.start if stage.backward else stage.stop for stage in stages})
+    cuts = sorted({stop if kind == "F" else start for kind, start, stop in stages})
     written = [
-        1 if stage.backward else bisect_right(cuts, stage.stop) - bisect_right(cuts, stage.start) for stage in stages
+        bisect_right(cuts, stop) - bisect_right(cuts, start) if kind == "F" else 1 for kind, start, stop in stages
     ]
     return written, len({0, *cuts})
 

@@ -9,13 +9,12 @@ iteration are dealt to R groups, each a pipeline of its own over N / R devices, 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal["F", "FB", "B"]
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """Consecutive layers [start, stop) that are dispatched together. The head is the last layer of FB."""
 
     kind: Kind

@@ -4,9 +4,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
+from typing import NamedTuple
 
 from rptrain.schedule.costs import LayerCost
-from rptrain.schedule.estimate import Estimate, Setting, estimate
+from rptrain.schedule.estimate import Estimate, Estimator, Setting
 from rptrain.schedule.partition import partition, split
 from rptrain.schedule.plan import Stage
 
@@ -18,8 +19,7 @@ FEW = 100  # neighbors to evaluate in a short search
 TIE = 1e-6  # relative difference below which plans count as equally fast; the one with fewer stages wins
 
 
-@dataclass(frozen=True)
-class Cuts:
+class Cuts(NamedTuple):
     """A partition, given by the ends of its stages inside the body (the layers before the fused stage)."""
 
     body: int
@@ -69,6 +69,7 @@ def search(
     were found with other costs, are a candidate too; the others have as many stages of one layer at the ends.
     """
     layers = len(costs)
+    estimator = Estimator(costs, setting)
     seen: dict[Cuts, tuple[float, float]] = {}
     never = (float("inf"), 0.0)
 
@@ -78,7 +79,7 @@ def search(
             stages = cuts.stages(layers)
             seen[cuts] = never
             if fits(stages):
-                found = estimate(costs, stages, setting)
+                found = estimator.estimate(stages)
                 seen[cuts] = float(f"{by(found):.9g}"), found.tail
         return seen[cuts]
 
@@ -103,7 +104,7 @@ def search(
         key=lambda cuts: (len(cuts.forward) + len(cuts.backward), seen[cuts]),
     )
     stages = chosen.stages(layers)
-    return Found(stages, estimate(costs, stages, setting))
+    return Found(stages, estimator.estimate(stages))
 
 
 def _candidates(

@@ -5,15 +5,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Lane = Literal["compute", "up", "down", "optimizer"]
 HOST = -1  # the device of a Hold in host memory
 COMPUTATION = ("F", "FB", "B")  # kinds of tasks; a compute lane also waits for copies, which is idle time
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """Work that occupies its resource, `lane` of `device`, for `seconds` once every task of `after` has ended.
 
     Of the tasks that are ready, a resource takes the one with the lowest `priority` number, then the first in the list.
@@ -38,8 +37,7 @@ class Task:
         return f"{self.kind}{layers}.{self.micro_batch} of iteration {self.iteration} on {self.lane} {self.device}"
 
 
-@dataclass(frozen=True)
-class Hold:
+class Hold(NamedTuple):
     """Bytes held on a device, or in HOST memory, from a task's start to another's end."""
 
     place: int

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from rptrain.schedule import estimate as estimates
 from rptrain.schedule.costs import LayerCost
 from rptrain.schedule.dispatch import Links, dispatch
 from rptrain.schedule.estimate import Setting, estimate
@@ -140,3 +141,20 @@ def test_with_links_it_is_near_the_simulation(model, devices, lag, rounds):
     assert stages is not None
     setting = Setting(devices, 16, 16 // rounds, lag, links)
     assert 0.98 <= estimate(costs, stages, setting).period / simulated(costs, stages, setting) <= 1.001
+
+
+@pytest.mark.skipif(estimates._library() is None, reason="installed without a compiler")
+@pytest.mark.parametrize("lag", [0, 1], ids=["sync", "async"])
+@pytest.mark.parametrize("seed", range(20))
+def test_native_code_has_the_bits_of_python(seed, lag, monkeypatch):
+    rng = random.Random(seed)
+    links = rng.choice([None, Links(3.3, 1.7, 2, latency=0.3)])
+    costs, stages, setting = random_case(seed, lag, links)
+    costs = [
+        replace(cost, forward=cost.forward * 1.1, sums=rng.randint(0, 3), reduce=rng.choice([0.0, 0.7]))
+        for cost in costs
+    ]
+    setting = replace(setting, groups=rng.choice([1, 2]))
+    found = estimate(costs, stages, setting)
+    monkeypatch.setattr(estimates, "_library", lambda: None)
+    assert found == estimate(costs, stages, setting)
