@@ -12,7 +12,7 @@ from rptrain.bench.floor import Floor
 from rptrain.bench.idle import CAUSES
 from rptrain.bench.report import Report
 from rptrain.planner.text import step_sentence
-from rptrain.utils.units import format_bytes, format_seconds
+from rptrain.utils.units import format_bytes, format_rate, format_seconds
 
 LEAST = 0.0005  # fraction of the time; a cause that takes less on every device is not shown
 GB = 1e9
@@ -52,7 +52,7 @@ def _head(values: dict[str, Any]) -> Iterator[str]:
 def _speed(values: dict[str, Any]) -> Iterator[str]:
     speed, first = values["throughput"], values["first_step"]
     steps = speed["steps"]
-    yield f"{speed['tokens_per_second']:,.0f} tokens/s in {len(steps)} steps"
+    yield f"{format_rate(speed['tokens_per_second'])} in {len(steps)} steps"
     yield (
         f"{format_seconds(speed['seconds_per_step'])} per step, fastest {format_seconds(min(steps))}, slowest "
         f"{format_seconds(max(steps))}; planned {format_seconds(values['plan']['seconds_per_step'])}"
@@ -119,7 +119,7 @@ def _memory(values: dict[str, Any]) -> Iterator[str]:
 
 def _floor(floor: dict[str, Any]) -> Iterator[str]:
     yield (
-        f"{floor['achieved']:.1%} of the roofline, {floor['tokens_per_second']:,.0f} tokens/s with each layer "
+        f"{floor['achieved']:.1%} of the roofline, {format_rate(floor['tokens_per_second'])} with each layer "
         f"recomputed ({floor['without_recompute']:,.0f} without)"
     )
     yield f"elementwise operations run at the rate of a copy, {floor['copy'] / GB:,.0f} GB/s read and written"

@@ -20,7 +20,7 @@ from rptrain.planner.scaling import Scaling
 from rptrain.schedule import picture
 from rptrain.schedule.plan import Stage
 from rptrain.schedule.roofline import Verdict
-from rptrain.utils.units import DASH, format_bits, format_bytes, format_percent, format_seconds
+from rptrain.utils.units import DASH, format_bits, format_bytes, format_percent, format_rate, format_seconds
 
 LABEL, SIZE = 33, 12  # minimum widths of a part's name and of its size
 BAR = 30  # maximum width of the available memory
@@ -234,7 +234,7 @@ def _plan(report: PlanReport) -> Iterator[str]:
     yield describe(plan.stages)
     yield str(plan)
     yield (
-        f"{format_seconds(found.period)} per step, {report.config.tokens / found.period:,.0f} tokens/s, "
+        f"{format_seconds(found.period)} per step, {format_rate(report.config.tokens / found.period)}, "
         f"bubble {max(found.bubble, 0):.1%}: estimated with the {report.source}"
     )
 
@@ -242,8 +242,8 @@ def _plan(report: PlanReport) -> Iterator[str]:
 def _types(types: Sequence[ProductType]) -> Iterator[str]:
     present, other = types
     ratio = present.seconds_per_step / other.seconds_per_step
-    yield f"{present.name}, as in the config: {present.tokens_per_second:,.0f} tokens/s"
-    yield f"{other.name}: {other.tokens_per_second:,.0f} tokens/s, {ratio:.2f} times as much"
+    yield f"{present.name}, as in the config: {format_rate(present.tokens_per_second)}"
+    yield f"{other.name}: {format_rate(other.tokens_per_second)}, {ratio:.2f} times as much"
     if suggested(types):
         yield f"{other.setting} would make this run faster."
 

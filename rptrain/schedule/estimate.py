@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from itertools import accumulate
 from math import inf
 from typing import Any, NamedTuple
@@ -14,7 +15,6 @@ from rptrain.schedule.dispatch import Links
 from rptrain.schedule.lower import outputs
 from rptrain.schedule.partition import stage_time
 from rptrain.schedule.plan import Stage
-from rptrain.utils.native import library
 
 
 @dataclass(frozen=True)
@@ -208,11 +208,13 @@ def _steps(
 @cache
 def _library() -> Any:
     """estimate.c, with the types of its function; None if the package was installed without a compiler."""
-    found = library("rptrain.schedule._estimate")
-    if found is not None:
-        numbers, pointer = [ctypes.c_long] * 6, ctypes.c_void_p
-        found.schedule_steps.argtypes = [*numbers, pointer, ctypes.c_double, ctypes.c_double, pointer, pointer]
-        found.schedule_steps.restype = None
+    spec = find_spec("rptrain.schedule._estimate")
+    if spec is None or spec.origin is None:
+        return None
+    found = ctypes.CDLL(spec.origin)
+    numbers, pointer = [ctypes.c_long] * 6, ctypes.c_void_p
+    found.schedule_steps.argtypes = [*numbers, pointer, ctypes.c_double, ctypes.c_double, pointer, pointer]
+    found.schedule_steps.restype = None
     return found
 
 

@@ -7,7 +7,7 @@ from rptrain.planner.text import describe, model_sentence
 from rptrain.runs.run_dir import RunDir
 from rptrain.train.job import Job
 from rptrain.utils.text import counted, one_line
-from rptrain.utils.units import format_seconds
+from rptrain.utils.units import format_rate, format_seconds
 
 
 def heading(run: RunDir, checkpoint: Path | None, job: Job) -> Iterator[str]:
@@ -41,5 +41,5 @@ def _plan(job: Job) -> str:
     devices = (
         f"{machine.devices} × {machine.card.name}" if job.hardware.gpus else counted(machine.devices, "CPU worker")
     )
-    speed = f"{format_seconds(estimate.period)} per step, {job.config.tokens / estimate.period:,.0f} tokens/s"
+    speed = f"{format_seconds(estimate.period)} per step, {format_rate(job.config.tokens / estimate.period)}"
     return f"{describe(plan.stages)} on {devices}; estimated: {speed}"

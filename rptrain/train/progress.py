@@ -9,7 +9,7 @@ from rptrain.runs.event_log import EventLog
 from rptrain.runs.events import BestLoaded, Event, Step
 from rptrain.runs.lanes import Phase
 from rptrain.utils.text import printable
-from rptrain.utils.units import format_duration, format_loss
+from rptrain.utils.units import format_duration, format_loss, format_rate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,7 +112,7 @@ def describe(step: Step, total_steps: int, first: Step, done: int | None = None)
         parts.append("skipped: the gradients were not finite")
     elif step.loss is not None:
         parts.append(f"loss {format_loss(step.loss)}")
-    parts.append(f"{step.tokens_per_second:,.0f} tokens/s")
+    parts.append(format_rate(step.tokens_per_second))
     if step.step > first.step:
         rest = (step.time - first.time) / (step.step - first.step) * (total_steps - done)
         parts.append(f"ETA {format_duration(rest)}")

@@ -73,6 +73,23 @@ def test_an_end_before_or_after_the_steps_is_recorded(tmp_path, monkeypatch, pla
         assert (told.exit_code, last(tmp_path)) == (1, ("failed", "MemoryError: no memory"))
 
 
+def test_an_interrupt_in_the_final_evaluation_loses_no_model(tmp_path, monkeypatch):
+    """The run ends as stopped after its last step, and resuming it exports the model."""
+
+    def interrupt(trainer, step):
+        if step > 0:
+            raise KeyboardInterrupt
+
+    tools.write_model(tmp_path / "model")
+    with monkeypatch.context() as patch:
+        patch.setattr(rptrain.train.trainer.Trainer, "_ask_questions", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            tools.train_here(tmp_path)
+    assert last(tmp_path) == ("stopped", "stopped after step 6")
+    resumed = tools.train_here(tmp_path)
+    assert last(tmp_path) == ("finished", "finished after 6 steps") and (resumed.model_path / "config.json").is_file()
+
+
 def test_the_record_precedes_the_closing_of_the_engine(tmp_path, monkeypatch):
     order: list[str] = []
     end, close = EventLog.end, Engine.close
