@@ -151,7 +151,13 @@ def test_native_code_has_the_bits_of_python(seed, lag, monkeypatch):
     links = rng.choice([None, Links(3.3, 1.7, 2, latency=0.3)])
     costs, stages, setting = random_case(seed, lag, links)
     costs = [
-        replace(cost, forward=cost.forward * 1.1, sums=rng.randint(0, 3), reduce=rng.choice([0.0, 0.7]))
+        replace(
+            cost,
+            forward=cost.forward * 1.1,
+            grads=rng.randint(0, 40),
+            sums=rng.randint(0, 40),
+            reduce=rng.choice([0.0, 0.7]),
+        )
         for cost in costs
     ]
     setting = replace(setting, groups=rng.choice([1, 2]))
