@@ -1,5 +1,7 @@
 """Suggestions for unknown keys: names in other trainers, unsupported features, typos."""
 
+import re
+
 from rptrain.config.schema import Config, keys
 from rptrain.utils.suggest import nearest
 
@@ -118,7 +120,17 @@ _UNAVAILABLE = {
 _SMALL_MOMENTS = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
 
 _KEYS = [*keys(), "data.train"]
+_KEY = re.compile("`([a-z_.]+)`")
 _BY_LEAF = {key.rpartition(".")[2]: key for key in keys()}
+
+
+def other_names() -> dict[str, tuple[str, ...]]:
+    """The names of each key in other trainers, and those that it replaces, by the first key of their advice."""
+    names = {key: aliases.split() for key, aliases in _ALIASES.items()}
+    for word, advice in _ADVICE.items():
+        if found := _KEY.search(advice):
+            names.setdefault(found[1], []).append(word)
+    return {key: tuple(words) for key, words in names.items() if key in keys()}
 
 
 def answer(dotted: str, value: object = None) -> str:

@@ -1,10 +1,10 @@
 """Advice for a config that does not fit: changes of one key or of two, tried with the planner."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations, product
-from math import ceil
+from math import ceil, prod
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -16,12 +16,15 @@ from rptrain.models.weights.file_backed import file_backed_units
 from rptrain.planner.auto import divisors
 from rptrain.planner.hardware import Hardware
 from rptrain.planner.memory import MemoryPlan, least_memory, plan_run, saves
+from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes
 
 SHORTEST = 128  # tokens: shorter sequences are not proposed
 GIB = 1 << 30
 SWITCH = 2.0  # weight of a change of `optim.update`, compared with dividing another key by this factor
 MOMENTS = {"bf16": 2.0, "int8": 4.0}  # weight of `optim.moments`
+ADAPTERS = 16.0  # weight of `train.method`
+QUANTIZED = 4.0  # weight of `lora.base`
 MAPPED = 8.0  # weight of `model.hold`: a disk may be slow
 
 
@@ -78,33 +81,52 @@ def with_value(config: Config, key: str, value: Any) -> Config | None:
     """The config with one key changed; None if the value is not valid."""
     section, name = key.split(".")
     values = config.model_dump()
-    values[section][name] = value
+    values[section] = {**(values[section] or {}), name: value}
     try:
         return Config.model_validate(values)
     except ValidationError:
         return None
 
 
-def advise(config: Config, spec: ModelShape, hardware: Hardware, before: MemoryPlan | None = None) -> Advice:
-    """Advice for a config without "auto". `before` is the memory of its plan or, without a plan, the least memory."""
+def advise(
+    config: Config,
+    spec: ModelShape,
+    hardware: Hardware,
+    before: MemoryPlan | None = None,
+    shape_of: Callable[[Config, Hardware], ModelShape] | None = None,
+) -> Advice:
+    """Advice for a config without "auto". `before` is the memory of its plan or, without a plan, the least memory.
+
+    `shape_of`: the model as another config trains it, or UserError; without it, adapters and a quantized base are not
+    proposed.
+    """
     if before is None:
         before = least_memory(config, spec, hardware)
         if not any(place.missing for place in before.gpus):
             before = plan_run(config, spec, hardware)[1]
-    return _Adviser(config, spec, hardware, before).advice()
+    return _Adviser(config, spec, hardware, before, shape_of).advice()
 
 
 class _Adviser:
-    def __init__(self, config: Config, spec: ModelShape, hardware: Hardware, before: MemoryPlan) -> None:
-        self._config, self._spec, self._hardware = config, spec, hardware
+    def __init__(
+        self,
+        config: Config,
+        spec: ModelShape,
+        hardware: Hardware,
+        before: MemoryPlan,
+        shape_of: Callable[[Config, Hardware], ModelShape] | None,
+    ) -> None:
+        self._config, self._spec, self._hardware, self._shape_of = config, spec, hardware, shape_of
         self._missing = {kind: nbytes for kind, nbytes in _most(before, "missing").items() if nbytes}
         self._totals = _most(before, "total")
 
     def advice(self) -> Advice:
         ways = [list(way) for way in self._ways()] if self._missing else []
         singles = [remedy for way in ways if (remedy := self._first([(change,) for change in way]))]
+        if self._missing and self._shape_of is not None:
+            singles += [remedy for way in self._methods() if (remedy := self._first([way]))]
         if singles:
-            singles.sort(key=lambda remedy: remedy.changes[0].size)
+            singles.sort(key=lambda remedy: prod(change.size for change in remedy.changes))
             return Advice(tuple(singles), self._missing)
         pairs = [pair for two in combinations(ways, 2) for pair in product(*two)]
         pair = self._first(sorted(pairs, key=lambda pair: pair[0].size * pair[1].size))
@@ -121,12 +143,31 @@ class _Adviser:
             hardware = self._hardware.limited(config.engine)
             if not hardware.divisible(config):
                 continue
-            if least_memory(config, self._spec, hardware).fits:  # otherwise there is no need to search for a plan
-                memory = plan_run(config, self._spec, hardware)[1]
+            try:
+                spec = self._spec_of(changes, config, hardware)
+            except UserError:  # the model cannot be trained that way
+                continue
+            if least_memory(config, spec, hardware).fits:  # otherwise there is no need to search for a plan
+                memory = plan_run(config, spec, hardware)[1]
                 if memory.fits:
                     after = _most(memory, "total")
                     return Remedy(changes, {kind: self._totals[kind] - after[kind] for kind in self._missing})
         return None
+
+    def _spec_of(self, changes: tuple[Change, ...], config: Config, hardware: Hardware) -> ModelShape:
+        if self._shape_of is None or not any(change.key in ("train.method", "lora.base") for change in changes):
+            return self._spec
+        return self._shape_of(config, hardware)
+
+    def _methods(self) -> Iterator[tuple[Change, ...]]:
+        """Adapters in place of training all weights, and a base of 4 bits."""
+        quantized = Change("lora.base", "nf4", QUANTIZED)
+        if self._config.adapters is None:
+            adapters = Change("train.method", "lora", ADAPTERS)
+            yield (adapters,)
+            yield (adapters, quantized)
+        elif self._config.adapters.base == "bf16":
+            yield (quantized,)
 
     def _ways(self) -> Iterator[Iterable[Change]]:
         """The values of each key that could help, the smallest change first."""

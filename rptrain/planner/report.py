@@ -275,7 +275,7 @@ def report(
         used,
         hardware.devices,
         memory,
-        advise(config, spec, hardware, memory),
+        advise(config, spec, hardware, memory, _shape_of),
         run,
         problem,
         folder if measured else None,
@@ -287,6 +287,10 @@ def report(
         readiness,
         length_of(config, readiness.amount, run and run.estimate.period),
     )
+
+
+def _shape_of(config: Config, hardware: Hardware) -> ModelShape:
+    return for_hardware(training_model(config)[1], config, hardware)
 
 
 def _of_a_node(measured: Measured, nodes: Nodes | None) -> Measured:

@@ -27,7 +27,7 @@ from rptrain.tui.services.helper import ChildHelper, Helper
 from rptrain.tui.services.outcomes import outcome
 from rptrain.tui.services.preferences import Look
 from rptrain.tui.themes import THEMES
-from rptrain.tui.widgets.sizes import MEDIUM, TALL, WIDE
+from rptrain.tui.widgets.sizes import MEDIUM, NARROW, TALL, WIDE
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.paths import expanded
 from rptrain.utils.text import as_message, one_line
@@ -39,11 +39,11 @@ LOOK_AFTER = 2.0  # seconds between two checks of processes started here
 class RptrainApp(App[None]):
     TITLE = "rptrain"
     CSS_PATH = "style.tcss"
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (MEDIUM, "-medium"), (WIDE, "-wide")]  # noqa: RUF012 (not Textual's type)
+    HORIZONTAL_BREAKPOINTS = [(0, "-tiny"), (NARROW, "-narrow"), (MEDIUM, "-medium"), (WIDE, "-wide")]  # noqa: RUF012 (not Textual's type)
     VERTICAL_BREAKPOINTS = [(0, "-short"), (TALL, "-tall")]  # noqa: RUF012
     COMMAND_PALETTE_DISPLAY = "^p"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("f1", "help", "help"),
+        Binding("f1", "help", "help", show=False),
         Binding("question_mark", "help", "help", show=False),
         Binding("f2", "go('new')", "new run", show=False),
         Binding("f3", "go('runs')", "runs", show=False),
@@ -178,8 +178,11 @@ def make_app(
     runs_folder: Path | None = None,
     helper: Helper | None = None,
     settings: Path | None = None,
+    welcome: bool = True,
 ) -> RptrainApp:
     """Creates the app for a config file and a folder of runs (default: the config's). `settings`: the preferences file.
+
+    `welcome`: whether three questions come first if there is neither a config nor a run.
 
     If a run is to be shown, a broken config does not matter: the New run screen starts from the starter config.
     """
@@ -192,6 +195,7 @@ def make_app(
         draft = Draft.instead_of(config)
     folder = runs_folder or _runs_folder(draft)
     context = Context(draft, folder, helper or ChildHelper(), preferences.load(settings), settings)
+    context.welcome = welcome and attach is None and not config.exists() and not any(folder.glob("*/config.toml"))
     return RptrainApp(context, attach)
 
 

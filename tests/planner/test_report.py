@@ -17,10 +17,12 @@ from rptrain.config.resolve import resolve
 from rptrain.config.schema import Config
 from rptrain.engine.meter import Measured
 from rptrain.models import registry
+from rptrain.models.spec import ModelShape
 from rptrain.planner.advice import advise, with_value
-from rptrain.planner.hardware import planned
+from rptrain.planner.hardware import Hardware, planned
 from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.memory import least_memory, plan_run
+from rptrain.planner.model import for_hardware, training_model
 from rptrain.planner.report import report
 from rptrain.planner.text import describe, verdict_text
 from rptrain.planner.timings import Conditions, Timings
@@ -142,7 +144,7 @@ def test_the_reason_names_what_sets_the_limit(arguments, source):
 
 
 def test_what_is_missing_where_nothing_helps():
-    result = run("--gpus", "8", "--host", "12GiB")
+    result = run("--gpus", "8", "--host", "1GiB")
     text = " ".join(result.stdout.split())
     assert result.exit_code == 2
     assert "No change of one or two settings makes it fit: it needs" in text and "GiB more host memory" in text
@@ -298,6 +300,24 @@ def test_each_of_several_processes_keeps_a_replica(replicas, fewer):
         change for remedy in advise(config, spec_of("qwen3-1.7b"), machine).remedies for change in remedy.changes
     ]
     assert changes and [change.value for change in changes if change.key == "engine.replicas"] == fewer
+
+
+def test_adapters_and_a_base_of_4_bits_are_proposed():
+    config = resolve("c.toml").config
+    machine = hardware(config, 20 * GIB)
+
+    def shape_of(config: Config, machine: Hardware) -> ModelShape:
+        return for_hardware(training_model(config)[1], config, machine)
+
+    found = advise(config, spec_of("qwen3-1.7b"), machine, shape_of=shape_of).remedies
+    changes = [{change.key: change.value for change in remedy.changes} for remedy in found]
+    assert {"train.method": "lora"} in changes and {"train.method": "lora", "lora.base": "nf4"} in changes
+    for change in changes:
+        changed = config
+        for key, value in change.items():
+            changed = with_value(changed, key, value)
+            assert changed is not None
+        assert plan_run(changed, shape_of(changed, machine), machine)[1].fits
 
 
 def test_nothing_is_said_of_what_fits():

@@ -147,7 +147,7 @@ def make(tmp_path: Path, helper: Scripted, monkeypatch: pytest.MonkeyPatch) -> C
         monkeypatch.setattr(f"rptrain.tui.screens.{screen}.PAUSE", pause)
 
     def make(**named: Any) -> RptrainApp:
-        return make_app(**{"helper": helper, "settings": tmp_path / "settings" / "tui.toml"} | named)
+        return make_app(**{"helper": helper, "settings": tmp_path / "settings" / "tui.toml", "welcome": False} | named)
 
     return make
 

@@ -46,7 +46,7 @@ async def show(pilot: Any, helper: Scripted, screen: str) -> None:
     if app.size.width >= 160:
         await until(pilot, lambda: "Two and two?" in screen_text(app))
     if screen == "unfit":
-        await until(pilot, lambda: "→ train.micro_batch_size = 1" in screen_text(app))
+        await until(pilot, lambda: "alt+1 train.micro_batch_size = 1" in screen_text(app))
     elif screen in ("run", "several", "ended"):
         await pilot.press("f3")
         await until(pilot, lambda: "training" in screen_text(app))

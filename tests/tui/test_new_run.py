@@ -12,7 +12,7 @@ from rptrain.config.resolve import resolve
 from rptrain.config.schema import keys
 from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.dialog import Dialog
-from rptrain.tui.screens.picker import MAX_ITEMS, Item, Picker
+from rptrain.tui.screens.picker import MAX_ITEMS, Item, Picker, Question
 from rptrain.tui.screens.run import RunScreen
 from rptrain.tui.services import heavy, launch, places
 from rptrain.tui.services.draft import STARTER, Draft
@@ -274,6 +274,7 @@ async def test_a_run_that_would_be_refused_is_not_called_fitting(make: Made, hel
         assert "my␛.jsonl: no such data file" in text and "! 2 of 90 rows are bad" in text and "8.42 s" in text
         assert "1,200 steps       about 3.04 epochs" in text and "about 2 h 48 m in total" in text
         assert start_button(pilot.app).disabled and not pilot.app.screen.query_one("#advice").display
+        assert "✗ my␛.jsonl: no such data" in text  # in the field itself, too
 
 
 @driven
@@ -296,6 +297,44 @@ async def test_what_does_not_fit_is_not_started_and_advice_is_taken_by_a_key(
         await pilot.press("enter")
         await ready(pilot)
         assert "micro_batch_size = 1\n" in helper.asked[-1][2]
+
+
+@pytest.mark.parametrize("key", ["alt+1", "1"])
+@driven
+async def test_a_remedy_is_one_key(make: Made, helper: Scripted, key: str):
+    """The number alone where nothing is typed."""
+    helper.answers[heavy.plan] = planned(fits=False)
+    async with make().run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "alt+1 train.micro_batch_size = 1" in screen_text(pilot.app))
+        await focus(pilot, "#model-path" if key == "alt+1" else "#train-method")
+        helper.answers[heavy.plan] = planned()
+        await pilot.press(key)
+        await ready(pilot)
+        assert "micro_batch_size = 1\n" in helper.asked[-1][2] and shown(pilot.app, "model-path") == ["tiny-tasks"]
+        await press_until(pilot, "alt+2", lambda: "✓ fits" in screen_text(pilot.app))  # there is none
+
+
+@driven
+async def test_settings_are_found_by_the_words_of_other_trainers(make: Made):
+    async with make().run_test(size=(120, 36)) as pilot:
+        for typed, key in (
+            ("lr", "optim-learning_rate"),
+            ("grad clip", "optim-max_grad_norm"),
+            ("gradient_accumulation_steps", "train-global_batch_size"),
+            ("per_device_train_batch_size", "train-micro_batch_size"),
+        ):
+            await press_until(pilot, "f5", lambda: "All settings" in screen_text(pilot.app))
+            await type_over(pilot, typed)
+            await press_until(pilot, "enter", lambda key=key: getattr(pilot.app.focused, "id", "") == key)
+
+
+def test_the_comment_behind_a_changed_value_is_dropped(tmp_path: Path):
+    text = "# mine\n[train]\n# how long\nmax_steps = 20 # a minute\nseed = 1 # any\n"
+    draft = Draft(tmp_path / "rptrain.toml", text)
+    draft.put("train.max_steps", "20")
+    assert draft.text == text
+    draft.put("train.max_steps", "30")
+    assert draft.text == text.replace("20 # a minute", "30")
 
 
 @driven
@@ -490,7 +529,7 @@ async def test_a_long_list_shows_a_part_and_finds_all(make: Made):
     app = make()
     async with app.run_test(size=(80, 24)) as pilot:
         chosen: list[str | None] = []
-        app.push_screen(Picker("Many", find), chosen.append)
+        app.push_screen(Picker(Question("Many", find)), chosen.append)
         await until(pilot, lambda: "part-00000[red]" in screen_text(app))
         assert app.screen.query_one(OptionList).option_count == MAX_ITEMS + 1
         await until(pilot, lambda: isinstance(app.focused, Input))
@@ -506,7 +545,7 @@ async def test_enter_takes_what_is_typed_and_not_yet_looked_up(make: Made):
     app = make()
     async with app.run_test(size=(80, 24)) as pilot:
         chosen: list[str | None] = []
-        app.push_screen(Picker("Two", find), chosen.append)
+        app.push_screen(Picker(Question("Two", find)), chosen.append)
         await until(pilot, lambda: "two" in screen_text(app) and isinstance(app.focused, Input))
         typed = app.screen.query_one(Input)
         with typed.prevent(Input.Changed):
@@ -526,7 +565,7 @@ async def test_of_two_keys_at_once_the_first_one_counts(make: Made, second: str)
         await ready(pilot)
         under = app.screen
         await focus(pilot, "#data-max_length")  # where the second key means little
-        for dialog, answer in ((Picker("One", find), "one"), (Confirm("Sure?", "Do it"), False)):
+        for dialog, answer in ((Picker(Question("One", find)), "one"), (Confirm("Sure?", "Do it"), False)):
             chosen: list[str | bool | None] = []
             app.push_screen(dialog, chosen.append)
             await until(pilot, lambda: ("one" in screen_text(app) or "Sure?" in screen_text(app)) and bool(app.focused))
@@ -563,13 +602,13 @@ async def test_what_is_no_item_is_not_taken(make: Made):
     app = make()
     async with app.run_test(size=(80, 24)) as pilot:
         chosen: list[str | None] = []
-        app.push_screen(Picker("Many", find), chosen.append)
+        app.push_screen(Picker(Question("Many", find)), chosen.append)
         await until(pilot, lambda: "part-00000" in screen_text(app))
         options = app.screen.query_one(OptionList)
         options.highlighted = MAX_ITEMS - 3
         await press_until(pilot, "pagedown", lambda: options.highlighted == MAX_ITEMS - 1)
         await press_until(pilot, "enter", lambda: chosen == [f"part-{MAX_ITEMS - 1:05}"])
-        app.push_screen(Picker("None", fail, paths=False), chosen.append)
+        app.push_screen(Picker(Question("None", fail, paths=False)), chosen.append)
         await until(pilot, lambda: "why it failed" in screen_text(app) and isinstance(app.focused, Input))
         await pilot.press("x", "down", "enter")
         assert "why it failed" in await settled(pilot)

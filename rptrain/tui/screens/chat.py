@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.screen import Screen
-from textual.widgets import Footer, Input, Label, Static
+from textual.widgets import Input, Label, Static
 
 from rptrain.tui.context import Context
 from rptrain.tui.screens.checkpoint_picker import CheckpointPicker, candidates
@@ -18,6 +18,7 @@ from rptrain.tui.screens.dialog import ask
 from rptrain.tui.services.chat_session import ChatSession, Settings
 from rptrain.tui.widgets.entry import Entry
 from rptrain.tui.widgets.exchange import Transcript
+from rptrain.tui.widgets.key_bar import KeyBar
 from rptrain.tui.widgets.top_bar import TopBar
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import one_line
@@ -86,7 +87,7 @@ class ChatScreen(Screen[None]):
             yield Entry(id="temperature", compact=True)
             yield Label("top-p", classes="label")
             yield Entry(id="top-p", compact=True)
-        yield Footer()
+        yield KeyBar()
 
     async def on_mount(self) -> None:
         before = self._shared.chat

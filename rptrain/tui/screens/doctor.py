@@ -9,13 +9,14 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.content import Content
 from textual.screen import Screen
 from textual.widget import Widget
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from rptrain.doctor.checks import Check
 from rptrain.tui.context import Context
 from rptrain.tui.screens.closing import is_left, until_closed
 from rptrain.tui.services import heavy
 from rptrain.tui.services.helper import HelperError
+from rptrain.tui.widgets.key_bar import KeyBar
 from rptrain.tui.widgets.top_bar import TopBar
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import printable
@@ -41,7 +42,7 @@ class Doctor(Screen[None]):
     def compose(self) -> ComposeResult:
         yield TopBar("doctor")
         yield VerticalScroll(id="findings")
-        yield Footer()
+        yield KeyBar()
 
     def on_mount(self) -> None:
         self.query_one("#findings").focus()

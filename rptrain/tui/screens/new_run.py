@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
@@ -13,31 +14,35 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Button, Footer, OptionList, Static
+from textual.widgets import Button, OptionList, Static
 from textual.widgets.option_list import Option
 
+from rptrain.config.aliases import other_names
 from rptrain.config.errors import ConfigError
 from rptrain.config.types import format_size
 from rptrain.runs.run_dir import RunDir
 from rptrain.tui.context import Context
 from rptrain.tui.messages import OpenRun
+from rptrain.tui.screens.choices import data_question, model_question, run_question
 from rptrain.tui.screens.closing import is_left, until_closed
 from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.data import DataBrowser
 from rptrain.tui.screens.dialog import ask
-from rptrain.tui.screens.picker import Item, Picker
-from rptrain.tui.services import heavy, places
+from rptrain.tui.screens.first_run import FirstRun
+from rptrain.tui.screens.picker import Item, Picker, Question
+from rptrain.tui.services import heavy
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.fields import ALL, Field
 from rptrain.tui.services.helper import HelperError
 from rptrain.tui.services.recipe import recipe
 from rptrain.tui.widgets.form import Form, method_of
+from rptrain.tui.widgets.key_bar import KeyBar
 from rptrain.tui.widgets.plan_panel import PlanPanel
 from rptrain.tui.widgets.sample_text import preview_text
 from rptrain.tui.widgets.sizes import TALL
 from rptrain.tui.widgets.top_bar import TopBar
 from rptrain.utils.errors import UserError
-from rptrain.utils.units import DASH, format_bytes, format_count
+from rptrain.utils.units import DASH
 
 PAUSE = 0.35  # seconds without typing before a plan is made
 CHOOSERS = {"model.path", "data.train.0.path", "train.method"}  # they set the initial values of other settings
@@ -60,6 +65,7 @@ class NewRun(Screen[None]):
         Binding("ctrl+s", "save", "save"),
         Binding("ctrl+t", "browse", "samples"),
         Binding("ctrl+o", "from_run", "from a run", show=False),
+        *(Binding(f"alt+{n},{n}", f"remedy({n})", "remedy", show=False) for n in range(1, 10)),
         Binding("f5", "settings", "all settings", show=False),
         Binding("down", "app.focus_next", "next", show=False),
         Binding("up", "app.focus_previous", "before", show=False),
@@ -71,6 +77,7 @@ class NewRun(Screen[None]):
         ("ctrl+r", "save the config and start the run, if it fits"),
         ("ctrl+s", "save the config"),
         ("ctrl+t", "samples of the data, as the model reads them"),
+        ("alt+1 alt+2 …", "take a change that makes the run fit"),
         ("ctrl+o", "begin with a past run's settings"),
         ("F5", "all settings there are, to find one and set it"),
     )
@@ -83,7 +90,8 @@ class NewRun(Screen[None]):
         self._refused: dict[str, str] = {}  # values of the form that are not valid TOML: the message, by key
         self._invalid: dict[str, str] = {}  # these, and values that the config refuses
         self._planned_text = ""  # the text of the shown plan
-        self._left = False  # focus another widget
+        self._left = False  # another screen was shown
+        self._starts = False  # once the plan fits
 
     def compose(self) -> ComposeResult:
         yield TopBar("new", str(self._draft.path))
@@ -99,7 +107,7 @@ class NewRun(Screen[None]):
             with Samples(id="samples"):
                 yield Static("", id="sample")
         yield Static("", id="about", markup=False)
-        yield Footer()
+        yield KeyBar()
 
     def on_mount(self) -> None:
         self.query_one("#advice").display = False
@@ -109,6 +117,24 @@ class NewRun(Screen[None]):
             self._fill()
         self.query_one(Form).focus_first()
         self._changed()
+        if self._shared.welcome:
+            self._shared.welcome = False
+            self._welcome()
+
+    @work
+    @until_closed
+    async def _welcome(self) -> None:
+        """Asks the questions of the first run, and starts it once its plan fits."""
+        first = FirstRun(self._shared)
+        answer = await ask(self, first)
+        self._draft.update(first.values)
+        self._by_hand.update(first.values)
+        self._suggest()
+        self._fill()
+        self._changed()
+        if answer is not None:
+            self._starts = True
+            self.notify("planning; training starts once the plan fits")
 
     def on_resize(self) -> None:
         self.query_one(PlanPanel).detailed = self.size.height >= TALL
@@ -133,6 +159,7 @@ class NewRun(Screen[None]):
             self._suggest()
             self._fill()
         if edited:
+            self._starts = False
             self._changed()
 
     def _fill(self) -> None:
@@ -172,10 +199,12 @@ class NewRun(Screen[None]):
         panel.problem, panel.planned, panel.busy = "", planned, False
         self._planned_text = text if planned.fits else ""
         self.query_one("#start", Button).disabled = not planned.fits
-        self.query_one(Form).mark(
-            {one["key"]: one["message"] for one in planned.report["refusals"] if one["key"] in ALL}
-        )
+        self._invalid = {one["key"]: one["message"] for one in planned.report["refusals"] if one["key"] in ALL}
+        self._mark()
         self._show_advice(planned)
+        starts, self._starts = self._starts, False
+        if starts and planned.fits:
+            self.action_start()
         if self.query_one(Samples).display:
             self._show_samples()
 
@@ -191,12 +220,15 @@ class NewRun(Screen[None]):
                     self._invalid.setdefault(key, message)
         except UserError as error:
             messages.append(str(error))
-        self.query_one(Form).mark({key: _reason(key, message) for key, message in self._invalid.items()})
+        self._mark()
         return messages
+
+    def _mark(self) -> None:
+        self.query_one(Form).mark({key: _reason(key, message) for key, message in self._invalid.items()})
 
     def _show_problem(self, problem: str) -> None:
         panel = self.query_one(PlanPanel)
-        panel.problem, panel.busy, self._planned_text = problem, False, ""
+        panel.problem, panel.busy, self._planned_text, self._starts = problem, False, "", False
         self.query_one("#start", Button).disabled = True
         self.query_one("#advice").display = False
 
@@ -207,23 +239,33 @@ class NewRun(Screen[None]):
             remedies = planned.report["advice"]["remedies"]
             title = planned.advice.partition("\n")[0]
             advice.add_option(Option(Content.styled(title[:1].upper() + title[1:], "bold"), disabled=True))
-            for remedy in remedies:
+            for number, remedy in enumerate(remedies, 1):
                 changes = remedy["changes"]
                 text = ", ".join(f"{key} = {_shown(key, value)}" for key, value in changes.items())
-                advice.add_option(Option(Content.assemble("→ ", (text, "$accent")), id=json.dumps(changes)))
+                advice.add_option(Option(Content.assemble((f"alt+{number} ", "$accent"), text), id=json.dumps(changes)))
             if problem := planned.report["problem"]:
                 advice.add_option(Option(Content.styled(problem, "$muted"), disabled=True))
         advice.display = planned.too_large
 
     @on(OptionList.OptionSelected, "#advice")
     def _take_advice(self, event: OptionList.OptionSelected) -> None:
-        if event.option.id is None:
-            return
+        if event.option.id is not None:
+            self._apply(json.loads(event.option.id))
+
+    def action_remedy(self, number: int) -> None:
+        """Takes a change that the plan proposes, from 1."""
+        planned = self.query_one(PlanPanel).planned
+        remedies = planned.report["advice"]["remedies"] if planned and self.query_one("#advice").display else []
+        if number <= len(remedies):
+            self._apply(remedies[number - 1]["changes"])
+
+    def _apply(self, changes: Mapping[str, object]) -> None:
         self._take()
-        changes = json.loads(event.option.id)
         values = {key: _shown(key, value) for key, value in changes.items()}
         self._draft.update(values)
         self._by_hand.update(values)
+        if "train.method" in values:
+            self._suggest()
         self._refused = {key: why for key, why in self._refused.items() if key not in values}
         self._fill()
         self.query_one(Form).focus_first()
@@ -269,29 +311,11 @@ class NewRun(Screen[None]):
     @until_closed
     async def _choose(self, key: str) -> None:
         self._take()
-        if key == "model.path":
-            picker = Picker("Models on this machine", self._models)
-        else:
-            picker = Picker("Data on this machine", self._data, self._sample_of, places.DATA_SUFFIXES)
-        if chosen := await ask(self, picker):
+        is_model = key == "model.path"
+        question = model_question(self._shared) if is_model else data_question(self._shared, self._sample_of)
+        if chosen := await ask(self, Picker(question)):
             self.query_one(Form).enter(ALL[key], chosen)
             self._take()
-
-    async def _models(self) -> list[Item]:
-        found = await self._shared.helper.call(places.models, self._shared.preferences.models)
-        items = []
-        for model in found:
-            if model.parameters:
-                weights = "" if model.weights else ", config only, no weights"
-                about = f"{format_count(model.parameters):>6}  {model.about}, {model.source}{weights}"
-            else:
-                about = f"        {model.about}"
-            items.append(Item(model.path, about, dim=not model.parameters))
-        return items
-
-    async def _data(self) -> list[Item]:
-        found = await asyncio.to_thread(places.data, self._shared.preferences.data)
-        return [Item(file.path, f"{format_bytes(file.nbytes) if file.nbytes else 'built in':>9}") for file in found]
 
     # ---- actions
 
@@ -330,7 +354,8 @@ class NewRun(Screen[None]):
     @until_closed
     async def action_start(self) -> None:
         self._take()
-        self._check()
+        if self.query_one(PlanPanel).busy:
+            self._check()
         if self._planned_text != self._draft.text:
             self._say_why_not()
             return
@@ -360,6 +385,8 @@ class NewRun(Screen[None]):
             reason = "the plan is not ready yet"
         elif panel.problem:
             reason = panel.problem
+        elif panel.planned is not None and not panel.planned.too_large:
+            reason = "the plan says what would refuse the run"
         else:
             reason = "the run does not fit; the plan lists changes that make it fit"
         self.notify(f"not started: {reason}", severity="warning")
@@ -388,12 +415,12 @@ class NewRun(Screen[None]):
     @work
     @until_closed
     async def action_settings(self) -> None:
-        key = await ask(self, Picker("All settings", self._settings, paths=False))
+        key = await ask(self, Picker(Question("All settings", self._settings, paths=False)))
         if key in ALL:
             self._reveal(key)
 
     def _reveal(self, key: str) -> None:
-        self.run_worker(self.query_one(Form).reveal(ALL[key]))
+        self.run_worker(self.correct(key))
 
     async def correct(self, key: str | None) -> None:
         """Moves the focus to the setting that kept a run from starting, if it is known."""
@@ -401,23 +428,22 @@ class NewRun(Screen[None]):
             await self.query_one(Form).reveal(ALL[key])
 
     async def _settings(self) -> list[Item]:
-        draft = self._draft
+        draft, names = self._draft, other_names()
         return [
-            Item(field.key, f"{draft.shown(field.key) or field.default or DASH}  {field.about}")
+            Item(
+                field.key,
+                f"{draft.shown(field.key) or field.default or DASH}  {field.about}",
+                words=names.get(field.name, ()),
+            )
             for field in ALL.values()
         ]
 
     @work
     @until_closed
     async def action_from_run(self) -> None:
-        run = await ask(self, Picker("Begin with the settings of", self._runs))
+        run = await ask(self, Picker(run_question(self._shared)))
         if run:
             self.begin_with(Path(run))
-
-    async def _runs(self) -> list[Item]:
-        folder = self._shared.runs_folder
-        found = await asyncio.to_thread(lambda: sorted(folder.glob("*/config.toml"), key=_newest))
-        return [Item(str(path.parent), "") for path in found]
 
     def begin_with(self, run: Path) -> None:
         """Takes the settings of an earlier run, for a new run in the same file."""
@@ -448,10 +474,3 @@ def _shown(key: str, value: object) -> str:
     if key in ("engine.vram_limit", "engine.host_limit") and isinstance(value, int):
         return format_size(value)
     return str(value)
-
-
-def _newest(path: Path) -> float:
-    try:
-        return -path.stat().st_mtime
-    except OSError:  # it was just deleted
-        return 0.0

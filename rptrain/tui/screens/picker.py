@@ -30,6 +30,23 @@ class Item:
     value: str
     about: str
     dim: bool = False  # it exists, but cannot be used
+    words: tuple[str, ...] = ()  # other names by which it is found
+
+
+@dataclass(frozen=True)
+class Question:
+    """`find` returns the items; `show`, if given, returns a preview of the highlighted one.
+
+    `first`: items that are known already; `paths`: whether the typed text may be a path, of a file with one of
+    `suffixes` if there are any.
+    """
+
+    title: str
+    find: Callable[[], Awaitable[Sequence[Item]]]
+    show: Callable[[str], Awaitable[Content]] | None = None
+    suffixes: tuple[str, ...] = ()
+    paths: bool = True
+    first: tuple[Item, ...] = ()
 
 
 class Typed(Entry, inherit_bindings=False):
@@ -39,10 +56,7 @@ class Typed(Entry, inherit_bindings=False):
 
 
 class Picker(Dialog[str | None]):
-    """`find` returns the items; `show`, if given, returns a preview of the highlighted one.
-
-    Keys move in the list wherever the focus is, except in a focused sample that can scroll.
-    """
+    """Asks a question. Keys move in the list wherever the focus is, except in a focused sample that can scroll."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", "cancel"),
@@ -53,48 +67,53 @@ class Picker(Dialog[str | None]):
         Binding("enter", "take", "choose"),
     ]
 
-    def __init__(
-        self,
-        title: str,
-        find: Callable[[], Awaitable[Sequence[Item]]],
-        show: Callable[[str], Awaitable[Content]] | None = None,
-        suffixes: tuple[str, ...] = (),
-        *,
-        paths: bool = True,
-    ) -> None:
+    def __init__(self, question: Question) -> None:
         super().__init__()
-        self._title, self._find, self._show, self._suffixes, self._paths = title, find, show, suffixes, paths
-        self._items: Sequence[Item] | None = None  # None: being searched, or not found
+        self._question = question
+        self._items: Sequence[Item] | None = question.first or None  # None: being searched, or not found
         self._narrowed: tuple[str, int] | None = None  # the filter, and the number of matching items
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog wide"):
-            yield Static(self._title, classes="question", markup=False)
-            yield Typed(
-                placeholder="type to narrow the list" + (", or a path (right completes it)" if self._paths else ""),
-                suggester=PathSuggester(self._suffixes) if self._paths else None,
-                compact=True,
-            )
+            yield Static(self._question.title, classes="question", markup=False)
+            yield Typed(compact=True)
             options = OptionList(compact=True)
             options.can_focus = False  # it still receives the keys
             yield options
-            if self._show is not None:
-                with VerticalScroll(id="shown"):
-                    yield Static("", id="sample")
+            with VerticalScroll(id="shown"):
+                yield Static("", id="sample")
 
     def on_mount(self) -> None:
-        self.query_one(OptionList).loading = True
+        self.pose(self._question)
+
+    def pose(self, question: Question) -> None:
+        """Asks another question in place of the one before."""
+        self._question, self._items, self._narrowed = question, question.first or None, None
+        self.query_one(".question", Static).update(one_line(question.title))
+        typed = self.query_one(Typed)
+        typed.placeholder = "type to narrow the list" + (", or a path (right completes it)" if question.paths else "")
+        typed.suggester = PathSuggester(question.suffixes) if question.paths else None
+        with typed.prevent(Input.Changed):
+            typed.value = ""
+        self.query_one("#shown").display = question.show is not None
+        options = self.query_one(OptionList)
+        options.clear_options()
+        self._narrow()
+        options.loading = not question.first
         self._look()
 
     @work(exclusive=True, group="find")
     async def _look(self) -> None:
         options = self.query_one(OptionList)
         try:
-            self._items = await self._find()
+            found = await self._question.find()
+            self._items = (*self._question.first, *(item for item in found if item not in self._question.first))
         except (UserError, HelperError) as error:
             options.add_option(Option(Content.styled(str(error), "$error"), disabled=True))
         else:
+            chosen, self._narrowed = options.highlighted, None
             self._narrow()
+            options.highlighted = chosen if chosen is not None else options.highlighted
         options.loading = False
 
     def on_input_changed(self) -> None:
@@ -112,8 +131,9 @@ class Picker(Dialog[str | None]):
         found = [
             (number, item)
             for number, item in enumerate(self._items)
-            if all(word in f"{item.value} {item.about}".lower() for word in words)
+            if all(word in f"{item.value} {item.about} {' '.join(item.words)}".lower() for word in words)
         ]
+        found.sort(key=lambda pair: "_".join(words) not in pair[1].words)  # a name itself comes first
         more, found = len(found) - MAX_ITEMS, found[:MAX_ITEMS]
         self._narrowed = text, len(found)
         width = min(max((len(item.value) for _, item in found), default=0), 60) + 2
@@ -123,6 +143,7 @@ class Picker(Dialog[str | None]):
                 Content.assemble(
                     (one_line(item.value), "$muted" if item.dim else ""),
                     " " * max(1, width - len(item.value)),
+                    (_other_name(item, words), "$accent"),
                     (one_line(item.about), "$muted"),
                 ),
                 id=str(number),
@@ -139,20 +160,20 @@ class Picker(Dialog[str | None]):
         return self._items[int(option.id)].value
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
-        if self._show is not None and event.option.id is not None:
+        if self._question.show is not None and event.option.id is not None:
             self._preview(self._value(event.option))
 
     @work(exclusive=True, group="preview")
     async def _preview(self, value: str) -> None:
-        assert self._show is not None
+        assert self._question.show is not None
         sample = self.query_one("#sample", Static)
         sample.update(Content.styled("reading …", "$muted"))
         await asyncio.sleep(PAUSE)
-        sample.update(await self._show(value))
+        sample.update(await self._question.show(value))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         if event.option.id is not None:
-            self.answer(self._value(event.option))
+            self.taken(self._value(event.option))
 
     def action_move(self, by: int) -> None:
         count = self._narrow()
@@ -165,9 +186,19 @@ class Picker(Dialog[str | None]):
         options = self.query_one(OptionList)
         typed = self.query_one(Input).value.strip()
         if count and options.highlighted is not None:
-            self.answer(self._value(options.get_option_at_index(options.highlighted)))
-        elif typed and self._paths:
-            self.answer(typed)
+            self.taken(self._value(options.get_option_at_index(options.highlighted)))
+        elif typed and self._question.paths:
+            self.taken(typed)
+
+    def taken(self, value: str) -> None:
+        """A value was chosen."""
+        self.answer(value)
 
     def action_cancel(self) -> None:
         self.answer(None)
+
+
+def _other_name(item: Item, words: Sequence[str]) -> str:
+    """The other name of an item that was typed, to say why it is found."""
+    name = next((name for name in item.words if words and all(word in name for word in words)), "")
+    return f"{name}: " if name else ""

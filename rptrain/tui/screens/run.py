@@ -11,7 +11,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.screen import Screen
-from textual.widgets import Footer
 
 from rptrain.runs import control
 from rptrain.runs.ending import Ending, ending_of
@@ -29,6 +28,7 @@ from rptrain.tui.services.replay import Replay
 from rptrain.tui.services.start_errors import error_of, first_line, setting_of
 from rptrain.tui.widgets.banner import Banner
 from rptrain.tui.widgets.curves import Curves
+from rptrain.tui.widgets.key_bar import KeyBar
 from rptrain.tui.widgets.lanes import Lanes, Shown
 from rptrain.tui.widgets.log_panel import LogPanel
 from rptrain.tui.widgets.run_head import RunHead
@@ -123,7 +123,7 @@ class RunScreen(Screen[None]):
             yield Lanes()
         yield Curves()
         yield LogPanel(id="log")
-        yield Footer()
+        yield KeyBar()
 
     def on_mount(self) -> None:
         self._follow()

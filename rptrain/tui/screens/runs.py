@@ -8,7 +8,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.screen import Screen
-from textual.widgets import Footer, Label
+from textual.widgets import Label
 
 from rptrain.runs.listing import Summary, delete
 from rptrain.runs.view import ENDED
@@ -21,6 +21,7 @@ from rptrain.tui.screens.exporting import export_run
 from rptrain.tui.services.summaries import RunFolder
 from rptrain.tui.widgets.comparison import Comparison
 from rptrain.tui.widgets.entry import Entry
+from rptrain.tui.widgets.key_bar import KeyBar
 from rptrain.tui.widgets.plot import POINTS
 from rptrain.tui.widgets.run_list import Heading, RunList
 from rptrain.tui.widgets.run_rows import Order
@@ -92,7 +93,7 @@ class Runs(Screen[None]):
         yield heading
         yield RunList(heading, f"No run in {one_line(str(self._shared.runs_folder))} yet: F2 begins one.")
         yield Comparison()
-        yield Footer()
+        yield KeyBar()
 
     def on_mount(self) -> None:
         self.query_one(Comparison).display = False

@@ -9,7 +9,7 @@ from typing import Any, get_origin
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
-from tomlkit.items import AoT, Item
+from tomlkit.items import AoT, Item, Table
 
 from rptrain.config.errors import dotted, leaves
 from rptrain.config.resolve import Resolved, parse_value, resolve
@@ -20,7 +20,7 @@ from rptrain.utils.errors import UserError, describe
 from rptrain.utils.files import read_small_text
 
 STARTER = """\
-# A run of rptrain. To train without the interface: rptrain --config rptrain.toml
+# A run of rptrain. To train without the interface: rptrain --config FILE
 # rptrain --keys lists every key there is, with its default.
 
 [model]
@@ -185,6 +185,14 @@ class Draft:
             node.pop(last, None)
         else:
             node[last] = value
+            _without_comment(node, last)
+
+
+def _without_comment(node: Any, key: str | int) -> None:
+    """Drops the comment behind a changed value, which is about the value before."""
+    item = node.item(key) if hasattr(node, "item") else None
+    if isinstance(item, Item) and not isinstance(item, Table | AoT):
+        item.trivia.comment = item.trivia.comment_ws = ""
 
 
 def _table_in(tables: AoT | list[Any]) -> Any:

@@ -54,13 +54,12 @@ class PlanPanel(Widget):
         report = self.planned.report
         yield Content("")
         model = report["model"]
-        yield self._pair(format_count(model["parameters"]), "parameters", str(model["layers"]), "layers")
+        yield from self._pair(width, format_count(model["parameters"]), "parameters", str(model["layers"]), "layers")
         if plan := report["plan"]:
             speed = f"{plan['tokens_per_second']:,.0f}"
-            yield self._pair(format_seconds(plan["seconds_per_step"]), "per step", speed, "tokens/s")
-            yield self._pair(
-                format_percent(plan["bubble"]), "bubble", str(report["machine"]["devices"]), self._machine(report)
-            )
+            yield from self._pair(width, format_seconds(plan["seconds_per_step"]), "per step", speed, "tokens/s")
+            bubble, devices = format_percent(plan["bubble"]), str(report["machine"]["devices"])
+            yield from self._pair(width, bubble, "bubble", devices, self._machine(report))
             yield Content.styled(self.planned.stages, "$muted")
         if (length := report["length"]) and not self.planned.too_large:  # otherwise remedies need the room
             yield from self._length(length)
@@ -97,9 +96,15 @@ class PlanPanel(Widget):
         return name if machine["devices"] == 1 else f"{name}s"
 
     @staticmethod
-    def _pair(first: str, unit: str, second: str, other: str) -> Content:
+    def _pair(width: int, first: str, unit: str, second: str, other: str) -> Iterator[Content]:
+        """Two values with their units: in one line if there is room."""
         left = Content.assemble((first, "bold"), (f" {unit}", "$muted"))
-        return Content.assemble(left, " " * max(2, 18 - left.cell_length), (second, "bold"), (f" {other}", "$muted"))
+        right = Content.assemble((second, "bold"), (f" {other}", "$muted"))
+        gap = max(2, 18 - left.cell_length)
+        if left.cell_length + gap + right.cell_length > width:
+            yield from (left, right)
+        else:
+            yield Content.assemble(left, " " * gap, right)
 
     def _place(self, place: Mapping[str, Any], count: int, width: int) -> Iterator[Content]:
         total, limit = place["total"], place["limit"]
@@ -108,7 +113,7 @@ class PlanPanel(Widget):
         fits = place["fits"]
         style = "$error" if fits is False else "$primary"
         of = f"{format_bytes(total)} {'of ' + format_bytes(limit) if limit is not None else '(limit unknown)'}"
-        gap = " " * max(1, width - len(name) - len(of))
+        gap = "\n" if len(name) + len(of) >= width else " " * (width - len(name) - len(of))
         yield Content.assemble((name, "bold" if fits is False else ""), gap, (of, style if fits is False else "$muted"))
         yield bar(total / limit if limit else 0.0, width, style)
         if self.detailed:

@@ -1,5 +1,6 @@
 """Screen sizes above which a screen shows more."""
 
-MEDIUM = 110  # columns
+NARROW = 72  # columns
+MEDIUM = 110
 WIDE = 160
 TALL = 32  # lines

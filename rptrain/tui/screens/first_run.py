@@ -1,0 +1,80 @@
+"""The first run: three questions, each with a good answer, after which training begins."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.widgets import Static
+
+from rptrain.tui.context import Context
+from rptrain.tui.screens.choices import data_question, model_question
+from rptrain.tui.screens.picker import Item, Picker, Question
+from rptrain.tui.services.recipe import TINY
+from rptrain.utils.text import one_line
+
+EXAMPLE = Item(TINY, "  407 k  Qwen3, bundled: trains on a CPU in a minute")
+LORA = {"train.method": "lora"}
+METHODS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "full": ("train all weights", {"train.method": "full"}),
+    "lora": ("train adapters: less memory, small files", LORA),
+    "lora, 4-bit base": ("adapters on a base quantized to NF4: least memory", {**LORA, "lora.base": "nf4"}),
+}
+KEYS = (("enter", "choose"), ("esc", "back"), ("F2", "all settings"))
+
+
+class FirstRun(Picker):
+    """Asks for model, data and method. The answer is empty if the user wants to see all settings instead.
+
+    `values`: the answers, as values of a draft.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("f2", "all_settings", "all settings")]
+
+    def __init__(self, shared: Context) -> None:
+        self._shared = shared
+        self.values: dict[str, str] = {}
+        self._step = 0
+        super().__init__(self._at(0))
+
+    def compose(self) -> ComposeResult:
+        yield from super().compose()
+        keys = [part for key, does in KEYS for part in ((f"{key} ", "$accent"), (f"{does}   ", "$muted"))]
+        yield Static(Content.assemble(*keys), id="first-keys")
+
+    def _at(self, step: int) -> Question:
+        chosen = "".join(f"   {one_line(value)}" for value in self._chosen())
+        title = f"Your first run, {step + 1} of 3: {('the model', 'the data', 'the method')[step]}{chosen}"
+        if step == 0:
+            return model_question(self._shared, title, (EXAMPLE,))
+        if step == 1:
+            return data_question(self._shared, title=title)
+        return Question(title, _methods, paths=False)
+
+    def _chosen(self) -> list[str]:
+        return [self.values[key] for key in ("model.path", "data.train.0.path") if key in self.values]
+
+    def taken(self, value: str) -> None:
+        if self._step == 2:
+            self.values |= METHODS[value][1]
+            self.answer(value)
+            return
+        self.values[("model.path", "data.train.0.path")[self._step]] = value
+        self._step += 1
+        self.pose(self._at(self._step))
+
+    def action_cancel(self) -> None:
+        if self._step == 0:
+            self.answer(None)
+            return
+        self._step -= 1
+        self.values.pop(("model.path", "data.train.0.path")[self._step])
+        self.pose(self._at(self._step))
+
+    def action_all_settings(self) -> None:
+        self.answer(None)
+
+
+async def _methods() -> list[Item]:
+    return [Item(name, about) for name, (about, _) in METHODS.items()]

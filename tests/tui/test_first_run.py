@@ -1,0 +1,87 @@
+"""The first run: from an empty folder to training, by few keys."""
+
+from pathlib import Path
+
+import pytest
+from textual.widgets import OptionList
+
+from rptrain.tui.screens.first_run import FirstRun
+from rptrain.tui.screens.new_run import NewRun
+from rptrain.tui.screens.run import RunScreen
+from rptrain.tui.services import heavy, launch
+
+from .conftest import Made, Scripted, driven, planned, press_until, screen_text, settled, until
+from .recorded import make_run
+
+pytestmark = pytest.mark.long
+
+
+async def asked(pilot, step: int) -> None:
+    """Waits for a question with its items."""
+    await until(pilot, lambda: f"{step} of 3" in screen_text(pilot.app))
+    await until(pilot, lambda: pilot.app.screen.query_one(OptionList).option_count > 0)
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24), (200, 50)])
+@driven
+async def test_three_keys_lead_from_an_empty_folder_to_training(
+    make: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: tuple[int, int]
+):
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", "touch begun", "trainer"))
+    async with make(welcome=True).run_test(size=size) as pilot:
+        for step in (1, 2, 3):
+            await asked(pilot, step)
+            await pilot.press("enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
+        await until(pilot, (tmp_path / "begun").exists)
+    text = (tmp_path / "rptrain.toml").read_text()
+    assert 'path = "tiny-tasks"' in text and "max_steps = 1500" in text and 'method = "full"' in text
+
+
+@driven
+async def test_other_answers_bring_their_settings_and_esc_leads_back(make: Made, tmp_path: Path):
+    (tmp_path / "chats.jsonl").write_text("{}\n")
+    async with make(welcome=True).run_test(size=(80, 24)) as pilot:
+        app = pilot.app
+        await asked(pilot, 1)
+        await until(pilot, lambda: "llama-3.1-8b" in screen_text(app))
+        await pilot.press(*"llama", "enter")
+        await asked(pilot, 2)
+        await press_until(pilot, "escape", lambda: "1 of 3" in screen_text(app))
+        await until(pilot, lambda: "llama-3.1-8b" in screen_text(app))
+        await pilot.press(*"llama", "enter")
+        await asked(pilot, 2)
+        await pilot.press(*"chats", "enter")
+        await asked(pilot, 3)
+        assert "llama-3.1-8b   chats.jsonl" in screen_text(app)
+        await pilot.press(*"4-bit", "f2")  # all settings, with the answers so far
+        await until(pilot, lambda: isinstance(app.screen, NewRun))
+        await settled(pilot)
+        assert app.screen.query_one("#model-path").value == "llama-3.1-8b"
+        assert app.screen.query_one("#data-max_length").value == "2048"
+        assert not (tmp_path / "rptrain.toml").exists() and not (tmp_path / "runs").exists()
+
+
+@driven
+async def test_a_first_run_that_does_not_fit_shows_its_plan(make: Made, helper: Scripted, tmp_path: Path):
+    helper.answers[heavy.plan] = planned(fits=False)
+    async with make(welcome=True).run_test(size=(80, 24)) as pilot:
+        for step in (1, 2, 3):
+            await asked(pilot, step)
+            await pilot.press("enter")
+        await until(pilot, lambda: "does not fit" in screen_text(pilot.app))
+        helper.answers[heavy.plan] = planned()
+        await press_until(pilot, "alt+1", lambda: "✓ fits" in screen_text(pilot.app))
+        assert isinstance(pilot.app.screen, NewRun) and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("there", ["run", "config"])
+@driven
+async def test_the_questions_are_for_a_first_run_only(make: Made, tmp_path: Path, there: str):
+    if there == "run":
+        make_run(tmp_path / "runs")
+    else:
+        (tmp_path / "rptrain.toml").write_text("[model]\npath = 'tiny-tasks'\n")
+    async with make(welcome=True).run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        assert not isinstance(pilot.app.screen, FirstRun)
