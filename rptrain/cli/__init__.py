@@ -10,14 +10,16 @@ from rptrain.cli.bench import bench
 from rptrain.cli.chat import chat
 from rptrain.cli.doctor import doctor
 from rptrain.cli.models import export, generate
+from rptrain.cli.open import open_file
 from rptrain.cli.plan import plan
 from rptrain.cli.root import Commands, root
 from rptrain.cli.runs import attach, runs
 from rptrain.cli.train import train
 from rptrain.runs.signals import PROCESS
 from rptrain.utils.native_watchdog import NativeWatchdog
-from rptrain.utils.text import as_message
+from rptrain.utils.text import as_message, is_terminal
 
+OPEN = "open"
 _GLOBAL_OPTIONS = ("--help", "--version", "--keys")
 
 
@@ -31,7 +33,8 @@ class MessageFormatter(logging.Formatter):
 app = typer.Typer(
     cls=Commands,
     help="Fine-tunes language models that are larger than the GPUs they train on.\n\n"
-    "rptrain, with nothing after it, opens the interface.\n\n"
+    "rptrain, with nothing after it, opens the interface. rptrain FILE.toml opens it on that config file; without a "
+    "terminal, it trains as the file says.\n\n"
     "rptrain --config FILE [key=value …] trains as the file says; it is short for rptrain train.",
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -40,11 +43,12 @@ app = typer.Typer(
 app.callback(invoke_without_command=True)(root)
 for command in (train, plan, bench, runs, attach, doctor, export, generate, chat):
     app.command()(command)
+app.command(OPEN, hidden=True)(open_file)
 
 
 def main() -> None:
     given = arguments(sys.argv[1:])
-    if given and given[0] not in ("attach", "chat"):  # the interface and a conversation handle signals themselves
+    if given and given[0] not in (OPEN, "attach", "chat"):  # the interface and a conversation handle signals themselves
         PROCESS.install(NativeWatchdog.load())
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal that cannot show a letter does not end a run
@@ -58,8 +62,14 @@ def main() -> None:
 
 
 def arguments(given: list[str]) -> list[str]:
-    """The arguments, with the command `train` added if no command is named."""
+    """The arguments, with the command `train` added if no command is named.
+
+    A config file alone is opened in the interface if there is a terminal.
+    """
     first = given[0] if given else ""
+    if first.endswith(".toml") and "=" not in first and not first.startswith("-"):
+        alone = len(given) == 1 and is_terminal(sys.stdin) and is_terminal(sys.stdout)
+        return [OPEN, first] if alone else ["train", "--config", *given]
     if (first.startswith("-") and first not in _GLOBAL_OPTIONS) or "=" in first:
         return ["train", *given]
     return given

@@ -15,6 +15,7 @@ from textual.screen import ModalScreen, Screen
 from rptrain.tui.context import Context
 from rptrain.tui.messages import BeginWith, Correct, OpenChat, OpenRun, RunEnded
 from rptrain.tui.screens.chat import ChatScreen
+from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.data import DataBrowser
 from rptrain.tui.screens.doctor import Doctor
 from rptrain.tui.screens.help import Help
@@ -123,6 +124,14 @@ class RptrainApp(App[None]):
     ) -> None:
         """Shows the message without interpreting markup, which names of files and runs may contain."""
         super().notify(as_message(message), title=title, severity=severity, timeout=timeout, markup=False)
+
+    async def action_quit(self) -> None:
+        """Quits; asks first if there are unsaved edits."""
+        if not self._shared.unsaved or isinstance(self.screen, ModalScreen):
+            self.exit()
+            return
+        question = Confirm(f"Quit without saving {self._shared.draft.path}?", "Quit", "Its edits would be lost.")
+        self.push_screen(question, lambda yes: self.exit() if yes else None)
 
     async def on_unmount(self) -> None:
         self._shared.helper.close()

@@ -10,8 +10,11 @@ from rptrain.utils.text import is_terminal
 PLAIN = ("", "dumb", "unknown")  # terminals without cursor control
 
 
-def open_interface(attach: Path | None = None) -> None:
-    """Shows the interface until the user quits. Raises UserError if the terminal does not support it."""
+def open_interface(attach: Path | None = None, config: Path | None = None) -> None:
+    """Shows the interface, on a run or a config file, until the user quits.
+
+    Raises UserError if the terminal does not support it.
+    """
     if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)):
         raise UserError(f"the interface needs a terminal, and this is not one. {_instead(attach)}")
     if os.environ.get("TERM", "") in PLAIN:
@@ -20,7 +23,9 @@ def open_interface(attach: Path | None = None) -> None:
         )
     from rptrain.tui.app import make_app
 
-    if attach is None:
+    if config is not None:
+        make_app(config=config).run()
+    elif attach is None:
         make_app().run()
     else:
         attach = attach if attach.name else attach.resolve()

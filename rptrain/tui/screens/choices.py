@@ -1,4 +1,4 @@
-"""Questions whose answers are on this machine: models, data and past runs."""
+"""The questions of New run: models, data, config files and runs on this machine, and settings."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,10 +6,13 @@ from pathlib import Path
 
 from textual.content import Content
 
+from rptrain.config.aliases import other_names
 from rptrain.tui.context import Context
 from rptrain.tui.screens.picker import Item, Question
 from rptrain.tui.services import places
-from rptrain.utils.units import format_bytes, format_count
+from rptrain.tui.services.draft import Draft
+from rptrain.tui.services.fields import ALL
+from rptrain.utils.units import DASH, format_bytes, format_count
 
 
 def model_question(shared: Context, title: str = "Models on this machine", first: tuple[Item, ...] = ()) -> Question:
@@ -31,13 +34,34 @@ def data_question(
     return Question(title, find, show, places.DATA_SUFFIXES)
 
 
-def run_question(shared: Context) -> Question:
+def file_question(shared: Context) -> Question:
+    """Config files here, and past runs, whose settings can be taken."""
+
     async def find() -> list[Item]:
         folder = shared.runs_folder
-        found = await asyncio.to_thread(lambda: sorted(folder.glob("*/config.toml"), key=_newest))
-        return [Item(str(path.parent), "") for path in found]
+        files = await asyncio.to_thread(lambda: sorted(Path().glob("*.toml"), key=_newest))
+        runs = await asyncio.to_thread(lambda: sorted(folder.glob("*/config.toml"), key=_newest))
+        items = [Item(str(path), "config file") for path in files]
+        return items + [Item(str(path.parent), "the settings of this run, for a new one") for path in runs]
 
-    return Question("Begin with the settings of", find)
+    return Question("Open a config file, or the settings of a run", find, suffixes=(".toml",))
+
+
+def settings_question(draft: Draft) -> Question:
+    """Every key, found also by its names in other trainers."""
+
+    async def find() -> list[Item]:
+        names = other_names()
+        return [
+            Item(
+                field.key,
+                f"{draft.shown(field.key) or field.default or DASH}  {field.about}",
+                words=names.get(field.name, ()),
+            )
+            for field in ALL.values()
+        ]
+
+    return Question("All settings", find, paths=False)
 
 
 def _model(model: places.FoundModel) -> Item:

@@ -1,8 +1,6 @@
 """The New run screen: a config with its plan, to edit and start."""
 
 import asyncio
-import json
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
@@ -12,50 +10,37 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
-from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Button, OptionList, Static
-from textual.widgets.option_list import Option
+from textual.widgets import Button, Static
 
-from rptrain.config.aliases import other_names
 from rptrain.config.errors import ConfigError
-from rptrain.config.types import format_size
 from rptrain.runs.run_dir import RunDir
 from rptrain.tui.context import Context
 from rptrain.tui.messages import OpenRun
-from rptrain.tui.screens.choices import data_question, model_question, run_question
+from rptrain.tui.screens.ask_name import AskName
+from rptrain.tui.screens.choices import data_question, file_question, model_question, settings_question
 from rptrain.tui.screens.closing import is_left, until_closed
 from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.data import DataBrowser
 from rptrain.tui.screens.dialog import ask
 from rptrain.tui.screens.first_run import FirstRun
-from rptrain.tui.screens.picker import Item, Picker, Question
+from rptrain.tui.screens.picker import Picker
 from rptrain.tui.services import heavy
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.fields import ALL, Field
 from rptrain.tui.services.helper import HelperError
 from rptrain.tui.services.recipe import recipe
+from rptrain.tui.widgets.advice_list import AdviceList
 from rptrain.tui.widgets.form import Form, method_of
 from rptrain.tui.widgets.key_bar import KeyBar
 from rptrain.tui.widgets.plan_panel import PlanPanel
-from rptrain.tui.widgets.sample_text import preview_text
+from rptrain.tui.widgets.sample_text import Samples, preview_text
 from rptrain.tui.widgets.sizes import TALL
 from rptrain.tui.widgets.top_bar import TopBar
-from rptrain.utils.errors import UserError
-from rptrain.utils.units import DASH
+from rptrain.utils.errors import UserError, describe
 
 PAUSE = 0.35  # seconds without typing before a plan is made
 CHOOSERS = {"model.path", "data.train.0.path", "train.method"}  # they set the initial values of other settings
-
-
-class Samples(VerticalScroll):
-    """Samples of the data, beside the plan on a wide screen."""
-
-    class Shown(Message):
-        """The panel is shown because the screen has become wide enough."""
-
-    def on_show(self) -> None:
-        self.post_message(self.Shown())
 
 
 class NewRun(Screen[None]):
@@ -64,7 +49,8 @@ class NewRun(Screen[None]):
         Binding("ctrl+r", "start", "start"),
         Binding("ctrl+s", "save", "save"),
         Binding("ctrl+t", "browse", "samples"),
-        Binding("ctrl+o", "from_run", "from a run", show=False),
+        Binding("ctrl+o", "open", "open", show=False),
+        Binding("f6", "save_as", "save as", show=False),
         *(Binding(f"alt+{n},{n}", f"remedy({n})", "remedy", show=False) for n in range(1, 10)),
         Binding("f5", "settings", "all settings", show=False),
         Binding("down", "app.focus_next", "next", show=False),
@@ -78,7 +64,8 @@ class NewRun(Screen[None]):
         ("ctrl+s", "save the config"),
         ("ctrl+t", "samples of the data, as the model reads them"),
         ("alt+1 alt+2 …", "take a change that makes the run fit"),
-        ("ctrl+o", "begin with a past run's settings"),
+        ("ctrl+o", "open a config file, or begin with a past run's settings"),
+        ("F6", "save the config under another name"),
         ("F5", "all settings there are, to find one and set it"),
     )
 
@@ -89,6 +76,7 @@ class NewRun(Screen[None]):
         self._by_hand: set[str] = set()  # keys set by hand, which recipes no longer change
         self._refused: dict[str, str] = {}  # values of the form that are not valid TOML: the message, by key
         self._invalid: dict[str, str] = {}  # these, and values that the config refuses
+        self._touched = False  # edited since the file was opened
         self._planned_text = ""  # the text of the shown plan
         self._left = False  # another screen was shown
         self._starts = False  # once the plan fits
@@ -103,14 +91,13 @@ class NewRun(Screen[None]):
                     yield Button("Save ^s", id="save", compact=True)
             with VerticalScroll(id="plan"):
                 yield PlanPanel()
-                yield OptionList(id="advice", compact=True)
+                yield AdviceList()
             with Samples(id="samples"):
                 yield Static("", id="sample")
         yield Static("", id="about", markup=False)
         yield KeyBar()
 
     def on_mount(self) -> None:
-        self.query_one("#advice").display = False
         self.query_one("#start", Button).disabled = True
         if not self._draft.path.exists():
             self._suggest()
@@ -159,7 +146,7 @@ class NewRun(Screen[None]):
             self._suggest()
             self._fill()
         if edited:
-            self._starts = False
+            self._starts, self._touched = False, True
             self._changed()
 
     def _fill(self) -> None:
@@ -175,6 +162,7 @@ class NewRun(Screen[None]):
 
     def _changed(self) -> None:
         changed = " *" if self._draft.is_changed else ""
+        self._shared.unsaved = self._touched and (self._draft.is_changed or bool(self._refused))
         self.query_one(TopBar).tell(f"{self._draft.path}{changed}")
         self.query_one(PlanPanel).busy = True
         self.query_one("#start", Button).disabled = True
@@ -201,7 +189,7 @@ class NewRun(Screen[None]):
         self.query_one("#start", Button).disabled = not planned.fits
         self._invalid = {one["key"]: one["message"] for one in planned.report["refusals"] if one["key"] in ALL}
         self._mark()
-        self._show_advice(planned)
+        self.query_one(AdviceList).propose(planned)
         starts, self._starts = self._starts, False
         if starts and planned.fits:
             self.action_start()
@@ -230,39 +218,21 @@ class NewRun(Screen[None]):
         panel = self.query_one(PlanPanel)
         panel.problem, panel.busy, self._planned_text, self._starts = problem, False, "", False
         self.query_one("#start", Button).disabled = True
-        self.query_one("#advice").display = False
+        self.query_one(AdviceList).propose(None)
 
-    def _show_advice(self, planned: heavy.Planned) -> None:
-        advice = self.query_one("#advice", OptionList)
-        advice.clear_options()
-        if planned.too_large:
-            remedies = planned.report["advice"]["remedies"]
-            title = planned.advice.partition("\n")[0]
-            advice.add_option(Option(Content.styled(title[:1].upper() + title[1:], "bold"), disabled=True))
-            for number, remedy in enumerate(remedies, 1):
-                changes = remedy["changes"]
-                text = ", ".join(f"{key} = {_shown(key, value)}" for key, value in changes.items())
-                advice.add_option(Option(Content.assemble((f"alt+{number} ", "$accent"), text), id=json.dumps(changes)))
-            if problem := planned.report["problem"]:
-                advice.add_option(Option(Content.styled(problem, "$muted"), disabled=True))
-        advice.display = planned.too_large
-
-    @on(OptionList.OptionSelected, "#advice")
-    def _take_advice(self, event: OptionList.OptionSelected) -> None:
+    @on(AdviceList.OptionSelected, "#advice")
+    def _take_advice(self, event: AdviceList.OptionSelected) -> None:
         if event.option.id is not None:
-            self._apply(json.loads(event.option.id))
+            self.action_remedy(int(event.option.id))
 
     def action_remedy(self, number: int) -> None:
         """Takes a change that the plan proposes, from 1."""
-        planned = self.query_one(PlanPanel).planned
-        remedies = planned.report["advice"]["remedies"] if planned and self.query_one("#advice").display else []
-        if number <= len(remedies):
-            self._apply(remedies[number - 1]["changes"])
-
-    def _apply(self, changes: Mapping[str, object]) -> None:
+        values = self.query_one(AdviceList).changes(number)
+        if not values:
+            return
         self._take()
-        values = {key: _shown(key, value) for key, value in changes.items()}
         self._draft.update(values)
+        self._touched = True
         self._by_hand.update(values)
         if "train.method" in values:
             self._suggest()
@@ -346,6 +316,7 @@ class NewRun(Screen[None]):
         except UserError as error:
             self.notify(str(error), severity="error")
             return False
+        self._shared.unsaved = False
         self.query_one(TopBar).tell(str(path))
         return True
 
@@ -415,7 +386,7 @@ class NewRun(Screen[None]):
     @work
     @until_closed
     async def action_settings(self) -> None:
-        key = await ask(self, Picker(Question("All settings", self._settings, paths=False)))
+        key = await ask(self, Picker(settings_question(self._draft)))
         if key in ALL:
             self._reveal(key)
 
@@ -427,23 +398,52 @@ class NewRun(Screen[None]):
         if key is not None:
             await self.query_one(Form).reveal(ALL[key])
 
-    async def _settings(self) -> list[Item]:
-        draft, names = self._draft, other_names()
-        return [
-            Item(
-                field.key,
-                f"{draft.shown(field.key) or field.default or DASH}  {field.about}",
-                words=names.get(field.name, ()),
-            )
-            for field in ALL.values()
-        ]
+    # ---- files
 
     @work
     @until_closed
-    async def action_from_run(self) -> None:
-        run = await ask(self, Picker(run_question(self._shared)))
-        if run:
-            self.begin_with(Path(run))
+    async def action_open(self) -> None:
+        chosen = await ask(self, Picker(file_question(self._shared)))
+        if chosen is None:
+            return
+        self._take()
+        if self._shared.unsaved:
+            detail = "Its edits would be lost."
+            if not await ask(self, Confirm(f"Leave {self._draft.path} without saving?", "Leave", detail)):
+                return
+        path = Path(chosen).expanduser()
+        if path.is_dir():
+            self.begin_with(path)
+        else:
+            self._open(path)
+
+    def _open(self, path: Path) -> None:
+        try:
+            if not path.exists():
+                raise UserError(f"{path} does not exist")
+            draft = Draft.open(path)
+        except (UserError, OSError) as error:
+            self.notify(describe(error), severity="error")
+            return
+        self._draft = self._shared.draft = draft
+        self._by_hand, self._refused, self._touched = set(), {}, False
+        self._fill()
+        self._changed()
+
+    @work
+    @until_closed
+    async def action_save_as(self) -> None:
+        self._take()
+        before = self._draft.path
+        path = await ask(self, AskName(before))
+        if path is None:
+            return
+        self._draft.path = path
+        if await self._save():
+            self._changed()
+            self.notify(f"saved to {path}")
+        else:
+            self._draft.path = before
 
     def begin_with(self, run: Path) -> None:
         """Takes the settings of an earlier run, for a new run in the same file."""
@@ -453,7 +453,7 @@ class NewRun(Screen[None]):
         except UserError as error:
             self.notify(str(error), severity="error")
             return
-        self._by_hand, self._refused = set(), {}
+        self._by_hand, self._refused, self._touched = set(), {}, True
         self._fill()
         self._changed()
         self.notify(f"using the settings of {run.name}")
@@ -467,10 +467,3 @@ def _about(field: Field) -> str:
 def _reason(key: str, message: str) -> str:
     """A message without the key, for the place beside its value."""
     return message.removeprefix(f"`{key}`").removeprefix(key).lstrip(": ")
-
-
-def _shown(key: str, value: object) -> str:
-    """The value as a user writes it; a limit in bytes becomes a size."""
-    if key in ("engine.vram_limit", "engine.host_limit") and isinstance(value, int):
-        return format_size(value)
-    return str(value)

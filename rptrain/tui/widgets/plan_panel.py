@@ -62,7 +62,7 @@ class PlanPanel(Widget):
             yield from self._pair(width, bubble, "bubble", devices, self._machine(report))
             yield Content.styled(self.planned.stages, "$muted")
         if (length := report["length"]) and not self.planned.too_large:  # otherwise remedies need the room
-            yield from self._length(length)
+            yield from self._length(length, width)
         for places in _alike(report["memory"]):
             yield Content("")
             yield from self._place(places[0], len(places), width)
@@ -80,14 +80,14 @@ class PlanPanel(Widget):
         yield from (Content.styled(f"· {as_message(one['message'])}", "$error") for one in report["refusals"])
         yield from (Content.styled(f"! {as_message(text)}", "$warning") for text in report["warnings"])
 
-    def _length(self, length: Mapping[str, Any]) -> Iterator[Content]:
+    def _length(self, length: Mapping[str, Any], width: int) -> Iterator[Content]:
         about = "" if length["exact"] else "about "
         sequences = ("", "") if length["epochs"] is None else (f"{about}{length['epochs']:.3g}", "epochs")
-        yield self._pair(f"{length['steps']:,}", "steps", *sequences)
+        yield from self._pair(width, f"{length['steps']:,}", "steps", *sequences)
         tokens = ("", "") if length["tokens"] is None else (f"{about}{format_count(length['tokens'])}", "tokens")
-        yield self._pair(f"{length['sequences']:,}", "sequences", *tokens)
+        yield from self._pair(width, f"{length['sequences']:,}", "sequences", *tokens)
         if length["seconds"] is not None:
-            yield self._pair(f"about {format_duration(length['seconds'])}", "in total", "", "")
+            yield from self._pair(width, f"about {format_duration(length['seconds'])}", "in total", "", "")
 
     @staticmethod
     def _machine(report: Mapping[str, Any]) -> str:

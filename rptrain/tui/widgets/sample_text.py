@@ -2,12 +2,24 @@
 
 from collections.abc import Iterator
 
+from textual.containers import VerticalScroll
 from textual.content import Content
+from textual.message import Message
 
 from rptrain.data.samples import FirstSamples, Sample
 from rptrain.utils.text import printable
 
 MAX_CHARACTERS = 1200  # characters of a sample
+
+
+class Samples(VerticalScroll):
+    """Samples of the data, beside the plan on a wide screen."""
+
+    class Shown(Message):
+        """The panel is shown because the screen has become wide enough."""
+
+    def on_show(self) -> None:
+        self.post_message(self.Shown())
 
 
 def preview_text(preview: FirstSamples) -> Content:

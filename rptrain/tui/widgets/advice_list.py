@@ -1,0 +1,48 @@
+"""The changes that make a run fit, each with its key."""
+
+from collections.abc import Mapping
+
+from textual.content import Content
+from textual.widgets import OptionList
+from textual.widgets.option_list import Option
+
+from rptrain.config.types import format_size
+from rptrain.tui.services.heavy import Planned
+
+
+class AdviceList(OptionList):
+    """Is shown for a plan that does not fit. The ids of its options are the numbers of the changes, from 1."""
+
+    def __init__(self) -> None:
+        super().__init__(id="advice", compact=True)
+        self._remedies: list[Mapping[str, object]] = []
+        self.display = False
+
+    def propose(self, planned: Planned | None) -> None:
+        """Shows the changes that a plan proposes; None: nothing."""
+        self.clear_options()
+        self.display = planned is not None and planned.too_large
+        self._remedies = []
+        if planned is None or not planned.too_large:
+            return
+        self._remedies = [remedy["changes"] for remedy in planned.report["advice"]["remedies"]]
+        title = planned.advice.partition("\n")[0]
+        self.add_option(Option(Content.styled(title[:1].upper() + title[1:], "bold"), disabled=True))
+        for number in range(1, len(self._remedies) + 1):
+            text = ", ".join(f"{key} = {value}" for key, value in self.changes(number).items())
+            self.add_option(Option(Content.assemble((f"alt+{number} ", "$accent"), text), id=str(number)))
+        if problem := planned.report["problem"]:
+            self.add_option(Option(Content.styled(problem, "$muted"), disabled=True))
+
+    def changes(self, number: int) -> dict[str, str]:
+        """The values of a change by key, as a user writes them; empty if there is no such change."""
+        if number > len(self._remedies):
+            return {}
+        return {key: _written(key, value) for key, value in self._remedies[number - 1].items()}
+
+
+def _written(key: str, value: object) -> str:
+    """The value as a user writes it; a limit in bytes becomes a size."""
+    if key in ("engine.vram_limit", "engine.host_limit") and isinstance(value, int):
+        return format_size(value)
+    return str(value)

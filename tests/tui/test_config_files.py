@@ -1,0 +1,79 @@
+"""New run: config files are opened, saved under another name, and not left with unsaved edits unasked."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rptrain import cli
+from rptrain.tui.services.draft import STARTER
+
+from .conftest import Made, driven, notified, press_until, screen_text, settled, type_over, until
+
+pytestmark = pytest.mark.long
+
+
+@driven
+async def test_another_file_is_opened_after_a_question_about_edits(make: Made, tmp_path: Path):
+    (tmp_path / "rptrain.toml").write_text(STARTER)
+    (tmp_path / "other.toml").write_text(STARTER + "[train]\nmax_steps = 77\n")
+    async with make().run_test(size=(80, 24), notifications=True) as pilot:
+        app = pilot.app
+        await settled(pilot)
+        await type_over(pilot, "3", "#train-max_steps")
+        await until(pilot, lambda: "rptrain.toml *" in screen_text(app))
+        for answer, steps in (("n", "3"), ("y", "77")):
+            await press_until(pilot, "ctrl+o", lambda: "other.toml" in screen_text(app))
+            await pilot.press(*"other", "enter")
+            await until(pilot, lambda: "Leave rptrain.toml without saving?" in screen_text(app))
+            await press_until(pilot, answer, lambda: "without saving" not in screen_text(app))
+            await settled(pilot)
+            assert app.screen.query_one("#train-max_steps").value == steps
+        assert "other.toml" in screen_text(app).splitlines()[0]
+        await press_until(pilot, "ctrl+o", lambda: "Open a config" in screen_text(app))
+        await pilot.press(*"none.toml", "enter")
+        await until(pilot, lambda: "none.toml does not exist" in notified(app))
+    assert tomllib.loads((tmp_path / "rptrain.toml").read_text()) == tomllib.loads(STARTER)
+
+
+@driven
+async def test_a_config_is_saved_under_another_name(make: Made, tmp_path: Path):
+    (tmp_path / "rptrain.toml").write_text(STARTER)
+    (tmp_path / "mine.toml").write_text("# mine\n")
+    async with make().run_test(size=(80, 24)) as pilot:
+        app = pilot.app
+        await settled(pilot)
+        await press_until(pilot, "f6", lambda: "Save the config as" in screen_text(app))
+        await type_over(pilot, "mine", "#name")
+        await press_until(pilot, "enter", lambda: "Write over mine.toml?" in screen_text(app))
+        await press_until(pilot, "n", lambda: "Write over" not in screen_text(app))
+        assert (tmp_path / "mine.toml").read_text() == "# mine\n"
+        await press_until(pilot, "f6", lambda: "Save the config as" in screen_text(app))
+        await type_over(pilot, "new", "#name")
+        await press_until(pilot, "enter", (tmp_path / "new.toml").exists)
+        await until(pilot, lambda: "new.toml" in screen_text(app).splitlines()[0])
+    assert (tmp_path / "new.toml").read_text() == STARTER
+
+
+@driven
+async def test_unsaved_edits_are_asked_about_before_quitting(make: Made, tmp_path: Path):
+    app = make()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await type_over(pilot, "3", "#train-max_steps")
+        await until(pilot, lambda: app._shared.unsaved)
+        await press_until(pilot, "ctrl+q", lambda: "Quit without saving rptrain.toml?" in screen_text(app))
+        await press_until(pilot, "n", lambda: "Quit without" not in screen_text(app))
+        await pilot.press("ctrl+s")
+        await until(pilot, (tmp_path / "rptrain.toml").exists)
+        await until(pilot, lambda: not app._shared.unsaved)
+        await pilot.press("ctrl+q")
+        await until(pilot, lambda: not app.is_running)
+
+
+def test_a_config_file_alone_is_opened_in_a_terminal_and_trained_elsewhere(monkeypatch: pytest.MonkeyPatch):
+    for terminal, opened in ((True, ["open", "my.toml"]), (False, ["train", "--config", "my.toml"])):
+        monkeypatch.setattr("rptrain.cli.is_terminal", lambda stream, terminal=terminal: terminal)
+        assert cli.arguments(["my.toml"]) == opened
+        assert cli.arguments(["my.toml", "a=1"]) == ["train", "--config", "my.toml", "a=1"]
+        assert cli.arguments(["path=a.toml"]) == ["train", "path=a.toml"]
