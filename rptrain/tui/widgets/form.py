@@ -175,7 +175,7 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
 
     def _focus(self, row: Row) -> None:
         if row.editor is not None:
-            row.editor.focus(scroll_visible=False)
+            self.screen.set_focus(row.editor, scroll_visible=False)  # at once: keys may come in a burst
 
     def _show_focus(self) -> None:
         """Scrolls to the focused setting, and to the title of its group if there is room."""
