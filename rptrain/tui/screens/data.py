@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from rptrain.data.samples import Page
 from rptrain.tui.context import Context
@@ -17,6 +17,7 @@ from rptrain.tui.screens.closing import until_closed
 from rptrain.tui.services import heavy
 from rptrain.tui.services.helper import HelperError
 from rptrain.tui.widgets.data_page import about_text, rows_text
+from rptrain.tui.widgets.key_bar import KeyBar
 from rptrain.tui.widgets.top_bar import TopBar
 from rptrain.utils.errors import UserError
 
@@ -58,7 +59,7 @@ class DataBrowser(Screen[None]):
         yield Static("", id="data-about")
         with VerticalScroll(id="data-rows"):
             yield Static("", id="data-text")
-        yield Footer()
+        yield KeyBar()
 
     def on_mount(self) -> None:
         self.query_one("#data-rows").focus()
