@@ -236,6 +236,7 @@ async def test_resume_export_and_a_new_run_from_one(make: Made, runs: Path, monk
         await until(pilot, lambda: "Export broken" in screen_text(pilot.app))
         await until(pilot, lambda: isinstance(pilot.app.focused, Input))
         await press_until(pilot, "enter", Path("exported").exists)
+        await press_until(pilot, "escape", lambda: isinstance(pilot.app.screen, Runs))
         await pilot.press("r")
         await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
         await until(pilot, lambda: Path("said").exists() and "save.resume" in Path("said").read_text())
