@@ -64,7 +64,7 @@ class NewRun(Screen[None]):
         ("ctrl+s", "save the config"),
         ("ctrl+t", "samples of the data, as the model reads them"),
         ("alt+1 alt+2 …", "take a change that makes the run fit"),
-        ("ctrl+o", "open a config file, or begin with a past run's settings"),
+        ("ctrl+o", "open a config file or a past run's settings"),
         ("F6", "save the config under another name"),
         ("F5", "all settings there are, to find one and set it"),
     )
