@@ -54,7 +54,7 @@ async def test_a_conversation_by_keys(make: Made, run: Path):
         await until(pilot, lambda: "process 300 MiB" in screen_text(pilot.app))
         await say(pilot, "one two", "ONE TWO")
         speeds = "on the CPU: 1,234 tokens/s expected, 12 tokens/s measured"
-        await until(pilot, lambda: speeds in screen_text(pilot.app))
+        await until(pilot, lambda: speeds in " ".join(screen_text(pilot.app).split()))
         await say(pilot, "three", "THREE")
         await press_until(pilot, "ctrl+b", lambda: "base model beside it" in screen_text(pilot.app))
         await press_until(pilot, "ctrl+r", lambda: "[three]" in screen_text(pilot.app))

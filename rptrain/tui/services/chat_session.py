@@ -143,7 +143,9 @@ class ChatSession:
         if self.state != "idle" or not self.turns:
             return ""
         self._ask("take_back")
-        return self.turns.pop().said
+        said = self.turns.pop().said
+        self.changed()
+        return said
 
     def reset(self) -> None:
         """Forgets the conversation."""
@@ -151,6 +153,7 @@ class ChatSession:
             self.turns.clear()
             self.problem = ""
             self._ask("reset")
+            self.changed()
 
     def stop(self) -> None:
         """Stops the answer after its next token."""
