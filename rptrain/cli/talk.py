@@ -3,7 +3,7 @@
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 
 from rptrain.inference.load import LoadedChat
@@ -107,14 +107,15 @@ class Talk:
 
     def _write(self, label: str, pieces: Iterator[str]) -> bool:
         """Writes an answer as it arrives. Returns False if Ctrl+C stopped it."""
-        with _stopping() as stopped:
+        with _stopping() if self._terminal else nullcontext(lambda: False) as stopped:
             try:
                 for number, piece in enumerate(pieces):
                     print(("" if number else label) + self._shown(piece), end="", flush=True)
                     if stopped():
                         break
             except KeyboardInterrupt:  # the second one, during a long step
-                pass
+                if not self._terminal:
+                    raise
             print(" [stopped]" if stopped() else "", flush=True)
             return not stopped()
 

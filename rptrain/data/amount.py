@@ -36,7 +36,10 @@ def amount_of(config: Config, excerpts: Sequence[Excerpt]) -> Amount | None:
     """
     streams = _streams(excerpts)
     if streams:
-        supervised_pieces(_pieces(config, streams))  # in all sets together, as in training
+        pieces = _pieces(config, streams)
+        if not pieces.supervised.any() and not all(excerpt.whole for excerpt in excerpts):
+            return None  # rows that were not read may have supervised tokens
+        supervised_pieces(pieces)  # in all sets together, as in training
     if any(excerpt.share is None for excerpt in excerpts):
         return None
     exact = all(excerpt.whole for excerpt in excerpts) and sum(map(len, streams)) <= LAID_OUT

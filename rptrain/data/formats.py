@@ -115,7 +115,7 @@ def read(
     path, tally = Path(path), tally or Tally()
     if format != "auto" and format not in FORMATS:
         raise UserError(f"{path}: unknown data format {format!r}; use auto, {', '.join(FORMATS)}")
-    found = rows_of(path) if rows is None else islice(rows_of(path, BEGINNING), rows)
+    found = rows_of(path) if rows is None else rows_of(path, BEGINNING)
     begin = list(islice(found, 1))
     if not begin:
         raise UserError(f"{path}: the file has no rows")
@@ -126,7 +126,7 @@ def read(
                 raise _unknown(path, begin)
             begin += more
         format = detected
-    return _parsed(str(path), chain(begin, found), FORMATS[format].parse, tally)
+    return _parsed(str(path), islice(chain(begin, found), rows), FORMATS[format].parse, tally)
 
 
 def _parsed(

@@ -26,7 +26,7 @@ from rptrain.models.weights.pretrained import WeightFiles
 from rptrain.planner.model import find_files, lora_settings
 from rptrain.runs.event_log import check_not_training
 from rptrain.runs.run_dir import RunDir, check_creatable, find, forks
-from rptrain.utils.errors import UserError
+from rptrain.utils.errors import UserError, explained
 
 TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}  # their modules
 
@@ -84,8 +84,8 @@ class _Checks:
         """What the block raises ends the block and is a refusal about a key."""
         try:
             yield
-        except UserError as error:
-            self.refusals.append(Refusal(key, str(error)))
+        except (UserError, OSError) as error:
+            self.refusals.append(Refusal(key, str(explained(error) if isinstance(error, OSError) else error)))
 
     def make(self, key: str, check: Callable[..., object], *given: Any) -> None:
         with self.about(key):

@@ -3,6 +3,7 @@
 import io
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,7 +87,7 @@ def test_a_mistake_ends_a_pipe_and_not_a_terminal(talk, loaded) -> None:
     assert len(loaded.chat.turns) == 1
 
 
-def test_an_interrupt_stops_the_answer_and_not_the_program(talk, loaded, capsys) -> None:
+def test_an_interrupt_stops_the_answer_in_a_terminal_and_the_program_without_one(talk, loaded) -> None:
     """The answer is a process's that interrupts itself at its second token."""
 
     def interrupted(pieces: Iterator[str]) -> Iterator[str]:
@@ -97,17 +98,18 @@ def test_an_interrupt_stops_the_answer_and_not_the_program(talk, loaded, capsys)
     ask = loaded.chat.ask
     loaded.chat.ask = lambda said: interrupted(ask(said)) if said == "abc" else ask(said)
     handler = signal.getsignal(signal.SIGINT)
-    talk("/base", "abc", "d").run(base=False)
+    talk("/base", "abc", "d", terminal=True).run(base=False)
     assert signal.getsignal(signal.SIGINT) is handler
     stopped, whole = loaded.chat.turns
     assert len(stopped.answer) == 2 and stopped.base_answer is None and len(whole.answer) == 4
-    assert f"tuned: {stopped.answer} [stopped]\n" in capsys.readouterr().out
+    assert isinstance(sys.stdout, Terminal) and f"tuned: {stopped.answer} [stopped]\n" in sys.stdout.getvalue()
+    with pytest.raises(KeyboardInterrupt):
+        talk("abc", "d").run(base=False)
+    assert loaded.chat.turns[-1].said == "abc"
 
 
 def test_control_characters_are_shown_in_a_terminal(talk, loaded, monkeypatch) -> None:
     loaded.chat.ask = lambda said: iter(["a\x1b[2J"])
     conversation: Any = talk("x", terminal=True)
     conversation.run(base=False)
-    import sys
-
     assert isinstance(sys.stdout, Terminal) and "a␛[2J" in sys.stdout.getvalue()

@@ -91,6 +91,23 @@ def test_no_more_rows_are_read(tmp_path: Path, tokenizer: object, monkeypatch: p
     assert len(taken) == module.AT_ONCE and found.share == pytest.approx(64 / 999, rel=0.01)
 
 
+def test_what_only_the_first_rows_lack_is_not_refused(tmp_path: Path, tokenizer: object) -> None:
+    """The keys of a format, in any file, and supervised tokens."""
+    (tmp_path / "rows").mkdir()
+    for number in range(module.FILES + 1):
+        first = '{"note": 1}\n' if number in (0, module.FILES) else ""
+        (tmp_path / f"rows/{number:02}.jsonl").write_text(first + f"{chat(1)}\n" * 200)
+    found = read(config(tmp_path / "rows"), tokenizer, Limits(rows=16, characters=1 << 20, seconds=60.0))
+    assert found[0].parts[0].tally.bad == 1
+    path = tmp_path / "late.jsonl"
+    path.write_text(f"{chat(99)}\n" * 999)
+    late = config(path, max_length=4, overlong="truncate")
+    assert amount_of(late, read(late, tokenizer)) is None
+    path.write_text(f"{chat(99)}\n" * 9)
+    with pytest.raises(UserError, match="no token of the data is supervised"):
+        amount_of(late, read(late, tokenizer))
+
+
 def test_what_is_said_of_bad_rows(tmp_path: Path, tokenizer: object) -> None:
     path = tmp_path / "rows.jsonl"
 

@@ -1,5 +1,6 @@
 """What would refuse a run besides its memory: the plan says it, as training does, and both end with 2."""
 
+import errno
 import fcntl
 import json
 import os
@@ -113,6 +114,17 @@ def test_a_folder_in_which_nothing_can_be_created(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "access", lambda place, mode: False)
     with pytest.raises(UserError, match="Permission denied; change"):
         check_creatable(folder, "run")
+
+
+def test_what_cannot_be_read_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(*given: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "tokenizer.json")
+
+    monkeypatch.setattr("rptrain.planner.refusals.find_tokenizer", unreadable)
+    planned = tools.invoke("plan", "--config", "run.toml", "--json")
+    (found,) = json.loads(planned.stdout)["refusals"]
+    assert planned.exit_code == 2 and found["key"] == "model.path"
+    assert found["message"].startswith("tokenizer.json: Permission denied")
 
 
 def test_another_machine_needs_no_data(folder: Path) -> None:

@@ -83,9 +83,12 @@ async def test_curves_over_time_cover_days(make: Made, tmp_path: Path):
             ("host", "118 GiB"),
             ("power", "450 W"),
         ):
-            while (chosen := app.screen.query_one(Curves).chosen) is None or chosen.id != name:
+            for _ in range(12):  # more than there are curves
+                if (chosen := app.screen.query_one(Curves).chosen) is not None and chosen.id == name:
+                    break
                 await pilot.press("l")
                 await settled(pilot)
+            assert chosen is not None and chosen.id == name
             plot = app.screen.query_one(f"#{name}", Plot)
             assert value in title(plot)
             last = widget_text(plot).splitlines()[-1]

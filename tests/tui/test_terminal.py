@@ -14,7 +14,7 @@ import pytest
 
 from rptrain.runs.view import RunView
 
-pytestmark = [pytest.mark.long, pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")]
 
 PATIENCE = 240  # seconds for a run of the bundled example on a busy machine
 PROMPT = "Spell backwards: abc"

@@ -124,4 +124,7 @@ def _found(path: Path) -> Literal["export", "empty", "other"]:
     """What is at the path. A link is never replaced."""
     if path.is_symlink() or not path.is_dir():
         return "other"
-    return "export" if is_export(path) else "other" if any(path.iterdir()) else "empty"
+    try:
+        return "export" if is_export(path) else "other" if any(path.iterdir()) else "empty"
+    except OSError:  # it may not be read
+        return "other"

@@ -240,7 +240,7 @@ class RunScreen(Screen[None]):
             fresh = self._launched is not None and self._launched.fresh
             again = f"esc: correct it {place}" if fresh else "r tries again"
             banner.show(f"Training failed to start: {first_line(error)}", again)
-        elif ending is not None and self._replay is None:
+        elif ending is not None and self._replay is None and self._beginning != "starts":
             lost = f"{counted(ending.lost, 'step')} lost"
             saved = f"r resumes from step {ending.saved:,} · {lost}"
             unsaved = f"not saved: {lost} · n begins a new run"
