@@ -185,14 +185,8 @@ class Draft:
             node.pop(last, None)
         else:
             node[last] = value
-            _without_comment(node, last)
-
-
-def _without_comment(node: Any, key: str | int) -> None:
-    """Drops the comment behind a changed value, which is about the value before."""
-    item = node.item(key) if hasattr(node, "item") else None
-    if isinstance(item, Item) and not isinstance(item, Table | AoT):
-        item.trivia.comment = item.trivia.comment_ws = ""
+            if isinstance(value, Item) and not isinstance(value, Table | AoT):
+                value.trivia.comment = value.trivia.comment_ws = ""  # it was about the value before
 
 
 def _table_in(tables: AoT | list[Any]) -> Any:
