@@ -86,7 +86,10 @@ class Layout:
                 break
             columns.append((name, room))
             left -= room
-        return cls(NAME + max(0, min(left, min(longest + 2, LONGEST) - NAME)), tuple(columns))
+        extra = max(0, min(left, min(longest + 2, LONGEST) - NAME))
+        if len(columns) == len(COLUMNS):  # the last one takes what is left
+            columns[-1] = columns[-1][0], columns[-1][1] + left - extra
+        return cls(NAME + extra, tuple(columns))
 
     def heading(self, order: Order) -> Content:
         """The names of the columns; that of the order is marked."""
