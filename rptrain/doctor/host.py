@@ -25,6 +25,7 @@ EXTENSIONS = (
     "rptrain.engine.optim._embedding_grads",
     "rptrain.kernels._quant",
     "rptrain.kernels._fp8",
+    "rptrain.schedule._estimate",
     "rptrain.utils._watchdog",
     "rptrain.utils._signals",
 )

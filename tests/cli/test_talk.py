@@ -87,7 +87,15 @@ def test_a_mistake_ends_a_pipe_and_not_a_terminal(talk, loaded) -> None:
     assert len(loaded.chat.turns) == 1
 
 
-def test_an_interrupt_stops_the_answer_in_a_terminal_and_the_program_without_one(talk, loaded) -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where a shell started this process with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_stops_the_answer_in_a_terminal_and_the_program_without_one(talk, loaded, interruptible) -> None:
     """The answer is a process's that interrupts itself at its second token."""
 
     def interrupted(pieces: Iterator[str]) -> Iterator[str]:
