@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -64,12 +65,19 @@ async def test_an_answer_is_stopped() -> None:
 
 
 @driven
-async def test_two_that_begin_at_once_leave_one_process() -> None:
+async def test_two_that_begin_at_once_leave_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    create, started = asyncio.create_subprocess_exec, list[asyncio.subprocess.Process]()
+
+    async def noted(*given: Any, **options: Any) -> asyncio.subprocess.Process:
+        started.append(await create(*given, **options))
+        return started[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", noted)
     session = ChatSession(Path("run"), Path("run"))
     await asyncio.gather(session.begin(), session.begin())
     await wait_for(lambda: session.state == "idle")
-    doubles = [one for one in psutil.Process().children() if one.is_running() and DOUBLE[1] in one.cmdline()]
-    assert session._process is not None and [one.pid for one in doubles] == [session._process.pid]
+    first, second = started
+    assert session._process is second and first.returncode is not None and second.returncode is None
     await session.close()
 
 
