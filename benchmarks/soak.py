@@ -33,8 +33,8 @@ from rptrain.config.schema import Config
 from rptrain.runs import events
 from rptrain.runs.control import PAUSE, STOP, ask, withdraw
 from rptrain.runs.run_dir import RunDir
+from rptrain.train.run import train
 from rptrain.train.telemetry import MAX_BYTES
-from rptrain.train.trainer import train
 from tests.own_memory import anonymous_and_files
 
 CONFIG = Path(__file__).resolve().parent.parent / "rptrain.toml"

@@ -71,7 +71,7 @@ def steps() -> tuple[Any, Any, Any]:
     """`resolve`, `train`, and a function that sets an event once a checkpoint is complete."""
     from rptrain.checkpoint import state
     from rptrain.config.resolve import resolve
-    from rptrain.train import save, trainer
+    from rptrain.train import run, save
 
     def watch(done: threading.Event) -> None:
         write = state.save_state
@@ -83,7 +83,7 @@ def steps() -> tuple[Any, Any, Any]:
 
         save.save_state = watched
 
-    return resolve, trainer.train, watch
+    return resolve, run.train, watch
 
 
 def module(path: str) -> str | None:

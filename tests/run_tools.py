@@ -41,7 +41,8 @@ from rptrain.runs.event_log import EventLog
 from rptrain.runs.run_dir import RunDir
 from rptrain.schedule.plan import Plan
 from rptrain.train.job import Job
-from rptrain.train.trainer import Trainer, train
+from rptrain.train.run import train
+from rptrain.train.trainer import Trainer
 
 PRESET = registry.PRESETS / "tiny-tasks"
 SMALL = {

@@ -55,7 +55,7 @@ def trained(monkeypatch) -> list:
         calls.append((resolved, quiet))
         return RunDir(Path("runs/c"))
 
-    replace(monkeypatch, "rptrain.train.trainer", train=train)
+    replace(monkeypatch, "rptrain.train.run", train=train)
     return calls
 
 
@@ -138,7 +138,7 @@ def test_exit_codes(monkeypatch, error, code, said):
     def train(resolved: object, quiet: bool, watchdog: object) -> None:
         raise error
 
-    replace(monkeypatch, "rptrain.train.trainer", train=train)
+    replace(monkeypatch, "rptrain.train.run", train=train)
     result = run("--config", "c.toml")
     assert (result.exit_code, result.stderr) == (code, said)
     if isinstance(error, Broken):
@@ -151,7 +151,7 @@ def test_sigterm_is_an_interrupt_also_before_and_after_the_steps(monkeypatch):
 
     handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the tests go on without what is tested
     try:
-        replace(monkeypatch, "rptrain.train.trainer", train=train)
+        replace(monkeypatch, "rptrain.train.run", train=train)
         result = run("--config", "c.toml")
         assert (result.exit_code, result.stderr) == (130, "interrupted\n")
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
@@ -446,9 +446,7 @@ def test_the_folders_beside_the_package_are_not_importable_by_bare_names():
 
 def test_interrupt_and_failure_as_a_shell_sees_them(folder):
     script = "import sys, types; from rptrain import cli; m = types.ModuleType('t')\n"
-    script += (
-        "def train(resolved, **others): raise {error}\nm.train = train; sys.modules['rptrain.train.trainer'] = m\n"
-    )
+    script += "def train(resolved, **others): raise {error}\nm.train = train; sys.modules['rptrain.train.run'] = m\n"
     script += "sys.argv = ['rptrain', '--config', 'c.toml']; cli.main()"
     failed = python("-c", script.replace("{error}", "RuntimeError('device cuda:0')"), cwd=folder)
     assert failed.code == 1 and failed.err.rstrip().endswith("RuntimeError: device cuda:0")

@@ -12,7 +12,7 @@ from rptrain.inference.generate import generate_text
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
 from rptrain.train.job import prepare_job
-from rptrain.train.trainer import train
+from rptrain.train.run import train
 
 from . import run_tools as tools
 

@@ -32,7 +32,7 @@ from rptrain.config.resolve import resolve
 from rptrain.kernels.quant import FORMATS, dequantize, format_of, quantize
 from rptrain.runs import events as metrics
 from rptrain.train.job import prepare_job
-from rptrain.train.trainer import train
+from rptrain.train.run import train
 
 MODEL = os.environ.get("RPTRAIN_REAL_MODEL", "")
 STEPS, RATE = 20, 2e-5

@@ -55,7 +55,7 @@ def make(slot: Path) -> None:
     """Writes the sound files of a slot. Imports torch and trains two short runs in this process."""
     from rptrain.checkpoint.export import export
     from rptrain.config.resolve import resolve
-    from rptrain.train.trainer import train
+    from rptrain.train.run import train
     from tests import run_tools as tools
 
     work = slot / "work"

@@ -34,7 +34,7 @@ def train(
         if not dry_run:
             keep_allocator_tidy()
             with PROCESS.importing():
-                from rptrain.train.trainer import train as run
+                from rptrain.train.run import train as run
             trained = run(resolved, quiet=as_json, watchdog=watchdog)
             if as_json and (launch is None or launch.rank == 0):
                 model = str(trained.model_path) if trained.finished else None  # None: it was told to stop before

@@ -1,9 +1,9 @@
-"""Training: from a config to the exported model. `train` sets a run up, and `Trainer` runs it."""
+"""The training loop: loads the weights, runs the steps and what happens between them, and exports the model."""
 
 import math
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -11,8 +11,6 @@ from typing import Any
 
 from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.export import export_store
-from rptrain.config.resolve import Resolved
-from rptrain.engine.distributed.launch import Launch
 from rptrain.engine.distributed.peers import Shared
 from rptrain.engine.engine import Engine
 from rptrain.engine.iteration import Pending, PendingLoss
@@ -21,102 +19,26 @@ from rptrain.engine.store import ModelStore
 from rptrain.inference.evaluate import ask_questions
 from rptrain.kernels.batch import Batch
 from rptrain.models.weights import pretrained
-from rptrain.planner.refusals import check_trackers
 from rptrain.runs import events
 from rptrain.runs.control import LOOK, Commands, Control, StopRequested
 from rptrain.runs.lanes import Phase, StepNumbers
-from rptrain.runs.run_dir import RunDir
 from rptrain.runs.signals import PROCESS
 from rptrain.train import validation
-from rptrain.train.begin import Begun, begin_run, prepare_run, record_plan, record_start, share
+from rptrain.train.begin import Begun, record_plan, record_start
 from rptrain.train.best import load_best
 from rptrain.train.clock import Clock, StepTimes
-from rptrain.train.group import Group, ShareTimes, joined
-from rptrain.train.heading import heading
+from rptrain.train.group import Group, ShareTimes
 from rptrain.train.job import Job
 from rptrain.train.lr import learning_rate
 from rptrain.train.nonfinite import RESTART_ADVICE, SkippedSteps
 from rptrain.train.progress import ProgressDisplay, record
-from rptrain.train.replan import COMPARED, Candidate, Comparison, is_worthwhile, with_recorded_times
+from rptrain.train.replan import COMPARED, Candidate, Comparison, is_worthwhile
 from rptrain.train.resume import restore
 from rptrain.train.save import Saver, checkpoint_meta
-from rptrain.train.setup import initial_hashes, load_weights, open_engine, open_store, starting_scale
+from rptrain.train.setup import initial_hashes, load_weights, open_engine, starting_scale
 from rptrain.train.telemetry import Telemetry, slots
-from rptrain.train.trackers import Trackers
-from rptrain.train.watchdog import Watchdog, Watched
+from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import TrainingError
-
-PATIENCE = 60.0  # most seconds to wait for the telemetry or a tracker, neither of which is needed to train
-
-
-def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None = None) -> RunDir:
-    """Train as the config says, or resume the run that `save.resume` selects.
-
-    Writes `model/`, a Hugging Face directory, to the run's folder, unless the STOP command ended the run earlier.
-    Raises UserError before anything large is loaded, EngineError if training fails (the last checkpoint remains),
-    TrainingError if the disk is full, file-backed weights were changed, the model diverged, the run's folder was
-    deleted or another process was lost, and KeyboardInterrupt after a signal. `watchdog` is that of the process;
-    without it, a stall is only reported.
-    """
-    launch = Launch.of()
-    begun: Begun | None = None
-    with PROCESS.handled(), ExitStack() as stack:
-        watchdog = watchdog or stack.enter_context(Watchdog())
-        watchdog.configure(resolved.config.engine.stall_timeout, resolved.config.engine.stall_action)
-        group = stack.enter_context(joined(launch, watchdog))
-        try:
-            with watchdog.doing("preparing"):
-                with group.main.together():
-                    if group.first:
-                        check_trackers(resolved.config.log.report_to)
-                        prepared = prepare_run(resolved, launch, group, stack)
-                        with PROCESS.shielded():
-                            begun = begin_run(prepared, group, watchdog, stack)
-                if begun is None or group.size > 1:
-                    begun = share(begun, resolved, launch, group, watchdog, stack)
-            PROCESS.check()
-            progress = stack.enter_context(ProgressDisplay(begun.job.total_steps, quiet=quiet or not group.first))
-            for line in heading(begun.run, begun.checkpoint, begun.job):
-                progress.note(line)
-            try:
-                _trainer(begun, group, progress, watchdog, stack).run(begun.checkpoint)
-            except StopRequested as stopped:
-                progress.note(f"{stopped}. {begun.end.how_to_resume()}")
-            except KeyboardInterrupt as interrupt:
-                begun.end.record(interrupt)
-                if not begun.run.finished:
-                    progress.note(begun.end.how_to_resume())
-                raise
-        except BaseException as error:
-            if begun is None or (raised := begun.end.raised(error)) is error:
-                raise
-            raise raised from error
-    return begun.run
-
-
-def _trainer(begun: Begun, group: Group, progress: ProgressDisplay, watchdog: Watchdog, stack: ExitStack) -> "Trainer":
-    """Open everything that a run needs beside the engine. The stack closes it, after the end of the run is recorded."""
-    run, records, log, end = begun.run, begun.records, begun.log, begun.end
-    emit = partial(record, log, progress)
-    watched = Watched(records.path, records.events_path, emit, log.check, end.record, lambda: run.saved_step)
-    stack.enter_context(watchdog.watching(watched))
-    log.listen(watchdog.hear)
-    job, measure = with_recorded_times(begun.job, records.path)
-    patience = min(job.config.engine.stall_timeout or PATIENCE, PATIENCE)
-    if group.first:
-        followers = stack.enter_context(Trackers(job.config, run, emit, patience))
-        log.listen(followers.hear)
-        end.observers += (followers,)
-    telemetry = Telemetry(records.path, job.devices, emit, log.check, patience, run.saved_step)
-    stack.enter_context(telemetry)
-    end.observers += (telemetry,)
-    store = stack.enter_context(open_store(job))
-    end.saver = saver = stack.enter_context(Saver(run, store.units, job.config.save, emit, log.check, group.saving))
-    control = Control(run.control_path if group.first else None, progress.note)
-    shared = group.shared(job.config)
-    return Trainer(
-        replace(begun, job=job), group, shared, progress, store, saver, control, telemetry, watchdog, measure=measure
-    )
 
 
 @dataclass

@@ -107,7 +107,7 @@ def test_values_that_are_invalid(key, value, message, read) -> None:
 
 PLAN = """
 import sys
-import rptrain.checkpoint.export, rptrain.inference.generate, rptrain.train.trainer
+import rptrain.checkpoint.export, rptrain.inference.generate, rptrain.train.run
 from rptrain.checkpoint import adapter_config
 from rptrain.cli import app
 assert not app(["plan", "--config", sys.argv[1], "lora.r=4"], standalone_mode=False)

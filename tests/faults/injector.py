@@ -153,7 +153,7 @@ def _run(order: Mapping[str, Any]) -> None:
 def serve() -> None:
     """Run the command line in a fork for each line of the input, and print its exit status and when it ended."""
     torch.set_num_threads(1)  # no thread pool before a fork
-    for module in ("numpy.random", "rich.progress", "rptrain.train.trainer", "rptrain.data.tasks"):
+    for module in ("numpy.random", "rich.progress", "rptrain.train.run", "rptrain.data.tasks"):
         import_module(module)
     for line in sys.stdin:
         child = os.fork()

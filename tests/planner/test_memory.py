@@ -40,7 +40,7 @@ from rptrain.planner.memory import (
 from rptrain.planner.model import training_model
 from rptrain.schedule.machine import CARDS, CPU
 from rptrain.schedule.plan import Plan
-from rptrain.train.trainer import train
+from rptrain.train.run import train
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import most_threads
 
@@ -104,7 +104,7 @@ from rptrain.planner import hardware
 from rptrain.config.resolve import resolve
 from rptrain.planner.memory import plan_run
 from rptrain.planner.model import training_model
-from rptrain.train.trainer import train
+from rptrain.train.run import train
 
 resolved = resolve(sys.argv[1], sys.argv[2:])
 _, spec = training_model(resolved.config)

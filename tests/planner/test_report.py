@@ -29,7 +29,7 @@ from rptrain.planner.timings import Conditions, Timings
 from rptrain.schedule.machine import CARDS, MeasuredRates, Rates
 from rptrain.schedule.plan import Plan, Stage
 from rptrain.schedule.roofline import Verdict
-from rptrain.train.trainer import train
+from rptrain.train.run import train
 
 from .. import run_tools as tools
 from ..cases import long

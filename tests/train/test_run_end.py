@@ -56,14 +56,16 @@ def test_an_exit_of_a_library_is_a_failure(tmp_path, monkeypatch):
     assert last(tmp_path) == ("failed", "SystemExit: 3")
 
 
-@pytest.mark.parametrize("place", ["open_store", "load_weights", "Telemetry", "Saver", "export_store"])
+@pytest.mark.parametrize(
+    "place", ["run.open_store", "trainer.load_weights", "run.Telemetry", "run.Saver", "trainer.export_store"]
+)
 @pytest.mark.parametrize("error", [MemoryError("no memory"), KeyboardInterrupt()], ids=["failed", "interrupted"])
 def test_an_end_before_or_after_the_steps_is_recorded(tmp_path, monkeypatch, place, error):
-    monkeypatch.setattr(rptrain.train.trainer, place, Mock(side_effect=error))
+    monkeypatch.setattr(f"rptrain.train.{place}", Mock(side_effect=error))
     tools.write_model(tmp_path / "model")
     tools.write_config(tmp_path)
     told = tools.invoke("--config", tmp_path / "run.toml")
-    saved = 6 if place == "export_store" else 0
+    saved = 6 if place == "trainer.export_store" else 0
     if isinstance(error, KeyboardInterrupt):
         sentence = f"stopped after step {saved}" if saved else "stopped before the first checkpoint"
         assert (told.exit_code, last(tmp_path)) == (130, ("stopped", sentence))

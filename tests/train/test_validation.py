@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 
-import rptrain.train.trainer
+import rptrain.train.run
 from rptrain.checkpoint.processes import Processes
 from rptrain.data.split import split
 from rptrain.runs import events
@@ -153,7 +153,7 @@ def test_a_run_that_was_stopped_early_does_not_train_on_when_it_is_resumed(folde
 def test_several_processes_take_the_loss_of_the_first_one(folder, monkeypatch):
     """Else they might disagree on whether to stop: other CPUs add in another order."""
     group = Group(main=Processes(0, lambda own: [2.5 if isinstance(own, float) else own]))
-    monkeypatch.setattr(rptrain.train.trainer, "joined", lambda launch, watchdog: nullcontext(group))
+    monkeypatch.setattr(rptrain.train.run, "joined", lambda launch, watchdog: nullcontext(group))
     overrides = ("data.val_size=0.3", "train.eval_steps=1", "train.early_stopping_patience=2")
     run = tools.train_here(folder, *overrides)
     assert losses(run) == {1: 2.5, 2: 2.5, 3: 2.5}
